@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tsx_runtime.core.telemetry.batch_times import NOTHING, Batch, arrivals
+from tsx_runtime.core.scheduling.channel import arrivals
+from tsx_runtime.core.telemetry.batch_times import NOTHING, Batch
 from tsx_runtime.core.telemetry.version_stats import Stats
 
 
@@ -26,9 +27,11 @@ def batch_of(
     return *points, len(jobs), told, arrivals(jobs), statuses
 
 
+BATCH = batch_of((1.0, 1.0, 2.0), [FakeJob(0.0)])  # of an answer whose times do not matter
+
+
 def count(
     stats: Stats, points: tuple[float, float, float], jobs: Sequence[Any], told: bytes = NOTHING, statuses: Sequence[int] | None = None
 ) -> None:
     """As the reply to a batch does."""
-    stats.newest = batch_of(points, jobs, told, statuses)
-    stats.add_batch(stats.newest, jobs)
+    stats.add_batch(batch_of(points, jobs, told, statuses), jobs)

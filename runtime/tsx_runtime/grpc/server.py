@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
+from tsx_runtime.api.access_log import access_log
 from tsx_runtime.api.auth import Guard, Guards, build_guards, without_browsers
 from tsx_runtime.api.client_limits import client_limits
 from tsx_runtime.api.tokens import Keys
@@ -25,7 +26,6 @@ from tsx_runtime.grpc.options import options
 from tsx_runtime.grpc.pool import POOL
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.http.routes.management import Management
-from tsx_runtime.http.semantics.access_log import access_log
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.addresses import is_loopback_host
 from tsx_runtime.settings.schema import Settings

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 import grpc
 
+from tsx_runtime.api.access_log import AccessLog
 from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.client_limits import ClientLimits
 from tsx_runtime.core.telemetry.tracing import OpenSpan, Tracer, current, parent_of
@@ -21,7 +22,6 @@ from tsx_runtime.grpc.calls import Context
 from tsx_runtime.grpc.messages import read_message
 from tsx_runtime.grpc.metadata import as_headers
 from tsx_runtime.grpc.statuses import Refusal, Refused, refusal
-from tsx_runtime.http.semantics.access_log import AccessLog
 from tsx_runtime.metrics.response_counts import ResponseCounts
 
 TRACED = frozenset({"Predictions", "StreamPredictions", "StreamPredictions2", "ModelInfer", "ModelStreamInfer"})

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fastapi import APIRouter, FastAPI, Request, Response
-from starlette.routing import BaseRoute, Route
+from fastapi import FastAPI, Request, Response
 
+from tsx_runtime.api.access_log import access_log
 from tsx_runtime.api.auth import Guard, build_guards
 from tsx_runtime.api.client_limits import ClientLimits, client_limits
 from tsx_runtime.api.headers import NO_CACHE
@@ -23,18 +23,19 @@ from tsx_runtime.http.asgi_lane.client_limits import limited
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.asgi_lane.workflow_predictions import WorkflowPredictions, runs_workflow
 from tsx_runtime.http.fast_lane.connection_clock import Timeouts
-from tsx_runtime.http.fast_lane.tracing import traced
+from tsx_runtime.http.fast_lane.lane import Lane, LaneConfig
 from tsx_runtime.http.routes import debug, exception_handlers, health, kserve, management, openapi, recording, rollout, shadow, traffic
 from tsx_runtime.http.routes import plugins as plugged
 from tsx_runtime.http.routes import workflows as workflow_routes
 from tsx_runtime.http.routes.plugins import check_paths
 from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.access_log import access_log
+from tsx_runtime.http.semantics.access_log import LoggedResponse
 from tsx_runtime.http.semantics.cors import adding, cors_headers, is_preflight
 from tsx_runtime.http.semantics.errors import NOT_FOUND
 from tsx_runtime.http.semantics.messages import COUNTED, ClientGone, CountedBytes, Message, Receive, Scope, Send, send_whole
 from tsx_runtime.http.semantics.platform_hook import Platform, raw_path
-from tsx_runtime.http.semantics.urls import check_query, runs_model
+from tsx_runtime.http.semantics.tracing import traced
+from tsx_runtime.http.semantics.urls import RESERVED, check_query, runs_model
 from tsx_runtime.http.ui import routes as ui
 from tsx_runtime.http.ui.routes import PREDICT, Playground
 from tsx_runtime.metrics import collection
@@ -70,7 +71,7 @@ class ServerApp(FastAPI):
         self.bytes_in_flight = ByteBudget(settings.max_inflight_bytes)  # the registry's, where there is one
         self.max_header_size = settings.max_header_size
         self.max_headers = settings.max_headers
-        self.lane: Any = None  # what the connections of the fast lane share; made by the first
+        self.lane: Lane | None = None  # made by its first connection
         self.predictions: Predictions | None = None
         self.server_timing_share = settings.server_timing_share
         self.cors = cors_headers(settings)
@@ -82,8 +83,6 @@ class ServerApp(FastAPI):
         self.platform: Platform | None = None
         self.clients: ClientLimits | None = None  # None: no client is limited
         self.guards: dict[str, Guard | None] = {}  # by the first segment of the path
-        self._included: list[set[str]] = []
-        self._segments: set[str] = set()  # that routes begin with
         exception_handlers.install(self)
         self.add_api_route("/", self._describe, methods=["OPTIONS"], include_in_schema=False)
         self.add_api_route("/api-description", self._describe, methods=["GET"], include_in_schema=False)
@@ -95,13 +94,13 @@ class ServerApp(FastAPI):
         if scope.get("root_path"):
             _strip_root(scope)
         scope[COUNTED] = counted = CountedBytes(self.bytes_in_flight)
-        watched = None if self.access_log is None or not self.access_log.wants() else self.access_log.watch(scope, send)
+        logged = None if self.access_log is None or not self.access_log.wants() else LoggedResponse(self.access_log, scope, send)
         try:
-            await self._answer(scope, receive, watched or send)
+            await self._answer(scope, receive, logged or send)
         finally:
             counted.give_back()
-            if watched is not None:
-                watched.close()
+            if logged is not None:
+                logged.close()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.cors:
@@ -132,15 +131,29 @@ class ServerApp(FastAPI):
             await self._rest(scope, receive, send)
 
     def has_route(self, path: str) -> bool:
-        """Whether there are routes below the path's first segment; where there are none, nothing but 404 can be the answer."""
-        if not self._segments:  # the first request: all routes are there
-            self._segments = {"predictions", "explanations", "wfpredict", "ui", *self.guards}
-            self._segments |= _segments(self.router.routes).union(*self._included)
-        return path[1:].partition("/")[0] in self._segments
+        """Whether there may be routes below the path's first segment; where there are none, nothing but 404 can be the answer."""
+        first = path[1:].partition("/")[0]
+        return not first or first in RESERVED or first in self.guards
 
-    def include_router(self, router: APIRouter, *arguments: Any, **options: Any) -> None:
-        self._included.append(_segments(router.routes))  # FastAPI keeps them where only its own code finds them
-        super().include_router(router, *arguments, **options)
+    def lane_config(self) -> LaneConfig:
+        predictions = self.predictions
+        return LaneConfig(
+            counts=self.counts,
+            bytes_in_flight=self.bytes_in_flight,
+            timeouts=self.timeouts,
+            max_header_size=self.max_header_size,
+            max_headers=self.max_headers,
+            max_request_size=0 if predictions is None else predictions.limit,
+            cors=self.cors,
+            has_route=self.has_route,
+            registry=None if predictions is None else predictions.registry,
+            guard=None if predictions is None else predictions.guard,
+            platform=self.platform,
+            clients=self.clients,
+            log=self.access_log,
+            tracer=self.tracer,
+            timing_share=self.server_timing_share,
+        )
 
     async def _rest(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = new_request_id()
@@ -196,11 +209,6 @@ class ServerApp(FastAPI):
 
     async def _describe(self, request: Request) -> Response:
         return Response(openapi.to_json(self.openapi()), media_type="application/json")
-
-
-def _segments(routes: Iterable[BaseRoute]) -> set[str]:
-    """The first ones of their paths."""
-    return {route.path.split("/")[1] for route in routes if isinstance(route, Route)}
 
 
 def _strip_root(scope: Scope) -> None:

@@ -20,8 +20,8 @@ from tests.support.models import make_model
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.app import build_apps
+from tsx_runtime.http.fast_lane.cased_protocol import CasedProtocol
 from tsx_runtime.http.fast_lane.protocol import FastLane
-from tsx_runtime.http.semantics.casing import CasedProtocol
 from tsx_runtime.settings.schema import ROLES, Settings
 
 ECHO = """

@@ -16,7 +16,7 @@ from prometheus_client.openmetrics.parser import text_fd_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.batches import FakeJob, count
-from tsx_runtime.core.telemetry.batch_times import NAN
+from tsx_runtime.core.telemetry.batch_times import NAN, times_of
 from tsx_runtime.core.telemetry.version_stats import MOST_LABEL_SETS, MOST_METRICS, Stats
 from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.metrics.collection import Reading, fill
@@ -218,7 +218,8 @@ def test_memory_of_a_gpu_is_told_by_worker():
 def test_openmetrics_has_the_same_samples_and_points_to_traces():
     stats = Stats()
     count(stats, (10.0, 10.0, 12.0), [FakeJob(9.98)], TIMES.pack(10.0, 2.0, NAN, 2.0, NAN))
-    stats.point_out("4bf92f3577b34da6a3ce929d0e0e4736", 9.98)
+    assert stats.newest is not None
+    stats.point_out("4bf92f3577b34da6a3ce929d0e0e4736", 9.98, times_of(stats.newest))
     stats.add_handler_metrics([delta("Seen"), delta("tsx_queue_depth_total")])
     families = families_of(Reading("host", [SimpleNamespace(versions={"1": version_with(stats)})], ResponseCounts(), [], {}))
     told = list(text_fd_to_metric_families(StringIO(b"".join(families.openmetrics()).decode())))

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.batches import BATCH
 from tests.support.graphs import acyclic
 from tsx_archiver.workflow import WorkflowSpec, complete, parse_spec
 from tsx_runtime.core.models.model import ModelVersion
@@ -56,7 +57,7 @@ def row_of(job: WaitingJob) -> dict[str, Any]:
 
 
 def says(text: bytes, status: int = 200, headers: bytes = b"") -> Act:
-    return lambda job: job.answer(status, headers, text)
+    return lambda job: job.answer(status, headers, text, BATCH)
 
 
 def never(job: WaitingJob) -> None:
@@ -115,7 +116,7 @@ def test_nodes_side_by_side_run_at_once_and_meet_by_their_names() -> None:
         waiting.append(job)
         if len(waiting) == 2:
             for number, one in enumerate(waiting):
-                one.answer(200, b"", b"%d" % number)
+                one.answer(200, b"", b"%d" % number, BATCH)
 
     _, played = play({"a": ["b", "c"], "b": ["d"], "c": ["d"]}, {"a": says(b"0"), "b": both, "c": both, "d": says(b"{}")})
     assert played["d"].rows == [{"b": b"0", "c": b"1"}]
@@ -243,7 +244,7 @@ def test_a_streamed_output_is_taken_whole_and_one_that_breaks_off_is_a_failure()
     def stream(job: WaitingJob) -> None:
         job.piece(b"", b"a", Streaming())
         job.piece(b"", b"b", Streaming())
-        job.answer(200, b"", b"c")
+        job.answer(200, b"", b"c", BATCH)
 
     def breaks(job: WaitingJob) -> None:
         job.piece(b"", b"a", Streaming())
@@ -271,7 +272,7 @@ def test_any_graph_is_answered_once_whatever_comes_first_or_fails(edges: dict[st
                 job.refuse(WorkerDied("Died."))
             else:
                 row = {key: json.loads(value) if value != b"start" else "start" for key, value in row_of(job).items()}
-                job.answer(200, b"", json.dumps({name: row}).encode())
+                job.answer(200, b"", json.dumps({name: row}).encode(), BATCH)
             await asyncio.sleep(0)
         if failing & set(whole):
             with pytest.raises(NodeFailed, match=rf"Error executing {next(iter(failing))}: Died"):

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import struct
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.telemetry.batch_times import arrivals
 
 SMALL = 256 << 10  # frames up to this size are read without an allocation of their own
 MOST_FACTS = 8 << 20  # bytes of a report: what a worker bounds itself to is smaller, and an archive may have written its own
 JOINED = 64 << 10  # up to this size one copy is cheaper than a list of pieces for the kernel
+_PACK = [struct.Struct(f"{count}d").pack for count in range(129)]  # of nearly all batches; `struct.pack` looks for its format first
 
 logger = logging.getLogger("tsx.channel")
 
@@ -28,7 +30,7 @@ class Sent(NamedTuple):
     at: float
     deaths: int  # workers that died with all of these jobs before
     free: float  # since when there was room for it
-    arrivals: bytes  # of its jobs, see `times.arrivals`
+    arrivals: bytes  # of its jobs, see `arrivals`
 
 
 class Owner(Protocol):
@@ -277,6 +279,18 @@ def check_extra(frame: wire.Frame) -> None:
     """Of a reply, before anything is done with it. Raises FrameError."""
     if 0 < len(frame.extra) < wire.TIMES.size:
         raise wire.FrameError(f"the extra of a reply has {len(frame.extra)} bytes, fewer than its times")
+
+
+def arrivals(jobs: Sequence[Job]) -> bytes:
+    """When each arrived, in the order of a queue (`queue.urgency`).
+
+    To be asked when they are sent: when they are answered, each of them would have to be brought into the processor's cache again.
+    """
+    count = len(jobs)
+    if count == 1:
+        return _PACK[1](jobs[0].arrived)
+    pack = _PACK[count] if count < len(_PACK) else struct.Struct(f"{count}d").pack
+    return pack(*[job.arrived for job in jobs])
 
 
 class LoadError(Exception):

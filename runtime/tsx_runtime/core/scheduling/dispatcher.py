@@ -207,12 +207,12 @@ class Dispatcher:
         _, _, codes, items, extra = frame
         size = len(jobs)
         told = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else _times_in(extra)
-        self.stats.newest = batch = (free, at, now, size, told, arrivals, None if codes.count(200) == size else codes)
+        batch = (free, at, now, size, told, arrivals, None if codes.count(200) == size else codes)
         self.service_rate.add(size, now - max(at, channel.replied), now - at)
         channel.replied = now
         self._full = None
         for job, (status, headers, body) in zip(jobs, items, strict=False):  # the channel has counted them
-            job.answer(status, headers, body)
+            job.answer(status, headers, body, batch)
         self.stats.add_batch(batch, jobs)  # while the answers are on their way: no client waits for it
         self._close(size)
         if len(extra) > TIMES_SIZE:

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
-from tsx_runtime.core.telemetry.tracing import OpenSpan, Passage
+from tsx_runtime.core.telemetry.batch_times import Batch
+from tsx_runtime.core.telemetry.tracing import JobTrace, OpenSpan
 from tsx_runtime.errors import PredictionFailed, TsxError
 from tsx_runtime.wire import Body, Buffer
 
@@ -36,8 +37,11 @@ class Job(Protocol):
     def request_id(self) -> bytes:
         """The first line of `meta`."""
 
-    def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
-        """The handler's answer: an HTTP status, a header block (see `wire`), the body. The buffers are valid during the call."""
+    def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
+        """The handler's answer: an HTTP status, a header block (see `wire`), the body, and the times of its batch (see `batch_times`).
+
+        The buffers are valid during the call.
+        """
 
     def refuse(self, error: TsxError) -> None:
         """An error of tsx's own."""
@@ -52,7 +56,7 @@ class ClientJob(Job, Protocol):
     routed: Any  # the version that it was sent to; None where it came to its version straight
     watched: Job | None  # what was sent on in its place
 
-    def route(self, version: Any, told: bytes) -> None:
+    def route(self, version: Any, added: bytes) -> None:
         """Set `routed`, and have header lines of the server's own go out with the answer."""
 
 
@@ -137,10 +141,10 @@ class WaitingJob:
     """A job for a coroutine: `answer = await job.done` (raises `TsxError`)."""
 
     __slots__ = (
-        "_passage",
+        "_added",
         "_rest",
         "_route",
-        "_told",
+        "_trace",
         "arrived",
         "body",
         "deadline",
@@ -161,38 +165,38 @@ class WaitingJob:
         self.gone = False
         self.routed: Any = None
         self.watched: Job | None = None
-        self._told = b""
-        self._passage: Passage | None = None
+        self._added = b""
+        self._trace: JobTrace | None = None
         self._route: Any = None
         self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._rest: _Rest | None = None
 
-    def route(self, version: Any, told: bytes) -> None:
-        self.routed, self._told = version, told
+    def route(self, version: Any, added: bytes) -> None:
+        self.routed, self._added = version, added
 
     @property
     def request_id(self) -> bytes:
         return self.meta.partition(b"\r")[0]
 
     def trace(self, above: OpenSpan, route: Any) -> None:
-        """Its time is told as spans below this one."""
-        self._route, self._passage = route, Passage(above)
-        self.meta = self._passage.into(self.meta)
+        """Have spans made of it, below this one."""
+        self._route, self._trace = route, JobTrace(above)
+        self.meta = self._trace.with_traceparent(self.meta)
 
-    def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
-        if self._passage is not None:
-            self._passage.answered(self.routed or self._route, self.arrived, status)
+    def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
+        if self._trace is not None:
+            self._trace.answered(self.routed or self._route, self.arrived, status, batch)
         if self._rest is not None and status >= 400:  # the handler failed in the middle: its error is no part of the answer
             self._rest.put(PredictionFailed(str(body, "utf-8", "replace")))
         elif self._rest is not None:
             self._rest.put(bytes(body))
             self._rest.put(None)
         elif not self.done.done():  # a cancelled waiter leaves a cancelled future behind
-            self.done.set_result(Answer(status, bytes(headers) + self._told, bytes(body)))
+            self.done.set_result(Answer(status, bytes(headers) + self._added, bytes(body)))
 
     def refuse(self, error: TsxError) -> None:
-        if self._passage is not None:
-            self._passage.refused(self.routed or self._route, self.arrived, error)
+        if self._trace is not None:
+            self._trace.refused(self.routed or self._route, self.arrived, error)
         if self._rest is not None:
             self._rest.put(error)
         elif not self.done.done():
@@ -204,4 +208,4 @@ class WaitingJob:
                 self._rest.put(bytes(body))
         elif not self.done.done():
             self._rest = _Rest(self, flow)
-            self.done.set_result(Answer(200, bytes(headers) + self._told, bytes(body), self._rest))
+            self.done.set_result(Answer(200, bytes(headers) + self._added, bytes(body), self._rest))

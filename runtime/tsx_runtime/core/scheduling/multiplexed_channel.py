@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tsx_runtime import wire
-from tsx_runtime.core.scheduling.channel import Channel, Owner, Sent, check_extra
+from tsx_runtime.core.scheduling.channel import Channel, Owner, Sent, arrivals, check_extra
 from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.telemetry.batch_times import arrivals
 
 HELD_MOST = 4 << 20  # bytes of one streamed answer that may wait for its client before all wait
 QUARANTINE = 2.0  # seconds; a request that kills workers mostly does so at once, but on a busy machine that takes a while

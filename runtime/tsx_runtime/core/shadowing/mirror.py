@@ -16,6 +16,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Flow, Job
 from tsx_runtime.core.shadowing.report import EXAMPLES, ShadowReport
+from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.core.traffic.observer import ObservedJob
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import TsxError, Unavailable
@@ -189,7 +190,7 @@ class Copy:
         self._mirror = mirror
         self._buffer = ResponseBuffer()
 
-    def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
+    def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         self._return(self._buffer.whole(status, headers, body))
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:

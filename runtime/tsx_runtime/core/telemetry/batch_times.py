@@ -13,17 +13,13 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from tsx_runtime.wire import TIMES
 
-if TYPE_CHECKING:
-    from tsx_runtime.core.scheduling.job import Job
-
 NAN = math.nan
-_PACK = [struct.Struct(f"{count}d").pack for count in range(129)]  # of nearly all batches; `struct.pack` looks for its format first
-Told: TypeAlias = tuple[float, float, float, float, float]  # as in `wire.TIMES`
-# free, sent, answered, requests, what the worker told, `arrivals`, and the statuses if not all are 200. What could be lists is packed:
+WorkerTimes: TypeAlias = tuple[float, float, float, float, float]  # as in `wire.TIMES`
+# free, sent, answered, requests, `wire.TIMES`, `channel.arrivals`, and the statuses if not all are 200. What could be lists is packed:
 # thousands of floats that are kept until they are counted would each lie elsewhere
 Batch: TypeAlias = tuple[float, float, float, int, bytes, bytes, Sequence[int] | None]
 NOTHING = TIMES.pack(NAN, NAN, NAN, NAN, NAN)  # of a worker that does not tell
@@ -57,7 +53,7 @@ class BatchTimes(NamedTuple):
         return {**parts, "other": max(0.0, total - sum(parts.values())), "total": total}
 
 
-def batch_times(free: float, sent: float, answered: float, size: int, told: Told) -> BatchTimes:
+def batch_times(free: float, sent: float, answered: float, size: int, told: WorkerTimes) -> BatchTimes:
     """`told` comes from a process that runs somebody's code: whatever it says, the points are in order and the steps within them.
 
     `Gathered.settle` does the same for many batches at a time.
@@ -80,18 +76,6 @@ def batch_times(free: float, sent: float, answered: float, size: int, told: Told
 def times_of(batch: Batch) -> BatchTimes:
     free, sent, answered, size, told, *_ = batch
     return batch_times(free, sent, answered, size, TIMES.unpack(told))
-
-
-def arrivals(jobs: Sequence[Job]) -> bytes:
-    """When each arrived, in the order of a queue (`queue.urgency`).
-
-    To be asked when they are sent: when they are answered, each of them would have to be brought into the processor's cache again.
-    """
-    count = len(jobs)
-    if count == 1:
-        return _PACK[1](jobs[0].arrived)
-    pack = _PACK[count] if count < len(_PACK) else struct.Struct(f"{count}d").pack
-    return pack(*[job.arrived for job in jobs])
 
 
 def moments(batch: Batch) -> tuple[float, ...]:

@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
 
-from tsx_runtime.core.telemetry.batch_times import BatchTimes
+from tsx_runtime.core.telemetry.batch_times import Batch, BatchTimes, times_of
 from tsx_runtime.errors import TsxError, is_failure
 
 LONGEST_STATE = 512  # characters of a tracestate; a longer one is not passed on
@@ -84,7 +84,8 @@ class Tracer:
         self.share = share
         self.emit = emit
         self._draw = draw
-        self._batch = (0.0, 0.0)  # the newest that a traced request was in: no other one began and was answered at these times
+        self._batch: Batch | None = None  # the newest that a traced request was in, with its times and the traced requests in it:
+        self._times: BatchTimes | None = None
         self._members: list[tuple[int, int]] = []
 
     def wants(self, parent: Parent | None) -> bool:
@@ -96,13 +97,13 @@ class Tracer:
             return OpenSpan(self, new_id(128), 0, "", "server", started)
         return OpenSpan(self, parent.trace_id, parent.span_id, "", "server", started, parent.state, is_remote=True)
 
-    def companions(self, times: BatchTimes, trace_id: int, span_id: int) -> Links:
-        """Those of the same batch that were asked for before."""
-        if self._batch != (batch := (times.began, times.answered)):
-            self._batch, self._members = batch, []
+    def batch_links(self, batch: Batch, trace_id: int, span_id: int) -> tuple[BatchTimes, Links]:
+        """The times of the batch, and links to the handler spans of it that were made before this one."""
+        if self._times is None or self._batch is not batch:
+            self._batch, self._times, self._members = batch, times_of(batch), []
         links = tuple(self._members[:MOST_LINKS])
         self._members.append((trace_id, span_id))
-        return links
+        return self._times, links
 
 
 class OpenSpan:
@@ -145,8 +146,8 @@ class OpenSpan:
         return [Span(trace, own, above, remote, self.name, self._kind, self._started, end, self.attributes, error, self.state)]
 
 
-class Passage:
-    """One job's way through the queue, its batch and the worker, below the span of a request or a node."""
+class JobTrace:
+    """The spans of one job in the queue, its batch and the worker, below the span of a request or a node."""
 
     __slots__ = ("_above", "_handler")
 
@@ -154,20 +155,16 @@ class Passage:
         self._above = above
         self._handler = new_id(64)
 
-    def into(self, meta: bytes) -> bytes:
+    def with_traceparent(self, meta: bytes) -> bytes:
         """A request's meta (see `wire`) whose `traceparent` is this, in place of the client's."""
         at = meta.find(b"\r\n", meta.find(b"\r\n") + 2) + 2
         return b"%b%btraceparent: 00-%032x-%016x-01\r\n" % (meta[:at], _OLD.sub(b"", meta[at:]), self._above.trace_id, self._handler)
 
-    def answered(self, version: Any, arrived: float, status: int) -> None:
-        """To be called while the job's batch is the newest of the version."""
-        times: BatchTimes | None = version.stats.batch
+    def answered(self, version: Any, arrived: float, status: int, batch: Batch) -> None:
         self._name(version)
-        if times is None:
-            return
         above = self._above
-        version.stats.point_out(f"{above.trace_id:032x}", arrived)
-        links = above.tracer.companions(times, above.trace_id, self._handler)
+        times, links = above.tracer.batch_links(batch, above.trace_id, self._handler)
+        version.stats.point_out(f"{above.trace_id:032x}", arrived, times)
         above.tracer.emit(partial(self._parts, times, arrived, f"status {status}" if is_failure(status) else "", links))
 
     def _parts(self, times: BatchTimes, arrived: float, error: str, links: Links) -> list[Span]:

@@ -101,8 +101,6 @@ class Stats:
         "_aggregator",
         "_label_sets",
         "_serving",
-        "_times",
-        "_told_of",
         "dropped_metrics",
         "ended",
         "error_log",
@@ -125,9 +123,7 @@ class Stats:
         self.refusals: Counter[str] = Counter()  # by the name of the error class
         self.failed_refusals = 0  # see `is_failure`
         self._aggregator = BatchAggregator()
-        self.newest: Batch | None = None  # set before its requests are answered
-        self._told_of: Batch | None = None  # whose times these are:
-        self._times: BatchTimes | None = None
+        self.newest: Batch | None = None
         self.recent = RecentRequests()
         self.restarts = 0
         self.recycled: Counter[str] = Counter()  # workers that were replaced for their requests, memory, age or cores
@@ -153,13 +149,6 @@ class Stats:
         return self.failed_refusals + sum(count for status, count in self.answers.items() if is_failure(status))
 
     @property
-    def batch(self) -> BatchTimes | None:
-        """The newest, there before its requests are answered."""
-        if self._told_of is not self.newest and self.newest is not None:
-            self._told_of, self._times = self.newest, times_of(self.newest)
-        return self._times
-
-    @property
     def last_queue_seconds(self) -> float:
         """Of the newest batch: the wait of its request that came first."""
         newest = self.newest
@@ -168,11 +157,14 @@ class Stats:
     @property
     def last_worker_seconds(self) -> float:
         """Of the newest batch, what TorchServe's thread for a worker is busy with: the way to it and back, and its wait there."""
-        times = self.batch
-        return 0.0 if times is None else max(0.0, times.answered - times.sent - (times.done - times.began))
+        if self.newest is None:
+            return 0.0
+        times = times_of(self.newest)
+        return max(0.0, times.answered - times.sent - (times.done - times.began))
 
     def add_batch(self, newest: Batch, jobs: Sequence[QueuedRequest]) -> None:
         """Once a batch, on the hot path: after its answers are written, in the same turn. `jobs`: in the order of a queue."""
+        self.newest = newest
         answered, size = newest[2], newest[3]
         aggregator = self._aggregator
         rows = aggregator.rows
@@ -188,16 +180,13 @@ class Stats:
         if self.journal is not None:
             self.journal.add_batch(self.last_queue_seconds, self.last_worker_seconds)
 
-    def keep(self, request_id: bytes, arrived: float, status: int) -> None:
-        """Remember this request of the newest batch, however many others there are."""
-        if (times := self.batch) is not None:
-            self.recent.asked.append(RequestRecord(request_id, arrived, status, times.total(arrived), times))
+    def keep(self, request_id: bytes, arrived: float, status: int, times: BatchTimes) -> None:
+        """Remember this request, however many others there are. `times`: of its batch."""
+        self.recent.asked.append(RequestRecord(request_id, arrived, status, times.total(arrived), times))
 
-    def point_out(self, trace_id: str, arrived: float) -> None:
-        """A request of the newest batch belongs to a trace that is kept."""
-        times, now = self.batch, time.time()
-        if times is None:
-            return
+    def point_out(self, trace_id: str, arrived: float, times: BatchTimes) -> None:
+        """A request of this batch belongs to a trace that its caller keeps."""
+        now = time.time()
         for durations, seconds in (
             (self.latency, times.total(arrived)),
             (self.queue, times.queue(arrived)),

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Flow, Job
+from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.errors import TsxError
 from tsx_runtime.wire import Body, Buffer
 
@@ -52,8 +53,8 @@ class ObservedJob:
     def gone(self, gone: bool) -> None:
         self.job.gone = gone
 
-    def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
-        self.job.answer(status, headers, body)
+    def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
+        self.job.answer(status, headers, body, batch)
         self.seen_answer(status, headers, body)
 
     def refuse(self, error: TsxError) -> None:

@@ -29,7 +29,7 @@ from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.access_log import BROKEN, ENDED, SERVED
 from tsx_runtime.http.semantics.header_names import as_sent
 from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, read_body, rest_of, send_whole
-from tsx_runtime.http.semantics.server_timing import TIMED, AskingJob, asks_of
+from tsx_runtime.http.semantics.server_timing import TIMED, TimedJob, parse_timing_request
 from tsx_runtime.http.semantics.urls import field_counter, find_target, is_form, model_in_form, resolve, with_headers
 from tsx_runtime.metrics.response_counts import ResponseCounts
 
@@ -75,8 +75,8 @@ class Predictions:
                 self.counts.add(answer.status)
                 await self._stream(scope, receive, send, route, job, answer, [(b"x-request-id", request_id), *headers])
             else:
-                if isinstance(job, AskingJob) and job.timing:
-                    headers = (*headers, (b"server-timing", job.timing))
+                if isinstance(job, TimedJob) and job.header:
+                    headers = (*headers, (b"server-timing", job.header))
                 await self._send(send, scope, request_id, answer.status, headers, answer.body)
 
     async def _job(self, scope: Scope, receive: Receive, request_id: bytes) -> tuple[Route, WaitingJob]:
@@ -96,11 +96,11 @@ class Predictions:
         shown = with_headers(as_sent(scope), target, self.registry.hidden_headers.of(route.name))
         meta = wire.request_meta(request_id.decode(), scope["query_string"] if target.query else b"", shown)
         due = deadline(now, route.client_timeout, timeout_ms)
-        asks = asks_of(headers)
-        if asks is None and self.timing_share and random.random() < self.timing_share:
-            asks = TIMED
-        if asks is not None:
-            return route, AskingJob(asks, route, meta, body, now, due, priority)
+        timing = parse_timing_request(headers)
+        if timing is None and self.timing_share and random.random() < self.timing_share:
+            timing = TIMED
+        if timing is not None:
+            return route, TimedJob(timing, route, meta, body, now, due, priority)
         return route, WaitingJob(meta, body, now, due, priority)
 
     async def _options(self, scope: Scope, send: Send, request_id: bytes) -> None:

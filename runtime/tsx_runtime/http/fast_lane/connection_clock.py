@@ -20,7 +20,7 @@ class Timeouts(NamedTuple):
     write: int  # for a client that takes nothing of its answer
 
 
-class Watched(Protocol):
+class TimedConnection(Protocol):
     def on_tick(self) -> None:
         """Another second has passed."""
 
@@ -28,7 +28,7 @@ class Watched(Protocol):
 class Clock:
     """Ticks for the connections of one server while there are any."""
 
-    def __init__(self, connections: Collection[Watched]) -> None:
+    def __init__(self, connections: Collection[TimedConnection]) -> None:
         self._connections = connections
         self._timer: asyncio.TimerHandle | None = None
 

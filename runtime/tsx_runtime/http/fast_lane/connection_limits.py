@@ -22,7 +22,7 @@ from tsx_runtime.api.request_ids import new_request_id
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
 from tsx_runtime.errors import HeadTooLarge, NoRoom, SlowRequest, TsxError
 from tsx_runtime.http.fast_lane.heads import Head
-from tsx_runtime.http.fast_lane.lane import Lane
+from tsx_runtime.http.fast_lane.lane import LaneApp, lane_of
 from tsx_runtime.http.fast_lane.pipelining import LARGE, PipeliningProtocol
 from tsx_runtime.http.semantics.urls import speaks_v2
 from tsx_runtime.wire import Buffer
@@ -30,8 +30,6 @@ from tsx_runtime.wire import Buffer
 if TYPE_CHECKING:
     from uvicorn.config import Config
     from uvicorn.server import ServerState
-
-    from tsx_runtime.http.app import ServerApp
 
 
 class Phase(enum.IntEnum):
@@ -51,10 +49,7 @@ class LimitedConnection(PipeliningProtocol):
         self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        app = cast("ServerApp", config.app)  # `config.loaded_app` may be wrapped
-        if app.lane is None:
-            app.lane = Lane(app, server_state.connections)
-        self.lane: Lane = app.lane
+        self.lane = lane_of(cast("LaneApp", config.app), server_state)  # `config.loaded_app` may be wrapped
         self.turns = self.lane.turns
         self._phase = BETWEEN
         self._ticks = 0  # seconds in this phase
@@ -175,7 +170,7 @@ class LimitedConnection(PipeliningProtocol):
             return
         within = self._phase is UVICORN and not self._in_head  # else uvicorn's cycle is that of the request before
         if self.cycle is None or (not self.cycle.response_started if within else self.cycle.response_complete):
-            status, answer = self.lane.lines.refusal(self.server_state.default_headers, new_request_id(), error, keep_alive=False)
+            status, answer = self.lane.response_heads.refusal(new_request_id(), error, keep_alive=False)
             self.lane.counts.add(status)
             self.transport.write(answer)
         self._drop_body()
@@ -186,9 +181,7 @@ class LimitedConnection(PipeliningProtocol):
         lane, missing = self.lane, head.length - self._filled
         error.more = missing > 0
         keep_alive = head.keep_alive and not self._closing
-        status, answer = lane.lines.refusal(
-            self.server_state.default_headers, new_request_id(), error, keep_alive=error.more or keep_alive, v2=speaks_v2(head.meta)
-        )
+        status, answer = lane.response_heads.refusal(new_request_id(), error, error.more or keep_alive, speaks_v2(head.meta))
         lane.counts.add(status)
         self._drop_body()
         if not missing:

@@ -1,27 +1,56 @@
-"""One request of the fast lane from its submission to its answer: the job that the core sees."""
+"""One request of the fast lane from its submission to its answer: the job that the core sees, and that writes to its connection."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tsx_runtime.api.request_ids import new_request_id
 from tsx_runtime.core.scheduling.channel import SMALL
 from tsx_runtime.core.scheduling.job import Flow, Job
+from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.fast_lane.heads import Head
 from tsx_runtime.http.fast_lane.response_heads import CLOSE
 from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.server_timing import Asks, reply
+from tsx_runtime.http.semantics.server_timing import TimingRequest, timing_header
 from tsx_runtime.http.semantics.urls import speaks_v2
 from tsx_runtime.wire import Body, Buffer
 
 if TYPE_CHECKING:
-    from tsx_runtime.http.fast_lane.protocol import FastLane
+    from tsx_runtime.core.models.model import ModelVersion
+    from tsx_runtime.core.scheduling.route import Route
+    from tsx_runtime.http.fast_lane.lane import Lane
 
 LARGE = SMALL  # an answer beyond this size lies in memory of its own (see `core.channel`) and is sent from there, uncopied
 
 logger = logging.getLogger("tsx.http")
+
+
+class Connection(Protocol):
+    """What an exchange needs of the connection that it came from."""
+
+    lane: Lane
+
+    @property
+    def client(self) -> tuple[str, int] | None:
+        """None at a unix socket."""
+
+    @property
+    def scheme(self) -> str | None: ...
+
+    @property
+    def write_paused(self) -> bool:
+        """Whether the client has yet to take what was written."""
+
+    def write(self, data: Buffer) -> None:
+        """Write a part of an answer."""
+
+    def finish(self, last: Buffer, keep_alive: bool) -> None:
+        """Write the last bytes of an answer, and turn to the next request."""
+
+    def abort(self) -> None:
+        """End a streamed answer without its end, so that the client can tell."""
 
 
 class Exchange:
@@ -30,15 +59,16 @@ class Exchange:
     deadline: float | None = None
     priority = 0
     gone = False
+    destination: Route  # where it was submitted
     routed: Any = None
     watched: Job | None = None
     _added = b""  # header lines of the server's own
-    _asks: Asks | None = None
+    _timing: TimingRequest | None = None
     _flow: Flow | None = None  # once the answer streams
     _held = False
     _counted = 0
 
-    def __init__(self, connection: FastLane, head: Head, body: Body, arrived: float) -> None:
+    def __init__(self, connection: Connection, head: Head, body: Body, arrived: float) -> None:
         self.connection = connection
         self.request_id = request_id = new_request_id()
         self.meta = request_id + head.meta
@@ -46,25 +76,29 @@ class Exchange:
         self.arrived = arrived
         self.keep_alive = self.plain = head.keep_alive
 
-    def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
+    def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         connection = self.connection
         lane = connection.lane
         if status == 200 and self.plain and not headers and len(body) <= LARGE:  # nearly every answer
-            lines = lane.lines
-            if connection.server_state.default_headers is not lines.default:
-                lines.renew(connection.server_state.default_headers)
+            heads = lane.response_heads
+            if heads.server_state.default_headers is not heads.default:
+                heads.renew()
             lane.counts.plain += 1
-            connection.finish(b"".join((lines.before, self.request_id, lines.behind[len(body)], body)), True)
+            connection.finish(b"".join((heads.before, self.request_id, heads.tails[len(body)], body)), True)
         else:
             self._give_back()
             if not self.gone:
-                self._answer_otherwise(status, headers, body)
+                self._answer_otherwise(status, headers, body, batch)
 
-    def route(self, version: Any, told: bytes) -> None:
-        self.routed, self._added, self.plain = version, told, False
+    def route(self, version: Any, added: bytes) -> None:
+        self.routed, self._added, self.plain = version, added, False
 
-    def ask(self, asks: Asks) -> None:
-        self._asks = asks
+    def served_by(self) -> ModelVersion:
+        """The version serving this request: picked by the splitter, or addressed directly."""
+        return cast("ModelVersion", self.routed or self.destination)
+
+    def time(self, request: TimingRequest) -> None:
+        self._timing = request
         self.plain = False
 
     def count(self, size: int) -> None:
@@ -87,15 +121,15 @@ class Exchange:
         self.plain = False
         self.go_on()
 
-    def _answer_otherwise(self, status: int, headers: Buffer, body: Buffer) -> None:
-        timing = b"" if self._asks is None else reply(self._asks, self.connection.served_by(self).stats, self, status)
+    def _answer_otherwise(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
+        timing = b"" if self._timing is None else timing_header(self._timing, self.served_by().stats, self, status, batch)
         if self._flow is not None:
             self._end_stream(status, body)
             return
         connection = self.connection
         lane = connection.lane
         try:
-            before, behind = lane.lines.around_id(connection.server_state.default_headers, status, bytes(headers) + self._added)
+            before, behind = lane.response_heads.split_around_request_id(status, bytes(headers) + self._added)
         except TsxError as error:
             self.refuse(error)
             return
@@ -113,7 +147,7 @@ class Exchange:
             length = b"content-length: %d\r\n%b\r\n" % (len(body), close)
             connection.finish(b"".join((before, self.request_id, behind, length, body)), self.keep_alive)
         else:
-            connection.transport.write(b"%b%b%bcontent-length: %d\r\n%b\r\n" % (before, self.request_id, behind, len(body), close))
+            connection.write(b"%b%b%bcontent-length: %d\r\n%b\r\n" % (before, self.request_id, behind, len(body), close))
             connection.finish(body, self.keep_alive)
 
     def refuse(self, error: TsxError) -> None:
@@ -124,12 +158,10 @@ class Exchange:
         if self._flow is not None:
             self.go_on()
             self._tell_broken(error.message)
-            connection.break_off()
+            connection.abort()
             return
-        default, v2 = connection.server_state.default_headers, speaks_v2(self.meta)
-        status, answer = connection.lane.lines.refusal(
-            default, self.request_id, error, keep_alive=self.keep_alive, v2=v2, added=self._added
-        )
+        v2 = speaks_v2(self.meta)
+        status, answer = connection.lane.response_heads.refusal(self.request_id, error, self.keep_alive, v2, self._added)
         connection.lane.counts.add(status)
         connection.finish(answer, self.keep_alive)
 
@@ -139,7 +171,7 @@ class Exchange:
         connection = self.connection
         if self._flow is None:
             try:
-                before, behind = connection.lane.lines.around_id(connection.server_state.default_headers, 200, bytes(headers) + self._added)
+                before, behind = connection.lane.response_heads.split_around_request_id(200, bytes(headers) + self._added)
             except TsxError as error:
                 self.refuse(error)
                 self.leave()  # of what follows, nothing is for this client any more
@@ -148,10 +180,10 @@ class Exchange:
             self.plain = False
             connection.lane.counts.add(200)
             close = b"" if self.keep_alive else CLOSE
-            connection.transport.write(b"%b%b%b%btransfer-encoding: chunked\r\n\r\n" % (before, self.request_id, behind, close))
+            connection.write(b"%b%b%b%btransfer-encoding: chunked\r\n\r\n" % (before, self.request_id, behind, close))
         if body:
-            connection.transport.write(b"".join((b"%x\r\n" % len(body), body, b"\r\n")))
-        if connection.flow.write_paused and not self._held:
+            connection.write(b"".join((b"%x\r\n" % len(body), body, b"\r\n")))
+        if connection.write_paused and not self._held:
             self._held = True
             flow.hold(self)
 
@@ -162,7 +194,7 @@ class Exchange:
             self._flow.release(self)
 
     def _tell_broken(self, why: str) -> None:
-        about = {"request_id": self.request_id.decode(), "model": self.connection.served_by(self).name}
+        about = {"request_id": self.request_id.decode(), "model": self.served_by().name}
         logger.warning("request %s: its stream broke off: %s", about["request_id"], why, extra=about)
 
     def _end_stream(self, status: int, body: Buffer) -> None:
@@ -170,7 +202,7 @@ class Exchange:
         connection = self.connection
         if status >= 400:  # the handler failed in the middle: its error is no part of the answer
             self._tell_broken(str(body, "utf-8", "replace"))
-            connection.break_off()
+            connection.abort()
         else:
             last = b"".join((b"%x\r\n" % len(body), body, b"\r\n0\r\n\r\n")) if body else b"0\r\n\r\n"
             connection.finish(last, self.keep_alive)

@@ -24,11 +24,11 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.route import Route
 from tsx_runtime.core.telemetry.tracing import Parent, parent_of
 from tsx_runtime.errors import ResourceNotFound, TsxError
-from tsx_runtime.http.fast_lane.refusal import Refusal
+from tsx_runtime.http.fast_lane.refusal_route import RefusalRoute
 from tsx_runtime.http.semantics.errors import NOT_FOUND, V2
 from tsx_runtime.http.semantics.messages import LONGEST_NUMBER
 from tsx_runtime.http.semantics.platform_hook import Platform
-from tsx_runtime.http.semantics.server_timing import Asks, asks_of
+from tsx_runtime.http.semantics.server_timing import TimingRequest, parse_timing_request
 from tsx_runtime.http.semantics.urls import V2_META, Target, find_target, is_form, resolve, with_headers
 
 REMEMBERED = 1024  # heads, and URLs
@@ -51,7 +51,7 @@ class Head(NamedTuple):
     waits_for_go: bool  # whether it sends the body once it is told to
     line: str  # its first, for the access log
     headers: list[Pair]  # names in lower case, for those who share requests out by them
-    asks: Asks | None  # beside its answer
+    timing: TimingRequest | None
     parent: Parent | None  # of its trace, where requests are traced
 
 
@@ -61,7 +61,7 @@ class _Url(NamedTuple):
     route: Route
 
 
-Known: TypeAlias = tuple[Head, Route] | None  # None: for the other lane. What no model answers has a `Refusal` for its route
+Known: TypeAlias = tuple[Head, Route] | None  # None: for the other lane. What no model answers has a `RefusalRoute` for its route
 
 
 class Heads:
@@ -104,7 +104,7 @@ class Heads:
         """`raw` ends with the empty line, and is not among the known."""
         known = self._read(raw) if len(raw) <= self._max_head and raw.count(b"\n") <= self._max_headers + 2 else None
         if len(raw) <= LONGEST:
-            _remember(self.known, raw, known, evict=known is not None and not isinstance(known[1], Refusal))
+            _remember(self.known, raw, known, evict=known is not None and not isinstance(known[1], RefusalRoute))
         return known
 
     def find_again(self, head: Head) -> Route:
@@ -137,9 +137,9 @@ class Heads:
         block = wire.header_block(with_headers(found.as_sent, url.target, self._registry.hidden_headers.of(url.route.name)))
         meta = b"\r\n%b\r\n%b" % (url.query, block)
         line = _first_line(raw)
-        asks = asks_of(found.headers)
+        timing = parse_timing_request(found.headers)
         parent = parent_of(found.headers) if self._traced else None
-        head = Head(url.target, meta, length, found.keep_alive, priority, timeout_ms, waits, line, found.headers, asks, parent)
+        head = Head(url.target, meta, length, found.keep_alive, priority, timeout_ms, waits, line, found.headers, timing, parent)
         return head, url.route.by_head(found.headers)
 
     def _url(self, text: bytes) -> _Url | TsxError | None:
@@ -187,7 +187,7 @@ def _refused(error: TsxError, raw: bytes, found: Found, length: int) -> Known:
     path = httptools.parse_url(found.url).path or b""
     meta = V2_META if unquote(path.decode("ascii")).startswith(V2) else b"\r\n\r\n"
     head = Head(Target(None), meta, length, found.keep_alive, 0, None, False, _first_line(raw), found.headers, None, None)
-    return head, Refusal(error)
+    return head, RefusalRoute(error)
 
 
 def _first_line(raw: bytes) -> str:

@@ -3,53 +3,89 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
-from tsx_runtime.http.fast_lane.connection_clock import Clock
-from tsx_runtime.http.fast_lane.exchange import Exchange
+from tsx_runtime.api.access_log import AccessLog
+from tsx_runtime.api.auth import Guard
+from tsx_runtime.api.client_limits import ClientLimits
+from tsx_runtime.api.headers import Pair
+from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.core.scheduling.byte_budget import ByteBudget
+from tsx_runtime.core.telemetry.tracing import Tracer
+from tsx_runtime.http.fast_lane.connection_clock import Clock, TimedConnection, Timeouts
 from tsx_runtime.http.fast_lane.heads import Heads
-from tsx_runtime.http.fast_lane.response_heads import Lines
-from tsx_runtime.http.fast_lane.tracing import some_traced
+from tsx_runtime.http.fast_lane.response_heads import ResponseHeadCache
 from tsx_runtime.http.fast_lane.turns import Turns
-from tsx_runtime.http.semantics.access_log import LoggedExchange, some_logged
-from tsx_runtime.http.semantics.server_timing import sometimes_timed
+from tsx_runtime.http.semantics.platform_hook import Platform
+from tsx_runtime.metrics.response_counts import ResponseCounts
 
 if TYPE_CHECKING:
-    from tsx_runtime.http.app import ServerApp
+    from uvicorn.server import ServerState
+
+
+class LaneConfig(NamedTuple):
+    counts: ResponseCounts
+    bytes_in_flight: ByteBudget
+    timeouts: Timeouts
+    max_header_size: int
+    max_headers: int
+    max_request_size: int
+    cors: tuple[Pair, ...]
+    has_route: Callable[[str], bool]  # of FastAPI, for a path
+    registry: Registry | None  # None: the listener has no predictions
+    guard: Guard | None  # of predictions
+    platform: Platform | None
+    clients: ClientLimits | None
+    log: AccessLog | None
+    tracer: Tracer | None
+    timing_share: float  # of answers that have Server-Timing without being asked for it
+
+
+class LaneApp(Protocol):
+    """The ASGI application of a listener."""
+
+    lane: Lane | None
+
+    def lane_config(self) -> LaneConfig: ...
 
 
 class Lane:
-    def __init__(self, app: ServerApp, connections: Any) -> None:
-        predictions = app.predictions
-        if predictions is not None and predictions.guard is not None and predictions.guard.plugins:
-            predictions = None  # what a plugin says of a head may be otherwise the next time, so none is remembered
-        self.heads = (
-            None
-            if predictions is None
-            else Heads(
-                predictions.registry,
-                predictions.guard,
-                predictions.limit,
-                app.max_header_size,
-                app.max_headers,
-                traced=app.tracer is not None,
-                platform=app.platform,
-                has_route=app.has_route,
-            )
-        )
-        self.counts = app.counts
-        self.bytes_in_flight = app.bytes_in_flight
-        self.lines = Lines(app.cors)
-        self.log = app.access_log
-        self.exchange: Callable[..., Exchange] = Exchange
-        if app.access_log is not None:
-            self.exchange = LoggedExchange if app.access_log.share >= 1.0 else some_logged(app.access_log)
-        if app.tracer is not None:
-            self.exchange = some_traced(app.tracer, self.exchange)
-        if app.server_timing_share > 0:
-            self.exchange = sometimes_timed(self.exchange, app.server_timing_share)
-        self.timeouts = app.timeouts
-        self.max_head = app.max_header_size
-        self.clock = Clock(connections)
+    def __init__(self, config: LaneConfig, server_state: ServerState) -> None:
+        self.heads = None if config.registry is None or _asks_plugins(config.guard) else _read_heads(config, config.registry)
+        self.counts = config.counts
+        self.bytes_in_flight = config.bytes_in_flight
+        self.response_heads = ResponseHeadCache(server_state, config.cors)
+        self.clients = config.clients
+        self.log = config.log
+        self.tracer = config.tracer
+        self.timing_share = config.timing_share
+        self.timeouts = config.timeouts
+        self.max_head = config.max_header_size
+        self.clock = Clock(cast("Collection[TimedConnection]", server_state.connections))
         self.turns = Turns(asyncio.get_running_loop())
+
+
+def lane_of(app: LaneApp, server_state: ServerState) -> Lane:
+    """Made by the first connection, when the app is complete."""
+    if app.lane is None:
+        app.lane = Lane(app.lane_config(), server_state)
+    return app.lane
+
+
+def _asks_plugins(guard: Guard | None) -> bool:
+    """A plugin may decide otherwise the next time, so no head is remembered."""
+    return guard is not None and bool(guard.plugins)
+
+
+def _read_heads(config: LaneConfig, registry: Registry) -> Heads:
+    return Heads(
+        registry,
+        config.guard,
+        config.max_request_size,
+        config.max_header_size,
+        config.max_headers,
+        traced=config.tracer is not None,
+        platform=config.platform,
+        has_route=config.has_route,
+    )

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tsx_runtime.api.client_limits import HOLD, Client, ClientLimits
 from tsx_runtime.core.scheduling.route import Route
 from tsx_runtime.errors import InvalidToken, TooManyRequests
 from tsx_runtime.http.fast_lane.heads import Head
 from tsx_runtime.http.fast_lane.protocol import FastLane
-from tsx_runtime.http.fast_lane.refusal import Refusal
+from tsx_runtime.http.fast_lane.refusal_route import RefusalRoute
 from tsx_runtime.wire import Body
 
 if TYPE_CHECKING:
     from uvicorn.config import Config
     from uvicorn.server import ServerState
-
-    from tsx_runtime.http.app import ServerApp
 
 
 class LimitedLane(FastLane):
@@ -25,7 +23,7 @@ class LimitedLane(FastLane):
         self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        limits = cast("ServerApp", config.app).clients
+        limits = self.lane.clients
         assert limits is not None
         self._limits: ClientLimits = limits
         self._peer: Client | None = None  # None: a unix socket, or a proxy, whose requests are many clients'
@@ -61,8 +59,8 @@ class LimitedLane(FastLane):
         """Where the request goes to: a refusal where its client has sent too many."""
         try:
             self._limits.count_request(client)
-            if isinstance(route, Refusal) and isinstance(route.error, InvalidToken) and route.error.given:
+            if isinstance(route, RefusalRoute) and isinstance(route.error, InvalidToken) and route.error.given:
                 self._limits.count_failure(client)
         except TooManyRequests as error:
-            return Refusal(error, HOLD)
+            return RefusalRoute(error, HOLD)
         return route

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
+from tsx_runtime.http.fast_lane.cased_protocol import CasedProtocol
 from tsx_runtime.http.fast_lane.turns import Turns
-from tsx_runtime.http.semantics.casing import CasedProtocol
 
 if TYPE_CHECKING:
     from uvicorn.config import Config

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import re
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tsx_runtime.api.priority import deadline
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
@@ -24,8 +24,9 @@ from tsx_runtime.errors import TsxError
 from tsx_runtime.http.fast_lane.connection_limits import ANSWER, BETWEEN, BODY, HEAD, REFUSED, UVICORN, LimitedConnection
 from tsx_runtime.http.fast_lane.exchange import Exchange
 from tsx_runtime.http.fast_lane.heads import Head, cannot_be_head
+from tsx_runtime.http.fast_lane.observed_exchange import new_exchange_of
 from tsx_runtime.http.fast_lane.pipelining import END, LARGE
-from tsx_runtime.http.fast_lane.refusal import Refusal
+from tsx_runtime.http.fast_lane.refusal_route import RefusalRoute
 from tsx_runtime.http.semantics.messages import MOST_PIECES
 from tsx_runtime.wire import COPIED, Body, Buffer, Parts
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
-    from tsx_runtime.core.models.model import ModelVersion
     from tsx_runtime.core.scheduling.route import Route
 
 GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -47,7 +47,7 @@ class FastLane(LimitedConnection):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._exchange: Exchange | None = None
-        self._route: Route | None = None  # where the last job went
+        self._new_exchange = new_exchange_of(self.lane)
 
     # What the event loop calls
 
@@ -77,8 +77,7 @@ class FastLane(LimitedConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
-            assert self._route is not None
-            self._route.leave(exchange)
+            exchange.destination.leave(exchange)
             exchange.leave()
         super().connection_lost(exc)
 
@@ -139,7 +138,7 @@ class FastLane(LimitedConnection):
         elif have > head.length:
             self._keep(memoryview(data)[end + head.length :])
             self._submit_large(head, route, data[end : end + head.length])
-        elif isinstance(route, Refusal):
+        elif isinstance(route, RefusalRoute):
             self._to_uvicorn(data, end)  # the other lane answers before the body is there, and throws it away as it comes
         else:
             self._head = head
@@ -180,30 +179,32 @@ class FastLane(LimitedConnection):
                 self._submit(head, route, body)
 
     def _submit(self, head: Head, route: Route, body: Body) -> None:
-        self._exchange = exchange = self.lane.exchange(self, head, body, monotonic())
+        self._exchange = exchange = self._new_exchange(self, head, body, monotonic())
         if route.client_timeout or head.timeout_ms is not None:
             exchange.deadline = deadline(exchange.arrived, route.client_timeout, head.timeout_ms)
         if head.priority:
             exchange.priority = head.priority
-        if head.asks is not None:
-            exchange.ask(head.asks)
+        if head.timing is not None:
+            exchange.time(head.timing)
         if self._closing:
             exchange.close_after()
         if self._counted:
             exchange.count(self._counted)
             self._counted = 0
-        self._route = route
+        exchange.destination = route
         self._phase = ANSWER
         route.submit(exchange)
 
     # Answering
 
-    def served_by(self, exchange: Exchange) -> ModelVersion:
-        """Who answers it: whom a split has picked, or the version that it went to straight."""
-        return cast("ModelVersion", exchange.routed or self._route)
+    @property
+    def write_paused(self) -> bool:
+        return self.flow.write_paused
+
+    def write(self, data: Buffer) -> None:
+        self.transport.write(data)
 
     def finish(self, last: Buffer, keep_alive: bool) -> None:
-        """Write the last bytes of an answer, and turn to the next request."""
         self._exchange = None
         transport = self.transport
         transport.write(last)
@@ -229,8 +230,7 @@ class FastLane(LimitedConnection):
         else:
             self._phase = BETWEEN
 
-    def break_off(self) -> None:
-        """End a streamed answer without its end, so that the client can tell."""
+    def abort(self) -> None:
         self._exchange = None
         self.transport.close()
 

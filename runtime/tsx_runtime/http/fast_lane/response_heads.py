@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from tsx_runtime.api.headers import Pair, check_status, handler_headers
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.cors import missing
+
+if TYPE_CHECKING:
+    from uvicorn.server import ServerState
 
 CLOSE = b"connection: close\r\n"
 REMEMBERED = 256  # pairs of status and header block
@@ -17,41 +21,42 @@ LONGEST = 4096  # bytes of an error whose form for the Open Inference Protocol i
 _for_v2 = lru_cache(maxsize=64)(errors.for_v2)
 
 
-class Lines:
+class ResponseHeadCache:
     """Writes what uvicorn would: its own headers first (the date, renewed each second), then the answer's."""
 
-    def __init__(self, cors: tuple[Pair, ...] = ()) -> None:
+    def __init__(self, server_state: ServerState, cors: tuple[Pair, ...] = ()) -> None:
         """`cors` goes out with each answer that does not say the same itself."""
+        self.server_state = server_state
         self.cors = cors
         self._known: dict[tuple[int, bytes | tuple[Pair, ...]], tuple[bytes, bytes]] = {}  # by handlers' blocks, and by errors' pairs
-        self.renew([])
+        self.renew()
 
-    def renew(self, default: list[Pair]) -> None:
+    def renew(self) -> None:
         """uvicorn has written its own headers anew."""
-        self.default = default
+        self.default = self.server_state.default_headers
         self._known.clear()
-        self.before, behind = around_id(default, 200, self._with_cors(b""))  # of a plain answer: 200, no headers of its own
-        self.behind = Behind(behind)
+        self.before, behind = _split_around_request_id(
+            self.default, 200, self._with_cors(b"")
+        )  # of a plain answer: 200, no headers of its own
+        self.tails = TailCache(behind)
 
-    def around_id(self, default: list[Pair], status: int, block: bytes) -> tuple[bytes, bytes]:
-        """What stands before the request id, and what stands behind it. Raises `PredictionFailed` as `handler_headers` does."""
-        if default is not self.default:  # a new second
-            self.renew(default)
+    def split_around_request_id(self, status: int, block: bytes) -> tuple[bytes, bytes]:
+        """The head of an answer before the request id, and after it. Raises `PredictionFailed` as `handler_headers` does."""
+        if self.server_state.default_headers is not self.default:  # a new second
+            self.renew()
         known = self._known.get((status, block))
         if known is None:
             check_status(status)
             known = self._remember(status, block, self._with_cors(block))
         return known
 
-    def refusal(
-        self, default: list[Pair], request_id: bytes, error: TsxError, *, keep_alive: bool, v2: bool = False, added: bytes = b""
-    ) -> tuple[int, bytes]:
+    def refusal(self, request_id: bytes, error: TsxError, keep_alive: bool, v2: bool = False, added: bytes = b"") -> tuple[int, bytes]:
         """Its status, and an error as the whole of an answer. `added`: further lines of its head."""
         status, pairs, body = errors.fault(error)
         if v2:
             body = _for_v2(body) if len(body) <= LONGEST else errors.for_v2(body)
-        if default is not self.default:
-            self.renew(default)
+        if self.server_state.default_headers is not self.default:
+            self.renew()
         before, behind = self._known.get((status, pairs)) or self._remember(status, pairs, (*pairs, *self.cors))
         close = b"" if keep_alive else CLOSE
         return status, b"%b%b%b%bcontent-length: %d\r\n%b\r\n%b" % (before, request_id, behind, added, len(body), close, body)
@@ -59,7 +64,7 @@ class Lines:
     def _remember(self, status: int, key: bytes | tuple[Pair, ...], pairs: tuple[Pair, ...]) -> tuple[bytes, bytes]:
         if len(self._known) >= REMEMBERED:
             self._known.clear()
-        self._known[status, key] = known = around_id(self.default, status, pairs)
+        self._known[status, key] = known = _split_around_request_id(self.default, status, pairs)
         return known
 
     def _with_cors(self, block: bytes) -> tuple[Pair, ...]:
@@ -67,21 +72,21 @@ class Lines:
         return (*pairs, *missing(pairs, self.cors))
 
 
-class Behind(dict[int, bytes]):
-    """What stands behind the request id of a plain answer, by the length of its body."""
+class TailCache(dict[int, bytes]):
+    """The head of a plain answer after the request id, by the length of its body."""
 
-    def __init__(self, behind: bytes) -> None:
+    def __init__(self, start: bytes) -> None:
         super().__init__()
-        self._behind = behind
+        self._start = start
 
     def __missing__(self, length: int) -> bytes:
-        line = b"%bcontent-length: %d\r\n\r\n" % (self._behind, length)
+        line = b"%bcontent-length: %d\r\n\r\n" % (self._start, length)
         if len(self) < REMEMBERED:
             self[length] = line
         return line
 
 
-def around_id(default: list[Pair], status: int, pairs: tuple[Pair, ...]) -> tuple[bytes, bytes]:
+def _split_around_request_id(default: list[Pair], status: int, pairs: tuple[Pair, ...]) -> tuple[bytes, bytes]:
     before = b"".join([status_line(status), *(b"%b: %b\r\n" % pair for pair in default), b"x-request-id: "])
     return before, b"\r\n" + b"".join([b"%b: %b\r\n" % pair for pair in pairs])
 

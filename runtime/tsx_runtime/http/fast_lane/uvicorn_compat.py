@@ -14,6 +14,7 @@ ARGUMENTS = ("config", "server_state", "app_state", "_loop")  # of a protocol
 RELIED_ON = {
     "HttpToolsProtocol": (
         # attributes
+        "client",
         "config",
         "connections",
         "cycle",
@@ -21,6 +22,7 @@ RELIED_ON = {
         "headers",
         "loop",
         "pipeline",
+        "scheme",
         "server_state",
         "timeout_keep_alive_task",
         "transport",
@@ -79,7 +81,7 @@ def _cased_protocol(module: ModuleType | None) -> Any:
     there = parts_of(getattr(module, "HttpToolsProtocol", object))
     if not there.issuperset(NAMES_NEED):
         return "auto"
-    from tsx_runtime.http.semantics.casing import CasedProtocol  # here, as above
+    from tsx_runtime.http.fast_lane.cased_protocol import CasedProtocol  # here, as above
 
     return CasedProtocol
 

@@ -16,13 +16,9 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import SettingError, TsxError, Unavailable
 from tsx_runtime.http.semantics.messages import read_body
-from tsx_runtime.http.semantics.urls import runs_model
+from tsx_runtime.http.semantics.urls import RESERVED, runs_model
 from tsx_runtime.plugins import Endpoint, EndpointRequest, EndpointResponse, ModelFacts
 from tsx_runtime.settings.schema import SECRETS, Settings
-
-# First segments of the server's own paths.
-TAKEN = {"predictions", "explanations", "invocations", "wfpredict", "models", "workflows", "v1", "v2", "metrics", "token"}
-TAKEN |= {"debug", "ui", "livez", "readyz", "api-description", "openapi.json"}
 
 MOST_CALLS = 64  # of one endpoint at a time, where they run in threads
 
@@ -62,8 +58,8 @@ def check_paths(endpoints: Iterable[Endpoint]) -> None:
     roles: dict[str, str] = {}
     for endpoint in endpoints:
         first = endpoint.path.split("/")[1]
-        below_ping = first == "ping" and endpoint.path != "/ping"  # which no guard stands before
-        if first in TAKEN or below_ping or runs_model(endpoint.path) or endpoint.path in seen:
+        reserved = first in RESERVED and endpoint.path != "/ping"
+        if reserved or runs_model(endpoint.path) or endpoint.path in seen:
             raise SettingError(f"a plugin's endpoint {endpoint.path} cannot be: that path is taken")
         if roles.setdefault(first, endpoint.role) != endpoint.role:
             raise SettingError(

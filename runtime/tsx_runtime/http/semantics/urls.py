@@ -26,7 +26,27 @@ _FORMS = (_MULTIPART, b"application/x-www-form-urlencoded")
 _FIELD = b"model_name"
 MOST_FIELDS = 1000  # of a query string, or of a form that is to name its model: what has more is not read
 LONGEST_HEAD = 4096  # bytes of the headers of one part of a form, or of the content type; of a longer one nothing is read
-_LEGACY_FREE = frozenset({"models", "v1", "v2", "workflows", "wfpredict", "metrics", "token", "ping", "livez", "readyz"})  # no model's
+RESERVED = frozenset(
+    {  # first segments of the server's own paths
+        "predictions",
+        "explanations",
+        "invocations",
+        "wfpredict",
+        "models",
+        "workflows",
+        "v1",
+        "v2",
+        "metrics",
+        "token",
+        "debug",
+        "ui",
+        "ping",
+        "livez",
+        "readyz",
+        "api-description",
+        "openapi.json",
+    }
+)
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F))
 
 
@@ -114,7 +134,7 @@ def _from_sagemaker(path: str) -> Target | None:
 def _from_legacy(path: str) -> Target | None:
     """`/MODEL/predict` and `/MODEL/VERSION/predict`, from before there was `/predictions`."""
     _, model, *rest = path.split("/")
-    if not model or model in _LEGACY_FREE or len(rest) not in (1, 2) or not rest[0]:
+    if not model or model in RESERVED or len(rest) not in (1, 2) or not rest[0]:
         return None
     return Target(model, rest[0] if len(rest) == 2 else None, query=True)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tsx_runtime.core.scheduling.batching import apart, assign, halves
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, JobQueue, Suspects, urgency
+from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.errors import TsxError
 from tsx_runtime.wire import Buffer
 
@@ -26,7 +27,7 @@ class FakeJob:
     priority: int = 0
     gone: bool = False
 
-    def answer(self, status: int, headers: Buffer, body: Buffer) -> None: ...
+    def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None: ...
 
     def refuse(self, error: TsxError) -> None: ...
 

@@ -15,7 +15,7 @@ from tsx_runtime.core.scheduling.channel import MOST_FACTS, Channel, LoadError
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.scheduling.queue import BatchLimits
-from tsx_runtime.core.telemetry.batch_times import NOTHING
+from tsx_runtime.core.telemetry.batch_times import NOTHING, times_of
 from tsx_runtime.errors import ClientLeft, DeadlinePassed, NoWorker, PredictionFailed, QueueFull, Unavailable, WorkerDied
 
 TIMEOUT = 60.0
@@ -705,15 +705,15 @@ def test_an_aborted_channel_gets_nothing_more():
     asyncio.run(main())
 
 
-def test_a_batchs_times_are_there_when_its_requests_are_answered():
+def test_a_request_is_answered_with_the_times_of_its_batch():
     """The queue ends where a worker is free, and what the worker says of its steps is taken over."""
 
     class Curious(WaitingJob):
-        __slots__ = ("seen",)
+        __slots__ = ("batch",)
 
-        def answer(self, status, headers, body):
-            self.seen = dispatcher.stats.batch
-            super().answer(status, headers, body)
+        def answer(self, status, headers, body, batch):
+            self.batch = batch
+            super().answer(status, headers, body, batch)
 
     async def main():
         nonlocal dispatcher
@@ -730,8 +730,8 @@ def test_a_batchs_times_are_there_when_its_requests_are_answered():
         await answer(first)
         await peer.reply(early, wire.TIMES.pack(time.monotonic(), 1e9, 2.0, -1.0, math.nan))
         await answer(behind[1])
-        alone, pair = first.seen, behind[0].seen
-        assert pair is behind[1].seen
+        alone, pair = times_of(first.batch), times_of(behind[0].batch)
+        assert behind[0].batch is behind[1].batch
         assert (alone.size, pair.size) == (1, 2)
         assert alone.free <= first.arrived <= alone.sent <= alone.began == began <= alone.answered
         assert alone.queue(first.arrived) == 0.0

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.batches import FakeJob, batch_of, count
+from tsx_runtime.core.telemetry.batch_times import times_of
 from tsx_runtime.core.telemetry.recent_requests import NEWEST, PERIOD, SLOWEST, RecentRequests, RequestRecord
 from tsx_runtime.core.telemetry.version_stats import Stats
 
@@ -62,7 +63,8 @@ def test_of_a_torrent_a_part_is_kept_and_the_slowest_all_the_same() -> None:
 def test_who_asked_is_remembered_in_any_case() -> None:
     stats = Stats()
     count(stats, (10.0, 10.0, 10.5), [FakeJob(10.0, b"asked")], statuses=[418])
-    stats.keep(b"asked", 10.0, 418)
+    assert stats.newest is not None
+    stats.keep(b"asked", 10.0, 418, times_of(stats.newest))
     for number in range(NEWEST + 1):
         add(stats.recent, number, [1.0], 1000.0 + number)
     found = stats.recent.find(b"asked")

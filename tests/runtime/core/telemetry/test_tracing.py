@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tsx_runtime import wire
 from tsx_runtime.core.telemetry.batch_times import BatchTimes
-from tsx_runtime.core.telemetry.tracing import OpenSpan, Parent, Passage, Span, Tracer, parent_of
+from tsx_runtime.core.telemetry.tracing import JobTrace, OpenSpan, Parent, Span, Tracer, parent_of
 from tsx_runtime.errors import QueueFull
 from tsx_runtime.wire import parse_header_block, parse_request_meta, request_meta
 
@@ -56,7 +57,7 @@ HEADERS = st.lists(
 @given(st.sampled_from([b"", b"a=b"]), HEADERS)
 def test_the_handler_is_told_one_traceparent(query: bytes, headers: list[tuple[bytes, bytes]]) -> None:
     above = Tracer(1, lambda make: None).begin(None, 1.0)
-    request_id, told_query, block = parse_request_meta(Passage(above).into(request_meta("id-1", query, headers)))
+    request_id, told_query, block = parse_request_meta(JobTrace(above).with_traceparent(request_meta("id-1", query, headers)))
     assert (request_id, told_query) == ("id-1", query.decode())
     told = list(parse_header_block(block))
     others = [(name.decode(), value.decode()) for name, value in headers if name.lower() != b"traceparent"]
@@ -69,11 +70,13 @@ def passed(*arrivals: float, times: BatchTimes, status: int = 200) -> tuple[list
     """The spans of requests of one batch."""
     spans: list[Span] = []
     tracer = Tracer(1, lambda make: spans.extend(make()))
-    stats = SimpleNamespace(batch=times, point_out=lambda trace_id, arrived: None)
+    worker = wire.TIMES.pack(times.began, times.done - times.began, times.preprocess, times.inference, times.postprocess)
+    batch = (times.free, times.sent, times.answered, times.size, worker, b"", None)
+    stats = SimpleNamespace(point_out=lambda trace_id, arrived, times: None)
     version = SimpleNamespace(name="m", version="1.0", stats=stats)
     for arrived in arrivals:
         above = tracer.begin(None, arrived)
-        Passage(above).answered(version, arrived, status)
+        JobTrace(above).answered(version, arrived, status, batch)
     return spans, above
 
 
@@ -114,7 +117,7 @@ def test_those_of_one_batch_are_linked() -> None:
 def test_what_was_refused_has_waited_and_no_more() -> None:
     spans: list[Span] = []
     above = Tracer(1, lambda make: spans.extend(make())).begin(Parent(5, 6, True, "a=1"), 1.0)
-    Passage(above).refused(SimpleNamespace(name="m"), 1.0, QueueFull("full"))
+    JobTrace(above).refused(SimpleNamespace(name="m"), 1.0, QueueFull("full"))
     above.finish(2.0, "QueueFull")
     queue, request = spans
     assert (queue.name, queue.parent_id, queue.error) == ("queue", request.span_id, "QueueFull")

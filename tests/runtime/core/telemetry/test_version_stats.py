@@ -16,7 +16,7 @@ from tests.support.batches import FakeJob, batch_of, count
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import BatchLimits, JobQueue
 from tsx_runtime.core.telemetry.aggregation import OF_A_BATCH, ROOM
-from tsx_runtime.core.telemetry.batch_times import NAN
+from tsx_runtime.core.telemetry.batch_times import NAN, times_of
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.wire import TIMES
 
@@ -68,8 +68,8 @@ def test_many_batches_are_counted_as_each_would_be_whatever_their_workers_tell(
     for arrived in batches:
         jobs = [FakeJob(100 + at) for at in arrived]
         count(stats, (free, sent, answered), jobs, TIMES.pack(*told))
-        times = stats.batch
-        assert times is not None
+        assert stats.newest is not None
+        times = times_of(stats.newest)
         seconds["busy"].append(times.answered - times.began)
         for name in ("preprocess", "inference", "postprocess"):
             if getattr(times, name) >= 0:

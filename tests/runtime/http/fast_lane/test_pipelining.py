@@ -18,6 +18,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from tests.runtime.conftest import TALKER, RunningServer
+from tests.support.batches import BATCH
 from tests.support.clients.rawhttp import RawConnection, chunked, request
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, serving
@@ -116,7 +117,7 @@ def test_a_client_that_sends_far_ahead_is_read_from_when_little_is_left_and_not_
             await asyncio.sleep(0)
             assert len(model.jobs) <= 1  # one at a time, so the answers keep their order
             for job in model.jobs:
-                job.answer(200, b"", b"ok")
+                job.answer(200, b"", b"ok", BATCH)
             model.jobs.clear()
         assert held <= AHEAD + 2 * READ
         assert transport.resumed <= len(transport.data) // READ + 2

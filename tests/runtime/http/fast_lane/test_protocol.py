@@ -27,7 +27,7 @@ from tsx_runtime.errors import InvalidToken, ModelNotFound
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.fast_lane.heads import REMEMBERED, Heads, parse
 from tsx_runtime.http.fast_lane.protocol import FastLane
-from tsx_runtime.http.fast_lane.refusal import Refusal
+from tsx_runtime.http.fast_lane.refusal_route import RefusalRoute
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import Settings
 
@@ -123,7 +123,7 @@ def test_what_is_known_is_forgotten_when_models_change() -> None:
     heads, versions, registry = make_heads()
     raw = request(b"", "/predictions/new")
     refused = heads.read(raw) or pytest.fail("not for this lane")
-    assert isinstance(refused[1], Refusal)
+    assert isinstance(refused[1], RefusalRoute)
     assert raw in heads.known
     versions["new"] = Version()
     for listener in registry.on_change:
@@ -187,7 +187,7 @@ def test_a_head_that_no_model_answers_is_remembered_with_its_refusal(path: str, 
     heads, _, _ = make_heads(has_route=lambda path: path != "/nowhere")
     raw = request(b"", path, header)
     _, route = heads.read(raw) or pytest.fail("not for this lane")
-    assert isinstance(route, Refusal)
+    assert isinstance(route, RefusalRoute)
     assert route.error.status == status
     assert heads.known[raw][1] is route
 
@@ -197,7 +197,7 @@ def test_a_head_without_its_token_is_refused_whatever_else_is_wrong_with_it() ->
     for path in (PATH, "/predictions/digits", "/predictions/nobody"):
         for header in (b"", b"Authorization: Bearer wrong\r\n", b"X-TSX-Priority: urgent\r\n"):
             _, route = heads.read(request(b"", path, header)) or pytest.fail("not for this lane")
-            assert isinstance(route, Refusal)
+            assert isinstance(route, RefusalRoute)
             assert isinstance(route.error, InvalidToken)
     _, route = heads.read(request(b"", "/predictions/digits", b"Authorization: Bearer secret\r\n")) or pytest.fail("not for this lane")
     assert isinstance(route, Version)

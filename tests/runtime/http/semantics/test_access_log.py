@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.support.logs import lines_of
-from tsx_runtime.http.semantics.access_log import AccessLog, shown
+from tsx_runtime.api.access_log import AccessLog, shown
 
 LINE = re.compile(r'^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - /127\.0\.0\.1:\d+ "([^"]*)" (\d{3}) (\d+) ([0-9a-f-]{36}) (\S+) (\S+)$')
 

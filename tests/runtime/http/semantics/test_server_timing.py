@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.core.telemetry.batch_times import NAN, batch_times
-from tsx_runtime.http.semantics.server_timing import TIMED, Asks, asks_of, sampled_trace, server_timing
+from tsx_runtime.http.semantics.server_timing import TIMED, TimingRequest, parse_timing_request, server_timing
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SPAN = "00f067aa0ba902b7"
@@ -29,18 +29,20 @@ SPAN = "00f067aa0ba902b7"
     ],
 )
 def test_only_a_sampled_trace_is_pointed_to(traceparent: str, trace: str) -> None:
-    assert sampled_trace(traceparent.encode()) == trace
+    request = parse_timing_request([(b"traceparent", traceparent.encode())])
+    assert request == (TimingRequest(timing=False, trace_id=trace) if trace else None)
 
 
 @given(st.binary(max_size=80))
 def test_any_bytes_are_a_trace_or_none(value: bytes) -> None:
-    assert len(sampled_trace(value)) in (0, 32)
+    request = parse_timing_request([(b"traceparent", value)])
+    assert request is None or len(request.trace_id) == 32
 
 
 def test_most_requests_ask_nothing() -> None:
-    assert asks_of([(b"host", b"x"), (b"x-tsx-timing", b"0")]) is None
-    assert asks_of([(b"x-tsx-timing", b"1")]) == TIMED
-    assert asks_of([(b"traceparent", f"00-{TRACE}-{SPAN}-01".encode())]) == Asks(timing=False, trace_id=TRACE)
+    assert parse_timing_request([(b"host", b"x"), (b"x-tsx-timing", b"0")]) is None
+    assert parse_timing_request([(b"x-tsx-timing", b"1")]) == TIMED
+    assert parse_timing_request([(b"traceparent", f"00-{TRACE}-{SPAN}-01".encode())]) == TimingRequest(timing=False, trace_id=TRACE)
 
 
 def test_the_header_names_the_parts_that_are_known_in_milliseconds() -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.support.batches import BATCH
 from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.tokens import Key
 from tsx_runtime.core.scheduling.job import WaitingJob
@@ -31,7 +32,7 @@ class Echo:
 
     def submit(self, job: WaitingJob) -> None:
         self.events.append(f"asked {bytes(job.body).decode()}")
-        job.answer(200, b"", job.body)
+        job.answer(200, b"", job.body, BATCH)
 
     def leave(self, job: WaitingJob) -> None:
         raise AssertionError("every line was answered")

@@ -1,4 +1,4 @@
-"""What stands where a model would, for a request that none answers: an unknown model or path, a wrong token.
+"""The route of a request that no model answers: an unknown model or path, a wrong token.
 
 The fast lane remembers it with the head, so that a flood of such requests costs no more than answers do.
 """
@@ -12,7 +12,7 @@ from tsx_runtime.core.scheduling.route import Headers
 from tsx_runtime.errors import TsxError
 
 
-class Refusal:
+class RefusalRoute:
     """A `Route` that refuses what is submitted to it."""
 
     client_timeout = 0.0
@@ -23,7 +23,7 @@ class Refusal:
         self.error = error
         self._hold = hold
 
-    def by_head(self, headers: Headers) -> Refusal:
+    def by_head(self, headers: Headers) -> RefusalRoute:
         return self
 
     def submit(self, job: ClientJob) -> None:

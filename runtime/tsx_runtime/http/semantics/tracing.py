@@ -1,23 +1,16 @@
-"""The span of a request of HTTP, on both lanes; what lies below it is in `core/telemetry/tracing.py`."""
+"""The span of an HTTP request, for both lanes; `core/telemetry/tracing.py` has the spans below it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tsx_runtime.api.headers import Pair
-from tsx_runtime.core.telemetry.tracing import OpenSpan, Passage, Tracer, current, parent_of
-from tsx_runtime.errors import TsxError, is_failure
-from tsx_runtime.http.fast_lane.exchange import Exchange
-from tsx_runtime.http.fast_lane.heads import Head
-from tsx_runtime.http.semantics.access_log import BROKEN, LEFT, LoggedExchange
+from tsx_runtime.core.telemetry.tracing import OpenSpan, Tracer, current, parent_of
+from tsx_runtime.errors import is_failure
+from tsx_runtime.http.semantics.access_log import BROKEN, LEFT
 from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send
-from tsx_runtime.wire import Body, Buffer
-
-if TYPE_CHECKING:
-    from tsx_runtime.http.fast_lane.protocol import FastLane
 
 _ROUTES = {"predictions": "/predictions/{model}", "explanations": "/explanations/{model}", "wfpredict": "/wfpredict/{workflow}"}
 _LAST = {"invoke": "/models/{model}/invoke", "infer": "/v2/models/{model}/infer", "explain": "/v2/models/{model}/explain"}
@@ -92,62 +85,3 @@ async def traced(tracer: Tracer | None, app: App, scope: Scope, receive: Receive
         await app(scope, heard, watched)
     finally:
         span.finish(time.monotonic(), error)
-
-
-def some_traced(tracer: Tracer, kind: Callable[..., Exchange]) -> Callable[..., Exchange]:
-    """Makes exchanges of which those that are to be are traced; the others are as they would have been."""
-
-    def make(connection: FastLane, head: Head, body: Body, arrived: float) -> Exchange:
-        if tracer.wants(head.parent):
-            return TracedExchange(connection, head, body, arrived, tracer)
-        return kind(connection, head, body, arrived)
-
-    return make
-
-
-class TracedExchange(LoggedExchange):
-    """An exchange of the fast lane that tells its spans when it is answered. Whether it has a line in the log is asked as for others."""
-
-    def __init__(self, connection: FastLane, head: Head, body: Body, arrived: float, tracer: Tracer) -> None:
-        super().__init__(connection, head, body, arrived)
-        log = connection.lane.log
-        self._told = log is None or not log.wants()
-        self._head = head
-        self._span = tracer.begin(head.parent, arrived)
-        self._passage: Passage | None = Passage(self._span)
-        self._ended = False
-        self.meta = self._passage.into(self.meta)
-
-    def answer(self, status: int, headers: Buffer, body: Buffer) -> None:
-        streamed = self._flow is not None
-        if self._passage is not None:
-            self._passage.answered(self.connection.served_by(self), self.arrived, status)
-            self._passage = None
-        super().answer(status, headers, body)
-        self._end(200 if streamed else status, BROKEN if streamed and status >= 400 else "")
-
-    def refuse(self, error: TsxError) -> None:
-        streamed = self._flow is not None
-        if self._passage is not None:
-            self._passage.refused(self.connection.served_by(self), self.arrived, error)
-            self._passage = None
-        super().refuse(error)
-        self._end(200 if streamed else error.status, BROKEN if streamed else type(error).__name__ if is_failure(error.status) else "")
-
-    def _end(self, status: int, error: str) -> None:
-        if self._ended:
-            return
-        self._ended = True
-        if self.gone:
-            status, error = 0, LEFT
-        error = error or (f"status {status}" if is_failure(status) else "")
-        self._span.finish(time.monotonic(), error, partial(self._describe, status))
-
-    def _describe(self, status: int) -> None:
-        connection, span = self.connection, self._span
-        method, path, version = (*self._head.line.split(" "), "", "")[:3]
-        path = path.partition("?")[0]
-        describe(span, method, path, connection.scheme or "http", version.removeprefix("HTTP/"), connection.client, self._head.headers)
-        span.attributes["tsx.request.id"] = self.request_id.decode()
-        if status:
-            span.attributes["http.response.status_code"] = status
