@@ -26,27 +26,9 @@ _FORMS = (_MULTIPART, b"application/x-www-form-urlencoded")
 _FIELD = b"model_name"
 MOST_FIELDS = 1000  # of a query string, or of a form that is to name its model: what has more is not read
 LONGEST_HEAD = 4096  # bytes of the headers of one part of a form, or of the content type; of a longer one nothing is read
-RESERVED = frozenset(
-    {  # first segments of the server's own paths
-        "predictions",
-        "explanations",
-        "invocations",
-        "wfpredict",
-        "models",
-        "workflows",
-        "v1",
-        "v2",
-        "metrics",
-        "token",
-        "debug",
-        "ui",
-        "ping",
-        "livez",
-        "readyz",
-        "api-description",
-        "openapi.json",
-    }
-)
+# First segments of the server's own paths.
+RESERVED = {"predictions", "explanations", "invocations", "wfpredict", "models", "workflows", "v1", "v2", "metrics", "token", "debug", "ui"}
+RESERVED |= {"ping", "livez", "readyz", "api-description", "openapi.json"}
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F))
 
 
