@@ -212,7 +212,7 @@ class ServerApp(FastAPI):
 
 
 def _strip_root(scope: Scope) -> None:
-    """A server behind a prefix is told of it: guards and routes both go by the path without it."""
+    """Behind a prefix (`root_path`), guards and routes both go by the path without it."""
     root, path = scope["root_path"].rstrip("/"), scope["path"]
     if path.startswith(f"{root}/"):
         scope["path"] = path[len(root) :]

@@ -222,8 +222,8 @@ def use(patch: pytest.MonkeyPatch, clock: Clock) -> None:
         return limits
 
     patch.setattr("tsx_runtime.http.app.client_limits", with_clock)
-    for module in ("limited", "limited_asgi", "client_limits"):
-        patch.setattr(f"tsx_runtime.http.{module}.HOLD", 0.02)
+    for module in ("http.fast_lane.limited_lane", "http.asgi_lane.client_limits", "api.client_limits"):
+        patch.setattr(f"tsx_runtime.{module}.HOLD", 0.02)
 
 
 @pytest.fixture(scope="module")

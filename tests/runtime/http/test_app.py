@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tsx_runtime.http.app import ServerApp, build_apps
+from tsx_runtime.http.semantics.urls import RESERVED
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import ROLES, Settings
 
@@ -36,6 +37,11 @@ def test_each_listener_describes_its_own_routes(server):
     assert not {path for path in management["paths"] if path.startswith(("/predictions", "/metrics"))}
     assert set(metrics["paths"]) == {"/metrics"} | health
     assert health <= set(inference["paths"])
+
+
+def test_each_path_of_the_server_begins_with_a_reserved_word(server):
+    documents = [client.get("/openapi.json").json() for client in (server.inference, server.management, server.metrics)]
+    assert {path.split("/")[1] for document in documents for path in document["paths"]} <= RESERVED | {"{model}"}
 
 
 def test_the_document_is_complete(server):
@@ -119,7 +125,7 @@ def test_one_listener_can_have_the_routes_of_all(start_server):
 def failing_app():
     app = ServerApp("failing", ResponseCounts(), Settings())
 
-    @app.get("/fails")
+    @app.get("/debug/fails")
     async def fails() -> None:
         raise ZeroDivisionError("secret detail")
 
@@ -135,7 +141,7 @@ def ask(app, path, **kwargs):
 
 
 def test_what_nobody_foresaw_is_an_error_like_any_other_and_logged_once(failing_app, error_of, caplog):
-    answer = ask(failing_app, "/fails")
+    answer = ask(failing_app, "/debug/fails")
     assert answer.status_code == 500
     kind, message = error_of(answer)
     assert kind == "InternalServerException"

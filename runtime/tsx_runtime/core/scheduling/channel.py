@@ -34,7 +34,7 @@ class Sent(NamedTuple):
 
 
 class Owner(Protocol):
-    """Who holds the channel: makes it, and is told of replies and of its end."""
+    """What makes the channel, and gets its replies and its end."""
 
     def new_channel(self) -> Channel: ...
 
@@ -44,7 +44,7 @@ class Owner(Protocol):
         """An answer begins to stream: its headers, as its client shall get them."""
 
     def on_report(self, channel: Channel, facts: dict[str, Any]) -> None:
-        """What the handler raised and printed, as `wire` has it."""
+        """What the handler raised and printed, in the form of `wire`."""
 
     def on_closed(self, channel: Channel) -> None: ...
 
@@ -71,7 +71,7 @@ class Channel(asyncio.BufferedProtocol):
         self.replied = 0.0  # time.monotonic() of the last reply
         self.streaming: set[int] = set()  # positions in the first batch whose answer has begun
         self.began = 0.0  # time.monotonic() when the worker began its first batch, or last sent a piece of it; of an idle one, since when
-        self._called_off = False  # whether the worker was told that nobody waits for the first batch
+        self._called_off = False  # whether the worker was told that no client waits for the first batch
         self._held: set[Job] = set()  # whose clients are slower than the worker
         self._drained: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
@@ -179,7 +179,7 @@ class Channel(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.loaded.done():
             self.loaded.set_exception(EOFError("the worker ended before it had loaded the model"))
-            self.loaded.exception()  # its starter may be gone; then nobody asks
+            self.loaded.exception()  # marks it as retrieved: its starter may be gone
         if not self.closed.done():
             self.closed.set_result(None)
         self.owner.on_closed(self)
@@ -245,7 +245,7 @@ class Channel(asyncio.BufferedProtocol):
             raise wire.FrameError(f"a worker does not send {frame.kind.name} here")
 
     def _call_off(self, batch: int) -> None:
-        """A handler that streams to nobody stops at the next part; the batch is still closed by a reply."""
+        """All clients have left: the handler stops at its next part. The batch is still closed by a reply."""
         assert self._transport is not None
         self._called_off = True
         self._transport.writelines(wire.encode(wire.Kind.CANCEL, batch))

@@ -76,7 +76,7 @@ class Answer:
         return self._rest is not None
 
     def leave(self) -> None:
-        """Nobody takes further parts."""
+        """The client takes no further parts."""
         if self._rest is not None:
             self._rest.leave()
 
@@ -106,7 +106,7 @@ class Answer:
 
 
 class _Rest:
-    """The parts of a streamed answer that nobody has taken yet. Beyond `AHEAD` bytes the worker is held."""
+    """The parts of a streamed answer that its client has not taken yet. Beyond `AHEAD` bytes the worker is held."""
 
     def __init__(self, job: Job, flow: Flow) -> None:
         self._job = job
@@ -204,7 +204,7 @@ class WaitingJob:
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
         if self._rest is not None:
-            if not self.gone:  # nobody would take it out again
+            if not self.gone:  # it would never be taken out again
                 self._rest.put(bytes(body))
         elif not self.done.done():
             self._rest = _Rest(self, flow)

@@ -51,7 +51,7 @@ class OpenChannel(Channel):
         self._quarantine_over: asyncio.TimerHandle | None = None
         self.flights: dict[int, Flight] = {}
         self._of: dict[Job, Flight] = {}
-        self._given_up: set[int] = set()  # batches whose answers, should they come, nobody waits for
+        self._given_up: set[int] = set()  # batches whose answers, should they come, are dropped
         self._slow: set[Job] = set()  # their clients are slower than the worker
 
     @property
@@ -83,7 +83,7 @@ class OpenChannel(Channel):
             self._quarantine_over = asyncio.get_running_loop().call_later(QUARANTINE, self._end_quarantine)
 
     def cancel(self, job: Job) -> None:
-        """Tell the worker that nobody waits for this answer any more. It still closes it with a reply."""
+        """Tell the worker that no client waits for this answer any more. The worker still closes it with a reply."""
         flight = self._of.get(job)
         if flight is not None and self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(wire.encode(wire.Kind.CANCEL, flight.batch))
@@ -112,7 +112,7 @@ class OpenChannel(Channel):
             flight.ahead = 0
         if job in self._held:
             super().release(job)
-            for each in self.flights.values():  # nothing was read meanwhile, so nobody's time has run
+            for each in self.flights.values():  # nothing was read meanwhile, so that time does not count
                 each.last = max(each.last, self.began)
 
     # What the event loop calls

@@ -1,4 +1,4 @@
-"""When a batch was where: a few points are kept once its answers are there, and reckoned with only where somebody asks.
+"""The times of a batch: a few points are recorded with its answers, and durations are computed of them only where they are read.
 
     arrived ... free ... sent ... began ... done ... answered
        |  queue  |    batch wait    |  worker  |
@@ -22,7 +22,7 @@ WorkerTimes: TypeAlias = tuple[float, float, float, float, float]  # as in `wire
 # free, sent, answered, requests, `wire.TIMES`, `channel.arrivals`, and the statuses if not all are 200. What could be lists is packed:
 # thousands of floats that are kept until they are counted would each lie elsewhere
 Batch: TypeAlias = tuple[float, float, float, int, bytes, bytes, Sequence[int] | None]
-NOTHING = TIMES.pack(NAN, NAN, NAN, NAN, NAN)  # of a worker that does not tell
+NOTHING = TIMES.pack(NAN, NAN, NAN, NAN, NAN)  # of a worker that sends none
 
 
 class BatchTimes(NamedTuple):
@@ -53,12 +53,12 @@ class BatchTimes(NamedTuple):
         return {**parts, "other": max(0.0, total - sum(parts.values())), "total": total}
 
 
-def batch_times(free: float, sent: float, answered: float, size: int, told: WorkerTimes) -> BatchTimes:
-    """`told` comes from a process that runs somebody's code: whatever it says, the points are in order and the steps within them.
+def batch_times(free: float, sent: float, answered: float, size: int, worker: WorkerTimes) -> BatchTimes:
+    """`worker` comes from a process that runs user code: whatever it sends, the points are in order and the steps within them.
 
     `Gathered.settle` does the same for many batches at a time.
     """
-    began, seconds, preprocess, inference, postprocess = told
+    began, seconds, preprocess, inference, postprocess = worker
     most = answered - sent
     if not 0.0 <= seconds <= most:
         seconds = most
@@ -74,8 +74,8 @@ def batch_times(free: float, sent: float, answered: float, size: int, told: Work
 
 
 def times_of(batch: Batch) -> BatchTimes:
-    free, sent, answered, size, told, *_ = batch
-    return batch_times(free, sent, answered, size, TIMES.unpack(told))
+    free, sent, answered, size, worker, *_ = batch
+    return batch_times(free, sent, answered, size, TIMES.unpack(worker))
 
 
 def moments(batch: Batch) -> tuple[float, ...]:

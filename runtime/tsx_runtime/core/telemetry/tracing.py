@@ -1,14 +1,14 @@
-"""Spans of requests that are traced: which are (W3C Trace Context), and where the time of each went, told once it is answered.
+"""Spans of traced requests: which requests are traced (W3C Trace Context), and where the time of each went, emitted once it is answered.
 
     server span                                   a request of HTTP, a call of gRPC
       +-- node NAME                               of a workflow, an attempt or several
       +-- queue                                   as in `batch_times.py`, made afterwards of what is known of its batch
       +-- batch wait
-      +-- handler                                 in the worker; what the handler is told as `traceparent`, so that its own spans are below
+      +-- handler                                 in the worker; the handler gets it as `traceparent`, so that its own spans are below
             +-- preprocess, inference, postprocess
 
 A request that is not traced pays for one question, and one that is for little more: its spans are made where they are sent.
-Nothing here knows who takes the spans: `targets/observability/otlp.py` sends them.
+`targets/observability/otlp.py` sends them; nothing here depends on it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Links = tuple[tuple[int, int], ...]  # trace and span
 
 
 class Parent(NamedTuple):
-    """What a client says of the trace that its request belongs to."""
+    """The trace that a request belongs to, from its `traceparent` and `tracestate`."""
 
     trace_id: int
     span_id: int
@@ -66,7 +66,7 @@ def parent_of(headers: Iterable[tuple[bytes, bytes]]) -> Parent | None:
     for name, value in headers:
         if name == b"traceparent":
             if found is not None:
-                return None  # which of two is meant nobody can tell
+                return None  # ambiguous
             found = value.strip()
         elif name == b"tracestate":
             states.append(value)
@@ -78,7 +78,7 @@ def parent_of(headers: Iterable[tuple[bytes, bytes]]) -> Parent | None:
 
 
 class Tracer:
-    """Says which requests are traced: those whose client's are; of those without a trace, a share."""
+    """Decides which requests are traced: those whose `traceparent` is sampled, and a share of those without one."""
 
     def __init__(self, share: float, emit: Callable[[Make], None], draw: Callable[[], float] = random.random) -> None:
         self.share = share
@@ -136,7 +136,7 @@ class OpenSpan:
         return OpenSpan(self.tracer, self.trace_id, self.span_id, name, "internal", started, self.state)
 
     def finish(self, end: float, error: str = "", describe: Callable[[], None] | None = None) -> None:
-        """`describe` says the rest of it, later and in another thread."""
+        """`describe` adds attributes, later and in another thread."""
         self.tracer.emit(partial(self._make, end, error, describe))
 
     def _make(self, end: float, error: str, describe: Callable[[], None] | None) -> list[Span]:

@@ -47,7 +47,7 @@ class Predictions:
         self.guard = guard
         self.counts = counts
         self.describe = describe  # the OpenAPI document of one model
-        self.timing_share = 0.0  # of the answers that tell where their time went although nobody has asked
+        self.timing_share = 0.0  # of the answers that have `Server-Timing` without being asked for it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = new_request_id()
@@ -80,7 +80,7 @@ class Predictions:
                 await self._send(send, scope, request_id, answer.status, headers, answer.body)
 
     async def _job(self, scope: Scope, receive: Receive, request_id: bytes) -> tuple[Route, WaitingJob]:
-        """The request, and who shall answer it."""
+        """The request as a job, and its route."""
         headers: list[Pair] = scope["headers"]
         priority, timeout_ms = priority_and_timeout(headers)
         target = find_target(scope["path"], scope["query_string"])
@@ -150,7 +150,7 @@ class Predictions:
 
 
 def _routed(scope: Scope) -> tuple[Pair, ...]:
-    """Which version a split had picked, for who is refused by it."""
+    """The version that the splitter picked, for the answer to a request that this version refuses."""
     version = scope[SERVED][1].routed if SERVED in scope else None
     return () if version is None else ((HEADER, version.version.encode()),)
 
@@ -169,7 +169,7 @@ async def _answer(route: Route, job: WaitingJob, receive: Receive) -> Answer:
 
 
 async def _watch_wait(receive: Receive, route: Route, job: WaitingJob) -> None:
-    """Have a job whose client leaves give up its place. After the body, nothing else is to be received."""
+    """Withdraw the job when its client leaves. After the body, nothing else is to be received."""
     if (await receive())["type"] == "http.disconnect":
         route.leave(job)
 

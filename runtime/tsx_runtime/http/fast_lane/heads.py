@@ -1,8 +1,8 @@
 """The head of a request for the fast lane: request line and headers, read once and remembered.
 
 A client that keeps its connection sends the same head again and again, so the bytes of a head are looked up among those that
-were read before, and only a new one is parsed. What a head says depends on nothing but its bytes and the table of models: a client
-that sends each head but once pays for the parser, as everywhere else.
+were read before, and only a new one is parsed. What is read depends on nothing but the bytes of the head and the table of models: a
+client that sends each head only once pays for the parser, as with any other server.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Head(NamedTuple):
     keep_alive: bool
     priority: int
     timeout_ms: int | None  # that the client will wait
-    waits_for_go: bool  # whether it sends the body once it is told to
+    waits_for_go: bool  # whether the client sends the body only after "100 Continue"
     line: str  # its first, for the access log
     headers: list[Pair]  # names in lower case, for those who share requests out by them
     timing: TimingRequest | None
@@ -65,7 +65,7 @@ Known: TypeAlias = tuple[Head, Route] | None  # None: for the other lane. What n
 
 
 class Heads:
-    """Reads heads for one listener, and finds the version that each is for, or who picks one."""
+    """Reads heads for one listener, and finds the route of each: a version, or the splitter that picks one."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ class Found:
     def on_headers_complete(self) -> None:
         self.complete = True
         if self.parser is not None:
-            self.keep_alive = self.parser.should_keep_alive()  # once a message without a body is over, it always says yes
+            self.keep_alive = self.parser.should_keep_alive()  # once a message without a body is over, it is always true
 
     def on_body(self, body: bytes) -> None:
         self.has_body = True

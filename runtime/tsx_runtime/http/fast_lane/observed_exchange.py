@@ -83,7 +83,7 @@ class ObservedExchange(Exchange):
         super().leave()
 
     def _end(self, status: int, broken: str, failure: str = "") -> None:
-        """`failure`: what the span of a request that failed says."""
+        """`failure`: the error on the span, where the request failed."""
         if broken or not self.gone:
             self._write_line(status, broken)
         span, self._span = self._span, None

@@ -87,7 +87,7 @@ class PipeliningProtocol(CasedProtocol):
         self._reading = False  # uvicorn's parser is within a message
         self._in_head = False  # and within its head, of which so many bytes have come at least:
         self._head_size = 0
-        self._length = 0  # bytes of the present body, where they are told before
+        self._length = 0  # bytes of the present body, where the head has the length
         self._filled = 0  # and those that have come
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn

@@ -1,10 +1,10 @@
 """The fast lane: from a connection's bytes straight to a model's queue, and from its answer straight to the connection.
 
-A uvicorn protocol class. Requests that run a model and are plain (HTTP/1.1, a body whose length is told before) never meet the
+A uvicorn protocol class. Requests that run a model and are plain (HTTP/1.1, a body with a Content-Length) never meet the
 parser callbacks, scopes, tasks and events of an ASGI server: their head is looked up or read once (`heads.py`), their
 body is cut from the stream by its length, and a job goes to the model's queue. Everything else, and everything that is
-wrong, is handed byte for byte to uvicorn's own protocol and so to FastAPI, which has the same routes; there is one place that
-says what is an error, and both lanes answer alike. (Chunked bodies, HEAD, OPTIONS, HTTP/1.0, a body over the limit, a missing token
+wrong, is handed byte for byte to uvicorn's own protocol and so to FastAPI, which has the same routes; errors are defined in
+one place, and both lanes answer alike. (Chunked bodies, HEAD, OPTIONS, HTTP/1.0, a body over the limit, a missing token
 and an unknown model go there.)
 
 The phases of a connection are those of `connection_limits.py`. What a client sends ahead waits within a bound (`pipelining.py`), and one

@@ -42,15 +42,15 @@ def for_v2(body: bytes) -> bytes:
 
     A handler writes what it likes, and what a client made it write: none of that may raise here, where a batch is being answered.
     """
-    told = read_error(body)
-    if list(told) == ["code", "type", "message"]:
+    error = read_error(body)
+    if list(error) == ["code", "type", "message"]:
         with suppress(ValueError, RecursionError):
-            return json.dumps(told | {"error": told["message"]}, indent=2, ensure_ascii=False).encode() + b"\n"
+            return json.dumps(error | {"error": error["message"]}, indent=2, ensure_ascii=False).encode() + b"\n"
     return body
 
 
 def unexpected(error: BaseException, request_id: bytes) -> TsxError:
-    """What nobody foresaw: the traceback goes to the log, once, and stays out of the answer."""
+    """An exception that is a defect of the server: the traceback goes to the log, once, and stays out of the answer."""
     about = {"request_id": request_id.decode()}
     logger.error("request %s failed unexpectedly", about["request_id"], exc_info=error, extra=about)
     return TsxError(UNEXPECTED)

@@ -21,7 +21,7 @@ DISCARD = 64 << 20  # bytes of a refused body that are read and thrown away, so 
 
 
 class ClientGone(Exception):
-    """The client closed the connection before its request was complete; there is nobody to answer."""
+    """The client closed the connection before its request was complete."""
 
 
 class CountedBytes:

@@ -10,10 +10,10 @@ from tsx_runtime.http.semantics.messages import Receive, Scope, Send
 
 
 class Platform(Protocol):
-    """An ASGI application that says itself which requests are its own."""
+    """An ASGI application that decides itself which requests it takes."""
 
     def wants(self, path: bytes, headers: list[Pair]) -> bool:
-        """`path` is percent-encoded, without its query; names of headers are in lower case. It says the same of the same head."""
+        """`path` is percent-encoded, without its query; names of headers are in lower case. The answer depends on nothing else."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 

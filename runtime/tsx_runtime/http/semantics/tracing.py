@@ -69,7 +69,7 @@ async def traced(tracer: Tracer | None, app: App, scope: Scope, receive: Receive
 
     async def watched(message: Message) -> None:
         nonlocal status, error
-        if left:  # nobody is there to whom this goes
+        if left:  # the client does not get this
             pass
         elif message["type"] == "http.response.start":
             status, error = message["status"], BROKEN

@@ -53,7 +53,7 @@ def runs_model(path: str) -> bool:
     try:
         return find_target(path) is not None
     except ResourceNotFound:
-        return True  # and the route says what is missing
+        return True  # the route answers with what is missing
 
 
 def find_target(path: str, query: bytes = b"") -> Target | None:
@@ -163,7 +163,7 @@ def is_form(headers: list[Pair]) -> bool:
 
 
 def model_in_form(headers: list[Pair], body: bytes) -> str | None:
-    """The form's field `model_name`, the last one where there are several; what else is wrong with the form, the worker says.
+    """The form's field `model_name`, the last one where there are several; any other fault of the form is reported by the worker.
 
     Nothing but that field is parsed, and only after the fields were counted. Raises PayloadTooLarge.
     """
