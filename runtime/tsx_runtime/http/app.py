@@ -35,7 +35,7 @@ from tsx_runtime.http.semantics.errors import NOT_FOUND
 from tsx_runtime.http.semantics.messages import COUNTED, ClientGone, CountedBytes, Message, Receive, Scope, Send, send_whole
 from tsx_runtime.http.semantics.platform_hook import Platform, raw_path
 from tsx_runtime.http.semantics.tracing import traced
-from tsx_runtime.http.semantics.urls import RESERVED, check_query, runs_model
+from tsx_runtime.http.semantics.urls import RESERVED_PATHS, check_query, runs_model
 from tsx_runtime.http.ui import routes as ui
 from tsx_runtime.http.ui.routes import PREDICT, Playground
 from tsx_runtime.metrics import collection
@@ -133,7 +133,7 @@ class ServerApp(FastAPI):
     def has_route(self, path: str) -> bool:
         """Whether there may be routes below the path's first segment; where there are none, nothing but 404 can be the answer."""
         first = path[1:].partition("/")[0]
-        return not first or first in RESERVED or first in self.guards
+        return not first or first in RESERVED_PATHS or first in self.guards
 
     def lane_config(self) -> LaneConfig:
         predictions = self.predictions

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tsx_runtime.http.app import ServerApp, build_apps
-from tsx_runtime.http.semantics.urls import RESERVED
+from tsx_runtime.http.semantics.urls import RESERVED_PATHS
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import ROLES, Settings
 
@@ -41,7 +41,7 @@ def test_each_listener_describes_its_own_routes(server):
 
 def test_each_path_of_the_server_begins_with_a_reserved_word(server):
     documents = [client.get("/openapi.json").json() for client in (server.inference, server.management, server.metrics)]
-    assert {path.split("/")[1] for document in documents for path in document["paths"]} <= RESERVED | {"{model}"}
+    assert {path.split("/")[1] for document in documents for path in document["paths"]} <= RESERVED_PATHS | {"{model}"}
 
 
 def test_the_document_is_complete(server):

@@ -16,7 +16,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import SettingError, TsxError, Unavailable
 from tsx_runtime.http.semantics.messages import read_body
-from tsx_runtime.http.semantics.urls import RESERVED, runs_model
+from tsx_runtime.http.semantics.urls import RESERVED_PATHS, runs_model
 from tsx_runtime.plugins import Endpoint, EndpointRequest, EndpointResponse, ModelFacts
 from tsx_runtime.settings.schema import SECRETS, Settings
 
@@ -58,7 +58,7 @@ def check_paths(endpoints: Iterable[Endpoint]) -> None:
     roles: dict[str, str] = {}
     for endpoint in endpoints:
         first = endpoint.path.split("/")[1]
-        reserved = first in RESERVED and endpoint.path != "/ping"
+        reserved = first in RESERVED_PATHS and endpoint.path != "/ping"
         if reserved or runs_model(endpoint.path) or endpoint.path in seen:
             raise SettingError(f"a plugin's endpoint {endpoint.path} cannot be: that path is taken")
         if roles.setdefault(first, endpoint.role) != endpoint.role:

@@ -27,8 +27,21 @@ _FIELD = b"model_name"
 MOST_FIELDS = 1000  # of a query string, or of a form that is to name its model: what has more is not read
 LONGEST_HEAD = 4096  # bytes of the headers of one part of a form, or of the content type; of a longer one nothing is read
 # First segments of the server's own paths.
-RESERVED = {"predictions", "explanations", "invocations", "wfpredict", "models", "workflows", "v1", "v2", "metrics", "token", "debug", "ui"}
-RESERVED |= {"ping", "livez", "readyz", "api-description", "openapi.json"}
+RESERVED_PATHS = {
+    "predictions",
+    "explanations",
+    "invocations",
+    "wfpredict",
+    "models",
+    "workflows",
+    "v1",
+    "v2",
+    "metrics",
+    "token",
+    "debug",
+    "ui",
+}
+RESERVED_PATHS |= {"ping", "livez", "readyz", "api-description", "openapi.json"}
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F))
 
 
@@ -116,7 +129,7 @@ def _from_sagemaker(path: str) -> Target | None:
 def _from_legacy(path: str) -> Target | None:
     """`/MODEL/predict` and `/MODEL/VERSION/predict`, from before there was `/predictions`."""
     _, model, *rest = path.split("/")
-    if not model or model in RESERVED or len(rest) not in (1, 2) or not rest[0]:
+    if not model or model in RESERVED_PATHS or len(rest) not in (1, 2) or not rest[0]:
         return None
     return Target(model, rest[0] if len(rest) == 2 else None, query=True)
 
