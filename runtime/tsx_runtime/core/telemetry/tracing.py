@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
 
-from tsx_runtime.core.telemetry.batch_times import Batch, BatchTimes, times_of
+from tsx_runtime.core.telemetry.batch_times import Batch, BatchTimes
 from tsx_runtime.errors import TsxError, is_failure
 
 LONGEST_STATE = 512  # characters of a tracestate; a longer one is not passed on
@@ -84,8 +84,7 @@ class Tracer:
         self.share = share
         self.emit = emit
         self._draw = draw
-        self._batch: Batch | None = None  # the newest that a traced request was in, with its times and the traced requests in it:
-        self._times: BatchTimes | None = None
+        self._batch: Batch | None = None  # the newest that a traced request was in, and the traced requests in it:
         self._members: list[tuple[int, int]] = []
 
     def wants(self, parent: Parent | None) -> bool:
@@ -97,13 +96,13 @@ class Tracer:
             return OpenSpan(self, new_id(128), 0, "", "server", started)
         return OpenSpan(self, parent.trace_id, parent.span_id, "", "server", started, parent.state, is_remote=True)
 
-    def batch_links(self, batch: Batch, trace_id: int, span_id: int) -> tuple[BatchTimes, Links]:
-        """The times of the batch, and links to the handler spans of it that were made before this one."""
-        if self._times is None or self._batch is not batch:
-            self._batch, self._times, self._members = batch, times_of(batch), []
+    def batch_links(self, batch: Batch, trace_id: int, span_id: int) -> Links:
+        """Links to the handler spans of the same batch that were made before this one."""
+        if self._batch is not batch:
+            self._batch, self._members = batch, []
         links = tuple(self._members[:MOST_LINKS])
         self._members.append((trace_id, span_id))
-        return self._times, links
+        return links
 
 
 class OpenSpan:
@@ -163,7 +162,8 @@ class JobTrace:
     def answered(self, version: Any, arrived: float, status: int, batch: Batch) -> None:
         self._name(version)
         above = self._above
-        times, links = above.tracer.batch_links(batch, above.trace_id, self._handler)
+        links = above.tracer.batch_links(batch, above.trace_id, self._handler)
+        times = version.stats.times(batch)
         version.stats.point_out(f"{above.trace_id:032x}", arrived, times)
         above.tracer.emit(partial(self._parts, times, arrived, f"status {status}" if is_failure(status) else "", links))
 

@@ -101,6 +101,8 @@ class Stats:
         "_aggregator",
         "_label_sets",
         "_serving",
+        "_timed",
+        "_times",
         "dropped_metrics",
         "ended",
         "error_log",
@@ -124,6 +126,8 @@ class Stats:
         self.failed_refusals = 0  # see `is_failure`
         self._aggregator = BatchAggregator()
         self.newest: Batch | None = None
+        self._timed: Batch | None = None
+        self._times: BatchTimes | None = None  # of that
         self.recent = RecentRequests()
         self.restarts = 0
         self.recycled: Counter[str] = Counter()  # workers that were replaced for their requests, memory, age or cores
@@ -159,7 +163,7 @@ class Stats:
         """Of the newest batch, what TorchServe's thread for a worker is busy with: the way to it and back, and its wait there."""
         if self.newest is None:
             return 0.0
-        times = times_of(self.newest)
+        times = self.times(self.newest)
         return max(0.0, times.answered - times.sent - (times.done - times.began))
 
     def add_batch(self, newest: Batch, jobs: Sequence[QueuedRequest]) -> None:
@@ -179,6 +183,12 @@ class Stats:
             recent.add(newest, b"\n".join([job.request_id for job in jobs]))
         if self.journal is not None:
             self.journal.add_batch(self.last_queue_seconds, self.last_worker_seconds)
+
+    def times(self, batch: Batch) -> BatchTimes:
+        """Computed once for the requests of a batch."""
+        if self._times is None or self._timed is not batch:
+            self._timed, self._times = batch, times_of(batch)
+        return self._times
 
     def keep(self, request_id: bytes, arrived: float, status: int, times: BatchTimes) -> None:
         """Remember this request, however many others there are. `times`: of its batch."""

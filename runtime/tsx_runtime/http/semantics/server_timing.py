@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from tsx_runtime.api.headers import Pair
 from tsx_runtime.core.scheduling.job import Job, WaitingJob
-from tsx_runtime.core.telemetry.batch_times import Batch, BatchTimes, times_of
+from tsx_runtime.core.telemetry.batch_times import Batch, BatchTimes
 from tsx_runtime.core.telemetry.tracing import parent_of
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.wire import Body, Buffer
@@ -48,7 +48,7 @@ def server_timing(times: BatchTimes, arrived: float) -> bytes:
 
 def timing_header(request: TimingRequest, stats: Stats, job: Job, status: int, batch: Batch) -> bytes:
     """The value of `Server-Timing` where it is asked for; the request is remembered, and its trace pointed to, in any case."""
-    times = times_of(batch)
+    times = stats.times(batch)
     stats.keep(job.request_id, job.arrived, status, times)
     if request.trace_id:
         stats.point_out(request.trace_id, job.arrived, times)

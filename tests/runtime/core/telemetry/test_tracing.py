@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime import wire
+from tests.support.batches import BATCH
 from tsx_runtime.core.telemetry.batch_times import BatchTimes
 from tsx_runtime.core.telemetry.tracing import JobTrace, OpenSpan, Parent, Span, Tracer, parent_of
 from tsx_runtime.errors import QueueFull
@@ -70,13 +70,11 @@ def passed(*arrivals: float, times: BatchTimes, status: int = 200) -> tuple[list
     """The spans of requests of one batch."""
     spans: list[Span] = []
     tracer = Tracer(1, lambda make: spans.extend(make()))
-    worker = wire.TIMES.pack(times.began, times.done - times.began, times.preprocess, times.inference, times.postprocess)
-    batch = (times.free, times.sent, times.answered, times.size, worker, b"", None)
-    stats = SimpleNamespace(point_out=lambda trace_id, arrived, times: None)
+    stats = SimpleNamespace(times=lambda batch: times, point_out=lambda trace_id, arrived, times: None)
     version = SimpleNamespace(name="m", version="1.0", stats=stats)
     for arrived in arrivals:
         above = tracer.begin(None, arrived)
-        JobTrace(above).answered(version, arrived, status, batch)
+        JobTrace(above).answered(version, arrived, status, BATCH)
     return spans, above
 
 
