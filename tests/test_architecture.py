@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -105,6 +105,34 @@ WITHOUT_CIRCLES = {
     "tsx_runtime.core",
     "tsx_runtime.http",
 }  # packages whose files import each other in no circle; those that are not here yet have one
+# The floors inside the command line, the lowest first: what stands in one row may import the rows above it, and not its neighbours.
+CLI_FLOORS: Mapping[str, Sequence[str]] = {
+    "tsx_cli": ("common", "archive", "bench config init models requests serve", "deploy", "check", "main", "__main__"),
+    "tsx_cli.bench": (
+        "model",
+        "workload",
+        "generator",
+        "measure",
+        "report search",
+        "storage",
+        "capacity commands",
+        "torchserve",
+        "dispatch",
+        "command",
+    ),
+    "tsx_cli.deploy": (
+        "errors spec",
+        "engine",
+        "aws",
+        "preflight",
+        "image",
+        "aws.kinds",
+        "aws_lambda container sagemaker",
+        "kubernetes",
+        "emit",
+        "commands",
+    ),
+}
 
 RECKONS = {"numpy", "PIL"}  # what a benchmark's own processes import, in the functions that need it
 COUNT = {
@@ -189,6 +217,21 @@ def test_no_files_of_a_package_import_each_other_in_a_circle(package: str) -> No
     while free := {module for module, others in left.items() if not others & left.keys()}:
         left = {module: others for module, others in left.items() if module not in free}
     assert not left, "these import each other, or what does"
+
+
+def floor(room: str, module: str) -> tuple[int, str] | None:
+    """The row of CLI_FLOORS and the name in it that a module belongs to; None for the room's own top and for other rooms."""
+    rows = {f"{room}.{name}": number for number, row in enumerate(CLI_FLOORS[room]) for name in row.split()}
+    name = max((name for name in rows if module == name or module.startswith(f"{name}.")), key=len, default=None)
+    return None if name is None else (rows[name], name)
+
+
+@pytest.mark.parametrize(("room", "module"), [(room, name) for room in CLI_FLOORS for name in MODULES if name.startswith(f"{room}.")])
+def test_imports_inside_the_command_line_point_down_its_floors(room: str, module: str) -> None:
+    here = floor(room, module)
+    assert here is not None, f"{module} stands on no floor: add it to CLI_FLOORS"
+    found = [(line, name, floor(room, name)) for name, line in imported(module, MODULES[module])]
+    assert not [f"line {line}: {name}" for line, name, there in found if there is not None and there[1] != here[1] and there[0] >= here[0]]
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name in CORE - PRELOADS or not is_below(name, ["tsx_runtime.worker"])])

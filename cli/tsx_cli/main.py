@@ -19,7 +19,7 @@ class Commands(LazyGroup):
     entries = {
         "archive": ("tsx_cli.archive.command", "Pack a trained model into one .mar file; inspect, verify, unpack or check one."),
         "serve": ("tsx_cli.serve.command", "Serve archives, model directories or bare model files on this machine."),
-        "bench": ("tsx_cli.bench.commands.command", "Find the best way to run a model within a latency bound, by measuring it."),
+        "bench": ("tsx_cli.bench.command", "Find the best way to run a model within a latency bound, by measuring it."),
         "deploy": (
             "tsx_cli.deploy.commands.command",
             "Bring an archive to a container, Kubernetes, SageMaker or Lambda, by a plan that is shown first.",

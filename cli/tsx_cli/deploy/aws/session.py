@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from tsx_cli.common.failure import CliError
+from tsx_cli.deploy.errors import CloudError
 
 T = TypeVar("T")
 
@@ -29,14 +30,6 @@ ABSENT = frozenset(
 NO_CREDENTIALS = frozenset(
     {"ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId"}
 )
-
-
-class CloudError(CliError):
-    """What AWS said, with its code."""
-
-    def __init__(self, message: str, code: str = "") -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Cloud:

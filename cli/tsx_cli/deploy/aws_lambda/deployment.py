@@ -10,17 +10,17 @@ from datetime import datetime, timezone
 from typing import Any
 
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.aws.kinds.autoscaling import is_somebody_elses
+from tsx_cli.deploy.aws.kinds.autoscaling import ScalableTarget, is_somebody_elses
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
-from tsx_cli.deploy.aws.session import Cloud, CloudError, told
+from tsx_cli.deploy.aws.session import Cloud, told
 from tsx_cli.deploy.aws_lambda.kinds import hash_of, published
-from tsx_cli.deploy.aws_lambda.lambda_parts import mappings, statements
+from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS, mappings, statements
 from tsx_cli.deploy.aws_lambda.resources import ALIAS, alias_of, resources, scaled, scaling_rule
-from tsx_cli.deploy.commands.platforms import Version
 from tsx_cli.deploy.engine.facts import Facts
+from tsx_cli.deploy.engine.platform import Version
 from tsx_cli.deploy.engine.resources import Observed, Resource
-from tsx_cli.deploy.kinds import KINDS
+from tsx_cli.deploy.errors import CloudError
 from tsx_cli.deploy.spec import DeploySpec
 
 SCALABLE = "AWS::ApplicationAutoScaling::ScalableTarget"
@@ -184,7 +184,7 @@ def _beside(cloud: Cloud, name: str) -> list[Resource]:
 
 def _scaling(cloud: Cloud, name: str) -> list[Resource]:
     own = Resource("ScalableTarget", SCALABLE, scaled(name), {}, ("Function", "Provisioned"))
-    if _observed(cloud, own) is None:
+    if ScalableTarget().observe(cloud, own.name) is None:
         return []
     policy = f"{own.name}|{scaling_rule(name)}"
     return [own, Resource("ScalingPolicy", "AWS::ApplicationAutoScaling::ScalingPolicy", policy, {}, (own.id,))]

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from tsx_cli.deploy.aws.session import Cloud, CloudError, is_absent, looked_up, told
+from tsx_cli.deploy.aws.session import Cloud, is_absent, looked_up, told
 from tsx_cli.deploy.aws_lambda.canary import Back, Baking, Begin, Shift, Wait, decide
 from tsx_cli.deploy.engine.kind import only
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, State, Traits
+from tsx_cli.deploy.errors import CloudError
 
 CODE = ("ImageUri", "Architectures")
 CONFIGURATION = ("Role", "Description", "Timeout", "MemorySize", "EphemeralStorage", "CapacityProviderConfig", "AcceleratorConfig")

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tsx_cli.deploy.aws.session import Cloud, looked_up, told
-from tsx_cli.deploy.aws_lambda.kinds import described
-from tsx_cli.deploy.engine.kind import only
+from tsx_cli.deploy.aws_lambda.kinds import Alias, Function, Version, described
+from tsx_cli.deploy.engine.kind import Kind, only
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 
@@ -208,3 +208,15 @@ def _which(place: str) -> dict[str, str]:
 
 def _modes(properties: Mapping[str, Any]) -> dict[str, Any]:
     return only(properties, ("AuthType", "InvokeMode"))
+
+
+KINDS: Mapping[str, Kind] = {
+    "AWS::Lambda::Alias": Alias(),
+    "AWS::Lambda::CapacityProvider": CapacityProvider(),
+    "AWS::Lambda::EventSourceMapping": EventSourceMapping(),
+    "AWS::Lambda::Function": Function(),
+    "AWS::Lambda::Permission": Permission(),
+    "AWS::Lambda::Url": Url(),
+    "AWS::Lambda::Version": Version(),
+    "Tsx::Lambda::ProvisionedConcurrency": ProvisionedConcurrency(),
+}

@@ -10,10 +10,10 @@ from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.aws.kinds import ecr
 from tsx_cli.deploy.container import kinds as container_kinds
 from tsx_cli.deploy.engine.facts import Facts
+from tsx_cli.deploy.engine.kind import Kind
 from tsx_cli.deploy.engine.resources import Ref, Resource
 from tsx_cli.deploy.image.programs import Builder
 from tsx_cli.deploy.image.recipe import Local, recipe
-from tsx_cli.deploy.kinds import Kind
 from tsx_cli.deploy.preflight.limits import ARM
 from tsx_cli.deploy.spec import DeploySpec
 

@@ -9,24 +9,39 @@ from pathlib import Path
 from typing import Any
 
 from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.deploy.aws.kinds import autoscaling, cloudwatch, ecr, iam, s3
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.aws_lambda.deployment import Lambda
+from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS as LAMBDA_KINDS
 from tsx_cli.deploy.commands.images import own_repository
-from tsx_cli.deploy.commands.platforms import Platform
 from tsx_cli.deploy.container.deployment import Containers
 from tsx_cli.deploy.container.kinds import Container, Image, Machine
 from tsx_cli.deploy.engine.engine import OWNER, Engine, OnEvent
+from tsx_cli.deploy.engine.kind import Kind
+from tsx_cli.deploy.engine.platform import Platform
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.programs import Builder, Program, engine
-from tsx_cli.deploy.kinds import KINDS, Kind
 from tsx_cli.deploy.kubernetes.deployment import Kubernetes
 from tsx_cli.deploy.kubernetes.kinds import KIND as OBJECT
 from tsx_cli.deploy.kubernetes.kinds import KINDS as OBJECTS
 from tsx_cli.deploy.kubernetes.kinds import Cluster, Revision
 from tsx_cli.deploy.sagemaker.deployment import SageMaker
+from tsx_cli.deploy.sagemaker.kinds import KINDS as SAGEMAKER_KINDS
 from tsx_cli.deploy.spec import DeploySpec, read_named
 
 PLATFORMS: Mapping[str, Platform] = {"container": Containers(), "kubernetes": Kubernetes(), "lambda": Lambda(), "sagemaker": SageMaker()}
+AWS_KINDS: Mapping[str, Kind] = {
+    "AWS::ApplicationAutoScaling::ScalableTarget": autoscaling.ScalableTarget(),
+    "AWS::ApplicationAutoScaling::ScalingPolicy": autoscaling.ScalingPolicy(),
+    "AWS::CloudWatch::Alarm": cloudwatch.Alarm(),
+    "AWS::ECR::Repository": ecr.Repository(),
+    "AWS::IAM::Role": iam.Role(),
+    "AWS::S3::Bucket": s3.Bucket(),
+    "Tsx::ECR::Image": ecr.Image(),
+    "Tsx::S3::Object": s3.Object(),
+    **LAMBDA_KINDS,
+    **SAGEMAKER_KINDS,
+}
 
 Reach = Callable[[Mapping[str, Any]], tuple[Any, Mapping[str, Kind]]]  # from what is said to where it is, and what there is there
 
@@ -72,7 +87,7 @@ def _place(name: str, target: str, said: Mapping[str, Any]) -> Place:
 
 
 def _account(said: Mapping[str, Any]) -> tuple[Cloud, Mapping[str, Kind]]:
-    return Cloud(said.get("region"), said.get("profile")), KINDS
+    return Cloud(said.get("region"), said.get("profile")), AWS_KINDS
 
 
 def _machine(said: Mapping[str, Any]) -> tuple[Machine, Mapping[str, Kind]]:

@@ -11,9 +11,9 @@ from typing import Any
 
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.aws.logs import GROUPS, LAST, CloudWatch, Line, Log
-from tsx_cli.deploy.aws.session import CloudError
 from tsx_cli.deploy.commands.locations import Place
 from tsx_cli.deploy.engine.engine import DeployFailed
+from tsx_cli.deploy.errors import CloudError
 from tsx_cli.deploy.preflight.diagnosis import SILENT, diagnose
 from tsx_runtime.shared.log_format import escaped
 

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.status import Status
 
 from tsx_cli.common.output import one_line, print_table
-from tsx_cli.deploy.commands.platforms import Version
 from tsx_cli.deploy.engine.engine import Event
 from tsx_cli.deploy.engine.plan import SIGNS, Change, Plan
+from tsx_cli.deploy.engine.platform import Version
 from tsx_cli.deploy.engine.redaction import hidden
 
 LONGEST = 100  # characters of a value

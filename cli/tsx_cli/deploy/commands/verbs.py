@@ -20,13 +20,13 @@ from tsx_cli.deploy.commands.images import images
 from tsx_cli.deploy.commands.locations import Place, named
 from tsx_cli.deploy.commands.locations import place as place_of
 from tsx_cli.deploy.commands.logs_view import explain, log_of, show_lines, show_why, why
-from tsx_cli.deploy.commands.platforms import Version
 from tsx_cli.deploy.commands.show import Steps, confirm, plain, show_plan, show_status, show_versions
 from tsx_cli.deploy.emit.render import check_kind, emit
 from tsx_cli.deploy.emit.write import write
 from tsx_cli.deploy.engine.engine import DeployFailed, Engine
 from tsx_cli.deploy.engine.facts import Facts, look_at, requirements_of
 from tsx_cli.deploy.engine.plan import Plan
+from tsx_cli.deploy.engine.platform import Version
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.local import image_builder, this_machine
 from tsx_cli.deploy.image.recipe import Local

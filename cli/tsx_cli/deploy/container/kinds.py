@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tsx_cli.deploy.aws.session import CloudError
 from tsx_cli.deploy.container.resources import gpu_words
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
+from tsx_cli.deploy.errors import CloudError
 from tsx_cli.deploy.image.programs import Builder, Program
 from tsx_cli.deploy.image.recipe import Recipe
 

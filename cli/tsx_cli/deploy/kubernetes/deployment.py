@@ -9,12 +9,12 @@ from datetime import datetime
 from typing import Any
 
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.aws.session import CloudError
-from tsx_cli.deploy.commands.platforms import Version
 from tsx_cli.deploy.container.deployment import asked, token
 from tsx_cli.deploy.engine.facts import Facts
+from tsx_cli.deploy.engine.platform import Version
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.engine.tags import tags_of
+from tsx_cli.deploy.errors import CloudError
 from tsx_cli.deploy.kubernetes.kinds import KIND, REVISION, TYPES, Cluster, selector, waiting
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.spec import DeploySpec

@@ -12,11 +12,11 @@ from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
 from tsx_cli.deploy.aws.kinds.s3 import keys
 from tsx_cli.deploy.aws.session import Cloud, told
-from tsx_cli.deploy.commands.platforms import Version
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import tag_map
+from tsx_cli.deploy.engine.platform import Version
 from tsx_cli.deploy.engine.resources import Resource
-from tsx_cli.deploy.kinds import KINDS
+from tsx_cli.deploy.sagemaker.kinds import KINDS
 from tsx_cli.deploy.sagemaker.resources import VARIANT, own_bucket, prefix, resources, scaling_rule, uploads
 from tsx_cli.deploy.spec import DeploySpec
 

@@ -6,13 +6,14 @@ to another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tsx_cli.deploy.aws.session import Cloud, CloudError, looked_up, told
-from tsx_cli.deploy.engine.kind import only, tag_list, tag_map
+from tsx_cli.deploy.aws.session import Cloud, looked_up, told
+from tsx_cli.deploy.engine.kind import Kind, only, tag_list, tag_map
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
+from tsx_cli.deploy.errors import CloudError
 
 MODEL = ("PrimaryContainer", "ExecutionRoleArn", "VpcConfig", "EnableNetworkIsolation")
 CONFIG = (
@@ -133,3 +134,10 @@ def _tags(cloud: Cloud, arn: str) -> dict[str, str]:
 def _tag(cloud: Cloud, arn: str, resource: Resource) -> None:
     with told(f"tagging {resource.name}"):
         cloud.client("sagemaker").add_tags(ResourceArn=arn, Tags=tag_list(resource.tags))
+
+
+KINDS: Mapping[str, Kind] = {
+    "AWS::SageMaker::Endpoint": Endpoint(),
+    "AWS::SageMaker::EndpointConfig": EndpointConfig(),
+    "AWS::SageMaker::Model": Model(),
+}

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tsx_archiver.storage.private_directory import temporary_place
-from tsx_cli.deploy.aws.session import Cloud, CloudError, looked_up, told
+from tsx_cli.deploy.aws.session import Cloud, looked_up, told
 from tsx_cli.deploy.engine.facts import model_data
 from tsx_cli.deploy.engine.kind import tag_list
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
+from tsx_cli.deploy.errors import CloudError
 
 SHA = "tsx-sha256"  # an object's metadata: what it holds
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import typer
 
 from tsx_cli.bench.commands import options
-from tsx_cli.bench.commands.dispatch import OrAnother
+from tsx_cli.bench.dispatch import OrAnother
 from tsx_cli.common.failure import FAILED, INTERRUPTED, UsageError
 from tsx_cli.common.options import AsJson
 from tsx_cli.common.output import one_line
