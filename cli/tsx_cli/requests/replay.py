@@ -23,6 +23,7 @@ from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.options import AsJson, Config, Url, read_settings
 from tsx_cli.common.output import one_line, print_json, print_table
 from tsx_runtime.recordings import NotARecording, Recorded, read
+from tsx_runtime.shared.quantiles import nearest_rank
 
 AHEAD = 1000  # requests that may wait for a connection: who is that late reads no more of the recording
 SHOWN = 5  # requests whose answers differ
@@ -205,10 +206,7 @@ def _show(told: dict[str, Any]) -> None:
 
 
 def _ms(ordered: list[float], which: float) -> float | None:
-    """The smallest value that so large a share of all does not exceed."""
-    if not ordered:
-        return None
-    return round(1000 * ordered[max(0, math.ceil(len(ordered) * which) - 1)], 3)
+    return round(1000 * nearest_rank(ordered, which), 3) if ordered else None
 
 
 def _shown(value: float | None) -> str:

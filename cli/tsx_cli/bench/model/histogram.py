@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 from tsx_cli.bench.model.results import Latency
 from tsx_cli.bench.model.statistics import QUANTILES
+from tsx_runtime.shared.quantiles import bucket_of
 
 UNIT = 1e-7  # seconds
 BITS = 11  # a bucket holds values that are equal in so many leading bits: 2 ** 10 buckets for each doubling
@@ -65,9 +63,8 @@ class Histogram:
         ordered = sorted(self.counts)
         if not ordered:
             return 0.0
-        reached = list(accumulate(self.counts[index] for index in ordered))
-        rank = max(1, math.ceil(reached[-1] * which - 1e-9))
-        return min(upper(ordered[bisect_left(reached, rank)]) * UNIT, self.greatest)
+        index = ordered[bucket_of((self.counts[index] for index in ordered), which)]
+        return min(upper(index) * UNIT, self.greatest)
 
     def within(self, seconds: float) -> int:
         """How many there are up to so many seconds; those of the bucket that this falls into count."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from tsx_runtime.core.scheduling.batching import assign
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, JobQueue
+from tsx_runtime.shared.quantiles import nearest_rank
 
 UNCOUNTED = 0.1  # of the requests, at the beginning: the queue starts empty, which it is not later
 HALF = 0.002  # seconds of idleness after which a worker is half as slow to begin as it ever is: measured, caches and cores cool down alike
@@ -252,14 +253,10 @@ class _Run:
         answered = len(self.latencies)
         counted = sorted(self.latencies[int(answered * uncounted) :])
         mean = sum(counted) / (len(counted) or 1)
-        figures = (mean, *(_quantile(counted, share) for share in (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)))
+        figures = (mean, *(nearest_rank(counted, share) if counted else 0.0 for share in (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)))
         mean, p50, p90, p95, p99, p999, most = (1000 * figure + overhead_ms for figure in figures)
         seconds = self.now or 1e-9
         use = self.work / seconds / len(self.workers)
         sizes = dict(sorted(self.sizes.items()))
         held = 1000 * self.held / (answered or 1)
         return Simulated(answered / seconds, use, mean, p50, p90, p95, p99, p999, most, sizes, answered, self.refused, seconds, held)
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    return ordered[max(0, math.ceil(len(ordered) * share) - 1)] if ordered else 0.0

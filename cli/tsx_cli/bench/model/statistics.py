@@ -12,6 +12,7 @@ from statistics import NormalDist, fmean, median, stdev
 from typing import Literal, NamedTuple
 
 from tsx_cli.bench.model.results import Figure, Latency, Round
+from tsx_runtime.shared.quantiles import bucket_of
 
 CONFIDENCE = 0.95
 DRAWS = 400  # of a bootstrap
@@ -150,10 +151,7 @@ def merged(histograms: Sequence[Histogram]) -> list[tuple[float, int]]:
 
 def percentile(histogram: Histogram, quantile: float) -> float:
     """The upper end of the bucket in which so large a share is reached; 0 where there is nothing. `histogram` is in order."""
-    sums = list(accumulate(count for _, count in histogram))
-    if not sums or not sums[-1]:
-        return 0.0
-    return histogram[min(bisect_left(sums, quantile * sums[-1] - 1e-9), len(sums) - 1)][0]
+    return histogram[bucket_of((count for _, count in histogram), quantile)][0] if any(count for _, count in histogram) else 0.0
 
 
 def _figure_of(one: Round, which: Which) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import NamedTuple
 
 from tsx_runtime.errors import is_failure
 from tsx_runtime.plugins import ComparedAnswer
+from tsx_runtime.shared.quantiles import nearest_rank
 from tsx_runtime.shared.redaction import is_secret_header
 from tsx_runtime.wire import Body, Parts
 
@@ -95,12 +95,7 @@ class ShadowReport:
 
 
 def latency_of(ordered: list[float]) -> LatencyQuantiles:
-    return LatencyQuantiles(quantile(ordered, 0.5), quantile(ordered, 0.99))
-
-
-def quantile(ordered: list[float], part: float) -> float:
-    """The least value that so large a part of them does not exceed."""
-    return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
+    return LatencyQuantiles(nearest_rank(ordered, 0.5), nearest_rank(ordered, 0.99))
 
 
 def without_secrets(headers: Mapping[str, str]) -> dict[str, str]:

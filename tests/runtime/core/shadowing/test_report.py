@@ -5,14 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.shadowing.report import CUT, NEWEST, Excerpt, ShadowReport, excerpt_of, quantile, side_of, without_secrets
+from tsx_runtime.core.shadowing.report import CUT, NEWEST, Excerpt, ShadowReport, excerpt_of, side_of, without_secrets
 from tsx_runtime.plugins import ComparedAnswer
+from tsx_runtime.shared.quantiles import nearest_rank
 from tsx_runtime.wire import Parts
 
 
 @given(st.lists(st.floats(0, 100), min_size=1), st.floats(0.01, 1))
 def test_a_quantile_is_one_of_the_values_that_enough_others_do_not_exceed(values: list[float], part: float) -> None:
-    found = quantile(sorted(values), part)
+    found = nearest_rank(sorted(values), part)
     assert found in values
     assert sum(value <= found for value in values) >= part * len(values)
 
