@@ -10,19 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode
 
-from tsx_cli.common.failure import CliError, UsageError
-from tsx_runtime.settings.addresses import parse_address
+from tsx_cli.common.failure import CliError
+from tsx_cli.common.server_address import distrust, read_url, trusting
 from tsx_runtime.version import __version__
 
 CONNECT_TIMEOUT = 10
+ERROR_SHOWN = 200  # bytes of an error that is not in the server's own form
 TRACEBACK = "\nTraceback (most recent call last):"  # a worker's own, behind the message of a load that failed
 NOT_ALLOWED = "MethodNotAllowedException"
 WRONG_PLACE = ("ResourceNotFoundException", NOT_ALLOWED)  # what a path of another address is answered with
 WRONG_TOKEN = "InvalidKeyException"
 UNKNOWN_MODEL = ("ModelNotFoundException", "ModelVersionNotFoundException")
-ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a server on all interfaces is reached from here
 
 
 class RequestFailed(CliError):
@@ -41,7 +41,7 @@ class RequestFailed(CliError):
 
 @dataclass(frozen=True)
 class Response:
-    """An answer below 400; `parts` yields the body as it arrives."""
+    """`parts` yields the body as it arrives."""
 
     status: int
     content_type: str
@@ -58,43 +58,45 @@ class Server:
     """One address of a server. Errors are `CliError`s in the server's own words.
 
     `role` says which of a server's addresses this should be, for the case that it is another: `inference` or `management`.
+    `timeout` is in seconds, for each read; without it, the server alone limits how long a model may take. `absent` is the advice
+    where no server answers.
     """
 
-    def __init__(self, url: str, token: str | None = None, *, role: str = "inference", certificate: Path | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        role: str = "inference",
+        certificate: Path | None = None,
+        timeout: float | None = None,
+        absent: str = "start one with `tsx serve MODEL`, or say where it is with --url",
+    ) -> None:
         self.role = role
         self.url = url
-        self._certificate = certificate
-        self._socket = ""  # where it is a unix socket, its path
-        if url.startswith("unix:"):
-            self._socket = _unix_path(url)
-            url = "http://localhost"
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        try:
-            valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # of .port
-            valid = False
-        if not valid:
-            raise UsageError(_no_address(url))
-        self.prefix = parts.path.rstrip("/")
+        self.address = read_url(url)
+        self._certificate, self._timeout, self._absent = certificate, timeout, absent
         self._headers = {"User-Agent": f"tsx/{__version__}", "Connection": "close"}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
-        self._host = ANY_HOST.get(parts.hostname or "", parts.hostname or "")
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._secure = parts.scheme == "https"
 
     def call(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Response:
+        """An answer below 400; another is raised as RequestFailed."""
+        response = self.send(method, path, body, headers)
+        if response.status >= 400:
+            raise self.refusal(response.status, response.body(), path)
+        return response
+
+    def send(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Response:
+        """An answer of any status. Raises CliError where none comes."""
         connection = self.connect()
         try:
-            connection.request(method, self.prefix + path, body, {**self._headers, **(headers or {})})
+            connection.request(method, self.address.prefix + path, body, {**self._headers, **(headers or {})})
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise CliError(f"{self.url} did not answer {method} {path}: {_reason(error)}; the server's own output says more") from error
-        parts = _parts(connection, response)
-        if response.status >= 400:
-            raise self.refusal(response.status, b"".join(parts), path)
-        return Response(response.status, response.headers.get("content-type", ""), parts)
+        return Response(response.status, response.headers.get("content-type", ""), _parts(connection, response))
 
     def refusal(self, status: int, body: bytes, path: str) -> RequestFailed:
         """What an answer of 400 or more says, with the next step, where that is known here rather than on the server."""
@@ -126,22 +128,24 @@ class Server:
 
     def connect(self) -> http.client.HTTPConnection:
         connection: http.client.HTTPConnection
-        if self._socket:
-            connection = _UnixConnection(self._socket)
-        elif self._secure:
-            context = _trusting(self._certificate)
-            connection = http.client.HTTPSConnection(self._host, self._port, timeout=CONNECT_TIMEOUT, context=context)
+        host, port = self.address.host, self.address.port
+        if self.address.socket:
+            connection = _UnixConnection(self.address.socket)
+        elif self.address.secure:
+            try:
+                context = trusting(self._certificate)
+            except OSError as error:  # an ssl.SSLError is one as well
+                raise CliError(f"certificate_file: cannot read a certificate from {self._certificate}: {_reason(error)}") from error
+            connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT, context=context)
         else:
-            connection = http.client.HTTPConnection(self._host, self._port, timeout=CONNECT_TIMEOUT)
+            connection = http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT)
         try:
             connection.connect()
         except ssl.SSLError as error:
             raise CliError(f"{self.url}: {distrust(error)}") from error
         except OSError as error:
-            raise CliError(
-                f"no server answers at {self.url} ({_reason(error)}); start one with `tsx serve MODEL`, or say where it is with --url"
-            ) from error
-        connection.sock.settimeout(None)  # how long a model may take is the server's to say
+            raise CliError(f"no server answers at {self.url} ({_reason(error)}); {self._absent}") from error
+        connection.sock.settimeout(self._timeout)
         return connection
 
 
@@ -180,7 +184,7 @@ class KeptConnection:
     def _call(
         self, connection: http.client.HTTPConnection, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
     ) -> tuple[int, bytes]:
-        connection.putrequest(method, self._server.prefix + path, skip_accept_encoding=True)
+        connection.putrequest(method, self._server.address.prefix + path, skip_accept_encoding=True)
         for name, value in [*headers, *self._server.authorization.items(), ("Content-Length", str(len(body)))]:
             connection.putheader(name, value.encode("latin-1", "replace"))
         connection.endheaders(body)
@@ -200,43 +204,6 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
-
-
-def _unix_path(url: str) -> str:
-    try:
-        return parse_address(url).path
-    except ValueError:
-        raise UsageError(_no_address(url)) from None
-
-
-def _no_address(url: str) -> str:
-    return f"'{url}' is not the address of a server; one looks like http://127.0.0.1:8080, or unix:/run/tsx.sock"
-
-
-def _trusting(certificate: Path | None) -> ssl.SSLContext:
-    """Trust what this machine trusts, and the certificate that the settings give the server."""
-    context = ssl.create_default_context()
-    if certificate is not None:
-        try:
-            context.load_verify_locations(certificate)
-        except OSError as error:  # an ssl.SSLError is one as well
-            raise CliError(f"certificate_file: cannot read a certificate from {certificate}: {_reason(error)}") from error
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the server's own certificate is enough
-    return context
-
-
-def distrust(
-    error: ssl.SSLError,
-    *,
-    address: str = "--url",
-    trust: str = "set certificate_file to it, or to that of the authority that signed it (TSX_CERTIFICATE_FILE=cert.pem)",
-) -> str:
-    """Why the two do not come to speak TLS, and what to do: by the option that has the address, and by what makes it trusted."""
-    if not isinstance(error, ssl.SSLCertVerificationError):
-        return f"no server speaks TLS there ({error.reason or error}); is its address one with http://?"
-    if "ostname mismatch" in error.verify_message or "IP address mismatch" in error.verify_message:
-        return f"{error.verify_message} Give {address} a name that the certificate has, or make one with this name (subjectAltName)."
-    return f"the server's certificate is not trusted here ({error.verify_message}); {trust}"
 
 
 def path(*segments: str, **query: object) -> str:
@@ -259,6 +226,17 @@ def _parts(connection: http.client.HTTPConnection, response: http.client.HTTPRes
         raise CliError(f"the answer broke off: {_reason(error)}; the server's own output says more") from error
     finally:
         connection.close()
+
+
+def error_text(body: bytes) -> str:
+    """The message of an error answer; of anything but the server's own errors, the beginning."""
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        answer = None
+    if isinstance(answer, dict) and isinstance(answer.get("message"), str):
+        return str(answer["message"])
+    return " ".join(body[:ERROR_SHOWN].decode("utf-8", "replace").split())
 
 
 def _failure(status: int, body: bytes) -> RequestFailed:

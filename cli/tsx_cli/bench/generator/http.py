@@ -11,7 +11,8 @@ from contextlib import suppress
 from tsx_cli.bench.generator.connection import Connection
 from tsx_cli.bench.generator.load import Asker, Connect, Load
 from tsx_cli.bench.generator.plan import LoadPlan
-from tsx_cli.bench.workload.protocols import read_url, render
+from tsx_cli.bench.workload.protocols import read_target, render
+from tsx_cli.common.server_address import trusting
 
 PATIENCE = 10.0  # seconds to wait for a connection
 
@@ -22,16 +23,13 @@ def rendered(plan: LoadPlan) -> Sequence[bytes]:
 
 def context_of(plan: LoadPlan, spoken: str) -> ssl.SSLContext:
     """Who is trusted, and which protocol is to be spoken. Raises OSError where the certificate is none."""
-    trusted = ssl.create_default_context()
+    trusted = trusting(plan.certificate)
     trusted.set_alpn_protocols([spoken])
-    if plan.certificate is not None:
-        trusted.load_verify_locations(plan.certificate)
-        trusted.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the server's own certificate is enough
     return trusted
 
 
 def connector(plan: LoadPlan) -> Connect:
-    place, loop = read_url(plan.url), asyncio.get_running_loop()
+    place, loop = read_target(plan.url), asyncio.get_running_loop()
     trusted = context_of(plan, "http/1.1") if place.secure else None
 
     async def connect(load: Load) -> Asker:

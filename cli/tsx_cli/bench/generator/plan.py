@@ -9,7 +9,7 @@ from typing import IO, Any, Literal
 
 from tsx_cli.bench.model.results import Offered
 from tsx_cli.bench.workload.payloads import Payload
-from tsx_cli.bench.workload.protocols import PROTOCOLS, read_url
+from tsx_cli.bench.workload.protocols import PROTOCOLS, read_target
 from tsx_cli.common.failure import UsageError
 
 Mode = Literal["closed", "open"]
@@ -50,7 +50,7 @@ class LoadPlan:
         for wrong, told in _faults(self):
             if wrong:
                 raise UsageError(told)
-        read_url(self.url)
+        read_target(self.url)
 
     @property
     def lead(self) -> float:

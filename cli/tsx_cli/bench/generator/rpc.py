@@ -14,8 +14,9 @@ from tsx_cli.bench.generator.http import context_of
 from tsx_cli.bench.generator.load import TIMEOUT, Asker, Connect, Load
 from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.workload.payloads import Payload
-from tsx_cli.bench.workload.protocols import Place, read_url, tensor_of
+from tsx_cli.bench.workload.protocols import read_target, tensor_of
 from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.server_address import ServerAddress
 
 try:
     import grpc
@@ -81,7 +82,7 @@ class Caller:
 
 
 def connector(plan: LoadPlan) -> Connect:
-    place = read_url(plan.url)
+    place = read_target(plan.url)
     target = f"unix:{place.socket}" if place.socket else f"{f'[{place.host}]' if ':' in place.host else place.host}:{place.port}"
     metadata = () if plan.token is None else (("authorization", f"Bearer {plan.token}"),)
     trusted = context = None
@@ -105,7 +106,7 @@ def connector(plan: LoadPlan) -> Connect:
     return connect
 
 
-async def _probe(place: Place, context: ssl.SSLContext | None) -> None:
+async def _probe(place: ServerAddress, context: ssl.SSLContext | None) -> None:
     """Raises OSError, of which one of TLS says what is wrong with a certificate."""
     if place.socket:
         _, probe = await asyncio.open_unix_connection(place.socket)

@@ -19,8 +19,8 @@ from tsx_cli.bench.generator.plan import MOST_CONNECTIONS, LoadPlan, write_plan
 from tsx_cli.bench.generator.result import Measured, Noted, account
 from tsx_cli.bench.generator.schedule import due_times
 from tsx_cli.bench.workload.protocols import GRPC
-from tsx_cli.common.client import distrust
 from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.server_address import distrust
 
 TOLD_EVERY = 5  # slots
 OTHER_FILES = 64

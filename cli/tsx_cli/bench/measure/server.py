@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import urllib.request
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +20,8 @@ import psutil
 from tsx_archiver import CacheError
 from tsx_archiver.storage.locks import CAN_LOCK, FileLock
 from tsx_archiver.storage.private_directory import temporary_place
+from tsx_cli.common.client import Server
+from tsx_cli.common.failure import CliError
 
 PLACES = "tsx-bench-"  # how the names of their directories begin
 LOCK = "lock"  # a file of theirs, locked by the process that has the directory
@@ -59,10 +60,10 @@ class ServerProcess:
 
     def fetch(self, address: str, path: str) -> str:
         """Raises OSError."""
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"{address}{path}", timeout=30) as answer:
-            text: str = answer.read().decode()
-            return text
+        try:
+            return Server(address, timeout=30).call("GET", path).body().decode()
+        except CliError as error:
+            raise OSError(error.message) from error
 
     def last_words(self) -> str:
         return last_lines(self.log)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from tsx_cli.bench.measure.variants import lay_out
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Offered, Round, Stages, Usage
 from tsx_cli.bench.workload.payloads import Payload
+from tsx_cli.common.client import Server
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.plugins import ComparedAnswer
 
@@ -103,7 +103,7 @@ class Candidate:
             raise
         except CliError as error:  # of the generator, which found no server, or was killed
             raise TrialFailed(error.message) from error
-        except (OSError, http.client.HTTPException, psutil.Error) as error:
+        except (OSError, psutil.Error) as error:
             raise TrialFailed(f"the server is gone: {self.server.last_words()}") from error
         stages = scrape.stages(before, after, told.latency.mean_ms)
         told = told.model_copy(update={"served": scrape.served(before, after)})
@@ -116,21 +116,15 @@ class Candidate:
         try:
             with ThreadPoolExecutor(min(together, MOST_COMPARED)) as pool:
                 return list(pool.map(self._ask, asked))
-        except (OSError, http.client.HTTPException) as error:
-            raise TrialFailed(f"it does not answer: {error}; {self.server.last_words()}") from error
+        except CliError as error:
+            raise TrialFailed(f"{error.message}: {self.server.last_words()}") from error
 
     def _ask(self, payload: Payload) -> ComparedAnswer:
-        host, _, port = self.server.inference.removeprefix("http://").rpartition(":")
-        connection = http.client.HTTPConnection(host, int(port), timeout=self.target.timeout)
+        server = Server(self.server.inference, timeout=self.target.timeout)
         headers = dict(payload.headers) | ({"Content-Type": payload.content_type} if payload.content_type else {})
-        try:
-            query = f"?{payload.query}" if payload.query else ""
-            connection.request("POST", f"/predictions/{quote(self.target.name)}{query}", payload.body, headers)
-            answer = connection.getresponse()
-            told = {name.lower(): value for name, value in answer.getheaders() if name.lower() == "content-type"}
-            return ComparedAnswer(answer.status, told, answer.read())
-        finally:
-            connection.close()
+        query = f"?{payload.query}" if payload.query else ""
+        answer = server.send("POST", f"/predictions/{quote(self.target.name)}{query}", payload.body, headers)
+        return ComparedAnswer(answer.status, {"content-type": answer.content_type} if answer.content_type else {}, answer.body())
 
     def _scrape(self) -> scrape.Scraped:
         return scrape.parse(self.server.fetch(self.server.metrics, "/metrics"), self.target.name)

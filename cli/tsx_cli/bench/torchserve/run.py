@@ -21,7 +21,7 @@ from tsx_cli.bench.report import write_report
 from tsx_cli.bench.torchserve import logs, tables
 from tsx_cli.bench.torchserve.plan import Case, Plan
 from tsx_cli.bench.workload.payloads import mix, read_payloads
-from tsx_cli.bench.workload.protocols import read_url
+from tsx_cli.bench.workload.protocols import read_target
 from tsx_cli.common.client import Server, path
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.version import __version__
@@ -51,7 +51,7 @@ class Running(NamedTuple):
 
 def management_of(inference: str) -> str:
     """Where a server is managed that says nothing else: at the next port, as TorchServe and tsx have it. Raises UsageError."""
-    place = read_url(inference)
+    place = read_target(inference)
     if place.socket:
         raise UsageError(f"the server at {inference} is managed at another address: say which with --management URL")
     host = f"[{place.host}]" if ":" in place.host else place.host

@@ -6,51 +6,20 @@ import base64
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from tsx_cli.bench.workload.payloads import NOT_SENT, Payload
 from tsx_cli.common.failure import UsageError
-from tsx_runtime.settings.addresses import parse_address
+from tsx_cli.common.server_address import ServerAddress, read_url
 
 GRPC = ("grpc", "kserve-v2-grpc")
 BINARY_HEAD = "Inference-Header-Content-Length"  # of the Open Inference Protocol's binary tensors
 QUERY = "%=&+;,/?:@!$'()*~[]"  # what stays as it is
-ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a server on all interfaces is reached from here
 
 
-class Place(NamedTuple):
-    """Where a server is; with a `socket`, it is that unix socket. `prefix` goes before the paths of the protocol."""
-
-    host: str
-    port: int
-    prefix: str = ""
-    secure: bool = False
-    socket: str = ""
-
-    @property
-    def authority(self) -> str:
-        if self.socket:
-            return "localhost"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == (443 if self.secure else 80) else f"{host}:{self.port}"
-
-
-def read_url(url: str) -> Place:
+def read_target(url: str) -> ServerAddress:
     """Raises UsageError."""
-    try:
-        if url.startswith("unix:"):
-            return Place("", 0, socket=parse_address(url).path)
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        port = parts.port
-        host = (parts.hostname or "").encode("idna").decode()  # raises UnicodeError, a ValueError
-        if parts.scheme not in ("http", "https", "grpc") or not host.isprintable() or not host or " " in host or port == 0:
-            raise ValueError
-        if parts.query or parts.fragment or parts.username is not None:
-            raise ValueError
-    except ValueError:
-        raise UsageError(f"'{url}' is not the address of a server; one looks like http://127.0.0.1:8080, or unix:/run/tsx.sock") from None
-    secure = parts.scheme == "https"
-    return Place(ANY_HOST.get(host, host), port or (443 if secure else 80), parts.path.rstrip("/"), secure)
+    return read_url(url, ("http", "https", "grpc"))
 
 
 class Sent(NamedTuple):
@@ -120,7 +89,7 @@ def render(protocol: str, url: str, model: str, payload: Payload, token: str | N
     """The whole request, as HTTP/1.1 writes it. Raises UsageError."""
     if protocol not in FORMS:
         raise UsageError(f"'{protocol}' is no protocol over HTTP; there are {', '.join(FORMS)}")
-    place = read_url(url)
+    place = read_target(url)
     sent = FORMS[protocol](model, version, payload)
     path = quote(place.prefix) + sent.path or "/"
     if payload.query:

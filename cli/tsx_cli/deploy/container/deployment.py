@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
 
+from tsx_cli.common.client import Server, path
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.container.kinds import Machine, health_of, labels_of, tags_of
 from tsx_cli.deploy.container.resources import INSIDE, OPEN, run_words, wants_tokens
@@ -99,8 +97,7 @@ class Containers:
         if not there:
             raise CloudError(f"{name} does not run; `tsx deploy status` says what became of it")
         model = tags_of(there[0]).get("tsx:model", name).partition("/")[0]
-        headers = {"Content-Type": content_type, **({"Accept": accept} if accept else {}), **token()}
-        return asked(f"{_address(there[0])}/predictions/{model}", body, headers)
+        return predict(_address(there[0]), model, body, content_type, accept)
 
     def logs(self, cloud: Machine, name: str, *, lines: int | None, since: str | None, follow: bool) -> Iterator[str]:
         """Of the one that runs, else of the newest. Raises CliError where there is none."""
@@ -112,29 +109,12 @@ class Containers:
         return cloud.follow(_name(current), [*words, *(["--follow"] if follow else [])])
 
 
-def token() -> dict[str, str]:
-    """The header that a server with tokens asks for."""
-    own = os.environ.get("TSX_INFERENCE_TOKEN")
-    return {"Authorization": f"Bearer {own}"} if own else {}
-
-
-def asked(url: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-    """Raises CloudError with what the server said."""
-    try:
-        with urlopen(Request(url, data=body, headers=dict(headers), method="POST")) as answer:
-            return bytes(answer.read())
-    except HTTPError as error:
-        raise CloudError(f"asking {url}: {error.code}: {_said(error.read())}") from error
-    except (URLError, OSError) as error:
-        raise CloudError(f"asking {url}: {getattr(error, 'reason', error)}") from error
-
-
-def _said(answer: bytes) -> str:
-    try:
-        found = json.loads(answer)
-    except ValueError:
-        found = None
-    return str(found["message"]) if isinstance(found, dict) and "message" in found else answer[:500].decode(errors="replace")
+def predict(address: str, model: str, body: bytes, content_type: str, accept: str | None) -> bytes:
+    """With the token of the environment. Raises CliError."""
+    token = os.environ.get("TSX_INFERENCE_TOKEN") or None
+    headers = {"Content-Type": content_type, **({"Accept": accept} if accept else {})}
+    server = Server(address, token, absent="`tsx deploy status` says what became of it")
+    return server.call("POST", path("predictions", model), body, headers).body()
 
 
 def _name(container: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.container.deployment import asked, token
+from tsx_cli.deploy.container.deployment import predict
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.platform import Version
 from tsx_cli.deploy.engine.resources import Resource
@@ -109,14 +109,13 @@ class Kubernetes:
                 f"there is no Deployment {name} in {cloud.region}; an InferenceService is asked at the address that status tells"
             )
         model = _annotations(there).get("tsx/model", name).partition("/")[0]
-        headers = {"Content-Type": content_type, **({"Accept": accept} if accept else {}), **token()}
         lines = cloud.program.lines("port-forward", "--namespace", cloud.namespace, f"service/{name}", ":8080")
         with contextlib.closing(lines):
             first = next(lines, "kubectl port-forward said nothing")
             port = _FORWARDED.match(first)
             if port is None:
                 raise CloudError(f"no way to {name}: {first}")
-            return asked(f"http://127.0.0.1:{port[1]}/predictions/{model}", body, headers)
+            return predict(f"http://127.0.0.1:{port[1]}", model, body, content_type, accept)
 
     def logs(self, cloud: Cluster, name: str, *, lines: int | None, since: str | None, follow: bool) -> Iterator[str]:
         """Of all its pods, each line with its pod's name."""

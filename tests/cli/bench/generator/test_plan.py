@@ -22,7 +22,7 @@ from tsx_cli.bench.generator.result import Measured, Noted, account, corrected_p
 from tsx_cli.bench.generator.schedule import constant, poisson, recorded
 from tsx_cli.bench.model.histogram import BITS, UNIT, Histogram, bucket, upper
 from tsx_cli.bench.workload.payloads import Payload
-from tsx_cli.bench.workload.protocols import PROTOCOLS, read_url, render, tensor_of
+from tsx_cli.bench.workload.protocols import PROTOCOLS, read_target, render, tensor_of
 from tsx_cli.common.failure import UsageError
 
 ONE = (Payload(b'{"x":1}', "application/json"),)
@@ -257,8 +257,8 @@ def test_what_is_no_tensor_is_none(value: Any) -> None:
 
 
 def test_addresses_of_servers() -> None:
-    assert read_url("127.0.0.1:8080").authority == "127.0.0.1:8080"
-    assert read_url("http://0.0.0.0:8080").host == "127.0.0.1"
-    assert read_url("https://there/a/") == ("there", 443, "/a", True, "")
-    assert read_url("http://[::1]:80").authority == "[::1]"
-    assert read_url("unix:/run/tsx.sock").socket == "/run/tsx.sock"
+    assert read_target("127.0.0.1:8080").authority == "127.0.0.1:8080"
+    assert read_target("http://0.0.0.0:8080").host == "127.0.0.1"
+    assert read_target("https://there/a/") == ("there", 443, "/a", True, "")
+    assert read_target("http://[::1]:80").authority == "[::1]"
+    assert read_target("unix:/run/tsx.sock").socket == "/run/tsx.sock"

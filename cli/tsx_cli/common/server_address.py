@@ -1,0 +1,72 @@
+"""Where a server is, and whose certificate is trusted there: for the client of the commands and for the load generator."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from tsx_cli.common.failure import UsageError
+from tsx_runtime.settings.addresses import parse_address
+
+ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a server on all interfaces is reached from here
+
+
+class ServerAddress(NamedTuple):
+    """With a `socket`, it is that unix socket. `prefix` goes before the paths of the API."""
+
+    host: str
+    port: int
+    prefix: str = ""
+    secure: bool = False
+    socket: str = ""
+
+    @property
+    def authority(self) -> str:
+        if self.socket:
+            return "localhost"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.secure else 80) else f"{host}:{self.port}"
+
+
+def read_url(url: str, schemes: Collection[str] = ("http", "https")) -> ServerAddress:
+    """Raises UsageError."""
+    try:
+        if url.startswith("unix:"):
+            return ServerAddress("", 0, socket=parse_address(url).path)
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        port = parts.port
+        host = (parts.hostname or "").encode("idna").decode()  # raises UnicodeError, a ValueError
+        if parts.scheme not in schemes or not host.isprintable() or not host or " " in host or port == 0:
+            raise ValueError
+        if parts.query or parts.fragment or parts.username is not None:
+            raise ValueError
+    except ValueError:
+        raise UsageError(f"'{url}' is not the address of a server; one looks like http://127.0.0.1:8080, or unix:/run/tsx.sock") from None
+    secure = parts.scheme == "https"
+    return ServerAddress(ANY_HOST.get(host, host), port or (443 if secure else 80), parts.path.rstrip("/"), secure)
+
+
+def trusting(certificate: str | Path | None) -> ssl.SSLContext:
+    """Trust what this machine trusts, and `certificate`. Raises OSError where that file holds none."""
+    context = ssl.create_default_context()
+    if certificate is not None:
+        context.load_verify_locations(certificate)
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the server's own certificate is enough
+    return context
+
+
+def distrust(
+    error: ssl.SSLError,
+    *,
+    address: str = "--url",
+    trust: str = "set certificate_file to it, or to that of the authority that signed it (TSX_CERTIFICATE_FILE=cert.pem)",
+) -> str:
+    """Why the TLS handshake failed and what to do; `address` is the option that has the URL, `trust` how to trust a certificate."""
+    if not isinstance(error, ssl.SSLCertVerificationError):
+        return f"no server speaks TLS there ({error.reason or error}); is its address one with http://?"
+    if "ostname mismatch" in error.verify_message or "IP address mismatch" in error.verify_message:
+        return f"{error.verify_message} Give {address} a name that the certificate has, or make one with this name (subjectAltName)."
+    return f"the server's certificate is not trusted here ({error.verify_message}); {trust}"
