@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tsx_archiver import open_archive
-from tsx_cli.common.answer_comparison import Reply, clip, difference, findings
+from tsx_cli.archive.answer_comparison import difference, findings
 from tsx_cli.common.inputs import guess_content_type, samples_in
 from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.standalone import open_model
 from tsx_runtime.core.scheduling.job import WaitingJob
+from tsx_runtime.core.shadowing.difference import excerpt
 from tsx_runtime.errors import LoadFailed, TsxError
+from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.settings.schema import Settings
 
 MOST_IN_A_BATCH = 16
@@ -67,14 +69,15 @@ async def _compare(version: ModelVersion, samples: list[Sample], tolerance: floa
     alone = [await _send(version, sample) for sample in samples]
     again = await _send(version, samples[0])
     if difference(alone[0], again, tolerance) is not None:
-        return [f"{samples[0].name}: two answers to it alone differ: {clip(alone[0].body)}, {clip(again.body)}; is the model in eval mode?"]
+        both = f"{excerpt(alone[0].body)}, {excerpt(again.body)}"
+        return [f"{samples[0].name}: two answers to it alone differ: {both}; is the model in eval mode?"]
     # One more than a batch holds: whether the first or the last of them leaves alone, the others fill a batch that has every sample.
     order = [index % len(samples) for index in range(version.batch_size + 1)]
     batched = await asyncio.gather(*(_send(version, samples[index]) for index in order))
     return findings([samples[index].name for index in order], [alone[index] for index in order], batched, tolerance)
 
 
-async def _send(version: ModelVersion, sample: Sample) -> Reply:
+async def _send(version: ModelVersion, sample: Sample) -> ComparedAnswer:
     headers = [(b"content-type", sample.content_type.encode()), (b"content-length", str(len(sample.body)).encode())]
     job = WaitingJob(wire.request_meta(uuid.uuid4().hex, b"", headers), sample.body, time.monotonic())
     version.submit(job)
@@ -82,10 +85,9 @@ async def _send(version: ModelVersion, sample: Sample) -> Reply:
         answer = await job.done
         body = await answer.whole(version.max_response_size)
     except TsxError as error:
-        return Reply(error.status, "", error.message.encode())
-    block = str(answer.headers, "latin-1")
-    content_type = next((value for name, value in wire.parse_header_block(block) if name.lower() == "content-type"), "")
-    return Reply(answer.status, content_type, body)
+        return ComparedAnswer(error.status, {}, error.message.encode())
+    given = {name.lower(): value for name, value in wire.parse_header_block(str(answer.headers, "latin-1"))}
+    return ComparedAnswer(answer.status, given, body)
 
 
 def read_sample(path: Path) -> Sample:

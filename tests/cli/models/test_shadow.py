@@ -102,7 +102,7 @@ def test_a_shadow_is_begun_shown_and_ended_from_a_terminal(
         assert shown[1].endswith("1 copied, 0 of them under way")
         assert shown[2] == "0 agreed, 1 disagreed (100 %; 95 % sure: 20.7 % to 100 %)"
         assert [line.split()[0] for line in shown[3:6]] == ["newest", "primary", "shadow"]
-        assert shown[7].endswith(": the best: 1.0, and 2.0 of the shadow")
+        assert shown[7].endswith(": top labels: 1.0 (primary), 2.0 (shadow)")
         assert shown[8] == "  request  a question"
         changed = shadow("--share", "50%", "--ignore", "label", "--ignore", "took").splitlines()
         assert changed[0] == "twin: 50 % to version 2.0, compared by top-k, without label, took; running"

@@ -15,7 +15,7 @@ from typing import Protocol
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Accuracy
 from tsx_cli.bench.workload.payloads import Payload
-from tsx_cli.common.answer_comparison import reason
+from tsx_cli.common.client import error_text
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.core.shadowing.comparison import compare
 from tsx_runtime.plugins import ComparedAnswer
@@ -80,7 +80,7 @@ class Guard:
         for payload in self._payloads:
             first += archive.answers([payload], 1)
             if first[-1].status >= 400:
-                said = f"the archive as it is answers an input with {first[-1].status}: {reason(first[-1].body).rstrip('.')}"
+                said = f"the archive as it is answers an input with {first[-1].status}: {error_text(first[-1].body).rstrip('.')}"
                 raise CliError(f"{said}. Correct {'the handler, or ' if first[-1].status >= 500 else ''}--input or --content-type")
             if self._clock() > ends:
                 break
@@ -110,17 +110,8 @@ def compare_answers(
     for position, answer in enumerate(answers):
         at = position % len(reference)
         request = payloads[at].body if at < len(payloads) else b""
-        told = compare(tolerance, request, reference[at], answer)
-        if told is not None:
+        found = compare(tolerance, request, reference[at], answer)
+        if found is not None:
             different += 1
-            worst = worst or f"input {at + 1}: {_in_words_of_benchmarks(told)}"
+            worst = worst or f"input {at + 1}: {found.between('archive', 'this configuration')}"
     return Accuracy(same=not different, compared=len(answers), different=different, worst=worst)
-
-
-def _in_words_of_benchmarks(told: str) -> str:
-    """What compares speaks of a client, who gets the reference, and of a shadow."""
-    return (
-        told.replace(" of the shadow", " of this configuration")
-        .replace("the shadow's answer", "this configuration's answer")
-        .replace("the client's answer", "the archive's answer")
-    )

@@ -17,7 +17,7 @@ from tsx_cli.bench.measure.standalone_worker import LoneWorker, WorkerFailed, ba
 from tsx_cli.bench.model.configuration import AS_IS, Configuration
 from tsx_cli.bench.model.results import Curve, CurvePoint
 from tsx_cli.bench.workload.payloads import Payload
-from tsx_cli.common.answer_comparison import reason
+from tsx_cli.common.client import error_text
 from tsx_runtime.wire import Item
 
 CHUNK = 0.2  # seconds of batches between two looks at them, at most
@@ -107,7 +107,7 @@ def chunk_of(worker: LoneWorker, items: Sequence[Item], size: int, first: int, s
         reply = worker.answer(batch_of(items, size, first + len(samples)))
         refused = next(((status, body) for status, body in reply.answers if status >= 400), None)
         if refused is not None:
-            raise WorkerFailed(f"a batch of {size} was answered {refused[0]}: {reason(refused[1])}")
+            raise WorkerFailed(f"a batch of {size} was answered {refused[0]}: {error_text(refused[1])}")
         samples.append(Sample(reply.seconds, reply.stages))
     return samples
 

@@ -1,56 +1,73 @@
-"""Whether two versions answered alike: exactly, within a tolerance, by their best labels, or as a plugin judges. Pure functions.
+"""Whether two answers agree: exactly, within a tolerance, by their top labels, or as a plugin judges. Pure functions.
 
-Each returns None where the answers agree, else a sentence that says where they do not.
+Each returns None where the answers agree, else the first difference.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from tsx_runtime.core.shadowing.difference import Difference, count, excerpt
 from tsx_runtime.core.shadowing.response_body import NO_JSON, read_answer
-from tsx_runtime.core.shadowing.top_k import first_difference
+from tsx_runtime.core.shadowing.top_k import first_difference, is_number
 from tsx_runtime.errors import is_failure
 from tsx_runtime.plugins import ComparedAnswer, Comparison
 from tsx_runtime.settings.traffic_policy import Compare
 
-RTOL, ATOL = 1e-4, 1e-6  # where nothing else is said: what numbers of float32 differ by between two machines, and some more
-BEST = 1  # label, of the kind top-k
-SHOWN = 60  # characters of a value that a sentence quotes
+RTOL, ATOL = 1e-4, 1e-6  # the defaults: what numbers of float32 differ by between two machines, and some more
+TOP = 1  # label, of the kind top-k
 
 Path = tuple[str, ...]
 Same = Callable[[Any, Any], bool]
 
 
-def compare(how: Compare, request: bytes, first: ComparedAnswer, second: ComparedAnswer, plugin: Comparison | None = None) -> str | None:
-    """`first` is what the client got, `plugin` the function for the kind of that name."""
-    if first.status != second.status:
-        return f"status {first.status}, and {second.status} of the shadow"
-    if is_failure(first.status):
-        return None  # both failed, each in its own words
+def compare(
+    how: Compare, request: bytes, expected: ComparedAnswer, actual: ComparedAnswer, plugin: Comparison | None = None
+) -> Difference | None:
+    """`plugin` is the function for the kind of that name."""
+    if expected.status != actual.status:
+        return Difference("status", (), str(expected.status), str(actual.status))
+    if is_failure(expected.status):
+        return None  # the text of an error may name a request or a time
     if plugin is not None:
-        return _judged(plugin(request, first, second))
-    if first.body == second.body:
+        return _verdict(plugin(request, expected, actual))
+    return compare_bodies(expected, actual, partial(_compare_values, how, expected, actual))
+
+
+def compare_bodies(
+    expected: ComparedAnswer, actual: ComparedAnswer, compare_values: Callable[[Any, Any], Difference | None]
+) -> Difference | None:
+    """By `compare_values` where both are JSON, else to the byte."""
+    if expected.body == actual.body:
         return None
-    one, other = read_answer(first), read_answer(second)
-    if one is NO_JSON or other is NO_JSON:
-        return _kinds_differ(one, other) or _bytes_differ(first.body, second.body)
+    one, other = read_answer(expected), read_answer(actual)
+    if (one is NO_JSON) != (other is NO_JSON):
+        return Difference("value", (), *("not JSON" if value is NO_JSON else "JSON" for value in (one, other)))
+    return _bytes_differ(expected.body, actual.body) if one is NO_JSON else compare_values(one, other)
+
+
+def _compare_values(how: Compare, expected: ComparedAnswer, actual: ComparedAnswer, one: Any, other: Any) -> Difference | None:
     ignored = [tuple(path.split(".")) for path in how.ignore]
     if _names_its_version(one) and _names_its_version(other):
         ignored.append(("model_version",))
     if how.kind == "exact" and not ignored:
-        return differing(one, other, same_exactly) or _bytes_differ(first.body, second.body)
+        return differing(one, other, same_exactly) or _bytes_differ(expected.body, actual.body)
     if how.kind == "top-k":
-        return first_difference(without(one, ignored), without(other, ignored), BEST if how.k is None else how.k)
+        return first_difference(without(one, ignored), without(other, ignored), TOP if how.k is None else how.k)
     if how.kind == "numeric":
         return differing(one, other, within(RTOL if how.rtol is None else how.rtol, ATOL if how.atol is None else how.atol), ignored)
     return differing(one, other, same_exactly, ignored)
 
 
-def differing(first: Any, second: Any, same: Same, ignored: Sequence[Path] = ()) -> str | None:
-    """Of two JSON values, where they differ; `same` says it of what is neither an object nor a list. However deep they are."""
-    todo: list[tuple[Path, Any, Any]] = [((), first, second)]
+def differing(expected: Any, actual: Any, same: Same, ignored: Sequence[Path] = (), *, ordered: bool = False) -> Difference | None:
+    """The first difference of two JSON values, however deep; `same` compares what is neither an object nor a list.
+
+    With `ordered`, the order of keys counts.
+    """
+    todo: list[tuple[Path, Any, Any]] = [((), expected, actual)]
     while todo:
         path, one, other = todo.pop()
         if isinstance(one, dict) and isinstance(other, dict):
@@ -58,30 +75,32 @@ def differing(first: Any, second: Any, same: Same, ignored: Sequence[Path] = ())
                 if _is_ignored((*path, key), ignored):
                     continue
                 if key not in one or key not in other:
-                    return f"{_place((*path, key))}: only the {'shadow' if key in other else 'client'}'s answer has it"
+                    return Difference("presence", (*path, key), *("present" if key in each else "absent" for each in (one, other)))
                 todo.append(((*path, key), one[key], other[key]))
+            if ordered and list(one) != list(other):
+                return Difference("key order", path, ", ".join(one), ", ".join(other), "the keys are in another order")
         elif isinstance(one, list) and isinstance(other, list):
             if len(one) != len(other):
-                return f"{_place(path)}: {len(one)} items, and {len(other)} of the shadow"
+                return Difference("length", path, count(len(one), "item"), count(len(other), "item"))
             for index, (item, its) in enumerate(zip(one, other, strict=True)):
                 settled = not isinstance(item, dict | list) and same(item, its)  # as most numbers are, which costs no path
                 if not settled and not _is_ignored((*path, str(index)), ignored):
                     todo.append(((*path, str(index)), item, its))
         elif not same(one, other):
-            return f"{_place(path)}: {_shown(one)}, and {_shown(other)} of the shadow"
+            return Difference("value", path, excerpt(one), excerpt(other))
     return None
 
 
 def same_exactly(one: Any, other: Any) -> bool:
-    """Of the same type as well: neither is 1 the same as true, nor as 1.0."""
+    """Of the same type as well: 1 differs from true and from 1.0."""
     return type(one) is type(other) and (one == other or (one != one and other != other))  # NaN is not itself
 
 
 def within(rtol: float, atol: float) -> Same:
-    """Numbers that are not further apart than `atol + rtol * |the client's|`; anything else must be the same."""
+    """Numbers that are not further apart than `atol + rtol * |expected|`; anything else must be the same."""
 
     def same(one: Any, other: Any) -> bool:
-        if not (_is_number(one) and _is_number(other)):
+        if not (is_number(one) and is_number(other)):
             return same_exactly(one, other)
         if one == other or (one != one and other != other):
             return True
@@ -112,34 +131,22 @@ def _cut(value: Any, path: Path) -> Any:
     return value
 
 
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float)
-
-
-def _judged(verdict: object) -> str | None:
-    """What a plugin said."""
-    if isinstance(verdict, bool):
-        return None if verdict else "the plugin says that they differ"
-    if not isinstance(verdict, str):
-        raise TypeError(f"it returned a {type(verdict).__name__}, neither True nor False nor a text that says why not")
-    return verdict or "the plugin says that they differ"
-
-
-def _kinds_differ(one: Any, other: Any) -> str | None:
-    if (one is NO_JSON) == (other is NO_JSON):
+def _verdict(verdict: object) -> Difference | None:
+    if verdict is True:
         return None
-    return f"the {'shadow' if one is NO_JSON else 'client'}'s answer is JSON, and the other is not"
+    if verdict is not False and not isinstance(verdict, str):
+        raise TypeError(f"it returned a {type(verdict).__name__}, neither True nor False nor a text that says why not")
+    return Difference("plugin", detail=str(verdict or "the plugin says that they differ"))
 
 
-def _bytes_differ(first: bytes, second: bytes) -> str:
-    """Where the first difference is, found in steps of a size that costs nothing."""
+def _bytes_differ(first: bytes, second: bytes) -> Difference:
+    """Found in steps of a size that costs nothing."""
     place, step = 0, 4096
     while step:
         while first[place : place + step] == second[place : place + step] and place < len(first):
             place += step
         step //= 16
-    lengths = f"{len(first)} bytes, and {len(second)} of the shadow; " if len(first) != len(second) else ""
-    return f"{lengths}the bodies differ from byte {place} on"
+    return Difference("body", (), count(len(first), "byte"), count(len(second), "byte"), f"they differ from byte {place} on")
 
 
 def _names_its_version(value: Any) -> bool:
@@ -151,12 +158,3 @@ def _is_ignored(path: Path, ignored: Sequence[Path]) -> bool:
     return any(
         len(path) == len(pattern) and all(word in ("*", part) for word, part in zip(pattern, path, strict=True)) for pattern in ignored
     )
-
-
-def _place(path: Path) -> str:
-    return ".".join(path) or "the whole"
-
-
-def _shown(value: Any) -> str:
-    text = f"{'an object' if isinstance(value, dict) else 'a list' if isinstance(value, list) else repr(value)}"
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -11,6 +11,7 @@ from functools import partial
 from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
 from tsx_runtime.core.models.model import Model
 from tsx_runtime.core.shadowing.comparison import compare
+from tsx_runtime.core.shadowing.difference import Difference
 from tsx_runtime.core.shadowing.mirror import Mirror, ResponsePair
 from tsx_runtime.core.shadowing.report import Example, excerpt_of, side_of, without_secrets
 from tsx_runtime.core.traffic.manager import TrafficManager
@@ -123,7 +124,7 @@ class ShadowManager:
             side_of(pair.mirror.number, pair.second, pair.seconds),
         )
         try:
-            why = await self._compare(how, pair)
+            difference = await self._compare(how, pair)
         except (TimeoutError, asyncio.TimeoutError):
             problem = f"{_named(how)} took more than {_patience(how):g} s"
         except Unavailable:
@@ -134,18 +135,19 @@ class ShadowManager:
                 logger.exception("model %s: %s; further failures are not logged", pair.mirror.name, problem)
         else:
             report.add_pair(primary, shadow)
-            if why is None:
+            if difference is None:
                 report.agreed += 1
             else:
                 report.disagreed += 1
                 id, _, headers = parse_request_meta(pair.copy.of.meta)
                 shown = without_secrets(dict(parse_header_block(headers)))
-                report.add_example(Example(datetime.now(timezone.utc), why[:1000], id, shown, excerpt_of(pair.copy.body), primary, shadow))
+                why = difference.between("primary", "shadow")[:1000]
+                report.add_example(Example(datetime.now(timezone.utc), why, id, shown, excerpt_of(pair.copy.body), primary, shadow))
             return
         report.uncompared += 1
         report.last_problem = problem
 
-    async def _compare(self, how: Compare, pair: ResponsePair) -> str | None:
+    async def _compare(self, how: Compare, pair: ResponsePair) -> Difference | None:
         first, second = pair.first, pair.second
         plugin = None if how.name is None else self._plugins[how.name]
         quick = first.status != second.status or first.body == second.body or len(first.body) + len(second.body) <= SMALL
@@ -166,7 +168,7 @@ def answers_alone(model: Model, traffic: Traffic) -> str:
     return f"Version {number} of model {model.name} answers all its requests itself, so there is nothing to copy to it."
 
 
-def _work(how: Compare, request: Body, first: ComparedAnswer, second: ComparedAnswer, plugin: Comparison | None) -> str | None:
+def _work(how: Compare, request: Body, first: ComparedAnswer, second: ComparedAnswer, plugin: Comparison | None) -> Difference | None:
     """In a thread."""
     return compare(how, b"" if plugin is None else _whole(request), first, second, plugin)
 

@@ -1,4 +1,4 @@
-"""Answers of classifiers by their best labels: whether two have the same k of them, wherever in the answer they are.
+"""Answers of classifiers by their top labels: whether two have the same k of them, wherever in the answer they are.
 
 What ranks labels: an object of numbers (`{"cat": 0.9, "dog": 0.1}`), a list of numbers (its labels are the places), a list of texts (the
 best first), and objects with one text and one number each, or a list of them (`[{"label": "cat", "score": 0.9}]`). A tensor of the Open
@@ -11,37 +11,39 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tsx_runtime.core.shadowing.difference import Difference, excerpt
+
 Ranking = Mapping[Any, float]  # label -> how good
 
 
-def first_difference(first: Any, second: Any, k: int) -> str | None:
-    """Of two JSON values, where they differ; None where they agree."""
-    todo: list[tuple[str, Any, Any]] = [("", first, second)]
+def first_difference(expected: Any, actual: Any, k: int) -> Difference | None:
+    """Of two JSON values; None where they agree."""
+    todo: list[tuple[tuple[str, ...], Any, Any]] = [((), expected, actual)]
     while todo:
-        place, one, other = todo.pop()
+        path, one, other = todo.pop()
         ranking, its = ranking_of(one), ranking_of(other)
         if ranking is not None and its is not None:
             if not agree(ranking, its, k):
-                return f"{place or 'the best'}: {_best(ranking, k)}, and {_best(its, k)} of the shadow"
+                return Difference("labels", path, _best(ranking, k), _best(its, k))
             continue
         one, other = _rows(one), _rows(other)
         if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-            todo.extend((f"{place}.{key}" if place else key, one[key], other[key]) for key in reversed(one))
+            todo.extend(((*path, key), one[key], other[key]) for key in reversed(one))
         elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-            todo.extend((f"{place}.{index}" if place else str(index), one[index], other[index]) for index in reversed(range(len(one))))
+            todo.extend(((*path, str(index)), one[index], other[index]) for index in reversed(range(len(one))))
         elif isinstance(one, dict | list) or isinstance(other, dict | list) or not _same(one, other):
-            return f"{place or 'the whole'}: no ranking of labels in both, and not the same"
+            return Difference("value", path, excerpt(one), excerpt(other), "neither equal nor both ranked labels")
     return None
 
 
 def ranking_of(value: Any) -> Ranking | None:
-    if isinstance(value, dict) and value and all(map(_is_number, value.values())):
+    if isinstance(value, dict) and value and all(map(is_number, value.values())):
         return value
     if isinstance(value, dict) and (pair := _pair(value)) is not None:
         return dict([pair])
     if not isinstance(value, list) or not value:
         return None
-    if len(value) > 1 and all(map(_is_number, value)):
+    if len(value) > 1 and all(map(is_number, value)):
         return dict(enumerate(value))
     if all(isinstance(item, str) for item in value):
         return {label: -place for place, label in reversed([*enumerate(value)])}  # of a label that comes twice, the better place
@@ -85,7 +87,7 @@ def _order(value: float) -> float:
     return value
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     return type(value) in (int, float)
 
 
@@ -95,7 +97,7 @@ def _same(one: object, other: object) -> bool:
 
 def _pair(item: Mapping[str, Any]) -> tuple[str, float] | None:
     texts = [value for value in item.values() if isinstance(value, str)]
-    numbers = [value for value in item.values() if _is_number(value)]
+    numbers = [value for value in item.values() if is_number(value)]
     return (texts[0], numbers[0]) if len(item) == 2 and texts and numbers else None
 
 
@@ -103,7 +105,7 @@ def _rows(value: Any) -> Any:
     """A tensor as the list of its last axes; anything else as it is."""
     if not isinstance(value, dict) or not isinstance(shape := value.get("shape"), list) or not isinstance(data := value.get("data"), list):
         return value
-    if not all(type(size) is int and size > 0 for size in shape) or math.prod(shape) != len(data) or not all(map(_is_number, data)):
+    if not all(type(size) is int and size > 0 for size in shape) or math.prod(shape) != len(data) or not all(map(is_number, data)):
         return value
     return {"shape": {"of": str(shape)}, "data": _cut(data, shape[-1] if shape else 1)}
 

@@ -65,18 +65,18 @@ def test_rounding_is_no_difference_and_another_label_is_one() -> None:
         assert compare_answers(given, rounded, how).same
         found = compare_answers(given, turned, how)
         assert (found.same, found.compared, found.different) == (False, 2, 1)
-    assert compare_answers(given, turned, parse_tolerance()).worst == "input 1: dog: 0.1, and 0.6 of this configuration"
+    assert compare_answers(given, turned, parse_tolerance()).worst == "input 1: dog: 0.1 (archive), 0.6 (this configuration)"
     assert not compare_answers(given, rounded, parse_tolerance("exact")).same
 
 
 def test_an_error_where_the_archive_answers_is_a_difference() -> None:
     found = compare_answers([answer(1)], [answer("no", 500)], parse_tolerance())
-    assert found.worst == "input 1: status 200, and 500 of this configuration"
+    assert found.worst == "input 1: status: 200 (archive), 500 (this configuration)"
 
 
 def test_answers_that_come_in_turn_are_compared_each_with_its_own_inputs() -> None:
     found = compare_answers([answer(1), answer(2)], [answer(each) for each in (1, 2, 1, 2, 2)], parse_tolerance())
-    assert (found.compared, found.different, found.worst) == (5, 1, "input 1: the whole: 1, and 2 of this configuration")
+    assert (found.compared, found.different, found.worst) == (5, 1, "input 1: the answer: 1 (archive), 2 (this configuration)")
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=5), st.floats(0, 0.1), st.floats(-1, 1))
@@ -110,7 +110,7 @@ def test_a_configuration_is_compared_in_batches_with_what_the_archive_answers_on
     assert guard.note is None
     found = guard.compare(Server(lambda body, _: answer("x" if body == b"b" else body.decode())))
     assert found is not None
-    assert (found.compared, found.different, found.worst) == (2, 1, "input 2: the whole: 'b', and 'x' of this configuration")
+    assert (found.compared, found.different, found.worst) == (2, 1, 'input 2: the answer: "b" (archive), "x" (this configuration)')
 
 
 def test_a_slow_model_is_compared_by_few_inputs() -> None:

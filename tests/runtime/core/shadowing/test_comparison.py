@@ -37,7 +37,8 @@ def answer(body: bytes | object, status: int = 200, **headers: str) -> ComparedA
 
 def told(how: Compare, first: Any, second: Any, plugin: Comparison | None = None) -> str | None:
     one, other = (value if isinstance(value, ComparedAnswer) else answer(value) for value in (first, second))
-    return compare(how, b"asked", one, other, plugin)
+    found = compare(how, b"asked", one, other, plugin)
+    return None if found is None else found.between("client", "shadow")
 
 
 @given(ways, bodies)
@@ -87,19 +88,19 @@ def test_numbers_agree_up_to_the_tolerance_and_not_beyond(values: list[float], r
         ({"a": [1, {"b": 2.0}]}, {"a": [1, {"b": 2.00001}]}, None),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}, None),
         ({"a": 1}, {"a": 1.0}, None),
-        ({"a": math.nan, "b": math.inf}, {"a": math.nan, "b": math.inf, "c": 1}, "c: only the shadow's answer has it"),
-        ([math.nan], [1], "0: nan, and 1 of the shadow"),
-        ([math.inf], [1e308], "0: inf, and 1e+308 of the shadow"),
-        ([math.inf], [-math.inf], "0: inf, and -inf of the shadow"),
+        ({"a": math.nan, "b": math.inf}, {"a": math.nan, "b": math.inf, "c": 1}, "c: absent (client), present (shadow)"),
+        ([math.nan], [1], "0: NaN (client), 1 (shadow)"),
+        ([math.inf], [1e308], "0: Infinity (client), 1e+308 (shadow)"),
+        ([math.inf], [-math.inf], "0: Infinity (client), -Infinity (shadow)"),
         ([10**400], [1.5], "0: 1000000"),
         ([10**400], [10**400], None),
-        ([1], [True], "0: 1, and True of the shadow"),
-        ({"a": 1}, {}, "a: only the client's answer has it"),
-        ([1, 2], [1], "the whole: 2 items, and 1 of the shadow"),
-        ([[1, 2], "x"], [[1, 2], "y"], "1: 'x', and 'y' of the shadow"),
-        ({"a": [1]}, {"a": {}}, "a: a list, and an object of the shadow"),
-        (b"plain", b"plain text", "5 bytes, and 10 of the shadow; the bodies differ from byte 5 on"),
-        (b"{}", b"plain", "the client's answer is JSON, and the other is not"),
+        ([1], [True], "0: 1 (client), true (shadow)"),
+        ({"a": 1}, {}, "a: present (client), absent (shadow)"),
+        ([1, 2], [1], "the answer: 2 items (client), 1 item (shadow)"),
+        ([[1, 2], "x"], [[1, 2], "y"], '1: "x" (client), "y" (shadow)'),
+        ({"a": [1]}, {"a": {}}, "a: a list (client), an object (shadow)"),
+        (b"plain", b"plain text", "body: 5 bytes (client), 10 bytes (shadow); they differ from byte 5 on"),
+        (b"{}", b"plain", "the answer: JSON (client), not JSON (shadow)"),
     ],
 )
 def test_where_numbers_differ_is_told(first: Any, second: Any, why: str | None) -> None:
@@ -108,15 +109,18 @@ def test_where_numbers_differ_is_told(first: Any, second: Any, why: str | None) 
 
 
 def test_exactly_means_each_byte() -> None:
-    assert told(Compare(), b'{"a": 1}', b'{"a":1}') == "8 bytes, and 7 of the shadow; the bodies differ from byte 5 on"
-    assert told(Compare(), {"a": 1}, {"a": 2}) == "a: 1, and 2 of the shadow"
+    assert told(Compare(), b'{"a": 1}', b'{"a":1}') == "body: 8 bytes (client), 7 bytes (shadow); they differ from byte 5 on"
+    assert told(Compare(), {"a": 1}, {"a": 2}) == "a: 1 (client), 2 (shadow)"
     image = bytes(range(256)) * 100
-    assert told(Compare(), image, image[:20_001] + b"x" + image[20_002:]) == "the bodies differ from byte 20001 on"
+    assert (
+        told(Compare(), image, image[:20_001] + b"x" + image[20_002:])
+        == "body: 25600 bytes (client), 25600 bytes (shadow); they differ from byte 20001 on"
+    )
 
 
 def test_statuses_come_first() -> None:
     for how in (Compare(), Compare(kind="top-k"), Compare(kind="numeric")):
-        assert told(how, answer(b"x"), answer(b"x", 404)) == "status 200, and 404 of the shadow"
+        assert told(how, answer(b"x"), answer(b"x", 404)) == "status: 200 (client), 404 (shadow)"
         assert told(how, answer(b"one error", 500), answer(b"another", 500)) is None
         assert told(how, answer(b"no", 404), answer(b"not", 404)) is not None
 
@@ -128,7 +132,7 @@ def test_fields_that_are_ignored_do_not_count() -> None:
     assert told(Compare(ignore=both), first, second) is None
     assert told(Compare(kind="numeric", ignore=both), first, second) is None
     assert told(Compare(kind="top-k", ignore=both), first, second) is None
-    assert told(Compare(kind="numeric", ignore=["id", "outputs.0.took"]), first, second) == "outputs.1.took: 6, and 8 of the shadow"
+    assert told(Compare(kind="numeric", ignore=["id", "outputs.0.took"]), first, second) == "outputs.1.took: 6 (client), 8 (shadow)"
     assert told(Compare(ignore=["id"]), {"id": 1}, {}) is None
     assert without({"a": {"b": 1, "c": [1, 2]}}, [("a", "c", "1"), ("a", "x"), ("b", "c")]) == {"a": {"b": 1, "c": [1]}}
 
@@ -148,7 +152,7 @@ def test_tensors_are_compared_by_their_numbers_and_not_by_the_version_that_they_
     assert told(Compare(kind="numeric", rtol=1e-3), first, near) is None
     assert str(told(Compare(kind="numeric"), first, far)).startswith("outputs.0.data.")
     assert told(Compare(kind="top-k"), first, near) is None
-    assert told(Compare(kind="top-k"), first, far) == "outputs.0.data.0: 1, and 0 of the shadow"
+    assert told(Compare(kind="top-k"), first, far) == "outputs.0.data.0: 1 (client), 0 (shadow)"
     assert str(told(Compare(), first, near)).startswith("outputs.0.data.0: ")
 
 
@@ -187,22 +191,22 @@ def test_rankings_agree_where_some_k_labels_are_the_best_of_both(first: dict[str
     ("k", "first", "second", "why"),
     [
         (1, {"cat": 0.9, "dog": 0.1}, {"cat": 0.6, "dog": 0.4}, None),
-        (1, {"cat": 0.9, "dog": 0.1}, {"cat": 0.4, "dog": 0.6}, "the best: cat, and dog of the shadow"),
+        (1, {"cat": 0.9, "dog": 0.1}, {"cat": 0.4, "dog": 0.6}, "top labels: cat (client), dog (shadow)"),
         (2, {"cat": 0.9, "dog": 0.1, "cow": 0}, {"dog": 0.6, "cat": 0.4, "cow": 0}, None),
         (3, {"cat": 0.9, "dog": 0, "cow": 0, "elk": 0}, {"cat": 0.9, "elk": 0, "cow": 0, "dog": 0}, None),
         (1, [0.1, 0.9], [0.2, 0.8], None),
-        (1, [[0.1, 0.9], [1, 0]], [[0.2, 0.8], [0, 1]], "1: 0, and 1 of the shadow"),
+        (1, [[0.1, 0.9], [1, 0]], [[0.2, 0.8], [0, 1]], "1: 0 (client), 1 (shadow)"),
         (2, ["a", "b", "c"], ["b", "a", "d"], None),
-        (1, ["a", "b"], ["b", "a"], "the best: a, and b of the shadow"),
+        (1, ["a", "b"], ["b", "a"], "top labels: a (client), b (shadow)"),
         (1, [{"label": "x", "score": 0.9}, {"label": "y", "score": 0.1}], [{"label": "x", "score": 0.7}], None),
         (1, {"label": "x", "score": 0.9}, {"label": "x", "score": 0.7}, None),
-        (1, {"label": "x", "score": 0.9}, {"label": "y", "score": 0.7}, "the best: x, and y of the shadow"),
-        (1, {"predictions": [{"cat": 1, "dog": 0}]}, {"predictions": [{"cat": 0, "dog": 1}]}, "predictions.0: cat, and dog of the shadow"),
+        (1, {"label": "x", "score": 0.9}, {"label": "y", "score": 0.7}, "top labels: x (client), y (shadow)"),
+        (1, {"predictions": [{"cat": 1, "dog": 0}]}, {"predictions": [{"cat": 0, "dog": 1}]}, "predictions.0: cat (client), dog (shadow)"),
         (1, {"predictions": [1]}, {"predictions": [1]}, None),
-        (1, {"predictions": [1]}, {"predictions": [2]}, "predictions.0: no ranking of labels in both, and not the same"),
-        (1, {"a": {"x": 1}}, {"b": {"x": 1}}, "the whole: no ranking of labels in both, and not the same"),
+        (1, {"predictions": [1]}, {"predictions": [2]}, "predictions.0: 1 (client), 2 (shadow); neither equal nor both ranked labels"),
+        (1, {"a": {"x": 1}}, {"b": {"x": 1}}, "the answer: an object (client), an object (shadow); neither equal nor both ranked labels"),
         (1, [], [], None),
-        (1, b"cat", b"dog", "the bodies differ from byte 0 on"),
+        (1, b"cat", b"dog", "body: 3 bytes (client), 3 bytes (shadow); they differ from byte 0 on"),
         (2, {"cat": math.nan, "dog": 1}, {"dog": 1, "cat": 0}, None),
     ],
 )
@@ -228,6 +232,6 @@ def test_a_plugin_has_the_last_word_where_the_statuses_are_alike() -> None:
     assert told(how, b"x", b"other", judge) == "the plugin says that they differ"
     assert told(how, b"x", b"x", judge) == "the labels differ"
     assert seen[0] == (b"asked", b"x", b"same")
-    assert told(how, b"x", answer(b"same", 201), judge) == "status 200, and 201 of the shadow"
+    assert told(how, b"x", answer(b"same", 201), judge) == "status: 200 (client), 201 (shadow)"
     with pytest.raises(TypeError, match="it returned a NoneType"):
         told(how, b"x", b"y", lambda request, first, second: None)  # type: ignore[arg-type, return-value]

@@ -160,7 +160,7 @@ def test_clients_get_the_answers_of_the_primary_and_both_are_compared(twins: Run
     assert report["latency"]["requests"] == 2
     assert report["latency"]["primary"]["p99"] > 0 < report["latency"]["shadow"]["p50"]
     (example,) = report["examples"]
-    assert example["why"] == "the best: cat, and dog of the shadow"
+    assert example["why"] == "top labels: cat (primary), dog (shadow)"
     assert example["body"] == {"size": 5, "text": "other"}
     assert (example["primary"]["version"], example["shadow"]["version"]) == ("1.0", "2.0")
     assert example["primary"]["body"]["text"] == '{"cat": 1, "dog": 0.5}'
@@ -211,7 +211,7 @@ def test_a_shadow_that_crashes_fails_alone(twins: RunningServer, until: Until) -
     assert ask(twins, "exit").status_code == 200
     report = settled(twins, until)
     assert (report["disagreed"], report["errors"]) == (1, {"primary": 0, "shadow": 1, "comparison": 0})
-    assert report["examples"][0]["why"] == "status 200, and 500 of the shadow"
+    assert report["examples"][0]["why"] == "status: 200 (primary), 500 (shadow)"
     until(lambda: told(twins)["state"] == "running")
 
 

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_cli.common.answer_comparison import Reply, difference, findings
+from tsx_cli.archive.answer_comparison import difference, findings
+from tsx_runtime.core.shadowing.difference import Difference
+from tsx_runtime.plugins import ComparedAnswer
 
 TOLERANCE = 1e-4
 
@@ -19,12 +21,17 @@ values = st.recursive(
 )
 
 
-def reply(value: object, status: int = 200, content_type: str = "application/json") -> Reply:
-    return Reply(status, content_type, value if isinstance(value, bytes) else json.dumps(value).encode())
+def reply(value: object, status: int = 200, content_type: str = "application/json") -> ComparedAnswer:
+    body = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return ComparedAnswer(status, {"content-type": content_type} if content_type else {}, body)
 
 
 def told(one: object, other: object) -> str | None:
-    return difference(reply(one), reply(other), TOLERANCE)
+    return sentence(difference(reply(one), reply(other), TOLERANCE))
+
+
+def sentence(found: Difference | None) -> str | None:
+    return None if found is None else found.between("alone", "in a batch")
 
 
 @given(values)
@@ -60,18 +67,18 @@ def test_rounding_is_no_difference(one: object, other: object) -> None:
 @pytest.mark.parametrize(
     ("one", "other", "text"),
     [
-        ({"a": 0.5}, {"a": 0.6}, "the answer's a is 0.5 alone and 0.6 in a batch"),
-        ({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3}]}, "the answer's a[1].b is 2 alone and 3 in a batch"),
-        (1, 1.0, "the answer is a whole number alone and a number with a fraction in a batch"),
-        ([1], {"a": 1}, "the answer is a list alone and an object in a batch"),
-        (True, 1, "the answer is true or false alone and a whole number in a batch"),
-        (None, "", "the answer is null alone and text in a batch"),
-        ([1], [1, 2], "the answer has 1 items alone and 2 in a batch"),
-        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, 'the answer has its keys in another order in a batch: ["a", "b"], ["b", "a"]'),
-        ({"a": 1}, {"b": 1}, 'the answer has the keys ["a"] alone and ["b"] in a batch'),
-        (b"{}", b"\xff", "the answer is an object alone and not JSON in a batch"),
-        (b"x", b"y", "the bytes differ: x alone, y in a batch"),
-        ([float("nan")], [1.0], "the answer's [0] is NaN alone and 1.0 in a batch"),
+        ({"a": 0.5}, {"a": 0.6}, "a: 0.5 (alone), 0.6 (in a batch)"),
+        ({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3}]}, "a.1.b: 2 (alone), 3 (in a batch)"),
+        (1, 1.0, "the answer: 1 (alone), 1.0 (in a batch)"),
+        ([1], {"a": 1}, "the answer: a list (alone), an object (in a batch)"),
+        (True, 1, "the answer: true (alone), 1 (in a batch)"),
+        (None, "", 'the answer: null (alone), "" (in a batch)'),
+        ([1], [1, 2], "the answer: 1 item (alone), 2 items (in a batch)"),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, "the answer: a, b (alone), b, a (in a batch); the keys are in another order"),
+        ({"a": 1}, {"b": 1}, "a: present (alone), absent (in a batch)"),
+        (b"{}", b"\xff", "the answer: JSON (alone), not JSON (in a batch)"),
+        (b"x", b"y", "body: x (alone), y (in a batch); they differ from byte 0 on"),
+        ([float("nan")], [1.0], "0: NaN (alone), 1.0 (in a batch)"),
     ],
 )
 def test_a_difference_is_told_with_its_place(one: object, other: object, text: str) -> None:
@@ -79,9 +86,9 @@ def test_a_difference_is_told_with_its_place(one: object, other: object, text: s
 
 
 def test_status_and_content_type_count() -> None:
-    assert difference(reply("x"), reply("x", status=503), TOLERANCE) == 'the status is 200 alone and 503 in a batch: "x"'
-    told_type = difference(reply("x"), reply("x", content_type=""), TOLERANCE)
-    assert told_type == "the content type is application/json alone and absent in a batch"
+    assert sentence(difference(reply("x"), reply("x", status=503), TOLERANCE)) == 'status: 200 (alone), 503 (in a batch); "x"'
+    found = sentence(difference(reply("x"), reply("x", content_type=""), TOLERANCE))
+    assert found == "content type: application/json (alone), absent (in a batch)"
 
 
 def test_answers_that_change_places_are_told_as_that() -> None:
