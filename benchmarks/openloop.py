@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tsx_cli.bench.generator import LoadPlan, Measured, measure
+from tsx_cli.bench.generator import LoadPlan, LoadResult, measure
 from tsx_cli.bench.workload.payloads import Payload
 
 
@@ -76,7 +76,7 @@ def planned(
     )
 
 
-def row(plan: LoadPlan, measured: Measured, limit_ms: float | None) -> Result:
+def row(plan: LoadPlan, measured: LoadResult, limit_ms: float | None) -> Result:
     told = measured.round
     latency, side = told.latency, told.generator
     in_time = told.throughput if limit_ms is None else min(told.throughput, measured.histogram.within(limit_ms / 1000) / told.seconds)

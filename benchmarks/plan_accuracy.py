@@ -38,10 +38,10 @@ from tsx_cli.bench.measure.trial import Candidate, Servers, Target
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.predict import timing_of
 from tsx_cli.bench.model.replica import TURNS, Replica, _in_a_row, fitted, served
-from tsx_cli.bench.model.results import Curve, Offered, Round
-from tsx_cli.bench.model.simulate import Simulated, poisson
+from tsx_cli.bench.model.results import Curve, OfferedLoad, Round
+from tsx_cli.bench.model.simulate import SimulationResult, poisson
 from tsx_cli.bench.model.statistics import latency
-from tsx_cli.bench.storage.archive_record import quantiles_of, seen_of
+from tsx_cli.bench.storage.archive_record import observation_of, quantiles_of
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_runtime.core.placement.devices import cpu_count
 from tsx_runtime.core.scheduling.queue import BatchLimits
@@ -107,18 +107,18 @@ def rows_of(archive: Path, payloads: Sequence[Payload], options: argparse.Namesp
 def in_turns(running: Servers, curve: Curve, configuration: Configuration, options: argparse.Namespace, noise: machine.Noise) -> list[Row]:
     candidate, loads = running.get(configuration), [float(each) for each in options.loads.split(",")]
     single = running.get(CONFIGURATIONS[0], beside=True)
-    most = Offered(connections=(configuration.workers + 1) * configuration.batch_size)
+    most = OfferedLoad(connections=(configuration.workers + 1) * configuration.batch_size)
     candidate.load(most)  # the warm-up
     capacity = candidate.load(most).round.throughput
-    single.load(Offered(connections=1))
+    single.load(OfferedLoad(connections=1))
     learned, alone, transports = [], [], []
     sent: dict[float, list[Sent]] = {load: [] for load in loads}
     for _ in range(options.rounds):
-        once = single.load(Offered(connections=1))
+        once = single.load(OfferedLoad(connections=1))
         alone.append(once.round)
         transports.append(once.stages.transport_ms)
         for offered in (most, at_random(CALM * capacity)):
-            learned.append(seen_of(configuration, offered, candidate.load(offered).round))
+            learned.append(observation_of(configuration, offered, candidate.load(offered).round))
         for load in loads:
             sent[load].append(open_loop(candidate, load * capacity))
             noise.sample()
@@ -130,8 +130,8 @@ def in_turns(running: Servers, curve: Curve, configuration: Configuration, optio
     return [row(replica, load, load * capacity, rounds) for load, rounds in sent.items()]
 
 
-def at_random(rate: float) -> Offered:
-    return Offered(mode="open", rate=rate, arrivals="poisson")
+def at_random(rate: float) -> OfferedLoad:
+    return OfferedLoad(mode="open", rate=rate, arrivals="poisson")
 
 
 def open_loop(candidate: Candidate, rate: float) -> Sent:
@@ -150,7 +150,7 @@ def row(replica: Replica, load: float, rate: float, rounds: Sequence[Sent]) -> R
     span = max(each.due[-1] for each in rounds) + APART
     moments = [number * span + moment for number, each in enumerate(rounds) for moment in each.due]
 
-    def told(replica: Replica) -> Simulated:
+    def told(replica: Replica) -> SimulationResult:
         return served(replica, moments, seed=1, rate=rate, uncounted=0.0)
 
     ours = told(replica)
@@ -158,7 +158,7 @@ def row(replica: Replica, load: float, rate: float, rounds: Sequence[Sent]) -> R
     others = served(replica, poisson(rate, OTHERS * len(moments), seed=1), seed=1)
     limited = next((each.round.generator.limited for each in rounds if each.round.generator.limited), None)
     low, high = map(told, replica.quickest_and_slowest)
-    was, loads = replica, [seen_of(replica.configuration, at_random(rate), each.round) for each in rounds]
+    was, loads = replica, [observation_of(replica.configuration, at_random(rate), each.round) for each in rounds]
     for _ in range(TURNS):  # with batches as long as they were, so that what is left is the simulation's own error
         was = _in_a_row(was, loads)
     return Row(
@@ -168,7 +168,7 @@ def row(replica: Replica, load: float, rate: float, rounds: Sequence[Sent]) -> R
     )
 
 
-def _both(told: Simulated) -> tuple[float, float]:
+def _both(told: SimulationResult) -> tuple[float, float]:
     return told.p50_ms, told.p99_ms
 
 

@@ -134,7 +134,7 @@ CLI_FLOORS: Mapping[str, Sequence[str]] = {
     ),
 }
 
-RECKONS = {"numpy", "PIL"}  # what a benchmark's own processes import, in the functions that need it
+NUMERIC = {"numpy", "PIL"}  # what a benchmark's own processes import, in the functions that need it
 COUNT = {
     "tsx_runtime.core.telemetry.histogram",
     "tsx_runtime.core.telemetry.aggregation",
@@ -236,7 +236,7 @@ def test_imports_inside_the_command_line_point_down_its_floors(room: str, module
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name in CORE - PRELOADS or not is_below(name, ["tsx_runtime.worker"])])
 def test_only_workers_import_torch_and_its_kin(module: str) -> None:
-    allowed = RECKONS if module.startswith("tsx_cli.bench.") else {"numpy"} if module in COUNT else set()
+    allowed = NUMERIC if module.startswith("tsx_cli.bench.") else {"numpy"} if module in COUNT else set()
     heavy = [f"line {line}: {name}" for name, line in imported(module, MODULES[module]) if name.partition(".")[0] in HEAVY - allowed]
     assert not heavy
 

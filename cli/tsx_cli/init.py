@@ -16,7 +16,7 @@ app = typer.Typer(add_completion=False)
 def init(
     name: Annotated[str, typer.Argument(help="Name of the model.")],
     directory: Annotated[Path | None, typer.Option("--directory", "-d", help="Where to write; a new directory NAME if not given.")] = None,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing files.")] = False,
 ) -> None:
     """Write a handler, a network, their configuration, samples and a README that says the next three commands."""
     from tsx_archiver import is_model_name  # here, both of them, as they are slow to import, and help must be quick

@@ -16,7 +16,7 @@ from tsx_cli.bench.model.results import (
     GeneratorSide,
     Inputs,
     ModelInfo,
-    Offered,
+    OfferedLoad,
     Point,
     Prediction,
     Results,
@@ -50,7 +50,9 @@ def one_round(rate: float, middle_ms: float, seed: int, *, spread: float = 0.35,
 
 def point(connections: int, rounds: Sequence[Round], *, bound: float = math.inf, rate: float | None = None) -> Point:
     told = percentile_figure(rounds)
-    offered = Offered(connections=connections) if rate is None else Offered(mode="open", connections=512, rate=rate, arrivals="poisson")
+    offered = (
+        OfferedLoad(connections=connections) if rate is None else OfferedLoad(mode="open", connections=512, rate=rate, arrivals="poisson")
+    )
     failed = sum(sum(each.errors.values()) for each in rounds) / sum(each.sent for each in rounds)
     holds = told.value <= bound and not failed
     return Point(

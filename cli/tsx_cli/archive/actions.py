@@ -73,28 +73,28 @@ def one(path: Path | None, order: Packing, check_it: bool, tolerance: float, *, 
 
 
 def inspect(file: Path, as_json: bool) -> None:
-    told = inspect_archive(file, limits=_limits())
+    inspection = inspect_archive(file, limits=_limits())
     content = read_member(file, MEASURED, most=MOST_MEASURED, limits=_limits())
     measured = None if content is None else parse_measured(content)
     if as_json:
-        print_json(_as_data(told) | {"measured": None if measured is None else measured._asdict()})
+        print_json(_as_data(inspection) | {"measured": None if measured is None else measured._asdict()})
         return
-    manifest = told.manifest
+    manifest = inspection.manifest
     facts = [
         ("name", manifest.model_name),
         ("version", manifest.version),
-        ("kind", _kind(told)),
+        ("kind", _kind(inspection)),
         ("handler", manifest.handler or "none named"),
         ("model file", manifest.model_file),
         ("requirements", manifest.requirements_file),
-        ("form", f"{told.form}, {human(told.size)}"),
+        ("form", f"{inspection.form}, {human(inspection.size)}"),
     ]
-    facts += [(key, value) for key, value in told.config.raw.items()]
+    facts += [(key, value) for key, value in inspection.config.raw.items()]
     print_table(["archive", str(file)], [(key, value) for key, value in facts if value is not None])
-    print_table(["member", "size", "sha-256"], [(each.name, human(each.size), (each.sha256 or "")[:16]) for each in told.members])
+    print_table(["member", "size", "sha-256"], [(each.name, human(each.size), (each.sha256 or "")[:16]) for each in inspection.members])
     if measured is not None:
         print(escaped(str(measured)))
-    for problem in told.problems:
+    for problem in inspection.problems:
         print(f"note: {escaped(str(problem))}")
 
 
@@ -157,24 +157,24 @@ def _existing_parent(directory: Path | None) -> Path:
     return place
 
 
-def _kind(told: Inspection) -> str:
-    if told.model is None:
+def _kind(inspection: Inspection) -> str:
+    if inspection.model is None:
         return "code only"
-    return kind_in_words(told.model)
+    return kind_in_words(inspection.model)
 
 
-def _as_data(told: Inspection) -> dict[str, object]:
+def _as_data(inspection: Inspection) -> dict[str, object]:
     return {
-        "archive": str(told.source),
-        "form": told.form,
-        "size": told.size,
-        "name": told.manifest.model_name,
-        "version": told.manifest.version,
-        "kind": told.model.kind if told.model else None,
-        "manifest": told.manifest.data,
-        "config": told.config.raw,
-        "members": [member._asdict() for member in told.members],
-        "problems": told.problems,
+        "archive": str(inspection.source),
+        "form": inspection.form,
+        "size": inspection.size,
+        "name": inspection.manifest.model_name,
+        "version": inspection.manifest.version,
+        "kind": inspection.model.kind if inspection.model else None,
+        "manifest": inspection.manifest.data,
+        "config": inspection.config.raw,
+        "members": [member._asdict() for member in inspection.members],
+        "problems": inspection.problems,
     }
 
 

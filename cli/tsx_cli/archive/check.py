@@ -57,11 +57,11 @@ async def _check(path: Path, samples: list[Sample], settings: Settings, toleranc
     begin = time.monotonic()
     async with open_model(path, settings, batch_size=min(max(len(samples), 2), MOST_IN_A_BATCH)) as version:
         seconds = time.monotonic() - begin
-        told: dict[str, None] = {}  # a set in order: what is wrong with one sample is said once
+        found: dict[str, None] = {}  # a set in order: what is wrong with one sample is said once
         for start in range(0, len(samples), version.batch_size):
-            told.update(dict.fromkeys(await _compare(version, samples[start : start + version.batch_size], tolerance)))
+            found.update(dict.fromkeys(await _compare(version, samples[start : start + version.batch_size], tolerance)))
         sizes = sorted(version.stats.batch_sizes)
-        return CheckResult(version.name, version.version, seconds, [sample.name for sample in samples], sizes, list(told))
+        return CheckResult(version.name, version.version, seconds, [sample.name for sample in samples], sizes, list(found))
 
 
 async def _compare(version: ModelVersion, samples: list[Sample], tolerance: float) -> list[str]:

@@ -36,7 +36,7 @@ def archive() -> None:
 @app.command("pack", hidden=True)
 def pack_command(
     files: Annotated[list[Path] | None, typer.Argument(metavar="FILE...", help="Trained models; each becomes one archive.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the model, if not the file's.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the model; by default that of the file.")] = None,
     version: Annotated[str | None, typer.Option("--version", "-v", help="Version of the model; 1.0 if not given.")] = None,
     handler: Handler = None,
     model_file: ModelFile = None,
@@ -45,13 +45,15 @@ def pack_command(
     config_file: Annotated[Path | None, typer.Option("--config-file", "-c", help="The model's model-config.yaml.")] = None,
     export_path: Annotated[Path, typer.Option("--export-path", "-o", help="Directory for the archive, or its file name.")] = Path(),
     format: Annotated[Form, typer.Option(help="Deflated .mar, stored .mar, .tar.gz, or an unpacked directory.")] = Form.DEFAULT,
-    index_to_name: Annotated[bool, typer.Option(help="Add the index_to_name.json that lies beside the model file.")] = True,
+    index_to_name: Annotated[bool, typer.Option(help="Add the index_to_name.json beside the model file.")] = True,
     samples: Annotated[
-        list[Path] | None, typer.Option("--sample", metavar="FILE|DIR", help="Inputs to check with; a new archive takes them along.")
+        list[Path] | None, typer.Option("--sample", metavar="FILE|DIR", help="Inputs to check with; a new archive includes them.")
     ] = None,
-    check_it: Annotated[bool, typer.Option("--check", help="Load it, send the samples alone and in batches, compare the answers.")] = False,
-    tolerance: Annotated[float, typer.Option(min=0, help="How far numbers may be apart, absolutely or relatively.")] = 1e-4,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite an archive that is there.")] = False,
+    check_it: Annotated[
+        bool, typer.Option("--check", help="Load it, send the samples alone and in batches, and compare the answers.")
+    ] = False,
+    tolerance: Annotated[float, typer.Option(min=0, help="Absolute or relative tolerance for numbers.")] = 1e-4,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite an existing archive.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Pack trained models, each into one .mar file: `tsx archive model.pt`.
@@ -86,7 +88,7 @@ def verify(file: Archive, as_json: AsJson = False) -> None:
 @app.command()
 def unpack(
     file: Archive,
-    directory: Annotated[Path | None, typer.Argument(help="New directory; named as the model if not given.")] = None,
+    directory: Annotated[Path | None, typer.Argument(help="New directory; by default named after the model.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Unpack an archive into a new directory, once it is known to be safe."""

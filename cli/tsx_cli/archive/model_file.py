@@ -81,8 +81,8 @@ def work_out(path: Path | None, parts: Parts, *, name: str | None = None, versio
 
 
 def kind_in_words(model: ModelFile) -> str:
-    said = KINDS[model.kind]
-    return said if model.detail in ("", said) else f"{said} ({model.detail})"
+    text = KINDS[model.kind]
+    return text if model.detail in ("", text) else f"{text} ({model.detail})"
 
 
 def check(model: ModelFile, parts: Parts) -> None:

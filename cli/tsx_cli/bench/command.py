@@ -59,9 +59,9 @@ def bench_command(
     A server that runs already is measured by `tsx bench --against URL --model NAME --input FILE`; `--against URL --help` tells how.
     `tsx bench compare A.json B.json` compares two runs, and `tsx bench CONFIG.yaml` runs a file of TorchServe's auto-benchmark.
     """
-    from tsx_cli.bench.commands.session import carry_out, new_order, resumed_order
+    from tsx_cli.bench.commands.session import carry_out, new_run, resumed_run
     from tsx_cli.bench.report import show, write_report
-    from tsx_cli.bench.search.run_options import Asked, seconds, share  # here, as they import what a server needs, and help must be quick
+    from tsx_cli.bench.search.run_options import BenchOptions, seconds, share  # here, as they import a server, and help must be quick
     from tsx_cli.bench.storage.cloudwatch import read_target
     from tsx_cli.bench.storage.cloudwatch import upload as send
     from tsx_cli.bench.storage.write_back import check_writable
@@ -74,13 +74,13 @@ def bench_command(
     settings, _ = read_settings(None)
     if resume is not None:
         _only_with_resume(context)
-        order = resumed_order(resume, model, limit, quiet=as_json)
+        request = resumed_run(resume, model, limit, quiet=as_json)
     else:
         if model is None:
             raise UsageError("name an archive: tsx bench model.mar")
         if mode is options.Mode.CLOSED and _given(context, "arrivals"):
             raise UsageError("--arrivals is for an open loop: leave it out, or give --mode open")
-        asked = Asked(
+        bench_options = BenchOptions(
             slo=slo,
             inputs=tuple(str(path.absolute()) for path in inputs or ()),
             content_type=content_type,
@@ -104,26 +104,26 @@ def bench_command(
             allow_different=allow_different,
             seed=seed,
         )
-        order = new_order(model, asked, output, limit, quiet=as_json)
-    if limit is None and not order.asked.exhaustive:
-        order = replace(order, time_limit=seconds(options.DEFAULT_TIME, "--time-limit"))
-    one_round = order.asked.duration or 0.0
-    if order.time_limit is not None and one_round > order.time_limit:
+        request = new_run(model, bench_options, output, limit, quiet=as_json)
+    if limit is None and not request.options.exhaustive:
+        request = replace(request, time_limit=seconds(options.DEFAULT_TIME, "--time-limit"))
+    one_round = request.options.duration or 0.0
+    if request.time_limit is not None and one_round > request.time_limit:
         raise UsageError(f"--duration: one round of {one_round:g} s is longer than the run may take; give more --time-limit")
     if write:
-        check_writable(order.model)
-    results = carry_out(replace(order, profile=profile), settings)
-    write_report(results, order.directory)
+        check_writable(request.model)
+    results = carry_out(replace(request, profile=profile), settings)
+    write_report(results, request.directory)
     if as_json:
         print_json(results.model_dump(mode="json"))
     else:
         show(results)
-        print(f"report: {one_line(order.directory / 'report.html')}, with report.md, results.csv and results.json beside it")
+        print(f"report: {one_line(request.directory / 'report.html')}, with report.md, results.csv and results.json beside it")
     if write and results.complete:
-        print(one_line(keep(order.model, results, settings.cache_dir)), file=sys.stderr if as_json else sys.stdout)
+        print(one_line(keep(request.model, results, settings.cache_dir)), file=sys.stderr if as_json else sys.stdout)
     elif write:
-        said = f"nothing was written into {order.model}: `tsx bench --resume {order.directory} --write` goes on"
-        print(one_line(said), file=sys.stderr)
+        message = f"nothing was written into {request.model}: `tsx bench --resume {request.directory} --write` goes on"
+        print(one_line(message), file=sys.stderr)
     if namespace is not None:
         send(results, namespace)
     if not results.complete:
@@ -148,7 +148,7 @@ def _loads(mode: options.Mode, connections: str | None, rate: str | None, arriva
         found = ()
     whole = mode is options.Mode.OPEN or all(each.is_integer() for each in found)
     if not found or not whole or not all(0 < each <= 1e6 for each in found):
-        raise UsageError(f"{option}: '{text}' is no list of numbers above 0, such as 1,8,64")
+        raise UsageError(f"{option}: '{text}' is not a list of numbers above 0, such as 1,8,64")
     return found
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_cli.archive.check import Sample
-from tsx_cli.check.container import laid_out
+from tsx_cli.check.container import unpack_model
 from tsx_cli.check.entry import ENTRY, LAST
 from tsx_cli.check.lambda_events import balancer, function_url, messages, rest_api
 from tsx_cli.check.lambda_host import INIT, LARGEST_ANSWER, LARGEST_REQUEST, Host, Invocation, RequestTooLarge
@@ -31,7 +31,7 @@ WAYS: Mapping[str, Callable[..., dict[str, Any]]] = {
 
 def check(report: Report, archive: Path, samples: Sequence[Sample], env: Mapping[str, str], place: Path, timeout: float) -> None:
     """The image's entry in front of a Runtime API, frozen between invocations; `timeout` is the function's."""
-    laid_out(archive, place)
+    unpack_model(archive, place)
     own = {name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "TS_", "SAGEMAKER_", "AWS_LAMBDA_"))}
     host = Host(ENTRY, place, own | {"TSX_MODEL_DIR": str(place / "model"), "TSX_TARGET": "lambda", **env}, timeout=timeout)
     before = _files(place / "model")
@@ -45,9 +45,9 @@ def check(report: Report, archive: Path, samples: Sequence[Sample], env: Mapping
         _takes_the_largest(host, report)
         _answers_in_time(host, good, report)
         written = sorted(_files(place / "model") - before)
-        told = f"{len(written)} files, such as {written[0]}" if written else "none"
+        response = f"{len(written)} files, such as {written[0]}" if written else "none"
         report.add(
-            "files written beside the model", not written, told, "none", "only /tmp can be written there: let the handler write to it"
+            "files written beside the model", not written, response, "none", "only /tmp can be written there: let the handler write to it"
         )
         _ends(host, report)
     finally:
@@ -62,9 +62,9 @@ def _starts(host: Host, samples: Sequence[Sample], report: Report) -> Sample | N
     took = time.monotonic() - begin
     ended = not isinstance(invocation, str) and _status(invocation) == 503 and host.ended(SHORT) is not None
     if isinstance(invocation, str) or invocation.error is not None or ended:
-        said = invocation if isinstance(invocation, str) else invocation.answer[:300].decode(errors="replace")
+        text = invocation if isinstance(invocation, str) else invocation.answer[:300].decode(errors="replace")
         report.log = host.log.splitlines()[-LAST:]
-        ways = " ".join(map(str, diagnose(said, report.log))) or f"it was answered: {said}"
+        ways = " ".join(map(str, diagnose(text, report.log))) or f"it was answered: {text}"
         report.add("the first invocation", False, f"failed after {time_of(took)}", "an answer", ways)
         return None
     way = "what the handler imports takes long; Lambda begins the start anew then, in the invocation's time: use provisioned concurrency"
@@ -88,9 +88,9 @@ def _answers(host: Host, samples: Sequence[Sample], report: Report) -> None:
         if isinstance(invocation, str):
             report.add(f"sample {sample.name}", False, f"{len(sample.body)} bytes", "taken", invocation)
         elif invocation.error is not None or _status(invocation) != 200:
-            said = " ".join(invocation.answer[:300].decode(errors="replace").split())
+            text = " ".join(invocation.answer[:300].decode(errors="replace").split())
             measured = "failed" if invocation.error is not None else f"status {_status(invocation)}"
-            report.add(f"sample {sample.name}", False, measured, "200", f"it was answered: {said}")
+            report.add(f"sample {sample.name}", False, measured, "200", f"it was answered: {text}")
         else:
             slowest, good, largest = max(slowest, took), good + 1, max(largest, len(invocation.answer))
     if good:
@@ -106,8 +106,10 @@ def _comes_by_each_way(host: Host, sample: Sample, report: Report) -> None:
         failed = isinstance(invocation, str) or invocation.error is not None
         statuses[name] = "failed" if failed or isinstance(invocation, str) else f"status {_status(invocation)}"
     alike = len(set(statuses.values())) == 1 and "failed" not in statuses.values()
-    told = ", ".join(sorted(set(statuses.values())))
-    report.add(f"by {', by '.join(statuses)}", alike, told, "alike", "; ".join(f"{name}: {status}" for name, status in statuses.items()))
+    response = ", ".join(sorted(set(statuses.values())))
+    report.add(
+        f"by {', by '.join(statuses)}", alike, response, "alike", "; ".join(f"{name}: {status}" for name, status in statuses.items())
+    )
 
 
 def _takes_messages(host: Host, sample: Sample, report: Report) -> None:
@@ -119,8 +121,8 @@ def _takes_messages(host: Host, sample: Sample, report: Report) -> None:
         report.add("messages of a queue", None, "", "", way)
         return
     invocation = host.invoke(messages([text, text]))
-    told = invocation.json() if invocation.error is None else {}
-    failures = told.get("batchItemFailures") if isinstance(told, dict) else None
+    response = invocation.json() if invocation.error is None else {}
+    failures = response.get("batchItemFailures") if isinstance(response, dict) else None
     measured = "failed" if failures is None else f"{len(failures)} of 2 failed"
     report.add("two messages of a queue", failures is not None, measured, "told one by one", "look at its log")
 
@@ -167,8 +169,8 @@ def _sent(host: Host, event: Callable[..., dict[str, Any]], sample: Sample) -> I
 
 
 def _status(invocation: Invocation) -> int | None:
-    told = invocation.json()
-    return told.get("statusCode") if isinstance(told, dict) else None
+    response = invocation.json()
+    return response.get("statusCode") if isinstance(response, dict) else None
 
 
 def _files(directory: Path) -> set[str]:

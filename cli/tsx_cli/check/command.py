@@ -22,15 +22,15 @@ app = typer.Typer(add_completion=False)
 
 @app.command("check")
 def check_command(
-    archive: Annotated[Path, typer.Argument(metavar="MODEL.mar", help="The archive that is to be deployed.")],
-    contract: Annotated[Contract, typer.Option("--contract", help="The platform whose part this machine plays.")],
+    archive: Annotated[Path, typer.Argument(metavar="MODEL.mar", help="The archive to deploy.")],
+    contract: Annotated[Contract, typer.Option("--contract", help="The platform to imitate on this machine.")],
     samples: Annotated[
         list[Path] | None,
-        typer.Option("--sample", metavar="FILE|DIR", help="Inputs to send, if not those of the archive; may be repeated."),
+        typer.Option("--sample", metavar="FILE|DIR", help="Inputs to send; by default the archive's samples; may be repeated."),
     ] = None,
     timeout: Annotated[
         str | None,
-        typer.Option("--timeout", help="Time to become ready, such as 10m, if not 10m; of Lambda: of an invocation, if not 60s."),
+        typer.Option("--timeout", help="Time to become ready, 10m by default; for Lambda: time of an invocation, 60s by default."),
     ] = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable of the deployment's environment; may be repeated.")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tsx_archiver import open_archive
 from tsx_cli.archive.check import Sample
-from tsx_cli.check.entry import ask, free_ports, started
+from tsx_cli.check.entry import free_ports, send_request, started
 from tsx_cli.check.report import Report
 from tsx_cli.check.web import Web, answers_samples, becomes_ready, ends_in_order, stays_well_under_load
 from tsx_runtime.shared.safe_path import run_module
@@ -23,7 +23,7 @@ MOST = 6553500  # bytes: TorchServe's own limit, and the setting's
 
 def check(report: Report, archive: Path, samples: Sequence[Sample], env: Mapping[str, str], place: Path, startup: float) -> None:
     """The model lies there unpacked, as the image has it."""
-    name = laid_out(archive, place)
+    name = unpack_model(archive, place)
     inference, management, metrics = free_ports(3)
     ports = {"INFERENCE": inference, "MANAGEMENT": management, "METRICS": metrics}
     given = {f"TSX_{role}_ADDRESS": f"http://127.0.0.1:{port}" for role, port in ports.items()}
@@ -36,14 +36,16 @@ def check(report: Report, archive: Path, samples: Sequence[Sample], env: Mapping
         good = answers_samples(web, samples, MOST, report)
         stays_well_under_load(web, good, report)
         try:
-            told = ask(metrics, "GET", "/metrics", HEALTH)
-            report.add("/metrics", told.status == 200 and b"# TYPE" in told.body, f"status {told.status}", "200, for Prometheus", "")
+            response = send_request(metrics, "GET", "/metrics", HEALTH)
+            report.add(
+                "/metrics", response.status == 200 and b"# TYPE" in response.body, f"status {response.status}", "200, for Prometheus", ""
+            )
         except (OSError, http.client.HTTPException) as error:
             report.add("/metrics", False, str(error) or type(error).__name__, "200, for Prometheus", "look at TSX_METRICS_ADDRESS")
         ends_in_order(web, entry, good, report)
 
 
-def laid_out(archive: Path, place: Path) -> str:
+def unpack_model(archive: Path, place: Path) -> str:
     """Returns the model's name."""
     with open_archive(archive, cache=place / "unpacking") as opened:
         opened.directory.rename(place / "model")

@@ -22,7 +22,7 @@ ENTRY = (sys.executable, *run_module("tsx_runtime.targets.entry"), "serve")
 
 
 @dataclass(frozen=True)
-class Answered:
+class PlatformResponse:
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -75,11 +75,11 @@ def started(directory: Path, env: Mapping[str, str]) -> Generator[Entry, None, N
         yield entry
     finally:
         if entry.is_up:
-            with_workers(process.pid)
+            kill_group(process.pid)
         process.wait()
 
 
-def with_workers(pid: int) -> None:
+def kill_group(pid: int) -> None:
     """It leads a session of its own, so that its workers go with it."""
     try:
         os.killpg(pid, signal.SIGKILL)
@@ -87,7 +87,9 @@ def with_workers(pid: int) -> None:
         pass
 
 
-def ask(port: int, method: str, path: str, limit: float, body: bytes | None = None, headers: Mapping[str, str] = {}) -> Answered:
+def send_request(
+    port: int, method: str, path: str, limit: float, body: bytes | None = None, headers: Mapping[str, str] = {}
+) -> PlatformResponse:
     """Raises OSError where nothing answers within `limit` seconds, http.client.HTTPException where it is no HTTP."""
     begin = time.monotonic()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=limit)
@@ -99,24 +101,24 @@ def ask(port: int, method: str, path: str, limit: float, body: bytes | None = No
         first = response.read(1)
         began = time.monotonic() - begin
         rest = response.read()
-        told = {name.lower(): value for name, value in response.getheaders()}
-        return Answered(response.status, told, first + rest, connected, began, time.monotonic() - begin)
+        lowered = {name.lower(): value for name, value in response.getheaders()}
+        return PlatformResponse(response.status, lowered, first + rest, connected, began, time.monotonic() - begin)
     finally:
         connection.close()
 
 
-class Asking(threading.Thread):
+class BackgroundRequest(threading.Thread):
     """One request in a thread; `answered` or `error` is there after `join`."""
 
     def __init__(self, port: int, method: str, path: str, limit: float, body: bytes | None = None, headers: Mapping[str, str] = {}) -> None:
         super().__init__(daemon=True)
         self._words = (port, method, path, limit, body, headers)
-        self.answered: Answered | None = None
+        self.answered: PlatformResponse | None = None
         self.error = ""
 
     def run(self) -> None:
         try:
-            self.answered = ask(*self._words)
+            self.answered = send_request(*self._words)
         except (OSError, http.client.HTTPException) as error:
             self.error = str(error) or type(error).__name__
 

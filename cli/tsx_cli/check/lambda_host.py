@@ -126,8 +126,8 @@ class Host:
         invocation = Invocation(payload)
         with self._lock:
             if not self._is_there() and not self._start():
-                told = self.init_error or {}
-                invocation.fail(told.get("errorType", "Runtime.ExitError"), told.get("errorMessage", "Runtime exited during its start"))
+                head = self.init_error or {}
+                invocation.fail(head.get("errorType", "Runtime.ExitError"), head.get("errorMessage", "Runtime exited during its start"))
                 return invocation
             invocation.deadline = time.time() + self.timeout
             self._under_way[invocation.id] = invocation
@@ -316,8 +316,8 @@ class _Handler(BaseHTTPRequestHandler):
         while (line := self.rfile.readline().strip()) != b"":
             name, _, value = line.decode().partition(":")
             trailers[name.strip().lower()] = value.strip()
-        if told := trailers.get("lambda-runtime-function-error-body"):
-            invocation.error = base64.b64decode(told).decode()
+        if head := trailers.get("lambda-runtime-function-error-body"):
+            invocation.error = base64.b64decode(head).decode()
         return host.answered(invocation, whole)
 
     def _chunks(self) -> Any:

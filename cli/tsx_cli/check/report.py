@@ -42,8 +42,8 @@ class Report:
         return self.add(what, seconds <= most, time_of(seconds), f"within {time_of(most)}", way)
 
     def as_json(self) -> dict[str, Any]:
-        told = {"contract": self.contract, "model": self.model, "holds": not self.failed}
-        return told | {"checks": [asdict(check) for check in self.checks], "log": list(self.log)}
+        text = {"contract": self.contract, "model": self.model, "holds": not self.failed}
+        return text | {"checks": [asdict(check) for check in self.checks], "log": list(self.log)}
 
     def show(self, *, as_json: bool) -> None:
         if as_json:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tsx_cli.archive.check import Sample
-from tsx_cli.check.entry import Entry, ask, free_ports, started
+from tsx_cli.check.entry import Entry, free_ports, send_request, started
 from tsx_cli.check.report import Report
 from tsx_cli.check.web import Web, answers_samples, becomes_ready, ends_in_order, stays_well_under_load, takes_the_largest
 from tsx_cli.deploy.engine.facts import model_data
@@ -20,7 +20,7 @@ PING, CONNECT, STOP = 2.0, 0.25, 30.0  # seconds
 
 def check(report: Report, archive: Path, samples: Sequence[Sample], env: Mapping[str, str], place: Path, startup: float) -> None:
     """As the host does: the model unpacked at one place, `serve` started, asked, and stopped."""
-    laid_out(archive, place)
+    unpack_model(archive, place)
     limits = LIMITS["sagemaker"]
     (port,) = free_ports(1)
     web = Web(port, "/ping", "/invocations", PING, limits["time"].most, startup, STOP, "sagemaker.startup_timeout", CONNECT)
@@ -37,7 +37,7 @@ def check(report: Report, archive: Path, samples: Sequence[Sample], env: Mapping
         ends_in_order(web, entry, good, report)
 
 
-def laid_out(archive: Path, place: Path) -> None:
+def unpack_model(archive: Path, place: Path) -> None:
     """`model.tar.gz` as `tsx deploy` uploads it, unpacked as the host does."""
     with tarfile.open(model_data(archive, place)) as packed:
         packed.extractall(place / "model", filter="data") if hasattr(tarfile, "data_filter") else packed.extractall(place / "model")
@@ -47,22 +47,22 @@ def laid_out(archive: Path, place: Path) -> None:
 def _tells(web: Web, report: Report) -> None:
     """What the platform reads beside answers."""
     try:
-        metrics = ask(web.port, "GET", "/metrics", PING)
+        metrics = send_request(web.port, "GET", "/metrics", PING)
         well = metrics.status == 200 and b"# TYPE" in metrics.body
         report.add(
             "/metrics at the same port", well, f"status {metrics.status}", "200, for Prometheus", "leave TSX_METRICS_ADDRESS as it is"
         )
-        batch = ask(web.port, "GET", "/execution-parameters", PING)
+        batch = send_request(web.port, "GET", "/execution-parameters", PING)
     except (OSError, http.client.HTTPException) as error:
         report.add("/metrics, /execution-parameters", False, str(error) or type(error).__name__, "an answer", "look at its log")
         return
     if batch.status == 404:
         return  # it may be left out
     try:
-        told = json.loads(batch.body)
+        response = json.loads(batch.body)
     except ValueError:
-        told = None
-    right = isinstance(told, dict) and {"MaxConcurrentTransforms", "BatchStrategy", "MaxPayloadInMB"} <= told.keys()
+        response = None
+    right = isinstance(response, dict) and {"MaxConcurrentTransforms", "BatchStrategy", "MaxPayloadInMB"} <= response.keys()
     report.add(
         "/execution-parameters, of batch transform",
         right,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tsx_cli.archive.check import Sample
-from tsx_cli.check.entry import Answered, Asking, Entry, ask
+from tsx_cli.check.entry import BackgroundRequest, Entry, PlatformResponse, send_request
 from tsx_cli.check.report import Report, time_of
 from tsx_cli.deploy.preflight.diagnosis import diagnose
 
@@ -33,11 +33,11 @@ class Web:
 
 
 def becomes_ready(web: Web, entry: Entry, report: Report) -> bool:
-    """Asked from the first moment on: nobody may listen yet, but who does answers in time, and 200 only when it is ready."""
+    """Polled from the start: a refused connection is fine, but an answer must come in time, with 200 only once ready."""
     slowest, asked = 0.0, 0
     while entry.is_up and entry.since() < web.start_limit:
         try:
-            answered = ask(web.port, "GET", web.health, web.health_limit)
+            answered = send_request(web.port, "GET", web.health, web.health_limit)
         except ConnectionError:
             answered = None
         except (OSError, http.client.HTTPException):  # it took longer than it may
@@ -82,15 +82,15 @@ def answers_samples(web: Web, samples: Sequence[Sample], most: int, report: Repo
                 "the platform refuses it: send smaller inputs",
             )
             continue
-        answered = _asked(web, sample)
+        answered = _send(web, sample)
         if isinstance(answered, str):
             report.add(
                 f"sample {sample.name}", False, answered, f"within {time_of(web.answer_limit)}", "make it quicker, or its batches smaller"
             )
             continue
         if answered.status != 200:
-            said = " ".join(answered.body[:300].decode(errors="replace").split())
-            report.add(f"sample {sample.name}", False, f"status {answered.status}", "200", f"it was answered: {said}")
+            body_text = " ".join(answered.body[:300].decode(errors="replace").split())
+            report.add(f"sample {sample.name}", False, f"status {answered.status}", "200", f"it was answered: {body_text}")
             continue
         good, slowest, largest = good or sample, max(slowest, answered.took), max(largest, len(answered.body))
         streamed = streamed or (answered if answered.streamed else None)
@@ -106,7 +106,7 @@ def answers_samples(web: Web, samples: Sequence[Sample], most: int, report: Repo
 
 def _without_samples(web: Web, report: Report) -> Sample | None:
     sample = Sample("{}", "application/json", b"{}")
-    answered = _asked(web, sample)
+    answered = _send(web, sample)
     if isinstance(answered, str):
         report.add("a request", False, answered, f"within {time_of(web.answer_limit)}", "nothing came back; look at its log")
         return None
@@ -115,9 +115,9 @@ def _without_samples(web: Web, report: Report) -> Sample | None:
     return None
 
 
-def _asked(web: Web, sample: Sample) -> Answered | str:
+def _send(web: Web, sample: Sample) -> PlatformResponse | str:
     try:
-        return ask(web.port, "POST", web.predict, web.answer_limit, sample.body, {"Content-Type": sample.content_type})
+        return send_request(web.port, "POST", web.predict, web.answer_limit, sample.body, {"Content-Type": sample.content_type})
     except TimeoutError:
         return f"nothing after {time_of(web.answer_limit)}"
     except (OSError, http.client.HTTPException) as error:
@@ -133,7 +133,7 @@ def stays_well_under_load(web: Web, sample: Sample | None, report: Report) -> No
 
     def client(number: int) -> None:
         while time.monotonic() < over:
-            one = _asked(web, body)
+            one = _send(web, body)
             if isinstance(one, str):
                 return
             connects.append(one.connected)
@@ -145,7 +145,7 @@ def stays_well_under_load(web: Web, sample: Sample | None, report: Report) -> No
     slowest, bad = 0.0, ""
     while time.monotonic() < over:
         try:
-            well = ask(web.port, "GET", web.health, web.health_limit)
+            well = send_request(web.port, "GET", web.health, web.health_limit)
             slowest, bad = max(slowest, well.took), bad or ("" if well.status == 200 else f"status {well.status}")
         except (OSError, http.client.HTTPException) as error:
             slowest, bad = web.health_limit, str(error) or type(error).__name__
@@ -165,7 +165,7 @@ def stays_well_under_load(web: Web, sample: Sample | None, report: Report) -> No
 def takes_the_largest(web: Web, size: int, report: Report) -> None:
     """Whatever the handler makes of zeros: the server must take them, and be well afterwards."""
     try:
-        answered = ask(web.port, "POST", web.predict, web.answer_limit, bytes(size), {"Content-Type": "application/octet-stream"})
+        answered = send_request(web.port, "POST", web.predict, web.answer_limit, bytes(size), {"Content-Type": "application/octet-stream"})
     except (OSError, http.client.HTTPException) as error:
         report.add(
             f"a body of {size} bytes", False, str(error) or type(error).__name__, "an answer", "look at its log; raise max_request_size"
@@ -178,7 +178,7 @@ def takes_the_largest(web: Web, size: int, report: Report) -> None:
 def ends_in_order(web: Web, entry: Entry, sample: Sample | None, report: Report) -> None:
     """SIGTERM while a request is on its way: that is answered, and the process is gone in time."""
     body = sample or Sample("{}", "application/json", b"{}")
-    last = Asking(web.port, "POST", web.predict, web.answer_limit, body.body, {"Content-Type": body.content_type})
+    last = BackgroundRequest(web.port, "POST", web.predict, web.answer_limit, body.body, {"Content-Type": body.content_type})
     last.start()
     last.join(0.005)  # on its way, and for a quick model over already
     code, seconds = entry.stop(web.stop_limit)
@@ -191,5 +191,5 @@ def ends_in_order(web: Web, entry: Entry, sample: Sample | None, report: Report)
     report.within("ends on SIGTERM", seconds, web.stop_limit, way)
     report.add("its exit code", code == 0, str(code), "0", "it did not end by itself; the last lines of its log say more")
     refused = "refused" in last.error  # it came after the door was shut
-    told = f"status {last.answered.status}" if last.answered else last.error
-    report.add("the request on its way then", bool(last.answered) or refused, told, "an answer", "raise drain_timeout (TSX_DRAIN_TIMEOUT)")
+    text = f"status {last.answered.status}" if last.answered else last.error
+    report.add("the request on its way then", bool(last.answered) or refused, text, "an answer", "raise drain_timeout (TSX_DRAIN_TIMEOUT)")

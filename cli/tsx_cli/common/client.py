@@ -35,8 +35,8 @@ class RequestFailed(CliError):
 
     def hinted(self, hint: str) -> RequestFailed:
         """The same with a next step behind its message."""
-        said = f"{self.message.rstrip('.; ')}; {hint}"
-        return RequestFailed(self.status, said, type=self.type, traceback=self.traceback)
+        text = f"{self.message.rstrip('.; ')}; {hint}"
+        return RequestFailed(self.status, text, type=self.type, traceback=self.traceback)
 
 
 @dataclass(frozen=True)

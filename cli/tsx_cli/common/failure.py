@@ -50,7 +50,7 @@ def report(error: BaseException, *, debug: bool, file: TextIO) -> int:
 
 
 def where(text: str) -> str:
-    """The place in somebody's own code that a traceback ends at, and how to see the rest."""
+    """The line of user code that a traceback ends at, and how to see the rest."""
     frames = [match for match in _FRAME.finditer(text) if not match["file"].startswith("<frozen importlib")]
     if not frames:
         return "--debug shows the whole traceback."

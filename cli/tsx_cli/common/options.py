@@ -24,7 +24,7 @@ Assignments = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Handler = Annotated[
     str | None,
-    typer.Option("--handler", metavar="NAME|FILE.py[:FUNCTION]", help="Handler: one that comes with tsx, or a file of your own."),
+    typer.Option("--handler", metavar="NAME|FILE.py[:FUNCTION]", help="Handler: a built-in one, or your own file."),
 ]
 ModelFile = Annotated[
     Path | None, typer.Option("--model-file", help="Python file with the model's class, for weights that are only weights.")
@@ -32,7 +32,7 @@ ModelFile = Annotated[
 ExtraFiles = Annotated[
     list[str] | None, typer.Option("--extra-files", metavar="FILE,...", help="Other files the handler needs; may be repeated.")
 ]
-Url = Annotated[str | None, typer.Option("--url", help="Address of the server, if not the one of the settings.")]
+Url = Annotated[str | None, typer.Option("--url", help="Address of the server; by default that of the settings.")]
 
 
 def management(url: str | None, config: Path | None) -> Server:

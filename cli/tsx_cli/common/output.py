@@ -26,7 +26,7 @@ def print_json(value: object) -> None:
 
 
 def one_line(value: object) -> str:
-    """What somebody else wrote, as one line that does nothing to a terminal."""
+    """Untrusted text as one line without terminal control characters."""
     return escaped(str(value)).replace("\n", "\\n").replace("\t", "\\t")
 
 

@@ -210,7 +210,7 @@ class Build(Part):
     def _words(cls, words: tuple[str, ...]) -> tuple[str, ...]:
         for word in words:
             if not WORD.fullmatch(word):
-                raise ValueError(f"'{word}' is no name of a package")
+                raise ValueError(f"'{word}' is not the name of a package")
         return words
 
 
@@ -288,8 +288,8 @@ def read_named(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_target(file: Path | None, given: Mapping[str, Any]) -> str | None:
     """What is said of it, wherever; None where nothing is."""
-    said = _values(file, given).get("target")
-    return said if isinstance(said, str) else None
+    target = _values(file, given).get("target")
+    return target if isinstance(target, str) else None
 
 
 def read_spec(file: Path | None, given: Mapping[str, Any]) -> DeploySpec:
@@ -309,9 +309,9 @@ def read_spec(file: Path | None, given: Mapping[str, Any]) -> DeploySpec:
 
 
 def _values(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    said = _tables(file)
-    own = {key: value for key, value in said.items() if not _is_deployment(key, value)}
-    named = said.get(str(given.get("name")), {})
+    target = _tables(file)
+    own = {key: value for key, value in target.items() if not _is_deployment(key, value)}
+    named = target.get(str(given.get("name")), {})
     values = _merged(_merged(own, named), {key: value for key, value in given.items() if value is not None and key != "role"})
     return values if given.get("role") is None else _merged(values, {str(values.get("target")): {"role": given["role"]}})
 
@@ -325,7 +325,7 @@ def _tables(file: Path | None) -> dict[str, Any]:
     try:
         found = tomllib.loads(file.read_text()).get("deploy", {})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CliError(f"{file} is no TOML: {error}") from error
+        raise CliError(f"{file} is not valid TOML: {error}") from error
     if not isinstance(found, dict):
         raise CliError(f"{file}: deploy is a table, [deploy]")
     return found

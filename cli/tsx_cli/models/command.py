@@ -18,7 +18,7 @@ from tsx_runtime.shared.suggestions import suggestion
 PAGE = 100
 
 Name = Annotated[str, typer.Argument(help="Name of the model.")]
-Version = Annotated[str | None, typer.Option(help="Version of the model, if not its default one.")]
+Version = Annotated[str | None, typer.Option(help="Version of the model; by default its default version.")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once; the workers start in the background.")]
 
 app = typer.Typer(
@@ -47,22 +47,22 @@ def list_models(as_json: AsJson = False, url: Url = None, config: Config = None)
 def describe(name: Name, version: Version = None, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
     """Show one model: its versions, their workers, and why a worker could not load."""
     server = management(url, config)
-    told = server.call("GET", path("models", name, version or "all")).json()
+    answer = server.call("GET", path("models", name, version or "all")).json()
     if as_json:
-        print_json(told)
+        print_json(answer)
         return
-    for each in told:
+    for each in answer:
         _print_version(each)
 
 
 @app.command()
 def register(
     archive: Annotated[str, typer.Argument(help="File name of an archive in the server's model store.")],
-    name: Annotated[str | None, typer.Option(help="Name to serve it under; the archive's own if not given.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name to serve it under; by default the archive's.")] = None,
     handler: Annotated[str | None, typer.Option(help="Handler to use in place of the archive's.")] = None,
     workers: Annotated[int | None, typer.Option(min=0, help="Workers to start.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Most requests in one batch.")] = None,
-    max_batch_delay: Annotated[int | None, typer.Option(min=0, help="Most milliseconds that a request waits for company.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests in a batch.")] = None,
+    max_batch_delay: Annotated[int | None, typer.Option(min=0, help="Maximum milliseconds that a request waits for its batch.")] = None,
     response_timeout: Annotated[int | None, typer.Option(min=1, help="Seconds a worker may take for a batch.")] = None,
     startup_timeout: Annotated[int | None, typer.Option(min=1, help="Seconds a worker may take to load the model.")] = None,
     no_wait: NoWait = False,
@@ -89,7 +89,7 @@ def register(
 @app.command()
 def replace(
     archive: Annotated[str, typer.Argument(help="File name of an archive in the server's model store.")],
-    name: Annotated[str | None, typer.Option(help="Name of the model; the archive's own if not given.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the model; by default the archive's.")] = None,
     handler: Annotated[str | None, typer.Option(help="Handler to use in place of the archive's.")] = None,
     workers: Annotated[int | None, typer.Option(min=0, help="Workers to start; as many as there are if not given.")] = None,
     no_wait: NoWait = False,
@@ -97,7 +97,7 @@ def replace(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Have an archive take the place of the version of its number, else of the default one, without losing a request."""
+    """Replace the version with the archive's number, else the default version, without losing a request."""
     query = path("models", url=archive, model_name=name, handler=handler, initial_workers=workers, replace=True, synchronous=not no_wait)
     _say(management(url, config).call("POST", query).json(), as_json)
 
@@ -105,9 +105,9 @@ def replace(
 @app.command()
 def scale(
     name: Name,
-    workers: Annotated[int | None, typer.Argument(min=0, help="How many workers.")] = None,
-    minimum: Annotated[int | None, typer.Option("--min", min=0, help="Least workers, in place of WORKERS.")] = None,
-    maximum: Annotated[int | None, typer.Option("--max", min=0, help="Most workers, in place of WORKERS.")] = None,
+    workers: Annotated[int | None, typer.Argument(min=0, help="Number of workers.")] = None,
+    minimum: Annotated[int | None, typer.Option("--min", min=0, help="Minimum number of workers, instead of WORKERS.")] = None,
+    maximum: Annotated[int | None, typer.Option("--max", min=0, help="Maximum number of workers, instead of WORKERS.")] = None,
     version: Version = None,
     no_wait: NoWait = False,
     as_json: AsJson = False,
@@ -193,18 +193,18 @@ def _default_version(server: Server, name: str, versions: list[dict[str, Any]]) 
     return str(server.call("GET", path("models", name)).json()[0]["modelVersion"])
 
 
-def _row(told: dict[str, Any], default: bool) -> list[object]:
-    workers = told["workers"]
+def _row(answer: dict[str, Any], default: bool) -> list[object]:
+    workers = answer["workers"]
     ready = sum(worker["status"] == "READY" for worker in workers)
     return [
-        told["modelName"],
-        told["modelVersion"],
+        answer["modelName"],
+        answer["modelVersion"],
         "yes" if default else "",
-        f"{ready} of {told['minWorkers']}" if ready != told["minWorkers"] else ready,
+        f"{ready} of {answer['minWorkers']}" if ready != answer["minWorkers"] else ready,
         _devices(workers),
-        told["batchSize"],
-        told.get("jobQueueStatus", {}).get("pendingRequests", 0),
-        told["modelUrl"],
+        answer["batchSize"],
+        answer.get("jobQueueStatus", {}).get("pendingRequests", 0),
+        answer["modelUrl"],
     ]
 
 
@@ -215,12 +215,12 @@ def _devices(workers: list[dict[str, Any]]) -> str:
     return ", ".join(filter(None, ["cpu" if len(numbers) < len(workers) else "", gpus]))
 
 
-def _print_version(told: dict[str, Any]) -> None:
-    facts = [(name, value) for name, value in told.items() if not isinstance(value, (dict, list)) and name not in ("status", "lastError")]
-    facts += [(f"measured {name}", value) for name, value in told.get("measured", {}).items()]
-    queue = told.get("jobQueueStatus", {})
+def _print_version(answer: dict[str, Any]) -> None:
+    facts = [(name, value) for name, value in answer.items() if not isinstance(value, (dict, list)) and name not in ("status", "lastError")]
+    facts += [(f"measured {name}", value) for name, value in answer.get("measured", {}).items()]
+    queue = answer.get("jobQueueStatus", {})
     facts += [(name, queue[name]) for name in queue]
-    print_table([told["modelName"], told["modelVersion"]], facts)
+    print_table([answer["modelName"], answer["modelVersion"]], facts)
     workers = [
         (
             worker["id"],
@@ -230,13 +230,13 @@ def _print_version(told: dict[str, Any]) -> None:
             human(worker["memoryUsage"]),
             worker["startTime"],
         )
-        for worker in told["workers"]
+        for worker in answer["workers"]
     ]
     if workers:
         print_table(["worker", "status", "pid", "device", "memory", "since"], workers)
     for name in ("status", "lastError"):
-        if told.get(name):
-            print(escaped(str(told[name]).rstrip()))
+        if answer.get(name):
+            print(escaped(str(answer[name]).rstrip()))
 
 
 def _say(answer: dict[str, Any], as_json: bool) -> None:
@@ -247,5 +247,5 @@ def _say(answer: dict[str, Any], as_json: bool) -> None:
 
 
 def in_commands(status: str) -> str:
-    """The server's words, with its next step as somebody at a terminal takes it."""
+    """The server's message, with its next step as a command."""
     return status.replace("Use scale workers API to add workers for the model.", "`tsx models scale NAME 1` adds one.")

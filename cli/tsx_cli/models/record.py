@@ -17,11 +17,13 @@ Name = Annotated[str, typer.Argument(help="Name of the model.")]
 
 def record(
     name: Name,
-    share: Annotated[str | None, typer.Option(help="How many of the requests: 1%.")] = None,
-    max_size: Annotated[str | None, typer.Option(help="Of all files together; the oldest go first.", show_default="100MB")] = None,
-    max_age: Annotated[str | None, typer.Option(help="After which a request is removed: 12h, 7d.", show_default="1d")] = None,
-    answers: Annotated[bool, typer.Option("--answers", help="Keep the answers as well.")] = False,
-    off: Annotated[bool, typer.Option("--off", help="Record no more; what was recorded stays.")] = False,
+    share: Annotated[str | None, typer.Option(help="Share of the requests, such as 1%.")] = None,
+    max_size: Annotated[
+        str | None, typer.Option(help="Maximum size of all files together; the oldest are removed first.", show_default="100MB")
+    ] = None,
+    max_age: Annotated[str | None, typer.Option(help="Remove requests older than this: 12h, 7d.", show_default="1d")] = None,
+    answers: Annotated[bool, typer.Option("--answers", help="Record the answers as well.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Stop recording; the recorded files stay.")] = False,
     remove: Annotated[bool, typer.Option("--remove", help="With --off: remove what was recorded.")] = False,
     as_json: AsJson = False,
     url: Url = None,
@@ -37,29 +39,29 @@ def record(
         raise UsageError("say how many of the requests are recorded, such as --share 1%, or --share 100%")
     server, target = management(url, config), path("models", name, "record")
     if off:
-        told = server.call("DELETE", path("models", name, "record", remove=remove)).json()
+        answer = server.call("DELETE", path("models", name, "record", remove=remove)).json()
     elif terms:
         body = json.dumps({**terms, "answers": answers}).encode()
-        told = server.call("PUT", target, body, {"Content-Type": "application/json"}).json()
+        answer = server.call("PUT", target, body, {"Content-Type": "application/json"}).json()
     else:
-        told = server.call("GET", target).json()
+        answer = server.call("GET", target).json()
     if as_json:
-        print_json(told)
+        print_json(answer)
     else:
-        _show(told)
+        _show(answer)
 
 
-def _show(told: dict[str, Any]) -> None:
-    if told["recording"]:
-        terms = told["terms"]
+def _show(answer: dict[str, Any]) -> None:
+    if answer["recording"]:
+        terms = answer["terms"]
         answers = "with answers" if terms["answers"] else "without answers"
         kept = f"up to {human(terms['max_size'])}, for {terms['max_age'] / 3600:g} hours"
-        print(f"{told['model']}: {terms['share']:g} % of the requests are recorded, {answers}, {kept}")
-        dropped = ", ".join(f"{count} ({reason})" for reason, count in told["dropped"].items())
-        print(f"recorded: {told['recorded']}" + (f"; not recorded: {dropped}" if dropped else ""))
-        if told.get("problem"):
-            print(f"the disk takes nothing: {told['problem']}")
+        print(f"{answer['model']}: {terms['share']:g} % of the requests are recorded, {answers}, {kept}")
+        dropped = ", ".join(f"{count} ({reason})" for reason, count in answer["dropped"].items())
+        print(f"recorded: {answer['recorded']}" + (f"; not recorded: {dropped}" if dropped else ""))
+        if answer.get("problem"):
+            print(f"the disk takes nothing: {answer['problem']}")
     else:
-        print(f"{told['model']}: not recorded")
-    if told["files"]:
-        print(f"{human(told['bytes'])} in {told['files']} files on the server: {told['directory']}")
+        print(f"{answer['model']}: not recorded")
+    if answer["files"]:
+        print(f"{human(answer['bytes'])} in {answer['files']} files on the server: {answer['directory']}")

@@ -26,14 +26,14 @@ Name = Annotated[str, typer.Argument(help="Name of the model.")]
 
 def rollout(
     name: Name,
-    version: Annotated[str | None, typer.Argument(help="The version or label that is to take over; without one it is shown.")] = None,
-    steps: Annotated[str | None, typer.Option(help="Its share at each step in percent.", show_default="1,5,25,100")] = None,
-    bake: Annotated[str | None, typer.Option(help="How long a step takes: 30s, 10m, 2h, 1d.", show_default="10m")] = None,
-    max_error_rate: Annotated[str | None, typer.Option(help="How many of its requests may fail, such as 0.5%.")] = None,
-    max_p99: Annotated[str | None, typer.Option(help="How slow it may be: 1.2x the old version's p99, or 250ms.")] = None,
-    min_requests: Annotated[int | None, typer.Option(min=1, help="Requests that a step needs.", show_default="100")] = None,
+    version: Annotated[str | None, typer.Argument(help="The version or label to roll out; without it, the rollout is shown.")] = None,
+    steps: Annotated[str | None, typer.Option(help="Percentage at each step.", show_default="1,5,25,100")] = None,
+    bake: Annotated[str | None, typer.Option(help="Duration of a step: 30s, 10m, 2h, 1d.", show_default="10m")] = None,
+    max_error_rate: Annotated[str | None, typer.Option(help="Share of its requests that may fail, such as 0.5%.")] = None,
+    max_p99: Annotated[str | None, typer.Option(help="Highest p99: 1.2x the old version's, or 250ms.")] = None,
+    min_requests: Annotated[int | None, typer.Option(min=1, help="Requests required per step.", show_default="100")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show each decision until it ends; exits 1 unless it finished.")] = False,
-    stop: Annotated[bool, typer.Option("--stop", help="End it and go back to the old version.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End the rollout and return to the old version.")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="With --stop: leave the shares as they are.")] = False,
     as_json: AsJson = False,
     url: Url = None,
@@ -49,30 +49,30 @@ def rollout(
         raise UsageError("--keep says how --stop ends a rollout; say both")
     server, target = management(url, config), path("models", name, "rollout")
     if stop:
-        told = server.call("DELETE", path("models", name, "rollout", back="false" if keep else "true")).json()
+        answer = server.call("DELETE", path("models", name, "rollout", back="false" if keep else "true")).json()
     elif version is not None:
         body = json.dumps(_plan(version, steps, bake, max_error_rate, max_p99, min_requests)).encode()
-        told = server.call("POST", target, body, {"Content-Type": "application/json"}).json()
+        answer = server.call("POST", target, body, {"Content-Type": "application/json"}).json()
     else:
-        told = _told(server, target, name)
+        answer = _status(server, target, name)
     if watch:
-        told = _watch(server, target, told, quiet=as_json)
+        answer = _watch(server, target, answer, quiet=as_json)
     if as_json:
-        print_json(told)
+        print_json(answer)
     elif not watch:
-        _show(told)
-    if watch and told["status"] != "finished":
-        raise CliError(f"the rollout of {name} {told['status']}: {told['reason']}")
+        _show(answer)
+    if watch and answer["status"] != "finished":
+        raise CliError(f"the rollout of {name} {answer['status']}: {answer['reason']}")
 
 
-def _told(server: Server, target: str, name: str) -> dict[str, Any]:
+def _status(server: Server, target: str, name: str) -> dict[str, Any]:
     try:
-        told: dict[str, Any] = server.call("GET", target).json()
+        answer: dict[str, Any] = server.call("GET", target).json()
     except RequestFailed as error:
         if error.type == NO_ROLLOUT:
             raise CliError(f"Model {name} has no rollout; `tsx models rollout {name} VERSION` begins one") from None
         raise
-    return told
+    return answer
 
 
 def _plan(
@@ -109,20 +109,20 @@ def _number(text: str, option: str, wanted: str) -> float:
         raise UsageError(f"{option} takes {wanted}, not {text!r}") from None
 
 
-def _watch(server: Server, target: str, told: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
+def _watch(server: Server, target: str, answer: dict[str, Any], *, quiet: bool) -> dict[str, Any]:
     """Print what is decided until it ends. A server that is started again meanwhile goes on with it."""
     printed, problem = 0.0, ""
     while True:
-        for entry in told["log"]:
-            if entry["at"] > printed and entry["at"] >= told["began"]:
+        for entry in answer["log"]:
+            if entry["at"] > printed and entry["at"] >= answer["began"]:
                 printed = entry["at"]
                 if not quiet:
                     print(_line(entry), flush=True)
-        if told["status"] != "running":
-            return told
+        if answer["status"] != "running":
+            return answer
         time.sleep(LOOK_APART)
         try:
-            told = server.call("GET", target).json()
+            answer = server.call("GET", target).json()
             problem = ""
         except RequestFailed:
             raise
@@ -132,19 +132,20 @@ def _watch(server: Server, target: str, told: dict[str, Any], *, quiet: bool) ->
             problem = error.message
 
 
-def _show(told: dict[str, Any]) -> None:
-    plan, share = told["plan"], told["share"]
-    step = f"step {told['step']} of {len(plan['steps'])}, {share:g} % for {plan['version']}"
-    print(f"{told['model']}: {told['old']} -> {plan['version']}, {told['status']}; {step}, for {told['seconds']:.0f} of {plan['bake']:g} s")
-    print(f"{one_line(told['reason'])}\n")
+def _show(answer: dict[str, Any]) -> None:
+    plan, share = answer["plan"], answer["share"]
+    step = f"step {answer['step']} of {len(plan['steps'])}, {share:g} % for {plan['version']}"
+    head = f"{answer['model']}: {answer['old']} -> {plan['version']}, {answer['status']}"
+    print(f"{head}; {step}, for {answer['seconds']:.0f} of {plan['bake']:g} s")
+    print(f"{one_line(answer['reason'])}\n")
     rows = [
         (number, counts["requests"], counts["errors"], f"{counts['error_rate']:.2%}", _ms(counts.get("p50_ms")), _ms(counts.get("p99_ms")))
-        for number, counts in ((told["old"], told["old_counts"]), (plan["version"], told["new_counts"]))
+        for number, counts in ((answer["old"], answer["old_counts"]), (plan["version"], answer["new_counts"]))
     ]
     print_table(["version", "requests", "errors", "rate", "p50 ms", "p99 ms"], rows)
-    if told["log"]:
+    if answer["log"]:
         print()
-    for entry in told["log"][-20:]:
+    for entry in answer["log"][-20:]:
         print(_line(entry))
 
 

@@ -21,14 +21,14 @@ Name = Annotated[str, typer.Argument(help="Name of the model.")]
 def shadow(
     name: Name,
     to: Annotated[str | None, typer.Option(help="Version or label that gets the copies.")] = None,
-    share: Annotated[str | None, typer.Option(help="How many of the requests, such as 10%.")] = None,
+    share: Annotated[str | None, typer.Option(help="Share of the requests, such as 10%.")] = None,
     how: Annotated[
         str | None,
         typer.Option("--compare", metavar="HOW", help="exact, numeric[:rtol=1e-3,atol=1e-6], top-k[:k=5] or plugin:NAME[,timeout=1]."),
     ] = None,
-    ignore: Annotated[list[str] | None, typer.Option(metavar="FIELD", help="Of JSON answers, what does not count: a.b, or a.*.b.")] = None,
-    examples: Annotated[int, typer.Option(min=0, help="How many answers that differ are shown.")] = 3,
-    off: Annotated[bool, typer.Option("--off", help="Copy nothing any more; what was seen stays to be read.")] = False,
+    ignore: Annotated[list[str] | None, typer.Option(metavar="FIELD", help="Fields of JSON answers to ignore: a.b, or a.*.b.")] = None,
+    examples: Annotated[int, typer.Option(min=0, help="Number of differing answers to show.")] = 3,
+    off: Annotated[bool, typer.Option("--off", help="Stop copying requests; the results so far stay readable.")] = False,
     reset: Annotated[bool, typer.Option("--reset", help="Reset the counters.")] = False,
     as_json: AsJson = False,
     url: Url = None,
@@ -39,34 +39,36 @@ def shadow(
     wanted = to is not None or share is not None or how is not None or bool(ignore)
     if off and (wanted or reset):
         raise UsageError("--off ends the shadow; say what it should be without it")
-    told: dict[str, Any] = server.call("GET", target).json()
+    answer: dict[str, Any] = server.call("GET", target).json()
     if off:
         _send(server, "PATCH", path("models", name, "traffic"), {"shadow": None})
-        told = server.call("GET", target).json()
+        answer = server.call("GET", target).json()
     if wanted:
-        told = _send(server, "PUT", target, _said(told, name, to, share, how, ignore))
+        answer = _send(server, "PUT", target, _changed(answer, name, to, share, how, ignore))
     if reset:
-        told = server.call("DELETE", target).json()
+        answer = server.call("DELETE", target).json()
     if as_json:
-        print_json(told)
+        print_json(answer)
     else:
-        _show(told, examples)
+        _show(answer, examples)
 
 
-def _said(told: dict[str, Any], name: str, to: str | None, share: str | None, how: str | None, ignore: list[str] | None) -> dict[str, Any]:
+def _changed(
+    answer: dict[str, Any], name: str, to: str | None, share: str | None, how: str | None, ignore: list[str] | None
+) -> dict[str, Any]:
     """What there was, with what is named now."""
-    said: dict[str, Any] = dict(told.get("shadow", {}))
+    fields: dict[str, Any] = dict(answer.get("shadow", {}))
     if to is not None:
-        said["to"] = to
+        fields["to"] = to
     if share is not None:
-        said["share"] = read_share(share)
+        fields["share"] = read_share(share)
     if how is not None:
-        said["compare"] = read_compare(how)
+        fields["compare"] = read_compare(how)
     if ignore:
-        said["compare"] = said.get("compare", {}) | {"ignore": ignore}
-    if "to" not in said or "share" not in said:
+        fields["compare"] = fields.get("compare", {}) | {"ignore": ignore}
+    if "to" not in fields or "share" not in fields:
         raise UsageError(f"a shadow takes a version and a share: `tsx models shadow {name} --to 2.0 --share 10%`")
-    return said
+    return fields
 
 
 def read_share(text: str) -> float:
@@ -79,46 +81,46 @@ def read_share(text: str) -> float:
 
 def read_compare(text: str) -> dict[str, Any]:
     kind, _, rest = text.partition(":")
-    said: dict[str, Any] = {"kind": kind}
+    fields: dict[str, Any] = {"kind": kind}
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
-        if kind == "plugin" and not equals and "name" not in said:
-            said["name"] = key
+        if kind == "plugin" and not equals and "name" not in fields:
+            fields["name"] = key
             continue
         try:
-            said[key] = NUMBERS[key](value)
+            fields[key] = NUMBERS[key](value)
         except (KeyError, ValueError):
             raise UsageError(
                 f"--compare takes exact, numeric:rtol=1e-3,atol=1e-6, top-k:k=5 or plugin:NAME,timeout=1; not '{text}'"
             ) from None
-    return said
+    return fields
 
 
 def _send(server: Server, method: str, target: str, body: dict[str, Any]) -> Any:
     return server.call(method, target, json.dumps(body).encode(), {"Content-Type": "application/json"}).json()
 
 
-def _show(told: dict[str, Any], examples: int) -> None:
-    name = told["model"]
-    if "shadow" not in told:
+def _show(answer: dict[str, Any], examples: int) -> None:
+    name = answer["model"]
+    if "shadow" not in answer:
         print(f"model {name} has no shadow; `tsx models shadow {name} --to VERSION --share 10%` begins one")
         return
-    said, requests, errors = told["shadow"], told["requests"], told["errors"]
-    state = told["state"] + (f": {one_line(told['why'])}" if "why" in told else "")
-    print(f"{name}: {said['share']:g} % to version {told['version']}, compared by {_how(said['compare'])}; {state}")
-    print(f"since {told['since'][:19]}Z: {requests['copied']} copied, {requests['under_way']} of them under way")
+    fields, requests, errors = answer["shadow"], answer["requests"], answer["errors"]
+    state = answer["state"] + (f": {one_line(answer['why'])}" if "why" in answer else "")
+    print(f"{name}: {fields['share']:g} % to version {answer['version']}, compared by {_how(fields['compare'])}; {state}")
+    print(f"since {answer['since'][:19]}Z: {requests['copied']} copied, {requests['under_way']} of them under way")
     if requests["shed"]:
         print(f"not copied: {', '.join(f'{count} {reason}' for reason, count in sorted(requests['shed'].items()))}")
-    rate = told.get("disagreement")
+    rate = answer.get("disagreement")
     sure = f" ({_percent(rate['rate'])}; 95 % sure: {_percent(rate['low'])} to {_percent(rate['high'])})" if rate else ""
-    print(f"{told['agreed']} agreed, {told['disagreed']} disagreed{sure}")
+    print(f"{answer['agreed']} agreed, {answer['disagreed']} disagreed{sure}")
     if errors["comparison"]:
-        print(f"{errors['comparison']} could not be compared: {one_line(told.get('last_problem', ''))}")
-    latency = told.get("latency")
+        print(f"{errors['comparison']} could not be compared: {one_line(answer.get('last_problem', ''))}")
+    latency = answer.get("latency")
     if latency:
         rows = [(side, latency[side]["p50"], latency[side]["p99"], errors[side]) for side in ("primary", "shadow")]
         print_table([f"newest {latency['requests']}", "p50 ms", "p99 ms", "errors"], rows)
-    for example in told["examples"][:examples]:
+    for example in answer["examples"][:examples]:
         _show_example(example)
 
 

@@ -22,7 +22,7 @@ Name = Annotated[str, typer.Argument(help="Name of the model.")]
 def traffic(
     name: Name,
     weights: Annotated[
-        list[str] | None, typer.Argument(metavar="[VERSION=WEIGHT]...", help="By version or label, such as 1.0=90 2.0=10.")
+        list[str] | None, typer.Argument(metavar="[VERSION=WEIGHT]...", help="Percentages by version or label, such as 1.0=90 2.0=10.")
     ] = None,
     sticky: Annotated[
         str | None, typer.Option(help="What makes a client keep its version: header:NAME, cookie:NAME, field:NAME; or none.")
@@ -31,7 +31,7 @@ def traffic(
         list[str] | None, typer.Option(help="'header X-Beta=1 -> VERSION', or with ~ for a pattern; in place of the rules there are.")
     ] = None,
     no_rules: Annotated[bool, typer.Option("--no-rules", help="Remove the rules.")] = False,
-    clear: Annotated[bool, typer.Option("--clear", help="Have the default version answer everything; labels stay.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Send all requests to the default version; labels stay.")] = False,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
@@ -44,9 +44,9 @@ def traffic(
     if rule and no_rules:
         raise UsageError("--rule sets the rules and --no-rules removes them; say one of the two")
     if clear:
-        told = server.call("DELETE", target).json()
+        answer = server.call("DELETE", target).json()
     elif any(wanted):
-        changes: dict[str, Any] = {}  # no more than what is named: somebody else, or a rollout, may change the rest meanwhile
+        changes: dict[str, Any] = {}  # only what is named: another client, or a rollout, may change the rest meanwhile
         if sticky is not None:
             changes["sticky"] = None if sticky == "none" else sticky
         if rule or no_rules:
@@ -55,16 +55,16 @@ def traffic(
             named = _weights(weights)
             there = server.call("GET", target).json()["traffic"].get("weights", {})
             changes["weights"] = dict.fromkeys(there) | named
-        told = _send(server, "PATCH", target, changes)
+        answer = _send(server, "PATCH", target, changes)
     else:
-        told = server.call("GET", target).json()
-    _show(told, as_json)
+        answer = server.call("GET", target).json()
+    _show(answer, as_json)
 
 
 def label(
     name: Name,
     labels: Annotated[list[str] | None, typer.Argument(metavar="[LABEL=VERSION]...", help="Such as stable=1.0 canary=2.0.")] = None,
-    remove: Annotated[list[str] | None, typer.Option(help="A label to take away.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="Remove this label.")] = None,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
@@ -76,22 +76,22 @@ def label(
     twice = next((word for word in words if words.count(word) > 1), None)
     if twice is not None:
         raise UsageError(f"the label '{twice}' is named twice; say once what becomes of it")
-    told = server.call("GET", target).json()
-    there = told["traffic"].get("labels", {})
+    answer = server.call("GET", target).json()
+    there = answer["traffic"].get("labels", {})
     gone = next((word for word in remove or [] if word not in there), None)
     if gone is not None:
         raise CliError(f"model {name} has no label '{gone}'; it has {', '.join(there) or 'none'}")
     if words:
-        told = _send(server, "PATCH", target, {"labels": dict(given) | dict.fromkeys(remove or [])})
+        answer = _send(server, "PATCH", target, {"labels": dict(given) | dict.fromkeys(remove or [])})
     if as_json:
-        print_json(told["traffic"].get("labels", {}))
+        print_json(answer["traffic"].get("labels", {}))
         return
-    rows = sorted(told["traffic"].get("labels", {}).items())
+    rows = sorted(answer["traffic"].get("labels", {}).items())
     if rows:
-        ready = {share["version"]: share["ready"] for share in told["table"]}
+        ready = {share["version"]: share["ready"] for share in answer["table"]}
         print_table(["label", "version", "ready"], [(word, version, _yes(ready.get(version, False))) for word, version in rows])
     else:
-        print(f"model {name} has no labels; `tsx models label {name} stable={told['default']}` gives one")
+        print(f"model {name} has no labels; `tsx models label {name} stable={answer['default']}` gives one")
 
 
 def rollback(name: Name, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
@@ -103,23 +103,23 @@ def _send(server: Server, method: str, target: str, body: dict[str, Any]) -> Any
     return server.call(method, target, json.dumps(body).encode(), {"Content-Type": "application/json"}).json()
 
 
-def _show(told: dict[str, Any], as_json: bool) -> None:
+def _show(answer: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print_json(told)
+        print_json(answer)
         return
     rows = [
         (
-            share["version"] + (" (default)" if share["version"] == told["default"] else ""),
+            share["version"] + (" (default)" if share["version"] == answer["default"] else ""),
             ", ".join(share["labels"]),
             _yes(share["ready"]) if share["registered"] else "not registered",
             f"{100 * share['share']:.4g} %",
             share["requests"],
             share["errors"],
         )
-        for share in told["table"]
+        for share in answer["table"]
     ]
-    print_table([told["model"], "labels", "ready", "share", "requests", "errors"], rows)
-    said = told["traffic"]
+    print_table([answer["model"], "labels", "ready", "share", "requests", "errors"], rows)
+    said = answer["traffic"]
     if said.get("sticky"):
         print(f"sticky by {one_line(said['sticky'].replace(':', ' ', 1))}")
     for rule in said.get("rules", []):

@@ -29,20 +29,20 @@ def explain(
     words = request_id.split()  # as it was cut out of an answer's head, with the end of its line
     if len(words) != 1:
         raise UsageError("say which request: its id is in the header x-request-id of its answer")
-    told = management(url, config).call("GET", path("debug", "requests", words[0])).json()
+    timeline = management(url, config).call("GET", path("debug", "requests", words[0])).json()
     if as_json:
-        print_json(told)
+        print_json(timeline)
     else:
-        print("\n".join(map(one_line, lines(told))))
+        print("\n".join(map(one_line, lines(timeline))))
 
 
-def lines(told: dict[str, Any]) -> list[str]:
-    spent = told["milliseconds"]
-    what = f"was refused ({told['error']})" if told.get("error") else "was answered"
-    company = {None: "", 1: ", alone in its batch"}.get(told.get("batchSize"), f", in a batch of {told.get('batchSize')}")
+def lines(timeline: dict[str, Any]) -> list[str]:
+    spent = timeline["milliseconds"]
+    what = f"was refused ({timeline['error']})" if timeline.get("error") else "was answered"
+    company = {None: "", 1: ", alone in its batch"}.get(timeline.get("batchSize"), f", in a batch of {timeline.get('batchSize')}")
     shown = [
-        f"{told['requestId']} {what} with {told['status']} after {milliseconds(spent['total'])}",
-        f"{told['modelName']} {told['modelVersion']}{company}; it arrived at {told['arrived']}",
+        f"{timeline['requestId']} {what} with {timeline['status']} after {milliseconds(spent['total'])}",
+        f"{timeline['modelName']} {timeline['modelVersion']}{company}; it arrived at {timeline['arrived']}",
     ]
     known = [part for part in PARTS if part in spent]
     if known:

@@ -32,7 +32,7 @@ app = typer.Typer(add_completion=False)
 def predict(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="What to send; - reads standard input.")],
-    version: Annotated[str | None, typer.Option(help="Version of the model, if not its default one.")] = None,
+    version: Annotated[str | None, typer.Option(help="Version of the model; by default its default version.")] = None,
     content_type: Annotated[str | None, typer.Option(help="Content type of the file, if the guess is wrong.")] = None,
     field: Annotated[str | None, typer.Option(help="Send the file as this field of a form.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer, as it came, into this file.")] = None,
@@ -77,15 +77,15 @@ def form(field: str, file_name: str, content_type: str, data: bytes) -> tuple[by
 def describe(response: Response) -> dict[str, object]:
     """The answer for a program: JSON as it is, other text as text, bytes in base64."""
     body = response.body()
-    told: dict[str, object] = {"status": response.status, "content_type": response.content_type or None}
+    answer: dict[str, object] = {"status": response.status, "content_type": response.content_type or None}
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
-        return {**told, "base64": base64.b64encode(body).decode()}
+        return {**answer, "base64": base64.b64encode(body).decode()}
     try:
-        return {**told, "answer": json.loads(text)}
+        return {**answer, "answer": json.loads(text)}
     except ValueError:
-        return {**told, "answer": text}
+        return {**answer, "answer": text}
 
 
 def show(response: Response, console: Console) -> None:

@@ -34,12 +34,12 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def replay(
-    recording: Annotated[Path, typer.Argument(metavar="FILE|DIRECTORY", help="A recording, or a directory of some.")],
-    speed: Annotated[float, typer.Option(min=0.001, help="How many times as fast as they came.")] = 1.0,
-    model: Annotated[str | None, typer.Option(help="Send them to this model, if not to that of the recording.")] = None,
+    recording: Annotated[Path, typer.Argument(metavar="FILE|DIRECTORY", help="A recording, or a directory of recordings.")],
+    speed: Annotated[float, typer.Option(min=0.001, help="Speed factor relative to the recording.")] = 1.0,
+    model: Annotated[str | None, typer.Option(help="Send them to this model; by default that of the recording.")] = None,
     version: Annotated[str | None, typer.Option(help="Send them to this version or label.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Send no more than so many.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Connections; more requests at a time wait for one.")] = 64,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests to send.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Connections; further concurrent requests wait for a free one.")] = 64,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
@@ -58,11 +58,11 @@ def replay(
         raise CliError(f"{recording} cannot be read: {error.strerror or error}") from error
     if not run.sent:
         raise CliError(f"{recording} holds no request that came whole")
-    told = run.told()
+    summary = run.summary()
     if as_json:
-        print_json(told)
+        print_json(summary)
     else:
-        _show(told)
+        _show(summary)
     if run.failed:
         raise CliError(f"{sum(run.failed.values())} of {run.sent} requests got no answer")
     if set(run.answers) == {404} and not run.equal:
@@ -130,7 +130,7 @@ class Run:
         if progress:
             print("\r\033[K", end="", file=sys.stderr)
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         latencies, late = sorted(self.latencies), sorted(self.late)
         return {
             "sent": self.sent,
@@ -184,21 +184,21 @@ class Run:
         print(f"\r\033[Ksent {self.sent}, answered {done}, {time.monotonic() - start:.0f} s", end="", file=sys.stderr, flush=True)
 
 
-def _show(told: dict[str, Any]) -> None:
-    answers = [*told["answers"].items(), *told["failed"].items()]
+def _show(summary: dict[str, Any]) -> None:
+    answers = [*summary["answers"].items(), *summary["failed"].items()]
     rows: list[tuple[str, object]] = [
-        ("sent", f"{told['sent']} in {told['seconds']:.1f} s"),
+        ("sent", f"{summary['sent']} in {summary['seconds']:.1f} s"),
         *((f"answered {status}" if status.isdigit() else f"not answered ({status})", count) for status, count in answers),
-        ("latency p50", _shown(told["p50_ms"])),
-        ("latency p99", _shown(told["p99_ms"])),
-        ("the slowest", _shown(told["max_ms"])),
-        ("sent late p99", _shown(told["late_p99_ms"])),
-        ("the latest", _shown(told["late_max_ms"])),
+        ("latency p50", _shown(summary["p50_ms"])),
+        ("latency p99", _shown(summary["p99_ms"])),
+        ("the slowest", _shown(summary["max_ms"])),
+        ("sent late p99", _shown(summary["late_p99_ms"])),
+        ("the latest", _shown(summary["late_max_ms"])),
     ]
-    if told["compared"]:
-        rows.append(("equal answers", f"{told['equal']} of {told['compared']}"))
+    if summary["compared"]:
+        rows.append(("equal answers", f"{summary['equal']} of {summary['compared']}"))
     print_table(["replay", ""], rows)
-    for each in told["different"]:
+    for each in summary["different"]:
         was, now = each["recorded"], each["now"]
         print(
             f"differs at {each['at']} s: recorded {was['status']} {one_line(was['answer'])}, now {now['status']} {one_line(now['answer'])}"

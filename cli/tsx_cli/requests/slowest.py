@@ -16,19 +16,19 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def slowest(
-    model: Annotated[str | None, typer.Argument(help="Only those of this model.")] = None,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, max=100, help="How many.")] = 20,
+    model: Annotated[str | None, typer.Argument(help="Only requests of this model.")] = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, max=100, help="Number of requests to show.")] = 20,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
 ) -> None:
     """Show the slowest requests of the last half hour to hour, and where their time went."""
     server = management(url, config)
-    told = server.call("GET", path("debug", "slowest", model=model, count=count)).json()
+    answer = server.call("GET", path("debug", "slowest", model=model, count=count)).json()
     if as_json:
-        print_json(told)
+        print_json(answer)
         return
-    if not told["requests"]:
+    if not answer["requests"]:
         print(f"no request was answered yet at {server.url}")
         return
     rows = [
@@ -42,7 +42,7 @@ def slowest(
             each["arrived"],
             each["requestId"],
         ]
-        for each in told["requests"]
+        for each in answer["requests"]
     ]
     print_table(["took", "where", "answer", "model", "version", "batch", "arrived", "request"], rows)
     print(legend())

@@ -96,15 +96,15 @@ def leave_running(words: Sequence[str]) -> int:
     It writes where this process does, as TorchServe does: programs wait for its lines.
     """
     ours, theirs = os.pipe()
-    with open(ours, "rb") as told:
+    with open(ours, "rb") as log:
         try:
             process = subprocess.Popen(
                 command(["--tell", str(theirs), *words]), stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[theirs]
             )
         finally:
             os.close(theirs)
-        if told.read(1):
-            process.returncode = 0  # or Python would warn of a child that nobody waits for
+        if log.read(1):
+            process.returncode = 0  # or Python would warn of a child that is not waited for
             return 0
     return process.wait()
 

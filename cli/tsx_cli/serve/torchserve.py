@@ -100,9 +100,9 @@ def serve(arguments: argparse.Namespace) -> int:
     from tsx_runtime.targets.server.snapshots import Snapshots
     from tsx_runtime.targets.server.startup import workflows_from_settings
 
-    told: list[str] = []
-    setup = configure(arguments, os.environ, warn=told.append)
-    for notice in [*told, *notices(arguments, setup)]:
+    text: list[str] = []
+    setup = configure(arguments, os.environ, warn=text.append)
+    for notice in [*text, *notices(arguments, setup)]:
         print(notice, file=sys.stderr)
     snapshots = None if arguments.ncs else Snapshots(snapshot_directory(os.environ), setup.base, setup.settings.model_store)
     options = ServeOptions(answer_first=True, snapshots=snapshots, on_bound=teller(arguments.tell))
@@ -141,9 +141,9 @@ def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) 
         "log_config": arguments.log_config,
     }
     first = variables_of(file, env)  # TorchServe has its variables before the command line: images have the one, their users the other
-    said = {name: value for name, value in given.items() if value and name not in first}
+    given_settings = {name: value for name, value in given.items() if value and name not in first}
     try:
-        settings, origins = load_settings(said, env, file, warn)
+        settings, origins = load_settings(given_settings, env, file, warn)
     except SettingError as error:
         if not restored:
             raise
@@ -208,14 +208,16 @@ def notices(arguments: argparse.Namespace, setup: Setup) -> list[str]:
     from tsx_runtime.settings.torchserve import WITHOUT_EFFECT
 
     given = [name for name in JAVAS_OWN if getattr(arguments, name)]
-    said = [f"--{name.replace('_', '-')} has no effect here: {WITHOUT_EFFECT[name]}" for name in given]
+    given_settings = [f"--{name.replace('_', '-')} has no effect here: {WITHOUT_EFFECT[name]}" for name in given]
     if setup.settings.pass_headers:
         names = ", ".join(setup.settings.pass_headers)
-        said.append(f"handlers see these headers of requests, as in TorchServe: {names}; an empty pass_headers keeps them from handlers")
+        given_settings.append(
+            f"handlers see these headers of requests, as in TorchServe: {names}; an empty pass_headers keeps them from handlers"
+        )
     if setup.restored:
         ignored = "; --models does not count then (--ncs starts afresh)" if arguments.models else ""
-        said.append(f"starting from the last snapshot, {setup.file}{ignored}")
-    return said
+        given_settings.append(f"starting from the last snapshot, {setup.file}{ignored}")
+    return given_settings
 
 
 def starts(settings: Settings) -> list[StartModel]:

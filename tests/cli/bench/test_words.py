@@ -18,7 +18,7 @@ from tsx_cli.bench.model.results import (
     Inputs,
     Latency,
     ModelInfo,
-    Offered,
+    OfferedLoad,
     Point,
     Prediction,
     Results,
@@ -88,7 +88,10 @@ def test_a_configuration_is_keys_that_the_server_reads_and_comes_back_from_json(
 
 def results() -> Results:
     point = Point(
-        offered=Offered(connections=4), throughput=Figure(value=5, low=4, high=6), latency=Latency(), p99_ms=Figure(value=1, low=1, high=1)
+        offered=OfferedLoad(connections=4),
+        throughput=Figure(value=5, low=4, high=6),
+        latency=Latency(),
+        p99_ms=Figure(value=1, low=1, high=1),
     )
     endless = Prediction(throughput=5, p99_ms=math.inf)
     trial = Trial(configuration=Configuration(workers=2).as_json(), points=[point], best=0, predicted=endless)
@@ -117,12 +120,12 @@ def test_results_come_back_from_their_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "no results.json"),
-        ("[]", "no results.json"),
-        ('{"format": 1}', "no results.json"),
+        ("{", "not a results.json"),
+        ("[]", "not a results.json"),
+        ('{"format": 1}', "not a results.json"),
         ('{"format": 99, "trials": []}', "format 99"),
         ('{"format": 1, "trials": []}', "damaged: started"),
-        (100_000 * "[", "no results.json"),
+        (100_000 * "[", "not a results.json"),
         (results().model_dump_json().replace('"value":5.0', '"value":NaN'), "NaN is no number"),
         (results().model_dump_json().replace('"value":5.0', '"value":1e999'), "1e999 is no number"),
         (results().model_dump_json().replace('"workers":2', '"workers":[2]'), "damaged: workers"),

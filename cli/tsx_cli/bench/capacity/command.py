@@ -15,17 +15,21 @@ app = typer.Typer(add_completion=False)
 @app.command("plan")
 def plan_command(
     archive: Annotated[Path | None, typer.Argument(metavar="MODEL.mar", help="An archive that `tsx bench --write` has measured.")] = None,
-    rps: Annotated[float | None, typer.Option("--rps", min=1e-6, max=1e9, help="Requests per second, of all replicas together.")] = None,
-    slo: Annotated[str | None, typer.Option(help="The bounds, such as 'p99<50ms'; those of the benchmark if none are given.")] = None,
+    rps: Annotated[float | None, typer.Option("--rps", min=1e-6, max=1e9, help="Requests per second of all replicas together.")] = None,
+    slo: Annotated[str | None, typer.Option(help="Bounds, such as 'p99<50ms'; by default those of the benchmark.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, max=1024, help="Workers of a replica, if not those that won.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, max=4096, help="Its batch size, if not the one that won.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, max=4096, help="Batch size; by default the winner's.")] = None,
     recording: Annotated[
-        Path | None, typer.Option(metavar="FILE|DIRECTORY", help="Requests come as in this recording, and as quickly if there is no --rps.")
+        Path | None, typer.Option(metavar="FILE|DIRECTORY", help="Arrivals as in this recording, and at its rate without --rps.")
     ] = None,
-    price_per_hour: Annotated[float | None, typer.Option(min=0, help="Of a replica, in any currency: tells the cost.")] = None,
-    headroom: Annotated[str, typer.Option(help="How much more than --rps shall still keep the bounds.")] = "0%",
-    results: Annotated[Path | None, typer.Option(metavar="results.json", help="Take the curve from here and not from the archive.")] = None,
-    seed: Annotated[int, typer.Option(help="Of what is left to chance.")] = 0,
+    price_per_hour: Annotated[
+        float | None, typer.Option(min=0, help="Price of a replica per hour, in any currency; adds the cost.")
+    ] = None,
+    headroom: Annotated[str, typer.Option(help="Extra load above --rps that must still keep the bounds.")] = "0%",
+    results: Annotated[
+        Path | None, typer.Option(metavar="results.json", help="Use the results in this file instead of the archive's.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of random choices.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Simulate the batching of a measured model and print how many replicas keep the bounds, with their latency and their cost."""

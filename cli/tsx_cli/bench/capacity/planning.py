@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tsx_cli.bench.model.replica import Replica, served
-from tsx_cli.bench.model.simulate import Simulated, constant, poisson, recorded
+from tsx_cli.bench.model.simulate import SimulationResult, constant, poisson, recorded
 from tsx_cli.bench.model.slo import Slo
 
 REQUESTS = 40_000  # that are simulated
@@ -17,15 +17,15 @@ IDLE = 0.001  # of what it can do: hardly a request finds another one there
 FULL = 0.95  # of the workers' time: beyond it, without bounds, the least burst makes a queue that does not end
 
 
-class Planned(NamedTuple):
+class CapacityPlan(NamedTuple):
     """`at` is what each of the replicas does at the rate asked for, `quickest` and `slowest` the same with batches as long as in the
     quickest and in the slowest round that was measured, and `with_headroom` with the headroom used up."""
 
     replicas: int
-    at: Simulated
-    quickest: Simulated
-    slowest: Simulated
-    with_headroom: Simulated
+    at: SimulationResult
+    quickest: SimulationResult
+    slowest: SimulationResult
+    with_headroom: SimulationResult
     replicas_at_slowest: int | None  # with batches as long as in the slowest round; None where no number keeps the bounds
 
 
@@ -38,7 +38,7 @@ def plan(
     moments: Sequence[float] = (),
     seed: int = 0,
     requests: int = REQUESTS,
-) -> Planned | None:
+) -> CapacityPlan | None:
     """The least number of replicas that keeps the bounds with this share more of requests; None where no number does.
 
     Each request goes to one of them by chance. `moments` are those of a recording, which come closer or further apart to make the rate.
@@ -49,12 +49,12 @@ def plan(
     if found is None:
         return None
 
-    def told(replica: Replica, rate: float = rate) -> Simulated:
+    def simulated(replica: Replica, rate: float = rate) -> SimulationResult:
         return served(replica, arrivals.of_one(rate, found), seed)
 
-    at, (low, high) = told(replica), replica.quickest_and_slowest
-    with_headroom = told(replica, most) if headroom else at
-    return Planned(found, at, told(low), told(high), with_headroom, least(high, most, slo, arrivals, found))
+    at, (low, high) = simulated(replica), replica.quickest_and_slowest
+    with_headroom = simulated(replica, most) if headroom else at
+    return CapacityPlan(found, at, simulated(low), simulated(high), with_headroom, least(high, most, slo, arrivals, found))
 
 
 class _Arrivals(NamedTuple):
@@ -72,7 +72,7 @@ class _Arrivals(NamedTuple):
 def least(replica: Replica, most: float, slo: Slo | None, arrivals: _Arrivals, fewest: int = 1) -> int | None:
     """The least number of replicas that keeps the bounds at so many requests a second, from `fewest` on; None where no number does."""
 
-    def share(replicas: int) -> Simulated:
+    def share(replicas: int) -> SimulationResult:
         return served(replica, arrivals.of_one(most, replicas), arrivals.seed)
 
     if not _keeps(served(replica, constant(IDLE * replica.capacity, 1000), arrivals.seed), slo):
@@ -99,10 +99,10 @@ def _drawn(moments: Sequence[float], replicas: int, requests: int, seed: int) ->
     return [turn * period + moment for turn in range(rounds) for moment in moments if replicas == 1 or chance.random() * replicas < 1]
 
 
-def _keeps(told: Simulated, slo: Slo | None) -> bool:
-    if not told.answered:
+def _keeps(result: SimulationResult, slo: Slo | None) -> bool:
+    if not result.answered:
         return True
-    errors = told.refused / (told.refused + told.answered)
+    errors = result.refused / (result.refused + result.answered)
     if slo is None:
-        return errors == 0 and told.utilisation <= FULL
-    return not slo.broken(told._asdict(), errors)
+        return errors == 0 and result.utilisation <= FULL
+    return not slo.broken(result._asdict(), errors)

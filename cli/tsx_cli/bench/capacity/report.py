@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from tsx_archiver import ModelConfig, inspect_archive
-from tsx_cli.bench.capacity.planning import Planned, plan
+from tsx_cli.bench.capacity.planning import CapacityPlan, plan
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.predict import timing_of
 from tsx_cli.bench.model.replica import Replica, fitted
 from tsx_cli.bench.model.results import read_results
 from tsx_cli.bench.model.slo import Slo, parse_slo
-from tsx_cli.bench.storage.archive_record import Kept, kept_of, read_kept
+from tsx_cli.bench.storage.archive_record import ArchiveRecord, read_record, record_of
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.output import print_json, print_table
 from tsx_runtime.core.placement.hardware import describe
@@ -22,7 +22,7 @@ from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.recordings import NotARecording, read
 
 QUEUE = 100  # requests that may wait where the model says nothing
-STEEP = 1.3  # times the p99 that the slowest round would have had more than the quickest: what is told of it then is a matter of luck
+STEEP = 1.3  # times the p99 that the slowest round would have had more than the quickest: the prediction is then unreliable
 CROWDED = 0.85  # of what a replica can do: beyond it queues grow and shrink by chance for minutes
 
 
@@ -50,22 +50,23 @@ def tell_plan(
     if planned is None:
         alone = f"one request at a time takes {replica.times[0]:.3g} ms already"
         raise CliError(f"no number of replicas keeps {bounds}: {alone}; find a quicker way to run the model with tsx bench")
-    told = _told(measured, replica, planned, rate, bounds, None if price_per_hour is None else _known(price_per_hour, "--price-per-hour"))
+    price = None if price_per_hour is None else _known(price_per_hour, "--price-per-hour")
+    report = _report(measured, replica, planned, rate, bounds, price)
     if as_json:
-        print_json(told)
+        print_json(report)
     else:
-        _show(told, planned)
+        _show(report, planned)
 
 
-def _measured(archive: Path | None, results: Path | None) -> Kept:
+def _measured(archive: Path | None, results: Path | None) -> ArchiveRecord:
     if results is not None:
         found = read_results(results)
         if found.winner is None or found.trials[found.winner].chosen is None or not found.curves:
             raise CliError(f"{results} has no winner with a curve to plan from; run `tsx bench` on an archive until it ends")
-        return kept_of(found)
+        return record_of(found)
     if archive is None:
         raise UsageError("name an archive that `tsx bench MODEL.mar --write` has measured, or the --results of a benchmark")
-    kept = read_kept(archive)
+    kept = read_record(archive)
     if kept is None:
         raise CliError(f"{archive} was never measured. `tsx bench {archive} --write` measures it; or name a --results file")
     if not kept.curves:
@@ -120,7 +121,7 @@ def _share(text: str) -> float:
     return share
 
 
-def _replica(measured: Kept, config: ModelConfig, workers: int | None, batch_size: int | None) -> Replica:
+def _replica(measured: ArchiveRecord, config: ModelConfig, workers: int | None, batch_size: int | None) -> Replica:
     won = Configuration(**measured.best.configuration)
     found = next((curve for curve in measured.curves if curve.variant == won.variant), None)
     timing = None if found is None else timing_of(found)
@@ -135,12 +136,14 @@ def _replica(measured: Kept, config: ModelConfig, workers: int | None, batch_siz
     return replica.of(replace(won, workers=workers or won.workers, batch_size=batch_size or won.batch_size))
 
 
-def _told(measured: Kept, replica: Replica, planned: Planned, rate: float, bounds: Slo | None, price: float | None) -> dict[str, Any]:
+def _report(
+    measured: ArchiveRecord, replica: Replica, planned: CapacityPlan, rate: float, bounds: Slo | None, price: float | None
+) -> dict[str, Any]:
     at, low, high = planned.at, planned.quickest, planned.slowest
     batches = sum(at.batch_sizes.values()) or 1
     where = measured.environment
     quickest, slowest = replica.quickest_and_slowest
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "rps": round(rate, 3),
         "slo": None if bounds is None else str(bounds),
         "replicas": planned.replicas,
@@ -169,9 +172,9 @@ def _told(measured: Kept, replica: Replica, planned: Planned, rate: float, bound
         },
     }
     if price is not None:
-        told["cost_per_hour"] = round(price * planned.replicas, 6)
-        told["cost_per_million"] = round(price * planned.replicas / (rate * 3600) * 1e6, 6)
-    return told
+        report["cost_per_hour"] = round(price * planned.replicas, 6)
+        report["cost_per_million"] = round(price * planned.replicas / (rate * 3600) * 1e6, 6)
+    return report
 
 
 def _cores_left(replica: Replica) -> float:
@@ -181,48 +184,48 @@ def _cores_left(replica: Replica) -> float:
     return max(0.0, replica.cores - taken)
 
 
-def _show(told: dict[str, Any], planned: Planned) -> None:
+def _show(report: dict[str, Any], planned: CapacityPlan) -> None:
     rows: list[tuple[str, object]] = [
-        ("replicas", told["replicas"]),
-        ("each of them", told["describes"]),
-        ("the most that one does", f"{told['most_rps_per_replica']:,.0f} requests/s, of which this is {told['share_of_most']:.0%}"),
-        ("workers at work", f"{told['utilisation']:.0%} of the time, on {told['mean_batch_size']:.1f} requests each time"),
-        ("latency p50", _with_range(told, "p50")),
-        ("latency p99", _with_range(told, "p99")),
+        ("replicas", report["replicas"]),
+        ("each of them", report["describes"]),
+        ("the most that one does", f"{report['most_rps_per_replica']:,.0f} requests/s, of which this is {report['share_of_most']:.0%}"),
+        ("workers at work", f"{report['utilisation']:.0%} of the time, on {report['mean_batch_size']:.1f} requests each time"),
+        ("latency p50", _with_range(report, "p50")),
+        ("latency p99", _with_range(report, "p99")),
     ]
-    if planned.with_headroom is not planned.at and told["p99_with_headroom_ms"] != told["p99_ms"]:
-        rows.append(("p99 with the headroom used up", f"{told['p99_with_headroom_ms']:.1f} ms"))
-    if told["refused"]:
-        rows.append(("refused", f"{told['refused']:.2%}"))
-    if "cost_per_hour" in told:
-        rows += [("cost per hour", f"{told['cost_per_hour']:.2f}"), ("cost per million requests", f"{told['cost_per_million']:.4g}")]
-    bound = f" under {told['slo']}" if told["slo"] else ""
-    print_table([f"{told['rps']:g} requests/s{bound}", ""], rows)
-    measured = told["measured"]
+    if planned.with_headroom is not planned.at and report["p99_with_headroom_ms"] != report["p99_ms"]:
+        rows.append(("p99 with the headroom used up", f"{report['p99_with_headroom_ms']:.1f} ms"))
+    if report["refused"]:
+        rows.append(("refused", f"{report['refused']:.2%}"))
+    if "cost_per_hour" in report:
+        rows += [("cost per hour", f"{report['cost_per_hour']:.2f}"), ("cost per million requests", f"{report['cost_per_million']:.4g}")]
+    bound = f" under {report['slo']}" if report["slo"] else ""
+    print_table([f"{report['rps']:g} requests/s{bound}", ""], rows)
+    measured = report["measured"]
     elsewhere = "" if measured["here"] else " This machine is another: the figures are for machines like that one."
     print(f"From a curve that was measured {measured['date'][:10]} on {measured['on']}.{elsewhere}")
-    for warning in _warnings(told):
+    for warning in _warnings(report):
         print(warning)
 
 
-def _with_range(told: dict[str, Any], which: str) -> str:
-    low, high = told[f"{which}_range_ms"]
-    return f"{told[f'{which}_ms']:.1f} ms ({low:.1f} to {high:.1f})"
+def _with_range(report: dict[str, Any], which: str) -> str:
+    low, high = report[f"{which}_range_ms"]
+    return f"{report[f'{which}_ms']:.1f} ms ({low:.1f} to {high:.1f})"
 
 
-def _warnings(told: dict[str, Any]) -> list[str]:
+def _warnings(report: dict[str, Any]) -> list[str]:
     """What a reader of the figures must know, in sentences."""
-    measured, (low, high) = told["measured"], told["p99_range_ms"]
+    measured, (low, high) = report["measured"], report["p99_range_ms"]
     least, most = measured["batches_from"], measured["batches_to"]
     found = [f"The ranges: batches may take {least:.2f} to {most:.2f} times as long, as in single rounds of the benchmark."]
-    more = told["replicas_at_slowest"]
+    more = report["replicas_at_slowest"]
     if more is None:
         found.append("With batches as long as the longest no number of replicas keeps the bounds.")
-    elif more > told["replicas"]:
+    elif more > report["replicas"]:
         found.append(f"With batches as long as the longest it takes {more} replicas.")
-    if told["cores_left"] < 1:
+    if report["cores_left"] < 1:
         found.append("Its workers leave no core to the server itself, which then waits for one: p99 may well be longer than this.")
-    if told["share_of_most"] > CROWDED:
+    if report["share_of_most"] > CROWDED:
         found.append("So near the limit p99 hangs on the least change, and on chance: give it more --headroom.")
     elif high > STEEP * low:
         found.append("The range is wide, as the machine was not steady or a burst fills it: give it more --headroom.")

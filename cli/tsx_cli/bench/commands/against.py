@@ -40,8 +40,8 @@ def run_against(
     started = _now()
     done: list[Round] = []
     for number in range(rounds):
-        told = None if on_progress is None else _of_round(on_progress, number)
-        done.append(measure(replace(plan, seed=plan.seed + number), on_progress=told).round)
+        text = None if on_progress is None else _of_round(on_progress, number)
+        done.append(measure(replace(plan, seed=plan.seed + number), on_progress=text).round)
         if not done[-1].ok:
             raise CliError(_nothing(plan, done[-1]))
     point = point_of(plan.offered, done, slo)
@@ -118,9 +118,9 @@ def progress_line(rounds: int) -> Callable[[int, Progress], None] | None:
 
     def show(number: int, progress: Progress) -> None:
         left = max(0.0, (rounds - number) * progress.of - progress.seconds)
-        told = f"round {number + 1} of {rounds}: " if rounds > 1 else ""
+        text = f"round {number + 1} of {rounds}: " if rounds > 1 else ""
         answered = f"{progress.answers:,} answers"
-        print(f"\r\033[K{told}{answered}, {time.monotonic() - begun:.0f} s, {left:.0f} s left", end="", file=sys.stderr, flush=True)
+        print(f"\r\033[K{text}{answered}, {time.monotonic() - begun:.0f} s, {left:.0f} s left", end="", file=sys.stderr, flush=True)
         if number == rounds - 1 and left < 1:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
@@ -135,8 +135,8 @@ def _failures(rounds: Sequence[Round]) -> list[tuple[str, object]]:
     counts = {"refused (429, 503)": sum(each.refused for each in rounds)}
     for each in rounds:
         for name, count in each.errors.items():
-            told = f"answered {name}" if name.isdigit() else f"not answered ({name})"
-            counts[told] = counts.get(told, 0) + count
+            text = f"answered {name}" if name.isdigit() else f"not answered ({name})"
+            counts[text] = counts.get(text, 0) + count
     counts["without answer at the end"] = sum(each.unanswered for each in rounds)
     counts["not sent: no connection was free"] = sum(each.unsent for each in rounds)
     sent = sum(each.sent + each.unsent for each in rounds) or 1
@@ -159,8 +159,8 @@ def _notes(point: Point) -> list[str]:
     return notes
 
 
-def _nothing(plan: LoadPlan, told: Round) -> str:
-    kinds = {"429 or 503": told.refused, **told.errors, "no answer": told.unanswered, "not sent": told.unsent}
+def _nothing(plan: LoadPlan, result: Round) -> str:
+    kinds = {"429 or 503": result.refused, **result.errors, "no answer": result.unanswered, "not sent": result.unsent}
     came = ", ".join(f"{name} ({count:,} times)" for name, count in kinds.items() if count) or "nothing came back"
     hint = {
         "404": f"is the model called {plan.model}, and the protocol {plan.protocol}?",
@@ -170,7 +170,7 @@ def _nothing(plan: LoadPlan, told: Round) -> str:
         "closed": "it closes connections unanswered: is it one of https, or of another --protocol?",
         "connect": "it closes connections, or speaks before it is asked: is that its port of HTTP?",
     }
-    help_text = next((text for name, text in hint.items() if name in told.errors), "send one request by itself to see what it says")
+    help_text = next((text for name, text in hint.items() if name in result.errors), "send one request by itself to see what it says")
     return f"{plan.url} accepted not one request: {came}; {help_text}"
 
 

@@ -29,28 +29,28 @@ class OrAgainst(TyperCommand):
 def bench_against(
     against: Annotated[str | None, typer.Option(metavar="URL", help="Measure a server that runs already.")] = None,
     model: Annotated[str | None, typer.Option(help="Name of its model.")] = None,
-    version: Annotated[str | None, typer.Option(help="Version of the model, if not its default one.")] = None,
+    version: Annotated[str | None, typer.Option(help="Version of the model; by default its default version.")] = None,
     protocol: Annotated[
         str, typer.Option(help="tsx, torchserve, kserve-v1, kserve-v2, invocations, grpc, kserve-v2-grpc; post: to URL itself.")
     ] = "tsx",
-    token: Annotated[str | None, typer.Option(metavar="TOKEN|@FILE", help="Token that the server asks for, or the file it is in.")] = None,
+    token: Annotated[str | None, typer.Option(metavar="TOKEN|@FILE", help="Token for the server, or the file that contains it.")] = None,
     certificate: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificate to trust, beside what this machine and certificate_file trust.")
+        Path | None, typer.Option(metavar="FILE", help="Certificate to trust, in addition to this machine's and certificate_file.")
     ] = None,
     sources: options.Inputs = None,
     content_type: options.ContentType = None,
     input_kind: options.InputKind = None,
     input_shape: options.InputShape = None,
-    connections: Annotated[int | None, typer.Option(help="Connections; 16 in a closed loop and 256 in an open one, if not given.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests per second, whatever the server does: an open loop.")] = None,
-    arrivals: Annotated[str | None, typer.Option(help="Of an open loop: poisson, constant, or recorded as the input is.")] = None,
-    speed: Annotated[float | None, typer.Option(help="How many times as fast as they were recorded.")] = None,
+    connections: Annotated[int | None, typer.Option(help="Connections; by default 16 in a closed loop and 256 in an open one.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests per second, independent of the server: an open loop.")] = None,
+    arrivals: Annotated[str | None, typer.Option(help="Arrivals of an open loop: poisson, constant, or recorded.")] = None,
+    speed: Annotated[float | None, typer.Option(help="Speed factor relative to the recording.")] = None,
     duration: options.Duration = "10s",
-    warm_up: Annotated[str, typer.Option(metavar="TIME|auto", help="Time before each round; auto finds it.")] = "auto",
-    rounds: Annotated[int, typer.Option(help="Repetitions; from two on there are confidence intervals.")] = 1,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="Until a request is given up.")] = "30s",
-    slo: Annotated[str | None, typer.Option(help="Bounds to hold, such as p99<100ms,errors<0.1%.")] = None,
-    seed: Annotated[int, typer.Option(help="Of random arrivals and inputs that are made up.")] = 0,
+    warm_up: Annotated[str, typer.Option(metavar="TIME|auto", help="Warm-up before each round; auto detects its length.")] = "auto",
+    rounds: Annotated[int, typer.Option(help="Repetitions; two or more give confidence intervals.")] = 1,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Timeout of a request.")] = "30s",
+    slo: Annotated[str | None, typer.Option(help="Bounds to keep, such as p99<100ms,errors<0.1%.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of random arrivals and generated inputs.")] = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write a report: report.html, report.md, results.csv and .json.")
     ] = None,
@@ -126,7 +126,7 @@ def trusted(given: Path | None, url: str) -> str | None:
     Raises UsageError where a file is given that nothing would look at.
     """
     if given is not None and not url.startswith("https:"):
-        raise UsageError(f"--certificate: '{url}' is no address of https; leave it out, or write https://")
+        raise UsageError(f"--certificate: '{url}' is not an https address; leave it out, or write https://")
     if given is None and url.startswith("https:"):
         from tsx_cli.common.options import read_settings
 

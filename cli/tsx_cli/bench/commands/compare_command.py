@@ -14,7 +14,7 @@ app = typer.Typer(add_completion=False)
 RESULTS = "results.json"
 
 FIRST = typer.Argument(help="results.json of the run before, or the directory that has it.", metavar="A.json")
-SECOND = typer.Argument(help="That of the run after.", metavar="B.json")
+SECOND = typer.Argument(help="The later run.", metavar="B.json")
 FAIL_IF = typer.Option(
     "--fail-if",
     help="A change to fail at, with exit code 1: 'throughput<-5%' or 'p99>10%'; may be repeated. Changes within the noise never count.",
@@ -27,7 +27,7 @@ def compare_command(
     first: Annotated[Path, FIRST],
     second: Annotated[Path, SECOND],
     fail_if: Annotated[list[str] | None, FAIL_IF] = None,
-    every: Annotated[bool, typer.Option("--all", help="Hold --fail-if for every configuration and load, not for the best alone.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Apply --fail-if to every configuration and load, not only to the best.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare two runs of tsx bench, and say which differences are real.

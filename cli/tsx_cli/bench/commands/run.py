@@ -11,16 +11,16 @@ from datetime import datetime
 
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.generator.run import most_connections
-from tsx_cli.bench.measure.accuracy import Guard
+from tsx_cli.bench.measure.accuracy import AccuracyGuard
 from tsx_cli.bench.measure.environment import NOISY
 from tsx_cli.bench.measure.latency_curve import measure_curve
 from tsx_cli.bench.measure.trial import Candidate, Servers, Target, TrialFailed
 from tsx_cli.bench.model.configuration import Configuration, Variant
 from tsx_cli.bench.model.points import best_point, confirmed_best, winner_of, with_round
-from tsx_cli.bench.model.results import Offered, Results, Trial
+from tsx_cli.bench.model.results import OfferedLoad, Results, Trial
 from tsx_cli.bench.search import budget
 from tsx_cli.bench.search.confirm import confirm
-from tsx_cli.bench.search.run_options import Asked, configurations
+from tsx_cli.bench.search.run_options import BenchOptions, configurations
 from tsx_cli.bench.search.search import MOST_CONNECTIONS, OUT_OF_TIME, State, baseline, next_trial, passed_over, ranking
 from tsx_cli.bench.search.search import Candidate as Proposal
 from tsx_cli.bench.search.verdict import conclude
@@ -35,7 +35,7 @@ START_GUESS = 4.0  # seconds that a server takes to start, before one did
 class Bench:
     """`results` is filled as the run goes on, and is sound whenever it is interrupted."""
 
-    asked: Asked
+    options: BenchOptions
     target: Target
     results: Results
     journal: Journal
@@ -48,10 +48,10 @@ class Bench:
     def __post_init__(self) -> None:
         self._began = self.clock()
         self._seconds = self.target.seconds  # of a round
-        self.slo = self.asked.bounds
+        self.slo = self.options.bounds
         self.servers = Servers(self.target, lambda configuration: self.progress.doing(f"starting {configuration}"))
-        self.guard = Guard(self.target.payloads, self.asked.compare)
-        self.space = configurations(self.asked, self.target.archive.config, cpu_count(), gpu_count())
+        self.guard = AccuracyGuard(self.target.payloads, self.options.compare)
+        self.space = configurations(self.options, self.target.archive.config, cpu_count(), gpu_count())
         for trial in self.results.trials:
             self._judge(trial)
 
@@ -78,8 +78,8 @@ class Bench:
         if self.guard.note:
             self.note(self.guard.note)
         if (results.environment.noise or 0.0) > NOISY:
-            told = f"a fixed computation varies by {results.environment.noise:.0%}"
-            self.note(f"this machine is not quiet: {told}; small differences mean little")
+            result = f"a fixed computation varies by {results.environment.noise:.0%}"
+            self.note(f"this machine is not quiet: {result}; small differences mean little")
         conclude(results)
 
     def note(self, text: str) -> None:
@@ -107,9 +107,9 @@ class Bench:
 
     def _state(self) -> State:
         left = self.seconds_left()
-        if not self.asked.exhaustive:
-            left -= budget.kept_for_the_end(self.asked.duration, self.asked.rounds, self.ends - self._began, self._start)
-        one = self._start + budget.round_cost(self.asked.duration or budget.SHORT)
+        if not self.options.exhaustive:
+            left -= budget.reserved_for_end(self.options.duration, self.options.rounds, self.ends - self._began, self._start)
+        one = self._start + budget.round_cost(self.options.duration or budget.SHORT)
         if self.first() is None:  # without the baseline there is nothing to tell
             left = max(left, one)
         return State(
@@ -117,13 +117,13 @@ class Bench:
             curves=self.results.curves,
             trials=self._as_allowed(),
             slo=self.slo,
-            mode=self.asked.mode,
-            arrivals=self.asked.arrivals,
-            loads=self.asked.loads,
+            mode=self.options.mode,
+            arrivals=self.options.arrivals,
+            loads=self.options.loads,
             cores=self.results.environment.cores,
             threads=self.target.archive.config.threads,
             excluded=self.excluded,
-            exhaustive=self.asked.exhaustive,
+            exhaustive=self.options.exhaustive,
             seconds_left=max(0.0, left),
             seconds_per_point=one,
             most_connections=min(MOST_CONNECTIONS, most_connections()),
@@ -133,7 +133,7 @@ class Bench:
         """t(n) of each variant, from which the search predicts. Where there can be none, what is measured has to do."""
         known = {curve.variant for curve in self.results.curves}
         variants = [variant for variant in dict.fromkeys(each.variant for each in self.space) if variant not in known]
-        if not variants or (len(self.space) == len(variants) and not self.asked.exhaustive):
+        if not variants or (len(self.space) == len(variants) and not self.options.exhaustive):
             return
         if any(variant[0] != "cpu" for variant in variants):
             self.servers.close()  # one that idles takes no core, but memory of the GPU
@@ -152,7 +152,7 @@ class Bench:
 
     def _as_allowed(self) -> list[Trial]:
         """The search leaves out what answers differently, by what the trials say of it."""
-        if not self.asked.allow_different:
+        if not self.options.allow_different:
             return self.results.trials
         return [trial.model_copy(update={"accuracy": None}) for trial in self.results.trials]
 
@@ -193,23 +193,23 @@ class Bench:
             return self.target.seconds
         predicted = None if proposal.predicted is None else proposal.predicted.throughput
         expected = max((point.throughput.value for point in trial.points), default=predicted)
-        return budget.of_the_search(self.asked.duration, expected)
+        return budget.seconds_in_search(self.options.duration, expected)
 
-    def load(self, at: int, candidate: Candidate, offered: Offered) -> None:
+    def load(self, at: int, candidate: Candidate, offered: OfferedLoad) -> None:
         """One round, into the trial's point of that load. Raises TrialFailed."""
         trial = self.results.trials[at]
         self.progress.doing(f"{trial.how()}, {offered}")
-        told = candidate.load(offered, self.progress.load, seconds=self._seconds)
-        number = with_round(trial.points, offered, told.round, self.slo)
+        measurement = candidate.load(offered, self.progress.load, seconds=self._seconds)
+        number = with_round(trial.points, offered, measurement.round, self.slo)
         point = trial.points[number]
         best = best_point(trial.points)
         if best == number or (best is None and number == 0):
-            trial.stages, trial.batch_sizes, trial.usage = told.stages, told.batch_sizes, told.usage
+            trial.stages, trial.batch_sizes, trial.usage = measurement.stages, measurement.batch_sizes, measurement.usage
         trial.best = best
         self.journal.point(at, number, point)
         self.journal.trial(at, trial)
-        if told.round.generator.limited:
-            self.note(f"{trial.how()}, {offered}: {told.round.generator.limited}")
+        if measurement.round.generator.limited:
+            self.note(f"{trial.how()}, {offered}: {measurement.round.generator.limited}")
         holds = "" if point.holds else ", which breaks the bounds" if self.slo and not point.error_rate else ", and not all were answered"
         self.progress.found(f"{trial.how()}, {offered}: {point.throughput.value:,.4g} requests/s, p99 {point.p99_ms.value:.3g} ms{holds}")
 
@@ -235,7 +235,7 @@ class Bench:
 
     def _judge(self, trial: Trial) -> bool:
         """Whether it answers differently and may not. Its variant is not looked at again, unless that is the archive's own."""
-        if trial.accuracy is None or trial.accuracy.same or self.asked.allow_different:
+        if trial.accuracy is None or trial.accuracy.same or self.options.allow_different:
             return False
         configuration = trial.how()
         if configuration.variant != baseline(self.space).variant and configuration.variant not in self.excluded:
@@ -243,14 +243,14 @@ class Bench:
         return True
 
     def _confirm(self) -> None:
-        rounds, starting = self.asked.rounds, (budget.COMPARED - 1) * self._start  # one of them runs already, as a rule
-        self._seconds = budget.of_the_end(self.asked.duration, rounds, self.seconds_left(), starting)
+        rounds, starting = self.options.rounds, (budget.COMPARED - 1) * self._start  # one of them runs already, as a rule
+        self._seconds = budget.seconds_at_end(self.options.duration, rounds, self.seconds_left(), starting)
         self.results.paired = confirm(self)
         self.pass_over()
 
     def order(self) -> list[int]:
         """Positions of the trials that may win, the best first."""
-        return ranking(self.results.trials, None if self.asked.allow_different else self.excluded)
+        return ranking(self.results.trials, None if self.options.allow_different else self.excluded)
 
     def trial(self, at: int) -> Trial:
         return self.results.trials[at]
@@ -260,7 +260,7 @@ class Bench:
         first = baseline(self.space)
         return next((at for at, trial in enumerate(self.results.trials) if trial.how() == first and trial.points), None)
 
-    def attempt(self, at: int, offered: Offered) -> bool:
+    def attempt(self, at: int, offered: OfferedLoad) -> bool:
         """One more round beside others that run; whether it came to something."""
         with self._failures(at):
             self.load(at, self._server(self.results.trials[at].how(), beside=True), offered)

@@ -20,8 +20,8 @@ from tsx_cli.bench.measure.server import sweep
 from tsx_cli.bench.measure.trial import Target
 from tsx_cli.bench.model.results import ModelInfo, Results
 from tsx_cli.bench.search.budget import FULL
-from tsx_cli.bench.search.run_options import Asked, command_line, plain
-from tsx_cli.bench.storage.journal import Journal, Past, has_run, read_journal
+from tsx_cli.bench.search.run_options import BenchOptions, command_line, plain
+from tsx_cli.bench.storage.journal import Journal, PastRun, has_run, read_journal
 from tsx_cli.bench.workload.inputs import choose_payloads, parse_shape
 from tsx_cli.bench.workload.payloads import Payload, mix
 from tsx_cli.common.failure import CliError, UsageError
@@ -32,19 +32,19 @@ RESULTS = "results.json"
 
 
 @dataclass(frozen=True)
-class Order:
+class RunRequest:
     """One run, whether it is new or goes on."""
 
     model: Path
-    asked: Asked
+    options: BenchOptions
     directory: Path
     time_limit: float | None  # seconds
-    past: Past | None = None
+    past: PastRun | None = None
     quiet: bool = False
     profile: bool = False  # whether the best is looked into at the end
 
 
-def new_order(model: Path, asked: Asked, output: Path | None, time_limit: float | None, *, quiet: bool) -> Order:
+def new_run(model: Path, options: BenchOptions, output: Path | None, time_limit: float | None, *, quiet: bool) -> RunRequest:
     """Raises UsageError."""
     if is_workflow(model):
         raise UsageError(f"'{model}' is a workflow; measure its models one by one")
@@ -54,68 +54,68 @@ def new_order(model: Path, asked: Asked, output: Path | None, time_limit: float 
     directory = output or Path(named)
     if has_run(directory):
         raise UsageError(f"--output: '{directory}' holds a run already; --resume {directory} goes on with it, or name another directory")
-    return Order(model, asked, directory, time_limit, quiet=quiet)
+    return RunRequest(model, options, directory, time_limit, quiet=quiet)
 
 
-def resumed_order(directory: Path, model: Path | None, time_limit: float | None, *, quiet: bool) -> Order:
+def resumed_run(directory: Path, model: Path | None, time_limit: float | None, *, quiet: bool) -> RunRequest:
     """Raises CliError."""
     past = read_journal(directory)
     given = dict(past.asked)
     try:
-        measured, asked = Path(given.pop("model")), Asked.of_json(given)
+        measured, options = Path(given.pop("model")), BenchOptions.of_json(given)
     except (KeyError, TypeError, AttributeError, UsageError) as error:  # of another version of tsx
         raise CliError(f"--resume: what the run in '{directory}' was asked for cannot be read ({error}); measure anew") from error
-    return Order(model or measured, asked, directory, time_limit, past, quiet)
+    return RunRequest(model or measured, options, directory, time_limit, past, quiet)
 
 
-def carry_out(order: Order, settings: Settings) -> Results:
+def carry_out(request: RunRequest, settings: Settings) -> Results:
     """Measure until it is done, out of time or interrupted: `complete` says which. The directory has the journal and results.json."""
     sweep()
-    with open_archive(order.model, cache=settings.cache_dir, limits=settings.archive_limits()) as archive:
-        payloads, source = what_is_sent(order.asked, archive)
-        _check_past(order, archive)
+    with open_archive(request.model, cache=settings.cache_dir, limits=settings.archive_limits()) as archive:
+        payloads, source = chosen_inputs(request.options, archive)
+        _check_past(request, archive)
         begun = time.monotonic()
-        ends = begun + (float("inf") if order.time_limit is None else order.time_limit)
-        with Progress(ends, quiet=order.quiet) as progress, _journal(order) as journal:
+        ends = begun + (float("inf") if request.time_limit is None else request.time_limit)
+        with Progress(ends, quiet=request.quiet) as progress, _journal(request) as journal:
             progress.doing("looking at this machine")
-            results = _results(order, archive, payloads, source)
-            if order.past is None:
+            results = _results(request, archive, payloads, source)
+            if request.past is None:
                 journal.begin(
-                    order.asked.as_json() | {"model": str(order.model.absolute())},
+                    request.options.as_json() | {"model": str(request.model.absolute())},
                     sha256=archive.digest,
                     fingerprint=results.environment.fingerprint,
                     started=results.started,
                 )
-            seconds = order.asked.duration or FULL
-            target = Target(archive, payloads, seconds, order.asked.seed, sizes=sizes(settings, payloads))
-            bench = Bench(order.asked, target, results, journal, progress, ends)
+            seconds = request.options.duration or FULL
+            target = Target(archive, payloads, seconds, request.options.seed, sizes=sizes(settings, payloads))
+            bench = Bench(request.options, target, results, journal, progress, ends)
             with interruptible(bench.servers.abandon):
                 try:
                     bench.go()
-                    if order.profile:
+                    if request.profile:
                         progress.doing("profiling a worker")
-                        profile_best(archive, results, payloads, order.directory)
+                        profile_best(archive, results, payloads, request.directory)
                 except KeyboardInterrupt:
                     results.complete = False
                     bench.note("The run was interrupted: the best may be among what was not measured. --resume goes on with it.")
                 except BaseException:
                     results.complete = False
                     with suppress(CliError):  # what ended the run is told
-                        write_results(results, order.directory)
+                        write_results(results, request.directory)
                     raise
-                write_results(results, order.directory)
+                write_results(results, request.directory)
     return results
 
 
-def what_is_sent(asked: Asked, archive: OpenArchive) -> tuple[list[Payload], str]:
+def chosen_inputs(options: BenchOptions, archive: OpenArchive) -> tuple[list[Payload], str]:
     """The requests, and where they are from. Raises UsageError where there are none."""
     return choose_payloads(
         archive.source,
-        [Path(each) for each in asked.inputs],
-        kind=asked.input_kind,
-        shape=None if asked.input_shape is None else parse_shape(asked.input_shape),
-        seed=asked.seed,
-        content_type=asked.content_type,
+        [Path(each) for each in options.inputs],
+        kind=options.input_kind,
+        shape=None if options.input_shape is None else parse_shape(options.input_shape),
+        seed=options.seed,
+        content_type=options.content_type,
     )
 
 
@@ -135,9 +135,9 @@ def write_results(results: Results, directory: Path) -> None:
         raise CliError(f"'{directory / RESULTS}' cannot be written: {error.strerror or error}") from error
 
 
-def _results(order: Order, archive: OpenArchive, payloads: Sequence[Payload], source: str) -> Results:
-    past = order.past
-    size = order.model.stat().st_size if order.model.is_file() else None
+def _results(request: RunRequest, archive: OpenArchive, payloads: Sequence[Payload], source: str) -> Results:
+    past = request.past
+    size = request.model.stat().st_size if request.model.is_file() else None
     manifest = archive.manifest
     results = Results(
         started=past.started if past is not None else datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -145,11 +145,11 @@ def _results(order: Order, archive: OpenArchive, payloads: Sequence[Payload], so
         model=ModelInfo(
             name=manifest.model_name,
             version=manifest.version,
-            archive=plain(order.model.name),
+            archive=plain(request.model.name),
             sha256=archive.digest,
             size_mib=None if size is None else round(size / (1 << 20), 3),
         ),
-        slo=order.asked.slo,
+        slo=request.options.slo,
         environment=environment(),
         inputs=mix(payloads, plain(source)),
         curves=past.curves if past is not None else [],
@@ -160,18 +160,18 @@ def _results(order: Order, archive: OpenArchive, payloads: Sequence[Payload], so
     return results
 
 
-def _check_past(order: Order, archive: OpenArchive) -> None:
-    if order.past is not None and order.past.sha256 != archive.digest:
-        raise CliError(f"--resume: {order.model} has changed since that run was begun; measure anew, without --resume")
+def _check_past(request: RunRequest, archive: OpenArchive) -> None:
+    if request.past is not None and request.past.sha256 != archive.digest:
+        raise CliError(f"--resume: {request.model} has changed since that run was begun; measure anew, without --resume")
 
 
 @contextmanager
-def _journal(order: Order) -> Iterator[Journal]:
+def _journal(request: RunRequest) -> Iterator[Journal]:
     try:
-        order.directory.mkdir(parents=True, exist_ok=True)
-        journal = Journal(order.directory, new=order.past is None)
+        request.directory.mkdir(parents=True, exist_ok=True)
+        journal = Journal(request.directory, new=request.past is None)
     except OSError as error:
-        raise CliError(f"'{order.directory}' cannot be written ({error.strerror}); name another directory with --output") from error
+        raise CliError(f"'{request.directory}' cannot be written ({error.strerror}); name another directory with --output") from error
     try:
         yield journal
     finally:

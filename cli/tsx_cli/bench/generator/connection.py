@@ -40,7 +40,7 @@ class Connection(asyncio.Protocol):
         if self._answer is None and self.since and _plain_ok(data):
             load.accept(self, now)
             return
-        if not self.since:  # nobody asked
+        if not self.since:  # no request is open
             self.drop()
             return
         if self._answer is None:

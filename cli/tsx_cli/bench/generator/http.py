@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from tsx_cli.bench.generator.connection import Connection
-from tsx_cli.bench.generator.load import Asker, Connect, Load
+from tsx_cli.bench.generator.load import Connect, Load, LoadClient
 from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.workload.protocols import read_target, render
 from tsx_cli.common.server_address import trusting
@@ -32,7 +32,7 @@ def connector(plan: LoadPlan) -> Connect:
     place, loop = read_target(plan.url), asyncio.get_running_loop()
     trusted = context_of(plan, "http/1.1") if place.secure else None
 
-    async def connect(load: Load) -> Asker:
+    async def connect(load: Load) -> LoadClient:
         made: tuple[asyncio.BaseTransport, Connection]
         if place.socket:
             opening = loop.create_unix_connection(lambda: Connection(load), place.socket)

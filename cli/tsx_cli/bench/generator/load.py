@@ -19,7 +19,7 @@ AT_A_TIME = 64  # connections that are made together: a listener's queue may be 
 TIMEOUT = "timeout"
 
 
-class Asker(Protocol):
+class LoadClient(Protocol):
     """What carries one request at a time."""
 
     since: float
@@ -34,7 +34,7 @@ class Asker(Protocol):
     def close(self) -> None: ...
 
 
-Connect = Callable[["Load"], Awaitable[Asker]]  # raises OSError
+Connect = Callable[["Load"], Awaitable[LoadClient]]  # raises OSError
 
 
 class Mark(NamedTuple):
@@ -63,7 +63,7 @@ class Load(ABC):
         self.now = 0.0  # of this turn of the event loop; 0 before anybody asked
         self.start = self.last = 0.0
         self.begun = self.stopped = False
-        self.askers: set[Asker] = set()
+        self.clients: set[LoadClient] = set()
         self._lost: set[asyncio.Task[None]] = set()
         self.loop = asyncio.get_running_loop()
         self._idle = asyncio.Event()
@@ -77,18 +77,18 @@ class Load(ABC):
             self.loop.call_soon(self._forget)
         return self.now
 
-    def accept(self, asker: Asker, now: float) -> None:
-        self.accepted.append(now - asker.since)
+    def accept(self, client: LoadClient, now: float) -> None:
+        self.accepted.append(now - client.since)
         if now - self.last > GAP:
             self.gaps.append((self.last, now))
         self.last = now
         self.answers += 1
         self.busy -= 1
-        self.freed(asker)
+        self.freed(client)
 
-    def answered(self, asker: Asker, status: str, now: float) -> None:
+    def answered(self, client: LoadClient, status: str, now: float) -> None:
         """The slower way, for every status of HTTP, or its like; `asker.gone` where its connection ended with the answer."""
-        latency = now - asker.since
+        latency = now - client.since
         if status.startswith("2"):
             self.accepted.append(latency)
         elif status in REFUSALS:
@@ -100,17 +100,17 @@ class Load(ABC):
         self.last = now
         self.answers += 1
         self.busy -= 1
-        if asker.gone:
-            self._replace(asker)
+        if client.gone:
+            self._replace(client)
         else:
-            self.freed(asker)
+            self.freed(client)
 
-    def broken(self, asker: Asker, reason: str, now: float) -> None:
+    def broken(self, client: LoadClient, reason: str, now: float) -> None:
         """The connection is of no more use; what it carried, if anything, is an error."""
-        if asker.since:
+        if client.since:
             self.errors[reason] += 1
             self.busy -= 1
-        self._replace(asker)
+        self._replace(client)
 
     # What the loops say
 
@@ -118,7 +118,7 @@ class Load(ABC):
     def begin(self) -> None: ...
 
     @abstractmethod
-    def freed(self, asker: Asker) -> None:
+    def freed(self, client: LoadClient) -> None:
         """It can send."""
 
     @abstractmethod
@@ -135,7 +135,7 @@ class Load(ABC):
             for each in made:
                 if isinstance(each, BaseException):
                     raise each
-                self.askers.add(each)
+                self.clients.add(each)
                 if each.gone:  # the server has closed it at once
                     self._replace(each)
 
@@ -172,19 +172,19 @@ class Load(ABC):
         for task in self._lost:
             task.cancel()
         await asyncio.gather(*self._lost, return_exceptions=True)
-        for asker in self.askers:
-            asker.close()
+        for client in self.clients:
+            client.close()
 
-    def rest(self, asker: Asker) -> None:
+    def rest(self, client: LoadClient) -> None:
         """Nothing more is to be sent by it."""
-        asker.since = 0.0
+        client.since = 0.0
         if not self.busy:
             self._idle.set()
 
-    def _replace(self, asker: Asker) -> None:
-        known = asker in self.askers  # or whoever connects sees that it is gone
-        self.askers.discard(asker)
-        self.rest(asker)
+    def _replace(self, client: LoadClient) -> None:
+        known = client in self.clients  # or the task that connects sees that it is gone
+        self.clients.discard(client)
+        self.rest(client)
         if known and not self.stopped:
             task = self.loop.create_task(self._connect_again())
             self._lost.add(task)
@@ -194,17 +194,17 @@ class Load(ABC):
         pause = FIRST_PAUSE
         while not self.stopped:
             try:
-                asker = await self.connect(self)
-                if asker.gone:
+                client = await self.connect(self)
+                if client.gone:
                     raise ConnectionResetError
             except OSError:
                 self.not_connected()
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
                 continue
-            self.askers.add(asker)
+            self.clients.add(client)
             if self.begun:
-                self.freed(asker)
+                self.freed(client)
             return
 
     def _mark(self) -> None:
@@ -216,9 +216,9 @@ class Load(ABC):
 
     def _end_late(self) -> None:
         now = clock()
-        for asker in [each for each in self.askers if each.since and now - each.sent > self.timeout]:
-            asker.end(TIMEOUT, now)
+        for client in [each for each in self.clients if each.since and now - each.sent > self.timeout]:
+            client.end(TIMEOUT, now)
 
     def _next_timeout(self) -> float:
         now = clock()
-        return max(0.001, min((each.sent + self.timeout - now for each in self.askers if each.since), default=self.timeout) + 0.001)
+        return max(0.001, min((each.sent + self.timeout - now for each in self.clients if each.since), default=self.timeout) + 0.001)

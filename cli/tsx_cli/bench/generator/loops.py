@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import cycle
 
 from tsx_cli.bench.generator.alarm import Alarm, clock
-from tsx_cli.bench.generator.load import Asker, Connect, Load
+from tsx_cli.bench.generator.load import Connect, Load, LoadClient
 
 NO_CONNECTION = "connect"
 
@@ -22,16 +22,16 @@ class ClosedLoop(Load):
         self._next = cycle(requests).__next__
 
     def begin(self) -> None:
-        for asker in list(self.askers):
-            self.freed(asker)
+        for client in list(self.clients):
+            self.freed(client)
 
-    def freed(self, asker: Asker) -> None:
+    def freed(self, client: LoadClient) -> None:
         if self.stopped:
-            self.rest(asker)
+            self.rest(client)
             return
         self.busy += 1
-        asker.since = asker.sent = clock()
-        asker.send(self._next())
+        client.since = client.sent = clock()
+        client.send(self._next())
 
     def not_connected(self) -> None:
         """A request that found no server."""
@@ -44,20 +44,20 @@ class OpenLoop(Load):
     def __init__(self, connect: Connect, requests: Sequence[bytes], connections: int, timeout: float, due: array[float]) -> None:
         super().__init__(connect, connections, timeout)
         self._requests, self._due, self._next = requests, due, 0
-        self._free: deque[Asker] = deque()
+        self._free: deque[LoadClient] = deque()
         self._blocked = 0  # requests before this one found no free connection when they were due
         self._alarm = Alarm(self.loop, self._send_due)
 
     def begin(self) -> None:
-        self._free.extend(self.askers)
+        self._free.extend(self.clients)
         self._send_due()
 
-    def freed(self, asker: Asker) -> None:
-        asker.since = 0.0
+    def freed(self, client: LoadClient) -> None:
+        client.since = 0.0
         if self.stopped:
-            self.rest(asker)
+            self.rest(client)
             return
-        self._free.append(asker)
+        self._free.append(client)
         if self._next < self._blocked:  # else an alarm is set
             self._send_due()
 
@@ -77,19 +77,19 @@ class OpenLoop(Load):
         due, free, start, total = self._due, self._free, self.start, len(self._due)
         now = clock()
         while free and self._next < total and start + due[self._next] <= now:
-            asker = free.popleft()
-            if asker.gone:
+            client = free.popleft()
+            if client.gone:
                 continue
             number, self._next = self._next, self._next + 1
-            asker.since, asker.sent = start + due[number], now
+            client.since, client.sent = start + due[number], now
             if number < self._blocked:
                 self.waited += 1
             else:
-                self.late.append(now - asker.since)
+                self.late.append(now - client.since)
             if not self.busy:
                 self.last = now  # there was nothing to answer until then
             self.busy += 1
-            asker.send(self._requests[number % len(self._requests)])
+            client.send(self._requests[number % len(self._requests)])
             now = clock()
         if self._next == total:
             return

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import IO, Any, Literal
 
-from tsx_cli.bench.model.results import Offered
+from tsx_cli.bench.model.results import OfferedLoad
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.bench.workload.protocols import PROTOCOLS, read_target
 from tsx_cli.common.failure import UsageError
@@ -47,9 +47,9 @@ class LoadPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for wrong, told in _faults(self):
+        for wrong, message in _faults(self):
             if wrong:
-                raise UsageError(told)
+                raise UsageError(message)
         read_target(self.url)
 
     @property
@@ -58,11 +58,11 @@ class LoadPlan:
         return min(AUTO_SECONDS, self.seconds) if self.warm_up == "auto" else self.warm_up
 
     @property
-    def offered(self) -> Offered:
+    def offered(self) -> OfferedLoad:
         if self.mode == "closed":
-            return Offered(mode="closed", connections=self.connections)
+            return OfferedLoad(mode="closed", connections=self.connections)
         rate = recorded_rate(self.payloads) * self.speed if self.arrivals == "recorded" else self.rate
-        return Offered(mode="open", connections=self.connections, rate=rate, arrivals=self.arrivals)
+        return OfferedLoad(mode="open", connections=self.connections, rate=rate, arrivals=self.arrivals)
 
 
 def recorded_rate(payloads: Sequence[Payload]) -> float:
@@ -107,9 +107,9 @@ def _faults(plan: LoadPlan) -> list[tuple[bool, str]]:
 
 def write_plan(plan: LoadPlan, to: IO[bytes]) -> None:
     """A line of JSON, and behind it the bodies."""
-    told = {field.name: getattr(plan, field.name) for field in fields(plan) if field.name != "payloads"}
+    settings = {field.name: getattr(plan, field.name) for field in fields(plan) if field.name != "payloads"}
     heads = [[len(each.body), each.content_type, each.headers, each.query, each.at] for each in plan.payloads]
-    to.write(json.dumps(told | {"payloads": heads}).encode() + b"\n")
+    to.write(json.dumps(settings | {"payloads": heads}).encode() + b"\n")
     for payload in plan.payloads:
         to.write(payload.body)
     to.flush()
@@ -120,9 +120,9 @@ def read_plan(source: IO[bytes]) -> LoadPlan | None:
     line = source.readline()
     if not line.endswith(b"\n"):
         return None
-    told: dict[str, Any] = json.loads(line)
+    settings: dict[str, Any] = json.loads(line)
     payloads = [
         Payload(source.read(size), kind, tuple((name, value) for name, value in headers), query, at)
-        for size, kind, headers, query, at in told.pop("payloads")
+        for size, kind, headers, query, at in settings.pop("payloads")
     ]
-    return LoadPlan(payloads=payloads, **told)
+    return LoadPlan(payloads=payloads, **settings)

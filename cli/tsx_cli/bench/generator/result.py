@@ -20,7 +20,7 @@ STALL = 0.05  # seconds without an answer; less is no stall
 TIMES_MEDIAN, TIMES_SPACING = 3.0, 10.0  # a stall is so many times longer than an answer takes, and than answers are apart
 
 
-class Noted(NamedTuple):
+class LoadRecord(NamedTuple):
     """What a load came to; latencies in seconds, in the order of the answers. The last mark is that of the end of waiting."""
 
     start: float
@@ -36,7 +36,7 @@ class Noted(NamedTuple):
     starved: float
 
 
-class Measured(NamedTuple):
+class LoadResult(NamedTuple):
     """A round, and the latencies that it was made from, exact enough to be added to those of other rounds."""
 
     round: Round
@@ -47,11 +47,11 @@ class Measured(NamedTuple):
         return {"round": self.round.model_dump(mode="json"), "histogram": self.histogram.as_json(), "refused": self.refused.as_json()}
 
     @classmethod
-    def of_json(cls, given: Mapping[str, Any]) -> Measured:
+    def of_json(cls, given: Mapping[str, Any]) -> LoadResult:
         return cls(Round.model_validate(given["round"]), *(Histogram.of_json(given[name]) for name in ("histogram", "refused")))
 
 
-def account(plan: LoadPlan, noted: Noted) -> Measured:
+def account(plan: LoadPlan, noted: LoadRecord) -> LoadResult:
     marks = [Mark(noted.start, 0, 0, 0, Counter()), *noted.marks]
     slots = [after.answers - before.answers for before, after in pairwise(marks[:-1])]
     skipped = _warm_up(plan, slots)
@@ -74,7 +74,7 @@ def account(plan: LoadPlan, noted: Noted) -> Measured:
         waited=noted.waited,
         limited=limit(noted.cpu, noted.starved, late_p99, latency.p99_ms),
     )
-    told = Round(
+    result = Round(
         seconds=seconds,
         sent=len(accepted) + len(refused) + errors.total() + noted.unanswered,
         ok=len(accepted),
@@ -90,7 +90,7 @@ def account(plan: LoadPlan, noted: Noted) -> Measured:
         corrected_p99_ms=corrected_p99(accepted, stalls, in_time / seconds) if plan.mode == "closed" and stalls else None,
         generator=side,
     )
-    return Measured(told, accepted, refused)
+    return LoadResult(result, accepted, refused)
 
 
 def find_stalls(

@@ -11,7 +11,7 @@ from typing import Any
 
 from tsx_cli.bench.generator.connection import CLOSED
 from tsx_cli.bench.generator.http import context_of
-from tsx_cli.bench.generator.load import TIMEOUT, Asker, Connect, Load
+from tsx_cli.bench.generator.load import TIMEOUT, Connect, Load, LoadClient
 from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.bench.workload.protocols import read_target, tensor_of
@@ -72,7 +72,7 @@ class Caller:
 
     def _failed(self, error: grpc.aio.AioRpcError) -> None:
         code, load = error.code(), self.load
-        if code is grpc.StatusCode.UNAVAILABLE and self.channel.get_state() is not grpc.ChannelConnectivity.READY:  # nobody has said so
+        if code is grpc.StatusCode.UNAVAILABLE and self.channel.get_state() is not grpc.ChannelConnectivity.READY:  # not sent by the server
             self._task = None
             self.end(CLOSED, load.stamp())
         elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -90,7 +90,7 @@ def connector(plan: LoadPlan) -> Connect:
         trusted = grpc.ssl_channel_credentials(Path(plan.certificate).read_bytes() if plan.certificate else None)
         context = context_of(plan, "h2")
 
-    async def connect(load: Load) -> Asker:
+    async def connect(load: Load) -> LoadClient:
         made = None
         try:
             await asyncio.wait_for(_probe(place, context), PATIENCE)  # a channel hides why it does not get through, and tries on
@@ -156,7 +156,7 @@ def _inference(plan: LoadPlan, payload: Payload) -> bytes:
             ],
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"an input is no request of the Open Inference Protocol: {type(error).__name__}: {error}") from error
+        raise UsageError(f"an input is not a request of the Open Inference Protocol: {type(error).__name__}: {error}") from error
     return bytes(request.SerializeToString())
 
 

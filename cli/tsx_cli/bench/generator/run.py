@@ -16,7 +16,7 @@ from typing import NamedTuple
 from tsx_cli.bench.generator.load import SLOT, Load
 from tsx_cli.bench.generator.loops import ClosedLoop, OpenLoop
 from tsx_cli.bench.generator.plan import MOST_CONNECTIONS, LoadPlan, write_plan
-from tsx_cli.bench.generator.result import Measured, Noted, account
+from tsx_cli.bench.generator.result import LoadRecord, LoadResult, account
 from tsx_cli.bench.generator.schedule import due_times
 from tsx_cli.bench.workload.protocols import GRPC
 from tsx_cli.common.failure import CliError, UsageError
@@ -39,7 +39,7 @@ class Progress(NamedTuple):
 OnProgress = Callable[[Progress], None]
 
 
-async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> Measured:
+async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> LoadResult:
     """In this process, which had better do nothing else. Raises CliError where there is no server."""
     load = await _make(plan)
     slots = max(1, round((plan.lead + plan.seconds) / SLOT))
@@ -66,10 +66,10 @@ async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> Mea
     finally:
         await load.close()
         gc.enable()
-    return account(plan, _noted(load, *shares))
+    return account(plan, _record(load, *shares))
 
 
-def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> Measured:
+def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> LoadResult:
     """In a process of its own. Raises CliError."""
     boot = _BOOT.format(path=[place for place in sys.path if place])  # as here, and nothing from the working directory
     command = [sys.executable, "-c", boot]  # in a session of its own: Ctrl-C is for this process, which ends it
@@ -77,15 +77,15 @@ def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> Measure
         assert child.stdin is not None
         assert child.stdout is not None
         try:
-            write_plan(plan, child.stdin)  # stays open: its end tells the child that nobody waits any more
+            write_plan(plan, child.stdin)  # stays open: its end tells the child that the parent is gone
             for line in child.stdout:
-                told = json.loads(line)
-                if "result" in told:
-                    return Measured.of_json(told["result"])
-                if "error" in told:
-                    raise (UsageError if told["usage"] else CliError)(told["error"])
+                message = json.loads(line)
+                if "result" in message:
+                    return LoadResult.of_json(message["result"])
+                if "error" in message:
+                    raise (UsageError if message["usage"] else CliError)(message["error"])
                 if on_progress is not None:
-                    on_progress(Progress(*told["progress"]))
+                    on_progress(Progress(*message["progress"]))
         except BrokenPipeError:
             pass
         finally:
@@ -131,8 +131,8 @@ async def _make(plan: LoadPlan) -> Load:
     return OpenLoop(connect, requests, plan.connections, plan.timeout, due_times(plan, plan.lead + plan.seconds))
 
 
-def _noted(load: Load, cpu: float, starved: float) -> Noted:
-    return Noted(
+def _record(load: Load, cpu: float, starved: float) -> LoadRecord:
+    return LoadRecord(
         *(load.start, load.marks, load.accepted, load.refused, load.late, load.gaps),
         *(load.unanswered, load.unsent, load.waited, cpu, starved),
     )

@@ -40,22 +40,22 @@ def parse_tolerance(tolerance: str | None = None, same_top: int | None = None) -
         return Compare(kind="numeric", rtol=RTOL, atol=ATOL)
     if tolerance.strip() == "exact":
         return Compare(kind="exact")
-    said: dict[str, float] = {}
+    tolerances: dict[str, float] = {}
     for part in tolerance.split(","):
         found = _PART.fullmatch(part)
         try:
             value = float(found[2]) if found is not None else None
         except ValueError:
             value = None
-        if found is None or value is None or not math.isfinite(value) or found[1].lower() in said:
+        if found is None or value is None or not math.isfinite(value) or found[1].lower() in tolerances:
             raise UsageError(
-                f"--tolerance: '{part.strip()}' is no tolerance; say rtol=1e-2,atol=1e-3 (relative and absolute, either or both), or exact"
+                f"--tolerance: '{part.strip()}' is not a tolerance; say rtol=1e-2,atol=1e-3 (relative, absolute or both), or exact"
             )
-        said[found[1].lower()] = value
-    return Compare(kind="numeric", rtol=said.get("rtol", 0.0), atol=said.get("atol", 0.0))
+        tolerances[found[1].lower()] = value
+    return Compare(kind="numeric", rtol=tolerances.get("rtol", 0.0), atol=tolerances.get("atol", 0.0))
 
 
-class Answering(Protocol):
+class ModelServer(Protocol):
     """A server of some configuration."""
 
     configuration: Configuration
@@ -64,7 +64,7 @@ class Answering(Protocol):
         """To each, so many at a time."""
 
 
-class Guard:
+class AccuracyGuard:
     """Compares with the archive as it is, one request at a time; `note` says why nothing is compared, where that is so."""
 
     def __init__(self, payloads: Sequence[Payload], tolerance: Compare, clock: Callable[[], float] = time.monotonic) -> None:
@@ -74,14 +74,14 @@ class Guard:
         self._reference: list[ComparedAnswer] = []
         self.note: str | None = None
 
-    def learn(self, archive: Answering) -> None:
+    def learn(self, archive: ModelServer) -> None:
         """What the archive answers as it is: of a slow model not to all inputs. Raises CliError where it refuses one."""
         ends, first = self._clock() + PATIENCE, list[ComparedAnswer]()
         for payload in self._payloads:
             first += archive.answers([payload], 1)
             if first[-1].status >= 400:
-                said = f"the archive as it is answers an input with {first[-1].status}: {error_text(first[-1].body).rstrip('.')}"
-                raise CliError(f"{said}. Correct {'the handler, or ' if first[-1].status >= 500 else ''}--input or --content-type")
+                tolerances = f"the archive as it is answers an input with {first[-1].status}: {error_text(first[-1].body).rstrip('.')}"
+                raise CliError(f"{tolerances}. Correct {'the handler, or ' if first[-1].status >= 500 else ''}--input or --content-type")
             if self._clock() > ends:
                 break
         self._payloads = self._payloads[: len(first)]
@@ -91,7 +91,7 @@ class Guard:
         else:
             self.note = f"answers are not compared: the archive as it is answers the same request differently each time ({same.worst})"
 
-    def compare(self, other: Answering) -> Accuracy | None:
+    def compare(self, other: ModelServer) -> Accuracy | None:
         """None where there is nothing to compare with."""
         if not self._reference:
             return None

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tsx_archiver import OpenArchive
-from tsx_cli.bench.measure.standalone_worker import LoneWorker, WorkerFailed, batch_of, is_known, items_of, lone_worker, order_of
+from tsx_cli.bench.measure.standalone_worker import StandaloneWorker, WorkerFailed, batch_of, is_known, items_of, start_worker, worker_spec
 from tsx_cli.bench.model.configuration import AS_IS, Configuration
 from tsx_cli.bench.model.results import Curve, CurvePoint
 from tsx_cli.bench.workload.payloads import Payload
@@ -43,7 +43,7 @@ def measure_curve(
     """`budget_seconds` are for all sizes, without loading. Of `variant`, workers and batch size do not count. `failed` says what failed."""
     curve = Curve(device=variant.device, precision=variant.precision, compiled=variant.compiled, threads=variant.threads)
     try:
-        with lone_worker(order_of(archive, variant, max(batch_sizes))) as worker:
+        with start_worker(worker_spec(archive, variant, max(batch_sizes))) as worker:
             _check(worker, variant)
             spreads = []
             for point, spread in _points(worker, items_of(payloads), sorted(set(batch_sizes)), budget_seconds):
@@ -55,16 +55,16 @@ def measure_curve(
     return curve
 
 
-def _check(worker: LoneWorker, variant: Configuration) -> None:
+def _check(worker: StandaloneWorker, variant: Configuration) -> None:
     """Whether the worker is what it should be: the figures of another would be taken for its own."""
     if variant.precision not in (AS_IS, worker.precision):
-        told = "its handler does not heed `precision`: see docs/handlers.md"
-        raise WorkerFailed(told if worker.precision is None else f"its handler reckons in {worker.precision} instead")
+        problem = "its handler does not heed `precision`: see docs/handlers.md"
+        raise WorkerFailed(problem if worker.precision is None else f"its handler computes in {worker.precision} instead")
     if worker.device.partition(":")[0] != variant.device:
         raise WorkerFailed(f"its handler runs on {worker.device}, not on {variant.device}")
 
 
-def _points(worker: LoneWorker, items: Sequence[Item], sizes: Sequence[int], seconds: float) -> Iterator[tuple[CurvePoint, float]]:
+def _points(worker: StandaloneWorker, items: Sequence[Item], sizes: Sequence[int], seconds: float) -> Iterator[tuple[CurvePoint, float]]:
     """Each with the coefficient of variation of its times. Sizes for which there is no time left are left out."""
     ends = time.monotonic() + seconds
     needed = 0.0
@@ -80,7 +80,7 @@ def _points(worker: LoneWorker, items: Sequence[Item], sizes: Sequence[int], sec
         yield point, spread
 
 
-def _point(worker: LoneWorker, items: Sequence[Item], size: int, seconds: float, first: list[Sample]) -> tuple[CurvePoint, float]:
+def _point(worker: StandaloneWorker, items: Sequence[Item], size: int, seconds: float, first: list[Sample]) -> tuple[CurvePoint, float]:
     """`first` are batches that ran already. Raises WorkerFailed."""
     ends, chunk_seconds = time.monotonic() + seconds, min(CHUNK, seconds / CHUNKS_OF_SHARE)
     chunks = [first]
@@ -99,7 +99,7 @@ def _point(worker: LoneWorker, items: Sequence[Item], size: int, seconds: float,
     return point_of(size, samples, None if cpu is None else cpu / fresh), spread_of([sample.seconds for sample in samples])
 
 
-def chunk_of(worker: LoneWorker, items: Sequence[Item], size: int, first: int, seconds: float) -> list[Sample]:
+def chunk_of(worker: StandaloneWorker, items: Sequence[Item], size: int, first: int, seconds: float) -> list[Sample]:
     """Batches for so long, but a few at least; `first` is the number of the first. Raises WorkerFailed where one is refused."""
     samples: list[Sample] = []
     ends = time.monotonic() + seconds

@@ -18,7 +18,15 @@ from pathlib import Path
 
 from tsx_archiver import OpenArchive
 from tsx_cli.bench.measure.latency_curve import CHUNK, chunk_of, point_of
-from tsx_cli.bench.measure.standalone_worker import LoneWorker, Order, WorkerFailed, batch_of, items_of, lone_worker, order_of
+from tsx_cli.bench.measure.standalone_worker import (
+    StandaloneWorker,
+    WorkerFailed,
+    WorkerSpec,
+    batch_of,
+    items_of,
+    start_worker,
+    worker_spec,
+)
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import CurvePoint, Results
 from tsx_cli.bench.workload.payloads import Payload
@@ -32,7 +40,7 @@ FLAME, PROFILE, TRACE, STEPS = "flame.svg", "worker.prof", "torch-trace.json", "
 
 
 @dataclass
-class Profiled:
+class Profile:
     """The files that were written, and what is missing and why, in words."""
 
     files: list[Path] = field(default_factory=list)
@@ -41,29 +49,29 @@ class Profiled:
 
 def profile(
     archive: OpenArchive, configuration: Configuration, payloads: Sequence[Payload], directory: Path, *, seconds: float = SECONDS
-) -> Profiled:
+) -> Profile:
     """Of one worker as the configuration has it, with batches of its size. Raises WorkerFailed, OSError."""
     directory.mkdir(parents=True, exist_ok=True)
     directory = directory.absolute()  # workers go into the model's directory
-    order, items, told = order_of(archive, configuration, configuration.batch_size), items_of(payloads), Profiled()
+    spec, items, written = worker_spec(archive, configuration, configuration.batch_size), items_of(payloads), Profile()
     title = f"{archive.manifest.model_name}: {replace(configuration, workers=1)}"
-    with lone_worker(order) as worker:
+    with start_worker(spec) as worker:
         point = _warm(worker, items, configuration.batch_size, seconds / 4)
         steps = directory / STEPS
         steps.write_text(steps_of(point, title), encoding="utf-8")
-        told.files.append(steps)
+        written.files.append(steps)
         flame, why_not = _watched(worker, items, configuration.batch_size, directory, seconds)
     if flame is None:
-        told.notes.append(f"There is no flame graph, but a profile by cProfile, which slows Python down: {why_not}")
-        told.files.append(_by_cprofile(order, items, configuration.batch_size, directory, seconds))
+        written.notes.append(f"There is no flame graph, but a profile by cProfile, which slows Python down: {why_not}")
+        written.files.append(_by_cprofile(spec, items, configuration.batch_size, directory, seconds))
     else:
-        told.files.append(flame)
-    trace = _traced(order, items, configuration.batch_size, directory)
+        written.files.append(flame)
+    trace = _traced(spec, items, configuration.batch_size, directory)
     if trace is None:
-        told.notes.append("There is no trace of torch's: the handler does not run the steps of BaseHandler.")
+        written.notes.append("There is no trace of torch's: the handler does not run the steps of BaseHandler.")
     else:
-        told.files.append(trace)
-    return told
+        written.files.append(trace)
+    return written
 
 
 def profile_best(archive: OpenArchive, results: Results, payloads: Sequence[Payload], directory: Path) -> None:
@@ -73,12 +81,12 @@ def profile_best(archive: OpenArchive, results: Results, payloads: Sequence[Payl
         results.notes.append("Nothing was profiled, since nothing ran.")
         return
     try:
-        told = profile(archive, results.trials[at].how(), payloads, directory / DIRECTORY)
+        text = profile(archive, results.trials[at].how(), payloads, directory / DIRECTORY)
     except (WorkerFailed, OSError, ValueError) as error:
         results.notes.append(f"The profile failed: {error}")
         return
-    results.notes.append(f"{results.trials[at].how()} was profiled: {', '.join(f'{DIRECTORY}/{file.name}' for file in told.files)}")
-    results.notes += told.notes
+    results.notes.append(f"{results.trials[at].how()} was profiled: {', '.join(f'{DIRECTORY}/{file.name}' for file in text.files)}")
+    results.notes += text.notes
 
 
 def steps_of(point: CurvePoint, title: str) -> str:
@@ -93,13 +101,13 @@ def steps_of(point: CurvePoint, title: str) -> str:
     return "\n".join([*lines, "", f"The median of {point.samples} batches of {point.batch_size}{cpu}.", ""])
 
 
-def _warm(worker: LoneWorker, items: Sequence[Item], size: int, seconds: float) -> CurvePoint:
+def _warm(worker: StandaloneWorker, items: Sequence[Item], size: int, seconds: float) -> CurvePoint:
     chunk_of(worker, items, size, 0, seconds)
     used, samples = worker.cpu_seconds(), chunk_of(worker, items, size, 1, max(seconds, CHUNK))
     return point_of(size, samples, (worker.cpu_seconds() - used) / len(samples))
 
 
-def _watched(worker: LoneWorker, items: Sequence[Item], size: int, directory: Path, seconds: float) -> tuple[Path | None, str]:
+def _watched(worker: StandaloneWorker, items: Sequence[Item], size: int, directory: Path, seconds: float) -> tuple[Path | None, str]:
     """By py-spy, while batch follows batch; None and the reason where it cannot."""
     spy = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
     if spy is None:
@@ -125,16 +133,16 @@ def _watched(worker: LoneWorker, items: Sequence[Item], size: int, directory: Pa
     finally:
         with suppress(ProcessLookupError):
             looking.kill()
-        said, _ = looking.communicate()
+        output, _ = looking.communicate()
     if looking.returncode == 0 and flame.exists():
         return flame, ""
-    return None, f"py-spy could not look into the worker: {said.strip().splitlines()[-1] if said.strip() else looking.returncode}"
+    return None, f"py-spy could not look into the worker: {output.strip().splitlines()[-1] if output.strip() else looking.returncode}"
 
 
-def _by_cprofile(order: Order, items: Sequence[Item], size: int, directory: Path, seconds: float) -> Path:
+def _by_cprofile(spec: WorkerSpec, items: Sequence[Item], size: int, directory: Path, seconds: float) -> Path:
     """By the switch that TorchServe's users know."""
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
-        with lone_worker(order, {"TS_BENCHMARK": "true", "TMPDIR": scratch}) as worker:
+        with start_worker(spec, {"TS_BENCHMARK": "true", "TMPDIR": scratch}) as worker:
             chunk_of(worker, items, size, 0, seconds)
         written = next(Path(scratch).glob("tsPythonProfile-*.prof"), None)
         if written is None:
@@ -142,9 +150,9 @@ def _by_cprofile(order: Order, items: Sequence[Item], size: int, directory: Path
         return Path(shutil.move(written, directory / PROFILE))
 
 
-def _traced(order: Order, items: Sequence[Item], size: int, directory: Path) -> Path | None:
+def _traced(spec: WorkerSpec, items: Sequence[Item], size: int, directory: Path) -> Path | None:
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
-        with lone_worker(order, {"ENABLE_TORCH_PROFILER": "1", "TMPDIR": scratch}) as worker:
+        with start_worker(spec, {"ENABLE_TORCH_PROFILER": "1", "TMPDIR": scratch}) as worker:
             for number in range(TRACED):
                 worker.answer(batch_of(items, size, number))
         written = sorted(Path(scratch).rglob("*.pt.trace.json"), key=lambda file: file.stat().st_mtime_ns)

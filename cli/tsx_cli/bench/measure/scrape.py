@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tsx_cli.bench.model.results import Served, Stages
+from tsx_cli.bench.model.results import ServedBatches, Stages
 
 _SAMPLE = re.compile(r"^(tsx_[a-z_]+?)_(sum|count|bucket|total)\{([^}]*)\} (\S+)")
 _LABEL = re.compile(r'([a-z_]+)="([^"]*)"')
@@ -18,13 +18,13 @@ REQUESTS = "tsx_request_seconds"
 BUSY = "tsx_worker_busy_seconds"
 
 
-class Scraped(NamedTuple):
+class MetricsSnapshot(NamedTuple):
     sums: Mapping[str, float]
     counts: Mapping[str, float]
     batches: Mapping[float, float]  # up to this size, all smaller ones included
 
 
-def parse(text: str, model: str) -> Scraped:
+def parse(text: str, model: str) -> MetricsSnapshot:
     sums: dict[str, float] = defaultdict(float)
     counts: dict[str, float] = defaultdict(float)
     batches: dict[float, float] = defaultdict(float)
@@ -38,30 +38,30 @@ def parse(text: str, model: str) -> Scraped:
                 batches[float(labels["le"])] += float(found[4])
         else:
             (counts if found[2] == "count" else sums)[found[1]] += float(found[4])
-    return Scraped(sums, counts, batches)
+    return MetricsSnapshot(sums, counts, batches)
 
 
-def stages(before: Scraped, after: Scraped, mean_ms: float) -> Stages:
+def stages(before: MetricsSnapshot, after: MetricsSnapshot, mean_ms: float) -> Stages:
     """Mean milliseconds of a request; `mean_ms` is what its client saw of it. A batch's time is that of each request in it."""
-    told = {name: 1000 * _mean(before, after, metric) for name, metric in OF_REQUESTS.items()}
+    times = {name: 1000 * _mean(before, after, metric) for name, metric in OF_REQUESTS.items()}
     weight = _weight(before, after)
-    told |= {name: 1000 * weight * _mean(before, after, metric) for name, metric in OF_BATCHES.items()}
+    times |= {name: 1000 * weight * _mean(before, after, metric) for name, metric in OF_BATCHES.items()}
     return Stages(
-        queue_ms=told["queue"] + told["wait"],
-        preprocess_ms=told["preprocess"],
-        inference_ms=told["inference"],
-        postprocess_ms=told["postprocess"],
-        transport_ms=max(0.0, mean_ms - sum(told.values())),
+        queue_ms=times["queue"] + times["wait"],
+        preprocess_ms=times["preprocess"],
+        inference_ms=times["inference"],
+        postprocess_ms=times["postprocess"],
+        transport_ms=max(0.0, mean_ms - sum(times.values())),
     )
 
 
-def served(before: Scraped, after: Scraped) -> Served | None:
+def served(before: MetricsSnapshot, after: MetricsSnapshot) -> ServedBatches | None:
     """None where nothing was answered."""
     held = _held(before, after)
-    return Served(batch_ms=1000 * held, batches=batch_sizes(before, after)) if held > 0 else None
+    return ServedBatches(batch_ms=1000 * held, batches=batch_sizes(before, after)) if held > 0 else None
 
 
-def batch_sizes(before: Scraped, after: Scraped) -> dict[int, int]:
+def batch_sizes(before: MetricsSnapshot, after: MetricsSnapshot) -> dict[int, int]:
     """Batches by their size; of sizes that the server counts together it is the largest."""
     below, sizes = 0.0, {}
     bounds = sorted(after.batches)
@@ -74,18 +74,18 @@ def batch_sizes(before: Scraped, after: Scraped) -> dict[int, int]:
     return sizes
 
 
-def _weight(before: Scraped, after: Scraped) -> float:
+def _weight(before: MetricsSnapshot, after: MetricsSnapshot) -> float:
     """How much longer the batch of a request took than a batch: large ones take long, and more requests are in them."""
     batches = after.counts.get(BATCHES, 0.0) - before.counts.get(BATCHES, 0.0)
     busy = after.sums.get(BUSY, 0.0) - before.sums.get(BUSY, 0.0)
     return max(1.0, _held(before, after) * batches / busy) if busy > 0 else 1.0
 
 
-def _held(before: Scraped, after: Scraped) -> float:
+def _held(before: MetricsSnapshot, after: MetricsSnapshot) -> float:
     """Seconds of a request in its batch."""
     return _mean(before, after, REQUESTS) - sum(_mean(before, after, metric) for metric in OF_REQUESTS.values())
 
 
-def _mean(before: Scraped, after: Scraped, metric: str) -> float:
+def _mean(before: MetricsSnapshot, after: MetricsSnapshot, metric: str) -> float:
     count = after.counts.get(metric, 0.0) - before.counts.get(metric, 0.0)
     return (after.sums.get(metric, 0.0) - before.sums.get(metric, 0.0)) / count if count > 0 else 0.0

@@ -1,4 +1,4 @@
-"""The server that is measured: the real `tsx serve`, a process of its own, on free ports of loopback, with nothing of the user's."""
+"""The server that is measured: the real `tsx serve`, a process of its own, on free loopback ports, without the user's settings."""
 
 from __future__ import annotations
 
@@ -164,8 +164,8 @@ def end(process: subprocess.Popen[str], patience: float = PATIENCE) -> None:
 def _why(log: Path, code: int) -> str:
     """What `tsx serve` says at its end, or else the last lines of its log."""
     words = last_lines(log)
-    _, error, said = words.rpartition("Error: ")
-    return said.replace(TRACEBACK_HINT, "").strip() if error else f"exit code {code}: {words}"
+    _, error, message = words.rpartition("Error: ")
+    return message.replace(TRACEBACK_HINT, "").strip() if error else f"exit code {code}: {words}"
 
 
 def last_lines(log: Path) -> str:
@@ -190,7 +190,7 @@ def new_place(name: str) -> Iterator[Path]:
 
 
 def sweep() -> None:
-    """Take away the places of runs that were killed, which nobody holds any more."""
+    """Remove the directories of runs that were killed."""
     if not CAN_LOCK:
         return
     for place in Path(tempfile.gettempdir()).glob(f"{PLACES}*"):

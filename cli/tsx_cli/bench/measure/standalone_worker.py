@@ -41,7 +41,7 @@ class WorkerFailed(Exception):
     """Says why, for people."""
 
 
-class Order(NamedTuple):
+class WorkerSpec(NamedTuple):
     """How a worker is started, and what it is told."""
 
     load: LoadOrder
@@ -58,7 +58,7 @@ class Reply(NamedTuple):
     stages: tuple[float, float, float]
 
 
-def order_of(archive: OpenArchive, configuration: Configuration, batch_size: int) -> Order:
+def worker_spec(archive: OpenArchive, configuration: Configuration, batch_size: int) -> WorkerSpec:
     """For one worker of that variant which gets batches of at most that size. Raises WorkerFailed where there can be none."""
     settings = Settings.model_validate({})
     config, _ = parse_model_config({**archive.config.raw, **changes(configuration, archive.config.raw), "batchSize": batch_size})
@@ -92,18 +92,18 @@ def order_of(archive: OpenArchive, configuration: Configuration, batch_size: int
         gpus=len(gpus),
     )
     launch = launch_of(chosen.parallel, None, use_venv=False, threads=place.threads, group=f"{name}_bench") or Launch()
-    return Order(load, launch, chosen.startup_timeout)
+    return WorkerSpec(load, launch, chosen.startup_timeout)
 
 
 @contextmanager
-def lone_worker(order: Order, variables: dict[str, str] | None = None) -> Iterator[LoneWorker]:
+def start_worker(spec: WorkerSpec, variables: dict[str, str] | None = None) -> Iterator[StandaloneWorker]:
     """Loaded, and ended whatever happens. Raises WorkerFailed."""
     front, back = socket.socketpair()
     with front, tempfile.TemporaryFile() as log:
         with back:
             process = subprocess.Popen(
-                order.launch.command(back.fileno(), None),
-                env={**os.environ, **order.launch.variables, **(variables or {})},
+                spec.launch.command(back.fileno(), None),
+                env={**os.environ, **spec.launch.variables, **(variables or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -111,20 +111,20 @@ def lone_worker(order: Order, variables: dict[str, str] | None = None) -> Iterat
                 start_new_session=True,
             )
         try:
-            worker = LoneWorker(front, process, log, order.load["response_timeout"])
-            worker.load(order)
+            worker = StandaloneWorker(front, process, log, spec.load["response_timeout"])
+            worker.load(spec)
             yield worker
             front.close()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(PATIENCE)  # it may have something to write, such as a profile
         finally:
-            with suppress(ProcessLookupError, PermissionError):  # nobody is left in its group
+            with suppress(ProcessLookupError, PermissionError):  # its process group is empty
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
-class LoneWorker:
-    """See `lone_worker`."""
+class StandaloneWorker:
+    """See `start_worker`."""
 
     device = "cpu"  # as it says itself, once it is loaded
     precision: str | None = None  # that its handler says it has
@@ -137,13 +137,13 @@ class LoneWorker:
         self._response_timeout = response_timeout
         self._batches = itertools.count(1)
 
-    def load(self, order: Order) -> None:
-        self._send(Kind.LOAD, 0, extra=json.dumps(order.load).encode())
-        frame = self._receive(order.startup_timeout, f"it was not loaded within {order.startup_timeout:g} seconds (startupTimeout)")
-        said = json.loads(bytes(frame.extra))
+    def load(self, spec: WorkerSpec) -> None:
+        self._send(Kind.LOAD, 0, extra=json.dumps(spec.load).encode())
+        frame = self._receive(spec.startup_timeout, f"it was not loaded within {spec.startup_timeout:g} seconds (startupTimeout)")
+        reply = json.loads(bytes(frame.extra))
         if frame.kind is not Kind.LOADED:
-            raise WorkerFailed(said["message"])
-        self.device, self.precision = said["device"], said.get("precision")
+            raise WorkerFailed(reply["message"])
+        self.device, self.precision = reply["device"], reply.get("precision")
 
     def answer(self, batch: Sequence[Item]) -> Reply:
         """Raises WorkerFailed where the worker dies of it, or runs out of memory."""

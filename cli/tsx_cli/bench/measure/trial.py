@@ -23,7 +23,7 @@ from tsx_cli.bench.measure.server import NotStarted, ServerProcess, new_place, s
 from tsx_cli.bench.measure.usage import UsageSampler
 from tsx_cli.bench.measure.variants import lay_out
 from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.results import Offered, Round, Stages, Usage
+from tsx_cli.bench.model.results import OfferedLoad, Round, Stages, Usage
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.client import Server
 from tsx_cli.common.failure import CliError, UsageError
@@ -38,7 +38,7 @@ class TrialFailed(Exception):
     """A result, not an end: says why."""
 
 
-class Sampled(NamedTuple):
+class LoadMeasurement(NamedTuple):
     """What one load told."""
 
     round: Round
@@ -73,7 +73,7 @@ class Candidate:
     target: Target
     rounds: int = field(default=0)
 
-    def load(self, offered: Offered, on_progress: OnProgress | None = None, *, seconds: float | None = None) -> Sampled:
+    def load(self, offered: OfferedLoad, on_progress: OnProgress | None = None, *, seconds: float | None = None) -> LoadMeasurement:
         """For so many seconds, or the target's. Raises TrialFailed where the server did not come through it whole."""
         target, recorded, speed = self.target, offered.arrivals == "recorded", 1.0
         if recorded and offered.rate and (own := recorded_rate(target.payloads)):
@@ -96,7 +96,7 @@ class Candidate:
         try:
             before = self._scrape()
             with UsageSampler(self.server.pid, gpu=self.configuration.device != "cpu") as sampler:
-                told = measure(plan, on_progress=on_progress).round
+                result = measure(plan, on_progress=on_progress).round
             after = self._scrape()
             self._check()
         except UsageError:
@@ -105,9 +105,9 @@ class Candidate:
             raise TrialFailed(error.message) from error
         except (OSError, psutil.Error) as error:
             raise TrialFailed(f"the server is gone: {self.server.last_words()}") from error
-        stages = scrape.stages(before, after, told.latency.mean_ms)
-        told = told.model_copy(update={"served": scrape.served(before, after)})
-        return Sampled(told, stages, scrape.batch_sizes(before, after), sampler.samples)
+        stages = scrape.stages(before, after, result.latency.mean_ms)
+        result = result.model_copy(update={"served": scrape.served(before, after)})
+        return LoadMeasurement(result, stages, scrape.batch_sizes(before, after), sampler.samples)
 
     def answers(self, payloads: Sequence[Payload], together: int) -> list[ComparedAnswer]:
         """To each, so many at a time, each as often as it takes to fill batches; raises TrialFailed where none come."""
@@ -126,7 +126,7 @@ class Candidate:
         answer = server.send("POST", f"/predictions/{quote(self.target.name)}{query}", payload.body, headers)
         return ComparedAnswer(answer.status, {"content-type": answer.content_type} if answer.content_type else {}, answer.body())
 
-    def _scrape(self) -> scrape.Scraped:
+    def _scrape(self) -> scrape.MetricsSnapshot:
         return scrape.parse(self.server.fetch(self.server.metrics, "/metrics"), self.target.name)
 
     def _check(self) -> None:

@@ -69,10 +69,10 @@ class UsageSampler:
         total = 0
         for process in self._family():
             try:
-                told = process.memory_full_info()
+                info = process.memory_full_info()
             except psutil.Error:  # it has ended, or is another user's
                 continue
-            total += getattr(told, "pss", None) or told.uss
+            total += getattr(info, "pss", None) or info.uss
         return total
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tsx_cli.common.failure import UsageError
+
 PRECISIONS = ("fp32", "fp16", "bf16")
+LARGEST = 4096  # of a range of numbers
 AS_IS = "as is"  # the archive's own precision, whatever that is
+_RANGE = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9}))?")
 
 Variant = tuple[str, str, bool | None, int | None]  # device, precision, compiled, threads: what a worker by itself is
 
@@ -28,7 +33,7 @@ class Configuration:
         return (self.device, self.precision, self.compiled, self.threads)
 
     def threads_each(self, cores: int, own: int | None = None) -> int:
-        """That each worker has: where nobody says it, the runtime shares the cores out; `own` is what the archive says."""
+        """Threads of each worker: by default the runtime divides the cores; `own` is the archive's setting."""
         return self.threads or own or max(1, cores // self.workers)
 
     def keys(self) -> dict[str, Any]:
@@ -47,14 +52,26 @@ class Configuration:
         return asdict(self)
 
     def __str__(self) -> str:
-        return self._told(f"{self.workers} worker{'s' if self.workers != 1 else ''}", f"batch {self.batch_size}")
+        return self._description(f"{self.workers} worker{'s' if self.workers != 1 else ''}", f"batch {self.batch_size}")
 
     @property
     def worker(self) -> str:
         """In words, what is not said of how many there are and of their batches."""
-        return self._told("", "")
+        return self._description("", "")
 
-    def _told(self, workers: str, batches: str) -> str:
+    def _description(self, workers: str, batches: str) -> str:
         precision = "" if self.precision == AS_IS else self.precision
         threads = "" if self.threads is None else f"{self.threads} thread{'s' if self.threads != 1 else ''}"
         return ", ".join(filter(None, [self.device, precision, "compiled" if self.compiled else "", workers, threads, batches]))
+
+
+def parse_numbers(text: str, option: str) -> tuple[int, ...]:
+    """`1,2,4` or `1..32`, which is both ends and the powers of two between them. Raises UsageError."""
+    found: set[int] = set()
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= low <= high <= LARGEST:
+            raise UsageError(f"{option}: '{part.strip()}' is no number from 1 to {LARGEST} and no range of them; write 1,2,4 or 1..32")
+        found |= {low, high, *(2**power for power in range(13) if low < 2**power < high)}
+    return tuple(sorted(found))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from tsx_cli.bench.model import statistics
-from tsx_cli.bench.model.results import Offered, Point, Round, Trial
+from tsx_cli.bench.model.results import OfferedLoad, Point, Round, Trial
 from tsx_cli.bench.model.slo import Slo
 
 KEPT_UP = 0.95  # of the requests that were due in an open loop; a server that answers fewer of them in the time is behind for good
 
 
-def point_of(offered: Offered, rounds: Sequence[Round], slo: Slo | None) -> Point:
+def point_of(offered: OfferedLoad, rounds: Sequence[Round], slo: Slo | None) -> Point:
     throughput, latency = statistics.throughput(rounds), statistics.latency(rounds)
     sent = sum(each.sent for each in rounds)
     error_rate = (sent - sum(each.ok for each in rounds)) / sent if sent else 1.0
@@ -30,7 +30,7 @@ def point_of(offered: Offered, rounds: Sequence[Round], slo: Slo | None) -> Poin
     )
 
 
-def with_round(points: list[Point], offered: Offered, fresh: Round, slo: Slo | None) -> int:
+def with_round(points: list[Point], offered: OfferedLoad, fresh: Round, slo: Slo | None) -> int:
     """Add a round to the point of that load, or a point; returns its position."""
     at = next((position for position, point in enumerate(points) if point.offered == offered), None)
     if at is None:
@@ -59,7 +59,7 @@ def confirmed_best(points: Sequence[Point]) -> int | None:
     return best_point([each.model_copy(update={"holds": each.holds and not _beyond(each.offered, broken)}) for each in points])
 
 
-def _beyond(offered: Offered, broken: Iterable[Offered]) -> bool:
+def _beyond(offered: OfferedLoad, broken: Iterable[OfferedLoad]) -> bool:
     return any(
         (offered.mode, offered.arrivals) == (each.mode, each.arrivals)
         and (offered.connections >= each.connections if offered.mode == "closed" else (offered.rate or 0.0) >= (each.rate or 0.0))

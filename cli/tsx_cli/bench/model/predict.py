@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.results import Curve, Offered, Prediction
+from tsx_cli.bench.model.results import Curve, OfferedLoad, Prediction
 from tsx_cli.bench.model.slo import Slo
 
 OVERHEAD_MS = 0.3  # of a request, outside its worker: the client, the front end and the way between them
@@ -59,7 +59,9 @@ def slowdown(timing: Timing, configuration: Configuration, cores: float, active:
     return max(1.0, workers * min(busy, cores) / cores)
 
 
-def predict(curve: Curve, configuration: Configuration, offered: Offered, overhead_ms: float = OVERHEAD_MS, cores: int = 1) -> Prediction:
+def predict(
+    curve: Curve, configuration: Configuration, offered: OfferedLoad, overhead_ms: float = OVERHEAD_MS, cores: int = 1
+) -> Prediction:
     """Raises ValueError where the curve has no point."""
     timing = timing_of(curve)
     if timing is None:
@@ -129,14 +131,14 @@ def best_connections(
     low, high = 1, full
     while low < high:
         middle = (low + high + 1) // 2
-        one = predict(curve, configuration, Offered(connections=middle), overhead_ms, cores)
+        one = predict(curve, configuration, OfferedLoad(connections=middle), overhead_ms, cores)
         if slo is None or slo.slack(latency_of(one, times)) <= 1:
             low = middle
         else:
             high = middle - 1
     if slo is None:  # more connections than keep all workers at work only wait
         low = min(full, (configuration.workers + 1) * configuration.batch_size)
-    return low, predict(curve, configuration, Offered(connections=low), overhead_ms, cores)
+    return low, predict(curve, configuration, OfferedLoad(connections=low), overhead_ms, cores)
 
 
 def best_rate(

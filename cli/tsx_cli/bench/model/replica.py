@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.predict import OVERHEAD_MS, Timing, capacity, slowdown
-from tsx_cli.bench.model.results import Seen, Served
-from tsx_cli.bench.model.simulate import UNCOUNTED, Simulated, poisson, simulate
+from tsx_cli.bench.model.results import Observation, ServedBatches
+from tsx_cli.bench.model.simulate import UNCOUNTED, SimulationResult, poisson, simulate
 from tsx_runtime.core.scheduling.queue import BatchLimits
 
 REQUESTS = 4_000  # that are simulated of a load that is compared
@@ -77,7 +77,7 @@ def served(
     connections: int = 0,
     rate: float | None = None,
     uncounted: float = UNCOUNTED,
-) -> Simulated:
+) -> SimulationResult:
     """`arrivals` in seconds; with `connections` as many requests in a closed loop, which comes to about so many a second at a `rate`."""
     if rate is None:
         span = arrivals[-1] - arrivals[0] if arrivals else 0.0
@@ -101,14 +101,14 @@ def served(
     )
 
 
-def as_seen(replica: Replica, seen: Seen, seed: int = 1) -> Simulated:
+def resimulated(replica: Replica, seen: Observation, seed: int = 1) -> SimulationResult:
     """What the simulation says of a load that was measured."""
     if seen.offered.mode == "open":
         return served(replica, poisson(seen.offered.rate or seen.throughput, REQUESTS, seed), seed)
     return served(replica, range(REQUESTS), seed, connections=seen.offered.connections, rate=seen.throughput)
 
 
-def fitted(replica: Replica, loads: Sequence[Seen], alone: Sequence[float] = (), transport_ms: float | None = None) -> Replica:
+def fitted(replica: Replica, loads: Sequence[Observation], alone: Sequence[float] = (), transport_ms: float | None = None) -> Replica:
     """As the server was, and not only its worker, by the rounds of its `loads`; by the latencies of single requests `alone` on one worker,
     as quantiles evenly apart; and by the time between client and worker then. What is not known is left as it is.
 
@@ -136,23 +136,23 @@ def _factors(alone: Sequence[float], overhead_ms: float) -> tuple[float, ...]:
     return tuple(each / middle for each in times)
 
 
-def _in_a_row(replica: Replica, loads: Sequence[Seen]) -> Replica:
+def _in_a_row(replica: Replica, loads: Sequence[Observation]) -> Replica:
     """Of workers that have always something to do: how many times as long as the curve says."""
-    logs = [math.log(_ratio(replica, seen, as_seen(replica, seen))) for seen in _together(loads)]
+    logs = [math.log(_ratio(replica, seen, resimulated(replica, seen))) for seen in _together(loads)]
     if not logs:
         return replica
     return replica._replace(scale=min(max(replica.scale * math.exp(fmean(logs)), SCALES[0]), SCALES[1]))
 
 
-def _together(loads: Sequence[Seen]) -> list[Seen]:
+def _together(loads: Sequence[Observation]) -> list[Observation]:
     """Rounds of the same load as one."""
-    rounds: dict[str, list[Seen]] = {}
+    rounds: dict[str, list[Observation]] = {}
     for seen in loads:
         rounds.setdefault(seen.offered.model_dump_json(), []).append(seen)
     return [_mean(each) for each in rounds.values()]
 
 
-def _mean(rounds: Sequence[Seen]) -> Seen:
+def _mean(rounds: Sequence[Observation]) -> Observation:
     served = [each.served for each in rounds if each.served is not None]
     sizes = {size: sum(each.batches.get(size, 0) for each in served) for size in sorted({size for each in served for size in each.batches})}
     return rounds[0].model_copy(
@@ -160,20 +160,20 @@ def _mean(rounds: Sequence[Seen]) -> Seen:
             "throughput": fmean(each.throughput for each in rounds),
             "p50_ms": fmean(each.p50_ms for each in rounds),
             "p99_ms": fmean(each.p99_ms for each in rounds),
-            "served": Served(batch_ms=fmean(each.batch_ms for each in served), batches=sizes) if served else None,
+            "served": ServedBatches(batch_ms=fmean(each.batch_ms for each in served), batches=sizes) if served else None,
         }
     )
 
 
-def _ratio(replica: Replica, seen: Seen, told: Simulated) -> float:
+def _ratio(replica: Replica, seen: Observation, simulated: SimulationResult) -> float:
     """How many times the time that the simulation says a batch took.
 
     In a closed loop everything is as much slower as the throughput is less. Of an open one the server tells how long batches took, and of
     how many requests they were: its latencies hang on how requests happened to come.
     """
     if seen.offered.mode == "closed" or seen.served is None:
-        return told.throughput / seen.throughput
-    return seen.served.batch_ms / told.batch_ms * _usual(replica, told.batch_sizes) / _usual(replica, seen.served.batches)
+        return simulated.throughput / seen.throughput
+    return seen.served.batch_ms / simulated.batch_ms * _usual(replica, simulated.batch_sizes) / _usual(replica, seen.served.batches)
 
 
 def _usual(replica: Replica, batches: Mapping[int, int]) -> float:
@@ -184,16 +184,16 @@ def _usual(replica: Replica, batches: Mapping[int, int]) -> float:
     return sum(weight * took for weight, took in counted) / requests if requests else 1.0
 
 
-def _idling(replica: Replica, loads: Sequence[Seen]) -> Replica:
+def _idling(replica: Replica, loads: Sequence[Observation]) -> Replica:
     """By loads under which workers idle: what their batches take longer, and then what is left of the median latency."""
     most = replica.times[0]
     for seen in _together(loads)[:1]:
         low, high = 0.0, most
         for _ in range(STEPS):
             replica = replica._replace(cold_ms=(low + high) / 2)
-            too_little = _ratio(replica, seen, as_seen(replica, seen)) > 1
+            too_little = _ratio(replica, seen, resimulated(replica, seen)) > 1
             low, high = (replica.cold_ms, high) if too_little else (low, replica.cold_ms)
-        none, one = (as_seen(replica._replace(wake_ms=each), seen).p50_ms for each in (0.0, most))
+        none, one = (resimulated(replica._replace(wake_ms=each), seen).p50_ms for each in (0.0, most))
         replica = replica._replace(wake_ms=min(_solved(none, one, seen.p50_ms), LONGEST_WAY) * most)
     return replica
 
@@ -203,7 +203,7 @@ def _solved(none: float, one: float, wanted: float) -> float:
     return min(max((wanted - none) / (one - none), 0.0), 1.0) if one != none else 0.0
 
 
-def _drift(replica: Replica, loads: Sequence[Seen]) -> float | None:
+def _drift(replica: Replica, loads: Sequence[Observation]) -> float | None:
     """How the time of a batch differs between rounds of the same load, as the standard deviation of its logarithm."""
     rounds: dict[str, list[float]] = {}
     for seen in loads:

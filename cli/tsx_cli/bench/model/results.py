@@ -54,7 +54,7 @@ class Latency(Part):
     max_ms: float = 0.0
 
 
-class Offered(Part):
+class OfferedLoad(Part):
     """The load. In a closed loop each connection asks again once it is answered; an open one has a rate that does not wait."""
 
     mode: Literal["closed", "open"] = "closed"
@@ -78,8 +78,8 @@ class GeneratorSide(Part):
     limited: str | None = None
 
 
-class Served(Part):
-    """What the server itself told of a round, its warm-up included."""
+class ServedBatches(Part):
+    """Batches as the server's metrics counted them in a round, warm-up included."""
 
     batch_ms: float  # that the batch of a request took, from its worker's beginning to the reply: the mean over requests
     batches: dict[int, int] = Field(default_factory=dict)  # by their size
@@ -102,13 +102,13 @@ class Round(Part):
     stalls: list[tuple[float, float]] = Field(default_factory=list)  # (start, length) in seconds of times without any answer
     corrected_p99_ms: float | None = None  # of a closed loop with stalls: what clients that arrive at the mean rate would have seen
     generator: GeneratorSide = Field(default_factory=GeneratorSide)
-    served: Served | None = None  # where the server was asked
+    served: ServedBatches | None = None  # where the server was asked
 
 
 class Point(Part):
     """One load on one configuration: a point of the frontier of throughput and latency."""
 
-    offered: Offered
+    offered: OfferedLoad
     throughput: Figure
     latency: Latency  # of all rounds together
     p99_ms: Figure
@@ -117,16 +117,16 @@ class Point(Part):
     rounds: list[Round] = Field(default_factory=list)
 
 
-class Seen(Part):
+class Observation(Part):
     """What `tsx plan` learns from: one round of one configuration."""
 
     workers: int
     batch_size: int
-    offered: Offered
+    offered: OfferedLoad
     throughput: float
     p50_ms: float
     p99_ms: float
-    served: Served | None = None
+    served: ServedBatches | None = None
 
     def matches(self, configuration: Configuration) -> bool:
         return (self.workers, self.batch_size) == (configuration.workers, configuration.batch_size)
@@ -244,7 +244,7 @@ class Inputs(Part):
     largest: int = 0
 
 
-class Paired(Part):
+class PairedComparison(Part):
     """Two trials at their best points, measured in turn: how many times the second's throughput the first's is, and how sure that is."""
 
     first: int
@@ -279,7 +279,7 @@ class Results(Part):
     trials: list[Trial] = Field(default_factory=list)
     winner: int | None = None
     baseline: int | None = None  # one worker, batch size 1
-    paired: list[Paired] = Field(default_factory=list)  # the winner and others
+    paired: list[PairedComparison] = Field(default_factory=list)  # the winner and others
     why: str = ""  # the winner, in a sentence or two
     notes: list[str] = Field(default_factory=list)  # what a reader of the figures must know
 
@@ -299,9 +299,9 @@ def read_results(path: Path) -> Results:
     except OSError as error:
         raise CliError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise CliError(f"{path} is no results.json of tsx bench: {error}") from error
+        raise CliError(f"{path} is not a results.json of tsx bench: {error}") from error
     if not isinstance(given, Mapping) or "trials" not in given:
-        raise CliError(f"{path} is no results.json of tsx bench")
+        raise CliError(f"{path} is not a results.json of tsx bench")
     if given.get("format") != FORMAT:
         raise CliError(f"{path} is of format {given.get('format')}; this tsx reads format {FORMAT}")
     try:

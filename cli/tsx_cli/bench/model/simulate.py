@@ -19,7 +19,7 @@ PHASE = 2.0  # seconds for which a machine is as quick as it is, where it is now
 NOISES = 4096  # drawn beforehand, since drawing one costs as much as all else of a batch
 
 
-class Simulated(NamedTuple):
+class SimulationResult(NamedTuple):
     """What came out. Latencies are of answered requests; `utilisation` is the workers' share of the time at work."""
 
     throughput: float  # answers per second
@@ -102,7 +102,7 @@ def simulate(
     queue_size: int | None = None,
     uncounted: float = UNCOUNTED,
     seed: int = 0,
-) -> Simulated:
+) -> SimulationResult:
     """`times[n - 1]` is how long a batch of n takes one worker, in milliseconds, and `slow[k]` how many times that beside k - 1 others.
 
     Requests come at `arrivals` (seconds); with `connections` the loop is closed instead: as many requests as there are arrivals, each sent
@@ -119,7 +119,7 @@ def simulate(
         run.closed(connections, len(arrivals), overhead_ms / 1000)
     else:
         run.open(arrivals)
-    return run.told(overhead_ms, uncounted)
+    return run.result(overhead_ms, uncounted)
 
 
 def _noises(spread: float, seed: int) -> list[float]:
@@ -249,7 +249,7 @@ class _Run:
         self.sizes[size] += 1
         heapq.heappush(self.running, (self.now + took, self.started, worker))
 
-    def told(self, overhead_ms: float, uncounted: float = UNCOUNTED) -> Simulated:
+    def result(self, overhead_ms: float, uncounted: float = UNCOUNTED) -> SimulationResult:
         answered = len(self.latencies)
         counted = sorted(self.latencies[int(answered * uncounted) :])
         mean = sum(counted) / (len(counted) or 1)
@@ -259,4 +259,4 @@ class _Run:
         use = self.work / seconds / len(self.workers)
         sizes = dict(sorted(self.sizes.items()))
         held = 1000 * self.held / (answered or 1)
-        return Simulated(answered / seconds, use, mean, p50, p90, p95, p99, p999, most, sizes, answered, self.refused, seconds, held)
+        return SimulationResult(answered / seconds, use, mean, p50, p90, p95, p99, p999, most, sizes, answered, self.refused, seconds, held)

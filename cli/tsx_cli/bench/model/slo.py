@@ -33,8 +33,8 @@ class Slo(NamedTuple):
         """The bounds that do not hold. A run with more errors than allowed holds none of them, since who fails is quick."""
         broken = [bound for bound in self.bounds if bound.figure != "errors" and latency[bound.figure] > bound.limit]
         if errors > self.errors:
-            said = [bound for bound in self.bounds if bound.figure == "errors"]
-            broken += said or [Bound("errors", 0.0, "errors<=0%")]
+            limits = [bound for bound in self.bounds if bound.figure == "errors"]
+            broken += limits or [Bound("errors", 0.0, "errors<=0%")]
         return broken
 
     def slack(self, latency: Mapping[str, float]) -> float:
@@ -52,7 +52,7 @@ def parse_slo(text: str) -> Slo:
         found = _BOUND.fullmatch(part)
         if found is None or (found[1] == "errors") != (found[3] == "%"):
             raise UsageError(
-                f"--slo: '{part.strip()}' is no bound. A bound is a figure and a limit, such as p99<100ms or errors<0.1%; "
+                f"--slo: '{part.strip()}' is not a bound. A bound is a figure and a limit, such as p99<100ms or errors<0.1%; "
                 f"there are {', '.join(PERCENTILES)} and errors; several are parted by commas"
             )
         limit = float(found[2])

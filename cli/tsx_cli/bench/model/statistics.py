@@ -27,7 +27,7 @@ QUANTILES: dict[str, float] = {"p50_ms": 0.5, "p90_ms": 0.9, "p95_ms": 0.95, "p9
 Histogram = Sequence[tuple[float, int]]  # (upper end of a bucket, how many)
 
 
-class Difference(NamedTuple):
+class RatioInterval(NamedTuple):
     """How many times the first's figure the second's is, and the interval that this lies in; `real` where 1 is outside of it."""
 
     ratio: float
@@ -172,19 +172,19 @@ def latency(rounds: Sequence[Round]) -> Latency:
     weight = sum(each.ok for each in rounds) or 1
     mean = sum(each.latency.mean_ms * each.ok for each in rounds) / weight
     slowest = max(each.latency.max_ms for each in rounds)  # is known exactly, and lies within a bucket
-    told = {name: min(percentile(together, quantile), slowest or math.inf) for name, quantile in QUANTILES.items()}
-    return Latency(mean_ms=mean, max_ms=slowest, **told)
+    quantiles = {name: min(percentile(together, quantile), slowest or math.inf) for name, quantile in QUANTILES.items()}
+    return Latency(mean_ms=mean, max_ms=slowest, **quantiles)
 
 
 def enough(rounds: Sequence[Round], width: float) -> bool:
     """Whether the interval of the throughput is no wider, from end to end, than this share of it."""
     if len(rounds) < FEWEST:
         return False
-    told = throughput(rounds)
-    return told.high - told.low <= width * told.value
+    found = throughput(rounds)
+    return found.high - found.low <= width * found.value
 
 
-def real_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
+def real_difference(first: Sequence[float], second: Sequence[float]) -> RatioInterval:
     """Of two configurations that were measured alternately: the n-th figure of the one was measured beside the n-th of the other.
 
     What disturbed both of a pair is in neither's favour. The interval is of the mean of the logarithms of the ratios.
@@ -192,25 +192,25 @@ def real_difference(first: Sequence[float], second: Sequence[float]) -> Differen
     if len(first) != len(second) or not first:
         raise ValueError(f"pairs are needed: there are {len(first)} and {len(second)} figures")
     if min(*first, *second) <= 0:
-        return Difference(1.0 if fmean(first) == fmean(second) else math.inf if fmean(first) <= 0 else 0.0, 0.0, math.inf, real=False)
+        return RatioInterval(1.0 if fmean(first) == fmean(second) else math.inf if fmean(first) <= 0 else 0.0, 0.0, math.inf, real=False)
     logs = [math.log(right / left) for left, right in zip(first, second, strict=True)]
     if len(logs) == 1:
-        return Difference(math.exp(logs[0]), 0.0, math.inf, real=False)
+        return RatioInterval(math.exp(logs[0]), 0.0, math.inf, real=False)
     return _from_logs(fmean(logs), t_quantile(len(logs) - 1, CONFIDENCE) * stdev(logs) / math.sqrt(len(logs)))
 
 
-def difference_of(first: Figure, second: Figure) -> Difference:
+def difference_of(first: Figure, second: Figure) -> RatioInterval:
     """Of figures that were measured apart. Where one of them has no interval, no difference is real."""
     if min(first.value, second.value) <= 0:
-        return Difference(1.0 if first.value == second.value else math.inf if first.value <= 0 else 0.0, 0.0, math.inf, real=False)
+        return RatioInterval(1.0 if first.value == second.value else math.inf if first.value <= 0 else 0.0, 0.0, math.inf, real=False)
     ratio = second.value / first.value
     if first.low == first.high or second.low == second.high:
-        return Difference(ratio, 0.0, math.inf, real=False)
+        return RatioInterval(ratio, 0.0, math.inf, real=False)
     return _from_logs(math.log(ratio), math.hypot(*((each.high - each.low) / 2 / each.value for each in (first, second))))
 
 
-def _from_logs(middle: float, half: float) -> Difference:
-    return Difference(math.exp(middle), math.exp(middle - half), math.exp(min(middle + half, 700.0)), real=abs(middle) > half)
+def _from_logs(middle: float, half: float) -> RatioInterval:
+    return RatioInterval(math.exp(middle), math.exp(middle - half), math.exp(min(middle + half, 700.0)), real=abs(middle) > half)
 
 
 def variation(values: Sequence[float]) -> float:

@@ -37,9 +37,9 @@ def subtitle(results: Results) -> str:
 
 
 def machine(results: Results) -> str:
-    told = results.environment
-    gpus = f", {', '.join(told.gpus)}" if told.gpus else ""
-    return f"{told.cores} core{'s' if told.cores != 1 else ''}, {told.cpu or 'a CPU of unknown make'}{gpus}"
+    here = results.environment
+    gpus = f", {', '.join(here.gpus)}" if here.gpus else ""
+    return f"{here.cores} core{'s' if here.cores != 1 else ''}, {here.cpu or 'a CPU of unknown make'}{gpus}"
 
 
 def partial(results: Results) -> str:
@@ -62,7 +62,7 @@ def best(results: Results) -> str:
     return "None held the bound" if results.slo and any(trial.points for trial in results.trials) else "Nothing was measured"
 
 
-def told_point(results: Results) -> Point | None:
+def summary_point(results: Results) -> Point | None:
     """The winner's; where none was sought, that of the server that was measured."""
     if results.winner is not None:
         return results.trials[results.winner].chosen
@@ -72,10 +72,10 @@ def told_point(results: Results) -> Point | None:
 
 
 def tiles(results: Results) -> list[Tile]:
-    point = told_point(results)
+    point = summary_point(results)
     if point is None:
         return []
-    told = [
+    shown_tiles = [
         Tile("Throughput", f"{shown.number(point.throughput.value)}/s", shown.margin(point.throughput) or "accepted answers"),
         Tile("p99", shown.milliseconds(point.p99_ms.value), shown.margin(point.p99_ms) or "of the answers' latencies"),
         Tile("p50", shown.milliseconds(point.latency.p50_ms), f"mean {shown.milliseconds(point.latency.mean_ms)}"),
@@ -84,16 +84,16 @@ def tiles(results: Results) -> list[Tile]:
     gain = shown.gain(results)
     if gain is not None:
         doubt = ", within the noise" if not gain.real and math.isfinite(gain.high) else ""
-        told.insert(1, Tile("Beside the baseline", f"{gain.ratio:.2f} times", f"of one worker and batch 1{doubt}"))
-    return told
+        shown_tiles.insert(1, Tile("Beside the baseline", f"{gain.ratio:.2f} times", f"of one worker and batch 1{doubt}"))
+    return shown_tiles
 
 
 def keys(results: Results) -> str:
     """The winner as model-config.yaml has it."""
     if results.winner is None or not results.trials[results.winner].configuration:
         return ""
-    told: dict[str, Any] = {key: value for key, value in results.trials[results.winner].how().keys().items() if value is not None}
-    return yaml.safe_dump(told, sort_keys=False).rstrip()
+    settings: dict[str, Any] = {key: value for key, value in results.trials[results.winner].how().keys().items() if value is not None}
+    return yaml.safe_dump(settings, sort_keys=False).rstrip()
 
 
 def failures(results: Results) -> list[tuple[str, str]]:
@@ -124,14 +124,14 @@ def points(results: Results) -> list[PointLine]:
 
 def facts(results: Results) -> list[tuple[str, str]]:
     """(name, value) of the environment and of what was sent; what is not known is left out."""
-    told, sent, model = results.environment, results.inputs, results.model
+    here, sent, model = results.environment, results.inputs, results.model
     kinds = ", ".join(f"{kind or 'no type'} ({count})" for kind, count in sent.content_types.items())
     sizes = (
         f"{sent.smallest:,} bytes"
         if sent.smallest == sent.largest
         else f"{sent.smallest:,} to {sent.largest:,} bytes, median {sent.median:,}"
     )
-    noise = None if told.noise is None else f"a fixed computation varied by {told.noise:.1%}"
+    noise = None if here.noise is None else f"a fixed computation varied by {here.noise:.1%}"
     rows = [
         ("model", model.archive or model.name),
         ("sha-256", model.sha256),
@@ -140,8 +140,8 @@ def facts(results: Results) -> list[tuple[str, str]]:
         ("content types", kinds),
         ("protocol", results.protocol),
         ("processor", machine(results)),
-        ("memory", f"{told.memory_mib:,} MiB" if told.memory_mib else None),
-        ("system", told.system),
+        ("memory", f"{here.memory_mib:,} MiB" if here.memory_mib else None),
+        ("system", here.system),
         ("versions", ", ".join(f"{name} {value}" for name, value in _versions(results) if value)),
         ("noise", noise),
         ("began", shown.moment(results.started)),
@@ -151,8 +151,8 @@ def facts(results: Results) -> list[tuple[str, str]]:
 
 
 def _versions(results: Results) -> list[tuple[str, str]]:
-    told = results.environment
-    return [("tsx", told.tsx), ("torch", told.torch), ("Python", told.python)]
+    here = results.environment
+    return [("tsx", here.tsx), ("torch", here.torch), ("Python", here.python)]
 
 
 def files(directory: Path) -> list[str]:

@@ -102,9 +102,9 @@ def _mark(point: Point, figure: str, name: str) -> Mark:
 def distribution(results: Results) -> Chart | None:
     """Percentiles of the best points, the winner's and the baseline's above all."""
     lines, heights = [], []
-    told = named(results, lambda trial: shown.shown_point(trial) is not None)
-    first = [each for each in told if each[1] in ("winner", "baseline")]
-    for index, style in reversed(first + [each for each in told if each not in first][:OTHERS]):
+    shown_trials = named(results, lambda trial: shown.shown_point(trial) is not None)
+    first = [each for each in shown_trials if each[1] in ("winner", "baseline")]
+    for index, style in reversed(first + [each for each in shown_trials if each not in first][:OTHERS]):
         trial = results.trials[index]
         point = shown.shown_point(trial)
         assert point is not None
@@ -160,8 +160,8 @@ def stages(results: Results) -> Chart | None:
     )
 
 
-def stage_times(told: Stages) -> list[tuple[str, float]]:
-    return [(stage, max(0.0, float(getattr(told, f"{stage}_ms")))) for stage in STAGES]
+def stage_times(stages: Stages) -> list[tuple[str, float]]:
+    return [(stage, max(0.0, float(getattr(stages, f"{stage}_ms")))) for stage in STAGES]
 
 
 def _titled(index: int, results: Results) -> str:
@@ -195,11 +195,11 @@ def batch_sizes(results: Results) -> Chart | None:
 
 def curves(results: Results) -> Chart | None:
     """What one worker alone does of batches of each size."""
-    told = [curve for curve in results.curves if len(curve.points) > 1]
-    if not told:
+    drawn = [curve for curve in results.curves if len(curve.points) > 1]
+    if not drawn:
         return None
     lines = []
-    for number, curve in enumerate(told[:NAMED]):
+    for number, curve in enumerate(drawn[:NAMED]):
         marks = [
             Mark(
                 point.batch_size,
@@ -246,9 +246,9 @@ def _over_time(results: Results, title: str, unit: str, value: Callable[[Usage],
     if trial is None:
         return None
     marks = [
-        Mark(usage.at_seconds, told, f"{usage.at_seconds:.1f} s: {shown.number(told)} {unit}")
+        Mark(usage.at_seconds, level, f"{usage.at_seconds:.1f} s: {shown.number(level)} {unit}")
         for usage in trial.usage
-        if (told := value(usage)) is not None
+        if (level := value(usage)) is not None
     ]
     if len(marks) < 2:
         return None

@@ -32,24 +32,24 @@ def markdown(results: Results, directory: Path) -> str:
 
 
 def plain(text: str) -> str:
-    """What somebody else wrote, with nothing that Markdown takes for more than text."""
+    """Untrusted text with Markdown's special characters escaped."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, right: int = 99) -> str:
     """Columns from the `right`-th on are figures."""
-    told = [[plain(str(cell)) for cell in row] for row in rows]
-    if not told:
+    text = [[plain(str(cell)) for cell in row] for row in rows]
+    if not text:
         return ""
     rule = ["---:" if column >= right else "---" for column in range(len(head))]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [list(head), rule, *told])
+    return "\n".join(f"| {' | '.join(row)} |" for row in [list(head), rule, *text])
 
 
 def _trials(results: Results) -> str:
     lines = [shown.line(index, results) for index in shown.ordered(results)]
     return table(
         ("configuration", "", "best load", "", "answers/s", "", "p50", "p99", "errors"),
-        [(line.name, line.mark, line.load, line.said, line.throughput, line.interval, line.p50, line.p99, line.errors) for line in lines],
+        [(line.name, line.mark, line.load, line.note, line.throughput, line.interval, line.p50, line.p99, line.errors) for line in lines],
         right=4,
     )
 
@@ -57,9 +57,9 @@ def _trials(results: Results) -> str:
 def _stages(results: Results) -> str:
     rows = []
     for index in shown.ordered(results):
-        told = results.trials[index].stages
-        if told is not None:
-            rows.append((shown.name(results.trials[index], results), *(shown.number(value) for _, value in figures.stage_times(told))))
+        text = results.trials[index].stages
+        if text is not None:
+            rows.append((shown.name(results.trials[index], results), *(shown.number(value) for _, value in figures.stage_times(text))))
     shown_table = table(("ms of a request's mean time", *figures.STAGES), rows, right=1)
     return f"## Where the time goes\n\n{shown_table}" if rows else ""
 

@@ -17,21 +17,21 @@ STAGES = tuple(Stages.model_fields)
 
 def rows(results: Results) -> list[dict[str, Any]]:
     """Every row has the same columns; what is not known is empty."""
-    told: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     for number, trial in enumerate(results.trials):
         how = trial.how().as_json() if trial.configuration else {}
         accuracy = None if trial.accuracy is None else trial.accuracy.same
         same = {"trial": number, **{key: how.get(key) for key in CONFIGURATION}, "state": trial.state, "same_answers": accuracy}
-        ends = {"said": shown.said(trial, results)}
+        ends = {"note": shown.note(trial, results)}
         for index, point in enumerate(trial.points):
             best = index == trial.best
             stages = trial.stages.model_dump() if best and trial.stages is not None else {}
             marks = {"best": best, "winner": best and number == results.winner, "baseline": best and number == results.baseline}
-            told.append(same | marks | _figures(point) | {key: stages.get(key) for key in STAGES} | ends)
+            found.append(same | marks | _figures(point) | {key: stages.get(key) for key in STAGES} | ends)
         if not trial.points:
             marks = dict.fromkeys(("best", "winner", "baseline"), False)
-            told.append(same | marks | _figures(None) | dict.fromkeys(STAGES) | ends)
-    return told
+            found.append(same | marks | _figures(None) | dict.fromkeys(STAGES) | ends)
+    return found
 
 
 def _figures(point: Point | None) -> dict[str, Any]:
@@ -59,12 +59,12 @@ def _figures(point: Point | None) -> dict[str, Any]:
 
 
 def csv_text(results: Results) -> str:
-    told = rows(results)
+    found = rows(results)
     out = io.StringIO()
-    if told:
-        writer = csv.DictWriter(out, list(told[0]), lineterminator="\n")
+    if found:
+        writer = csv.DictWriter(out, list(found[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows({key: _cell(value) for key, value in row.items()} for row in told)
+        writer.writerows({key: _cell(value) for key, value in row.items()} for row in found)
     return out.getvalue()
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tsx_cli.bench.model.results import Figure, Point, Results, Trial
 from tsx_cli.bench.model.slo import Bound, parse_slo
-from tsx_cli.bench.model.statistics import Difference, difference_of
+from tsx_cli.bench.model.statistics import RatioInterval, difference_of
 
 NONE = "-"
 
@@ -75,7 +75,7 @@ class Line(NamedTuple):
     p50: str
     p99: str
     errors: str
-    said: str  # what is to be known beside the figures
+    note: str  # beside the figures
 
 
 def shown_point(trial: Trial) -> Point | None:
@@ -105,7 +105,7 @@ def line(index: int, results: Results) -> Line:
         predicted = trial.predicted if trial.state == "predicted" else None
         reached = NONE if predicted is None else f"about {number(predicted.throughput)}"
         p99 = NONE if predicted is None or math.isinf(predicted.p99_ms) else f"about {milliseconds(predicted.p99_ms)}"
-        return Line(name(trial, results), mark, NONE, reached, "", NONE, p99, NONE, said(trial, results))
+        return Line(name(trial, results), mark, NONE, reached, "", NONE, p99, NONE, note(trial, results))
     return Line(
         name(trial, results),
         mark,
@@ -115,7 +115,7 @@ def line(index: int, results: Results) -> Line:
         milliseconds(point.latency.p50_ms),
         milliseconds(point.p99_ms.value),
         share(point.error_rate),
-        said(trial, results),
+        note(trial, results),
     )
 
 
@@ -125,7 +125,7 @@ def brief(text: str) -> str:
     return f"{lines[0]} ... {lines[-1]}" if len(lines) > 2 else " ".join(lines)
 
 
-def said(trial: Trial, results: Results) -> str:
+def note(trial: Trial, results: Results) -> str:
     parts = []
     if trial.state == "failed":
         parts.append(f"failed: {brief(trial.reason or 'no reason is known')}")
@@ -134,14 +134,14 @@ def said(trial: Trial, results: Results) -> str:
     elif trial.chosen is None:
         parts.append(f"never within {results.slo}" if results.slo else brief(trial.reason or "no answer was accepted"))
     if trial.accuracy is not None and not trial.accuracy.same:
-        told = f" ({trial.accuracy.worst})" if trial.accuracy.worst else ""
-        parts.append(f"answers differ in {trial.accuracy.different} of {trial.accuracy.compared}{told}")
+        text = f" ({trial.accuracy.worst})" if trial.accuracy.worst else ""
+        parts.append(f"answers differ in {trial.accuracy.different} of {trial.accuracy.compared}{text}")
     point = shown_point(trial)
     limited = next((each.generator.limited for each in point.rounds if each.generator.limited), None) if point else None
     if limited:
         parts.append(f"the generator was the limit: {limited}")
-    if point is not None and (told := stalls(point)):
-        parts.append(told)
+    if point is not None and (text := stalls(point)):
+        parts.append(text)
     return "; ".join(parts)
 
 
@@ -155,13 +155,13 @@ def stalls(point: Point) -> str:
     return f"{len(lengths)} stall{'s' if len(lengths) != 1 else ''}, {milliseconds(1000 * max(lengths))} at most{others}"
 
 
-def gain(results: Results) -> Difference | None:
+def gain(results: Results) -> RatioInterval | None:
     """The winner beside the baseline: as they were measured in turn, or else apart; None where one of them has no figure."""
     if results.winner is None or results.baseline is None or results.winner == results.baseline:
         return None
     for pair in results.paired:
         if (pair.first, pair.second) == (results.winner, results.baseline):
-            return Difference(pair.ratio, pair.low, pair.high, pair.real)
+            return RatioInterval(pair.ratio, pair.low, pair.high, pair.real)
     winner, baseline = results.trials[results.winner].chosen, results.trials[results.baseline].chosen
     if winner is None or baseline is None or baseline.throughput.value <= 0:
         return None

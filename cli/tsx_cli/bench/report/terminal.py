@@ -14,7 +14,7 @@ def show(results: Results) -> None:
     chosen = [line for place, line in enumerate(lines) if place < MOST or line.mark]
     print_table(
         ("configuration", "", "load", "answers/s", "", "p50", "p99", "errors", ""),
-        [(line.name, line.mark, line.load, line.throughput, line.interval, line.p50, line.p99, line.errors, line.said) for line in chosen],
+        [(line.name, line.mark, line.load, line.throughput, line.interval, line.p50, line.p99, line.errors, line.note) for line in chosen],
         title=f"{facts.title(results)}: {results.slo or 'no bound'}",
     )
     if len(lines) > len(chosen):

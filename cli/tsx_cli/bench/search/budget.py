@@ -21,24 +21,24 @@ def round_cost(seconds: float) -> float:
     return seconds + min(AUTO_SECONDS, seconds) + BESIDE
 
 
-def of_the_search(asked: float | None, throughput: float | None) -> float:
+def seconds_in_search(requested: float | None, throughput: float | None) -> float:
     """Seconds of a round, where so many answers a second are expected: no more than it takes to see enough of them."""
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
     return FULL if not throughput else min(max(ANSWERS / 2 / throughput, SHORT), FULL)
 
 
-def of_the_end(asked: float | None, rounds: int, left: float, starting: float) -> float:
+def seconds_at_end(requested: float | None, rounds: int, left: float, starting: float) -> float:
     """Seconds of a round, so that all rounds of the comparison come into the time that is left; servers start for so long."""
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
     each = (left - starting) / (COMPARED * rounds + AT_RANDOM)
     return min(max((each - BESIDE) / 2, SHORT), FULL)
 
 
-def kept_for_the_end(asked: float | None, rounds: int, whole: float, start: float) -> float:
+def reserved_for_end(requested: float | None, rounds: int, whole: float, start: float) -> float:
     """Seconds that the search leaves over, of so many in all, where a server takes `start` seconds to start."""
-    needed = COMPARED * start + (COMPARED * rounds + AT_RANDOM) * round_cost(FULL if asked is None else asked)
+    needed = COMPARED * start + (COMPARED * rounds + AT_RANDOM) * round_cost(FULL if requested is None else requested)
     return min(needed, FOR_THE_END * whole)
 
 

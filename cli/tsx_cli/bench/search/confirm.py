@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tsx_cli.bench.model.points import confirmed_best, winner_of
-from tsx_cli.bench.model.results import Offered, Paired, Point, Trial
+from tsx_cli.bench.model.results import OfferedLoad, PairedComparison, Point, Trial
 from tsx_cli.bench.model.statistics import enough, real_difference
 from tsx_cli.bench.search.budget import AT_RANDOM, COMPARED
 from tsx_cli.bench.search.ladder import AIM
-from tsx_cli.bench.search.run_options import Asked
+from tsx_cli.bench.search.run_options import BenchOptions
 
 ATTEMPTS = 5  # one that no longer holds its bounds makes room for another
 MOST_ROUNDS = 20
@@ -23,10 +23,10 @@ IDLE = 0.3  # of its most: a rate that lets workers idle
 NEAR = 0.21  # of its most: rates that are closer are not parted any more
 
 
-class Measuring(Protocol):
+class Measurer(Protocol):
     """What of the run this needs."""
 
-    asked: Asked
+    options: BenchOptions
 
     @property
     def round_seconds(self) -> float:
@@ -38,12 +38,12 @@ class Measuring(Protocol):
 
     def trial(self, at: int) -> Trial: ...
 
-    def attempt(self, at: int, offered: Offered) -> bool: ...
+    def attempt(self, at: int, offered: OfferedLoad) -> bool: ...
 
     def seconds_left(self) -> float: ...
 
 
-def confirm(run: Measuring) -> list[Paired]:
+def confirm(run: Measurer) -> list[PairedComparison]:
     """The comparisons of the winner with the others. Its points have more rounds afterwards, and some of requests that come at random."""
     turns = Turns(run)
     for number in range(ATTEMPTS):
@@ -64,7 +64,7 @@ def confirm(run: Measuring) -> list[Paired]:
     return turns.compared(winner, _group(run, [winner, *run.order()]))
 
 
-def _group(run: Measuring, order: Sequence[int]) -> list[int]:
+def _group(run: Measurer, order: Sequence[int]) -> list[int]:
     """The best, the next best, and the baseline, where it was measured."""
     first = run.first()
     return list(dict.fromkeys([*list(dict.fromkeys(order))[:2], *([] if first is None else [first])]))
@@ -75,11 +75,11 @@ class Turns:
     """What was measured in turn: `figures` has the throughput of each trial's load by the turn. Attempts share the turns that they have in
     common, so that a change of the best costs no more than what is new."""
 
-    run: Measuring
+    run: Measurer
     number: int = 0
     figures: defaultdict[tuple[int, str], dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
 
-    def loads(self, group: Iterable[int]) -> dict[int, Offered]:
+    def loads(self, group: Iterable[int]) -> dict[int, OfferedLoad]:
         return {at: load for at in group if (load := _best(self.run, at)) is not None}
 
     def stays(self, group: Sequence[int]) -> bool:
@@ -94,11 +94,11 @@ class Turns:
             return False
         return self.run.order()[:1] == [best] and _best(self.run, best) == load
 
-    def measure(self, loads: dict[int, Offered]) -> None:
+    def measure(self, loads: dict[int, OfferedLoad]) -> None:
         """Until the winner, which is the first, is known well enough, no longer holds its bounds, or the time is over."""
         winner, begun = next(iter(loads)), self.number
         while not self._enough(winner, loads, self.number - begun):
-            for at in list(loads) if self.number % 2 == 0 else list(reversed(loads)):  # what drifts steadily favours nobody
+            for at in list(loads) if self.number % 2 == 0 else list(reversed(loads)):  # so that a steady drift favours none of them
                 if self.run.attempt(at, loads[at]):
                     self._of(at, loads[at])[self.number] = _point(self.run, at, loads[at]).rounds[-1].throughput
                 else:
@@ -107,7 +107,7 @@ class Turns:
             if winner not in loads or (self.number > begun + 1 and not _holds(self.run, winner, loads[winner])):
                 return
 
-    def compared(self, winner: int, others: Iterable[int]) -> list[Paired]:
+    def compared(self, winner: int, others: Iterable[int]) -> list[PairedComparison]:
         """The winner with each of them, by the turns that both were measured in: one alone tells nothing, and no file holds infinity."""
         pairs = []
         for other in others:
@@ -118,23 +118,25 @@ class Turns:
             common = sorted(mine.keys() & its.keys())
             two, one = [its[turn] for turn in common], [mine[turn] for turn in common]
             if len(common) > 1 and min(*one, *two) > 0:
-                told = real_difference(two, one)
-                pairs.append(Paired(first=winner, second=other, ratio=told.ratio, low=told.low, high=told.high, real=told.real))
+                found = real_difference(two, one)
+                pairs.append(
+                    PairedComparison(first=winner, second=other, ratio=found.ratio, low=found.low, high=found.high, real=found.real)
+                )
         return pairs
 
-    def _of(self, at: int, load: Offered) -> dict[int, float]:
+    def _of(self, at: int, load: OfferedLoad) -> dict[int, float]:
         return self.figures[at, load.model_dump_json()]
 
-    def _enough(self, winner: int, loads: dict[int, Offered], turns: int) -> bool:
+    def _enough(self, winner: int, loads: dict[int, OfferedLoad], turns: int) -> bool:
         mine, left = self._of(winner, loads[winner]), self.run.seconds_left()
         common = min(len(mine.keys() & self._of(at, load).keys()) for at, load in loads.items())
-        if common < self.run.asked.rounds:
+        if common < self.run.options.rounds:
             return left < 0 and (turns > 0 or common > 1)
         late = left < (len(loads) + AT_RANDOM) * self.run.round_seconds
-        return late or common >= MOST_ROUNDS or enough(_point(self.run, winner, loads[winner]).rounds, self.run.asked.width)
+        return late or common >= MOST_ROUNDS or enough(_point(self.run, winner, loads[winner]).rounds, self.run.options.width)
 
 
-def at_random(run: Measuring, at: int) -> None:
+def at_random(run: Measurer, at: int) -> None:
     """Open loops: a closed one spaces its requests by itself, clients do not. Where bounds break, a rate is looked for that holds them."""
     best = _best(run, at)
     if best is None or best.mode == "open" or run.seconds_left() < -run.round_seconds:
@@ -142,7 +144,7 @@ def at_random(run: Measuring, at: int) -> None:
     most = _point(run, at, best).throughput.value
     low, high, share = 0.0, 1.0, CALM
     while high - low > NEAR:
-        offered = Offered(mode="open", rate=float(f"{share * most:.3g}"), arrivals="poisson")
+        offered = OfferedLoad(mode="open", rate=float(f"{share * most:.3g}"), arrivals="poisson")
         if not run.attempt(at, offered):
             return
         low, high = (share, high) if _holds(run, at, offered) else (low, share)
@@ -151,19 +153,19 @@ def at_random(run: Measuring, at: int) -> None:
         share = (low + high) / 2
 
 
-def with_idle_workers(run: Measuring, at: int) -> None:
+def with_idle_workers(run: Measurer, at: int) -> None:
     """A calm open loop, by which `tsx plan` learns what a worker takes longer that has idled."""
     best = _best(run, at)
     if best is not None and run.seconds_left() > 0:
         most = _point(run, at, best).throughput.value
-        run.attempt(at, Offered(mode="open", rate=float(f"{IDLE * most:.3g}"), arrivals="poisson"))
+        run.attempt(at, OfferedLoad(mode="open", rate=float(f"{IDLE * most:.3g}"), arrivals="poisson"))
 
 
-def _holds(run: Measuring, at: int, offered: Offered | None) -> bool:
+def _holds(run: Measurer, at: int, offered: OfferedLoad | None) -> bool:
     return any(point.holds for point in run.trial(at).points if point.offered == offered)
 
 
-def _best(run: Measuring, at: int) -> Offered | None:
+def _best(run: Measurer, at: int) -> OfferedLoad | None:
     """Its load with the most within the bounds; where nothing holds them, the one with the least latency."""
     points = run.trial(at).points
     position = confirmed_best(points)
@@ -172,9 +174,9 @@ def _best(run: Measuring, at: int) -> Offered | None:
     return None if position is None else points[position].offered
 
 
-def _lower(run: Measuring, at: int, broken: Offered) -> Offered | None:
+def _lower(run: Measurer, at: int, broken: OfferedLoad) -> OfferedLoad | None:
     """Lower by as much as the bounds were broken; None where that was measured already."""
-    bounds = run.asked.bounds
+    bounds = run.options.bounds
     slack = 1.0 if bounds is None else bounds.slack(_point(run, at, broken).latency.model_dump())
     share = min(max(AIM / slack, LEAST_STEP), MOST_STEP) if slack > 0 else MOST_STEP
     if broken.mode == "open":
@@ -185,5 +187,5 @@ def _lower(run: Measuring, at: int, broken: Offered) -> Offered | None:
     return None if lower in levels or lower.connections < 1 else lower
 
 
-def _point(run: Measuring, at: int, offered: Offered) -> Point:
+def _point(run: Measurer, at: int, offered: OfferedLoad) -> Point:
     return next(point for point in run.trial(at).points if point.offered == offered)

@@ -12,9 +12,8 @@ from typing import Any, Literal
 
 from tsx_archiver import ModelConfig
 from tsx_cli.bench.measure.accuracy import parse_tolerance
-from tsx_cli.bench.model.configuration import AS_IS, PRECISIONS, Configuration
+from tsx_cli.bench.model.configuration import AS_IS, PRECISIONS, Configuration, parse_numbers
 from tsx_cli.bench.model.slo import Slo, parse_slo
-from tsx_cli.bench.search.search import numbers
 from tsx_cli.common.failure import UsageError
 from tsx_runtime.settings.traffic_policy import Compare
 
@@ -26,7 +25,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.
 
 
 @dataclass(frozen=True)
-class Asked:
+class BenchOptions:
     """As the journal keeps it; the texts are the options' own. Raises UsageError where they make no sense."""
 
     slo: str | None = None
@@ -56,7 +55,7 @@ class Asked:
         self.bounds, self.compare  # noqa: B018 - they raise
         for option, text in (("--batch-sizes", self.batch_sizes), ("--workers", self.workers), ("--threads", self.threads)):
             if text is not None:
-                numbers(text, option)
+                parse_numbers(text, option)
         words(self.devices or "cpu", DEVICES, "--devices")
         words(self.precisions or PRECISIONS[0], PRECISIONS, "--precision")
         words(self.compiled or "off", tuple(SWITCHES), "--compile")
@@ -74,7 +73,7 @@ class Asked:
         return asdict(self)
 
     @classmethod
-    def of_json(cls, given: dict[str, Any]) -> Asked:
+    def of_json(cls, given: dict[str, Any]) -> BenchOptions:
         plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
         return cls(**plain)
 
@@ -121,40 +120,40 @@ def share(text: str, option: str) -> float:
     return value
 
 
-def configurations(asked: Asked, config: ModelConfig, cores: int, gpus: int) -> list[Configuration]:
+def configurations(options: BenchOptions, config: ModelConfig, cores: int, gpus: int) -> list[Configuration]:
     """All that the options allow, the devices' in the order given. Raises UsageError for what this machine or model cannot have."""
-    devices = _devices(asked, config, gpus)
-    compiled: Sequence[bool | None] = [None] if asked.compiled is None else [SWITCHES[word] for word in _words_of_compile(asked)]
-    precisions = [AS_IS] if asked.precisions is None else words(asked.precisions, PRECISIONS, "--precision")
+    devices = _devices(options, config, gpus)
+    compiled: Sequence[bool | None] = [None] if options.compiled is None else [SWITCHES[word] for word in _words_of_compile(options)]
+    precisions = [AS_IS] if options.precisions is None else words(options.precisions, PRECISIONS, "--precision")
     found = []
     for device in devices:
-        workers = numbers(asked.workers or f"1..{4 if device != 'cpu' else cores}", "--workers")
-        sizes = numbers(asked.batch_sizes, "--batch-sizes")
+        workers = parse_numbers(options.workers or f"1..{4 if device != 'cpu' else cores}", "--workers")
+        sizes = parse_numbers(options.batch_sizes, "--batch-sizes")
         for compilation, count in itertools.product(compiled, workers):
-            for threads, size, precision in itertools.product(_threads(asked, config, device, count, cores), sizes, precisions):
+            for threads, size, precision in itertools.product(_threads(options, config, device, count, cores), sizes, precisions):
                 found.append(Configuration(device, precision, compilation, threads, count, size))
     if len(found) > MOST_CONFIGURATIONS:
         raise UsageError(f"these ranges are {len(found)} configurations, more than {MOST_CONFIGURATIONS}; make some of them smaller")
     return found
 
 
-def _threads(asked: Asked, config: ModelConfig, device: str, workers: int, cores: int) -> Sequence[int | None]:
+def _threads(options: BenchOptions, config: ModelConfig, device: str, workers: int, cores: int) -> Sequence[int | None]:
     """Those that were asked for. Otherwise what the runtime gives each worker, and fewer: one, and on many cores a number between."""
-    if asked.threads is not None:
-        return numbers(asked.threads, "--threads")
+    if options.threads is not None:
+        return parse_numbers(options.threads, "--threads")
     given = Configuration(workers=workers).threads_each(cores, config.threads)
     fewer = {1, 2 ** (cores.bit_length() // 2)} if device == "cpu" else set()
     return [None, *sorted(each for each in fewer if each < given)]
 
 
-def _words_of_compile(asked: Asked) -> list[str]:
-    return words(asked.compiled or "", tuple(SWITCHES), "--compile")
+def _words_of_compile(options: BenchOptions) -> list[str]:
+    return words(options.compiled or "", tuple(SWITCHES), "--compile")
 
 
-def _devices(asked: Asked, config: ModelConfig, gpus: int) -> list[str]:
-    if asked.devices is None:
+def _devices(options: BenchOptions, config: ModelConfig, gpus: int) -> list[str]:
+    if options.devices is None:
         return ["cuda" if gpus and config.device_type != "cpu" else "cpu"]
-    devices = words(asked.devices, DEVICES, "--devices")
+    devices = words(options.devices, DEVICES, "--devices")
     if "cuda" in devices and not gpus:
         raise UsageError("--devices cuda: no GPU is visible here (`nvidia-smi` shows what the driver sees); leave it out")
     return devices

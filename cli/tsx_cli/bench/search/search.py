@@ -8,7 +8,6 @@ nothing that is left could win, even if its prediction were as wrong as those be
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -16,10 +15,9 @@ from typing import Any, Literal, NamedTuple
 from tsx_cli.bench.model.configuration import Configuration, Variant
 from tsx_cli.bench.model.points import confirmed_best
 from tsx_cli.bench.model.predict import OVERHEAD_MS, best_connections, best_rate, latency_of, predict
-from tsx_cli.bench.model.results import Curve, Offered, Point, Prediction, Trial
+from tsx_cli.bench.model.results import Curve, OfferedLoad, Point, Prediction, Trial
 from tsx_cli.bench.model.slo import Slo
 from tsx_cli.bench.search.ladder import Rung, next_level
-from tsx_cli.common.failure import UsageError
 
 GAIN = 1.01  # who cannot do more than so many times the best is not measured
 UNSURE = (0.25, 0.35)  # of the logarithm of a prediction before anything was measured: of the throughput, of the p99
@@ -28,17 +26,15 @@ SIGMAS = 1.6  # that a prediction may be wrong by
 PRIOR = 0.5  # measurements, next to a configuration, that weigh as much as what was thought before
 CLEARLY = 1.1  # times the bound: less may be noise
 OTHER_KIND = 2.0  # another variant, or other threads: as far away as four times the workers
-LARGEST = 4096  # of a range
 MOST_CONNECTIONS = 1024
 OUT_OF_TIME = "the time was over"
-_RANGE = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9}))?")
 
 
 class Candidate(NamedTuple):
     """A configuration, at a load. While the configuration stays the same its server can go on."""
 
     configuration: Configuration
-    offered: Offered
+    offered: OfferedLoad
     predicted: Prediction | None  # at that load
     why: str
 
@@ -72,18 +68,6 @@ class Outlook(NamedTuple):
     predicted: Prediction | None  # as the curve says
     expected: float  # requests per second, as measured neighbours correct it
     most: float
-
-
-def numbers(text: str, option: str) -> tuple[int, ...]:
-    """`1,2,4` or `1..32`, which is both ends and the powers of two between them. Raises UsageError."""
-    found: set[int] = set()
-    for part in text.split(","):
-        match = _RANGE.fullmatch(part.strip())
-        low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-        if not 1 <= low <= high <= LARGEST:
-            raise UsageError(f"{option}: '{part.strip()}' is no number from 1 to {LARGEST} and no range of them; write 1,2,4 or 1..32")
-        found |= {low, high, *(2**power for power in range(13) if low < 2**power < high)}
-    return tuple(sorted(found))
 
 
 def baseline(configurations: Sequence[Configuration]) -> Configuration:
@@ -145,7 +129,7 @@ def passed_over(state: State) -> list[tuple[Configuration, Prediction | None, st
     """Once the search is over: what was not measured, what it was predicted to do, and why that was enough."""
     seen = _tried(state)
     best = _best_throughput(state)
-    told = []
+    passed = []
     for configuration in state.configurations:
         if configuration in seen:
             continue
@@ -154,8 +138,8 @@ def passed_over(state: State) -> list[tuple[Configuration, Prediction | None, st
         if why is None:
             could = one.most > best * GAIN
             why = OUT_OF_TIME if could else f"{one.most:.0f} requests/s at most, and {best:.0f} were measured with another"
-        told.append((configuration, one.predicted, why))
-    return told
+        passed.append((configuration, one.predicted, why))
+    return passed
 
 
 def _tried(state: State) -> set[Configuration]:
@@ -187,8 +171,8 @@ def outlook(state: State, configuration: Configuration) -> Outlook:
     return Outlook(configuration, *sure, expected, most)
 
 
-def _holds(state: State, told: Prediction, tail: float) -> bool:
-    return state.slo is None or bool(state.loads) or state.slo.slack(latency_of(told, math.exp(tail))) <= 1
+def _holds(state: State, prediction: Prediction, tail: float) -> bool:
+    return state.slo is None or bool(state.loads) or state.slo.slack(latency_of(prediction, math.exp(tail))) <= 1
 
 
 def _chance(state: State, configuration: Configuration) -> float:
@@ -212,21 +196,21 @@ def learned(state: State, configuration: Configuration) -> tuple[tuple[float, fl
             weight = 2 ** -_distance(state, trial.how(), configuration)
             errors.append((weight, *_errors(state, curve, trial)))
     total = sum(weight for weight, _, _ in errors)
-    told = []
+    learned_pairs = []
     for which, unsure in enumerate(UNSURE):
         mean = sum(each[0] * each[1 + which] for each in errors) / (total + 0.2)
         scatter = sum(each[0] * (each[1 + which] - mean) ** 2 for each in errors)
-        told.append((mean, math.sqrt((scatter + PRIOR * unsure**2) / (total + PRIOR))))
-    return told[0], told[1]
+        learned_pairs.append((mean, math.sqrt((scatter + PRIOR * unsure**2) / (total + PRIOR))))
+    return learned_pairs[0], learned_pairs[1]
 
 
 def _errors(state: State, curve: Curve, trial: Trial) -> tuple[float, float]:
     rates, tails = [], []
     for point in trial.points:
-        told = predict(curve, trial.how(), point.offered, state.overhead_ms, state.cores)
-        if point.throughput.value > 0 and point.latency.p99_ms > 0 and math.isfinite(told.p99_ms):
-            rates.append(_within(math.log(point.throughput.value / told.throughput), *WRONG))
-            tails.append(_within(math.log(point.latency.p99_ms / told.p99_ms), -WRONG[1], -WRONG[0]))
+        prediction = predict(curve, trial.how(), point.offered, state.overhead_ms, state.cores)
+        if point.throughput.value > 0 and point.latency.p99_ms > 0 and math.isfinite(prediction.p99_ms):
+            rates.append(_within(math.log(point.throughput.value / prediction.throughput), *WRONG))
+            tails.append(_within(math.log(point.latency.p99_ms / prediction.p99_ms), -WRONG[1], -WRONG[0]))
     count = len(rates) or 1
     return sum(rates) / count, sum(tails) / count
 
@@ -252,8 +236,10 @@ def _climb(state: State, trial: Trial, best: float) -> Candidate | None:
         return None
     offered = _offered(state, level)
     curve = _curve(state, configuration)
-    told = None if curve is None else predict(curve, configuration, offered, state.overhead_ms, state.cores)
-    return Candidate(configuration, offered, told, "the most that it does within the bounds is between what was measured, or beyond it")
+    prediction = None if curve is None else predict(curve, configuration, offered, state.overhead_ms, state.cores)
+    return Candidate(
+        configuration, offered, prediction, "the most that it does within the bounds is between what was measured, or beyond it"
+    )
 
 
 def _rung(state: State, point: Point) -> Rung:
@@ -261,21 +247,21 @@ def _rung(state: State, point: Point) -> Rung:
     return Rung(_level(point.offered), point.throughput.value, point.holds, slack)
 
 
-def _level(offered: Offered) -> float:
+def _level(offered: OfferedLoad) -> float:
     return float(offered.connections) if offered.mode == "closed" else offered.rate or 0.0
 
 
-def _offered(state: State, level: float) -> Offered:
+def _offered(state: State, level: float) -> OfferedLoad:
     if state.mode == "closed":
-        return Offered(connections=max(1, round(level)))
-    return Offered(mode="open", rate=level, arrivals=state.arrivals)
+        return OfferedLoad(connections=max(1, round(level)))
+    return OfferedLoad(mode="open", rate=level, arrivals=state.arrivals)
 
 
 def _candidate(state: State, one: Outlook, why: str) -> Candidate:
     offered = _offered(state, state.loads[0] if state.loads else one.level)
     curve = _curve(state, one.configuration)
-    told = None if curve is None else predict(curve, one.configuration, offered, state.overhead_ms, state.cores)
-    return Candidate(one.configuration, offered, told, why)
+    prediction = None if curve is None else predict(curve, one.configuration, offered, state.overhead_ms, state.cores)
+    return Candidate(one.configuration, offered, prediction, why)
 
 
 def _why(one: Outlook, best: float) -> str:
@@ -287,8 +273,8 @@ def _why(one: Outlook, best: float) -> str:
 def _best_load(state: State, curve: Curve, configuration: Configuration, tail: float) -> tuple[float, Prediction]:
     """The load with the most throughput whose latency, so many times what is predicted, holds the bounds."""
     if state.loads:
-        told = [(load, predict(curve, configuration, _offered(state, load), state.overhead_ms, state.cores)) for load in state.loads]
-        return max(told, key=lambda each: each[1].throughput)
+        predictions = [(load, predict(curve, configuration, _offered(state, load), state.overhead_ms, state.cores)) for load in state.loads]
+        return max(predictions, key=lambda each: each[1].throughput)
     if state.mode == "open":
         return best_rate(curve, configuration, state.slo, state.overhead_ms, state.cores, tail)
     return best_connections(curve, configuration, state.slo, state.overhead_ms, state.cores, tail, state.most_connections)

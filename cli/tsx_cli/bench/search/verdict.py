@@ -19,19 +19,19 @@ def _winner(results: Results, winner: int) -> str:
     assert point is not None
     bound = f", within {results.slo}" if results.slo else ""
     figures = f"{point.throughput.value:,.4g} requests/s with {point.offered}, {_tail(point)}"
-    told = [f"{trial.how()} does the most{bound}: {figures}."]
+    sentences = [f"{trial.how()} does the most{bound}: {figures}."]
     if winner == results.baseline:
-        told.append("That is the baseline, one worker and one request at a time: nothing else that was measured does more.")
+        sentences.append("That is the baseline, one worker and one request at a time: nothing else that was measured does more.")
     for pair in results.paired:
         other = results.trials[pair.second].how()
         name = "the baseline, one worker and one request at a time" if pair.second == results.baseline else str(other)
         if pair.real:
-            told.append(f"{pair.ratio:.2f} times {name} ({pair.low:.2f} to {pair.high:.2f}).")
+            sentences.append(f"{pair.ratio:.2f} times {name} ({pair.low:.2f} to {pair.high:.2f}).")
         else:
-            told.append(f"Not really different is {name} ({pair.low:.2f} to {pair.high:.2f} times).")
+            sentences.append(f"Not really different is {name} ({pair.low:.2f} to {pair.high:.2f} times).")
     if point.offered.mode == "closed":
-        told += _at_random(results, point, [each for each in trial.points if each.offered.mode == "open"])
-    return " ".join(told)
+        sentences += _at_random(results, point, [each for each in trial.points if each.offered.mode == "open"])
+    return " ".join(sentences)
 
 
 def _at_random(results: Results, chosen: Point, tried: Sequence[Point]) -> list[str]:
@@ -69,8 +69,8 @@ def _errors(trial: Trial, point: Point) -> str:
     kinds = Counter({"refused": sum(each.refused for each in point.rounds), "unanswered": sum(each.unanswered for each in point.rounds)})
     for each in point.rounds:
         kinds.update(each.errors)
-    told = ", ".join(f"{count} x {kind}" for kind, count in kinds.items() if count)
-    return f"{trial.how()} with {point.offered} failed {point.error_rate:.1%} of them ({told})."
+    errors = ", ".join(f"{count} x {kind}" for kind, count in kinds.items() if count)
+    return f"{trial.how()} with {point.offered} failed {point.error_rate:.1%} of them ({errors})."
 
 
 def _tail(point: Point) -> str:

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from tsx_archiver import read_member
 from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.results import Curve, Environment, Inputs, ModelInfo, Offered, Part, Results, Round, Seen
+from tsx_cli.bench.model.results import Curve, Environment, Inputs, ModelInfo, Observation, OfferedLoad, Part, Results, Round
 from tsx_cli.bench.model.statistics import merged, percentile
 from tsx_cli.common.failure import CliError
 from tsx_runtime.core.models.benchmark_record import FILE, FORMAT, LARGEST
@@ -25,13 +25,13 @@ class Best(Part):
 
     configuration: dict[str, Any]
     describes: str  # the configuration in words
-    offered: Offered
+    offered: OfferedLoad
     throughput: float
     p50_ms: float
     p99_ms: float
 
 
-class Kept(Part):
+class ArchiveRecord(Part):
     format: int = FORMAT
     measured: str  # ISO 8601, with the offset
     tsx: str
@@ -43,7 +43,7 @@ class Kept(Part):
     best: Best
     baseline: Best | None = None  # one worker, batch size 1
     curves: list[Curve] = Field(default_factory=list)
-    loads: list[Seen] = Field(default_factory=list)  # every round of the winner: what a server adds to its curve
+    loads: list[Observation] = Field(default_factory=list)  # every round of the winner: what a server adds to its curve
     alone_ms: list[float] = Field(default_factory=list)  # latencies of one request at a time on one worker: quantiles, evenly apart
     transport_ms: float | None = None  # between client and worker then
 
@@ -52,10 +52,10 @@ class Kept(Part):
         """Whether this machine computes as the one that it was measured on."""
         return self.environment.fingerprint == hardware().fingerprint
 
-    def as_best(self) -> Seen:
+    def as_best(self) -> Observation:
         """All that is known of its loads where their rounds were not kept."""
         how, best = Configuration(**self.best.configuration), self.best
-        return Seen(
+        return Observation(
             workers=how.workers,
             batch_size=how.batch_size,
             offered=best.offered,
@@ -68,7 +68,7 @@ class Kept(Part):
         return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False).encode() + b"\n"
 
 
-def read_kept(archive: Path) -> Kept | None:
+def read_record(archive: Path) -> ArchiveRecord | None:
     """What an archive or a model's directory has of it; None where it was never measured. Raises CliError for a damaged one."""
     content = read_member(archive, FILE, most=LARGEST)
     if content is None:
@@ -76,21 +76,21 @@ def read_kept(archive: Path) -> Kept | None:
     try:
         given = json.loads(content)
         if isinstance(given, dict) and given.get("format") != FORMAT:
-            said = f"{FILE} is of format {given.get('format')}, and this tsx reads format {FORMAT}"
-            raise CliError(f"{archive}: {said}; measure again: tsx bench {archive} --write")
-        return Kept.model_validate(given)
+            message = f"{FILE} is of format {given.get('format')}, and this tsx reads format {FORMAT}"
+            raise CliError(f"{archive}: {message}; measure again: tsx bench {archive} --write")
+        return ArchiveRecord.model_validate(given)
     except (ValueError, ValidationError, RecursionError) as error:
         raise CliError(f"{archive}: {FILE} is damaged; measure again: tsx bench {archive} --write") from error
 
 
-def kept_of(results: Results, curves: list[Curve] | None = None) -> Kept:
+def record_of(results: Results, curves: list[Curve] | None = None) -> ArchiveRecord:
     """What is kept of a run that has a winner."""
     assert results.winner is not None
     best, baseline = _best(results, results.winner), None if results.baseline is None else _best(results, results.baseline)
     if best is None:
         raise CliError("the winner has no measured point, so there is nothing to keep")
     alone, transport = alone_of(results)
-    return Kept(
+    return ArchiveRecord(
         measured=results.ended or results.started,
         tsx=results.environment.tsx,
         environment=results.environment,
@@ -107,23 +107,23 @@ def kept_of(results: Results, curves: list[Curve] | None = None) -> Kept:
     )
 
 
-def loads_of(results: Results) -> list[Seen]:
+def loads_of(results: Results) -> list[Observation]:
     """Of the winner, round by round."""
     if results.winner is None:
         return []
     trial = results.trials[results.winner]
-    return [seen_of(trial.how(), point.offered, each) for point in trial.points for each in point.rounds if each.ok == each.sent]
+    return [observation_of(trial.how(), point.offered, each) for point in trial.points for each in point.rounds if each.ok == each.sent]
 
 
-def seen_of(configuration: Configuration, offered: Offered, told: Round) -> Seen:
-    return Seen(
+def observation_of(configuration: Configuration, offered: OfferedLoad, round: Round) -> Observation:
+    return Observation(
         workers=configuration.workers,
         batch_size=configuration.batch_size,
         offered=offered,
-        throughput=told.throughput,
-        p50_ms=told.latency.p50_ms,
-        p99_ms=told.latency.p99_ms,
-        served=told.served,
+        throughput=round.throughput,
+        p50_ms=round.latency.p50_ms,
+        p99_ms=round.latency.p99_ms,
+        served=round.served,
     )
 
 

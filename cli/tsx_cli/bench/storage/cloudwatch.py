@@ -19,7 +19,7 @@ def read_target(text: str) -> str:
     """The namespace of `cloudwatch:NAMESPACE`. Raises UsageError."""
     name = text.removeprefix(PREFIX).strip()
     if not text.startswith(PREFIX) or not 0 < len(name) <= MOST_CHARACTERS or name.startswith(":"):
-        raise UsageError(f"--upload: '{text}' is no target; there is cloudwatch:NAMESPACE, such as cloudwatch:models/bench")
+        raise UsageError(f"--upload: '{text}' is not a target; there is cloudwatch:NAMESPACE, such as cloudwatch:models/bench")
     if name.startswith("AWS/"):
         raise UsageError("--upload: namespaces that begin with AWS/ belong to AWS; choose another name")
     return name
@@ -27,14 +27,14 @@ def read_target(text: str) -> str:
 
 def metrics(results: Results) -> list[dict[str, Any]]:
     """Of the best load of each configuration, which are the dimensions; the winner once more, as `Best`, with the model alone."""
-    told = []
+    data = []
     for index, trial in enumerate(results.trials):
         if trial.chosen is None:
             continue
-        told += _of(trial, results, _dimensions(trial, results), "")
+        data += _of(trial, results, _dimensions(trial, results), "")
         if index == results.winner:
-            told += _of(trial, results, {"Model": results.model.name}, "Best")
-    return told
+            data += _of(trial, results, {"Model": results.model.name}, "Best")
+    return data
 
 
 def _of(trial: Trial, results: Results, dimensions: Mapping[str, str], prefix: str) -> list[dict[str, Any]]:
@@ -61,18 +61,18 @@ def _of(trial: Trial, results: Results, dimensions: Mapping[str, str], prefix: s
 
 def _dimensions(trial: Trial, results: Results) -> dict[str, str]:
     """What a dashboard chooses by; what the configuration leaves open is no dimension."""
-    told = {"Model": results.model.name}
+    data = {"Model": results.model.name}
     if results.against is not None:
-        told["Server"] = results.against
+        data["Server"] = results.against
     if not trial.configuration:
-        return told
+        return data
     how = trial.how()
-    told |= {"Device": how.device, "Workers": str(how.workers), "BatchSize": str(how.batch_size), "Precision": how.precision}
+    data |= {"Device": how.device, "Workers": str(how.workers), "BatchSize": str(how.batch_size), "Precision": how.precision}
     if how.threads is not None:
-        told["Threads"] = str(how.threads)
+        data["Threads"] = str(how.threads)
     if how.compiled is not None:
-        told["Compiled"] = "on" if how.compiled else "off"
-    return told
+        data["Compiled"] = "on" if how.compiled else "off"
+    return data
 
 
 def upload(results: Results, namespace: str) -> int:
@@ -80,16 +80,16 @@ def upload(results: Results, namespace: str) -> int:
     import boto3  # here, as it is slow to import and only this needs it
     from botocore.exceptions import BotoCoreError, ClientError
 
-    told = metrics(results)
+    data = metrics(results)
     try:
         client = boto3.client("cloudwatch")
-        for part in _parts(told):
+        for part in _parts(data):
             client.put_metric_data(Namespace=namespace, MetricData=part)
     except (BotoCoreError, ClientError) as error:
         reason = str(error).rstrip(".")
         raise CliError(f"CloudWatch took no figures: {reason}. Check AWS_REGION and the credentials; all else is done") from error
-    return len(told)
+    return len(data)
 
 
-def _parts(told: Sequence[dict[str, Any]]) -> list[Sequence[dict[str, Any]]]:
-    return [told[start : start + AT_ONCE] for start in range(0, len(told), AT_ONCE)]
+def _parts(data: Sequence[dict[str, Any]]) -> list[Sequence[dict[str, Any]]]:
+    return [data[start : start + AT_ONCE] for start in range(0, len(data), AT_ONCE)]

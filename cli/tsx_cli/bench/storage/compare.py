@@ -75,7 +75,7 @@ def parse_condition(text: str) -> Condition:
     found = _CONDITION.fullmatch(text)
     if found is None:
         raise UsageError(
-            f"--fail-if: '{text}' is no condition. One is a figure and a change, such as 'throughput<-5%' (it fell by more than 5 %) or "
+            f"--fail-if: '{text}' is not a condition. One is a figure and a change, such as 'throughput<-5%' (it fell by more than 5 %) or "
             f"'p99>10%'; there are {', '.join(FIGURES)}, and errors in percentage points"
         )
     limit = float(found[3]) / 100
@@ -98,9 +98,9 @@ def compare(first: Results, second: Results, conditions: Sequence[Condition] = (
     wanted = [figure for figure in FIGURES if figure in SHOWN or any(condition.figure == figure for condition in conditions)]
     if any(condition.figure == "errors" for condition in conditions) or any(_failed(each[2]) or _failed(each[3]) for each in judged):
         wanted.append("errors")
-    told = {id(each): Pair(each[0], each[1], [_change(figure, each[2], each[3]) for figure in wanted]) for each in [*judged, *pairs]}
-    met = [said for each in judged for said in _met(told[id(each)], conditions)]
-    return Compared([told[id(each)] for each in ([best] if best else []) + pairs], met, _notes(first, second, judged))
+    pairs_by_id = {id(each): Pair(each[0], each[1], [_change(figure, each[2], each[3]) for figure in wanted]) for each in [*judged, *pairs]}
+    met = [message for each in judged for message in _met(pairs_by_id[id(each)], conditions)]
+    return Compared([pairs_by_id[id(each)] for each in ([best] if best else []) + pairs], met, _notes(first, second, judged))
 
 
 _Both = tuple[str, str, Point, Point]
@@ -143,17 +143,17 @@ def _change(figure: str, first: Point, second: Point) -> Change:
     if figure == "errors":
         return Change(figure, first.error_rate, second.error_rate, second.error_rate - first.error_rate, None, None, None)
     one, other = _figure(figure, first), _figure(figure, second)
-    told = statistics.difference_of(one, other)
+    difference = statistics.difference_of(one, other)
     known = one.low < one.high and other.low < other.high
-    change = told.ratio - 1
+    change = difference.ratio - 1
     return Change(
         figure,
         one.value,
         other.value,
         change,
-        told.low - 1 if known else None,
-        told.high - 1 if known else None,
-        told.real if known else None,
+        difference.low - 1 if known else None,
+        difference.high - 1 if known else None,
+        difference.real if known else None,
     )
 
 
@@ -198,27 +198,27 @@ def _notes(first: Results, second: Results, judged: Sequence[_Both]) -> list[str
     if len(set(names)) > 1:
         notes.append(f"what is best has changed from {names[0]} to {names[1]}")
     if any(point.throughput.low == point.throughput.high for each in judged for point in each[2:]):
-        notes.append("what was measured in one round has no confidence interval, so that nobody knows whether its differences are real")
+        notes.append("what was measured in one round has no confidence interval, so it is not known whether its differences are real")
     notes += [f"the {name} was not measured to its end" for name, results in (("first", first), ("second", second)) if not results.complete]
     return notes
 
 
 def _inputs(results: Results) -> str:
-    told = results.inputs
-    return f"{told.count} of {told.smallest} to {told.largest} bytes"
+    inputs = results.inputs
+    return f"{inputs.count} of {inputs.smallest} to {inputs.largest} bytes"
 
 
 def show_compared(compared: Compared) -> None:
     """A table, what is met, and what is to be known."""
     figures = [change.figure for change in compared.pairs[0].changes]
-    rows = [[pair.name, pair.load, *(_told(change) for change in pair.changes)] for pair in compared.pairs]
+    rows = [[pair.name, pair.load, *(_change_text(change) for change in pair.changes)] for pair in compared.pairs]
     print_table(("configuration", "load", *figures), rows)
     if any(change.sure is False for pair in compared.pairs for change in pair.changes):
         print("\n(~) is within the noise of the measurements: no real difference.")
     for note in compared.notes:
         print(f"Note: {one_line(note)}")
-    for said in compared.met:
-        print(f"Failed: {one_line(said)}")
+    for message in compared.met:
+        print(f"Failed: {one_line(message)}")
 
 
 def print_compared(compared: Compared) -> None:
@@ -231,7 +231,7 @@ def _as_json(change: Change) -> dict[str, Any]:
     return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in change._asdict().items()}
 
 
-def _told(change: Change) -> str:
+def _change_text(change: Change) -> str:
     if change.figure == "errors":
         return f"{shown.share(change.first)} -> {shown.share(change.second)}"
     doubt = " (~)" if change.sure is False else ""

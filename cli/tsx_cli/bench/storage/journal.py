@@ -38,8 +38,8 @@ class Journal:
             raise CliError(f"another run of tsx bench writes into '{directory}'; wait for its end, or name another directory with --output")
         _cut(self._path, whole=not new)
 
-    def begin(self, asked: dict[str, Any], **told: Any) -> None:
-        self._write({"kind": "begin", "format": FORMAT, "asked": asked, **told})
+    def begin(self, asked: dict[str, Any], **entry: Any) -> None:
+        self._write({"kind": "begin", "format": FORMAT, "asked": asked, **entry})
 
     def curve(self, curve: Curve) -> None:
         self._write({"kind": "curve", "curve": curve.model_dump(mode="json")})
@@ -61,8 +61,8 @@ class Journal:
             self._file.write(json.dumps(value, separators=(",", ":")) + "\n")
             self._file.flush()
         except OSError as error:
-            said = f"'{self._path}' cannot be written ({error.strerror or error}), so the run ends here"
-            raise CliError(f"{said}; make room, and go on with tsx bench --resume {self._path.parent}") from error
+            message = f"'{self._path}' cannot be written ({error.strerror or error}), so the run ends here"
+            raise CliError(f"{message}; make room, and go on with tsx bench --resume {self._path.parent}") from error
 
 
 def has_run(directory: Path) -> bool:
@@ -75,7 +75,7 @@ def has_run(directory: Path) -> bool:
 
 
 @dataclass
-class Past:
+class PastRun:
     """What a journal has."""
 
     asked: dict[str, Any]
@@ -86,7 +86,7 @@ class Past:
     trials: list[Trial] = field(default_factory=list)
 
 
-def read_journal(directory: Path) -> Past:
+def read_journal(directory: Path) -> PastRun:
     """Raises CliError where there is none to go on from."""
     path = directory / NAME
     try:
@@ -94,7 +94,7 @@ def read_journal(directory: Path) -> Past:
     except OSError as error:
         raise CliError(f"--resume: '{path}' cannot be read ({error.strerror}); name the directory of a run of tsx bench") from error
     lines = text.removesuffix("\n").split("\n") if text else []  # and nowhere else: JSON may hold what str.splitlines takes for an end
-    past: Past | None = None
+    past: PastRun | None = None
     for number, line in enumerate(lines, 1):
         try:
             past = _read(json.loads(line), past)
@@ -107,19 +107,19 @@ def read_journal(directory: Path) -> Past:
     return past
 
 
-def _read(told: dict[str, Any], past: Past | None) -> Past:
+def _read(entry: dict[str, Any], past: PastRun | None) -> PastRun:
     if past is None:
-        if told["kind"] != "begin" or told["format"] != FORMAT:
-            raise ValueError(told["kind"])
-        return Past(told["asked"], told["sha256"], told["fingerprint"], told["started"])
-    if told["kind"] == "curve":
-        past.curves.append(Curve.model_validate(told["curve"]))
-    elif told["kind"] == "trial":
-        points = past.trials[told["at"]].points if told["at"] < len(past.trials) else []
-        trial = Trial.model_validate(told["trial"] | {"points": points})
-        past.trials[told["at"] : told["at"] + 1] = [trial]
-    elif told["kind"] == "point":
-        past.trials[told["at"]].points[told["number"] : told["number"] + 1] = [Point.model_validate(told["point"])]
+        if entry["kind"] != "begin" or entry["format"] != FORMAT:
+            raise ValueError(entry["kind"])
+        return PastRun(entry["asked"], entry["sha256"], entry["fingerprint"], entry["started"])
+    if entry["kind"] == "curve":
+        past.curves.append(Curve.model_validate(entry["curve"]))
+    elif entry["kind"] == "trial":
+        points = past.trials[entry["at"]].points if entry["at"] < len(past.trials) else []
+        trial = Trial.model_validate(entry["trial"] | {"points": points})
+        past.trials[entry["at"] : entry["at"] + 1] = [trial]
+    elif entry["kind"] == "point":
+        past.trials[entry["at"]].points[entry["number"] : entry["number"] + 1] = [Point.model_validate(entry["point"])]
     return past
 
 

@@ -9,7 +9,7 @@ from tsx_archiver.storage.atomic_file import beside
 from tsx_cli.bench.measure.modelconfig import changes, with_keys
 from tsx_cli.bench.measure.variants import config_name, config_text
 from tsx_cli.bench.model.results import Results
-from tsx_cli.bench.storage.archive_record import kept_of
+from tsx_cli.bench.storage.archive_record import record_of
 from tsx_cli.common.failure import CliError
 from tsx_runtime.core.models.benchmark_record import FILE, LARGEST
 
@@ -32,9 +32,9 @@ def write(path: Path, results: Results, cache: Path | None) -> str:
     if results.winner is None:
         raise CliError(f"nothing was written into {path}: {results.why}")
     configuration = results.trials[results.winner].how()
-    content = kept_of(results).content()
+    content = record_of(results).content()
     if len(content) > LARGEST:
-        content = kept_of(results, []).content()
+        content = record_of(results, []).content()
     with open_archive(path, cache=cache) as archive:
         if archive.digest != results.model.sha256:
             raise CliError(f"nothing was written into {path}: it has changed since it was measured. Measure it again")

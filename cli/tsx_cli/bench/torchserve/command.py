@@ -17,24 +17,26 @@ OUTPUT = Path("ts_benchmark")
 @app.command("bench")
 def bench_torchserve(
     config: Annotated[Path | None, typer.Argument(metavar="CONFIG.yaml", help="File of auto_benchmark.py, or of one model.")] = None,
-    torchserve_config: Annotated[Path | None, typer.Option(metavar="FILE", help="The same, as an option.")] = None,
+    torchserve_config: Annotated[Path | None, typer.Option(metavar="FILE", help="The same file, as an option.")] = None,
     against: Annotated[
-        str | None, typer.Option(metavar="URL", help="Measure this server, TorchServe or tsx, in place of a tsx of its own.")
+        str | None, typer.Option(metavar="URL", help="Measure this server, TorchServe or tsx, instead of starting one.")
     ] = None,
     management: Annotated[
-        str | None, typer.Option(metavar="URL", help="Its management address; the next port of the same host, if not given.")
+        str | None, typer.Option(metavar="URL", help="Its management address; by default the next port of the same host.")
     ] = None,
-    token: Annotated[str | None, typer.Option(metavar="TOKEN|@FILE", help="Token for its predictions, or the file it is in.")] = None,
+    token: Annotated[
+        str | None, typer.Option(metavar="TOKEN|@FILE", help="Token for its predictions, or the file that contains it.")
+    ] = None,
     management_token: Annotated[str | None, typer.Option(metavar="TOKEN|@FILE", help="Token for its management address.")] = None,
     certificate: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificate to trust, beside what this machine and certificate_file trust.")
+        Path | None, typer.Option(metavar="FILE", help="Certificate to trust, in addition to this machine's and certificate_file.")
     ] = None,
     logs: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Its logs, where it is on this machine: times inside the server.")
+        Path | None, typer.Option(metavar="DIR", help="Directory of its logs, if it runs on this machine: adds times inside the server.")
     ] = None,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where the reports go.")] = OUTPUT,
-    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Of one load, however many requests it asks for.")] = "2m",
-    upload: Annotated[str | None, typer.Option(metavar="cloudwatch:NAMESPACE", help="Send the figures there as well.")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Directory of the reports.")] = OUTPUT,
+    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Longest duration of one load, however many requests it has.")] = "2m",
+    upload: Annotated[str | None, typer.Option(metavar="cloudwatch:NAMESPACE", help="Also send the figures there.")] = None,
 ) -> None:
     """Run what a file of TorchServe's auto-benchmark asks for, and write its reports: ab_report.csv and report.md."""
     from tsx_cli.bench.commands.against_command import trusted
@@ -43,7 +45,7 @@ def bench_torchserve(
     from tsx_cli.bench.search.run_options import command_line, seconds
     from tsx_cli.bench.storage import cloudwatch
     from tsx_cli.bench.torchserve.plan import read_plan
-    from tsx_cli.bench.torchserve.run import Running, management_of, run_plan
+    from tsx_cli.bench.torchserve.run import RunningServer, management_of, run_plan
 
     file = torchserve_config or config
     if file is None or (torchserve_config and config):
@@ -62,7 +64,7 @@ def bench_torchserve(
     if against is not None:
         tokens = read_token(token), read_token(management_token, "--management-token")
         managed = management or management_of(against)
-        server = Running(against, managed, logs, *tokens, trusted(certificate, managed if managed.startswith("https:") else against))
+        server = RunningServer(against, managed, logs, *tokens, trusted(certificate, managed if managed.startswith("https:") else against))
     count = len(plan.cases)
     found = run_plan(
         plan,

@@ -17,18 +17,18 @@ WANTED = {
 }
 
 
-class Place(NamedTuple):
+class LogPosition(NamedTuple):
     """Where the logs are, and how long each was when the load began."""
 
     directory: Path
     sizes: Mapping[str, int]
 
 
-def begin(directory: Path) -> Place:
-    return Place(directory, {name: (directory / name).stat().st_size if (directory / name).is_file() else 0 for name in FILES})
+def begin(directory: Path) -> LogPosition:
+    return LogPosition(directory, {name: (directory / name).stat().st_size if (directory / name).is_file() else 0 for name in FILES})
 
 
-def figures(place: Place) -> dict[str, list[float]]:
+def figures(place: LogPosition) -> dict[str, list[float]]:
     """The values by their metric, in order, of what was written since."""
     found: dict[str, list[float]] = defaultdict(list)
     for name in FILES:

@@ -98,7 +98,7 @@ def _mapping(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise CliError(f"{file} cannot be read: {error.strerror or error}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date may have a thirteenth month
-        raise UsageError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
+        raise UsageError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(given, dict):
         raise UsageError(f"{file} holds no configuration of TorchServe's auto-benchmark: it must have keys and values")
     return given

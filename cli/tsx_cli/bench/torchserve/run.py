@@ -16,7 +16,7 @@ from tsx_cli.bench.generator import LoadPlan, measure
 from tsx_cli.bench.measure.environment import environment
 from tsx_cli.bench.measure.server import NotStarted, new_place, serving
 from tsx_cli.bench.model.points import point_of
-from tsx_cli.bench.model.results import Environment, ModelInfo, Offered, Point, Results, Trial
+from tsx_cli.bench.model.results import Environment, ModelInfo, OfferedLoad, Point, Results, Trial
 from tsx_cli.bench.report import write_report
 from tsx_cli.bench.torchserve import logs, tables
 from tsx_cli.bench.torchserve.plan import Case, Plan
@@ -32,7 +32,7 @@ WRITTEN = 1.2  # seconds until the logs have all: they are written twice a secon
 START_SECONDS = 60.0
 
 
-class Running(NamedTuple):
+class RunningServer(NamedTuple):
     """A server. `logs` is the directory of its metric logs, where it is on this machine."""
 
     inference: str
@@ -58,7 +58,7 @@ def management_of(inference: str) -> str:
     return f"{'https' if place.secure else 'http'}://{host}:{place.port + 1}"
 
 
-class Done(NamedTuple):
+class CaseResult(NamedTuple):
     case: Case
     trial: Trial
     row: tables.Row | None  # None: it failed
@@ -68,7 +68,7 @@ def run_plan(
     plan: Plan,
     output: Path,
     *,
-    against: Running | None,
+    against: RunningServer | None,
     seconds: float,
     command: str = "",
     on_case: Callable[[int, Case], None] | None = None,
@@ -79,7 +79,7 @@ def run_plan(
     An interrupt is raised once the reports tell what there is.
     """
     started, here = _now(), environment()
-    done: list[Done] = []
+    done: list[CaseResult] = []
     interrupted = False
     try:
         with interruptible():
@@ -96,7 +96,7 @@ def run_plan(
     groups = {name: [each for each in done if each.case.group == name] for name in dict.fromkeys(each.case.group for each in done)}
     rows = {name: [each.row for each in group if each.row is not None] for name, group in groups.items()}
     output.mkdir(parents=True, exist_ok=True)
-    text = tables.markdown({name: told for name, told in rows.items() if told}, plan.hardware, _version(against), datetime.now())
+    text = tables.markdown({name: result for name, result in rows.items() if result}, plan.hardware, _version(against), datetime.now())
     (output / "report.md").write_text(text, encoding="utf-8")
     found = {}
     for name, group in groups.items():
@@ -108,7 +108,7 @@ def run_plan(
     return found
 
 
-def _measured(case: Case, against: Running | None, seconds: float) -> Done:
+def _measured(case: Case, against: RunningServer | None, seconds: float) -> CaseResult:
     try:
         if against is not None:
             point, place = _load(case, against, _of_its_store(case.url), seconds)
@@ -120,17 +120,17 @@ def _measured(case: Case, against: Running | None, seconds: float) -> Done:
                 return _done(case, point, place)  # once it has ended, all is written
     except (CliError, NotStarted) as error:
         reason = getattr(error, "message", None) or str(error)
-        return Done(case, Trial(configuration=case.configuration.as_json(), state="failed", reason=reason), None)
+        return CaseResult(case, Trial(configuration=case.configuration.as_json(), state="failed", reason=reason), None)
     return _done(case, point, place)
 
 
-def _done(case: Case, point: Point, place: logs.Place | None) -> Done:
+def _done(case: Case, point: Point, place: logs.LogPosition | None) -> CaseResult:
     trial = Trial(configuration=case.configuration.as_json(), points=[point], best=0 if point.holds else None)
-    return Done(case, trial, tables.row(case, point, logs.figures(place) if place else {}))
+    return CaseResult(case, trial, tables.row(case, point, logs.figures(place) if place else {}))
 
 
 @contextmanager
-def _own(case: Case, place: Path) -> Iterator[tuple[Running, str]]:
+def _own(case: Case, place: Path) -> Iterator[tuple[RunningServer, str]]:
     """A tsx that may load this archive, and the address to load it by."""
     local = Path(case.url.removeprefix("file://"))
     more: dict[str, object] = {"metrics_mode": "log", "log_location": place / "logs", "metric_time_interval": 1}
@@ -144,10 +144,10 @@ def _own(case: Case, place: Path) -> Iterator[tuple[Running, str]]:
     if case.device == "cpu":
         more["number_of_gpu"] = 0
     with serving(None, place, start_seconds=START_SECONDS, more=more) as server:
-        yield Running(server.inference, server.management, place / "logs"), url
+        yield RunningServer(server.inference, server.management, place / "logs"), url
 
 
-def _load(case: Case, running: Running, url: str, seconds: float) -> tuple[Point, logs.Place | None]:
+def _load(case: Case, running: RunningServer, url: str, seconds: float) -> tuple[Point, logs.LogPosition | None]:
     """The load, and where the logs tell of it. Raises CliError."""
     server = running.at(management=True)
     asked = {
@@ -159,7 +159,7 @@ def _load(case: Case, running: Running, url: str, seconds: float) -> tuple[Point
     server.call("POST", path("models", url=url, synchronous=True, **asked)).body()
     try:
         payloads = read_payloads([case.input], content_type=case.content_type)
-        offered = Offered(connections=case.concurrency)
+        offered = OfferedLoad(connections=case.concurrency)
         plan = LoadPlan(
             *(running.inference, case.served_as, payloads, "torchserve"),
             connections=case.concurrency,
@@ -171,8 +171,8 @@ def _load(case: Case, running: Running, url: str, seconds: float) -> tuple[Point
             raise CliError(f"not one request was accepted: {pilot.errors or 'no answer came'}")
         time.sleep(WRITTEN)
         place = logs.begin(running.logs) if running.logs is not None else None
-        told = measure(replace(plan, seconds=length_of(case.requests, pilot.throughput, seconds), warm_up=0.0)).round
-        return point_of(offered, [told], None), place
+        result = measure(replace(plan, seconds=length_of(case.requests, pilot.throughput, seconds), warm_up=0.0)).round
+        return point_of(offered, [result], None), place
     finally:
         server.call("DELETE", path("models", case.served_as)).body()
 
@@ -187,7 +187,7 @@ def length_of(requests: int, rate: float, most: float) -> float:
     return round(max(LEAST, min(most, requests / rate if rate else most)), 1)
 
 
-def _results(group: Sequence[Done], against: Running | None, here: Environment, started: str, command: str) -> Results:
+def _results(group: Sequence[CaseResult], against: RunningServer | None, here: Environment, started: str, command: str) -> Results:
     """The cases as tsx bench has them, for its report and for `tsx bench compare`."""
     trials, case = [each.trial for each in group], group[0].case
     measured = [index for index, trial in enumerate(trials) if trial.chosen is not None]
@@ -210,13 +210,13 @@ def _results(group: Sequence[Done], against: Running | None, here: Environment, 
     )
 
 
-def _version(against: Running | None) -> str:
+def _version(against: RunningServer | None) -> str:
     """What was measured."""
     if against is None:
         return f"tsx {__version__}"
     try:
-        told = against.at().call("OPTIONS", "/").json()["info"]
-        return f"{str(told['title']).removesuffix(' APIs')} {told['version']} at {against.inference}"
+        result = against.at().call("OPTIONS", "/").json()["info"]
+        return f"{str(result['title']).removesuffix(' APIs')} {result['version']} at {against.inference}"
     except (CliError, ValueError, KeyError, TypeError):
         return against.inference
 

@@ -26,7 +26,7 @@ MEANS = {
 PROFILED = {f"handler_{step}_mean": f"ts_handler_{step}" for step in ("preprocess", "inference", "postprocess")}
 
 
-def row(case: Case, point: Point, told: Mapping[str, Sequence[float]]) -> Row:
+def row(case: Case, point: Point, times: Mapping[str, Sequence[float]]) -> Row:
     """Milliseconds, percent and requests per second. What no log told is 0, as it is there."""
     sent = sum(each.sent for each in point.rounds)
     failed = sent - sum(each.ok for each in point.rounds)
@@ -49,9 +49,9 @@ def row(case: Case, point: Point, told: Mapping[str, Sequence[float]]) -> Row:
         "Requests": sent,
     }
     for name, metric in (("Model_p", "PredictionTime"), ("Queue time p", "QueueTime")):
-        found |= {f"{name}{percent}": at(told.get(metric, ()), percent / 100) for percent in (50, 90, 99)}
+        found |= {f"{name}{percent}": at(times.get(metric, ()), percent / 100) for percent in (50, 90, 99)}
     columns = MEANS | (PROFILED if case.profiled else {})
-    return found | {column: mean(told.get(metric, ())) for column, metric in columns.items()}
+    return found | {column: mean(times.get(metric, ())) for column, metric in columns.items()}
 
 
 def csv_text(row: Row) -> str:

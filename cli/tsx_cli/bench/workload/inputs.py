@@ -150,7 +150,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     except ValueError:
         shape = ()
     if not shape or min(shape) < 1:
-        raise UsageError(f"--input-shape: '{text}' is no shape; give whole numbers from 1 on, such as 1,28,28")
+        raise UsageError(f"--input-shape: '{text}' is not a shape; give whole numbers from 1 on, such as 1,28,28")
     return shape
 
 

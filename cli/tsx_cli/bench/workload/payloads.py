@@ -133,15 +133,15 @@ def of_line(given: Any, directory: Path, content_type: str | None = None) -> Pay
     kind, headers, query = given.get("content_type", content_type or guess), given.get("headers", {}), given.get("query", "")
     if not isinstance(kind, str | None) or not isinstance(query, str) or not isinstance(headers, Mapping):
         raise ValueError("content_type and query are text, and headers an object of them")
-    told = tuple((str(name), str(value)) for name, value in headers.items())
-    if refused := next((name for name, _ in told if name.lower() in NOT_SENT - {"authorization"}), None):
+    given_headers = tuple((str(name), str(value)) for name, value in headers.items())
+    if refused := next((name for name, _ in given_headers if name.lower() in NOT_SENT - {"authorization"}), None):
         raise ValueError(f"the header {refused} is the generator's own to send")
-    if any(name.lower() == "content-type" for name, _ in told):
+    if any(name.lower() == "content-type" for name, _ in given_headers):
         raise ValueError("say the Content-Type as 'content_type' and not among the headers")
-    wrong = [name for name, value in (*told, ("content-type", kind or "")) if not is_header(name, value)]
+    wrong = [name for name, value in (*given_headers, ("content-type", kind or "")) if not is_header(name, value)]
     if wrong:
         raise ValueError(f"the header '{wrong[0]}' cannot be sent: a name has no spaces, a value is one line of Latin-1")
-    return Payload(body, kind, told, query.encode().decode("latin-1"))
+    return Payload(body, kind, given_headers, query.encode().decode("latin-1"))
 
 
 def is_header(name: str, value: str) -> bool:

@@ -58,8 +58,8 @@ def _kserve_v2(model: str, version: str | None, payload: Payload) -> Sent:
     if tensor is not None:
         return Sent(path, _dumped({"inputs": [tensor]}), "application/json")
     raw = len(payload.body).to_bytes(4, "little") + payload.body
-    told = {"name": "input-0", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": len(raw)}}
-    head = _dumped({"inputs": [told]})
+    input_ = {"name": "input-0", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": len(raw)}}
+    head = _dumped({"inputs": [input_]})
     return Sent(path, head + raw, "application/octet-stream", ((BINARY_HEAD, str(len(head))),))
 
 
@@ -88,7 +88,7 @@ PROTOCOLS = (*FORMS, *GRPC)
 def render(protocol: str, url: str, model: str, payload: Payload, token: str | None = None, *, version: str | None = None) -> bytes:
     """The whole request, as HTTP/1.1 writes it. Raises UsageError."""
     if protocol not in FORMS:
-        raise UsageError(f"'{protocol}' is no protocol over HTTP; there are {', '.join(FORMS)}")
+        raise UsageError(f"'{protocol}' is not a protocol over HTTP; there are {', '.join(FORMS)}")
     place = read_target(url)
     sent = FORMS[protocol](model, version, payload)
     path = quote(place.prefix) + sent.path or "/"

@@ -37,7 +37,7 @@ def alarms(texts: Sequence[str], metrics: Metrics, prefix: str, tags: Mapping[st
         bound = _BOUND.fullmatch(text.strip())
         if bound is None:
             if not _NAME.fullmatch(text):
-                raise UsageError(f"--alarm: '{text}' is no alarm; write 5xx>0, p95>300ms, or the name of an alarm that is there")
+                raise UsageError(f"--alarm: '{text}' is not an alarm; write 5xx>0, p95>300ms, or the name of an alarm that is there")
             names.append(text)
             continue
         properties = _properties(bound, metrics)
@@ -55,7 +55,7 @@ def _properties(bound: re.Match[str], metrics: Metrics) -> dict[str, Any]:
         measured = {**_errors(metrics), "Threshold": number}
     else:
         if not unit or not 0 < float(what[1:]) <= 100:
-            raise UsageError(f"--alarm: '{bound[0]}' is no bound of a latency; write p95>300ms")
+            raise UsageError(f"--alarm: '{bound[0]}' is not a bound of a latency; write p95>300ms")
         threshold = number * (1000 if unit.lower() == "s" else 1) * metrics.per_millisecond
         measured = {
             **_metric(metrics, metrics.latency, metrics.dimensions),
@@ -77,9 +77,9 @@ def _errors(metrics: Metrics) -> dict[str, Any]:
     if metrics.answers is None:
         return {**failed, "Statistic": "Sum", "Period": 60}
     each = {"failed": failed, "answered": _metric(metrics, *metrics.answers)}
-    told = [{"Id": id, "MetricStat": {"Metric": one, "Period": 60, "Stat": "Sum"}, "ReturnData": False} for id, one in each.items()]
+    queries = [{"Id": id, "MetricStat": {"Metric": one, "Period": 60, "Stat": "Sum"}, "ReturnData": False} for id, one in each.items()]
     either = {"Id": "either", "Expression": "MAX([FILL(failed, 0), FILL(answered, 0)])", "Label": "failures and 5xx answers"}
-    return {"Metrics": [*told, {**either, "ReturnData": True}]}
+    return {"Metrics": [*queries, {**either, "ReturnData": True}]}
 
 
 def _metric(metrics: Metrics, name: str, dimensions: Mapping[str, str | Ref]) -> dict[str, Any]:

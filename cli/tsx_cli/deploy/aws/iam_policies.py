@@ -117,7 +117,7 @@ def _deploys_functions(account: str, place: str) -> list[Document]:
         _allow("Queues", [f"lambda:{each}" for each in queues], [f"arn:aws:lambda:{place}:event-source-mapping:*"]),
         _allow("Lists", ["lambda:ListEventSourceMappings"]),
         _allow("ManagedInstances", [f"lambda:{each}" for each in instances], [f"arn:aws:lambda:{place}:capacity-provider:*"]),
-        # Lambda lets itself in to a repository of the same account, on behalf of whoever makes the function.
+        # For a repository of the same account, Lambda grants itself access with the permissions of the caller that creates the function.
         _allow("LetLambdaPull", ["ecr:GetRepositoryPolicy", "ecr:SetRepositoryPolicy"], [f"arn:aws:ecr:{place}:repository/*"]),
         _allow("FirstScaling", ["iam:CreateServiceLinkedRole"], [scaling]),
         _logs(place, "/aws/lambda/*"),
@@ -149,14 +149,14 @@ def _endpoint(spec: DeploySpec, account: str, region: str, bucket: str) -> list[
     wanted.append(_allow("Metrics", ["cloudwatch:PutMetricData"]))
     if spec.canary is not None:
         wanted.append(_allow("GoBack", ["cloudwatch:DescribeAlarms"]))
-    said = own.asynchronous
-    outputs = [said.output, said.failures] if said is not None else []
+    statement = own.asynchronous
+    outputs = [statement.output, statement.failures] if statement is not None else []
     outputs += [own.data_capture.to] if own.data_capture is not None else []
     wanted += _writes([each for each in outputs if each])
-    topics = [] if said is None else [each for each in (said.success_topic, said.error_topic) if each]
+    topics = [] if statement is None else [each for each in (statement.success_topic, statement.error_topic) if each]
     wanted += [_allow("Tell", ["sns:Publish"], topics)] if topics else []
     wanted += (
-        [_allow("Requests", ["s3:GetObject"], ["arn:aws:s3:::*/*"])] if said is not None else []
+        [_allow("Requests", ["s3:GetObject"], ["arn:aws:s3:::*/*"])] if statement is not None else []
     )  # they lie where their senders put them
     return wanted + ([_allow("Network", INTERFACES)] if own.subnets else [])
 
@@ -190,8 +190,8 @@ def _writes(places: Sequence[str]) -> list[Document]:
 
 
 def _allow(sid: str, actions: Iterable[str], resources: Iterable[str] = ("*",), condition: Mapping[str, Any] | None = None) -> Document:
-    said: Document = {"Sid": sid, "Effect": "Allow", "Action": sorted(actions), "Resource": list(resources)}
-    return said if condition is None else {**said, "Condition": dict(condition)}
+    asynchronous: Document = {"Sid": sid, "Effect": "Allow", "Action": sorted(actions), "Resource": list(resources)}
+    return asynchronous if condition is None else {**asynchronous, "Condition": dict(condition)}
 
 
 def _document(statements: list[Document]) -> Document:

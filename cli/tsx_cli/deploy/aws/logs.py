@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from tsx_cli.deploy.aws.session import Cloud, looked_up
 
 GROUPS: Mapping[str, str] = {"sagemaker": "/aws/sagemaker/Endpoints/{}", "lambda": "/aws/lambda/{}"}
-LAST = 40  # lines that are told of a failure
+LAST = 40  # lines shown after a failure
 POLL = 2.0  # seconds between two questions for new lines: CloudWatch itself is some seconds late
 LOOKS = (600, 3600, 6 * 3600, 48 * 3600, 14 * 86400)  # seconds that are looked back, until there is enough
 
@@ -37,7 +37,7 @@ class Log(Protocol):
         ...
 
     def onwards(self, count: int, since: float | None = None) -> Iterator[Line]:
-        """These, and what comes after them, until nobody reads any more."""
+        """These, then new ones as they arrive, until the iterator is closed."""
         ...
 
 
@@ -63,7 +63,7 @@ class CloudWatch:
         yield from (line for line in self.follow(self._now() if start is None else start / 1000) if line not in again)
 
     def follow(self, since: float) -> Iterator[Line]:
-        """What is there since then and what comes, until nobody reads any more. Each line once."""
+        """Lines since then, then new ones as they arrive, until the iterator is closed. Each line once."""
         told_ids: dict[str, int] = {}
         start = since
         while True:

@@ -38,7 +38,7 @@ class Cloud:
     def __init__(self, region: str | None = None, profile: str | None = None) -> None:
         import boto3  # here, as it is slow to import and only this needs it
 
-        with told("starting a session"):
+        with translated_errors("starting a session"):
             named = region or os.environ.get("AWS_REGION") or None  # which every other tool of AWS reads, and boto3 does not
             self._session: Any = boto3.session.Session(region_name=named, profile_name=profile)
         found = self._session.region_name
@@ -55,7 +55,7 @@ class Cloud:
 
             config = Config(retries={"max_attempts": 8, "mode": "standard"}, connect_timeout=10, read_timeout=70)
             try:
-                with told(f"reaching {service}"):
+                with translated_errors(f"reaching {service}"):
                     self._clients[key] = self._session.client(service, region_name=region, config=config)
             except ValueError as error:  # of AWS_ENDPOINT_URL
                 raise CliError(f"{str(error).rstrip('.')}: AWS_ENDPOINT_URL is to be an address such as http://127.0.0.1:4566") from error
@@ -63,7 +63,7 @@ class Cloud:
 
     @cached_property
     def _caller(self) -> dict[str, str]:
-        with told("asking who you are (sts:GetCallerIdentity)"):
+        with translated_errors("asking who you are (sts:GetCallerIdentity)"):
             return dict(self.client("sts").get_caller_identity())
 
     @property
@@ -72,7 +72,7 @@ class Cloud:
 
 
 @contextmanager
-def told(doing: str) -> Generator[None, None, None]:
+def translated_errors(doing: str) -> Generator[None, None, None]:
     """Errors of boto3 as one sentence that says what was being done, and what to do next where that is known."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, ParamValidationError, ProfileNotFound
@@ -80,8 +80,8 @@ def told(doing: str) -> Generator[None, None, None]:
     try:
         yield
     except ClientError as error:
-        code, said = error.response["Error"].get("Code", ""), error.response["Error"].get("Message", "").rstrip(".")
-        raise CloudError(f"{doing}: {code}: {said}{_advice(code, error.operation_name)}", code) from error
+        code, message = error.response["Error"].get("Code", ""), error.response["Error"].get("Message", "").rstrip(".")
+        raise CloudError(f"{doing}: {code}: {message}{_advice(code, error.operation_name)}", code) from error
     except ParamValidationError as error:
         raise CloudError(f"{doing}: AWS would not take it: {error}", "ParamValidation") from error
     except NoCredentialsError as error:
@@ -95,7 +95,7 @@ def told(doing: str) -> Generator[None, None, None]:
 def looked_up(doing: str, ask: Callable[[], T]) -> T | None:
     """What AWS answers; None where it says that there is no such thing. Raises CloudError."""
     try:
-        with told(doing):
+        with translated_errors(doing):
             return ask()
     except CloudError as error:
         if is_absent(error):

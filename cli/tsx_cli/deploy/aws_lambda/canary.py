@@ -1,4 +1,4 @@
-"""What becomes of a new version that has a share of the requests: a pure function, for targets that have nobody who watches.
+"""What becomes of a new version that has a share of the requests: a pure function, for targets that do not watch canaries themselves.
 
 What is known is what the platform shows: which version has which share and since when, and what the alarms did meanwhile. So a run
 that was left is picked up by any other.
@@ -41,7 +41,7 @@ class Move(NamedTuple):
     """All requests to the new version."""
 
 
-class Back(NamedTuple):
+class Rollback(NamedTuple):
     """All requests to the former one."""
 
     reason: str
@@ -49,7 +49,7 @@ class Back(NamedTuple):
 
 def decide(
     wanted: str, shift: Shift | None, baking: Baking | None, went_off: Mapping[str, str], now: datetime
-) -> Begin | Wait | Move | Back:
+) -> Begin | Wait | Move | Rollback:
     """`went_off` has, by name, what CloudWatch says of each alarm that is off, or that went off since the canary began.
 
     1. Nobody asks for a canary: all at once.
@@ -60,7 +60,7 @@ def decide(
     if shift is None:
         return Move()
     if went_off:
-        return Back("; ".join(f"the alarm {name} went off{f' ({reason})' if reason else ''}" for name, reason in went_off.items()))
+        return Rollback("; ".join(f"the alarm {name} went off{f' ({reason})' if reason else ''}" for name, reason in went_off.items()))
     if baking is None or baking.version != wanted or abs(baking.percent - shift.percent) > 0.01:
         return Begin(shift.percent)
     left = baking.since + timedelta(seconds=shift.bake) - now

@@ -13,7 +13,7 @@ from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.aws.kinds.autoscaling import ScalableTarget, is_somebody_elses
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
-from tsx_cli.deploy.aws.session import Cloud, told
+from tsx_cli.deploy.aws.session import Cloud, translated_errors
 from tsx_cli.deploy.aws_lambda.kinds import hash_of, published
 from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS, mappings, statements
 from tsx_cli.deploy.aws_lambda.resources import ALIAS, alias_of, resources, scaled, scaling_rule
@@ -65,7 +65,7 @@ class Lambda:
                 int(each["Version"]),
                 hash_of(each),
                 datetime.fromisoformat(each["LastModified"][:19]).replace(tzinfo=timezone.utc),  # what follows are fractions and +0000
-                _said(each),
+                _tags_in_description(each),
                 each["Version"] == current,
                 canary.get(each["Version"], 0.0),
             )
@@ -96,9 +96,11 @@ class Lambda:
             "region": cloud.region,
             "status": function.outputs["status"],
             "reason": function.reason,
-            "model": _said(running).get("tsx:model"),
+            "model": _tags_in_description(running).get("tsx:model"),
             "version": current,
-            "canary": [{"version": key, "percent": share, **_shown(_said(versions.get(key, {})))} for key, share in canary.items()],
+            "canary": [
+                {"version": key, "percent": share, **_shown(_tags_in_description(versions.get(key, {})))} for key, share in canary.items()
+            ],
             "memory": running.get("MemorySize"),
             "timeout": running.get("Timeout"),
             "url": None if url is None else url.outputs["FunctionUrl"],
@@ -111,25 +113,25 @@ class Lambda:
     def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> bytes:
         """By the alias, as its URL would. Raises CloudError for an answer that is an error."""
         event = json.dumps(_event(body, content_type, accept)).encode()
-        with told(f"asking {name}"):
+        with translated_errors(f"asking {name}"):
             answer = cloud.client("lambda").invoke(FunctionName=name, Qualifier=ALIAS, Payload=event)
             head, prelude, streamed = answer["Payload"].read().partition(END_OF_HEAD)
-        said = json.loads(head or b"null")
+        parsed = json.loads(head or b"null")
         if "FunctionError" in answer:
             raise CloudError(
-                f"{name} failed: {said.get('errorMessage', said) if isinstance(said, dict) else said}", answer["FunctionError"]
+                f"{name} failed: {parsed.get('errorMessage', parsed) if isinstance(parsed, dict) else parsed}", answer["FunctionError"]
             )
-        if not isinstance(said, dict) or "statusCode" not in said:
-            return json.dumps(said).encode()
-        text = said.get("body") or ""
-        content = streamed if prelude else base64.b64decode(text) if said.get("isBase64Encoded") else text.encode()
-        if int(said["statusCode"]) >= REFUSED:
-            raise CloudError(f"{name} answered {said['statusCode']}: {content.decode(errors='replace')}", str(said["statusCode"]))
+        if not isinstance(parsed, dict) or "statusCode" not in parsed:
+            return json.dumps(parsed).encode()
+        text = parsed.get("body") or ""
+        content = streamed if prelude else base64.b64decode(text) if parsed.get("isBase64Encoded") else text.encode()
+        if int(parsed["statusCode"]) >= REFUSED:
+            raise CloudError(f"{name} answered {parsed['statusCode']}: {content.decode(errors='replace')}", str(parsed["statusCode"]))
         return content
 
 
 def _function(cloud: Cloud, name: str) -> Observed | None:
-    """None also where somebody else has made it."""
+    """None also where it belongs to another deployment."""
     found = KINDS["AWS::Lambda::Function"].observe(cloud, name)
     return found if found is not None and found.tags.get("tsx:name") == name else None
 
@@ -151,7 +153,7 @@ def _pointing(name: str, version: str) -> Resource:
     return Resource("Alias", "AWS::Lambda::Alias", alias_of(name), {"FunctionName": name, "Name": ALIAS, "FunctionVersion": version})
 
 
-def _said(config: Mapping[str, Any]) -> dict[str, str]:
+def _tags_in_description(config: Mapping[str, Any]) -> dict[str, str]:
     """What a version's description tells, in the words of tags: versions have none."""
     words = config.get("Description", "").split(maxsplit=3)
     if len(words) != 4 or words[0] != "tsx":

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from tsx_cli.deploy.aws.session import Cloud, is_absent, looked_up, told
-from tsx_cli.deploy.aws_lambda.canary import Back, Baking, Begin, Shift, Wait, decide
+from tsx_cli.deploy.aws.session import Cloud, is_absent, looked_up, translated_errors
+from tsx_cli.deploy.aws_lambda.canary import Baking, Begin, Rollback, Shift, Wait, decide
 from tsx_cli.deploy.engine.kind import only
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, State, Traits
@@ -20,13 +20,13 @@ RESERVED = "ReservedConcurrentExecutions"
 UNKNOWN_ROLE = "cannot be assumed by Lambda"
 MARK = "canary since "
 LEFT = (
-    "a canary that has begun keeps its share of the requests, and nobody watches its alarms until this runs again. "
+    "a canary that has begun keeps its share of the requests, and its alarms are not watched until this runs again. "
     "`tsx deploy promote` gives it all requests, `tsx deploy rollback` takes them from it"
 )
 
 
 class Function:
-    """What is changed of it reaches nobody before a version is made of it: requests come to versions."""
+    """Changes take effect once a version is published: requests go to versions."""
 
     traits = Traits(
         fixed=frozenset({"PackageType"}), unseen=frozenset({"VpcConfig"}), removable=frozenset({RESERVED, "CapacityProviderConfig"})
@@ -50,46 +50,46 @@ class Function:
         return Observed(name, properties, found.get("Tags", {}), outputs, state, reason)
 
     def create(self, cloud: Cloud, resource: Resource) -> str | None:
-        said = {key: value for key, value in resource.properties.items() if key != RESERVED}
+        wanted = {key: value for key, value in resource.properties.items() if key != RESERVED}
         try:
-            with told(f"creating the function {resource.name}"):
-                cloud.client("lambda").create_function(FunctionName=resource.name, Tags=dict(resource.tags), **said)
+            with translated_errors(f"creating the function {resource.name}"):
+                cloud.client("lambda").create_function(FunctionName=resource.name, Tags=dict(resource.tags), **wanted)
         except CloudError as error:
-            if UNKNOWN_ROLE in error.message and _is_role(cloud, str(said["Role"])):  # that was made a moment ago
+            if UNKNOWN_ROLE in error.message and _is_role(cloud, str(wanted["Role"])):  # that was made a moment ago
                 return error.message
             raise
         return None
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> str | None:
         """One call at a time, each settled before the next; the description, which says what the function is, comes after the image."""
-        client, said = cloud.client("lambda"), resource.properties
+        client, wanted = cloud.client("lambda"), resource.properties
         changed = {field.path.split(".")[0] for field in fields}
         if changed & {"Code", "Architectures"}:
-            with told(f"giving {resource.name} its image"):
-                client.update_function_code(FunctionName=resource.name, **said["Code"], Architectures=said["Architectures"])
+            with translated_errors(f"giving {resource.name} its image"):
+                client.update_function_code(FunctionName=resource.name, **wanted["Code"], Architectures=wanted["Architectures"])
             return "has its image" if len(changed - {"Code", "Architectures"}) else None
         if changed - {RESERVED, "tags"}:
-            with told(f"configuring {resource.name}"):
+            with translated_errors(f"configuring {resource.name}"):
                 whole = {"Environment": {"Variables": {}}, "VpcConfig": {"SubnetIds": [], "SecurityGroupIds": []}}
-                whole |= only(said, (*CONFIGURATION, "Environment", "VpcConfig"))
+                whole |= only(wanted, (*CONFIGURATION, "Environment", "VpcConfig"))
                 client.update_function_configuration(FunctionName=resource.name, **whole)
             return "is configured" if changed & {RESERVED, "tags"} else None
         if RESERVED in changed:
-            _reserve(cloud, resource.name, said.get(RESERVED))
+            _reserve(cloud, resource.name, wanted.get(RESERVED))
         if "tags" in changed:
-            with told(f"tagging {resource.name}"):
+            with translated_errors(f"tagging {resource.name}"):
                 client.tag_resource(Resource=found.outputs["Arn"], Tags=dict(resource.tags))
         return None
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        with told(f"deleting the function {found.name}, its versions, its alias and its URL"):
+        with translated_errors(f"deleting the function {found.name}, its versions, its alias and its URL"):
             cloud.client("lambda").delete_function(FunctionName=found.name)
 
 
 def _is_role(cloud: Cloud, arn: str) -> bool:
-    """Also where nobody may look: then it is waited for."""
+    """Also without permission to look: then it is waited for."""
     try:
-        with told(f"looking for the role {arn}"):
+        with translated_errors(f"looking for the role {arn}"):
             cloud.client("iam").get_role(RoleName=arn.rpartition("/")[2])
     except CloudError as error:
         return not is_absent(error)
@@ -111,7 +111,7 @@ class Version:
         return Observed(name, {}, outputs={"Version": found["Version"], "Ref": found["FunctionArn"]}, state=state, reason=reason)
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        with told(f"making a version of {resource.properties['FunctionName']}"):
+        with translated_errors(f"making a version of {resource.properties['FunctionName']}"):
             cloud.client("lambda").publish_version(FunctionName=resource.properties["FunctionName"])
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
@@ -119,7 +119,7 @@ class Version:
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
         function, number = found.name.partition(":")[0], found.outputs["Version"]
-        with told(f"deleting version {number} of {function}"):
+        with translated_errors(f"deleting version {number} of {function}"):
             cloud.client("lambda").delete_function(FunctionName=function, Qualifier=number)
 
 
@@ -145,7 +145,7 @@ class Alias:
         return Observed(name, properties, outputs={"Ref": found["AliasArn"], **({} if canary is None else {UNDER_WAY: canary})})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        with told(f"creating the alias {resource.name}"):
+        with translated_errors(f"creating the alias {resource.name}"):
             cloud.client("lambda").create_alias(**resource.properties)
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> str | None:
@@ -160,7 +160,7 @@ class Alias:
         if isinstance(todo, Begin):
             _route(cloud, resource, before, {wanted: todo.percent / 100}, f"{MARK}{time.isoformat(timespec='seconds')}")
             return f"version {wanted} has {todo.percent:g} % of the requests"
-        if isinstance(todo, Back):
+        if isinstance(todo, Rollback):
             if baking is not None:
                 _route(cloud, resource, before, {}, "")
             raise CloudError(f"version {before} has all requests{'' if baking is None else ' again'}: {todo.reason}")
@@ -169,7 +169,7 @@ class Alias:
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
         function, _, alias = found.name.partition(":")
-        with told(f"deleting the alias {found.name}"):
+        with translated_errors(f"deleting the alias {found.name}"):
             cloud.client("lambda").delete_alias(FunctionName=function, Name=alias)
 
 
@@ -209,7 +209,7 @@ def went_off(cloud: Cloud, alarms: Sequence[str], since: datetime | None) -> dic
     if not alarms:
         return {}
     client = cloud.client("cloudwatch")
-    with told("looking at the alarms"):
+    with translated_errors("looking at the alarms"):
         answer = client.describe_alarms(AlarmNames=list(alarms), AlarmTypes=["MetricAlarm", "CompositeAlarm"])
         found = {each["AlarmName"]: each for kind in ("MetricAlarms", "CompositeAlarms") for each in answer.get(kind, [])}
         missing = [name for name in alarms if name not in found]
@@ -230,7 +230,7 @@ def _is_off(item: Mapping[str, Any]) -> bool:
 
 def _reserve(cloud: Cloud, function: str, number: int | None) -> None:
     client = cloud.client("lambda")
-    with told(f"keeping concurrency for {function}"):
+    with translated_errors(f"keeping concurrency for {function}"):
         if number is None:
             client.delete_function_concurrency(FunctionName=function)
         else:
@@ -239,21 +239,21 @@ def _reserve(cloud: Cloud, function: str, number: int | None) -> None:
 
 def _baking(found: Mapping[str, Any]) -> Baking | None:
     weights = (found.get("RoutingConfig") or {}).get("AdditionalVersionWeights") or {}
-    said = found.get("Description", "").removeprefix(MARK)
+    properties = found.get("Description", "").removeprefix(MARK)
     for version, weight in weights.items():
         try:
-            return Baking(version, weight * 100, datetime.fromisoformat(said))
-        except ValueError:  # somebody else's: it is there, but nobody knows since when
+            return Baking(version, weight * 100, datetime.fromisoformat(properties))
+        except ValueError:  # not made by tsx: it exists, but its age is unknown
             return Baking(version, weight * 100, datetime.fromtimestamp(0, timezone.utc))
     return None
 
 
 def _route(cloud: Cloud, resource: Resource, version: str, others: Mapping[str, float], description: str) -> None:
-    said = resource.properties
-    with told(f"moving requests of {resource.name}"):
+    wanted = resource.properties
+    with translated_errors(f"moving requests of {resource.name}"):
         cloud.client("lambda").update_alias(
-            FunctionName=said["FunctionName"],
-            Name=said["Name"],
+            FunctionName=wanted["FunctionName"],
+            Name=wanted["Name"],
             FunctionVersion=version,
             RoutingConfig={"AdditionalVersionWeights": dict(others)},
             Description=description,

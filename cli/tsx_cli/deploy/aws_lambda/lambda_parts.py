@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tsx_cli.deploy.aws.session import Cloud, looked_up, told
+from tsx_cli.deploy.aws.session import Cloud, looked_up, translated_errors
 from tsx_cli.deploy.aws_lambda.kinds import Alias, Function, Version, described
 from tsx_cli.deploy.engine.kind import Kind, only
 from tsx_cli.deploy.engine.plan import Field
@@ -35,15 +35,15 @@ class Url:
         return Observed(name, properties, outputs={"FunctionUrl": found["FunctionUrl"], "Ref": found["FunctionArn"]})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        with told(f"giving {resource.name} a URL"):
+        with translated_errors(f"giving {resource.name} a URL"):
             cloud.client("lambda").create_function_url_config(**_which(resource.name), **_modes(resource.properties))
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
-        with told(f"changing the URL of {resource.name}"):
+        with translated_errors(f"changing the URL of {resource.name}"):
             cloud.client("lambda").update_function_url_config(**_which(resource.name), **_modes(resource.properties))
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        with told(f"removing the URL of {found.name}"):
+        with translated_errors(f"removing the URL of {found.name}"):
             cloud.client("lambda").delete_function_url_config(**_which(found.name))
 
 
@@ -67,16 +67,16 @@ class Permission:
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         place, _, statement = resource.name.partition("|")
-        said = {key: value for key, value in resource.properties.items() if key != "FunctionName"}
-        with told(f"letting callers of the URL in to {place}"):
-            cloud.client("lambda").add_permission(StatementId=statement, **_which(place), **said)
+        arguments = {key: value for key, value in resource.properties.items() if key != "FunctionName"}
+        with translated_errors(f"letting callers of the URL in to {place}"):
+            cloud.client("lambda").add_permission(StatementId=statement, **_which(place), **arguments)
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
         pass  # its name says all that it is
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
         place, _, statement = found.name.partition("|")
-        with told(f"taking a permission from {place}"):
+        with translated_errors(f"taking a permission from {place}"):
             cloud.client("lambda").remove_permission(StatementId=statement, **_which(place))
 
 
@@ -92,29 +92,29 @@ class EventSourceMapping:
         if found is None:
             return None
         changing = found["State"] not in ("Enabled", "Disabled")
-        with told("reading tags"):
+        with translated_errors("reading tags"):
             tags = cloud.client("lambda").list_tags(Resource=found["EventSourceMappingArn"])["Tags"]
         found = {key: value for key, value in found.items() if value != {}}  # a bound that was taken away is told as one of nothing
         outputs = {"Ref": found["UUID"], "Arn": found["EventSourceMappingArn"], "status": found["State"]}
         return Observed(name, only(found, MAPPING), tags, outputs, "changing" if changing else "ready", found["State"] if changing else "")
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        with told(f"sending messages of {resource.properties['EventSourceArn']} to {resource.properties['FunctionName']}"):
+        with translated_errors(f"sending messages of {resource.properties['EventSourceArn']} to {resource.properties['FunctionName']}"):
             cloud.client("lambda").create_event_source_mapping(Tags=dict(resource.tags), **resource.properties)
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
         client = cloud.client("lambda")
-        said = {"ScalingConfig": {}, **resource.properties}
-        said.pop("EventSourceArn")
-        with told(f"changing how messages come to {said['FunctionName']}"):
+        arguments = {"ScalingConfig": {}, **resource.properties}
+        arguments.pop("EventSourceArn")
+        with translated_errors(f"changing how messages come to {arguments['FunctionName']}"):
             if any(field.path.split(".")[0] != "tags" for field in fields):
-                client.update_event_source_mapping(UUID=found.outputs["Ref"], **said)
+                client.update_event_source_mapping(UUID=found.outputs["Ref"], **arguments)
             client.tag_resource(Resource=found.outputs["Arn"], Tags=dict(resource.tags))
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
         if found.outputs["status"] == "Deleting":
             return
-        with told(f"sending no more messages to {found.name.partition('|')[0]}"):
+        with translated_errors(f"sending no more messages to {found.name.partition('|')[0]}"):
             cloud.client("lambda").delete_event_source_mapping(UUID=found.outputs["Ref"])
 
 
@@ -138,15 +138,15 @@ class ProvisionedConcurrency:
         )
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        with told(f"keeping environments of {resource.name} ready"):
-            said = {**resource.how, **resource.properties}
-            cloud.client("lambda").put_provisioned_concurrency_config(**said)
+        with translated_errors(f"keeping environments of {resource.name} ready"):
+            arguments = {**resource.how, **resource.properties}
+            cloud.client("lambda").put_provisioned_concurrency_config(**arguments)
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
         self.create(cloud, resource)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        with told(f"keeping no environments of {found.name} ready"):
+        with translated_errors(f"keeping no environments of {found.name} ready"):
             cloud.client("lambda").delete_provisioned_concurrency_config(**_which(found.name))
 
 
@@ -163,28 +163,28 @@ class CapacityProvider:
         found = answer["CapacityProvider"]
         arn = found["CapacityProviderArn"]
         states: dict[str, State] = {"Active": "ready", "Failed": "failed"}
-        with told("reading tags"):
+        with translated_errors("reading tags"):
             tags = cloud.client("lambda").list_tags(Resource=arn)["Tags"]
         state = states.get(found["State"], "changing")
         return Observed(name, only(found, PROVIDER), tags, {"Arn": arn, "Ref": name}, state, "" if state == "ready" else found["State"])
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        with told(f"creating the capacity provider {resource.name}"):
+        with translated_errors(f"creating the capacity provider {resource.name}"):
             client = cloud.client("lambda")
             client.create_capacity_provider(CapacityProviderName=resource.name, Tags=dict(resource.tags), **resource.properties)
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
         client = cloud.client("lambda")
-        with told(f"changing the capacity provider {resource.name}"):
-            said = only(resource.properties, ("CapacityProviderScalingConfig",))
-            if said and any(field.path.startswith("CapacityProviderScalingConfig") for field in fields):
-                client.update_capacity_provider(CapacityProviderName=resource.name, **said)
+        with translated_errors(f"changing the capacity provider {resource.name}"):
+            arguments = only(resource.properties, ("CapacityProviderScalingConfig",))
+            if arguments and any(field.path.startswith("CapacityProviderScalingConfig") for field in fields):
+                client.update_capacity_provider(CapacityProviderName=resource.name, **arguments)
             client.tag_resource(Resource=found.outputs["Arn"], Tags=dict(resource.tags))
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
         if found.reason == "Deleting":
             return
-        with told(f"deleting the capacity provider {found.name}"):
+        with translated_errors(f"deleting the capacity provider {found.name}"):
             cloud.client("lambda").delete_capacity_provider(CapacityProviderName=found.name)
 
 

@@ -1,6 +1,6 @@
 """A Lambda function as resources: the function, a version of it, the alias that requests come by, and what brings them.
 
-A version cannot be changed and has a number that nobody knows before; so the function's description begins with a hash of all that
+A version cannot be changed and has a number that is not known before; so the function's description begins with a hash of all that
 makes it what it is, and a version is found by the hash that it was published with.
 """
 
@@ -71,9 +71,9 @@ def _check(spec: DeploySpec, own: Lambda) -> None:
             raise UsageError(f"{too_large[0]}: Lambda gives at most {LARGEST} MiB; more has {MANAGED}")
         return
     clashes = {"lambda.provisioned": own.provisioned, "lambda.autoscaling": own.autoscaling, "lambda.reserved": own.reserved}
-    said = [key for key, value in clashes.items() if value is not None]
-    if said:
-        raise UsageError(f"a function on managed instances has no {', '.join(said)}: its instances run always. Take one of both away")
+    fields = [key for key, value in clashes.items() if value is not None]
+    if fields:
+        raise UsageError(f"a function on managed instances has no {', '.join(fields)}: its instances run always. Take one of both away")
     managed = own.managed_instances
     if managed.gpu_memory is not None and own.architecture != "x86_64":
         raise UsageError(f"{MANAGED}.gpu_memory: Lambda has GPUs for x86_64 only, not for {own.architecture}")
@@ -124,8 +124,8 @@ def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
 
 def _said_to_it(own: Lambda) -> dict[str, str]:
     """What its entry has to know; docs/deploy/lambda.md has these variables."""
-    said = {"TSX_LAMBDA_ANSWERS": "streamed"} if own.streaming else {}
-    return said if own.queue is None or own.queue.results is None else {**said, "TSX_LAMBDA_RESULTS": own.queue.results}
+    fields = {"TSX_LAMBDA_ANSWERS": "streamed"} if own.streaming else {}
+    return fields if own.queue is None or own.queue.results is None else {**fields, "TSX_LAMBDA_RESULTS": own.queue.results}
 
 
 def _managed(managed: ManagedInstances) -> dict[str, Any]:
@@ -166,8 +166,8 @@ def _provisioned(spec: DeploySpec, own: Lambda) -> list[Resource]:
     """With a rule that scales it, how many there are is the rule's business: only the first number is ours."""
     number = own.provisioned if own.autoscaling is None else own.autoscaling.min
     which = {"FunctionName": spec.name, "Qualifier": ALIAS}
-    said = {"ProvisionedConcurrentExecutions": number}
-    fixed, how = (which | said, {}) if own.autoscaling is None else (which, said)
+    fields = {"ProvisionedConcurrentExecutions": number}
+    fixed, how = (which | fields, {}) if own.autoscaling is None else (which, fields)
     made = [Resource("Provisioned", "Tsx::Lambda::ProvisionedConcurrency", alias_of(spec.name), fixed, ("Alias",), how=how)]
     if own.autoscaling is None:
         return made
@@ -197,12 +197,12 @@ def _url(spec: DeploySpec, own: Lambda) -> list[Resource]:
     if public:
         by_url: dict[str, Any] = {"Action": "lambda:InvokeFunctionUrl", "FunctionUrlAuthType": "NONE"}
         by_name: dict[str, Any] = {"Action": "lambda:InvokeFunction", "InvokedViaFunctionUrl": True}
-        made += [_permission(spec, f"UrlPermission{number}", said) for number, said in enumerate((by_url, by_name), start=1)]
+        made += [_permission(spec, f"UrlPermission{number}", fields) for number, fields in enumerate((by_url, by_name), start=1)]
     return made
 
 
-def _permission(spec: DeploySpec, id: str, said: Mapping[str, Any]) -> Resource:
-    properties = {"FunctionName": alias_of(spec.name), "Principal": "*", **said}
+def _permission(spec: DeploySpec, id: str, fields: Mapping[str, Any]) -> Resource:
+    properties = {"FunctionName": alias_of(spec.name), "Principal": "*", **fields}
     name = f"{alias_of(spec.name)}|tsx-{digest(properties)}"
     return Resource(id, "AWS::Lambda::Permission", name, properties, ("Alias",))
 

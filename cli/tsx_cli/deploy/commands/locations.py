@@ -47,7 +47,7 @@ Reach = Callable[[Mapping[str, Any]], tuple[Any, Mapping[str, Kind]]]  # from wh
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """A deployment by its name. `cloud` is what its kinds and its platform work on."""
 
     name: str
@@ -68,37 +68,37 @@ class Place:
         return [own] if found is not None and found.tags.get(OWNER) == self.name else []
 
 
-def place(spec: DeploySpec) -> Place:
+def place(spec: DeploySpec) -> Location:
     return _place(spec.name, spec.target, spec.model_dump(include={"region", "profile", "build", "container", "kubernetes"}))
 
 
-def named(file: Path | None, given: Mapping[str, Any]) -> Place:
+def named(file: Path | None, given: Mapping[str, Any]) -> Location:
     found = read_named(file, given)
     return _place(found["name"], found["target"], found)
 
 
-def _place(name: str, target: str, said: Mapping[str, Any]) -> Place:
+def _place(name: str, target: str, fields: Mapping[str, Any]) -> Location:
     if target not in PLATFORMS:  # of tsx.toml, where no model is read that would look at it
         raise UsageError(f"target is '{target}'; there is {', '.join(PLATFORMS)}")
     reaches: Mapping[str, Reach] = {"container": _machine, "kubernetes": _cluster}
     reach: Reach = reaches.get(target, _account)
-    cloud, kinds = reach(said)
-    return Place(name, target, PLATFORMS[target], cloud, kinds)
+    cloud, kinds = reach(fields)
+    return Location(name, target, PLATFORMS[target], cloud, kinds)
 
 
-def _account(said: Mapping[str, Any]) -> tuple[Cloud, Mapping[str, Kind]]:
-    return Cloud(said.get("region"), said.get("profile")), AWS_KINDS
+def _account(fields: Mapping[str, Any]) -> tuple[Cloud, Mapping[str, Kind]]:
+    return Cloud(fields.get("region"), fields.get("profile")), AWS_KINDS
 
 
-def _machine(said: Mapping[str, Any]) -> tuple[Machine, Mapping[str, Kind]]:
+def _machine(fields: Mapping[str, Any]) -> tuple[Machine, Mapping[str, Kind]]:
     """The engine builds the image too, as it is where the image has to be."""
-    program = engine(said["container"]["engine"])
+    program = engine(fields["container"]["engine"])
     return Machine(program), {"Tsx::Container::Container": Container(), "Tsx::Container::Image": Image(Builder(program.name))}
 
 
-def _cluster(said: Mapping[str, Any]) -> tuple[Cluster, Mapping[str, Kind]]:
+def _cluster(fields: Mapping[str, Any]) -> tuple[Cluster, Mapping[str, Kind]]:
     """Raises CliError without kubectl."""
-    own = said["kubernetes"]
+    own = fields["kubernetes"]
     if shutil.which("kubectl") is None:
         raise CliError("kubectl is not installed; install it, or write the manifests with --emit kubernetes DIR and apply them elsewhere")
     first = ("--context", own["context"]) if own["context"] else ()

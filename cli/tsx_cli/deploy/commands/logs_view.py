@@ -1,4 +1,4 @@
-"""What `tsx deploy logs` shows, and what is told of something that failed: the platform's reason, the log's end, the likely causes."""
+"""What `tsx deploy logs` shows, and what is shown of a failure: the platform's reason, the log's end, the likely causes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.aws.logs import GROUPS, LAST, CloudWatch, Line, Log
-from tsx_cli.deploy.commands.locations import Place
+from tsx_cli.deploy.commands.locations import Location
 from tsx_cli.deploy.engine.engine import DeployFailed
 from tsx_cli.deploy.errors import CloudError
 from tsx_cli.deploy.preflight.diagnosis import SILENT, diagnose
@@ -23,10 +23,10 @@ RUN_CODE = frozenset(
 )
 
 
-class Told:
+class FailureReport:
     """The log of containers on this machine or of pods, as the program that runs them tells it."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Location) -> None:
         self._place, self.group = place, f"{place.target} {place.name}"
 
     def last(self, count: int, since: float | None = None) -> list[Line]:
@@ -42,9 +42,9 @@ class Told:
             yield Line(None, "", text)
 
 
-def log_of(place: Place) -> Log:
+def log_of(place: Location) -> Log:
     group = GROUPS.get(place.target)
-    return Told(place) if group is None else CloudWatch(place.cloud, group.format(place.name))
+    return FailureReport(place) if group is None else CloudWatch(place.cloud, group.format(place.name))
 
 
 def show_lines(log: Log, *, since: float | None, count: int, follow: bool, as_json: bool) -> None:
@@ -60,8 +60,8 @@ def show_lines(log: Log, *, since: float | None, count: int, follow: bool, as_js
 def _print(line: Line, *, as_json: bool) -> None:
     when = line.when
     if as_json:
-        told = {"time": None if when is None else when.isoformat(), "stream": line.stream, "message": line.text}
-        print(json.dumps(told), flush=True)  # one a line
+        report = {"time": None if when is None else when.isoformat(), "stream": line.stream, "message": line.text}
+        print(json.dumps(report), flush=True)  # one a line
     else:
         print(f"{'' if when is None else f'{when.astimezone():%Y-%m-%d %H:%M:%S} '}{escaped(line.text)}", flush=True)
 

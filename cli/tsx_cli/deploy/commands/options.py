@@ -18,12 +18,12 @@ Shared = TypeVar("Shared")
 Result = TypeVar("Result")
 
 
-class Said(NamedTuple):
+class DeploymentOptions(NamedTuple):
     file: Path | None  # the tsx.toml that was named
     given: dict[str, Any]  # in the words of `[deploy]`; None for what was not said
 
 
-def takes(shared: Callable[..., Shared]) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+def with_options(shared: Callable[..., Shared]) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Gives a command the options of `shared` before its own, and what `shared` makes of them as its first argument.
 
     typer learns a command's options from its signature: this puts one together.
@@ -33,8 +33,8 @@ def takes(shared: Callable[..., Shared]) -> Callable[[Callable[..., Result]], Ca
     def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
 
-        def run(**said: Any) -> Result:
-            return command(shared(**{name: said.pop(name) for name in theirs}), **said)
+        def run(**options: Any) -> Result:
+            return command(shared(**{name: options.pop(name) for name in theirs}), **options)
 
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         each = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*theirs.values(), *own)]
@@ -44,43 +44,45 @@ def takes(shared: Callable[..., Shared]) -> Callable[[Callable[..., Result]], Ca
     return decorate
 
 
-def deployment(
+def deployment_options(
     name: Annotated[str | None, typer.Option("--name", help="Name of the deployment.")] = None,
-    target: Annotated[str | None, typer.Option("--target", help=f"Where to: {', '.join(TARGETS)}.")] = None,
+    target: Annotated[str | None, typer.Option("--target", help=f"Target: {', '.join(TARGETS)}.")] = None,
     file: Annotated[
         Path | None, typer.Option("-f", "--file", metavar="tsx.toml", help=r"Read \[deploy] from this file instead of ./tsx.toml.")
     ] = None,
-    region: Annotated[str | None, typer.Option("--region", help="AWS region, if not the one of the environment.")] = None,
-    profile: Annotated[str | None, typer.Option("--profile", help="AWS profile, if not the one of the environment.")] = None,
+    region: Annotated[str | None, typer.Option("--region", help="AWS region; by default that of the environment.")] = None,
+    profile: Annotated[str | None, typer.Option("--profile", help="AWS profile; by default that of the environment.")] = None,
     assign: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help=r"Any key of \[deploy], such as sagemaker.instances=2; may be repeated."),
     ] = None,
-) -> Said:
+) -> DeploymentOptions:
     """Which deployment. Raises UsageError for a target that there is not."""
     if target is not None and target not in TARGETS:
         raise UsageError(f"--target: there is no '{target}'{suggestion(target, TARGETS)} There is {', '.join(TARGETS)}")
     given: dict[str, Any] = {"name": name, "target": target, "region": region, "profile": profile}
     for assignment in assign or []:
         _assign(given, assignment)
-    return Said(file, given)
+    return DeploymentOptions(file, given)
 
 
-@takes(deployment)
-def wish(
-    said: Said,
+@with_options(deployment_options)
+def desired_options(
+    options: DeploymentOptions,
     model: Annotated[Path | None, typer.Argument(metavar="MODEL.mar", help="The archive, if tsx.toml does not name it.")] = None,
-    image: Annotated[str | None, typer.Option("--image", help="An image that is built and pushed already.")] = None,
-    role: Annotated[str | None, typer.Option("--role", help="ARN of the role that it runs with.")] = None,
-    create_role: Annotated[bool, typer.Option("--create-role", help="Make a role that it runs with; `destroy` removes it.")] = False,
-    canary: Annotated[str | None, typer.Option("--canary", help="Share of the traffic that a new version gets first, such as 10%.")] = None,
-    bake: Annotated[str | None, typer.Option("--bake", help="For how long it keeps that share, such as 10m.")] = None,
-    alarm: Annotated[
-        list[str] | None, typer.Option("--alarm", help="What sends it back: 5xx>0, p95>300ms or an alarm's name; may be repeated.")
+    image: Annotated[str | None, typer.Option("--image", help="An existing image, already pushed.")] = None,
+    role: Annotated[str | None, typer.Option("--role", help="ARN of the execution role.")] = None,
+    create_role: Annotated[bool, typer.Option("--create-role", help="Create an execution role; `destroy` removes it.")] = False,
+    canary: Annotated[
+        str | None, typer.Option("--canary", help="Share of the traffic that the new version gets first, such as 10%.")
     ] = None,
-) -> Said:
+    bake: Annotated[str | None, typer.Option("--bake", help="How long the new version keeps that share, such as 10m.")] = None,
+    alarm: Annotated[
+        list[str] | None, typer.Option("--alarm", help="What triggers a rollback: 5xx>0, p95>300ms or an alarm's name; may be repeated.")
+    ] = None,
+) -> DeploymentOptions:
     """What is to be there."""
-    given: dict[str, Any] = {**said.given, "model": model, "image": image}
+    given: dict[str, Any] = {**options.given, "model": model, "image": image}
     if role is not None and create_role:
         raise UsageError("--role names a role that is there, and --create-role makes one. Take one of both away")
     if role is not None:
@@ -90,7 +92,7 @@ def wish(
     shift = {"percent": canary, "bake": bake, "alarms": alarm or None}
     if any(value is not None for value in shift.values()):
         given["canary"] = {key: value for key, value in shift.items() if value is not None}
-    return Said(said.file, given)
+    return DeploymentOptions(options.file, given)
 
 
 def _assign(given: dict[str, Any], assignment: str) -> None:
@@ -102,5 +104,5 @@ def _assign(given: dict[str, Any], assignment: str) -> None:
     for part in path:
         place = place.setdefault(part, {})
         if not isinstance(place, dict):
-            raise UsageError(f"--set {key}: '{part}' is no table")
+            raise UsageError(f"--set {key}: '{part}' is not a table")
     place[last] = value

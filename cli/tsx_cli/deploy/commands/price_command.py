@@ -7,14 +7,14 @@ from datetime import date
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.output import print_json
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.preflight.price_list import asked
+from tsx_cli.deploy.preflight.price_list import fetch_prices
 from tsx_cli.deploy.preflight.prices import REFRESH, Region, keep_prices, price_file, read_prices
 
 
 def show_prices(region: str | None, profile: str | None, *, refresh: bool, as_json: bool) -> None:
     if refresh:
         cloud = Cloud(region, profile)
-        found = asked(cloud, date.today())
+        found = fetch_prices(cloud, date.today())
         if not (found.instances or found.functions):
             raise CliError(f"AWS's price list has nothing of {cloud.region}: is the region right? What was there is kept")
         keep_prices(cloud.region, found)
@@ -27,11 +27,11 @@ def show_prices(region: str | None, profile: str | None, *, refresh: bool, as_js
         where, words = (f" of {region}", f" --region {region}") if region else ("", " --region REGION")
         raise CliError(f"there are no prices{where} on this machine: {REFRESH}{words}")
     for name, each in sorted(regions.items()):
-        print(f"{name}: {_told(each)}, as of {each.date}")
+        print(f"{name}: {_prices_text(each)}, as of {each.date}")
     print(f"in {price_file()}, of {prices.source}: US dollars, on demand, without taxes, transfer and storage")
 
 
-def _told(region: Region) -> str:
+def _prices_text(region: Region) -> str:
     sizes = len(region.serverless)
     parts = [f"{len(region.instances)} instance types of SageMaker"] if region.instances else []
     parts += [f"{sizes} size{'' if sizes == 1 else 's'} of serverless endpoints"] if sizes else []

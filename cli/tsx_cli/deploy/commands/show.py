@@ -54,8 +54,8 @@ def show_plan(planned: Plan) -> None:
         (planned.count("same"), "as it should be"),
     ]
     time = sum(expected(change) for change in planned.changes)
-    takes = f" It takes about {minutes(time)}." if time >= LONG else ""
-    print(f"\n{', '.join(f'{number} {word}' for number, word in counts if number) or 'nothing is there'}.{takes}")
+    duration = f" It takes about {minutes(time)}." if time >= LONG else ""
+    print(f"\n{', '.join(f'{number} {word}' for number, word in counts if number) or 'nothing is there'}.{duration}")
 
 
 def expected(change: Change) -> float:
@@ -130,9 +130,9 @@ def show_versions(versions: list[Version]) -> None:
     print_table(["version", "made", "model", "configuration", ""], rows)
 
 
-def show_status(told: Mapping[str, Any]) -> None:
+def show_status(status: Mapping[str, Any]) -> None:
     rows = []
-    for key, value in told.items():
+    for key, value in status.items():
         if value in (None, "", [], {}):
             continue
         if isinstance(value, list) and value and isinstance(value[0], dict):

@@ -15,9 +15,9 @@ from tsx_archiver import Inspection
 from tsx_cli.archive.packing import check_lines
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.output import print_json
-from tsx_cli.deploy.aws.session import Cloud, told
+from tsx_cli.deploy.aws.session import Cloud, translated_errors
 from tsx_cli.deploy.commands.images import images
-from tsx_cli.deploy.commands.locations import Place, named
+from tsx_cli.deploy.commands.locations import Location, named
 from tsx_cli.deploy.commands.locations import place as place_of
 from tsx_cli.deploy.commands.logs_view import explain, log_of, show_lines, show_why, why
 from tsx_cli.deploy.commands.show import Steps, confirm, plain, show_plan, show_status, show_versions
@@ -86,15 +86,15 @@ def emit_files(file: Path | None, given: Given, kind: str, directory: Path, *, a
 
 def show_state(file: Path | None, given: Given, *, as_json: bool) -> None:
     place = named(file, given)
-    told = place.platform.status(place.cloud, place.name)
-    if told is None:
+    answer = place.platform.status(place.cloud, place.name)
+    if answer is None:
         raise _absent(place)
     log = log_of(place)
-    found = why(log, told["reason"]) if told.get("reason") else None
+    found = why(log, answer["reason"]) if answer.get("reason") else None
     if as_json:
-        print_json(told | (found or {}))
+        print_json(answer | (found or {}))
         return
-    show_status(told)
+    show_status(answer)
     if found is not None:
         show_why(found, log, to_stderr=False)
 
@@ -159,13 +159,13 @@ def remove(file: Path | None, given: Given, *, purge: bool, ask: bool, as_json: 
         if not as_json:
             show_plan(planned)
         if ask and (not sys.stdin.isatty() or input(f"Type '{place.name}' to remove all of this: ").strip() != place.name):
-            raise CliError("nothing was removed; give --yes where nobody can be asked")
+            raise CliError("nothing was removed; give --yes where there is no terminal to confirm at")
         engine.apply(planned)
     if as_json:
         print_json(planned.as_json())
 
 
-def _planned(engine: Engine, place: Place, spec: DeploySpec, local: Local | None, *, check: bool) -> tuple[Plan, Preflight]:
+def _planned(engine: Engine, place: Location, spec: DeploySpec, local: Local | None, *, check: bool) -> tuple[Plan, Preflight]:
     """`local` where the image is built here."""
     inspection, sha256 = look_at(spec.model)
     facts, image_bytes = _facts(spec, inspection, sha256, place)
@@ -189,12 +189,12 @@ def _tried(ahead: Preflight, steps: Steps, *, check: bool) -> Preflight:
     return ahead.loaded(result)
 
 
-def _carry_out(engine: Engine, place: Place, planned: Plan, *, ask: bool, as_json: bool) -> None:
-    """With JSON nobody is asked: they would not see what."""
+def _carry_out(engine: Engine, place: Location, planned: Plan, *, ask: bool, as_json: bool) -> None:
+    """With JSON there is no confirmation: the plan would not be visible."""
     if planned.is_empty and planned.is_settled:
         return
     if ask and not planned.is_empty and (as_json or not confirm(planned, "Carry this out?")):
-        raise CliError("nothing was changed; give --yes where nobody can be asked")
+        raise CliError("nothing was changed; give --yes where there is no terminal to confirm at")
     begin = time.time()
     try:
         engine.apply(planned)
@@ -203,13 +203,13 @@ def _carry_out(engine: Engine, place: Place, planned: Plan, *, ask: bool, as_jso
         raise
 
 
-def _tell(place: Place, *, as_json: bool) -> None:
-    told = place.platform.status(place.cloud, place.name)
-    if told is not None:
-        print_json(told) if as_json else show_status(told)
+def _tell(place: Location, *, as_json: bool) -> None:
+    answer = place.platform.status(place.cloud, place.name)
+    if answer is not None:
+        print_json(answer) if as_json else show_status(answer)
 
 
-def _facts(spec: DeploySpec, inspection: Inspection, sha256: str, place: Place) -> tuple[Facts, int | None]:
+def _facts(spec: DeploySpec, inspection: Inspection, sha256: str, place: Location) -> tuple[Facts, int | None]:
     """With the bytes of the image, where they are known."""
     manifest, cloud = inspection.manifest, place.cloud
     image, size, account = spec.image or "", None, ""
@@ -226,12 +226,12 @@ def _by_digest(image: str, cloud: Cloud) -> tuple[str, int | None]:
     if "@sha256:" in image or not slash or ".dkr.ecr." not in host:
         return image, None
     repository, _, tag = rest.partition(":")
-    with told(f"looking for the image {image}"):
+    with translated_errors(f"looking for the image {image}"):
         found = cloud.client("ecr").describe_images(repositoryName=repository, imageIds=[{"imageTag": tag or "latest"}])
     return f"{host}/{repository}@{found['imageDetails'][0]['imageDigest']}", found["imageDetails"][0].get("imageSizeInBytes")
 
 
-def _earlier(versions: Sequence[Version], to: int | None, place: Place) -> Version:
+def _earlier(versions: Sequence[Version], to: int | None, place: Location) -> Version:
     if not versions:
         raise _absent(place)
     if to is not None:
@@ -247,6 +247,6 @@ def _earlier(versions: Sequence[Version], to: int | None, place: Place) -> Versi
     return versions[current - 1]
 
 
-def _absent(place: Place) -> CliError:
+def _absent(place: Location) -> CliError:
     where = f"in {place.cloud.region}; is the --region right?" if isinstance(place.cloud, Cloud) else f"on {place.cloud.region}"
     return CliError(f"there is no deployment '{place.name}' {where}")

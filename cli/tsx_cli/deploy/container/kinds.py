@@ -86,7 +86,7 @@ class Container:
     traits = Traits(
         is_tagged=False,
         unseen=frozenset({"Words", "Gpus", "Patience", "Deployment", "Grace", "Image"}),
-        mends=True,
+        updates_failed=True,
         left="the new container goes on starting, and the one before it is stopped",
     )
     poll, patience = POLL, 3600.0

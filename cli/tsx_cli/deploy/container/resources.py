@@ -28,8 +28,8 @@ def environment(spec: DeploySpec) -> dict[str, str]:
 
 def wants_tokens(spec: DeploySpec) -> list[str]:
     """The variables that must be set where it is deployed, as others reach it."""
-    said = environment(spec)
-    return [] if said.get(OPEN, "").lower() == "true" else [name for name in TOKENS if name not in said]
+    variables = environment(spec)
+    return [] if variables.get(OPEN, "").lower() == "true" else [name for name in TOKENS if name not in variables]
 
 
 def shown(tags: Mapping[str, str]) -> dict[str, str]:

@@ -52,15 +52,15 @@ def template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
         parameters["ModelDataUrl"] = {"Type": "String", "Description": f"s3:// address of {text}", "AllowedPattern": "s3://.+"}
     made = [each for each in resources if not each.kind.startswith(OWN) and each.kind != "AWS::S3::Bucket"]  # the bucket holds that file
     replaced = {f"s3://{each.name}": {"Ref": "ModelDataUrl"} for each in uploads} | {IMAGE: {"Ref": "Image"}}
-    said = {each.id: _resource(each, made, replaced) for each in made}
-    if "Version" in said:
-        said["Version"] |= _published(said["Function"]["Properties"])
+    entries = {each.id: _resource(each, made, replaced) for each in made}
+    if "Version" in entries:
+        entries["Version"] |= _published(entries["Function"]["Properties"])
     for each in resources:
         if each.kind == "Tsx::Lambda::ProvisionedConcurrency":  # which CloudFormation has as a part of the alias
             number = {**each.properties, **each.how}["ProvisionedConcurrentExecutions"]
-            said["Alias"]["Properties"]["ProvisionedConcurrencyConfig"] = {"ProvisionedConcurrentExecutions": number}
+            entries["Alias"]["Properties"]["ProvisionedConcurrencyConfig"] = {"ProvisionedConcurrentExecutions": number}
     head = {"AWSTemplateFormatVersion": "2010-09-09", "Description": f"{spec.name}: {facts.model_name}/{facts.model_version} by tsx deploy"}
-    return {**head, **({"Parameters": parameters} if parameters else {}), "Resources": said}
+    return {**head, **({"Parameters": parameters} if parameters else {}), "Resources": entries}
 
 
 def _published(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,9 +70,9 @@ def _published(function: Mapping[str, Any]) -> dict[str, Any]:
     """
     description = digest(function)
     image = function["Code"]["ImageUri"]
-    said: Any = {"Fn::Sub": f"{description} ${{Image}}"} if isinstance(image, Mapping) else f"{description} {image}"
+    entries: Any = {"Fn::Sub": f"{description} ${{Image}}"} if isinstance(image, Mapping) else f"{description} {image}"
     return {
-        "Properties": {"FunctionName": {"Ref": "Function"}, "Description": said},
+        "Properties": {"FunctionName": {"Ref": "Function"}, "Description": entries},
         "UpdateReplacePolicy": "Retain",
         "DeletionPolicy": "Retain",
     }
@@ -92,9 +92,9 @@ def _resource(resource: Resource, others: Sequence[Resource], replaced: Mapping[
     tags = {key: value for key, value in resource.tags.items() if value != IMAGE and value}
     if tags and resource.kind not in BARE:
         properties["Tags"] = [{"Key": key, "Value": value} for key, value in tags.items()]
-    said: dict[str, Any] = {"Type": resource.kind, "Properties": properties}
+    entries: dict[str, Any] = {"Type": resource.kind, "Properties": properties}
     needs = [need for need in resource.needs if need in by_id and need not in _named_in(properties)]
-    return said | ({"DependsOn": needs} if needs else {})
+    return entries | ({"DependsOn": needs} if needs else {})
 
 
 def _reference(resource: Resource) -> dict[str, Any]:

@@ -34,7 +34,7 @@ NAMES = {
 }
 
 
-class Emitted(NamedTuple):
+class EmittedFiles(NamedTuple):
     files: Mapping[str, str]
     copied: Mapping[str, Path]  # of these, the content lies elsewhere
     next_step: str
@@ -49,8 +49,8 @@ def check_kind(kind: str, target: str | None) -> str:
     return target or KINDS[kind][0]
 
 
-def emit(kind: str, spec: DeploySpec, facts: Facts, local: Local) -> Emitted:
-    makers: Mapping[str, Callable[[DeploySpec, Facts, Local], Emitted]] = {
+def emit(kind: str, spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
+    makers: Mapping[str, Callable[[DeploySpec, Facts, Local], EmittedFiles]] = {
         "dockerfile": _dockerfile,
         "compose": _compose,
         "cloudformation": _cloudformation,
@@ -59,22 +59,22 @@ def emit(kind: str, spec: DeploySpec, facts: Facts, local: Local) -> Emitted:
     return makers[kind](spec, facts, local)
 
 
-def _dockerfile(spec: DeploySpec, facts: Facts, local: Local) -> Emitted:
+def _dockerfile(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     made = recipe(spec, facts, local)
-    return Emitted(made.files, made.copied, f"docker build --target {made.stage} --tag {spec.name}:{made.tag} .")
+    return EmittedFiles(made.files, made.copied, f"docker build --target {made.stage} --tag {spec.name}:{made.tag} .")
 
 
-def _compose(spec: DeploySpec, facts: Facts, local: Local) -> Emitted:
+def _compose(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     labels = tags_of(spec, facts)
     if spec.image is not None:
-        said = compose(spec, spec.image, stage=None, labels=labels)
-        return Emitted({"compose.yaml": _yaml([said])}, {}, "docker compose up --detach --wait")
+        service = compose(spec, spec.image, stage=None, labels=labels)
+        return EmittedFiles({"compose.yaml": _yaml([service])}, {}, "docker compose up --detach --wait")
     made = recipe(spec, facts, local)
-    said = compose(spec, image_name(spec, made), stage=made.stage, labels=labels)
-    return Emitted({**made.files, "compose.yaml": _yaml([said])}, made.copied, "docker compose up --build --detach --wait")
+    service = compose(spec, image_name(spec, made), stage=made.stage, labels=labels)
+    return EmittedFiles({**made.files, "compose.yaml": _yaml([service])}, made.copied, "docker compose up --build --detach --wait")
 
 
-def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> Emitted:
+def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     made = None if spec.image is not None else recipe(spec, facts, local)
     image = spec.image or image_name(spec, made)
     files = {NAMES[each["kind"]]: _yaml([each]) for each in manifests(spec, image, tags_of(spec, facts))}
@@ -84,15 +84,15 @@ def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> Emitted:
     if cluster_wide:
         step = f"kubectl apply --server-side --filename {NAMES['ClusterServingRuntime']}, once for the cluster, then {step}"
     if made is None:
-        return Emitted({**files, **cluster_wide}, {}, step)
+        return EmittedFiles({**files, **cluster_wide}, {}, step)
     build = f"docker build --target {made.stage} --tag {image} . && docker push {image}"
-    return Emitted({**made.files, **files, **cluster_wide}, made.copied, f"{build}, then {step}")
+    return EmittedFiles({**made.files, **files, **cluster_wide}, made.copied, f"{build}, then {step}")
 
 
-def _cloudformation(spec: DeploySpec, facts: Facts, local: Local) -> Emitted:
+def _cloudformation(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     text = _yaml([template(spec, facts)])
     roles = ", and --capabilities CAPABILITY_NAMED_IAM, as it makes a role" if spec.create_role else ""
-    return Emitted({"template.yaml": text}, {}, NEEDS_NOTE.format(name=spec.name) + roles)
+    return EmittedFiles({"template.yaml": text}, {}, NEEDS_NOTE.format(name=spec.name) + roles)
 
 
 def image_name(spec: DeploySpec, made: Recipe | None) -> str:

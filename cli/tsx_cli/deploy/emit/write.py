@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.emit.render import Emitted
+from tsx_cli.deploy.emit.render import EmittedFiles
 
 RECORD = ".tsx-emitted.json"  # path -> SHA-256 of what was written there
 
 
-def write(emitted: Emitted, directory: Path) -> list[Path]:
+def write(emitted: EmittedFiles, directory: Path) -> list[Path]:
     """The paths that were written, or are as they would be. Raises CliError before anything is."""
     if directory.exists() and not directory.is_dir():
         raise CliError(f"{directory} is a file; --emit takes a directory")

@@ -39,8 +39,8 @@ class DeployFailed(CliError):
         self.change = change
 
 
-class Left(CliError):
-    """A person went while something was being done."""
+class DeployInterrupted(CliError):
+    """Interrupted (Ctrl-C) while a change was under way."""
 
     exit_code = INTERRUPTED
 
@@ -81,7 +81,7 @@ class Engine:
                 self.on_event(Event(change, "failed", self.clock() - start, error.message))
                 raise DeployFailed(_story(error.message, change, done, self.again), change) from error
             except KeyboardInterrupt as interrupt:
-                raise Left(_left(change, self.kinds[change.resource.kind].traits.left, self.again)) from interrupt
+                raise DeployInterrupted(_left(change, self.kinds[change.resource.kind].traits.left, self.again)) from interrupt
             self.on_event(Event(change, "done", self.clock() - start))
             done.append(change)
 
@@ -94,7 +94,7 @@ class Engine:
             return
         resource = replace(resource, properties=resolved(resource.properties, self.outputs))
         was_under_way = change.observed is not None and change.observed.state == "changing"
-        if was_under_way:  # by a run that was interrupted, or by somebody else
+        if was_under_way:  # started by an interrupted run, or by another user
             change = replace(change, observed=self._until_settled(change, start))
         assert change.action == "create" or change.observed is not None
         if change.action == "replace" and change.observed is not None:
@@ -111,17 +111,17 @@ class Engine:
         """What takes several calls is called until nothing differs; AWS may put back what was before, where an alarm went off."""
         kind, resource, before = self.kinds[change.resource.kind], change.resource, settled.properties
         traits = {resource.kind: kind.traits}
-        has_moved, mends = False, kind.traits.mends and change.action == "update"
+        has_moved, updates_failed = False, kind.traits.updates_failed and change.action == "update"
         has_begun = UNDER_WAY in settled.outputs  # by a run that was left
-        while settled.state != "failed" or mends:
+        while settled.state != "failed" or updates_failed:
             left = plan([resource], {resource.id: settled}, traits).changes[0].fields
-            if not left and not mends:
+            if not left and not updates_failed:
                 break
             if is_over:
                 raise CloudError(f"{resource.name} is as it was before{f': {settled.reason}' if settled.reason else ''}")
             if (has_moved and settled.properties == before) or (has_begun and UNDER_WAY not in settled.outputs):
                 raise CloudError(f"{resource.name} was put back to what it was before, and not by this run")
-            text, mends = kind.update(self.cloud, resource, settled, left), False
+            text, updates_failed = kind.update(self.cloud, resource, settled, left), False
             if text is not None:
                 has_moved = has_moved or self._until_settled(change, start).properties != before
                 self._wait(change, start, kind, text)
@@ -154,7 +154,7 @@ class Engine:
 
 
 def _refuse_strangers(resource: Resource, found: Observed | None) -> None:
-    """What somebody else has made under the name that is wanted is not taken over."""
+    """Raises CliError where the name is taken by a resource of another owner."""
     wanted = resource.tags.get(OWNER)
     if found is not None and wanted is not None and found.tags.get(OWNER) != wanted:
         whose = found.tags.get(OWNER)
@@ -162,10 +162,10 @@ def _refuse_strangers(resource: Resource, found: Observed | None) -> None:
         raise CliError(f"{resource.kind.rpartition('::')[2]} {resource.name} is there already, and {made}; choose another --name")
 
 
-def _story(said: str, change: Change, done: Sequence[Change], again: str) -> str:
+def _story(message: str, change: Change, done: Sequence[Change], again: str) -> str:
     made = [f"{each.resource.kind.rpartition('::')[2]} {each.resource.name}" for each in done if each.action != "delete"]
     exists = f"Made before it, and there now: {', '.join(made)}." if made else "Nothing was changed before it."
-    return f"{said.rstrip('.')}. {exists} {again} to go on from here, or `tsx deploy destroy` to remove all of it."
+    return f"{message.rstrip('.')}. {exists} {again} to go on from here, or `tsx deploy destroy` to remove all of it."
 
 
 def _left(change: Change, what: str, again: str) -> str:

@@ -33,15 +33,15 @@ class Change:
     reason: str = ""  # where the fields do not say it
 
     def as_json(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"action": self.action, "id": self.resource.id, "kind": self.resource.kind, "name": self.resource.name}
-        told["fields"] = [
+        data: dict[str, Any] = {"action": self.action, "id": self.resource.id, "kind": self.resource.kind, "name": self.resource.name}
+        data["fields"] = [
             {"path": each.path, "old": _shown(each.path, each.old), "new": _shown(each.path, each.new)} for each in self.fields
         ]
         if self.reason:
-            told["reason"] = self.reason
+            data["reason"] = self.reason
         if self.resource.how:
-            told["how"] = _plain(self.resource.how)
-        return told
+            data["how"] = _plain(self.resource.how)
+        return data
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _change(resource: Resource, observed: Mapping[str, Observed], traits: Traits
         fields += [Field(f"tags.{key}", found.tags.get(key), value) for key, value in resource.tags.items() if found.tags.get(key) != value]
     if found.state == "failed":
         reason = f"it has failed: {found.reason}" if found.reason else "it has failed"
-        return Change("update" if traits.mends else "replace", resource, found, tuple(fields), reason)
+        return Change("update" if traits.updates_failed else "replace", resource, found, tuple(fields), reason)
     if not fields:
         return Change("same", resource, found)
     if any(field.path.split(".")[0] in traits.fixed for field in fields):

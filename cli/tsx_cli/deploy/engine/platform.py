@@ -1,4 +1,4 @@
-"""What the verbs of `tsx deploy` ask of a target."""
+"""The interface of a deployment target."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tsx_cli.deploy.spec import DeploySpec
 
 
 class Version(NamedTuple):
-    """What was deployed once and can be gone back to."""
+    """An earlier deployment that `tsx deploy rollback` can return to."""
 
     number: int  # 1 is the oldest that is kept
     id: str  # its name on the platform
@@ -48,7 +48,7 @@ class Platform(Protocol):
         ...
 
     def promoting(self, cloud: Any, name: str) -> list[Resource]:
-        """What is wanted where a canary has won. Raises CliError where there is none, or where the platform lets nobody end it."""
+        """What is wanted where a canary has won. Raises CliError where there is none, or where the platform ends it by itself."""
         ...
 
     def status(self, cloud: Any, name: str) -> dict[str, Any] | None:

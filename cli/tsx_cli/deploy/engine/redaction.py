@@ -1,4 +1,4 @@
-"""What a plan shows of values that are nobody's business: plans are kept in logs of CI, and read by many."""
+"""Hides secret values in plans, which end up in CI logs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def hidden(value: Any, name: str = "") -> Any:
     A variable is a key with its value, a `{"name", "value"}` of Kubernetes, or a NAME=VALUE of docker.
     """
     if isinstance(value, Mapping):
-        said = value.get("name")
-        return {key: hidden(each, said if key == "value" and isinstance(said, str) else key) for key, each in value.items()}
+        label = value.get("name")
+        return {key: hidden(each, label if key == "value" and isinstance(label, str) else key) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [hidden(each) for each in value]
     if not isinstance(value, str) or value in _OPEN:

@@ -59,9 +59,11 @@ class Traits:
 
     fixed: frozenset[str] = frozenset()  # properties that cannot be changed: another value makes another resource
     unseen: frozenset[str] = frozenset()  # properties that the platform does not tell again
-    removable: frozenset[str] = frozenset()  # properties that go where they are not wanted; others that nobody names are the platform's own
+    removable: frozenset[str] = (
+        frozenset()
+    )  # properties that go where they are not wanted; others that are not named belong to the platform
     left: str = ""  # what becomes of a change that is left while it goes on, where AWS does not go on by itself
-    mends: bool = False  # one that has failed is updated, not made anew: something of it still answers
+    updates_failed: bool = False  # a failed one is updated, not replaced: part of it still answers
     is_tagged: bool = True  # whether it can carry tags, and tells them
 
 

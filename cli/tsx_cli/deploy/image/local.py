@@ -31,7 +31,7 @@ def this_machine(wheel: Path | None) -> Generator[Local, None, None]:
     with tempfile.TemporaryDirectory(prefix="tsx-wheel-", dir=temporary_place()) as place:
         found = wheel if wheel is not None else _own_wheel(Path(place))
         if found is not None and not (found.is_file() and found.suffix == ".whl"):
-            raise CliError(f"build.wheel: {found} is no wheel; `pip wheel --no-deps DIRECTORY` makes one")
+            raise CliError(f"build.wheel: {found} is not a wheel; `pip wheel --no-deps DIRECTORY` makes one")
         sha = hashlib.sha256(found.read_bytes()).hexdigest() if found is not None else ""
         yield Local(python, metadata.version("torch"), __version__, found, sha)
 
@@ -44,10 +44,10 @@ def image_builder(spec: DeploySpec) -> AbstractContextManager[Local | None]:
 def _own_wheel(place: Path) -> Path | None:
     """None where tsx came from a package index: images get it from there as well."""
     try:
-        said = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+        text = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except metadata.PackageNotFoundError:  # run from a checkout that is not installed
         return _built(Path(__file__).parents[4], place)
-    url = urlsplit(json.loads(said)["url"]) if said else None
+    url = urlsplit(json.loads(text)["url"]) if text else None
     if url is None or url.scheme != "file":
         return None
     path = Path(url2pathname(url.path))

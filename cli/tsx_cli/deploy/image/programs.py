@@ -28,9 +28,9 @@ MACHINES = {"x86_64": "linux/amd64", "amd64": "linux/amd64", "aarch64": "linux/a
 class ProgramError(CloudError):
     """A program said no. `said` is its stderr."""
 
-    def __init__(self, message: str, said: str) -> None:
+    def __init__(self, message: str, output: str) -> None:
         super().__init__(message, "Program")
-        self.said = said
+        self.output = output
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Program:
         """What it prints. Raises ProgramError."""
         done = self.try_(*words, stdin=stdin, environment=environment)
         if done.returncode != 0:
-            said = said_by(done)
+            output = last_output(done)
             raise ProgramError(
-                f"{doing}: {self.name} {words[0]} ended with {done.returncode}: {said or 'it said nothing'}{advice(said)}", said
+                f"{doing}: {self.name} {words[0]} ended with {done.returncode}: {output or 'it said nothing'}{advice(output)}", output
             )
         return done.stdout
 
@@ -63,7 +63,7 @@ class Program:
             raise ProgramError(f"{self.name} cannot be started: {error.strerror}", "") from error
 
     def lines(self, *words: str) -> Generator[str, None, None]:
-        """Of stdout and stderr, as they come, until it ends or nobody reads on."""
+        """Of stdout and stderr, as they come, until it ends or the iterator is closed."""
         process = subprocess.Popen(
             [self.name, *self.first, *words],
             stdin=subprocess.DEVNULL,
@@ -84,32 +84,32 @@ class Program:
             process.wait()
 
 
-def said_by(done: subprocess.CompletedProcess[str]) -> str:
-    """The end of what it wrote, without the lines that kubectl writes for those who mend it."""
+def last_output(done: subprocess.CompletedProcess[str]) -> str:
+    """The end of its output, without kubectl's own debug lines."""
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
     return "\n".join([line for line in lines if not _INNER.match(line)][-TOLD:])
 
 
-def advice(said: str) -> str:
-    if "did you specify the right host or port" in said or "Unable to connect to the server" in said:
+def advice(output: str) -> str:
+    if "did you specify the right host or port" in output or "Unable to connect to the server" in output:
         return " `kubectl config get-contexts` lists the clusters that there are; --set kubernetes.context=NAME takes another."
-    if "no basic auth credentials" in said or "authentication required" in said or "unauthorized" in said.lower():
+    if "no basic auth credentials" in output or "authentication required" in output or "unauthorized" in output.lower():
         return " Log in to the registry first."
     return ""
 
 
 def found(choice: str, among: Sequence[str], instead: str) -> Program:
     """The first that works. Raises CliError, which says of each why it does not."""
-    told = []
+    output = []
     for name in among if choice == "auto" else (choice,):
         if shutil.which(name) is None:
-            told.append(f"{name} is not installed")
+            output.append(f"{name} is not installed")
             continue
         done = Program(name).try_(*(("version", "--format", "{{.Server.Version}}") if name == "docker" else ("--version",)))
         if done.returncode == 0:
             return Program(name)
-        told.append(f"{name}: {(done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or ['it does not work']}")
-    why = "; ".join(told).replace("['", "").replace("']", "")
+        output.append(f"{name}: {(done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or ['it does not work']}")
+    why = "; ".join(output).replace("['", "").replace("']", "")
     raise CliError(f"there is nothing here to work with containers: {why}. {instead}")
 
 

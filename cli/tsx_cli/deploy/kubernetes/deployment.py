@@ -60,8 +60,8 @@ class Kubernetes:
         ]
 
     def going_back(self, cloud: Cluster, name: str, version: Version) -> list[Resource]:
-        said = {"ReplicaSet": version.id, "Revision": version.number}
-        return [Resource("Revision", f"{KIND}Revision", name, said)]
+        properties = {"ReplicaSet": version.id, "Revision": version.number}
+        return [Resource("Revision", f"{KIND}Revision", name, properties)]
 
     def promoting(self, cloud: Cluster, name: str) -> list[Resource]:
         raise CliError("a Deployment has no canary: its pods are replaced one by one, as the new ones become ready")

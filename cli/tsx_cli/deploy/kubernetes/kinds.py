@@ -47,15 +47,17 @@ class Cluster:
 
     def get(self, type_: str, *words: str, doing: str) -> dict[str, Any] | None:
         """None where there is none."""
-        said = self.program.ask("get", type_, *words, "--namespace", self.namespace, "--output", "json", "--ignore-not-found", doing=doing)
-        return dict(json.loads(said)) if said.strip() else None
+        output = self.program.ask(
+            "get", type_, *words, "--namespace", self.namespace, "--output", "json", "--ignore-not-found", doing=doing
+        )
+        return dict(json.loads(output)) if output.strip() else None
 
     def listed(self, type_: str, name: str) -> list[dict[str, Any]]:
         """Of one deployment; none where the cluster does not know this type."""
         try:
             found = self.get(type_, "--selector", selector(name), doing=f"listing the {type_.partition('.')[0]} of {name}")
         except ProgramError as error:
-            if UNKNOWN in error.said:
+            if UNKNOWN in error.output:
                 return []
             raise
         return list((found or {}).get("items", []))
@@ -68,7 +70,7 @@ def selector(name: str) -> str:
 class Object:
     """Of one kind. A resource's properties are the object itself."""
 
-    traits = Traits(is_tagged=False, unseen=frozenset({"apiVersion", "kind"}), mends=True)
+    traits = Traits(is_tagged=False, unseen=frozenset({"apiVersion", "kind"}), updates_failed=True)
     poll, patience = 2.0, 7200.0
 
     def __init__(self, kind: str) -> None:
@@ -78,8 +80,8 @@ class Object:
         try:
             found = cloud.get(TYPES[self._kind], name, doing=f"looking for the {self._kind} {name}")
         except ProgramError as error:
-            if UNKNOWN in error.said:
-                raise ProgramError(f"{cloud.region} has no {self._kind}. {ADVICE.get(self._kind, '')}".strip(), error.said) from error
+            if UNKNOWN in error.output:
+                raise ProgramError(f"{cloud.region} has no {self._kind}. {ADVICE.get(self._kind, '')}".strip(), error.output) from error
             raise
         if found is None:
             return None
@@ -115,7 +117,7 @@ class Object:
 class Revision:
     """What a Deployment's pods are like: one of its replica sets, which it is sent back to."""
 
-    traits = Traits(is_tagged=False, unseen=frozenset({"Revision"}), mends=True)
+    traits = Traits(is_tagged=False, unseen=frozenset({"Revision"}), updates_failed=True)
     poll, patience = 2.0, 7200.0
 
     def observe(self, cloud: Cluster, name: str) -> Observed | None:
@@ -125,8 +127,8 @@ class Revision:
         now = (deployment.properties["metadata"].get("annotations") or {}).get(REVISION)
         sets = cloud.listed("replicasets.v1.apps", name)
         current = next((each for each in sets if each["metadata"]["annotations"].get(REVISION) == now), None)
-        said = {} if current is None else {"ReplicaSet": current["metadata"]["name"]}
-        return Observed(name, said, deployment.tags, deployment.outputs, deployment.state, deployment.reason)
+        output = {} if current is None else {"ReplicaSet": current["metadata"]["name"]}
+        return Observed(name, output, deployment.tags, deployment.outputs, deployment.state, deployment.reason)
 
     def create(self, cloud: Cluster, resource: Resource) -> None:
         raise AssertionError("a plan goes back only where something is")

@@ -48,8 +48,8 @@ def scales(spec: DeploySpec) -> bool:
 def _metadata(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
     """Labels hold few characters, so what is longer is an annotation."""
     own = {"app.kubernetes.io/name": spec.name, "app.kubernetes.io/managed-by": "tsx"}
-    said = {key.replace(":", "/"): value for key, value in labels.items() if value}
-    return {"name": spec.name, "namespace": spec.kubernetes.namespace, "labels": own, "annotations": said}
+    body = {key.replace(":", "/"): value for key, value in labels.items() if value}
+    return {"name": spec.name, "namespace": spec.kubernetes.namespace, "labels": own, "annotations": body}
 
 
 def _selector(spec: DeploySpec) -> Manifest:
@@ -77,7 +77,7 @@ def _deployment(spec: DeploySpec, image: str, labels: Mapping[str, str]) -> Mani
         pod["imagePullSecrets"] = [{"name": own.pull_secret}]
     metadata = _metadata(spec, labels)
     shown = {key: value for key, value in metadata["annotations"].items() if key.startswith("tsx/model")}  # others would restart pods
-    said: Manifest = {
+    body: Manifest = {
         "revisionHistoryLimit": spec.keep,
         "progressDeadlineSeconds": own.startup_timeout + 60,
         "selector": {"matchLabels": _selector(spec)},
@@ -85,8 +85,8 @@ def _deployment(spec: DeploySpec, image: str, labels: Mapping[str, str]) -> Mani
         "template": {"metadata": {"labels": metadata["labels"], "annotations": shown}, "spec": pod},
     }
     if not scales(spec):
-        said = {"replicas": own.replicas, **said}  # else it is the autoscaler's, and not this file's, to say
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": said}
+        body = {"replicas": own.replicas, **body}  # else it is the autoscaler's, and not this file's, to say
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": body}
 
 
 def _container(spec: DeploySpec, image: str) -> Manifest:
@@ -124,14 +124,14 @@ def _probe(path: str, *, period: int, failures: int) -> Manifest:
 
 def _environment(spec: DeploySpec) -> list[Manifest]:
     own = spec.kubernetes
-    said = {
+    variables = {
         "TSX_SHUTDOWN_DELAY": str(min(NOTICE, own.grace // 4)),
         "TSX_DRAIN_TIMEOUT": str(max(1, own.grace - NOTICE - MARGIN)),
     }
     if own.token_secret is None:
-        said["TSX_DISABLE_TOKEN_AUTHORIZATION"] = "true"
-    said |= spec.env
-    listed: list[Manifest] = [{"name": name, "value": value} for name, value in said.items()]
+        variables["TSX_DISABLE_TOKEN_AUTHORIZATION"] = "true"
+    variables |= spec.env
+    listed: list[Manifest] = [{"name": name, "value": value} for name, value in variables.items()]
     if own.token_secret is not None:
         for name, key in (("TSX_INFERENCE_TOKEN", "inference"), ("TSX_MANAGEMENT_TOKEN", "management")):
             listed.append({"name": name, "valueFrom": {"secretKeyRef": {"name": own.token_secret, "key": key}}})
@@ -140,8 +140,8 @@ def _environment(spec: DeploySpec) -> list[Manifest]:
 
 def _service(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
     ports = [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in (("http", HTTP), ("metrics", METRICS))]
-    said = {"type": "ClusterIP", "selector": _selector(spec), "ports": ports}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(spec, labels), "spec": said}
+    body = {"type": "ClusterIP", "selector": _selector(spec), "ports": ports}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(spec, labels), "spec": body}
 
 
 def _autoscaler(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
@@ -151,27 +151,27 @@ def _autoscaler(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
         "type": "Pods",
         "pods": {"metric": {"name": "tsx_queue_depth"}, "target": {"type": "AverageValue", "averageValue": str(own.queue_target)}},
     }
-    said = {
+    body = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": spec.name},
         "minReplicas": max(own.replicas, 1),
         "maxReplicas": own.most_replicas,
         "metrics": [metric],
         "behavior": {"scaleDown": {"stabilizationWindowSeconds": 300}},
     }
-    return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": _metadata(spec, labels), "spec": said}
+    return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": _metadata(spec, labels), "spec": body}
 
 
 def _budget(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
-    said = {"maxUnavailable": 1, "selector": {"matchLabels": _selector(spec)}}
-    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": _metadata(spec, labels), "spec": said}
+    body = {"maxUnavailable": 1, "selector": {"matchLabels": _selector(spec)}}
+    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": _metadata(spec, labels), "spec": body}
 
 
 def _monitor(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
     endpoint: Manifest = {"port": "metrics", "path": "/metrics", "interval": "15s"}
     if spec.kubernetes.token_secret is not None:
         endpoint["authorization"] = {"type": "Bearer", "credentials": {"name": spec.kubernetes.token_secret, "key": "management"}}
-    said = {"selector": {"matchLabels": _selector(spec)}, "endpoints": [endpoint]}
-    return {"apiVersion": "monitoring.coreos.com/v1", "kind": "ServiceMonitor", "metadata": _metadata(spec, labels), "spec": said}
+    body = {"selector": {"matchLabels": _selector(spec)}, "endpoints": [endpoint]}
+    return {"apiVersion": "monitoring.coreos.com/v1", "kind": "ServiceMonitor", "metadata": _metadata(spec, labels), "spec": body}
 
 
 def serving_runtime(image: str) -> Manifest:
@@ -200,13 +200,13 @@ def serving_runtime(image: str) -> Manifest:
         },
         "resources": {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"cpu": "1", "memory": "2Gi"}},
     }
-    said = {
+    body = {
         "annotations": {"prometheus.kserve.io/port": str(HTTP), "prometheus.kserve.io/path": "/metrics"},
         "supportedModelFormats": [{"name": "pytorch", "version": "1", "autoSelect": True, "priority": 3}],
         "protocolVersions": ["v1", "v2"],
         "containers": [container],
     }
-    return {"apiVersion": "serving.kserve.io/v1alpha1", "kind": "ClusterServingRuntime", "metadata": {"name": "kserve-tsx"}, "spec": said}
+    return {"apiVersion": "serving.kserve.io/v1alpha1", "kind": "ClusterServingRuntime", "metadata": {"name": "kserve-tsx"}, "spec": body}
 
 
 def inference_service(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:

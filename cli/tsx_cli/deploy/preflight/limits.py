@@ -78,7 +78,7 @@ ARM = re.compile(r"ml\.[a-z]+\d+g[a-z]*\.")  # c7g, m7gd: Graviton
 
 
 @dataclass(frozen=True)
-class Place:
+class TargetProfile:
     """A target as one deployment asks for it. What is None is not known."""
 
     target: str  # of LIMITS
@@ -93,8 +93,8 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Known:
-    """What is known of an archive before it is deployed. What is None nobody has measured or said."""
+class ModelProfile:
+    """What is known of an archive before it is deployed. What is None is not known."""
 
     packed: int  # bytes of the archive
     unpacked: int
@@ -116,13 +116,13 @@ class Finding(NamedTuple):
         return {"level": "error" if self.is_error else "warning", "text": self.text, "source": self.source}
 
 
-def findings(place: Place, known: Known) -> list[Finding]:
+def findings(place: TargetProfile, known: ModelProfile) -> list[Finding]:
     """Errors first."""
     found = [finding for rule in RULES for finding in rule(place, known)]
     return sorted(found, key=lambda finding: not finding.is_error)
 
 
-def _payload(place: Place, known: Known) -> Iterator[Finding]:
+def _payload(place: TargetProfile, known: ModelProfile) -> Iterator[Finding]:
     limit = place.limits.get("request")
     if limit is None:
         return
@@ -130,14 +130,14 @@ def _payload(place: Place, known: Known) -> Iterator[Finding]:
         for content_type, size in sizes.items():
             wide = place.target in IN_BASE64 and not TEXT.match(content_type)
             most = limit.most * 3 / 4 if wide else limit.most
-            said = f"{place.name} takes requests of {size_of(most)}" + (" (this type travels in base64, a third longer)" if wide else "")
+            text = f"{place.name} takes requests of {size_of(most)}" + (" (this type travels in base64, a third longer)" if wide else "")
             if size > most:
-                yield Finding(True, f"{whose} has {size_of(size)}, and {said}. {_smaller(place)}", limit.source)
+                yield Finding(True, f"{whose} has {size_of(size)}, and {text}. {_smaller(place)}", limit.source)
             elif size > NEARLY * most:
-                yield Finding(False, f"{whose} has {size_of(size)}, close to what is taken: {said}", limit.source)
+                yield Finding(False, f"{whose} has {size_of(size)}, close to what is taken: {text}", limit.source)
 
 
-def _smaller(place: Place) -> str:
+def _smaller(place: TargetProfile) -> str:
     if place.target == "sagemaker asynchronous":
         return "Send smaller inputs"
     if place.target == "lambda":
@@ -146,79 +146,79 @@ def _smaller(place: Place) -> str:
     return f"Send smaller inputs{serverless}, or set sagemaker.asynchronous, which takes 1 GiB by way of S3"
 
 
-def _time(place: Place, known: Known) -> Iterator[Finding]:
+def _time(place: TargetProfile, known: ModelProfile) -> Iterator[Finding]:
     limit = place.limits.get("time")
     if limit is None:
         return
     if known.p99_ms is not None:
         seconds, way = known.p99_ms / 1000, _longer(place, limit)
-        said = f"in its benchmark one request in a hundred took {seconds:.3g} s or more"
+        text = f"in its benchmark one request in a hundred took {seconds:.3g} s or more"
         if seconds > limit.most:
-            yield Finding(True, f"{said}, and {place.name} ends one after {limit.most:g} s. {way}", limit.source)
+            yield Finding(True, f"{text}, and {place.name} ends one after {limit.most:g} s. {way}", limit.source)
         elif seconds > limit.most / 2:
             yield Finding(
-                False, f"{said}; {place.name} ends one after {limit.most:g} s, which slower machines may need. {way}", limit.source
+                False, f"{text}; {place.name} ends one after {limit.most:g} s, which slower machines may need. {way}", limit.source
             )
     if known.response_timeout is not None and known.response_timeout > limit.most:
-        said = f"responseTimeout of the archive is {known.response_timeout} s, but {place.name} gives a request up after {limit.most:g} s"
-        yield Finding(False, said, limit.source)
+        text = f"responseTimeout of the archive is {known.response_timeout} s, but {place.name} gives a request up after {limit.most:g} s"
+        yield Finding(False, text, limit.source)
 
 
-def _longer(place: Place, limit: Limit) -> str:
+def _longer(place: TargetProfile, limit: Limit) -> str:
     if limit.key:
         return f"Raise {limit.key}, make batches smaller, or take a faster machine"
     asynchronous = ", or set sagemaker.asynchronous, which gives an hour" if place.target.startswith("sagemaker") else ""
     return f"Make batches smaller, take a faster machine{asynchronous}"
 
 
-def _start(place: Place, known: Known) -> Iterator[Finding]:
+def _start(place: TargetProfile, known: ModelProfile) -> Iterator[Finding]:
     limit = place.limits.get("start")
     if limit is None or known.load_seconds is None:
         return
-    said = f"it took {known.load_seconds:.1f} s to load on this machine"
+    text = f"it took {known.load_seconds:.1f} s to load on this machine"
     way = f"raise {limit.key}" if limit.key else "make the model smaller"
     if known.load_seconds > limit.most:
-        yield Finding(True, f"{said}, and {place.name} gives it {limit.most:g} s to start: {way}", limit.source)
+        yield Finding(True, f"{text}, and {place.name} gives it {limit.most:g} s to start: {way}", limit.source)
     elif known.load_seconds > limit.most / 3:
-        said = f"{said}; {place.name} gives it {limit.most:g} s to start, its image and model downloaded: {way} if it fails"
-        yield Finding(False, said, limit.source)
+        text = f"{text}; {place.name} gives it {limit.most:g} s to start, its image and model downloaded: {way} if it fails"
+        yield Finding(False, text, limit.source)
 
 
-def _room(place: Place, known: Known) -> Iterator[Finding]:
+def _room(place: TargetProfile, known: ModelProfile) -> Iterator[Finding]:
     memory, disk = place.limits.get("memory"), place.limits.get("disk")
     if memory is not None:
         way = f"raise {memory.key}" if memory.key else "choose one with more"
-        said = f"what is in the archive has {size_of(known.unpacked)}"
+        text = f"what is in the archive has {size_of(known.unpacked)}"
         if known.unpacked > memory.most:
-            yield Finding(True, f"{said}, and {_where(place)} has {size_of(memory.most)} of memory: {way}", memory.source)
+            yield Finding(True, f"{text}, and {_where(place)} has {size_of(memory.most)} of memory: {way}", memory.source)
         elif known.unpacked > memory.most / 2:
-            said = (
-                f"{said}, and {_where(place)} has {size_of(memory.most)} of memory, for torch and the requests too: {way} if it is killed"
+            text = (
+                f"{text}, and {_where(place)} has {size_of(memory.most)} of memory, for torch and the requests too: {way} if it is killed"
             )
-            yield Finding(False, said, memory.source)
+            yield Finding(False, text, memory.source)
     if disk is not None and known.packed + known.unpacked > disk.most:
-        said = f"the archive and what is in it take {size_of(known.packed + known.unpacked)} of disk"
+        text = f"the archive and what is in it take {size_of(known.packed + known.unpacked)} of disk"
         way = f"raise {disk.key}" if disk.key else "make the model smaller, or deploy to instances"
-        yield Finding(True, f"{said}, and there are {size_of(disk.most)}: {way}", disk.source)
+        yield Finding(True, f"{text}, and there are {size_of(disk.most)}: {way}", disk.source)
 
 
-def _where(place: Place) -> str:
+def _where(place: TargetProfile) -> str:
     return place.instance_type or place.name
 
 
-def _image(place: Place, known: Known) -> Iterator[Finding]:
+def _image(place: TargetProfile, known: ModelProfile) -> Iterator[Finding]:
     limit = place.limits.get("image")
     if limit is None or known.image_bytes is None:
         return
-    said = f"the image has {size_of(known.image_bytes)} packed, and {place.name} takes {size_of(limit.most)} unpacked"
+    text = f"the image has {size_of(known.image_bytes)} packed, and {place.name} takes {size_of(limit.most)} unpacked"
     way = "Build it with the CPU's wheels of torch (TORCH_INDEX_URL), and with less beside them"
     if known.image_bytes > limit.most:
-        yield Finding(True, f"{said}. {way}", limit.source)
+        yield Finding(True, f"{text}. {way}", limit.source)
     elif known.image_bytes > 0.4 * limit.most:  # torch unpacks to about two and a half times its packed size
-        yield Finding(False, f"{said}: it may be too large. {way}", limit.source)
+        yield Finding(False, f"{text}: it may be too large. {way}", limit.source)
 
 
-def _environment(place: Place, known: Known) -> Iterator[Finding]:
+def _environment(place: TargetProfile, known: ModelProfile) -> Iterator[Finding]:
     count, each, total = (place.limits.get(what) for what in ("env_count", "env_each", "env"))
     if count is not None and len(place.env) > count.most:
         yield Finding(True, f"env has {len(place.env)} variables, and {place.name} takes {count.most:g}", count.source)
@@ -227,11 +227,11 @@ def _environment(place: Place, known: Known) -> Iterator[Finding]:
             yield Finding(True, f"env.{name} is longer than {each.most:g} bytes: put it into a file of the archive", each.source)
     size = sum(len(name.encode()) + len(value.encode()) for name, value in place.env.items())
     if total is not None and size > total.most:
-        said = f"env has {size_of(size)}, and {place.name} takes {size_of(total.most)} in all: put some of it into a file of the archive"
-        yield Finding(True, said, total.source)
+        text = f"env has {size_of(size)}, and {place.name} takes {size_of(total.most)} in all: put some of it into a file of the archive"
+        yield Finding(True, text, total.source)
 
 
-def _device(place: Place, known: Known) -> Iterator[Finding]:
+def _device(place: TargetProfile, known: ModelProfile) -> Iterator[Finding]:
     kind = place.instance_type or ""
     if NEURON.match(kind):
         yield Finding(True, f"{kind} has AWS's own accelerators, which torch in tsx does not use: choose ml.g… for GPUs, or ml.c… for CPUs")
@@ -241,11 +241,12 @@ def _device(place: Place, known: Known) -> Iterator[Finding]:
         where = f"{kind} has" if kind else f"{place.name} has here"
         yield Finding(False, f"the archive is configured for a GPU, and {where} none: it will run on the CPU, and slower than measured")
     if known.device == "cpu" and place.has_gpu:
-        said = f"{kind or place.name} has a GPU, and the archive is configured for the CPU (deviceType): measure it there with tsx bench"
-        yield Finding(False, said)
+        text = f"{kind or place.name} has a GPU, and the archive is configured for the CPU (deviceType): measure it there with tsx bench"
+        yield Finding(False, text)
 
 
-RULES: Sequence[Callable[[Place, Known], Iterator[Finding]]] = (_payload, _time, _start, _room, _image, _environment, _device)
+Rule = Callable[[TargetProfile, ModelProfile], Iterator[Finding]]
+RULES: Sequence[Rule] = (_payload, _time, _start, _room, _image, _environment, _device)
 
 
 def size_of(size: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Curve
-from tsx_cli.bench.storage.archive_record import Kept
+from tsx_cli.bench.storage.archive_record import ArchiveRecord
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.core.placement.hardware import describe
 
@@ -23,7 +23,7 @@ SHOWN = 6  # points of the curve
 class Outlook:
     """`fewest` and `most` are instances; None where the target counts none. `in_flight` is of one, at its best."""
 
-    kept: Kept
+    kept: ArchiveRecord
     archive: str
     fewest: int | None
     most: int | None
@@ -58,13 +58,13 @@ class Outlook:
 
     def as_json(self) -> dict[str, Any]:
         best, curve = self.kept.best, self._curve
-        told: dict[str, Any] = {"date": self.kept.measured, "on": self.where, "slo": self.kept.slo, "configuration": best.configuration}
-        told |= {"rps": best.throughput, "p50_ms": best.p50_ms, "p99_ms": best.p99_ms, "in_flight": round(self.in_flight, 2)}
-        told |= {"autoscaling_target": self.fitting_target, "alone_ms": self.alone_ms}
-        told["rps_of_all"] = None if self.fewest is None else best.throughput * self.fewest
-        told["rps_of_most"] = None if self.most is None else best.throughput * self.most
-        told["curve_ms"] = {} if curve is None else {point.batch_size: point.median_ms for point in curve.points}
-        return told
+        data: dict[str, Any] = {"date": self.kept.measured, "on": self.where, "slo": self.kept.slo, "configuration": best.configuration}
+        data |= {"rps": best.throughput, "p50_ms": best.p50_ms, "p99_ms": best.p99_ms, "in_flight": round(self.in_flight, 2)}
+        data |= {"autoscaling_target": self.fitting_target, "alone_ms": self.alone_ms}
+        data["rps_of_all"] = None if self.fewest is None else best.throughput * self.fewest
+        data["rps_of_most"] = None if self.most is None else best.throughput * self.most
+        data["curve_ms"] = {} if curve is None else {point.batch_size: point.median_ms for point in curve.points}
+        return data
 
     def lines(self) -> list[str]:
         best, bound = self.kept.best, f" under {self.kept.slo}" if self.kept.slo else ""
@@ -96,7 +96,7 @@ class Outlook:
         return []
 
 
-def outlook(kept: Kept | None, spec: DeploySpec) -> Outlook | None:
+def outlook(kept: ArchiveRecord | None, spec: DeploySpec) -> Outlook | None:
     """None where the archive was never measured."""
     if kept is None:
         return None

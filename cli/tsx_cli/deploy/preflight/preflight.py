@@ -15,11 +15,11 @@ from typing import Any
 
 from tsx_archiver import Inspection, verify_archive
 from tsx_cli.archive.check import CheckResult
-from tsx_cli.bench.storage.archive_record import Kept, read_kept
+from tsx_cli.bench.storage.archive_record import ArchiveRecord, read_record
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.output import one_line
-from tsx_cli.deploy.preflight.limits import ACCELERATED, GIB, LIMITS, MIB, SET, Finding, Known, Limit, Place, findings
+from tsx_cli.deploy.preflight.limits import ACCELERATED, GIB, LIMITS, MIB, SET, Finding, Limit, ModelProfile, TargetProfile, findings
 from tsx_cli.deploy.preflight.outlook import Outlook, outlook
 from tsx_cli.deploy.preflight.prices import Cost, Prices, cost, machine, read_prices
 from tsx_cli.deploy.spec import DeploySpec
@@ -32,8 +32,8 @@ TOLERANCE = 1e-4
 @dataclass(frozen=True)
 class Preflight:
     spec: DeploySpec
-    place: Place
-    known: Known
+    place: TargetProfile
+    known: ModelProfile
     outlook: Outlook | None
     cost: Cost
     found: tuple[Finding, ...] = ()
@@ -45,8 +45,8 @@ class Preflight:
     def lines(self, today: date) -> list[str]:
         """What stands below a plan."""
         measured = [f"measured: never; `tsx bench {self.spec.model} --write` finds its best batch size and puts it into the archive"]
-        told = measured if self.outlook is None else self.outlook.lines()
-        return [one_line(line) for line in [*told, *self.cost.lines(today), *(f"note: {each.text}" for each in self.found)]]
+        shown = measured if self.outlook is None else self.outlook.lines()
+        return [one_line(line) for line in [*shown, *self.cost.lines(today), *(f"note: {each.text}" for each in self.found)]]
 
     def loaded(self, result: CheckResult) -> Preflight:
         """With what loading it has told."""
@@ -59,14 +59,14 @@ class Preflight:
 def look_ahead(spec: DeploySpec, inspection: Inspection, region: str, image_bytes: int | None, *, strict: bool) -> Preflight:
     """Raises CliError for a damaged archive, and where `strict` for what the target would refuse."""
     _whole(spec.model)
-    kept, prices = read_kept(spec.model), read_prices()
-    place, known = place_of(spec, prices, region), known_of(inspection, kept, image_bytes)
+    kept, prices = read_record(spec.model), read_prices()
+    place, known = place_of(spec, prices, region), model_profile(inspection, kept, image_bytes)
     view = outlook(kept, spec)
     found = findings(place, known)
     errors = [each for each in found if each.is_error]
     if errors and strict:
-        said = "; ".join(f"{each.text}{f' ({each.source})' if each.source else ''}" for each in errors)
-        raise CliError(f"{spec.model} does not fit {place.name}: {said}. Nothing was changed; {ALL_THE_SAME}")
+        problems = "; ".join(f"{each.text}{f' ({each.source})' if each.source else ''}" for each in errors)
+        raise CliError(f"{spec.model} does not fit {place.name}: {problems}. Nothing was changed; {ALL_THE_SAME}")
     estimate = cost(spec, region, prices, None if view is None else view.alone_ms)
     return Preflight(spec, place, known, view, estimate, tuple(found))
 
@@ -84,22 +84,22 @@ def load(path: Path) -> CheckResult:
     return result
 
 
-def place_of(spec: DeploySpec, prices: Prices, region: str) -> Place:
+def place_of(spec: DeploySpec, prices: Prices, region: str) -> TargetProfile:
     """The target with the limits that the deployment itself sets."""
     if spec.target == "container":
         one = spec.container
         own = {"start": Limit(one.startup_timeout, SET, "container.startup_timeout")}
         own |= {"memory": Limit(_bytes(one.memory), SET, "container.memory")} if one.memory else {}
-        return Place(spec.target, {**LIMITS[spec.target], **own}, spec.env, one.gpus > 0)
+        return TargetProfile(spec.target, {**LIMITS[spec.target], **own}, spec.env, one.gpus > 0)
     if spec.target == "kubernetes":
         pod = spec.kubernetes
         own = {"start": Limit(pod.startup_timeout, SET, "kubernetes.startup_timeout")}
         own |= {"memory": Limit(_bytes(pod.memory), SET, "kubernetes.memory")}
-        return Place(spec.target, {**LIMITS[spec.target], **own}, spec.env, pod.gpus > 0)
+        return TargetProfile(spec.target, {**LIMITS[spec.target], **own}, spec.env, pod.gpus > 0)
     return _function(spec) if spec.target == "lambda" else _endpoint(spec, prices, region)
 
 
-def _function(spec: DeploySpec) -> Place:
+def _function(spec: DeploySpec) -> TargetProfile:
     """The model is in the image, so /tmp need not hold it."""
     own, managed = spec.lambda_, spec.lambda_.managed_instances
     limits = {
@@ -108,21 +108,21 @@ def _function(spec: DeploySpec) -> Place:
         "start": Limit(own.timeout, SET, "lambda.timeout"),
         "memory": Limit(own.memory * MIB, SET, "lambda.memory"),
     }
-    return Place("lambda", limits, spec.env, managed is not None and managed.gpu_memory is not None)
+    return TargetProfile("lambda", limits, spec.env, managed is not None and managed.gpu_memory is not None)
 
 
-def _endpoint(spec: DeploySpec, prices: Prices, region: str) -> Place:
+def _endpoint(spec: DeploySpec, prices: Prices, region: str) -> TargetProfile:
     own = spec.sagemaker
     kind = "sagemaker serverless" if own.serverless else "sagemaker asynchronous" if own.asynchronous else "sagemaker"
     limits = dict(LIMITS[kind])
     if own.serverless is not None:
         limits["memory"] = Limit(own.serverless.memory * MIB, SET, "sagemaker.serverless.memory")
-        return Place(kind, limits, spec.env, has_gpu=False)
+        return TargetProfile(kind, limits, spec.env, has_gpu=False)
     limits["start"] = Limit(own.startup_timeout, SET, "sagemaker.startup_timeout")
     listed = machine(prices, region, own.instance_type)
     if listed.memory is not None:
         limits["memory"] = Limit(listed.memory, "the price list", "sagemaker.instance_type")
-    return Place(kind, limits, spec.env, bool(ACCELERATED.match(own.instance_type)), own.instance_type)
+    return TargetProfile(kind, limits, spec.env, bool(ACCELERATED.match(own.instance_type)), own.instance_type)
 
 
 def _bytes(text: str) -> int:
@@ -131,7 +131,7 @@ def _bytes(text: str) -> int:
     return int(number) * (GIB if "g" in text.lower() else MIB)
 
 
-def known_of(inspection: Inspection, kept: Kept | None, image_bytes: int | None = None) -> Known:
+def model_profile(inspection: Inspection, kept: ArchiveRecord | None, image_bytes: int | None = None) -> ModelProfile:
     unpacked = sum(member.size for member in inspection.members)
     samples = _largest({member.name: member.size for member in inspection.members if member.name.startswith(f"{SAMPLES}/")})
     config = inspection.config
@@ -142,7 +142,7 @@ def known_of(inspection: Inspection, kept: Kept | None, image_bytes: int | None 
         kinds = kept.inputs.content_types or {"application/octet-stream": 1}
         measured = {max(kinds, key=lambda kind: kinds[kind]): kept.inputs.largest}
     p99 = None if kept is None else kept.best.p99_ms
-    return Known(inspection.size, unpacked, samples, measured, p99, device, config.response_timeout, image_bytes=image_bytes)
+    return ModelProfile(inspection.size, unpacked, samples, measured, p99, device, config.response_timeout, image_bytes=image_bytes)
 
 
 def _largest(sizes: Mapping[str, int]) -> dict[str, int]:

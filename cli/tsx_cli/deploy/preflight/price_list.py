@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from typing import Any
 
-from tsx_cli.deploy.aws.session import Cloud, told
+from tsx_cli.deploy.aws.session import Cloud, translated_errors
 from tsx_cli.deploy.preflight.limits import GIB
 from tsx_cli.deploy.preflight.prices import Instance, LambdaPrices, Region
 
@@ -29,7 +29,7 @@ _KEYS = {
 }
 
 
-def asked(cloud: Cloud, today: date) -> Region:
+def fetch_prices(cloud: Cloud, today: date) -> Region:
     """Raises CloudError."""
     found = Region(date=today)
     for usage in ("Host:ml.", "AsyncInf:ml.", "ServerlessInf:Mem-"):
@@ -42,7 +42,7 @@ def _products(cloud: Cloud, service: str, usage: str = "") -> Iterator[Mapping[s
     filters = [{"Type": "TERM_MATCH", "Field": "regionCode", "Value": cloud.region}]
     if usage:
         filters.append({"Type": "CONTAINS", "Field": "usagetype", "Value": usage})
-    with told(f"asking for the prices of {service} (pricing:GetProducts)"):
+    with translated_errors(f"asking for the prices of {service} (pricing:GetProducts)"):
         pages = cloud.client("pricing", SERVED_FROM).get_paginator("get_products")
         for page in pages.paginate(ServiceCode=service, Filters=filters, FormatVersion="aws_v1"):
             yield from map(json.loads, page["PriceList"])
@@ -50,14 +50,17 @@ def _products(cloud: Cloud, service: str, usage: str = "") -> Iterator[Mapping[s
 
 def add_sagemaker(found: Region, products: Iterable[Mapping[str, Any]]) -> None:
     for product in products:
-        said = product["product"]["attributes"]
-        usage = said.get("usagetype", "")
+        attributes = product["product"]["attributes"]
+        usage = attributes.get("usagetype", "")
         if match := _INSTANCE.fullmatch(usage):
             price = _price(product, "hrs", "hours", "hour")
             if price is not None:
                 own = found.instances.setdefault(match[2], Instance())
                 setattr(own, "hour" if match[1] == "Host" else "asynchronous_hour", price)
-                own.memory, own.gpus = _memory(said.get("memory", "")) or own.memory, _count(said) if own.gpus is None else own.gpus
+                own.memory, own.gpus = (
+                    _memory(attributes.get("memory", "")) or own.memory,
+                    _count(attributes) if own.gpus is None else own.gpus,
+                )
         elif match := _SERVERLESS.fullmatch(usage):
             price = _price(product, "seconds", "second", "sec")
             if price is not None:
@@ -89,7 +92,7 @@ def _memory(text: str) -> int | None:
     return round(float(match[1].replace(",", "")) * GIB) if match else None
 
 
-def _count(said: Mapping[str, str]) -> int | None:
+def _count(attributes: Mapping[str, str]) -> int | None:
     """GPUs, which the list counts where there are any, and calls N/A where there are none."""
-    text = said.get("gpu") or said.get("physicalGpu") or ""
+    text = attributes.get("gpu") or attributes.get("physicalGpu") or ""
     return int(text) if text.isdigit() else 0 if text.upper() in ("N/A", "NA") else None

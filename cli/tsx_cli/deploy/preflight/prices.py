@@ -72,12 +72,12 @@ class Cost:
     why: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"currency": "USD", "prices_of": None if self.on is None else self.on.isoformat(), "of": self.what}
-        told |= {"per_hour": self.hour, "per_hour_at_most": self.most, "per_million_requests": self.busy}
-        told["per_month"] = None if self.hour is None else round(self.hour * HOURS, 2)
+        fields: dict[str, Any] = {"currency": "USD", "prices_of": None if self.on is None else self.on.isoformat(), "of": self.what}
+        fields |= {"per_hour": self.hour, "per_hour_at_most": self.most, "per_million_requests": self.busy}
+        fields["per_month"] = None if self.hour is None else round(self.hour * HOURS, 2)
         if self.why:
-            told["unknown"] = self.why
-        return told
+            fields["unknown"] = self.why
+        return fields
 
     def lines(self, today: date) -> list[str]:
         if self.hour is None:
@@ -101,7 +101,7 @@ class Cost:
 def cost(spec: DeploySpec, region: str, prices: Prices, request_ms: float | None = None) -> Cost:
     """`request_ms`: how long the model works on one request, where that was measured."""
     if spec.target not in ("sagemaker", "lambda"):
-        return Cost(why="the machines are yours; `tsx plan MODEL.mar --rps N --price-per-hour P` reckons with what they cost you")
+        return Cost(why="the machines are yours; `tsx plan MODEL.mar --rps N --price-per-hour P` uses your own price")
     known = prices.regions.get(region)
     if known is None:
         return Cost(why=f"there are no prices of {region} on this machine: {REFRESH}")
@@ -109,7 +109,7 @@ def cost(spec: DeploySpec, region: str, prices: Prices, request_ms: float | None
 
 
 def _function(spec: DeploySpec, known: Region, request_ms: float | None) -> Cost:
-    """Free where nobody asks, but for concurrency that is kept there; its requests cost by their time and its memory."""
+    """Free without requests, except for provisioned concurrency; a request costs by its duration and the memory."""
     own, gib = spec.lambda_, spec.lambda_.memory / 1024
     if own.managed_instances is not None:
         return Cost(on=known.date, why="Managed Instances are EC2 instances of your account, which Lambda chooses")

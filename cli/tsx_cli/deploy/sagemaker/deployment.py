@@ -11,7 +11,7 @@ from tsx_cli.deploy.aws.kinds.autoscaling import is_somebody_elses
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
 from tsx_cli.deploy.aws.kinds.s3 import keys
-from tsx_cli.deploy.aws.session import Cloud, told
+from tsx_cli.deploy.aws.session import Cloud, translated_errors
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import tag_map
 from tsx_cli.deploy.engine.platform import Version
@@ -46,7 +46,7 @@ class SageMaker:
         return [*(_objects(cloud, name, models) if purge else []), *found]
 
     def obsolete(self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
-        """Configurations beyond the newest `keep`, models that no other configuration names, alarms and scaling that nobody asks for."""
+        """Configurations beyond the newest `keep`, models that no other configuration names, unwanted alarms and scaling."""
         names = {each.name for each in wanted}
         others = [each for each in self.versions(cloud, spec.name) if each.id not in names]
         gone = {each.id for each in others[: -(spec.keep - 1) or None]}  # none is current by then: deletions come last
@@ -61,7 +61,7 @@ class SageMaker:
     def versions(self, cloud: Cloud, name: str) -> list[Version]:
         endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
         current = None if endpoint is None else endpoint.properties["EndpointConfigName"]
-        with told(f"listing the configurations of {name}"):
+        with translated_errors(f"listing the configurations of {name}"):
             client = cloud.client("sagemaker")
             found = [client.describe_endpoint_config(EndpointConfigName=each) for each in _names(cloud, "endpoint_config", name)]
             tags = [tag_map(client.list_tags(ResourceArn=each["EndpointConfigArn"])["Tags"]) for each in found]
@@ -113,7 +113,7 @@ class SageMaker:
         }
 
     def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> bytes:
-        with told(f"asking {name}"):
+        with translated_errors(f"asking {name}"):
             given = {"EndpointName": name, "Body": body, "ContentType": content_type, **({"Accept": accept} if accept else {})}
             return bytes(cloud.client("sagemaker-runtime").invoke_endpoint(**given)["Body"].read())
 
@@ -122,7 +122,7 @@ def _names(cloud: Cloud, what: str, name: str) -> list[str]:
     """Of models or configurations that this deployment has made: `tsx-NAME-` and eight digits, so that `a` has none of `a-b`."""
     key = "".join(map(str.title, what.split("_")))
     own = re.compile(re.escape(prefix(name)) + "[0-9a-f]{8}")
-    with told(f"listing what there is of {name}"):
+    with translated_errors(f"listing what there is of {name}"):
         pages = cloud.client("sagemaker").get_paginator(f"list_{what}s").paginate(NameContains=prefix(name))
         return sorted(each[f"{key}Name"] for page in pages for each in page[f"{key}s"] if own.fullmatch(each[f"{key}Name"]))
 
@@ -135,7 +135,7 @@ def _models_of(cloud: Cloud, config: str) -> Iterator[str]:
 
 def _scaling(cloud: Cloud, name: str) -> list[Resource]:
     which = f"endpoint/{name}/variant/{VARIANT}"
-    with told(f"looking for what scales {name}"):
+    with translated_errors(f"looking for what scales {name}"):
         client = cloud.client("application-autoscaling")
         targets = client.describe_scalable_targets(ServiceNamespace="sagemaker", ResourceIds=[which])["ScalableTargets"]
     found = []
@@ -158,6 +158,6 @@ def _objects(cloud: Cloud, name: str, models: Sequence[Resource]) -> list[Resour
     return [Resource(f"ModelData{n}", "Tsx::S3::Object", url, {}) for n, url in enumerate(sorted(urls))]
 
 
-def _variant(said: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    shown = {key: said[key] for key in ("VariantName", "ModelName", "InstanceType", "ServerlessConfig") if key in said}
+def _variant(variant: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    shown = {key: variant[key] for key in ("VariantName", "ModelName", "InstanceType", "ServerlessConfig") if key in variant}
     return shown | {key: now[key] for key in ("CurrentInstanceCount", "DesiredInstanceCount", "CurrentWeight") if key in now}

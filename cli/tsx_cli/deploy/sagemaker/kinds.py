@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tsx_cli.deploy.aws.session import Cloud, looked_up, told
+from tsx_cli.deploy.aws.session import Cloud, looked_up, translated_errors
 from tsx_cli.deploy.engine.kind import Kind, only, tag_list, tag_map
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
@@ -44,7 +44,7 @@ class Model:
 
     def create(self, cloud: Cloud, resource: Resource) -> str | None:
         try:
-            with told(f"creating the model {resource.name}"):
+            with translated_errors(f"creating the model {resource.name}"):
                 cloud.client("sagemaker").create_model(ModelName=resource.name, Tags=tag_list(resource.tags), **resource.properties)
         except CloudError as error:
             if UNKNOWN_ROLE in error.message.lower():  # one that was made a moment ago
@@ -56,7 +56,7 @@ class Model:
         _tag(cloud, found.outputs["Ref"], resource)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        with told(f"deleting the model {found.name}"):
+        with translated_errors(f"deleting the model {found.name}"):
             cloud.client("sagemaker").delete_model(ModelName=found.name)
 
 
@@ -72,7 +72,7 @@ class EndpointConfig:
         return Observed(name, only(found, CONFIG), _tags(cloud, arn), {"EndpointConfigName": name, "Ref": arn})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        with told(f"creating the configuration {resource.name}"):
+        with translated_errors(f"creating the configuration {resource.name}"):
             client = cloud.client("sagemaker")
             client.create_endpoint_config(EndpointConfigName=resource.name, Tags=tag_list(resource.tags), **resource.properties)
 
@@ -80,7 +80,7 @@ class EndpointConfig:
         _tag(cloud, found.outputs["Ref"], resource)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        with told(f"deleting the configuration {found.name}"):
+        with translated_errors(f"deleting the configuration {found.name}"):
             cloud.client("sagemaker").delete_endpoint_config(EndpointConfigName=found.name)
 
 
@@ -104,20 +104,20 @@ class Endpoint:
         return Observed(name, config, _tags(cloud, found["EndpointArn"]), outputs, state, reason)
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        with told(f"creating the endpoint {resource.name}"):
+        with translated_errors(f"creating the endpoint {resource.name}"):
             config = resource.properties["EndpointConfigName"]
             cloud.client("sagemaker").create_endpoint(EndpointName=resource.name, EndpointConfigName=config, Tags=tag_list(resource.tags))
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
         if any(field.path == "EndpointConfigName" for field in fields):
-            with told(f"updating the endpoint {resource.name}"):
+            with translated_errors(f"updating the endpoint {resource.name}"):
                 cloud.client("sagemaker").update_endpoint(EndpointName=resource.name, **resource.properties)
         _tag(cloud, found.outputs["Ref"], resource)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
         if found.outputs["status"] == "Deleting":
             return
-        with told(f"deleting the endpoint {found.name}"):
+        with translated_errors(f"deleting the endpoint {found.name}"):
             cloud.client("sagemaker").delete_endpoint(EndpointName=found.name)
 
 
@@ -126,13 +126,13 @@ def _described(cloud: Cloud, call: str, doing: str, **which: str) -> dict[str, A
 
 
 def _tags(cloud: Cloud, arn: str) -> dict[str, str]:
-    with told("reading tags"):
+    with translated_errors("reading tags"):
         pages = cloud.client("sagemaker").get_paginator("list_tags").paginate(ResourceArn=arn)
         return tag_map(tag for page in pages for tag in page["Tags"])
 
 
 def _tag(cloud: Cloud, arn: str, resource: Resource) -> None:
-    with told(f"tagging {resource.name}"):
+    with translated_errors(f"tagging {resource.name}"):
         cloud.client("sagemaker").add_tags(ResourceArn=arn, Tags=tag_list(resource.tags))
 
 

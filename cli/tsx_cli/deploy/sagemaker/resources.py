@@ -85,9 +85,9 @@ def _check(spec: DeploySpec) -> None:
         "sagemaker.data_capture": own.data_capture,
         "sagemaker.asynchronous": own.asynchronous,
     }
-    said = [key for key, value in clashes.items() if value]
-    if said:
-        raise UsageError(f"a serverless endpoint has no {', '.join(said)}: SageMaker offers it on instances only. Take one of both away")
+    fields = [key for key, value in clashes.items() if value]
+    if fields:
+        raise UsageError(f"a serverless endpoint has no {', '.join(fields)}: SageMaker offers it on instances only. Take one of both away")
     if own.autoscaling is not None and own.serverless.provisioned is None:
         raise UsageError(
             "a serverless endpoint scales by itself; sagemaker.autoscaling is for its provisioned concurrency, which is not given"
@@ -157,16 +157,16 @@ def _config(spec: DeploySpec, model: str) -> dict[str, Any]:
     return properties
 
 
-def _asynchronous(said: Mapping[str, Any]) -> dict[str, Any]:
-    output: dict[str, Any] = {"S3OutputPath": said["output"]}
-    if "failures" in said:
-        output["S3FailurePath"] = said["failures"]
-    topics = {"SuccessTopic": said.get("success_topic"), "ErrorTopic": said.get("error_topic")}
+def _asynchronous(fields: Mapping[str, Any]) -> dict[str, Any]:
+    output: dict[str, Any] = {"S3OutputPath": fields["output"]}
+    if "failures" in fields:
+        output["S3FailurePath"] = fields["failures"]
+    topics = {"SuccessTopic": fields.get("success_topic"), "ErrorTopic": fields.get("error_topic")}
     if any(topics.values()):
         output["NotificationConfig"] = {key: value for key, value in topics.items() if value}
     config: dict[str, Any] = {"OutputConfig": output}
-    if "concurrency" in said:
-        config["ClientConfig"] = {"MaxConcurrentInvocationsPerInstance": said["concurrency"]}
+    if "concurrency" in fields:
+        config["ClientConfig"] = {"MaxConcurrentInvocationsPerInstance": fields["concurrency"]}
     return config
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tsx_cli.bench.capacity import planning
-from tsx_cli.bench.capacity.planning import Planned
+from tsx_cli.bench.capacity.planning import CapacityPlan
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.predict import Timing
-from tsx_cli.bench.model.replica import Replica, as_seen, fitted, served
+from tsx_cli.bench.model.replica import Replica, fitted, resimulated, served
 from tsx_cli.bench.model.results import (
     Curve,
     CurvePoint,
@@ -22,16 +22,16 @@ from tsx_cli.bench.model.results import (
     Inputs,
     Latency,
     ModelInfo,
-    Offered,
+    Observation,
+    OfferedLoad,
     Point,
     Results,
-    Seen,
-    Served,
+    ServedBatches,
     Trial,
 )
 from tsx_cli.bench.model.simulate import poisson, simulate
 from tsx_cli.bench.model.slo import Slo, parse_slo
-from tsx_cli.bench.storage.archive_record import kept_of
+from tsx_cli.bench.storage.archive_record import record_of
 from tsx_cli.main import main
 from tsx_runtime.core.placement.hardware import hardware
 from tsx_runtime.core.scheduling.queue import BatchLimits
@@ -45,7 +45,7 @@ def replica(configuration: Configuration = WON, scale: float = 1.0, queue: int =
     return Replica(TIMING, configuration, 8, BatchLimits(max_items=configuration.batch_size), queue, scale)
 
 
-def plan(replica: Replica, rate: float, slo: Slo | None, headroom: float = 0.0, moments: Sequence[float] = ()) -> Planned | None:
+def plan(replica: Replica, rate: float, slo: Slo | None, headroom: float = 0.0, moments: Sequence[float] = ()) -> CapacityPlan | None:
     return planning.plan(replica, rate, slo, headroom=headroom, moments=moments, requests=6000)
 
 
@@ -101,14 +101,14 @@ def test_bursts_of_a_recording_take_more_replicas_than_even_chance() -> None:
     assert bursts.replicas > 2 * even.replicas
 
 
-CLOSED, BUSY, CALM = Offered(connections=12), Offered(mode="open", rate=330), Offered(mode="open", rate=90)
+CLOSED, BUSY, CALM = OfferedLoad(connections=12), OfferedLoad(mode="open", rate=330), OfferedLoad(mode="open", rate=90)
 
 
 @pytest.mark.parametrize("factor", [0.8, 1.0, 1.6])
 def test_how_much_slower_the_server_was_than_its_curve_is_learned(factor: float) -> None:
     slower = replica(scale=factor)
     assert fitted(replica(), [seen(slower, CLOSED)]).scale == pytest.approx(factor, rel=0.03)
-    busy = seen(slower, Offered(mode="open", rate=250))
+    busy = seen(slower, OfferedLoad(mode="open", rate=250))
     assert fitted(replica(), [busy]).scale == pytest.approx(factor, rel=0.03)
     assert fitted(replica(), [busy.model_copy(update={"served": None})]).scale == 1, "its latency hangs on how requests happened to come"
 
@@ -119,8 +119,10 @@ def test_what_batches_take_longer_on_a_worker_that_idled_and_the_way_to_it_are_t
     assert found.scale == pytest.approx(1.1, rel=0.04)
     assert found.cold_ms == pytest.approx(2.5, abs=0.7)
     assert found.wake_ms == pytest.approx(1.2, abs=0.7)
-    for offered in (Offered(mode="open", rate=150), Offered(mode="open", rate=250)):
-        assert as_seen(found, seen(server, offered)).p50_ms == pytest.approx(as_seen(server, seen(server, offered)).p50_ms, rel=0.06)
+    for offered in (OfferedLoad(mode="open", rate=150), OfferedLoad(mode="open", rate=250)):
+        assert resimulated(found, seen(server, offered)).p50_ms == pytest.approx(
+            resimulated(server, seen(server, offered)).p50_ms, rel=0.06
+        )
 
 
 def test_rounds_of_a_machine_that_is_now_quicker_and_now_slower_tell_a_range() -> None:
@@ -146,26 +148,26 @@ def test_what_single_requests_took_tells_how_batches_differ() -> None:
 
 
 def test_a_benchmark_without_answers_and_of_another_configuration_teaches_nothing() -> None:
-    nothing = Seen(workers=2, batch_size=4, offered=Offered(), throughput=0, p50_ms=0, p99_ms=0)
+    nothing = Observation(workers=2, batch_size=4, offered=OfferedLoad(), throughput=0, p50_ms=0, p99_ms=0)
     other = seen(replica(Configuration(workers=1, batch_size=4)), CLOSED)
     assert fitted(replica(), [nothing, other]) == replica()
 
 
-def seen(server: Replica, offered: Offered) -> Seen:
+def seen(server: Replica, offered: OfferedLoad) -> Observation:
     """A round on a server that is as this says."""
     if offered.mode == "open":
         told = served(server, poisson(offered.rate or 0.0, 8000, seed=4), seed=4)
     else:
         told = served(server, range(8000), seed=4, connections=offered.connections)
     how = server.configuration
-    return Seen(
+    return Observation(
         workers=how.workers,
         batch_size=how.batch_size,
         offered=offered,
         throughput=told.throughput,
         p50_ms=told.p50_ms,
         p99_ms=told.p99_ms,
-        served=Served(batch_ms=told.batch_ms, batches=told.batch_sizes),
+        served=ServedBatches(batch_ms=told.batch_ms, batches=told.batch_sizes),
     )
 
 
@@ -175,7 +177,7 @@ def results(fingerprint: str = "another") -> Results:
         CurvePoint(batch_size=size, median_ms=time, low_ms=time, high_ms=time, samples=9) for size, time in zip(sizes, times, strict=True)
     ]
     figure, p99 = Figure(value=410, low=400, high=420), Figure(value=45, low=44, high=46)
-    point = Point(offered=Offered(connections=12), throughput=figure, latency=Latency(p50_ms=28, p99_ms=45), p99_ms=p99)
+    point = Point(offered=OfferedLoad(connections=12), throughput=figure, latency=Latency(p50_ms=28, p99_ms=45), p99_ms=p99)
     return Results(
         started="2026-11-21T10:00:00+00:00",
         model=ModelInfo(name="digits"),
@@ -230,14 +232,14 @@ def test_a_plan_for_people_says_where_its_curve_is_from(results_file: Path, caps
 
 def test_what_the_archive_keeps_is_planned_from_with_its_own_queue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = archive(tmp_path, "jobQueueSize: 3\n")
-    (directory / "tsx-bench.json").write_bytes(kept_of(results()).content())
+    (directory / "tsx-bench.json").write_bytes(record_of(results()).content())
     assert main(["plan", str(directory), "--rps", "400", "--slo", "p99<500ms,errors<50%", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["refused"] > 0
 
 
 def test_batches_that_a_plugin_decides_on_are_not_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = archive(tmp_path, "batchPolicy: greedy\n")
-    (directory / "tsx-bench.json").write_bytes(kept_of(results()).content())
+    (directory / "tsx-bench.json").write_bytes(record_of(results()).content())
     assert main(["plan", str(directory), "--rps", "40"]) == 1
     assert "batchPolicy: greedy is a plugin" in capsys.readouterr().err
 
@@ -248,7 +250,7 @@ def test_an_archive_that_was_never_measured_is_told_how_to_be(tmp_path: Path, ca
     assert "--write` measures it" in capsys.readouterr().err
     one = results()
     one.curves = []
-    (directory / "tsx-bench.json").write_bytes(kept_of(one).content())
+    (directory / "tsx-bench.json").write_bytes(record_of(one).content())
     assert main(["plan", str(directory), "--rps", "5"]) == 1
     assert "was measured in one configuration, which takes no times by batch size" in capsys.readouterr().err
 

@@ -141,8 +141,8 @@ def test_a_server_that_accepts_nothing_is_an_error_that_says_why(served: Running
         (("--against", "http://h", "--model", "m", "--input-kind", "text", "--token", ""), "a token is one word"),
         ((*TEXT, "--input-kind", "text", "--content-type", "a/b"), "--content-type is that of --input"),
         ((*TEXT, "--input-kind", "text", "--speed", "2", "--rate", "9"), "--speed is that of a recording"),
-        ((*TEXT, "--input-kind", "text", "--certificate", "c.pem"), "--certificate: 'http://h' is no address of https"),
-        ((*TEXT, "--input-kind", "text", "--upload", "s3:x"), "--upload: 's3:x' is no target"),
+        ((*TEXT, "--input-kind", "text", "--certificate", "c.pem"), "--certificate: 'http://h' is not an https address"),
+        ((*TEXT, "--input-kind", "text", "--upload", "s3:x"), "--upload: 's3:x' is not a target"),
         ((*TEXT, "model.mar"), "unexpected extra argument"),
     ],
 )

@@ -20,7 +20,7 @@ from tests.support.servers import FREE_PORTS, clean, serving, tsx
 from tsx_archiver import inspect_archive, verify_archive
 from tsx_cli.bench.model.points import best_point
 from tsx_cli.bench.model.results import Results, read_results
-from tsx_cli.bench.storage.archive_record import read_kept
+from tsx_cli.bench.storage.archive_record import read_record
 
 # A worker with batches of two dies under load, batches of four are answered otherwise than one request alone, larger ones do not load.
 HANDLER = """
@@ -116,7 +116,7 @@ def test_the_archive_has_the_winners_settings_and_what_was_measured(place: Path,
     winner = results.trials[results.winner].how()
     assert (told.config.batch_size, told.config.max_workers, told.config.max_batch_delay) == (winner.batch_size, 1, 50)
     assert "jobQueueSize" not in told.config.raw
-    kept = read_kept(archive)
+    kept = read_record(archive)
     assert kept is not None
     assert kept.here
     assert kept.best.configuration == winner.as_json()

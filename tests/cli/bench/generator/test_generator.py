@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.support.clients.scripted import CLOSE, OK, Request, Step, scripted
-from tsx_cli.bench.generator import LoadPlan, Measured, Progress, measure, run_load
+from tsx_cli.bench.generator import LoadPlan, LoadResult, Progress, measure, run_load
 from tsx_cli.bench.model.results import Round
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.failure import CliError
@@ -35,7 +35,7 @@ def plan(url: str, **more: Any) -> LoadPlan:
     return LoadPlan(url=url, **given | more)
 
 
-def run(url: str, **more: Any) -> Measured:
+def run(url: str, **more: Any) -> LoadResult:
     return asyncio.run(run_load(plan(url, **more)))
 
 
@@ -159,7 +159,7 @@ def test_a_server_that_goes_away_and_comes_back_is_found_again(free_ports: Calla
         return [OK] if number < 20 else [CLOSE]
 
     (port,) = free_ports(1)
-    results: list[Measured] = []
+    results: list[LoadResult] = []
     with scripted(leave, port=port) as url:
         thread = threading.Thread(target=lambda: results.append(run(url, connections=2, seconds=3.0)))
         thread.start()

@@ -18,7 +18,7 @@ from tsx_cli.bench.generator import LoadPlan
 from tsx_cli.bench.generator.connection import _plain_ok
 from tsx_cli.bench.generator.load import Mark
 from tsx_cli.bench.generator.plan import read_plan, write_plan
-from tsx_cli.bench.generator.result import Measured, Noted, account, corrected_p99, find_stalls, limit
+from tsx_cli.bench.generator.result import LoadRecord, LoadResult, account, corrected_p99, find_stalls, limit
 from tsx_cli.bench.generator.schedule import constant, poisson, recorded
 from tsx_cli.bench.model.histogram import BITS, UNIT, Histogram, bucket, upper
 from tsx_cli.bench.workload.payloads import Payload
@@ -192,7 +192,7 @@ def test_the_warm_up_is_found_where_it_ends_and_rounds_go_together() -> None:
         marks.append(Mark(0.1 * (number + 1), answers, 0, answers, Counter({"404": 1})))
     marks.append(Mark(7.2, answers + 1, 0, answers + 1, Counter()))
     accepted = array("f", [0.5] * 100 + [0.01] * (answers + 1 - 100))
-    noted = Noted(0.0, marks, accepted, array("f"), array("f"), [], 2, 0, 0, 0.1, 0.0)
+    noted = LoadRecord(0.0, marks, accepted, array("f"), array("f"), [], 2, 0, 0, 0.1, 0.0)
     measured = account(plan(seconds=5.0, warm_up="auto"), noted)
     assert measured.round.warm_up_seconds == pytest.approx(1.0)
     assert measured.round.throughput == pytest.approx(1000)
@@ -200,7 +200,7 @@ def test_the_warm_up_is_found_where_it_ends_and_rounds_go_together() -> None:
     assert measured.round.ok == 6001
     assert measured.round.sent == 6001 + 60 + 2
     assert measured.round.latency.max_ms == pytest.approx(10, rel=0.001)
-    again = Measured.of_json(json.loads(json.dumps(measured.as_json())))
+    again = LoadResult.of_json(json.loads(json.dumps(measured.as_json())))
     assert again.round == measured.round
     assert again.histogram.latency() == measured.round.latency
 
@@ -235,7 +235,7 @@ def test_each_protocol_has_its_paths_and_bodies() -> None:
     for protocol in ("kserve-v1", "invocations", "post"):
         with pytest.raises(UsageError, match="leave --version out"):
             sent(protocol, version="1.0")
-    with pytest.raises(UsageError, match="no protocol over HTTP"):
+    with pytest.raises(UsageError, match="not a protocol over HTTP"):
         sent(PROTOCOLS[-1])
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_cli.bench.measure.accuracy import Guard, compare_answers, parse_tolerance
+from tsx_cli.bench.measure.accuracy import AccuracyGuard, compare_answers, parse_tolerance
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.failure import CliError, UsageError
@@ -41,12 +41,12 @@ def test_each_way_to_compare_can_be_said(
 @pytest.mark.parametrize(
     ("tolerance", "same_top", "said"),
     [
-        ("1e-2", None, "'1e-2' is no tolerance; say rtol=1e-2,atol=1e-3"),
-        ("rtol=1e-2,", None, "'' is no tolerance"),
-        ("rtol=1.2.3", None, "'rtol=1.2.3' is no tolerance"),
-        ("rtol=1,rtol=2", None, "'rtol=2' is no tolerance"),
-        ("rtol=-1", None, "'rtol=-1' is no tolerance"),
-        ("rtol=9e999", None, "'rtol=9e999' is no tolerance"),
+        ("1e-2", None, "'1e-2' is not a tolerance; say rtol=1e-2,atol=1e-3"),
+        ("rtol=1e-2,", None, "'' is not a tolerance"),
+        ("rtol=1.2.3", None, "'rtol=1.2.3' is not a tolerance"),
+        ("rtol=1,rtol=2", None, "'rtol=2' is not a tolerance"),
+        ("rtol=-1", None, "'rtol=-1' is not a tolerance"),
+        ("rtol=9e999", None, "'rtol=9e999' is not a tolerance"),
         (None, 0, "1 to 1000"),
         ("exact", 1, "two ways to compare"),
     ],
@@ -105,7 +105,7 @@ INPUTS = [Payload(name.encode(), "text/plain") for name in "abcdefgh"]
 
 def test_a_configuration_is_compared_in_batches_with_what_the_archive_answers_one_by_one() -> None:
     archive = Server(lambda body, _: answer(body.decode()))
-    guard = Guard(INPUTS[:2], parse_tolerance())
+    guard = AccuracyGuard(INPUTS[:2], parse_tolerance())
     guard.learn(archive)
     assert guard.note is None
     found = guard.compare(Server(lambda body, _: answer("x" if body == b"b" else body.decode())))
@@ -115,7 +115,7 @@ def test_a_configuration_is_compared_in_batches_with_what_the_archive_answers_on
 
 def test_a_slow_model_is_compared_by_few_inputs() -> None:
     archive = Server(lambda body, _: answer(body.decode()))
-    guard = Guard(INPUTS, parse_tolerance(), clock=lambda: archive.now)
+    guard = AccuracyGuard(INPUTS, parse_tolerance(), clock=lambda: archive.now)
     guard.learn(archive)
     assert guard.compare(archive) is not None
     assert archive.asked == [(1, 1)] * 4 + [(4, 1), (4, 4)]
@@ -123,7 +123,7 @@ def test_a_slow_model_is_compared_by_few_inputs() -> None:
 
 def test_a_model_that_answers_differently_each_time_is_not_compared() -> None:
     archive = Server(lambda _, number: answer(number))
-    guard = Guard(INPUTS, parse_tolerance())
+    guard = AccuracyGuard(INPUTS, parse_tolerance())
     guard.learn(archive)
     assert "answers the same request differently each time (input 1: " in str(guard.note)
     assert guard.compare(archive) is None
@@ -131,4 +131,4 @@ def test_a_model_that_answers_differently_each_time_is_not_compared() -> None:
 
 def test_an_input_that_the_archive_refuses_is_an_error_with_what_to_do() -> None:
     with pytest.raises(CliError, match=r"answers an input with 400: no image\. Correct --input or --content-type"):
-        Guard(INPUTS, parse_tolerance()).learn(Server(lambda *_: ComparedAnswer(400, {}, b"no image")))
+        AccuracyGuard(INPUTS, parse_tolerance()).learn(Server(lambda *_: ComparedAnswer(400, {}, b"no image")))

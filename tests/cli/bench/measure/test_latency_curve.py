@@ -87,7 +87,7 @@ def test_times_and_steps_are_the_workers_own(model: Write) -> None:
 
 
 def test_answers_are_those_of_each_input(model: Write) -> None:
-    with open_archive(model(TELLING)) as archive, standalone_worker.lone_worker(standalone_worker.order_of(archive, HERE, 2)) as worker:
+    with open_archive(model(TELLING)) as archive, standalone_worker.start_worker(standalone_worker.worker_spec(archive, HERE, 2)) as worker:
         answers = worker.answer(batch_of(items_of(PAYLOADS), 2, 0)).answers
     assert answers == [(200, b"a of 2"), (200, b"b! of 2")]
 
@@ -180,7 +180,7 @@ def test_what_no_lone_worker_can_do_is_told_without_starting_one(
 def test_the_keys_of_a_variant_are_in_the_load_order(model: Write) -> None:
     with open_archive(model("", pt2="inductor", warmup=["a.bin"], batchSize=3)) as archive:
         variant = Configuration(precision="bf16", compiled=True, threads=3, workers=4, batch_size=2)
-        load = standalone_worker.order_of(archive, variant, 16).load
+        load = standalone_worker.worker_spec(archive, variant, 16).load
         config = yaml.safe_load(load["model_config"])
         assert (load["batch_size"], load["threads"], load["gpu_id"], load["handler"]) == (16, 3, None, "handler.py")
         assert (config["precision"], config["warmup"]) == ("bf16", ["a.bin"])

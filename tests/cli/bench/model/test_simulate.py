@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tsx_cli.bench.model import simulate as simulation
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.predict import predict
-from tsx_cli.bench.model.results import Curve, CurvePoint, Offered
+from tsx_cli.bench.model.results import Curve, CurvePoint, OfferedLoad
 from tsx_cli.bench.model.simulate import constant, poisson, recorded, simulate
 from tsx_runtime.core.scheduling.queue import BatchLimits
 
@@ -96,7 +96,7 @@ def test_not_asking_where_nothing_can_leave_changes_nothing(times: list[float], 
         run.flush()
     while run.running:
         run.step()
-    assert run.told(0.0) == quick
+    assert run.result(0.0) == quick
 
 
 @FEW
@@ -138,7 +138,7 @@ def test_closed_loops_are_predicted_as_they_are_simulated(workers: int, batch_si
     times = [batch_ms(size) for size in range(1, batch_size + 1)]
     for connections in {1, workers, 2 * workers, workers * batch_size, 3 * workers * batch_size}:
         configuration = Configuration(workers=workers, batch_size=batch_size)
-        told = predict(Curve(points=points), configuration, Offered(connections=connections), 0.3, cores)
+        told = predict(Curve(points=points), configuration, OfferedLoad(connections=connections), 0.3, cores)
         found = simulate(times, range(1500), workers=workers, connections=connections, slow=slow, overhead_ms=0.3)
         assert told.throughput == pytest.approx(found.throughput, rel=0.25)
         assert told.p99_ms == pytest.approx(found.p99_ms, rel=0.5)

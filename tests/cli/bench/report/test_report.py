@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.benchmarked import results
-from tsx_cli.bench.model.results import Paired, Results, Trial, read_results
+from tsx_cli.bench.model.results import PairedComparison, Results, Trial, read_results
 from tsx_cli.bench.report import show, write_report
 from tsx_cli.bench.report.charts import DECADES, SMALLEST, Axis, Mark, Series, axis, bars, plot, ticks
 from tsx_cli.bench.report.facts import tiles
@@ -93,7 +93,7 @@ def test_csv_has_a_row_for_each_load_and_each_configuration_without_one(found: R
     assert (winner["workers"], winner["batch_size"], winner["connections"], winner["holds"]) == ("2", "4", "2", "true")
     assert float(winner["throughput_low"]) < float(winner["throughput"]) < float(winner["throughput_high"])
     failed = next(row for row in told if row["state"] == "failed")
-    assert (failed["workers"], failed["throughput"], failed["said"]) == ("16", "", "failed: a worker died: out of memory")
+    assert (failed["workers"], failed["throughput"], failed["note"]) == ("16", "", "failed: a worker died: out of memory")
 
 
 def test_a_spreadsheet_takes_no_error_for_a_formula(found: Results, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_spreadsheet_takes_no_error_for_a_formula(found: Results, tmp_path: Pa
     bad.slo = None
     bad.trials[0].reason = "=1+1"
     write_report(bad, tmp_path)
-    assert rows(bad)[0]["said"] == "=1+1"
+    assert rows(bad)[0]["note"] == "=1+1"
     assert "'=1+1" in (tmp_path / "results.csv").read_text()
 
 
@@ -153,14 +153,17 @@ def test_a_stall_does_not_hide_in_percentiles(found: Results, tmp_path: Path) ->
 
 
 def test_the_winner_is_told_beside_the_baseline_as_they_were_measured_in_turn(found: Results) -> None:
-    def told(paired: list[Paired]) -> tuple[str, str]:
+    def told(paired: list[PairedComparison]) -> tuple[str, str]:
         tile = next(each for each in tiles(found.model_copy(update={"paired": paired})) if each.name == "Beside the baseline")
         return tile.value, tile.beside
 
-    apart = told([Paired(first=3, second=1, ratio=1.3, low=1.2, high=1.4, real=True)])
+    apart = told([PairedComparison(first=3, second=1, ratio=1.3, low=1.2, high=1.4, real=True)])
     assert apart[1] == "of one worker and batch 1"
-    assert told([Paired(first=3, second=0, ratio=2.5, low=2.4, high=2.6, real=True)]) == ("2.50 times", "of one worker and batch 1")
-    assert told([Paired(first=3, second=0, ratio=1.01, low=0.9, high=1.2, real=False)])[1].endswith(", within the noise")
+    assert told([PairedComparison(first=3, second=0, ratio=2.5, low=2.4, high=2.6, real=True)]) == (
+        "2.50 times",
+        "of one worker and batch 1",
+    )
+    assert told([PairedComparison(first=3, second=0, ratio=1.01, low=0.9, high=1.2, real=False)])[1].endswith(", within the noise")
 
 
 def test_a_run_that_found_little_still_has_a_report(found: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

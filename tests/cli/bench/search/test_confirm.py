@@ -10,11 +10,11 @@ import pytest
 
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.points import confirmed_best, point_of, winner_of, with_round
-from tsx_cli.bench.model.results import Environment, Inputs, Latency, ModelInfo, Offered, Results, Round, Trial
+from tsx_cli.bench.model.results import Environment, Inputs, Latency, ModelInfo, OfferedLoad, Results, Round, Trial
 from tsx_cli.bench.model.slo import parse_slo
 from tsx_cli.bench.search import budget
 from tsx_cli.bench.search.confirm import confirm
-from tsx_cli.bench.search.run_options import Asked
+from tsx_cli.bench.search.run_options import BenchOptions
 from tsx_cli.bench.search.search import ranking
 from tsx_cli.bench.search.verdict import conclude
 
@@ -28,21 +28,21 @@ def one_round(rate: float, p99: float, *, lost: int = 0) -> Round:
 
 
 def test_a_point_holds_where_its_bounds_do_and_all_were_answered() -> None:
-    assert point_of(Offered(), [one_round(100, 40), one_round(110, 45)], SLO).holds
-    assert not point_of(Offered(), [one_round(100, 40), one_round(110, 60)], SLO).holds
-    assert not point_of(Offered(), [one_round(100, 40, lost=1)], None).holds
-    assert point_of(Offered(), [one_round(100, 900)], None).holds
-    assert not point_of(Offered(mode="open", rate=100), [one_round(90, 10)], SLO).holds, "it is behind for good"
+    assert point_of(OfferedLoad(), [one_round(100, 40), one_round(110, 45)], SLO).holds
+    assert not point_of(OfferedLoad(), [one_round(100, 40), one_round(110, 60)], SLO).holds
+    assert not point_of(OfferedLoad(), [one_round(100, 40, lost=1)], None).holds
+    assert point_of(OfferedLoad(), [one_round(100, 900)], None).holds
+    assert not point_of(OfferedLoad(mode="open", rate=100), [one_round(90, 10)], SLO).holds, "it is behind for good"
     unsent = one_round(100, 10).model_copy(update={"unsent": 20})
-    assert not point_of(Offered(mode="open", rate=120), [unsent], SLO).holds, "what found no free connection counts as well"
+    assert not point_of(OfferedLoad(mode="open", rate=120), [unsent], SLO).holds, "what found no free connection counts as well"
 
 
 def test_what_was_measured_again_counts_before_what_was_higher_once() -> None:
     trial = Trial(configuration=Configuration().as_json())
-    with_round(trial.points, Offered(connections=1), one_round(100, 10), SLO)
-    lucky = with_round(trial.points, Offered(connections=2), one_round(104, 10), SLO)
+    with_round(trial.points, OfferedLoad(connections=1), one_round(100, 10), SLO)
+    lucky = with_round(trial.points, OfferedLoad(connections=2), one_round(104, 10), SLO)
     assert confirmed_best(trial.points) == lucky
-    assert with_round(trial.points, Offered(connections=1), one_round(101, 10), SLO) == 0
+    assert with_round(trial.points, OfferedLoad(connections=1), one_round(101, 10), SLO) == 0
     assert confirmed_best(trial.points) == 0
 
 
@@ -52,7 +52,7 @@ class Machine:
 
     does: Callable[[int, int], Round | None]
     trials: list[Trial]
-    asked: Asked = field(default_factory=lambda: Asked(slo="p99<50ms"))
+    options: BenchOptions = field(default_factory=lambda: BenchOptions(slo="p99<50ms"))
     left: float = 1000.0
     attempts: list[int] = field(default_factory=list)
     round_seconds = 1.0
@@ -66,7 +66,7 @@ class Machine:
     def trial(self, at: int) -> Trial:
         return self.trials[at]
 
-    def attempt(self, at: int, offered: Offered) -> bool:
+    def attempt(self, at: int, offered: OfferedLoad) -> bool:
         told = self.does(at, len(self.attempts))
         self.attempts.append(at)
         self.left -= 1
@@ -84,7 +84,7 @@ def trials(*rates: float) -> list[Trial]:
     made = []
     for size, rate in enumerate(rates, 1):
         trial = Trial(configuration=Configuration(batch_size=size).as_json())
-        with_round(trial.points, Offered(connections=4), one_round(rate, 20), SLO)
+        with_round(trial.points, OfferedLoad(connections=4), one_round(rate, 20), SLO)
         made.append(trial)
     return made
 
@@ -116,14 +116,14 @@ def test_one_that_no_longer_holds_its_bounds_makes_room_for_the_next_whose_round
 class Latent(Machine):
     """The best takes 15 ms for each connection; it did better once."""
 
-    def attempt(self, at: int, offered: Offered) -> bool:
+    def attempt(self, at: int, offered: OfferedLoad) -> bool:
         told = one_round((100, 150, 60 * offered.connections)[at], 15 * offered.connections if at == 2 else 20)
         self.does = lambda at, number: told
         return super().attempt(at, offered)
 
 
 def test_one_that_holds_its_bounds_with_less_load_may_still_win() -> None:
-    machine = Latent(lambda at, number: None, trials(100, 150, 200), Asked(slo="p99<50ms", width=0.99))
+    machine = Latent(lambda at, number: None, trials(100, 150, 200), BenchOptions(slo="p99<50ms", width=0.99))
     pairs = confirm(machine)
     best = machine.trials[2].points[confirmed_best(machine.trials[2].points) or 0]
     assert (best.offered.connections, best.throughput.value, len(best.rounds)) == (3, 180, 4)
@@ -133,15 +133,15 @@ def test_one_that_holds_its_bounds_with_less_load_may_still_win() -> None:
 def test_what_holds_a_bound_once_where_a_lower_load_broke_it_twice_was_luck() -> None:
     trial = Trial(configuration=Configuration().as_json())
     for connections, p99 in ((12, 40), (12, 70), (15, 49), (8, 30)):
-        with_round(trial.points, Offered(connections=connections), one_round(10 * connections, p99), SLO)
+        with_round(trial.points, OfferedLoad(connections=connections), one_round(10 * connections, p99), SLO)
     best = confirmed_best(trial.points)
     assert best is not None
     assert trial.points[best].offered.connections == 8
 
 
 def test_where_two_change_places_their_rounds_are_not_measured_again() -> None:
-    asked = Asked(slo="p99<50ms", width=0.99)
-    machine = Machine(lambda at, number: one_round((100, 205, 190)[at] * (1 + number % 2 / 100), 20), trials(100, 195, 200), asked)
+    options = BenchOptions(slo="p99<50ms", width=0.99)
+    machine = Machine(lambda at, number: one_round((100, 205, 190)[at] * (1 + number % 2 / 100), 20), trials(100, 195, 200), options)
     pairs = confirm(machine)
     assert machine.order()[0] == 1
     assert machine.attempts == [2, 1, 0, 0, 1, 2, 2, 1, 0, 1, 1], "the last two at random"
@@ -149,13 +149,13 @@ def test_where_two_change_places_their_rounds_are_not_measured_again() -> None:
 
 
 def test_one_round_each_is_no_comparison() -> None:
-    asked = Asked(slo="p99<50ms", rounds=1, width=0.99)
-    assert confirm(Machine(lambda at, number: one_round((75, 190)[at], 20), trials(75, 190), asked, left=-0.5)) == []
+    options = BenchOptions(slo="p99<50ms", rounds=1, width=0.99)
+    assert confirm(Machine(lambda at, number: one_round((75, 190)[at], 20), trials(75, 190), options, left=-0.5)) == []
 
 
 def test_a_figure_that_was_measured_once_does_not_win_over_those_that_were_measured_again() -> None:
     made = trials(100, 150, 200)
-    with_round(made[1].points, Offered(connections=4), one_round(150, 20), SLO)
+    with_round(made[1].points, OfferedLoad(connections=4), one_round(150, 20), SLO)
     assert winner_of(ranking(made), made.__getitem__) == 1
     assert winner_of([2, 0], made.__getitem__) == 2
     assert winner_of([], made.__getitem__) is None
@@ -167,7 +167,7 @@ class OpenMachine(Machine):
 
     stands: float = 0.0
 
-    def attempt(self, at: int, offered: Offered) -> bool:
+    def attempt(self, at: int, offered: OfferedLoad) -> bool:
         if offered.mode == "open":
             rate = offered.rate or 0.0
             told = one_round(rate, 600 if rate > self.stands else 30).model_copy(update={"sent": round(rate), "ok": round(rate)})
@@ -204,15 +204,15 @@ def test_where_requests_at_random_break_the_bounds_a_rate_is_found_that_holds(st
 
 def test_the_time_of_a_run_is_enough_for_the_search_and_for_its_end() -> None:
     for whole in (30, 45, 80, 120, 400, 3600):
-        kept = budget.kept_for_the_end(None, 3, whole, 4)
+        kept = budget.reserved_for_end(None, 3, whole, 4)
         assert kept <= 0.35 * whole
-        seconds = budget.of_the_end(None, 3, kept, 8)
+        seconds = budget.seconds_at_end(None, 3, kept, 8)
         assert budget.SHORT <= seconds <= budget.FULL
         if whole >= 120:
             assert 8 + 12 * budget.round_cost(seconds) <= kept + 1e-9
-    assert budget.kept_for_the_end(None, 3, 3600, 4) < 100
-    assert budget.of_the_end(5, 3, 10, 8) == budget.of_the_search(5, 1000) == 5, "what was asked for is done"
-    assert [budget.of_the_search(None, rate) for rate in (10_000, 75, 1, None)] == [1, 2, 3, 3]
+    assert budget.reserved_for_end(None, 3, 3600, 4) < 100
+    assert budget.seconds_at_end(5, 3, 10, 8) == budget.seconds_in_search(5, 1000) == 5, "what was asked for is done"
+    assert [budget.seconds_in_search(None, rate) for rate in (10_000, 75, 1, None)] == [1, 2, 3, 3]
     assert budget.of_a_curve(math.inf, 2) == 20
     assert budget.of_a_curve(100, 3) == pytest.approx(5)
 
@@ -245,13 +245,13 @@ def test_the_verdict_names_the_winner_or_says_what_nobody_can() -> None:
     assert "times the baseline, one worker and one request at a time" in results.why
     assert "requests/s that come at random" in results.why
     slow = Trial(configuration=Configuration().as_json())
-    with_round(slow.points, Offered(), one_round(5, 200), SLO)
+    with_round(slow.points, OfferedLoad(), one_round(5, 200), SLO)
     nobody = results_of([slow])
     conclude(nobody)
     assert nobody.why == "No configuration holds p99<50ms: the quickest was cpu, 1 worker, batch 1 with 1 connection, p99 200 ms."
     lost = Trial(configuration=Configuration().as_json())
     for _ in range(2):
-        with_round(lost.points, Offered(), one_round(5, 20, lost=100).model_copy(update={"errors": {"500": 3}}), SLO)
+        with_round(lost.points, OfferedLoad(), one_round(5, 20, lost=100).model_copy(update={"errors": {"500": 3}}), SLO)
     failing = results_of([lost])
     conclude(failing)
     assert failing.why.startswith("No configuration answered all requests: cpu, 1 worker, batch 1 with 1 connection failed 50.0% of them")

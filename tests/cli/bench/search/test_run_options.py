@@ -10,8 +10,8 @@ from tests.cli.conftest import Run
 from tests.support.models import make_model
 from tsx_archiver import ModelConfig
 from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.results import Figure, Latency, Offered, Point, Trial
-from tsx_cli.bench.search.run_options import Asked, configurations, seconds, share
+from tsx_cli.bench.model.results import Figure, Latency, OfferedLoad, Point, Trial
+from tsx_cli.bench.search.run_options import BenchOptions, configurations, seconds, share
 from tsx_cli.bench.storage.journal import NAME, Journal, read_journal
 from tsx_cli.common.failure import CliError, UsageError
 
@@ -22,17 +22,17 @@ HANDLER = "def handle(data, context):\n    return None if data is None else ['ok
     ("words", "said"),
     [
         ([], "name an archive: tsx bench model.mar"),
-        (["m.mar", "--slo", "fast"], "'fast' is no bound"),
+        (["m.mar", "--slo", "fast"], "'fast' is not a bound"),
         (["m.mar", "--batch-sizes", "0..4"], "--batch-sizes: '0..4' is no number from 1"),
         (["m.mar", "--workers", "many"], "--workers: 'many' is no number from 1"),
         (["m.mar", "--threads", "8..4"], "--threads: '8..4' is no number"),
         (["m.mar", "--devices", "tpu"], "--devices: 'tpu' is none of cpu, cuda"),
         (["m.mar", "--precision", "fp8"], "--precision: 'fp8' is none of fp32, fp16, bf16"),
         (["m.mar", "--compile", "yes"], "--compile: 'yes' is none of off, on"),
-        (["m.mar", "--tolerance", "some"], "--tolerance: 'some' is no tolerance"),
+        (["m.mar", "--tolerance", "some"], "--tolerance: 'some' is not a tolerance"),
         (["m.mar", "--tolerance", "exact", "--same-top", "1"], "--tolerance and --same-top are two ways"),
         (["m.mar", "--batch-sizes", "9" * 5000], "--batch-sizes: '999"),
-        (["m.mar", "--slo", f"p99<{'9' * 400}ms"], "is no bound"),
+        (["m.mar", "--slo", f"p99<{'9' * 400}ms"], "is not a bound"),
         (["m.mar", "--duration", "9" * 400], "is no time"),
         (["m.mar", "--duration", "5m", "--input", "a.txt"], "one round of 300 s is longer than the run may take"),
         (["m.mar", "--content-type", "a\r\nb: c"], "--content-type: 'a"),
@@ -42,8 +42,8 @@ HANDLER = "def handle(data, context):\n    return None if data is None else ['ok
         (["m.mar", "--rate", "100"], "--rate is for an open loop"),
         (["m.mar", "--mode", "open", "--connections", "8"], "--connections is for a closed loop"),
         (["m.mar", "--arrivals", "constant"], "--arrivals is for an open loop"),
-        (["m.mar", "--connections", "1,two"], "--connections: '1,two' is no list of numbers above 0"),
-        (["m.mar", "--connections", "1.5"], "--connections: '1.5' is no list of numbers"),
+        (["m.mar", "--connections", "1,two"], "--connections: '1,two' is not a list of numbers above 0"),
+        (["m.mar", "--connections", "1.5"], "--connections: '1.5' is not a list of numbers"),
         (["m.mar", "--mode", "ajar"], "'ajar' is not one of"),
         (["m.mar", "--rounds", "0"], "--rounds"),
         (["m.mar"], "m.mar has no samples, and what it takes is not known: give --input FILE"),
@@ -111,22 +111,22 @@ def test_what_cannot_be_written_is_told_before_the_run(run: Run) -> None:
 
 
 def test_the_ranges_are_every_configuration_of_the_devices_that_are_there() -> None:
-    asked = Asked(batch_sizes="1..4", workers="1,2", precisions="fp32,bf16", compiled="off,on", threads="1")
+    asked = BenchOptions(batch_sizes="1..4", workers="1,2", precisions="fp32,bf16", compiled="off,on", threads="1")
     found = configurations(asked, ModelConfig(), 2, 0)
     assert len(found) == len(set(found)) == 3 * 2 * 2 * 2
     assert found[0] == Configuration("cpu", "fp32", False, 1, 1, 1)
-    assert {each.workers for each in configurations(Asked(), ModelConfig(), 6, 0)} == {1, 2, 4, 6}
-    assert {each.device for each in configurations(Asked(), ModelConfig(), 6, 1)} == {"cuda"}
-    shares = {(each.workers, each.threads) for each in configurations(Asked(workers="1..16"), ModelConfig(), 16, 0)}
+    assert {each.workers for each in configurations(BenchOptions(), ModelConfig(), 6, 0)} == {1, 2, 4, 6}
+    assert {each.device for each in configurations(BenchOptions(), ModelConfig(), 6, 1)} == {"cuda"}
+    shares = {(each.workers, each.threads) for each in configurations(BenchOptions(workers="1..16"), ModelConfig(), 16, 0)}
     assert shares == {(1, None), (1, 1), (1, 4), (2, None), (2, 1), (2, 4), (4, None), (4, 1), (8, None), (8, 1), (16, None)}
-    assert {each.threads for each in configurations(Asked(), ModelConfig(threads=1), 16, 0)} == {None}, "the archive settles it"
-    assert {each.threads for each in configurations(Asked(), ModelConfig(), 16, 1)} == {None}
-    assert {each.device for each in configurations(Asked(), ModelConfig(device_type="cpu"), 6, 1)} == {"cpu"}
+    assert {each.threads for each in configurations(BenchOptions(), ModelConfig(threads=1), 16, 0)} == {None}, "the archive settles it"
+    assert {each.threads for each in configurations(BenchOptions(), ModelConfig(), 16, 1)} == {None}
+    assert {each.device for each in configurations(BenchOptions(), ModelConfig(device_type="cpu"), 6, 1)} == {"cpu"}
     many = ",".join(map(str, range(1, 300)))
     with pytest.raises(UsageError, match="178802 configurations, more than 20000"):
-        configurations(Asked(batch_sizes=many, workers=many, compiled="off,on", threads="1"), ModelConfig(), 6, 0)
+        configurations(BenchOptions(batch_sizes=many, workers=many, compiled="off,on", threads="1"), ModelConfig(), 6, 0)
     with pytest.raises(UsageError, match="no GPU is visible here"):
-        configurations(Asked(devices="cpu,cuda"), ModelConfig(), 6, 0)
+        configurations(BenchOptions(devices="cpu,cuda"), ModelConfig(), 6, 0)
 
 
 def test_times_and_shares_are_read_as_people_write_them() -> None:
@@ -135,9 +135,9 @@ def test_times_and_shares_are_read_as_people_write_them() -> None:
 
 
 def test_a_journal_gives_back_what_it_was_told_whatever_its_end(tmp_path: Path) -> None:
-    asked = Asked(slo="p99<5ms", inputs=("a", "b"), loads=(1, 8))
+    asked = BenchOptions(slo="p99<5ms", inputs=("a", "b"), loads=(1, 8))
     figure = Figure(value=1, low=1, high=1)
-    points = [Point(offered=Offered(connections=n), throughput=figure, latency=Latency(), p99_ms=figure) for n in (1, 2)]
+    points = [Point(offered=OfferedLoad(connections=n), throughput=figure, latency=Latency(), p99_ms=figure) for n in (1, 2)]
     trial = Trial(configuration=Configuration(batch_size=4).as_json(), points=points, reason="a\u2028b\x85c\udcff")
     journal = Journal(tmp_path)
     journal.begin(asked.as_json() | {"model": "m.mar"}, sha256=None, fingerprint="f", started="now")
@@ -154,7 +154,7 @@ def test_a_journal_gives_back_what_it_was_told_whatever_its_end(tmp_path: Path) 
         Journal(tmp_path).close()
         past = read_journal(tmp_path)
         assert past.trials == [trial]
-        assert Asked.of_json({name: value for name, value in past.asked.items() if name != "model"}) == asked
+        assert BenchOptions.of_json({name: value for name, value in past.asked.items() if name != "model"}) == asked
     for damaged in (
         "",
         2 * (100_000 * "[" + "\n"),

@@ -12,20 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_archiver import ModelConfig
-from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.configuration import Configuration, parse_numbers
 from tsx_cli.bench.model.points import best_point
 from tsx_cli.bench.model.predict import predict
-from tsx_cli.bench.model.results import Accuracy, Curve, CurvePoint, Figure, Latency, Offered, Point, Trial
+from tsx_cli.bench.model.results import Accuracy, Curve, CurvePoint, Figure, Latency, OfferedLoad, Point, Trial
 from tsx_cli.bench.model.simulate import simulate
 from tsx_cli.bench.model.slo import Slo, parse_slo
 from tsx_cli.bench.search.ladder import Rung, next_level
-from tsx_cli.bench.search.run_options import Asked
+from tsx_cli.bench.search.run_options import BenchOptions
 from tsx_cli.bench.search.run_options import configurations as configurations_of
-from tsx_cli.bench.search.search import State, baseline, next_trial, numbers, outlook, passed_over, ranking, ruled_out, undisturbed
+from tsx_cli.bench.search.search import State, baseline, next_trial, outlook, passed_over, ranking, ruled_out, undisturbed
 from tsx_cli.common.failure import UsageError
 
 SIZES = (1, 2, 4, 8, 16, 32)
-Machine = Callable[[Configuration, Offered], tuple[float, float]]  # (requests per second, p99 in ms)
+Machine = Callable[[Configuration, OfferedLoad], tuple[float, float]]  # (requests per second, p99 in ms)
 
 
 def curve(
@@ -45,7 +45,7 @@ def space(workers: Sequence[int] = (1, 2, 4, 8, 16), sizes: Sequence[int] = SIZE
     return [replace(Configuration(workers=each, batch_size=size), **variant) for each, size in itertools.product(workers, sizes)]  # type: ignore[arg-type]
 
 
-def measured(slo: Slo | None, offered: Offered, rate: float, p99: float) -> Point:
+def measured(slo: Slo | None, offered: OfferedLoad, rate: float, p99: float) -> Point:
     latency = Latency(mean_ms=0.8 * p99, p50_ms=0.8 * p99, p90_ms=0.9 * p99, p95_ms=0.95 * p99, p99_ms=p99, p999_ms=p99, max_ms=p99)
     holds = slo is None or not slo.broken(latency.model_dump(), 0)
     figure = Figure(value=rate, low=rate, high=rate)
@@ -74,10 +74,10 @@ def run(state: State, machine: Machine, fails: Callable[[Configuration], bool] =
 def modelled(truth: Curve, cores: int, errors: Callable[[Configuration], float] = lambda _: 1.0, whole: float = 1.0) -> Machine:
     """A machine that is as predicted from this curve, times an error of each configuration; one request at a time is alike to all."""
 
-    def machine(configuration: Configuration, offered: Offered) -> tuple[float, float]:
+    def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
         told = predict(truth, configuration, offered, 0.5, cores)
         error = whole * (errors(configuration) if offered.connections > 1 else 1.0)
-        alone = predict(truth, configuration, Offered(connections=1), 0.5, cores).p99_ms / whole
+        alone = predict(truth, configuration, OfferedLoad(connections=1), 0.5, cores).p99_ms / whole
         return told.throughput * error, max(alone, told.p99_ms / error)
 
     return machine
@@ -88,7 +88,7 @@ def optimum(state: State, machine: Machine, fine: int = 40) -> float:
     for configuration in state.configurations:
         most = 2 * (configuration.workers + 1) * configuration.batch_size + 2
         for connections in sorted({*range(1, min(most, fine)), *range(fine, most, max(1, most // fine))}):
-            point = measured(state.slo, Offered(connections=connections), *machine(configuration, Offered(connections=connections)))
+            point = measured(state.slo, OfferedLoad(connections=connections), *machine(configuration, OfferedLoad(connections=connections)))
             best = max(best, point.throughput.value if point.holds else 0.0)
     return best
 
@@ -142,7 +142,7 @@ def test_the_best_is_found_on_a_simulated_server_with_noise(slo: str | None) -> 
     truth = curve(6, 1.5)
     chance = random.Random(4)
 
-    def machine(configuration: Configuration, offered: Offered) -> tuple[float, float]:
+    def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
         times = [6 + 1.5 * size for size in range(1, configuration.batch_size + 1)]
         slow = [max(1.0, active / 4) for active in range(configuration.workers + 1)]
         told = simulate(
@@ -167,7 +167,7 @@ def test_the_best_is_found_on_a_simulated_server_with_noise(slo: str | None) -> 
 )
 def test_the_edges_of_the_ranges_are_reached(machine: Machine, edge: Configuration) -> None:
     state = State(space(), [curve(20, 2, cpu=0.2)], cores=8)  # which says something else
-    assert won(run(state, machine))[0] >= 0.95 * machine(edge, Offered(connections=1000))[0]
+    assert won(run(state, machine))[0] >= 0.95 * machine(edge, OfferedLoad(connections=1000))[0]
 
 
 def test_the_baseline_comes_first_even_if_it_is_outside_of_the_ranges() -> None:
@@ -182,7 +182,7 @@ def test_what_is_not_better_by_the_curve_of_its_variant_is_not_measured() -> Non
     half, full = space(precision="bf16"), space()
     curves = [curve(20, 2), curve(100, 20, precision="bf16")]
 
-    def machine(configuration: Configuration, offered: Offered) -> tuple[float, float]:
+    def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
         return modelled(curves[configuration.precision == "bf16"], 4)(configuration, offered)
 
     state = run(State([*full, *half], curves, slo=parse_slo("p99<200ms"), cores=4), machine)
@@ -225,7 +225,7 @@ def test_a_batch_that_did_not_fit_by_itself_is_not_served() -> None:
 def test_each_number_of_threads_is_predicted_from_its_own_curve() -> None:
     """Two cores: a worker by itself is given two threads, and each of two workers one. One thread does ten times as much here."""
     curves = [curve(10, 10, cpu=2.0), curve(1, 1, threads=1)]
-    configurations = configurations_of(Asked(), ModelConfig(), 2, 0)
+    configurations = configurations_of(BenchOptions(), ModelConfig(), 2, 0)
     assert {(each.workers, each.threads) for each in configurations} == {(1, None), (1, 1), (2, None)}
     state = State(configurations, curves, slo=parse_slo("p99<100ms"), cores=2)
     two = outlook(state, Configuration(workers=2))
@@ -235,7 +235,7 @@ def test_each_number_of_threads_is_predicted_from_its_own_curve() -> None:
         > 1.5 * outlook(state, Configuration(threads=1)).expected
     )
 
-    def machine(configuration: Configuration, offered: Offered) -> tuple[float, float]:
+    def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
         threads = configuration.threads_each(2)
         told = predict(curves[threads == 1], replace(configuration, threads=threads), offered, 0.5, 2)
         return told.throughput, told.p99_ms
@@ -252,16 +252,16 @@ def test_a_curve_that_was_disturbed_at_one_size_does_not_mislead_the_search() ->
     for point in disturbed.points:
         point.median_ms = times[point.batch_size]
     assert [point.median_ms for point in undisturbed(disturbed).points] == [5.95, 5.95, 8.8, 17.2, 32.9, 83.0]
-    state = State(configurations_of(Asked(), ModelConfig(), 2, 0), [disturbed, curve(1, 2, threads=1)], cores=2)
-    first = Trial(configuration=Configuration().as_json(), points=[measured(None, Offered(), 346, 8)])
+    state = State(configurations_of(BenchOptions(), ModelConfig(), 2, 0), [disturbed, curve(1, 2, threads=1)], cores=2)
+    first = Trial(configuration=Configuration().as_json(), points=[measured(None, OfferedLoad(), 346, 8)])
     state = replace(state, trials=[first])
     assert outlook(state, Configuration(batch_size=2)).expected < outlook(state, Configuration(workers=2, batch_size=32)).expected
 
 
 def test_few_threads_are_not_ruled_out_because_many_are_too_slow_alone() -> None:
     """A pool of busy threads may take the cores that the server needs."""
-    state = State(configurations_of(Asked(batch_sizes="1"), ModelConfig(), 2, 0), [curve(5, 1)], slo=parse_slo("p99<10ms"), cores=2)
-    slow = Trial(configuration=Configuration().as_json(), points=[measured(state.slo, Offered(), 11, 88)])
+    state = State(configurations_of(BenchOptions(batch_sizes="1"), ModelConfig(), 2, 0), [curve(5, 1)], slo=parse_slo("p99<10ms"), cores=2)
+    slow = Trial(configuration=Configuration().as_json(), points=[measured(state.slo, OfferedLoad(), 11, 88)])
     state = replace(state, trials=[slow])
     assert "one request at a time breaks a bound" in str(ruled_out(state, Configuration(batch_size=8)))
     assert ruled_out(state, Configuration(threads=1)) is ruled_out(state, Configuration(workers=2)) is None
@@ -273,7 +273,7 @@ def test_an_excluded_variant_neither_is_measured_nor_wins() -> None:
     excluded = {Configuration(precision="fp16").variant: "its answers differ"}
     state = State([*space(), *space(precision="fp16")], curves, cores=4, excluded=excluded)
 
-    def machine(configuration: Configuration, offered: Offered) -> tuple[float, float]:
+    def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
         return modelled(curves[configuration.precision == "fp16"], 4)(configuration, offered)
 
     ended = run(state, machine)
@@ -282,8 +282,8 @@ def test_an_excluded_variant_neither_is_measured_nor_wins() -> None:
 
 
 def test_a_trial_whose_answers_differ_wins_only_if_that_is_allowed() -> None:
-    first = Trial(configuration=Configuration().as_json(), points=[measured(None, Offered(), 10, 5)])
-    second = Trial(configuration=Configuration(batch_size=8).as_json(), points=[measured(None, Offered(), 90, 5)])
+    first = Trial(configuration=Configuration().as_json(), points=[measured(None, OfferedLoad(), 10, 5)])
+    second = Trial(configuration=Configuration(batch_size=8).as_json(), points=[measured(None, OfferedLoad(), 90, 5)])
     second.accuracy = Accuracy(same=False, compared=10, different=3)
     assert ranking([first, second], {}) == [0]
     assert ranking([first, second]) == [1, 0]
@@ -335,7 +335,7 @@ def test_the_requests_at_random_that_an_earlier_run_ended_with_are_no_rung_of_it
     following = next_trial(begun)
     assert following is not None
     trials = [trial.model_copy(update={"points": list(trial.points)}) for trial in begun.trials]
-    trials[-1].points.append(measured(state.slo, Offered(mode="open", rate=3.0, arrivals="poisson"), 3, 700))
+    trials[-1].points.append(measured(state.slo, OfferedLoad(mode="open", rate=3.0, arrivals="poisson"), 3, 700))
     assert next_trial(replace(begun, trials=trials)) == following
 
 
@@ -349,7 +349,7 @@ def test_what_an_earlier_run_only_predicted_may_be_measured() -> None:
 def test_rates_are_searched_for_in_an_open_loop() -> None:
     truth = curve(4, 2)
 
-    def machine(configuration: Configuration, offered: Offered) -> tuple[float, float]:
+    def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
         assert offered.rate is not None
         assert offered.arrivals == "poisson"
         told = predict(truth, configuration, offered, 0.5, 2)
@@ -362,14 +362,14 @@ def test_rates_are_searched_for_in_an_open_loop() -> None:
         rate
         for configuration in state.configurations
         for rate in rates
-        if machine(configuration, Offered(mode="open", rate=rate, arrivals="poisson"))[1] < 60
+        if machine(configuration, OfferedLoad(mode="open", rate=rate, arrivals="poisson"))[1] < 60
     )
     assert won(ended)[0] >= 0.88 * best
 
 
 def test_of_points_the_most_throughput_within_the_bounds_is_the_best() -> None:
     slo = parse_slo("p99<50ms")
-    found = [measured(slo, Offered(connections=each), each * 10, p99) for each, p99 in [(1, 10), (4, 40), (8, 60)]]
+    found = [measured(slo, OfferedLoad(connections=each), each * 10, p99) for each, p99 in [(1, 10), (4, 40), (8, 60)]]
     assert best_point(found) == 1
     assert best_point(found[2:]) is None
     assert best_point([]) is None
@@ -410,10 +410,10 @@ def test_a_ladder_that_cannot_win_is_left() -> None:
     [("1..32", (1, 2, 4, 8, 16, 32)), ("4", (4,)), ("3..12", (3, 4, 8, 12)), ("1, 2,4", (1, 2, 4)), ("8,1..3", (1, 2, 3, 8))],
 )
 def test_ranges_are_powers_of_two_and_their_ends(text: str, found: tuple[int, ...]) -> None:
-    assert numbers(text, "--workers") == found
+    assert parse_numbers(text, "--workers") == found
 
 
 @pytest.mark.parametrize("text", ["", "0", "0..4", "4..1", "1..", "a", "1...4", "-1", "1.5", "5000", "1,,2"])
 def test_what_is_no_range_is_told(text: str) -> None:
     with pytest.raises(UsageError, match="--workers"):
-        numbers(text, "--workers")
+        parse_numbers(text, "--workers")

@@ -129,7 +129,7 @@ def test_what_has_nothing_in_common_is_wrong_usage(before: Results) -> None:
 
 @pytest.mark.parametrize("text", ["", "throughput", "throughput<5", "speed<-5%", "throughput=-5%", "p99<10ms", "throughput<-5%,p99>10%"])
 def test_what_is_no_condition_is_told(text: str) -> None:
-    with pytest.raises(UsageError, match="is no condition"):
+    with pytest.raises(UsageError, match="is not a condition"):
         parse_condition(text)
 
 
@@ -184,7 +184,7 @@ def test_the_exit_code_is_for_ci(files: Path, capsys: pytest.CaptureFixture[str]
     [
         (("before", "absent.json"), "cannot be read"),
         (("before", "damaged.json"), "is damaged"),
-        (("before", "after", "--fail-if", "speed<-5%"), "is no condition"),
+        (("before", "after", "--fail-if", "speed<-5%"), "is not a condition"),
     ],
 )
 def test_wrong_files_and_words_are_told_apart_from_a_regression(

@@ -122,8 +122,8 @@ def test_files_that_are_none_are_told(tmp_path: Path) -> None:
     with pytest.raises(CliError, match=r"bert\.yaml is not there"):
         read_plan(top)
     for text, said in (
-        ("a: [", "is no YAML"),
-        ("a: 2020-13-01", "is no YAML"),
+        ("a: [", "is not valid YAML"),
+        ("a: 2020-13-01", "is not valid YAML"),
         ("../../a:\n  b:\n    url: x", "holds no /"),
         ("- 1", "it must have keys"),
         ("models: 3", "must be a list"),
@@ -217,12 +217,12 @@ def test_a_server_is_managed_at_its_next_port(inference: str, management: str) -
         (("--token", "t"), 2, "go with --against"),
         (("--certificate", "c"), 2, "go with --against"),
         (("--against", "unix:/run/tsx.sock"), 2, "say which with --management URL"),
-        (("--against", "http://h", "--certificate", "c"), 2, "is no address of https"),
+        (("--against", "http://h", "--certificate", "c"), 2, "is not an https address"),
         (("--against", "ftp://h"), 2, "is not the address of a server"),
         (("--against", "http://h", "--logs", "gone"), 1, "--logs: there is no directory 'gone'"),
         (("--against", "http://h", "--management-token", "@gone"), 1, "--management-token: gone cannot be read"),
         (("--time-limit", "soon"), 2, "--time-limit: 'soon' is no time"),
-        (("--upload", "cloudwatch:"), 2, "--upload: 'cloudwatch:' is no target"),
+        (("--upload", "cloudwatch:"), 2, "--upload: 'cloudwatch:' is not a target"),
         (("other.yaml",), 2, "unexpected extra argument"),
     ],
 )
@@ -234,12 +234,12 @@ def test_a_bad_option_says_what_to_do(
 
 
 def test_ctrl_c_ends_it_with_the_reports_of_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(case: Case, *_: object) -> run.Done:
+    def measured(case: Case, *_: object) -> run.CaseResult:
         if case.batch_size == 4:
             raise KeyboardInterrupt
         point_ = point(2, [one_round(100, 10, 1)])
         trial = Trial(configuration=case.configuration.as_json(), points=[point_], best=0)
-        return run.Done(case, trial, row(case, point_, {}))
+        return run.CaseResult(case, trial, row(case, point_, {}))
 
     monkeypatch.setattr(run, "_measured", measured)
     assert main(["bench", str(written(tmp_path)), "-o", str(tmp_path / "out")]) == 130

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_cli.deploy.aws_lambda.canary import Back, Baking, Begin, Move, Shift, Wait, decide
+from tsx_cli.deploy.aws_lambda.canary import Baking, Begin, Move, Rollback, Shift, Wait, decide
 
 START = datetime(2026, 11, 21, tzinfo=timezone.utc)
 SHIFT = Shift(10, 600, ("errors",))
@@ -28,8 +28,8 @@ def baking(version: str = "2", percent: float = 10) -> Baking:
         (SHIFT, baking(), {}, 0, Wait("10 % of the requests, 600 s to go, 1 alarm quiet")),
         (SHIFT, baking(), {}, 599, Wait("10 % of the requests, 1 s to go, 1 alarm quiet")),
         (SHIFT, baking(), {}, 600, Move()),
-        (SHIFT, baking(), {"errors": "3 of them"}, 9000, Back("the alarm errors went off (3 of them)")),
-        (SHIFT, None, {"errors": ""}, 0, Back("the alarm errors went off")),
+        (SHIFT, baking(), {"errors": "3 of them"}, 9000, Rollback("the alarm errors went off (3 of them)")),
+        (SHIFT, None, {"errors": ""}, 0, Rollback("the alarm errors went off")),
     ],
 )
 def test_a_canary_begins_waits_moves_on_or_goes_back(
@@ -47,9 +47,9 @@ def test_whoever_looks_and_when_all_requests_come_to_one_version_in_the_end(
         did = decide("2", shift, there, {"errors": ""} if turn == alarm_at else {}, now)
         if isinstance(did, Begin):
             there = Baking("2", did.percent, now)
-        elif isinstance(did, (Move, Back)):
-            assert isinstance(did, Back) == (turn == alarm_at)
-            assert isinstance(did, Back) or (there is not None and now - there.since >= timedelta(seconds=bake))
+        elif isinstance(did, (Move, Rollback)):
+            assert isinstance(did, Rollback) == (turn == alarm_at)
+            assert isinstance(did, Rollback) or (there is not None and now - there.since >= timedelta(seconds=bake))
             return
         now += timedelta(seconds=pause)
     raise AssertionError("it never ends")

@@ -165,7 +165,7 @@ def test_a_canary_that_is_left_keeps_its_share_and_is_picked_up(deploy: Deploy, 
 
     clock.happens = leave
     deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=130)
-    assert "keeps its share of the requests, and nobody watches its alarms until this runs again" in deploy.err
+    assert "keeps its share of the requests, and its alarms are not watched until this runs again" in deploy.err
     assert alias() == {"version": "1", "weights": {"2": 0.2}}
     assert deploy.told("status")["canary"] == [{"version": "2", "percent": 20.0, "model": "digits/1.0"}]
     clock.now += timedelta(minutes=8)  # of ten

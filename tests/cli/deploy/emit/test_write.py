@@ -255,7 +255,7 @@ def test_requirements_of_the_archive_are_installed_in_the_image(deploy: Deploy, 
         (["--emit", "compose", "out", "--target", "sagemaker"], "--emit compose is for --target container, not sagemaker"),
         (["--emit", "cloudformation", "out"], "sagemaker.role is not given"),
         (["--emit", "kubernetes", "out", "--set", "kubernetes.kserve=true"], "kubernetes.storage is not given"),
-        (["--emit", "compose", "out", "--set", "build.wheel=absent.whl"], "absent.whl is no wheel"),
+        (["--emit", "compose", "out", "--set", "build.wheel=absent.whl"], "absent.whl is not a wheel"),
         (["--emit", "compose", "out", "--set", "container.memory=much"], "container.memory: String should match"),
     ],
 )  # fmt: skip

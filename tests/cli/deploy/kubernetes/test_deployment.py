@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.models import make_model
 from tests.support.platforms.kubectl import Cluster
-from tsx_cli.deploy.image.programs import advice, said_by
+from tsx_cli.deploy.image.programs import advice, last_output
 from tsx_cli.deploy.kubernetes import kinds as kubernetes_kinds
 from tsx_cli.main import main
 
@@ -111,7 +111,7 @@ def test_a_rollout_that_fails_says_what_its_pods_wait_for_and_is_mended(deploy: 
 def test_a_cluster_that_does_not_answer_is_told_without_what_kubectl_writes_for_itself() -> None:
     inner = 'E1121 22:12:23.389374   22390 memcache.go:265] "Unhandled Error" err="connection refused"\n'
     said = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
-    assert said_by(subprocess.CompletedProcess([], 1, "", inner * 3 + said)) == said
+    assert last_output(subprocess.CompletedProcess([], 1, "", inner * 3 + said)) == said
     assert "--set kubernetes.context=NAME takes another" in advice(said)
 
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_cli.deploy.preflight.limits import GIB, LIMITS, MIB, SET, Known, Limit, Place, findings, size_of
+from tsx_cli.deploy.preflight.limits import GIB, LIMITS, MIB, SET, Limit, ModelProfile, TargetProfile, findings, size_of
 
 SMALL = {"packed": 1000, "unpacked": 2000}
 
 
 def told(target: str, known: dict[str, Any], more: dict[str, Limit] | None = None, **place: Any) -> list[tuple[bool, str]]:
-    where = Place(target, {**LIMITS[target], **(more or {})}, **place)
-    return [(each.is_error, each.text) for each in findings(where, Known(**{**SMALL, **known}))]
+    where = TargetProfile(target, {**LIMITS[target], **(more or {})}, **place)
+    return [(each.is_error, each.text) for each in findings(where, ModelProfile(**{**SMALL, **known}))]
 
 
 @pytest.mark.parametrize("target", LIMITS)

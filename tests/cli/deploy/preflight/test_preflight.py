@@ -13,8 +13,8 @@ from tests.support.benchmarked import results
 from tests.support.models import make_model
 from tests.support.platforms.aws import Course
 from tsx_archiver import rewrite_archive
-from tsx_cli.bench.storage.archive_record import kept_of
-from tsx_cli.deploy.preflight.limits import Known, findings
+from tsx_cli.bench.storage.archive_record import record_of
+from tsx_cli.deploy.preflight.limits import ModelProfile, findings
 from tsx_cli.deploy.preflight.outlook import outlook
 from tsx_cli.deploy.preflight.preflight import place_of
 from tsx_cli.deploy.preflight.prices import Prices
@@ -28,7 +28,7 @@ HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
 
 def measured(archive: Path, **changes: Any) -> Path:
     """With a benchmark, as `tsx bench --write` leaves one."""
-    kept = kept_of(results())
+    kept = record_of(results())
     kept.curves[0].threads = 1  # as many as the winner has
     for place, value in changes.items():
         part: Any = kept
@@ -95,7 +95,7 @@ def test_the_plan_shows_what_its_benchmark_promises(course: Course, capsys: pyte
     measured(archive)
     assert main(["deploy", "plan", str(archive), *SAID, "--set", "sagemaker.instances=3"]) == 2
     out = capsys.readouterr().out
-    best = kept_of(results()).best
+    best = record_of(results()).best
     assert f"on 2 cores of AMD EPYC 7B13: {best.throughput:,.4g} requests/s, p99 {best.p99_ms:.3g} ms under p99<100ms, with cpu" in out
     assert f"3 instances like that machine: {3 * best.throughput:,.4g} requests/s; for another rate: tsx plan m.mar --rps N" in out
     assert "batches take (size: ms) 1: 15.5, 2: " in out
@@ -106,7 +106,7 @@ def test_the_plan_shows_what_its_benchmark_promises(course: Course, capsys: pyte
 
 
 def test_scaling_that_comes_too_late_is_told() -> None:
-    kept = kept_of(results())
+    kept = record_of(results())
     given = {"name": "m", "target": "sagemaker", "model": "m.mar"}
     late = outlook(kept, read_spec(None, {**given, "sagemaker": {"autoscaling": {"min": 1, "max": 3, "target": 500}}}))
     fine = outlook(kept, read_spec(None, {**given, "sagemaker": {"autoscaling": {"min": 1, "max": 3, "target": 1}}}))
@@ -130,7 +130,7 @@ def test_a_function_has_the_limits_that_it_was_given() -> None:
     place = place_of(read_spec(None, {"name": "m", "target": "lambda", "model": "m.mar", "lambda": own}), Prices(), "")
     assert (place.limits["memory"].most, place.limits["time"].most, place.limits["request"].most) == (1 << 30, 20, 6 << 20)
     assert place.has_gpu is True
-    found = findings(place, Known(packed=1, unpacked=1, p99_ms=25_000.0))
+    found = findings(place, ModelProfile(packed=1, unpacked=1, p99_ms=25_000.0))
     assert found[0].text.endswith("Lambda ends one after 20 s. Raise lambda.timeout, make batches smaller, or take a faster machine")
 
 

@@ -15,7 +15,7 @@ from botocore.stub import Stubber
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.preflight.limits import GIB
-from tsx_cli.deploy.preflight.price_list import asked
+from tsx_cli.deploy.preflight.price_list import fetch_prices
 from tsx_cli.deploy.preflight.prices import Prices, cost, keep_prices, read_prices
 from tsx_cli.deploy.spec import DeploySpec, read_spec
 from tsx_cli.main import main
@@ -83,7 +83,7 @@ def spec(**more: Any) -> DeploySpec:
 
 @pytest.fixture
 def prices(cloud: Cloud) -> Prices:
-    return Prices(regions={REGION: asked(cloud, TODAY)})
+    return Prices(regions={REGION: fetch_prices(cloud, TODAY)})
 
 
 def test_prices_are_read_as_aws_gives_them_and_what_has_another_unit_is_left_out(prices: Prices) -> None:

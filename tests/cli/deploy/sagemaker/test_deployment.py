@@ -131,7 +131,7 @@ def test_destroy_leaves_nothing_but_what_was_uploaded_and_purge_not_even_that(de
     deploy.apply("--canary", "10", "--set", "sagemaker.autoscaling.max=3")
     deploy.apply("--set", "sagemaker.instances=2")
     deploy.verb("destroy", code=1)
-    assert "give --yes where nobody can be asked" in deploy.err
+    assert "give --yes where there is no terminal to confirm at" in deploy.err
     deploy.verb("destroy", "--purge", "--yes")
     client = boto3.client("sagemaker")
     assert not [*client.list_models()["Models"], *client.list_endpoint_configs()["EndpointConfigs"], *client.list_endpoints()["Endpoints"]]

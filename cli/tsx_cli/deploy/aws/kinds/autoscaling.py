@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tsx_cli.deploy.aws.session import Cloud, told
+from tsx_cli.deploy.aws.session import Cloud, translated_errors
 from tsx_cli.deploy.engine.kind import only
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
@@ -24,7 +24,7 @@ class ScalableTarget:
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         namespace, resource, dimension = name.split("|")
-        with told(f"looking for what scales {resource}"):
+        with translated_errors(f"looking for what scales {resource}"):
             answer = cloud.client("application-autoscaling").describe_scalable_targets(
                 ServiceNamespace=namespace, ResourceIds=[resource], ScalableDimension=dimension
             )
@@ -32,14 +32,14 @@ class ScalableTarget:
         return Observed(name, only(found[0], TARGET), outputs={"Ref": name}) if found else None
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        with told(f"letting {resource.properties['ResourceId']} scale"):
+        with translated_errors(f"letting {resource.properties['ResourceId']} scale"):
             cloud.client("application-autoscaling").register_scalable_target(**resource.properties)
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
         self.create(cloud, resource)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        with told(f"no longer scaling {found.properties['ResourceId']}"):
+        with translated_errors(f"no longer scaling {found.properties['ResourceId']}"):
             cloud.client("application-autoscaling").deregister_scalable_target(**_which(found.properties))
 
 
@@ -51,7 +51,7 @@ class ScalingPolicy:
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         namespace, resource, dimension, policy = name.split("|")
-        with told(f"looking for the rule by which {resource} scales"):
+        with translated_errors(f"looking for the rule by which {resource} scales"):
             answer = cloud.client("application-autoscaling").describe_scaling_policies(
                 PolicyNames=[policy], ServiceNamespace=namespace, ResourceId=resource, ScalableDimension=dimension
             )
@@ -59,14 +59,14 @@ class ScalingPolicy:
         return Observed(name, only(found[0], POLICY), outputs={"Ref": found[0]["PolicyARN"]}) if found else None
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        with told(f"setting the rule by which {resource.properties['ResourceId']} scales"):
+        with translated_errors(f"setting the rule by which {resource.properties['ResourceId']} scales"):
             cloud.client("application-autoscaling").put_scaling_policy(**resource.properties)
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
         self.create(cloud, resource)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        with told(f"removing the rule by which {found.properties['ResourceId']} scales"):
+        with translated_errors(f"removing the rule by which {found.properties['ResourceId']} scales"):
             cloud.client("application-autoscaling").delete_scaling_policy(
                 PolicyName=found.properties["PolicyName"], **_which(found.properties)
             )
@@ -75,7 +75,7 @@ class ScalingPolicy:
 def is_somebody_elses(cloud: Cloud, name: str, policy: str) -> bool:
     """Whether others have set how it scales: a target has no tags, but rules have names."""
     namespace, resource, dimension = name.split("|")[:3]
-    with told(f"looking for who scales {resource}"):
+    with translated_errors(f"looking for who scales {resource}"):
         pages = cloud.client("application-autoscaling").get_paginator("describe_scaling_policies")
         found = [
             each["PolicyName"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 
-from tsx_cli.deploy.aws.session import Cloud, looked_up, told
+from tsx_cli.deploy.aws.session import Cloud, looked_up, translated_errors
 from tsx_cli.deploy.engine.kind import tag_list, tag_map
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
@@ -20,20 +20,20 @@ class Repository:
     poll, patience = 1.0, 60.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        """That it is there, and whose it is: what else somebody has set of it is theirs."""
+        """Whether it exists, and its tags; its other settings are left to the user."""
         client, tags = cloud.client("ecr"), {}
         answer = looked_up(f"looking for the repository {name}", lambda: client.describe_repositories(repositoryNames=[name]))
         if answer is None:
             return None
         [found] = answer["repositories"]
         if name.startswith(OWN):  # who deploys need not be allowed to ask it of others
-            with told(f"looking for the tags of the repository {name}"):
+            with translated_errors(f"looking for the tags of the repository {name}"):
                 tags = tag_map(client.list_tags_for_resource(resourceArn=found["repositoryArn"])["tags"])
         return Observed(name, {}, tags, {"Arn": found["repositoryArn"], "RepositoryUri": found["repositoryUri"], "Ref": name})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         scanning = {"scanOnPush": bool(resource.properties["ImageScanningConfiguration"]["ScanOnPush"])}
-        with told(f"creating the repository {resource.name}"):
+        with translated_errors(f"creating the repository {resource.name}"):
             cloud.client("ecr").create_repository(
                 repositoryName=resource.name, tags=tag_list(resource.tags), imageScanningConfiguration=scanning
             )
@@ -42,7 +42,7 @@ class Repository:
         pass  # nothing of it is looked at
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        with told(f"deleting the repository {found.name} and its images"):
+        with translated_errors(f"deleting the repository {found.name} and its images"):
             cloud.client("ecr").delete_repository(repositoryName=found.name, force=True)
 
 
@@ -73,7 +73,7 @@ class Image:
         assert self._recipe is not None
         if not self._builder.is_here(resource.name):
             self._builder.build(self._recipe, resource.name, self._machine)
-        with told("asking ECR for a password"):
+        with translated_errors("asking ECR for a password"):
             given = cloud.client("ecr").get_authorization_token()["authorizationData"][0]
         user, _, password = base64.b64decode(given["authorizationToken"]).decode().partition(":")
         self._builder.login(resource.name.partition("/")[0], user, password)
@@ -84,5 +84,5 @@ class Image:
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
         repository, _, tag = found.name.partition("/")[2].rpartition(":")
-        with told(f"deleting the image {found.name}"):
+        with translated_errors(f"deleting the image {found.name}"):
             cloud.client("ecr").batch_delete_image(repositoryName=repository, imageIds=[{"imageTag": tag}])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tsx_cli.deploy.aws.iam_policies import role_name
-from tsx_cli.deploy.aws.session import Cloud, looked_up, told
+from tsx_cli.deploy.aws.session import Cloud, looked_up, translated_errors
 from tsx_cli.deploy.engine.kind import tag_list, tag_map
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
@@ -32,15 +32,15 @@ class Role:
     def create(self, cloud: Cloud, resource: Resource) -> None:
         """Without its policy, which the call after this one gives it."""
         trust = json.dumps(resource.properties["AssumeRolePolicyDocument"])
-        with told(f"creating the role {resource.name}"):
-            said = f"{resource.tags.get('tsx:name', '')} of tsx deploy runs with it"
+        with translated_errors(f"creating the role {resource.name}"):
+            description = f"{resource.tags.get('tsx:name', '')} of tsx deploy runs with it"
             cloud.client("iam").create_role(
-                RoleName=resource.name, AssumeRolePolicyDocument=trust, Description=said, Tags=tag_list(resource.tags)
+                RoleName=resource.name, AssumeRolePolicyDocument=trust, Description=description, Tags=tag_list(resource.tags)
             )
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
         client = cloud.client("iam")
-        with told(f"giving the role {resource.name} its permissions"):
+        with translated_errors(f"giving the role {resource.name} its permissions"):
             if any(field.path.startswith("AssumeRolePolicyDocument") for field in fields):
                 trust = json.dumps(resource.properties["AssumeRolePolicyDocument"])
                 client.update_assume_role_policy(RoleName=resource.name, PolicyDocument=trust)
@@ -52,17 +52,17 @@ class Role:
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
         client = cloud.client("iam")
-        with told(f"deleting the role {found.name}"):
+        with translated_errors(f"deleting the role {found.name}"):
             for policy in found.properties["Policies"]:
                 client.delete_role_policy(RoleName=found.name, PolicyName=policy["PolicyName"])
             client.delete_role(RoleName=found.name)
 
     def _policies(self, client: Any, name: str) -> list[str]:
-        with told(f"looking for what the role {name} may do"):
+        with translated_errors(f"looking for what the role {name} may do"):
             return list(client.list_role_policies(RoleName=name)["PolicyNames"])
 
     def _policy(self, client: Any, name: str, policy: str) -> dict[str, Any]:
-        with told(f"looking for what the role {name} may do"):
+        with translated_errors(f"looking for what the role {name} may do"):
             return dict(client.get_role_policy(RoleName=name, PolicyName=policy)["PolicyDocument"])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tsx_archiver.storage.private_directory import temporary_place
-from tsx_cli.deploy.aws.session import Cloud, looked_up, told
+from tsx_cli.deploy.aws.session import Cloud, looked_up, translated_errors
 from tsx_cli.deploy.engine.facts import model_data
 from tsx_cli.deploy.engine.kind import tag_list
 from tsx_cli.deploy.engine.plan import Field
@@ -27,7 +27,7 @@ class Bucket:
             return None
         closed: dict[str, bool] = {}
         try:
-            with told(f"looking whether the bucket {name} is closed to the public"):
+            with translated_errors(f"looking whether the bucket {name} is closed to the public"):
                 closed = cloud.client("s3").get_public_access_block(Bucket=name)["PublicAccessBlockConfiguration"]
         except CloudError as error:
             if error.code != "NoSuchPublicAccessBlockConfiguration":
@@ -37,18 +37,18 @@ class Bucket:
     def create(self, cloud: Cloud, resource: Resource) -> None:
         client = cloud.client("s3")
         where = {} if cloud.region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": cloud.region}}
-        with told(f"creating the bucket {resource.name}"):
+        with translated_errors(f"creating the bucket {resource.name}"):
             client.create_bucket(Bucket=resource.name, **where)
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
         """Also the second half of making one."""
         client, closed = cloud.client("s3"), resource.properties["PublicAccessBlockConfiguration"]
-        with told(f"closing the bucket {resource.name} to the public"):
+        with translated_errors(f"closing the bucket {resource.name} to the public"):
             client.put_bucket_tagging(Bucket=resource.name, Tagging={"TagSet": tag_list(resource.tags)})
             client.put_public_access_block(Bucket=resource.name, PublicAccessBlockConfiguration=closed)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        with told(f"deleting the bucket {found.name}; it must be empty"):
+        with translated_errors(f"deleting the bucket {found.name}; it must be empty"):
             cloud.client("s3").delete_bucket(Bucket=found.name)
 
 
@@ -71,7 +71,7 @@ class Object:
         archive = Path(resource.properties["Path"])
         with (
             tempfile.TemporaryDirectory(prefix="tsx-deploy-", dir=temporary_place()) as directory,
-            told(f"uploading {archive.name} to s3://{resource.name}"),
+            translated_errors(f"uploading {archive.name} to s3://{resource.name}"),
         ):
             cloud.client("s3").upload_file(str(model_data(archive, Path(directory))), bucket, key, ExtraArgs=extra)
 
@@ -80,7 +80,7 @@ class Object:
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
         bucket, _, key = found.name.partition("/")
-        with told(f"deleting s3://{found.name}"):
+        with translated_errors(f"deleting s3://{found.name}"):
             cloud.client("s3").delete_object(Bucket=bucket, Key=key)
 
 
