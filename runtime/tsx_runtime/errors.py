@@ -155,8 +155,8 @@ class MethodNotAllowed(TsxError):
     status = 405
     type = "MethodNotAllowedException"
 
-    def __init__(self, message: str, *, allowed: Sequence[str] = ()) -> None:
-        super().__init__(message)
+    def __init__(self, *, allowed: Sequence[str] = ()) -> None:
+        super().__init__("Requested method is not allowed, please refer to API document.")
         self.allowed = allowed  # methods, where others are
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, RootModel
 from pydantic.alias_generators import to_camel
 
 from tsx_runtime.settings.schema import check_overload_status
+from tsx_runtime.version import __version__
 
 _IGNORED = "accepted for TorchServe's clients; has no effect there or here"
 
@@ -218,3 +219,21 @@ class DescribedModel(Camel):
         None, description="what keeps its workers to themselves, and their bounds, where they are isolated"
     )
     measured: DescribedMeasurement | None = None
+
+
+class DescribedModels(RootModel[list[DescribedModel]]):
+    pass
+
+
+class ServerMetadata(BaseModel):
+    """`GET /v2`."""
+
+    name: str = "Torchserve"  # what KServe's runtimes know it by
+    version: str = __version__
+    extensions: list[str] = ["kserve", "kubeflow"]
+    extenstion: list[str] = Field(default=["kserve", "kubeflow"], description="as TorchServe spells it")
+
+
+def dump_json(model: BaseModel) -> str:
+    """Pretty-printed, as TorchServe's, with the fields' outside names; None is left out."""
+    return model.model_dump_json(by_alias=True, exclude_none=True, indent=2)

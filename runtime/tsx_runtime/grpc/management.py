@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
-
-from fastapi import Response
 
 from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.describe import PAGE
-from tsx_runtime.api.schemas import RegisterParameters, ScaleParameters
+from tsx_runtime.api.management_service import ManagementService
+from tsx_runtime.api.parameters import parameters_of
+from tsx_runtime.api.schemas import RegisterParameters, ScaleParameters, dump_json
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.grpc.admission import Admissions
 from tsx_runtime.grpc.calls import Context
@@ -24,7 +23,6 @@ from tsx_runtime.grpc.protos.management_pb2 import (
     UnregisterModelRequest,
 )
 from tsx_runtime.grpc.service import Ledger, Service
-from tsx_runtime.http.routes.management import Management, parameters_of
 
 REPLACE = "x-tsx-replace"  # of RegisterModel: whether it takes the place of a version (`replace` of REST)
 NAME = "org.pytorch.serve.grpc.management.ManagementAPIsService"
@@ -33,7 +31,7 @@ NAME = "org.pytorch.serve.grpc.management.ManagementAPIsService"
 class ManagementCalls:
     """Fields that are empty or zero are not given. `synchronous` is false unless it is asked for, unlike in REST."""
 
-    def __init__(self, management: Management) -> None:
+    def __init__(self, management: ManagementService) -> None:
         self.management = management
 
     def service(self, guard: Guard | None, ledger: Ledger, admissions: Admissions) -> Service:
@@ -50,31 +48,36 @@ class ManagementCalls:
         return service
 
     async def describe(self, request: DescribeModelRequest, context: Context) -> ManagementResponse:
-        return _text(await self.management.describe(_name(request), request.model_version or None, request.customized))
+        found = await self.management.describe(_name(request), request.model_version or None, request.customized)
+        return ManagementResponse(msg=dump_json(found))
 
     async def list_models(self, request: ListModelsRequest, context: Context) -> ManagementResponse:
-        return _text(await self.management.list(request.limit or PAGE, request.next_page_token))
+        return ManagementResponse(msg=dump_json(self.management.list(request.limit or PAGE, request.next_page_token)))
 
     async def register(self, request: RegisterModelRequest, context: Context) -> ManagementResponse:
         """TorchServe's message has no field for `replace`, so it comes as metadata."""
         replace = dict(context.invocation_metadata() or ()).get(REPLACE, "false")
         wanted = parameters_of(RegisterParameters, _given(request), synchronous=request.synchronous, replace=replace)
-        return _status(await self.management.register_as(wanted))
+        done, _ = await self.management.register(wanted)
+        return ManagementResponse(msg=done.status)
 
     async def scale(self, request: ScaleWorkerRequest, context: Context) -> ManagementResponse:
         given = _given(request)
         for ignored in ("model_name", "model_version", "number_gpu", "timeout"):
             given.pop(ignored, None)
         wanted = parameters_of(ScaleParameters, given, synchronous=request.synchronous)
-        return _status(await self.management.change(_name(request), request.model_version or None, wanted, ()))
+        done, _ = await self.management.change(_name(request), request.model_version or None, wanted, ())
+        return ManagementResponse(msg=done.status)
 
     async def set_default(self, request: SetDefaultRequest, context: Context) -> ManagementResponse:
         if not request.model_version:
             raise BadRequest("Parameter model_version is required.")
-        return _status(await self.management.set_default(_name(request), request.model_version))
+        done = await self.management.set_default(_name(request), request.model_version)
+        return ManagementResponse(msg=done.status)
 
     async def unregister(self, request: UnregisterModelRequest, context: Context) -> ManagementResponse:
-        return _status(await self.management.unregister(_name(request), request.model_version or None))
+        done = await self.management.unregister(_name(request), request.model_version or None)
+        return ManagementResponse(msg=done.status)
 
 
 def _given(request: Any) -> dict[str, Any]:
@@ -87,12 +90,3 @@ def _name(request: Any) -> str:
     if not name:
         raise BadRequest("Parameter model_name is required.")
     return name
-
-
-def _text(response: Response) -> ManagementResponse:
-    return ManagementResponse(msg=bytes(response.body).decode().rstrip())
-
-
-def _status(response: Response) -> ManagementResponse:
-    """The text alone, of an answer that is `{"status": text}`."""
-    return ManagementResponse(msg=json.loads(bytes(response.body))["status"])

@@ -9,6 +9,7 @@ from typing import Any
 from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.describe import not_ready
 from tsx_runtime.api.headers import Pair
+from tsx_runtime.api.schemas import ServerMetadata
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
@@ -21,7 +22,6 @@ from tsx_runtime.grpc.calls import Asked, Context, answer_parts, whole_answer
 from tsx_runtime.grpc.protos import grpc_predict_v2_pb2, open_inference_grpc_pb2
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.grpc.statuses import Refusal, Refused, code_of, details_text, refusal
-from tsx_runtime.http.routes.kserve import ServerMetadata
 from tsx_runtime.wire import TENSORS_HEAD
 
 NAMES = {

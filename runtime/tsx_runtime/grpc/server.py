@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, Serv
 from tsx_runtime.api.access_log import access_log
 from tsx_runtime.api.auth import Guard, Guards, build_guards, without_browsers
 from tsx_runtime.api.client_limits import client_limits
+from tsx_runtime.api.management_service import ManagementService
 from tsx_runtime.api.tokens import Keys
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import SettingError
@@ -25,7 +26,6 @@ from tsx_runtime.grpc.open_inference import NAMES, OpenInference
 from tsx_runtime.grpc.options import options
 from tsx_runtime.grpc.pool import POOL
 from tsx_runtime.grpc.service import Ledger, Service
-from tsx_runtime.http.routes.management import Management
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.addresses import is_loopback_host
 from tsx_runtime.settings.schema import Settings
@@ -98,7 +98,7 @@ def _services(
         for name, messages in NAMES.items():
             services.append(OpenInference(registry, messages).service(name, inference, ledger, admissions))
     if "grpc_management" in roles:
-        services.append(ManagementCalls(Management(registry, settings.max_request_size)).service(guards.management, ledger, admissions))
+        services.append(ManagementCalls(ManagementService(registry)).service(guards.management, ledger, admissions))
     return services
 
 

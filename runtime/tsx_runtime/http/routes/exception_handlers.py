@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
-from collections.abc import Collection
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,14 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from tsx_runtime.api.headers import NO_CACHE
+from tsx_runtime.api.parameters import from_validation
 from tsx_runtime.errors import BadRequest, MethodNotAllowed, NoRoom, PayloadTooLarge, ResourceNotFound, TsxError
-from tsx_runtime.http.semantics.errors import NOT_ALLOWED, NOT_FOUND, UNEXPECTED, V2, fault, for_v2
+from tsx_runtime.http.semantics.errors import NOT_FOUND, UNEXPECTED, V2, fault, for_v2
 from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send, send_last
-from tsx_runtime.shared.suggestions import suggestion
-
-MOST = 5  # problems of one request that its answer names: a body may have thousands
-_SHOWN = reprlib.Repr()  # of a client's value as much as a person reads, however large it is, and however deeply nested
-_SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 200
 
 
 class EarlyResponse(Response):
@@ -64,23 +58,8 @@ def from_http(error: HTTPException) -> TsxError:
     if error.status_code == 404:
         return ResourceNotFound(NOT_FOUND)
     if error.status_code == 405:
-        return MethodNotAllowed(NOT_ALLOWED)
+        return MethodNotAllowed()
     return BadRequest(str(error.detail))
-
-
-def from_validation(problems: Any, known: Collection[str] = ()) -> BadRequest:
-    """Name the parameter and its value. (TorchServe takes the default for a number that does not parse.) `known`: those there are."""
-    texts = []
-    for problem in problems[:MOST]:
-        name = ".".join(str(part) for part in problem["loc"] if part not in ("query", "body", "path"))
-        if problem["type"] == "extra_forbidden" and known:
-            others = f"; there are {', '.join(known)}."
-            texts.append(f"Parameter {name} is not known{suggestion(name, known) or others}")
-            continue
-        texts.append(f"Parameter {name or 'body'} is {_SHOWN.repr(problem.get('input'))}: {problem['msg'].removeprefix('Value error, ')}.")
-    if len(problems) > MOST:
-        texts.append(f"There are {len(problems) - MOST} more problems.")
-    return BadRequest(" ".join(texts))
 
 
 def _response(error: TsxError, headers: Any = None, path: str = "") -> Response:

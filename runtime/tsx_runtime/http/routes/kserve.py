@@ -6,25 +6,18 @@ from collections.abc import Collection
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from tsx_runtime.api.describe import not_ready
+from tsx_runtime.api.schemas import ServerMetadata
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.routes import openapi
-from tsx_runtime.version import __version__
 
 HEALTH = frozenset({"/v2/health/live", "/v2/health/ready"})  # these need no token: they are asked by probes, and name no model
 
 ModelName = Annotated[str, Path(description="a registered model", examples=["digits"])]
 VersionName = Annotated[str, Path(description="one of its versions", examples=["1.0"])]
-
-
-class ServerMetadata(BaseModel):
-    name: str = "Torchserve"  # what KServe's runtimes know it by
-    version: str = __version__
-    extensions: list[str] = ["kserve", "kubeflow"]
-    extenstion: list[str] = Field(default=["kserve", "kubeflow"], description="as TorchServe spells it")
 
 
 class Live(BaseModel):

@@ -7,10 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from tsx_runtime.api.parameters import parameters_of
 from tsx_runtime.core.recording.config import RecordingConfig
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.routes import openapi
-from tsx_runtime.http.routes.management import ModelName, parameters_of
+from tsx_runtime.http.routes.management import ModelName
 from tsx_runtime.http.routes.responses import json_answer, read_object
 
 TERMS = '{"share": 1, "max_size": "100MB", "max_age": "1d"}'

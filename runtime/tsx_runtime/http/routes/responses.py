@@ -8,11 +8,10 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 
 from tsx_archiver import load_json
-from tsx_runtime.api.schemas import Status
+from tsx_runtime.api.management_service import MOST_VALUES
+from tsx_runtime.api.schemas import Status, dump_json
 from tsx_runtime.errors import BadRequest, PayloadTooLarge
 from tsx_runtime.http.semantics.messages import read_body
-
-MOST_VALUES = 20_000  # of a JSON body of the management API: parsed and checked in about 20 ms
 
 
 async def read_given(request: Request, limit: int) -> dict[str, Any]:
@@ -46,8 +45,8 @@ def status_answer(text: str, code: int = 200) -> Response:
 
 
 def json_answer(model: BaseModel, code: int = 200) -> Response:
-    """Pretty-printed with a newline at the end, as TorchServe's."""
-    return Response(model.model_dump_json(by_alias=True, exclude_none=True, indent=2) + "\n", code, media_type="application/json")
+    """With a newline at the end, as TorchServe's."""
+    return Response(dump_json(model) + "\n", code, media_type="application/json")
 
 
 def _json_object(body: bytes, limit: int, example: str = '{"url": "digits.mar"}') -> dict[str, Any]:

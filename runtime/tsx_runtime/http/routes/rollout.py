@@ -7,13 +7,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from tsx_runtime.api.parameters import parameters_of
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.rollouts.controller import numbers_of
 from tsx_runtime.core.rollouts.policy import RolloutPlan
 from tsx_runtime.core.rollouts.state import RolloutState, Status
 from tsx_runtime.errors import RolloutNotFound
 from tsx_runtime.http.routes import openapi
-from tsx_runtime.http.routes.management import ModelName, parameters_of
+from tsx_runtime.http.routes.management import ModelName
 from tsx_runtime.http.routes.responses import json_answer, read_object
 
 PLAN = '{"version": "2.0", "steps": [1, 5, 25, 100], "bake": 600}'

@@ -21,7 +21,6 @@ from tsx_runtime.errors import (
 )
 
 NOT_FOUND = "Requested resource is not found, please refer to API document."
-NOT_ALLOWED = "Requested method is not allowed, please refer to API document."
 UNEXPECTED = "The server failed unexpectedly; its log has the traceback under the x-request-id of this answer."
 
 V2 = "/v2/"  # the routes of the Open Inference Protocol

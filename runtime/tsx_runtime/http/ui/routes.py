@@ -18,7 +18,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.errors import ForeignOrigin, MethodNotAllowed, ResourceNotFound
 from tsx_runtime.http.asgi_lane.predictions import Predictions
-from tsx_runtime.http.semantics.errors import NOT_ALLOWED, NOT_FOUND
+from tsx_runtime.http.semantics.errors import NOT_FOUND
 from tsx_runtime.http.semantics.header_names import NAMES
 from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send
 from tsx_runtime.http.ui import state as uistate
@@ -147,7 +147,7 @@ class Playground(Predictions):
 def check_page(scope: Scope) -> None:
     """That a script asks, which reads the answer, and nothing that would show it as a page of the management address."""
     if scope["method"] not in VERBS:
-        raise MethodNotAllowed(NOT_ALLOWED, allowed=VERBS)
+        raise MethodNotAllowed(allowed=VERBS)
     told = dict(scope["headers"])
     if told.get(b"sec-fetch-mode") == b"navigate" or told.get(b"sec-fetch-site") == b"cross-site":
         raise ForeignOrigin("Only the web page at /ui/ may call this address from a browser; send predictions to the inference address.")

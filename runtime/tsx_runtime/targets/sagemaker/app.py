@@ -302,7 +302,7 @@ class MultiModel(SageMaker):
         if method == "DELETE" and name is not None:
             await self._models.unload(name)
             return {"status": f"Model {name} is unloaded"}
-        raise MethodNotAllowed(errors.NOT_ALLOWED, allowed=("GET", "POST") if name is None else ("GET", "DELETE"))
+        raise MethodNotAllowed(allowed=("GET", "POST") if name is None else ("GET", "DELETE"))
 
 
 def _shown(loaded: LoadedModel) -> dict[str, str]:
