@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tsx_archiver.metadata.model_limits import LIMITS
 from tsx_cli.bench.model.results import Results
 from tsx_cli.deploy.aws.iam_policies import documents
 from tsx_runtime.settings.schema import Settings
@@ -88,6 +89,13 @@ def settings_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def limits_table() -> str:
+    lines = ["| key | name | default | what it is |", "|---|---|---|---|"]
+    for name, limit in LIMITS.items():
+        lines.append(f"| `{limit.key}` | `{name}` | `{limit.setting or limit.default}` | {limit.description} |")
+    return "\n".join(lines) + "\n"
+
+
 def with_part(text: str, name: str, part: str) -> str:
     """The text with `part` between the comments that say `name`."""
     begin, end = f"<!-- {name}: made by scripts/update_docs.py -->\n", f"<!-- end of {name} -->"
@@ -114,6 +122,7 @@ def main() -> int:
     for file, name, part in (
         (ROOT / "README.md", "tree", f"```\n{tree()}```\n"),
         (ROOT / "docs" / "configuration.md", "settings", settings_table()),
+        (ROOT / "docs" / "configuration.md", "limits", limits_table()),
     ):
         text = file.read_text(encoding="utf-8")
         wanted = with_part(text, name, part)

@@ -1,4 +1,4 @@
-"""The table of the keys of model-config.yaml: a new key is one row here and one field in `ModelConfig`."""
+"""The table of the keys of model-config.yaml: a new key is one row here and one field in `ModelConfig`. Limits are in model_limits.py."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from tsx_archiver.names import normal, path_fault
+from tsx_archiver.metadata.model_limits import LIMITS
 
 # A reader gives the value, or None and the reason why it cannot be used.
 Read: TypeAlias = Callable[[Any], "tuple[Any, str | None]"]
-
-
-BYTES = 1 << 60
 
 
 class Key(NamedTuple):
@@ -50,8 +48,11 @@ def one_of(*choices: str) -> Read:
     return read
 
 
-def overload_status(value: Any) -> tuple[int | None, str | None]:
-    return (value, None) if value in (503, 429) else (None, "it must be 503 or 429")
+def choice(*choices: int) -> Read:
+    def read(value: Any) -> tuple[int | None, str | None]:
+        return (value, None) if value in choices else (None, f"it must be {' or '.join(map(str, choices))}")
+
+    return read
 
 
 def whole_or_text(value: Any) -> tuple[int | str | None, str | None]:
@@ -86,21 +87,19 @@ def texts(value: Any) -> tuple[dict[str, str] | None, str | None]:
     return None, "it must hold names and values, such as {accept-language: de}"
 
 
+LIMIT_KEYS = tuple(
+    Key(limit.key, name, choice(*limit.choices) if limit.choices else whole(limit.minimum, limit.below)) for name, limit in LIMITS.items()
+)
+
 TORCHSERVE_KEYS = (
     Key("minWorkers", "min_workers", whole(0)),
     Key("maxWorkers", "max_workers", whole(0)),
-    Key("batchSize", "batch_size", whole(1)),
-    Key("maxBatchDelay", "max_batch_delay", whole(0)),
-    Key("responseTimeout", "response_timeout", whole(1)),
-    Key("startupTimeout", "startup_timeout", whole(1)),
     Key("deviceType", "device_type", one_of("cpu", "gpu", "cuda", "xpu", "mps")),
     Key("deviceIds", "device_ids", device_ids),
     Key("parallelType", "parallel_type", one_of("pp", "tp", "pptp", "custom")),
     Key("parallelLevel", "parallel_level", whole(1)),
     Key("torchrun", "torchrun", mapping),
     Key("maxRetryTimeoutInSec", "max_retry_timeout", whole(0)),
-    Key("clientTimeoutInMills", "client_timeout", whole(0)),
-    Key("jobQueueSize", "job_queue_size", whole(1)),
     Key("useJobTicket", "use_job_ticket", flag),
     Key("sequenceBatching", "sequence_batching", flag),
     Key("continuousBatching", "continuous_batching", flag),
@@ -117,19 +116,13 @@ TSX_KEYS = (
     Key("batchPolicy", "batch_policy", text),
     Key("overlapPreprocessing", "overlap_preprocessing", flag_or_auto),
     Key("retryFailedBatch", "retry_failed_batch", flag),
-    Key("maxBatchBytes", "max_batch_bytes", whole(1, below=BYTES)),
-    Key("maxQueueBytes", "max_queue_bytes", whole(1, below=BYTES)),
-    Key("overloadStatus", "overload_status", overload_status),
     Key("weightsOnly", "weights_only", flag),
     Key("threads", "threads", whole(1)),
     Key("precision", "precision", one_of("fp32", "fp16", "bf16")),
-    Key("maxWorkerRequests", "max_worker_requests", whole(0)),
-    Key("maxWorkerMemory", "max_worker_memory", whole(0)),
-    Key("maxWorkerAge", "max_worker_age", whole(0)),
     Key("warmup", "warmup", sequence),
 )
 
-KEYS = TORCHSERVE_KEYS + TSX_KEYS
+KEYS = LIMIT_KEYS + TORCHSERVE_KEYS + TSX_KEYS
 
 TORCHRUN_KEYS = (
     Key("nnodes", "nnodes", whole(1)),

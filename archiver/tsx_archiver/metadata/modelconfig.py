@@ -13,6 +13,7 @@ import yaml
 
 from tsx_archiver.errors import InvalidConfig
 from tsx_archiver.metadata.configkeys import BACKEND_KEYS, KEYS, TORCHRUN_KEYS, WARM_UP_KEYS, Key
+from tsx_archiver.metadata.model_limits import ModelLimits
 from tsx_archiver.metadata.safeyaml import load_yaml, load_yaml_file
 
 NEAR = 0.8
@@ -55,7 +56,7 @@ class WarmUp:
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(ModelLimits["int | None"]):
     """What model-config.yaml says to the server; None where a key is missing or its value cannot be used.
 
     `raw` is the whole document, keys of the handler included: what a handler reads as `context.model_yaml_config`.
@@ -63,18 +64,12 @@ class ModelConfig:
 
     min_workers: int | None = None
     max_workers: int | None = None
-    batch_size: int | None = None
-    max_batch_delay: int | None = None  # milliseconds
-    response_timeout: int | None = None  # seconds
-    startup_timeout: int | None = None  # seconds
     device_type: str | None = None  # cpu, gpu, or what torch calls one: cuda, xpu, mps
     device_ids: tuple[int, ...] | None = None
     parallel_type: str | None = None  # pp, tp, pptp or custom
     parallel_level: int | None = None
     torchrun: TorchRun | None = None
     max_retry_timeout: int | None = None  # seconds
-    client_timeout: int | None = None  # milliseconds; 0 is off
-    job_queue_size: int | None = None
     use_job_ticket: bool | None = None
     sequence_batching: bool | None = None
     continuous_batching: bool | None = None
@@ -87,15 +82,9 @@ class ModelConfig:
     batch_policy: str | None = None  # "wait", or a plugin's name
     overlap_preprocessing: bool | str | None = None  # or "auto"
     retry_failed_batch: bool | None = None
-    max_batch_bytes: int | None = None
-    max_queue_bytes: int | None = None
-    overload_status: int | None = None  # 503 or 429
     weights_only: bool | None = None
     threads: int | None = None
     precision: str | None = None  # fp32, fp16 or bf16
-    max_worker_requests: int | None = None
-    max_worker_memory: int | None = None  # megabytes
-    max_worker_age: int | None = None  # seconds
     warmup: tuple[WarmUp, ...] | None = None
     raw: dict[str, Any] = field(default_factory=dict)
 

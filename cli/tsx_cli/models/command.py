@@ -11,7 +11,6 @@ from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import AsJson, Config, Url, management
 from tsx_cli.common.output import human, print_json, print_table
 from tsx_cli.models import record, rollout, shadow, traffic
-from tsx_runtime.settings.tunable import TUNABLE
 from tsx_runtime.shared.log_format import escaped
 from tsx_runtime.shared.suggestions import suggestion
 
@@ -126,7 +125,10 @@ def scale(
 @app.command("set")
 def change(
     name: Name,
-    values: Annotated[list[str], typer.Argument(metavar="NAME=VALUE...", help=f"Of: {', '.join(TUNABLE)}.")],
+    values: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME=VALUE...", help="Limits, such as batch_size=8; any other name is answered with the list."),
+    ],
     version: Version = None,
     as_json: AsJson = False,
     url: Url = None,
@@ -165,13 +167,15 @@ app.command("shadow")(shadow.shadow)
 
 
 def _changes(values: list[str]) -> dict[str, str]:
+    from tsx_archiver.metadata.model_limits import CHANGEABLE  # here, as help must be quick
+
     changes = {}
     for text in values:
         name, equals, value = text.partition("=")
         if not equals or not value:
             raise UsageError(f"`tsx models set` takes NAME=VALUE, such as batch_size=8, not '{text}'")
-        if name not in TUNABLE:
-            hint = suggestion(name, TUNABLE) or f"; it can be {', '.join(TUNABLE)}"
+        if name not in CHANGEABLE:
+            hint = suggestion(name, CHANGEABLE) or f"; it can be {', '.join(CHANGEABLE)}"
             raise UsageError(f"'{name}' cannot be changed while a model is served{hint}")
         changes[name] = value
     return changes

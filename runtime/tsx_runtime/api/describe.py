@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from tsx_archiver.metadata.model_limits import LIMITS
 from tsx_runtime.api.schemas import DescribedMeasurement, DescribedModel, DescribedWorker, JobQueue, ListedModel, ModelList, Waiting
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.metrics.gpu import Gpu
@@ -29,6 +30,7 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
     config = version.config
     plan = version.plan
     pending = version.pending
+    limits: dict[str, Any] = {name: getattr(plan, name) or (0 if limit.changeable else None) for name, limit in LIMITS.items()}
     return DescribedModel(
         model_name=version.name,
         model_version=version.version,
@@ -36,12 +38,7 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
         runtime=version.runtime or "python",
         min_workers=version.min_workers,
         max_workers=version.max_workers,
-        batch_size=version.batch_size,
-        max_batch_delay=version.max_batch_delay,
-        response_timeout=version.response_timeout,
-        startup_timeout=version.startup_timeout,
-        max_retry_timeout_in_sec=version.plan.max_retry_timeout,
-        client_timeout_in_mills=plan.client_timeout,
+        max_retry_timeout_in_sec=plan.max_retry_timeout,
         parallel_type=config.parallel_type or "",
         parallel_level=config.parallel_level or (plan.parallel.ranks if plan.parallel.is_group else 0),
         use_venv=bool(config.use_venv),
@@ -52,23 +49,17 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
         sequence_timeout_m_sec=config.sequence_timeout_msec or 0,
         max_num_sequence=config.max_num_sequence or 0,
         max_sequence_job_queue_size=config.max_sequence_job_queue_size or 0,
-        device_type=version.plan.device_type or ("gpu" if version.plan.gpus else "cpu"),
-        device_ids=list(version.plan.device_ids) or None,
+        device_type=plan.device_type or ("gpu" if plan.gpus else "cpu"),
+        device_ids=list(plan.device_ids) or None,
         loaded_at_startup=version.loaded_at_startup,
         workers=[describe_worker(worker, gpus, memory.get(worker, 0)) for worker in version.workers],
         job_queue_status=JobQueue(remaining_capacity=max(0, plan.job_queue_size - pending), pending_requests=pending),
-        max_worker_requests=plan.recycling.requests or None,
-        max_worker_memory=plan.recycling.memory or None,
-        max_worker_age=plan.recycling.age or None,
         worker_restarts=version.stats.restarts,
         worker_recycles=dict(version.stats.recycled) or None,
         last_error=version.last_error,
-        job_queue_size=plan.job_queue_size,
-        max_batch_bytes=plan.max_batch_bytes,
-        max_queue_bytes=plan.max_queue_bytes,
-        overload_status=plan.overload_status,
         isolation=None if version.isolation is None else version.isolation.describe(),
         measured=None if version.measured is None else DescribedMeasurement(**version.measured._asdict()),
+        **limits,
     )
 
 

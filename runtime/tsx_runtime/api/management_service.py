@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tsx_archiver import load_json
+from tsx_archiver.metadata.model_limits import CHANGEABLE
 from tsx_runtime import wire
 from tsx_runtime.api.describe import PAGE, describe_version, list_models, memory_of
 from tsx_runtime.api.request_ids import new_request_id
@@ -18,7 +19,6 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorker, PredictionFailed, read_error
 from tsx_runtime.metrics.gpu import read_gpus
-from tsx_runtime.settings.tunable import TUNABLE
 from tsx_runtime.shared.suggestions import suggestion
 
 RUNTIMES = ("python", "python3", "python2", "lsp")  # what archives name; all run in this server's own Python
@@ -73,7 +73,7 @@ class ManagementService:
     async def change(self, model: str, version: str | None, wanted: ScaleParameters, given: Iterable[str]) -> tuple[Status, int]:
         """Limits, workers or both; `given` are all parameters' names. With neither, TorchServe scales to one worker, and so does this."""
         _check_names(given)
-        changes = {name: value for name in TUNABLE if (value := getattr(wanted, name)) is not None}
+        changes = {name: value for name in CHANGEABLE if (value := getattr(wanted, name)) is not None}
         scales = not changes or wanted.min_worker is not None or wanted.max_worker is not None
         if not scales:
             found = self.registry.change(model, version, changes)
@@ -140,7 +140,7 @@ def _order(parameters: RegisterParameters) -> RegisterOrder:
         initial_workers=parameters.initial_workers,
         s3_sse_kms=parameters.s3_sse_kms,
         replaces=parameters.replace,
-        **{name: getattr(parameters, name) for name in TUNABLE},
+        **{name: getattr(parameters, name) for name in CHANGEABLE},
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, RootModel
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel
 from pydantic.alias_generators import to_camel
 
-from tsx_runtime.settings.schema import check_overload_status
+from tsx_archiver.metadata.model_limits import CHANGEABLE, LIMITS
+from tsx_runtime.settings.model_limits import described, with_limits
 from tsx_runtime.version import __version__
 
 _IGNORED = "accepted for TorchServe's clients; has no effect there or here"
@@ -48,22 +49,6 @@ class Health(BaseModel):
     status: str
 
 
-class Tuning(BaseModel):
-    """What a registration may set, and what may be changed later; None leaves it as it is."""
-
-    batch_size: int | None = Field(None, ge=1, description="most requests of one batch; the archive's own if not given, or 1")
-    max_batch_bytes: int | None = Field(None, ge=1, description="most bytes of the bodies of one batch; one alone may be larger")
-    max_batch_delay: int | None = Field(None, ge=0, description="milliseconds; the archive's own if not given, or 100")
-    job_queue_size: int | None = Field(None, ge=1, description="requests that may wait; one more is refused")
-    max_queue_bytes: int | None = Field(None, ge=1, description="bytes of bodies that may wait; one alone may be larger")
-    response_timeout: int | None = Field(None, ge=1, description="seconds a worker may take for a batch")
-    startup_timeout: int | None = Field(None, ge=1, description="seconds a worker may take to load the model")
-    client_timeout: int | None = Field(None, ge=0, description="milliseconds within which a request must be answered; 0 = no limit")
-    overload_status: Annotated[int, AfterValidator(check_overload_status)] | None = Field(
-        None, description="status of a request for which there is no room: 503 or 429"
-    )
-
-
 class Waiting(Camel):
     """A version that cannot serve, and why."""
 
@@ -82,7 +67,8 @@ class Readiness(Camel):
     not_ready: list[Waiting]
 
 
-class RegisterParameters(Tuning):
+@with_limits(CHANGEABLE)
+class RegisterParameters(BaseModel):
     """Taken from the query string, or from a JSON body with the same keys, which has precedence."""
 
     model_config = ConfigDict(protected_namespaces=(), json_schema_extra={"examples": [{"url": "digits.mar", "initial_workers": 1}]})
@@ -100,7 +86,8 @@ class RegisterParameters(Tuning):
     s3_sse_kms: Flag = Field(False, description="ask for decryption by the key service when the URL is one of S3 over http")
 
 
-class ScaleParameters(Tuning):
+@with_limits(CHANGEABLE)
+class ScaleParameters(BaseModel):
     min_worker: int | None = Field(None, ge=0, description="least workers; 1 if nothing at all is given")
     max_worker: int | None = Field(None, ge=0, description="most workers; min_worker if not given")
     synchronous: Flag = Field(False, description="answer when it is done")
@@ -145,18 +132,11 @@ _DESCRIBED: dict[str, Any] = {
     "runtime": "python",
     "minWorkers": 1,
     "maxWorkers": 1,
-    "batchSize": 8,
-    "maxBatchDelay": 100,
-    "responseTimeout": 120,
-    "startupTimeout": 120,
     "loadedAtStartup": True,
     "workers": [{**_WORKER, "gpu": False, "gpuUsage": "N/A", "restarts": 0}],
     "jobQueueStatus": {"remainingCapacity": 100, "pendingRequests": 0},
     "workerRestarts": 0,
-    "jobQueueSize": 100,
-    "maxBatchBytes": 67108864,
-    "maxQueueBytes": 1073741824,
-    "overloadStatus": 503,
+    **{LIMITS[name].key: LIMITS[name].default for name in CHANGEABLE},
 }
 
 
@@ -172,10 +152,8 @@ class DescribedMeasurement(Camel):
     slo: str | None = Field(None, description="the bounds that were asked for")
 
 
-class DescribedModel(Camel):
-    """One version. A field that does not apply is absent."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [_DESCRIBED]})
+class _TorchServeDescription(Camel):
+    """What TorchServe describes, in its order."""
 
     model_name: str
     model_version: str
@@ -183,12 +161,12 @@ class DescribedModel(Camel):
     runtime: str
     min_workers: int
     max_workers: int
-    batch_size: int
-    max_batch_delay: int = Field(description="milliseconds")
-    response_timeout: int = Field(description="seconds")
-    startup_timeout: int = Field(description="seconds")
+    batch_size: int = described("batch_size")
+    max_batch_delay: int = described("max_batch_delay")
+    response_timeout: int = described("response_timeout")
+    startup_timeout: int = described("startup_timeout")
     max_retry_timeout_in_sec: int | None = None
-    client_timeout_in_mills: int | None = None
+    client_timeout: int = described("client_timeout")
     parallel_type: str | None = None
     parallel_level: int | None = None
     device_type: str | None = None
@@ -205,16 +183,17 @@ class DescribedModel(Camel):
     workers: list[DescribedWorker]
     job_queue_status: JobQueue
     customized_metadata: Any = Field(default=None, description="what the handler's describe_handle gives; with customized=true only")
+
+
+@with_limits(make=described)
+class DescribedModel(_TorchServeDescription):
+    """One version. A field that does not apply is absent."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_DESCRIBED]})
+
     worker_restarts: int = Field(0, description="how often a worker of this version was started again")
-    max_worker_requests: int | None = Field(None, description="requests after which a worker is replaced")
-    max_worker_memory: int | None = Field(None, description="resident megabytes at which a worker is replaced")
-    max_worker_age: int | None = Field(None, description="seconds after which a worker is replaced")
     worker_recycles: dict[str, int] | None = Field(None, description="how often workers were replaced, by the limit that they had reached")
     last_error: str | None = Field(None, description="why a worker could not load the model, or how it ended: the last time that one did")
-    job_queue_size: int = Field(description="requests that may wait")
-    max_batch_bytes: int
-    max_queue_bytes: int
-    overload_status: int = Field(description="status of a request for which there is no room in the queue")
     isolation: dict[str, str | int | float | bool] | None = Field(
         None, description="what keeps its workers to themselves, and their bounds, where they are isolated"
     )

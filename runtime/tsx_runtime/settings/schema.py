@@ -9,25 +9,21 @@ from __future__ import annotations
 import ipaddress
 import re
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from tsx_archiver import Limits
+from tsx_archiver.metadata.model_limits import LIMITS
 from tsx_runtime.settings.addresses import FORMS, parse_address
+from tsx_runtime.settings.model_limits import Accepts, OneOf, server_default, with_limits
 from tsx_runtime.settings.torchserve import Snapshot, Versions
 from tsx_runtime.settings.traffic_policy import Traffic
 from tsx_runtime.wire import MAX_FIELD
 
 ROLES = ("inference", "management", "metrics")  # what a server does at the address of that name
 GRPC_ROLES = ("grpc_inference", "grpc_management")  # and at a host and a port of that name, by gRPC
-
-
-class Accepts(NamedTuple):
-    """Says, in an error, what a setting takes where its Python type does not say it."""
-
-    text: str
 
 
 def _check_address(value: str) -> str:
@@ -43,12 +39,6 @@ def _check_host(value: str) -> str:
     else:
         parse_address(f"http://{host}:1")
     return host
-
-
-def check_overload_status(value: int) -> int:
-    if value not in (503, 429):
-        raise ValueError("it must be 503 or 429")
-    return value
 
 
 def _check_pattern(value: str | None) -> str | None:
@@ -78,15 +68,6 @@ def _share(value: object) -> object:
 LogShare = Annotated[float, BeforeValidator(_share), Field(ge=0, le=1), Accepts("true, false, a number from 0 to 1, or a percentage")]
 
 
-def check_failure_status(value: int) -> int:
-    if value not in (400, 401):
-        raise ValueError("it must be 400 or 401")
-    return value
-
-
-FailureStatus = Annotated[int, AfterValidator(check_failure_status), Accepts("400 or 401")]
-
-
 def _check_header(value: str) -> str:
     if not value.isascii() or not value.isprintable() or not value.strip():
         raise ValueError("it cannot be the value of a header")
@@ -94,7 +75,6 @@ def _check_header(value: str) -> str:
 
 
 HeaderText = Annotated[str, AfterValidator(_check_header), Accepts("text that a header can carry")]
-OverloadStatus = Annotated[int, AfterValidator(check_overload_status), Accepts("503 or 429")]
 Address = Annotated[str, AfterValidator(_check_address), Accepts(f"an address: {FORMS}")]
 
 
@@ -128,25 +108,14 @@ def _check_networks(values: list[str]) -> list[str]:
 Networks = Annotated[list[str], AfterValidator(_check_networks), Accepts("addresses and networks, such as 10.0.0.7 or 10.0.0.0/8")]
 
 
+@with_limits()
 class ModelSettings(BaseModel):
     """What a server sets for one model, over what the archive says. A registration that names it itself goes before."""
 
     model_config = ConfigDict(extra="forbid")
 
     workers: int | None = Field(None, ge=0, description="workers to start")
-    batch_size: int | None = Field(None, ge=1, description="most requests in one batch")
-    max_batch_bytes: int | None = Field(None, ge=1, description="most bytes of the bodies of one batch")
-    max_batch_delay: int | None = Field(None, ge=0, description="most milliseconds that a request waits for company")
-    job_queue_size: int | None = Field(None, ge=1, description="requests that may wait")
-    max_queue_bytes: int | None = Field(None, ge=1, description="bytes of bodies that may wait")
-    response_timeout: int | None = Field(None, ge=1, description="seconds a worker may take for a batch")
-    startup_timeout: int | None = Field(None, ge=1, description="seconds a worker may take to load the model")
-    client_timeout: int | None = Field(None, ge=0, description="milliseconds within which a request must be answered; 0 = no limit")
-    overload_status: OverloadStatus | None = Field(None, description="status of a request for which there is no room")
     device: Literal["cpu", "gpu"] | None = Field(None, description="where the model runs")
-    max_worker_requests: int | None = Field(None, ge=0, description="requests after which a worker is replaced; 0 = never")
-    max_worker_memory: int | None = Field(None, ge=0, description="resident megabytes at which a worker is replaced; 0 = never")
-    max_worker_age: int | None = Field(None, ge=0, description="seconds after which a worker is replaced; 0 = never")
     pass_env: list[str] | None = Field(None, description="credentials in the server's environment that its workers see as well")
     pass_headers: list[str] | None = Field(None, description="headers with callers' credentials that its handler sees as well")
     traffic: Traffic | None = Field(None, description="how requests are shared out among its versions; see routing.md")
@@ -203,12 +172,12 @@ class Settings(BaseModel):
     workflow_store: Path | None = Field(None, description="the directory that workflows are registered from; the model store if not set")
     load_workflows: list[str] = Field([], description="what to load after the models: [name=]file, or 'all' in the workflow store")
     default_workers_per_model: int = Field(0, ge=0, description="workers of a model that asks for none; 0 = one a GPU, or one")
-    default_response_timeout: int = Field(120, ge=1, description="seconds a worker may take for a batch")
-    default_startup_timeout: int = Field(120, ge=1, description="seconds a worker may take to load a model")
+    default_response_timeout: int = server_default("response_timeout")
+    default_startup_timeout: int = server_default("startup_timeout")
     unregister_model_timeout: int = Field(120, ge=1, description="seconds a model may take to finish its work when it is removed")
-    job_queue_size: int = Field(100, ge=1, description="requests of one model that may wait")
-    max_queue_bytes: int = Field(1 << 30, ge=1, description="bytes of bodies of one model's requests that may wait")
-    overload_status: OverloadStatus = Field(503, description="status of a request for which there is no room in the queue: 503 or 429")
+    job_queue_size: int = server_default("job_queue_size")
+    max_queue_bytes: int = server_default("max_queue_bytes")
+    overload_status: Annotated[int, OneOf(LIMITS["overload_status"].choices)] = server_default("overload_status")
     max_request_size: int = Field(6_553_500, ge=1, le=MAX_FIELD, description="bytes of one request's body")
     max_response_size: int = Field(6_553_500, ge=1, le=MAX_FIELD, description="bytes of one answer's body")
     max_inflight_bytes: int = Field(
@@ -254,7 +223,9 @@ class Settings(BaseModel):
     trusted_proxies: Networks = Field(
         [], description="addresses or networks of reverse proxies whose X-Forwarded-For says which client a request is from"
     )
-    token_failure_status: FailureStatus = Field(400, description="status of a request whose token is wrong: 400, as in TorchServe, or 401")
+    token_failure_status: Annotated[int, OneOf((400, 401))] = Field(
+        400, description="status of a request whose token is wrong: 400, as in TorchServe, or 401"
+    )
     enable_model_api: bool = Field(True, description="let requests register and remove models")
     cors_allowed_origin: HeaderText | None = Field(None, description="origin whose pages may read answers, such as https://my.site, or *")
     cors_allowed_methods: HeaderText | None = Field(None, description="methods that such pages may use, such as GET, POST, PUT, OPTIONS")
@@ -284,9 +255,9 @@ class Settings(BaseModel):
         None, description="directory for ts_metrics.log and model_metrics.log (metrics_mode = log); log_location if not set"
     )
     log_config: Path | None = Field(None, description="a log4j2.xml, for its levels and sizes, or a YAML or JSON file for logging.config")
-    max_worker_requests: int = Field(0, ge=0, description="requests after which a worker is replaced by a fresh one; 0 = never")
-    max_worker_memory: int = Field(0, ge=0, description="resident megabytes at which a worker is replaced by a fresh one; 0 = never")
-    max_worker_age: int = Field(0, ge=0, description="seconds after which a worker is replaced by a fresh one; 0 = never")
+    max_worker_requests: int = server_default("max_worker_requests")
+    max_worker_memory: int = server_default("max_worker_memory")
+    max_worker_age: int = server_default("max_worker_age")
     heartbeat_interval: int = Field(2, ge=1, description="seconds between looks at a worker: is it stopped, silent, due to be replaced")
     heartbeat_timeout: int = Field(60, ge=0, description="seconds in which an idle worker must give a sign of life, or is killed; 0 = any")
     shutdown_delay: int = Field(0, ge=0, description="seconds for which a server that is to stop still takes requests, but is not ready")

@@ -18,7 +18,8 @@ from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
 from tsx_runtime.errors import SettingError
-from tsx_runtime.settings.schema import MODELS, NESTED, SECRETS, Accepts, ModelSettings, Settings
+from tsx_runtime.settings.model_limits import Accepts
+from tsx_runtime.settings.schema import MODELS, NESTED, SECRETS, ModelSettings, Settings
 from tsx_runtime.settings.torchserve import parse_snapshot, parse_versions, read_torchserve_config
 from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic
 from tsx_runtime.shared.redaction import redacted

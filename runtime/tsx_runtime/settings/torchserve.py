@@ -11,7 +11,9 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from tsx_archiver.metadata.model_limits import SAVED
 from tsx_runtime.errors import SettingError
+from tsx_runtime.settings.model_limits import with_limits
 from tsx_runtime.settings.properties import parse_properties
 from tsx_runtime.shared.suggestions import suggestion
 
@@ -80,6 +82,7 @@ class _Described(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
 
 
+@with_limits(SAVED)
 class VersionSettings(_Described):
     """What `models`, or a snapshot, says of one version of a model."""
 
@@ -87,10 +90,6 @@ class VersionSettings(_Described):
     mar_name: str | None = None
     min_workers: int | None = Field(default=None, ge=0)
     max_workers: int | None = Field(default=None, ge=0)
-    batch_size: int | None = Field(default=None, ge=1)
-    max_batch_delay: int | None = Field(default=None, ge=0)  # ms
-    response_timeout: int | None = Field(default=None, ge=1)  # s
-    startup_timeout: int | None = Field(default=None, ge=1)  # s
     runtime_type: str | None = None
 
 

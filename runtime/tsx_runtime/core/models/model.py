@@ -213,7 +213,7 @@ class ModelVersion:
         return self._supervisor.scale(min(max(len(self.workers), min_workers), max_workers))
 
     def change(self, changes: Mapping[str, Any]) -> None:
-        """Values for names of TUNABLE, from now on: what is on its way to a worker goes as it was."""
+        """Values for names of CHANGEABLE, from now on: what is on its way to a worker goes as it was."""
         self.plan = replace(self.plan, **changes)
         self.changed |= changes
         self.client_timeout = self.plan.client_timeout / 1000

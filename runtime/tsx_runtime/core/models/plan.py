@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tsx_archiver import ModelConfig
+from tsx_archiver.metadata.model_limits import LIMITS, Limit, ModelLimits
 from tsx_runtime import wire
 from tsx_runtime.core.placement.devices import candidates, gpus_for
 from tsx_runtime.core.placement.parallelism import Parallel, parallel_of
@@ -16,14 +18,13 @@ from tsx_runtime.errors import BadRequest
 from tsx_runtime.plugins import BatchPolicy
 from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.torchserve import VersionSettings
-from tsx_runtime.settings.tunable import TUNABLE
 
 NOTHING_OWN = VersionSettings()
 MOST_WORKERS = 1024  # of one version: a slip of the keyboard must not fill the machine with processes
 
 
 @dataclass(frozen=True)
-class RegisterOrder:
+class RegisterOrder(ModelLimits["int | None"]):
     """What a registration asks for; None leaves it to the archive's model-config.yaml, then to the settings."""
 
     url: str
@@ -34,19 +35,7 @@ class RegisterOrder:
     initial_workers: int | None = None
     max_workers: int | None = None  # with initial_workers; as many if not set
     default_workers: int | None = None  # at start, where nothing else says how many
-    batch_size: int | None = None
-    max_batch_bytes: int | None = None
-    max_batch_delay: int | None = None  # ms
-    job_queue_size: int | None = None
-    max_queue_bytes: int | None = None
-    response_timeout: int | None = None  # s
-    startup_timeout: int | None = None  # s
-    client_timeout: int | None = None  # ms; 0: none
-    overload_status: int | None = None
     device_type: str | None = None
-    max_worker_requests: int | None = None
-    max_worker_memory: int | None = None  # MB
-    max_worker_age: int | None = None  # s
     loaded_at_startup: bool = False
     workflow: str = ""  # whose node it is; a node without a url is a function of the workflow's own
     s3_sse_kms: bool = False
@@ -57,25 +46,15 @@ def with_own_settings(order: RegisterOrder, own: ModelSettings | None) -> Regist
     """The order, filled up with what the settings say of this model."""
     if own is None:
         return order
-    names = (*TUNABLE, "max_worker_requests", "max_worker_memory", "max_worker_age")
-    own_values = {name: getattr(own, name) for name in names if getattr(order, name) is None}
+    own_values = {name: getattr(own, name) for name in LIMITS if getattr(order, name) is None}
     workers = own.workers if order.initial_workers is None else order.initial_workers
     return replace(order, initial_workers=workers, device_type=order.device_type or own.device, **own_values)
 
 
 @dataclass(frozen=True)
-class VersionPlan:
+class VersionPlan(ModelLimits[int]):
     """What holds for a version once registration, model-config.yaml and settings are weighed, in that order."""
 
-    batch_size: int
-    max_batch_bytes: int
-    max_batch_delay: int  # ms
-    job_queue_size: int
-    max_queue_bytes: int
-    response_timeout: int  # s
-    startup_timeout: int  # s
-    client_timeout: int  # ms; 0: none
-    overload_status: int
     max_retry_timeout: int  # s
     min_workers: int
     max_workers: int
@@ -85,7 +64,6 @@ class VersionPlan:
     parallel: Parallel
     gpus: tuple[int, ...]  # that workers are spread over; empty for the CPU
     wait: bool
-    recycling: Recycling
     strategy: Strategy
     policy: BatchPolicy | None = None  # a plugin's; then `wait` is true
 
@@ -99,6 +77,10 @@ class VersionPlan:
     def bounds(self) -> Bounds:
         return Bounds(self.job_queue_size, self.max_queue_bytes, self.overload_status)
 
+    @property
+    def recycling(self) -> Recycling:
+        return Recycling(self.max_worker_requests, self.max_worker_memory, self.max_worker_age)
+
 
 def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings = NOTHING_OWN) -> VersionPlan:
     """`gpus`: how many the server uses. `own` is what a config.properties says of this version.
@@ -110,16 +92,8 @@ def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: in
     parallel = parallel_of(config, gpus)
     workers, most = _workers(order, config, settings, gpus // parallel.gpus, own)
     check_workers(workers)
+    limits: dict[str, Any] = {name: _limit(name, limit, settings, order, config, own) for name, limit in LIMITS.items()}
     return VersionPlan(
-        batch_size=_first(order.batch_size, config.batch_size, own.batch_size, 1),
-        max_batch_bytes=_first(order.max_batch_bytes, config.max_batch_bytes, BatchLimits().max_bytes),
-        max_batch_delay=_first(order.max_batch_delay, config.max_batch_delay, own.max_batch_delay, 100),
-        job_queue_size=_first(order.job_queue_size, config.job_queue_size, settings.job_queue_size),
-        max_queue_bytes=_first(order.max_queue_bytes, config.max_queue_bytes, settings.max_queue_bytes),
-        response_timeout=_first(order.response_timeout, config.response_timeout, own.response_timeout, settings.default_response_timeout),
-        startup_timeout=_first(order.startup_timeout, config.startup_timeout, own.startup_timeout, settings.default_startup_timeout),
-        client_timeout=_first(order.client_timeout, config.client_timeout, 0),
-        overload_status=_first(order.overload_status, config.overload_status, settings.overload_status),
         max_retry_timeout=_first(config.max_retry_timeout, 300),
         min_workers=workers,
         max_workers=most,
@@ -129,12 +103,8 @@ def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: in
         parallel=parallel,
         gpus=tuple(candidates(config.device_ids or (), gpus, parallel.gpus)),
         wait=config.batch_policy == "wait",
-        recycling=Recycling(
-            _first(order.max_worker_requests, config.max_worker_requests, settings.max_worker_requests),
-            _first(order.max_worker_memory, config.max_worker_memory, settings.max_worker_memory),
-            _first(order.max_worker_age, config.max_worker_age, settings.max_worker_age),
-        ),
         strategy=strategy(config),
+        **limits,
     )
 
 
@@ -155,6 +125,11 @@ def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus
     if order.loaded_at_startup:
         workers = workers or gpus or order.default_workers or 1
     return workers, workers
+
+
+def _limit(name: str, limit: Limit, settings: Settings, *sources: object) -> int:
+    """What the first source says that says something, else what holds for all models."""
+    return _first(*(getattr(source, name, None) for source in sources), getattr(settings, limit.setting, limit.default))
 
 
 def _first(*values: int | None) -> int:

@@ -138,7 +138,7 @@ class Registry:
         self._table.tell_managed()
 
     def change(self, name: str, version: str | None, changes: Mapping[str, int]) -> ModelVersion:
-        """Values for names of TUNABLE. Raises ModelNotFound, ModelVersionNotFound."""
+        """Values for names of CHANGEABLE. Raises ModelNotFound, ModelVersionNotFound."""
         found = self.find(name, version)
         found.change(changes)
         self._table.tell_managed()

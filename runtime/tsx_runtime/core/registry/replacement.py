@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tsx_archiver import ModelConfig
+from tsx_archiver.metadata.model_limits import LIMITS
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.model_table import ModelTable
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.errors import Conflict, LoadFailed
-from tsx_runtime.settings.tunable import TUNABLE
 
 logger = logging.getLogger("tsx.registry")
 
@@ -25,13 +25,10 @@ def in_place_of(old: ModelVersion, order: RegisterOrder, config: ModelConfig) ->
 
     `config` is the new archive's own. It sets the number of workers where neither the order nor a scaling did.
     """
-    kept = {name: getattr(old.order, name) for name in TUNABLE if getattr(order, name) is None}
+    kept = {name: getattr(old.order, name) for name in (*LIMITS, "device_type") if getattr(order, name) is None}
     kept |= {name: value for name, value in old.changed.items() if getattr(order, name) is None}
     if order.initial_workers is None and (old.scaled or not config.min_workers):
         kept |= {"initial_workers": old.min_workers, "max_workers": old.max_workers}
-    for name in ("max_worker_requests", "max_worker_memory", "max_worker_age", "device_type"):
-        if getattr(order, name) is None:
-            kept[name] = getattr(old.order, name)
     return replace(order, loaded_at_startup=old.loaded_at_startup, **kept)
 
 

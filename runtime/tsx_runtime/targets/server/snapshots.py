@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from tsx_archiver.metadata.model_limits import SAVED
 from tsx_archiver.storage.atomic_file import whole_file
 from tsx_archiver.storage.private_directory import check_file, private_directory
 from tsx_runtime.core.models.model import Model, ModelVersion
@@ -100,11 +101,8 @@ def _saved(version: ModelVersion, is_default: bool, store: Path | None) -> Versi
         mar_name=_place(version, store),
         min_workers=version.min_workers,
         max_workers=version.max_workers,
-        batch_size=version.batch_size,
-        max_batch_delay=version.max_batch_delay,
-        response_timeout=version.response_timeout,
-        startup_timeout=version.startup_timeout,
         runtime_type=version.runtime,
+        **{name: getattr(version.plan, name) for name in SAVED},
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tsx_archiver import ARCHIVE_SUFFIXES, OpenArchive
+from tsx_archiver.metadata.model_limits import SAVED
 from tsx_runtime.core.isolation.hidden_credentials import SERVERS, hidden_variables
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
@@ -129,10 +130,7 @@ def _restored(name: str, number: str, saved: VersionSettings, store: Path | None
         runtime=saved.runtime_type,
         initial_workers=1 if saved.min_workers is None else saved.min_workers,
         max_workers=saved.max_workers,
-        batch_size=saved.batch_size,
-        max_batch_delay=saved.max_batch_delay,
-        response_timeout=saved.response_timeout,
-        startup_timeout=saved.startup_timeout,
+        **{name: getattr(saved, name) for name in SAVED},
     )
     return replace(_from_entry(name, saved.mar_name, store), order=order, default=saved.default_version)
 

@@ -1,0 +1,80 @@
+"""The limits of one model, each declared once: a new limit is one row here, and the line that enforces it.
+
+Derived from a row: the key of model-config.yaml, the parameter of a registration and of a later change, the setting of `[models.NAME]`,
+the fields of `RegisterOrder` and `Plan`, the field of a description, of a snapshot where `saved`, and the table of docs/configuration.md.
+"""
+
+# ruff: noqa: RUF009  (each row is a dataclass field)
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Generic, NamedTuple, TypeVar
+
+BYTES = 1 << 60
+ValueT = TypeVar("ValueT")
+
+
+class Limit(NamedTuple):
+    key: str  # in model-config.yaml and in descriptions: TorchServe's where it has the limit
+    description: str
+    default: int
+    setting: str = ""  # of the server, which gives the default for all models
+    minimum: int = 1
+    below: int = 1 << 31  # in model-config.yaml
+    choices: tuple[int, ...] = ()  # in place of bounds
+    changeable: bool = True  # by a registration, and while the model is served; otherwise by settings alone, where 0 is no limit
+    saved: bool = False  # in snapshots, whose layout is TorchServe's
+
+
+def row(*args: Any, **options: Any) -> Any:
+    return field(default=None, metadata={"limit": Limit(*args, **options)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelLimits(Generic[ValueT]):
+    """`ValueT` is `int` where the limits are settled, and `int | None` where they may be left out."""
+
+    batch_size: ValueT = row("batchSize", "most requests in one batch", 1, saved=True)
+    max_batch_bytes: ValueT = row("maxBatchBytes", "most bytes of the bodies of one batch; one alone may be larger", 64 << 20, below=BYTES)
+    max_batch_delay: ValueT = row(
+        "maxBatchDelay", "with `batchPolicy: wait`, most milliseconds that a request waits for others", 100, minimum=0, saved=True
+    )
+    job_queue_size: ValueT = row("jobQueueSize", "requests that may wait; one more is refused", 100, "job_queue_size")
+    max_queue_bytes: ValueT = row(
+        "maxQueueBytes", "bytes of bodies that may wait; one alone may be larger", 1 << 30, "max_queue_bytes", below=BYTES
+    )
+    response_timeout: ValueT = row(
+        "responseTimeout", "seconds a worker may take for a batch; then it is replaced", 120, "default_response_timeout", saved=True
+    )
+    startup_timeout: ValueT = row(
+        "startupTimeout", "seconds a worker may take to load the model", 120, "default_startup_timeout", saved=True
+    )
+    client_timeout: ValueT = row("clientTimeoutInMills", "milliseconds within which a request must be answered; 0 = no limit", 0, minimum=0)
+    overload_status: ValueT = row(
+        "overloadStatus", "status of a request for which the queue has no room: 503 or 429", 503, "overload_status", choices=(503, 429)
+    )
+    max_worker_requests: ValueT = row(
+        "maxWorkerRequests",
+        "requests after which a worker is replaced; 0 = never",
+        0,
+        "max_worker_requests",
+        minimum=0,
+        changeable=False,
+    )
+    max_worker_memory: ValueT = row(
+        "maxWorkerMemory",
+        "resident megabytes at which a worker is replaced; 0 = never",
+        0,
+        "max_worker_memory",
+        minimum=0,
+        changeable=False,
+    )
+    max_worker_age: ValueT = row(
+        "maxWorkerAge", "seconds after which a worker is replaced; 0 = never", 0, "max_worker_age", minimum=0, changeable=False
+    )
+
+
+LIMITS: dict[str, Limit] = {each.name: each.metadata["limit"] for each in fields(ModelLimits)}
+CHANGEABLE = tuple(name for name, limit in LIMITS.items() if limit.changeable)
+SAVED = tuple(name for name, limit in LIMITS.items() if limit.saved)

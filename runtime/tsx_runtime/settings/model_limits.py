@@ -1,0 +1,67 @@
+"""The table of a model's limits as pydantic fields: of requests, of settings, of snapshots and of descriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, Field, GetCoreSchemaHandler, create_model
+from pydantic_core import CoreSchema, core_schema
+
+from tsx_archiver.metadata.model_limits import LIMITS
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class Accepts:
+    """Says, in an error, what a setting takes where its Python type does not say it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+class OneOf(Accepts):
+    """One of these numbers."""
+
+    def __init__(self, choices: tuple[int, ...]) -> None:
+        super().__init__(" or ".join(map(str, choices)))
+        self._choices = choices
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def _check(self, value: int) -> int:
+        if value not in self._choices:
+            raise ValueError(f"it must be {self.text}")
+        return value
+
+
+def limit_field(name: str, default: Any = None, **options: Any) -> Any:
+    limit = LIMITS[name]
+    return Field(default, ge=None if limit.choices else limit.minimum, description=limit.description, **options)
+
+
+def server_default(name: str) -> Any:
+    """Of the setting that holds for all models that say nothing themselves."""
+    return limit_field(name, LIMITS[name].default)
+
+
+def described(name: str) -> Any:
+    """Of a version's description: absent where it is no limit."""
+    return limit_field(name, ... if LIMITS[name].changeable else None, alias=LIMITS[name].key)
+
+
+def with_limits(names: Iterable[str] = LIMITS, make: Callable[[str], Any] = limit_field) -> Callable[[type[ModelT]], type[ModelT]]:
+    """A class decorator: adds a field for each limit that the class does not declare, behind the inherited fields."""
+
+    def decorate(model: type[ModelT]) -> type[ModelT]:
+        added: dict[str, Any] = {}
+        for name in names:
+            if name not in model.model_fields:
+                made, choices = make(name), LIMITS[name].choices
+                kind: Any = Annotated[int, OneOf(choices)] if choices else int
+                added[name] = (kind if made.is_required() else kind | None, made)
+        base: Any = create_model(f"{model.__name__}Limits", __base__=model.__base__, **added)
+        return create_model(model.__name__, __base__=(model, base), __module__=model.__module__, __doc__=model.__doc__)
+
+    return decorate
