@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.settings.sources import CONFIG_NAME
+from tsx_runtime.shared.quantities import parse_percent, parse_seconds, where_text
 from tsx_runtime.shared.suggestions import suggestion
 
 if sys.version_info >= (3, 11):
@@ -27,33 +28,24 @@ NAME = re.compile(r"[a-z0-9](-?[a-z0-9])*")
 LONGEST_NAME = 40  # what is added to it for SageMaker's names, of 63 characters, fits behind it
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_:=-]*")
 ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", re.ASCII)
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
-_SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
-def seconds(value: object) -> object:
-    """`90`, `90s`, `10m` or `1h` as seconds."""
-    if isinstance(value, str):
-        match = _SPAN.fullmatch(value.strip())
-        if match is None:
-            raise ValueError("write a time such as 90s, 10m or 1h")
-        return round(float(match[1]) * _SECONDS[match[2] or "s"])
-    return value
+def seconds(text: str) -> int:
+    try:
+        return round(parse_seconds(text))
+    except ValueError:
+        raise ValueError("write a time such as 90s, 10m or 1h") from None
 
 
 def span(text: str, option: str) -> float:
     """Raises UsageError."""
     try:
-        return float(str(seconds(text)))
+        return seconds(text)
     except ValueError as error:
         raise UsageError(f"{option}: {error} (it is '{text}')") from error
 
 
-def percent(value: object) -> object:
-    return value.strip().removesuffix("%") if isinstance(value, str) else value
-
-
-Seconds = Annotated[int, BeforeValidator(seconds)]
+Seconds = Annotated[int, BeforeValidator(where_text(seconds))]
 
 
 def words(value: object) -> object:
@@ -73,7 +65,7 @@ def role(value: object) -> object:
 
 Role = Annotated[str, BeforeValidator(role)]
 Words = Annotated[tuple[str, ...], BeforeValidator(words)]
-Percent = Annotated[float, BeforeValidator(percent)]
+Percent = Annotated[float, BeforeValidator(where_text(parse_percent))]
 
 
 class Part(BaseModel):

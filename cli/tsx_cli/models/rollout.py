@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import time
+from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -14,12 +14,11 @@ from tsx_cli.common.client import RequestFailed, Server, path
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.options import AsJson, Config, Url, management
 from tsx_cli.common.output import one_line, print_json, print_table
+from tsx_runtime.shared.quantities import parse_percent, parse_seconds, parse_share
 
-UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 LOOK_APART = 1.0  # seconds
+P99 = "a factor such as 1.2x, or a time such as 250ms"
 NO_ROLLOUT = "RolloutNotFoundException"
-
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])")
 
 Name = Annotated[str, typer.Argument(help="Name of the model.")]
 
@@ -80,33 +79,31 @@ def _plan(
 ) -> dict[str, Any]:
     plan: dict[str, Any] = {"version": version}
     if steps is not None:
-        plan["steps"] = [_number(step.removesuffix("%"), "--steps", "percentages such as 1,5,25,100") for step in steps.split(",")]
+        plan["steps"] = [_read(parse_percent, step, "--steps", "percentages such as 1,5,25,100") for step in steps.split(",")]
     if bake is not None:
-        plan["bake"] = seconds_of(bake, "--bake")
+        plan["bake"] = _read(parse_seconds, bake, "--bake", "a time such as 30s, 10m, 2h or 1d")
     if max_error_rate is not None:
-        scale = 100 if max_error_rate.endswith("%") else 1
-        plan["max_error_rate"] = _number(max_error_rate.removesuffix("%"), "--max-error-rate", "a share such as 0.5% or 0.005") / scale
+        plan["max_error_rate"] = _read(parse_share, max_error_rate, "--max-error-rate", "a share such as 0.5% or 0.005")
     if max_p99 is not None and max_p99.endswith("x"):
-        plan["max_p99_ratio"] = _number(max_p99.removesuffix("x"), "--max-p99", "a factor such as 1.2x, or a time such as 250ms")
+        plan["max_p99_ratio"] = _read(float, max_p99.removesuffix("x"), "--max-p99", P99)
     elif max_p99 is not None:
-        plan["max_p99_ms"] = 1000 * seconds_of(max_p99, "--max-p99", "a factor such as 1.2x, or a time such as 250ms")
+        plan["max_p99_ms"] = _read(_milliseconds, max_p99, "--max-p99", P99)
     if min_requests is not None:
         plan["min_requests"] = min_requests
     return plan
 
 
-def seconds_of(text: str, option: str, wanted: str = "a time such as 30s, 10m, 2h or 1d") -> float:
-    found = _DURATION.fullmatch(text.strip())
-    if found is None:
-        raise UsageError(f"{option} takes {wanted}, not {text!r}")
-    return float(found[1]) * UNITS[found[2]]
+def _milliseconds(text: str) -> float:
+    if not text[-1:].isalpha():
+        raise ValueError("without a unit it could be a factor as well")
+    return 1000 * parse_seconds(text)
 
 
-def _number(text: str, option: str, wanted: str) -> float:
+def _read(parse: Callable[[str], float], text: str, option: str, usage: str) -> float:
     try:
-        return float(text)
+        return parse(text)
     except ValueError:
-        raise UsageError(f"{option} takes {wanted}, not {text!r}") from None
+        raise UsageError(f"{option} takes {usage}, not {text!r}") from None
 
 
 def _watch(server: Server, target: str, answer: dict[str, Any], *, quiet: bool) -> dict[str, Any]:

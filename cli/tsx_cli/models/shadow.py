@@ -11,6 +11,7 @@ from tsx_cli.common.client import Server, path
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import AsJson, Config, Url, management
 from tsx_cli.common.output import one_line, print_json, print_table
+from tsx_runtime.shared.quantities import parse_percent
 
 WIDE = 100  # characters of a line of a body
 NUMBERS = {"rtol": float, "atol": float, "k": int, "timeout": float}
@@ -72,9 +73,8 @@ def _changed(
 
 
 def read_share(text: str) -> float:
-    number = text.removesuffix("%").strip()
     try:
-        return int(number) if number.isdecimal() else float(number)
+        return parse_percent(text)
     except ValueError:
         raise UsageError(f"--share takes a percentage such as 10%, not '{text}'") from None
 

@@ -20,6 +20,7 @@ from tsx_runtime.settings.addresses import FORMS, parse_address
 from tsx_runtime.settings.model_limits import Accepts, OneOf, server_default, with_limits
 from tsx_runtime.settings.torchserve import Snapshot, Versions
 from tsx_runtime.settings.traffic_policy import Traffic
+from tsx_runtime.shared.quantities import parse_share
 from tsx_runtime.wire import MAX_FIELD
 
 ROLES = ("inference", "management", "metrics")  # what a server does at the address of that name
@@ -61,7 +62,7 @@ def _share(value: object) -> object:
     if isinstance(value, str):
         text = value.strip().lower()
         words = {"true": 1.0, "full": 1.0, "false": 0.0, "off": 0.0}
-        return words[text] if text in words else float(text[:-1]) / 100 if text.endswith("%") else float(text)
+        return words[text] if text in words else parse_share(text)
     return float(value) if isinstance(value, bool | int) else value
 
 

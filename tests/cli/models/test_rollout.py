@@ -14,7 +14,7 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import serving
 from tsx_cli.common.failure import UsageError
-from tsx_cli.models.rollout import _plan, _show, seconds_of
+from tsx_cli.models.rollout import _plan, _show
 
 NUMBER = """
 def handle(data, context):
@@ -46,7 +46,13 @@ def test_what_is_no_plan_is_told_by_its_option(given: tuple[str | None, ...], op
 
 
 def test_times_have_units() -> None:
-    assert [seconds_of(text, "--bake") for text in ("500ms", "30s", "10m", "2h", "1d")] == [0.5, 30, 600, 7200, 86400]
+    assert [_plan("v2", None, text, None, None, None)["bake"] for text in ("500ms", "30s", "10m", "2h", "1d")] == [
+        0.5,
+        30,
+        600,
+        7200,
+        86400,
+    ]
 
 
 def test_a_step_without_requests_yet_has_no_latency(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tsx_cli.common.output import print_json, print_table
 from tsx_runtime.core.placement.hardware import describe
 from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.recordings import NotARecording, read
+from tsx_runtime.shared.quantities import parse_share
 
 QUEUE = 100  # requests that may wait where the model says nothing
 STEEP = 1.3  # times the p99 that the slowest round would have had more than the quickest: the prediction is then unreliable
@@ -111,14 +113,10 @@ def _bounds(text: str | None) -> Slo | None:
 
 
 def _share(text: str) -> float:
-    number = text.strip().removesuffix("%")
-    try:
-        share = float(number) / (100 if text.strip().endswith("%") else 1)
-    except ValueError:
-        share = math.nan
-    if not 0 <= share <= 100:
-        raise UsageError(f"--headroom: '{text}' is no share; write 20% or 0.2")
-    return share
+    with suppress(ValueError):
+        if 0 <= (share := parse_share(text)) <= 100:
+            return share
+    raise UsageError(f"--headroom: '{text}' is no share; write 20% or 0.2")
 
 
 def _replica(measured: ArchiveRecord, config: ModelConfig, workers: int | None, batch_size: int | None) -> Replica:

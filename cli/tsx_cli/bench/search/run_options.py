@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import re
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -16,12 +16,11 @@ from tsx_cli.bench.model.configuration import AS_IS, PRECISIONS, Configuration, 
 from tsx_cli.bench.model.slo import Slo, parse_slo
 from tsx_cli.common.failure import UsageError
 from tsx_runtime.settings.traffic_policy import Compare
+from tsx_runtime.shared.quantities import parse_seconds, parse_share
 
 DEVICES = ("cpu", "cuda")
 SWITCHES = {"off": False, "on": True}
 MOST_CONFIGURATIONS = 20_000
-_TIME = re.compile(r"(\d{1,9}(?:\.\d+)?)\s*(ms|s|m|min|h)?")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, None: 1.0}
 
 
 @dataclass(frozen=True)
@@ -88,12 +87,11 @@ def words(text: str, known: Sequence[str], option: str) -> list[str]:
 
 
 def seconds(text: str, option: str) -> float:
-    """`90`, `90s`, `10m`, `1h`. Raises UsageError."""
-    found = _TIME.fullmatch(text.strip().lower())
-    value = float(found[1]) * _SECONDS[found[2]] if found else 0.0
-    if not value > 0:
-        raise UsageError(f"{option}: '{text}' is no time; write 30s, 10m or 1h")
-    return value
+    """Above 0. Raises UsageError."""
+    with suppress(ValueError):
+        if value := parse_seconds(text):
+            return value
+    raise UsageError(f"{option}: '{text}' is no time; write 30s, 10m or 1h")
 
 
 def command_line(*secrets: str | None) -> str:
@@ -110,14 +108,11 @@ def plain(text: str) -> str:
 
 
 def share(text: str, option: str) -> float:
-    """`5%` or `0.05`. Raises UsageError."""
-    try:
-        value = float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
-        raise UsageError(f"{option}: '{text}' is no share between 0 and 1; write 5% or 0.05")
-    return value
+    """Between 0 and 1. Raises UsageError."""
+    with suppress(ValueError):
+        if 0 < (value := parse_share(text)) < 1:
+            return value
+    raise UsageError(f"{option}: '{text}' is no share between 0 and 1; write 5% or 0.05")
 
 
 def configurations(options: BenchOptions, config: ModelConfig, cores: int, gpus: int) -> list[Configuration]:

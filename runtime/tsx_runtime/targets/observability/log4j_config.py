@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import logging.config
-import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
 from tsx_archiver import InvalidConfig, load_yaml_file
 from tsx_runtime.errors import SettingError
+from tsx_runtime.shared.quantities import parse_bytes
 
 OWN_WAY = frozenset({".yaml", ".yml", ".json"})
 LEVELS = {
@@ -26,9 +27,6 @@ LEVELS = {
 }
 LOGGERS = {"org.pytorch.serve": "tsx"}  # TorchServe's names that differ here; ACCESS_LOG, MODEL_LOG and the metrics' are the same
 OURS = frozenset({"tsx", "ACCESS_LOG", "MODEL_LOG", "TS_METRICS", "MODEL_METRICS"})
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", re.IGNORECASE)
-_FACTORS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 @dataclass
@@ -55,7 +53,8 @@ def read_log_config(path: Path) -> LogConfig:
         if tag in ("root", "logger", "asyncroot", "asynclogger"):
             _read_level(config, "" if tag.endswith("root") else element.get("name", ""), element.get("level", ""))
         elif tag == "sizebasedtriggeringpolicy":
-            config.max_bytes = _bytes(element.get("size", "")) or config.max_bytes
+            with suppress(ValueError):
+                config.max_bytes = parse_bytes(element.get("size", ""), kilo=1024) or config.max_bytes
         elif tag == "defaultrolloverstrategy" and element.get("max", "").isdigit():
             config.max_files = int(element.get("max", ""))
         elif tag.endswith("layout") or tag in ("socket", "syslog", "http", "kafka", "timebasedtriggeringpolicy"):
@@ -69,11 +68,6 @@ def _read_level(config: LogConfig, name: str, level: str) -> None:
     python_name = LOGGERS.get(name, name)
     if level.lower() in LEVELS and (not name or python_name in OURS):  # loggers of Java libraries
         config.levels[python_name] = LEVELS[level.lower()]
-
-
-def _bytes(text: str) -> int | None:
-    match = _SIZE.fullmatch(text.strip())
-    return int(float(match[1]) * _FACTORS[match[2].upper()]) if match else None
 
 
 def apply_own_way(path: Path) -> None:
