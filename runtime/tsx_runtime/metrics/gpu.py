@@ -1,14 +1,17 @@
-"""What the GPUs are doing, asked of NVML (the extra `gpu`), or else of `nvidia-smi`, when somebody wants to know."""
+"""The use of the GPUs, read on demand: from NVML (the extra `gpu`) in a millisecond, else from `nvidia-smi`, whose start takes hundreds."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from collections.abc import Mapping
-from typing import NamedTuple
+from concurrent.futures import Future
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, NamedTuple
 
-from tsx_runtime.metrics import nvml
-from tsx_runtime.metrics.nvml import MEBI
-from tsx_runtime.metrics.programs import output_of
+from tsx_runtime.metrics.host import MEGA, output_of
 
 QUERY = "index,uuid,utilization.gpu,utilization.memory,memory.used,memory.total"
 TIMEOUT = 5.0  # seconds; a hung driver must not hang the answer
@@ -33,8 +36,9 @@ class Gpu(NamedTuple):
 
 async def read_gpus(timeout: float = TIMEOUT) -> dict[int, Gpu]:
     """The visible GPUs by the number that a worker knows them under; empty where neither NVML nor `nvidia-smi` is there."""
-    rows = await nvml.read(timeout)
-    found = await _ask_tool(timeout) if rows is None else [Gpu(*row) for row in rows]
+    found = await _ask_library(timeout)
+    if found is None:
+        found = await _ask_tool(timeout)
     return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
@@ -95,9 +99,83 @@ def gpu_metrics(gpu: Gpu) -> list[tuple[str, str, float]]:
 def own_gpu_metrics(gpu: Gpu) -> list[tuple[str, str, float]]:
     """The same in the units that Prometheus is used to: name, text, value."""
     named = (
-        ("tsx_gpu_memory_used_bytes", "memory of a GPU that is in use, whoever uses it", gpu.memory_used, MEBI),
-        ("tsx_gpu_memory_total_bytes", "memory of a GPU", gpu.memory_total, MEBI),
+        ("tsx_gpu_memory_used_bytes", "memory of a GPU that is in use, whoever uses it", gpu.memory_used, MEGA),
+        ("tsx_gpu_memory_total_bytes", "memory of a GPU", gpu.memory_total, MEGA),
         ("tsx_gpu_utilization_ratio", "share of the time in which a GPU was at work", gpu.utilization, 0.01),
         ("tsx_gpu_memory_utilization_ratio", "share of the time in which a GPU read or wrote its memory", gpu.memory_utilization, 0.01),
     )
     return [(name, text, value * unit) for name, text, value, unit in named if value is not None]
+
+
+class Nvml:
+    """Asks in a thread of its own, one at a time: a driver that hangs must hang neither an answer nor the end of the process."""
+
+    def __init__(self, library: ModuleType) -> None:
+        self._library = library
+        self._begun = False
+        self._pending: Future[list[Gpu] | None] | None = None
+
+    async def read(self, timeout: float) -> list[Gpu] | None:
+        """None where the library does not work here; empty where the driver takes longer than `timeout` seconds."""
+        if self._pending is None or self._pending.done():
+            self._pending = Future()
+            threading.Thread(target=self._answer, args=(self._pending,), name="tsx-nvml", daemon=True).start()
+        try:
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._pending)), timeout)
+        except (TimeoutError, asyncio.TimeoutError):
+            return []
+
+    def _answer(self, pending: Future[list[Gpu] | None]) -> None:
+        try:
+            pending.set_result(self._rows())
+        except Exception as error:  # the thread's boundary: it is raised where somebody waits
+            pending.set_exception(error)
+
+    def _rows(self) -> list[Gpu] | None:
+        nvml = self._library
+        try:
+            if not self._begun:
+                nvml.nvmlInit()
+                self._begun = True
+            return [self._row(number) for number in range(nvml.nvmlDeviceGetCount())]
+        except nvml.NVMLError:  # no driver, or one that has lost its device
+            return None
+
+    def _row(self, number: int) -> Gpu:
+        nvml = self._library
+        device = nvml.nvmlDeviceGetHandleByIndex(number)
+        uuid = nvml.nvmlDeviceGetUUID(device)
+        rates = self._get(nvml.nvmlDeviceGetUtilizationRates, device)
+        memory = self._get(nvml.nvmlDeviceGetMemoryInfo, device)
+        running = self._get(nvml.nvmlDeviceGetComputeRunningProcesses, device) or ()
+        return Gpu(
+            str(number),
+            uuid if isinstance(uuid, str) else uuid.decode(),
+            None if rates is None else float(rates.gpu),
+            None if rates is None else float(rates.memory),
+            None if memory is None else memory.used / MEGA,
+            None if memory is None else memory.total / MEGA,
+            {each.pid: int(each.usedGpuMemory) for each in running if each.usedGpuMemory is not None},
+        )
+
+    def _get(self, ask: Any, device: Any) -> Any:
+        """None where this device does not tell, as a part of one (MIG) does not tell its use."""
+        try:
+            return ask(device)
+        except self._library.NVMLError:
+            return None
+
+
+async def _ask_library(timeout: float) -> list[Gpu] | None:
+    """None where the extra is not installed, or there is no driver."""
+    library = _find_library()
+    return None if library is None else await library.read(timeout)
+
+
+@lru_cache(maxsize=1)
+def _find_library() -> Nvml | None:
+    try:
+        import pynvml  # here, because it is an extra
+    except ImportError:
+        return None
+    return Nvml(pynvml)

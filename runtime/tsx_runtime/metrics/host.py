@@ -1,4 +1,4 @@
-"""The machine's own numbers: taken when somebody reads the metrics, or told by a program of the user's every so often."""
+"""System metrics: measured when the metrics are read, or printed by the program of `system_metrics_cmd` at intervals."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import logging
 import os
 import re
 import shlex
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import psutil
 
 from tsx_runtime.core.isolation.hidden_credentials import hidden_variables
-from tsx_runtime.metrics.programs import output_of
 from tsx_runtime.settings.schema import Settings
 
 MEGA, GIGA = 1 << 20, 1 << 30
@@ -38,14 +40,14 @@ class System:
         self._command = settings.system_metrics_cmd
         self._hidden = hidden_variables(settings, os.environ)
         self._interval = settings.metric_time_interval
-        self._told: list[SystemMetric] = []
+        self._printed: list[SystemMetric] = []
         if not self.disabled and not self._command:
-            _read_what_there_is()  # the processor's use is measured from one reading to the next
+            _read_or_nothing()  # the processor's use is measured from one reading to the next
 
     def read(self) -> list[SystemMetric]:
         if self.disabled:
             return []
-        return self._told if self._command else _read_what_there_is()
+        return self._printed if self._command else _read_or_nothing()
 
     async def follow(self) -> None:
         """Run the user's program again and again; return at once where there is none."""
@@ -65,7 +67,7 @@ class System:
             return
         if code:
             logger.warning("system_metrics_cmd ended with %d", code)
-        self._told = parse_lines(output.decode(errors="replace")) or self._told
+        self._printed = parse_lines(output.decode(errors="replace")) or self._printed
 
 
 def parse_lines(text: str) -> list[SystemMetric]:
@@ -79,10 +81,10 @@ def parse_lines(text: str) -> list[SystemMetric]:
     return found
 
 
-def _read_what_there_is() -> list[SystemMetric]:
+def _read_or_nothing() -> list[SystemMetric]:
     try:
         return read_system()
-    except OSError:  # no descriptor is left to look with: the other metrics are told all the same
+    except OSError:  # no file descriptor is left: the other metrics are given all the same
         return []
 
 
@@ -99,3 +101,22 @@ def read_system() -> list[SystemMetric]:
         SystemMetric("DiskAvailable", "Gigabytes", disk.free / GIGA),
         SystemMetric("DiskUtilization", "Percent", disk.percent),
     ]
+
+
+async def output_of(words: Sequence[str], seconds: float, *, quiet: bool = False, env: dict[str, str] | None = None) -> tuple[int, bytes]:
+    """A program's exit code and its stdout; `quiet` drops its stderr. `env`: this process's if not given.
+
+    Raises OSError where it cannot be started, and TimeoutError after `seconds`. It is killed then, and when the call is cancelled.
+    """
+    process = await asyncio.create_subprocess_exec(*words, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL if quiet else None, env=env)
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), seconds)
+    except asyncio.TimeoutError:  # in Python 3.10 it is not the built-in one
+        raise TimeoutError from None
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    return process.returncode, output

@@ -1,12 +1,14 @@
-"""Which address a host name leads to, looked up once: the address that was checked is the one that is connected to."""
+"""Which address or proxy a URL leads to. A host name is looked up once: the address that was checked is the one that is connected to."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
 from typing import TypeAlias
+from urllib import request
 
 from tsx_runtime.errors import DownloadFailed, ModelNotFound
+from tsx_runtime.sources.urls import ModelUrl
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Networks: TypeAlias = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
@@ -76,3 +78,16 @@ def _carried(address: ipaddress.IPv6Address) -> list[ipaddress.IPv4Address]:
     low = ipaddress.IPv4Address(number & 0xFFFFFFFF)
     found = [low] if address in _MAPPED or address in _NAT64 or (number >> 32) & 0xFDFFFFFF == _ISATAP else []
     return [*found, ipaddress.IPv4Address((number >> 80) & 0xFFFFFFFF)] if address in _6TO4 else found
+
+
+def proxy_for(url: ModelUrl) -> str | None:
+    """The URL of the proxy that HTTPS_PROXY, HTTP_PROXY or ALL_PROXY names, in either case; None without one or where NO_PROXY excludes it.
+
+    It may hold a password.
+    """
+    named = request.getproxies_environment()
+    host = url.host if url.port is None else f"{url.host}:{url.port}"
+    if request.proxy_bypass_environment(host, named):  # type: ignore[attr-defined]  # typeshed leaves it out; requests relies on it too
+        return None
+    proxy = named.get(url.scheme) or named.get("all")
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy or None

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from tsx_runtime.metrics import nvml
-from tsx_runtime.metrics.gpu import Gpu, parse, read_gpus, visible
-from tsx_runtime.metrics.nvml import Nvml
+from tsx_runtime.metrics import gpu
+from tsx_runtime.metrics.gpu import Gpu, Nvml, parse, read_gpus, visible
 
 OUTPUT = """\
 0, GPU-5d0bf3f5-7b2b-4c6e-8a5a-0b8f5d9f0001, 37, 12, 678, 81559
@@ -102,7 +101,7 @@ class FakeLibrary:
 
 
 def test_the_library_is_asked_where_it_is_there(monkeypatch):
-    monkeypatch.setattr(nvml, "_find", lambda: Nvml(FakeLibrary()))
+    monkeypatch.setattr(gpu, "_find_library", lambda: Nvml(FakeLibrary()))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     gpus = asyncio.run(read_gpus())
     assert gpus[1] == Gpu("0", "GPU-1", 37, 12, 678, 81559, {11: 5})
@@ -111,7 +110,7 @@ def test_the_library_is_asked_where_it_is_there(monkeypatch):
 
 def test_without_a_driver_the_tool_is_asked(tmp_path, monkeypatch):
     library = FakeLibrary(init=lambda: (_ for _ in ()).throw(FakeLibrary.NVMLError()))
-    monkeypatch.setattr(nvml, "_find", lambda: Nvml(library))
+    monkeypatch.setattr(gpu, "_find_library", lambda: Nvml(library))
     write_tool(tmp_path, f"cat <<'END'\n{OUTPUT}END")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert asyncio.run(read_gpus()) == dict(enumerate(parse(OUTPUT)))
