@@ -88,7 +88,7 @@ class Keys(NamedTuple):
         if self.file is None:
             return
         content = {
-            name: _told(key, new.get(name))
+            name: _written_keys(key, new.get(name))
             for name, key in (("management", self.management), ("inference", self.inference), ("API", self.api))
             if key
         }
@@ -130,7 +130,7 @@ def _draw() -> str:
     return secrets.token_urlsafe(LENGTH)
 
 
-def _told(key: Key, new: str | None) -> dict[str, str]:
+def _written_keys(key: Key, new: str | None) -> dict[str, str]:
     left = key.seconds_left if new is None else key.lifetime
     if left is None:
         return {"key": key.token}

@@ -27,13 +27,13 @@ from tsx_runtime.wire import Body
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class Asked:
-    """One request of a call. Leave the `with` early and it gives its place in the queue up, or its stream."""
+class PendingRequest:
+    """One request of a call. Leaving the `with` early gives up its place in the queue, or its stream."""
 
     def __init__(self, context: Context, route: Route, own: Iterable[Pair], body: Body, hidden: HiddenHeaders) -> None:
         """`own`: headers beside those of the call's metadata; the handler sees none that are `hidden`.
 
-        Raises BadRequest where the metadata names an urgency that is none.
+        Raises BadRequest for a priority in the metadata that is none.
 
         The body counts against `max_inflight_bytes` until `leave`; Unavailable where it does not fit.
         """
@@ -64,12 +64,12 @@ class Asked:
 
     @property
     def version(self) -> ModelVersion:
-        """Who answers it."""
+        """The version serving this request: picked by the splitter, or addressed directly."""
         routed = self.job.routed
         return cast("ModelVersion", self.route if routed is None else routed)
 
     async def answer(self) -> Answer:
-        """The answer, or the first part of one that streams. Raises TsxError, and `Refused` where the worker says why there is none."""
+        """The answer, or the first part of one that streams. Raises TsxError, and `Refused` with the worker's reason."""
         self._answer = answer = await self.job.done
         check_status(answer.status)
         if answer.status >= 400 and not answer.streamed and (refusal := worker_refusal(answer.status, answer.body)):
@@ -77,14 +77,14 @@ class Asked:
         return answer
 
     def leave(self) -> None:
-        """Nobody waits any more. Of a request that is answered it changes nothing."""
+        """The client no longer waits. Has no effect on a request that is answered."""
         self._give()
         done = self.job.done
         if not done.done() or done.cancelled():
             done.cancel()
             self.route.leave(self.job)
         else:
-            done.exception()  # asyncio complains of errors that nobody has looked at
+            done.exception()  # asyncio logs errors that were never retrieved
         if self._answer is not None and self._answer.streamed:
             self.route.leave(self.job)
             self._answer.leave()
@@ -93,47 +93,47 @@ class Asked:
         size, self._held = self._held, 0
         self._budget.give(size)
 
-    def __enter__(self) -> Asked:
+    def __enter__(self) -> PendingRequest:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.leave()
 
 
-async def whole_answer(context: Context, asked: Asked) -> tuple[Answer, bytes]:
+async def whole_answer(context: Context, pending: PendingRequest) -> tuple[Answer, bytes]:
     """The answer and its body, its headers sent to the client as metadata."""
-    answer = await _first(context, asked)
-    await tell_headers(context, asked, answer)
-    return answer, await answer.whole(asked.version.max_response_size)
+    answer = await _first(context, pending)
+    await send_headers(context, pending, answer)
+    return answer, await answer.whole(pending.version.max_response_size)
 
 
-async def answer_parts(context: Context, asked: Asked) -> AsyncGenerator[tuple[Answer, bytes], None]:
+async def answer_parts(context: Context, pending: PendingRequest) -> AsyncGenerator[tuple[Answer, bytes], None]:
     """The answer, and each part of it as it comes. The worker is held while its client is slower."""
-    answer = await _first(context, asked)
-    await tell_headers(context, asked, answer)
+    answer = await _first(context, pending)
+    await send_headers(context, pending, answer)
     async for part in answer.parts():
         yield answer, part
 
 
-async def _first(context: Context, asked: Asked) -> Answer:
-    """As `Asked.answer`. Who is refused is told by which version, where a split had picked one."""
-    tell_id(context, asked)
+async def _first(context: Context, pending: PendingRequest) -> Answer:
+    """As `PendingRequest.answer`. A refusal carries the version, where a split had picked one."""
+    send_request_id(context, pending)
     try:
-        return await asked.answer()
+        return await pending.answer()
     except (TsxError, Refused):
-        if asked.job.routed is not None:
-            context.set_trailing_metadata((("x-request-id", asked.id), (HEADER.decode(), asked.version.version)))
+        if pending.job.routed is not None:
+            context.set_trailing_metadata((("x-request-id", pending.id), (HEADER.decode(), pending.version.version)))
         raise
 
 
-def tell_id(context: Context, asked: Asked) -> None:
-    context.set_trailing_metadata((("x-request-id", asked.id),))
+def send_request_id(context: Context, pending: PendingRequest) -> None:
+    context.set_trailing_metadata((("x-request-id", pending.id),))
 
 
-async def tell_headers(context: Context, asked: Asked, answer: Answer) -> None:
-    """What the handler says beside its answer. Sent only where there is something: it costs a write of its own."""
+async def send_headers(context: Context, pending: PendingRequest, answer: Answer) -> None:
+    """The handler's headers and status, as metadata. Sent only where there are some: it costs a write of its own."""
     headers = from_block(answer.headers)
     if answer.status != 200:
         headers = ((STATUS, str(answer.status)), *headers)
     if headers:
-        await context.send_initial_metadata((("x-request-id", asked.id), *headers))
+        await context.send_initial_metadata((("x-request-id", pending.id), *headers))

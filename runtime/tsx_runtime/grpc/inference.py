@@ -22,7 +22,7 @@ from tsx_runtime.core.scheduling.route import Route
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound, TsxError
 from tsx_runtime.grpc.admission import Admissions
-from tsx_runtime.grpc.calls import Asked, Context, answer_parts, whole_answer
+from tsx_runtime.grpc.calls import Context, PendingRequest, answer_parts, whole_answer
 from tsx_runtime.grpc.protos.inference_pb2 import PredictionResponse, PredictionsRequest, TorchServeHealthResponse
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.grpc.statuses import Refusal, Refused, code_of, refusal
@@ -42,7 +42,7 @@ class _Turn(NamedTuple):
     """One request of a stream."""
 
     sequence: str | None
-    asked: Asked | None
+    pending: PendingRequest | None
     refusal: Refusal | None = None  # where it did not get into a queue
 
 
@@ -75,14 +75,14 @@ class Inference:
         return TorchServeHealthResponse(health=Health(status="Healthy" if healthy else "Unhealthy").model_dump_json(indent=2))
 
     async def predictions(self, request: PredictionsRequest, context: Context) -> PredictionResponse:
-        with self._ask(request, context, _sequence_of(request)) as asked:
-            answer, body = await whole_answer(context, asked)
-        return PredictionResponse(prediction=body, sequence_id=self._told_sequence(_sequence_of(request), answer))
+        with self._ask(request, context, _sequence_of(request)) as pending:
+            answer, body = await whole_answer(context, pending)
+        return PredictionResponse(prediction=body, sequence_id=self._answered_sequence(_sequence_of(request), answer))
 
     async def stream(self, request: PredictionsRequest, context: Context) -> AsyncGenerator[PredictionResponse, None]:
-        with self._ask(request, context, _sequence_of(request)) as asked:
-            async for answer, part in answer_parts(context, asked):
-                yield PredictionResponse(prediction=part, sequence_id=self._told_sequence(_sequence_of(request), answer))
+        with self._ask(request, context, _sequence_of(request)) as pending:
+            async for answer, part in answer_parts(context, pending):
+                yield PredictionResponse(prediction=part, sequence_id=self._answered_sequence(_sequence_of(request), answer))
 
     async def stream2(self, requests: AsyncIterator[PredictionsRequest], context: Context) -> AsyncGenerator[PredictionResponse, None]:
         turns = _Turns(asyncio.Queue(), asyncio.Semaphore(AHEAD))
@@ -98,8 +98,8 @@ class Inference:
         finally:
             reader.cancel()
             while not turns.queue.empty():
-                if (turn := turns.queue.get_nowait()) is not None and turn.asked is not None:
-                    turn.asked.leave()
+                if (turn := turns.queue.get_nowait()) is not None and turn.pending is not None:
+                    turn.pending.leave()
 
     async def _read(self, requests: AsyncIterator[PredictionsRequest], context: Context, turns: _Turns) -> None:
         """Put each request into its model's queue as it comes, so that those of one stream share batches.
@@ -129,12 +129,12 @@ class Inference:
     async def _answers(self, turn: _Turn) -> AsyncGenerator[PredictionResponse, None]:
         """What one request of a stream yields; an error as a response of its own, since the others go on."""
         refused = turn.refusal
-        if turn.asked is not None:
-            with turn.asked as asked:
+        if turn.pending is not None:
+            with turn.pending as pending:
                 try:
-                    answer = await asked.answer()
+                    answer = await pending.answer()
                     async for part in answer.parts():
-                        yield PredictionResponse(prediction=part, sequence_id=self._told_sequence(turn.sequence, answer))
+                        yield PredictionResponse(prediction=part, sequence_id=self._answered_sequence(turn.sequence, answer))
                     return
                 except (TsxError, Refused) as error:
                     refused = refusal(error) if isinstance(error, TsxError) else error.refusal
@@ -142,7 +142,7 @@ class Inference:
         status = {"code": refused.code.value[0], "message": refused.details}
         yield PredictionResponse(sequence_id=turn.sequence, status=status)
 
-    def _ask(self, request: PredictionsRequest, context: Context, sequence: str | None, *, starts: bool = False) -> Asked:
+    def _ask(self, request: PredictionsRequest, context: Context, sequence: str | None, *, starts: bool = False) -> PendingRequest:
         """`starts`: the sequence begins with it. Inputs of the names that the marks of a sequence have are headers as well."""
         route, names = self._find(request), self.names
         own: list[Pair] = [_CONTENT]
@@ -157,7 +157,7 @@ class Inference:
         if size > self.longest:
             text = f"The sequence_id, {names.start} and {names.end} have {size} bytes together, and may have {self.longest}"
             raise BadRequest(f"{text} (max_header_size): they are headers. Use a shorter sequence_id.")
-        return Asked(context, route, own, body_of(request.input), self.registry.hidden_headers)
+        return PendingRequest(context, route, own, body_of(request.input), self.registry.hidden_headers)
 
     def _is_stateful(self, request: PredictionsRequest) -> bool:
         """Whether one of the versions that may get it is."""
@@ -168,7 +168,7 @@ class Inference:
                 versions = [self.registry.find(request.model_name, request.model_version)]
         return any(version.plan.strategy.sequences is not None for version in versions)
 
-    def _told_sequence(self, sequence: str | None, answer: Answer) -> str | None:
+    def _answered_sequence(self, sequence: str | None, answer: Answer) -> str | None:
         """The sequence that the request belongs to, or that was made up for it."""
         if sequence is not None or not answer.headers:
             return sequence

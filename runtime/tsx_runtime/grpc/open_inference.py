@@ -18,7 +18,7 @@ from tsx_runtime.core.scheduling.route import Route
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound, TsxError
 from tsx_runtime.grpc import tensors
 from tsx_runtime.grpc.admission import Admissions
-from tsx_runtime.grpc.calls import Asked, Context, answer_parts, whole_answer
+from tsx_runtime.grpc.calls import Context, PendingRequest, answer_parts, whole_answer
 from tsx_runtime.grpc.protos import grpc_predict_v2_pb2, open_inference_grpc_pb2
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.grpc.statuses import Refusal, Refused, code_of, details_text, refusal
@@ -80,18 +80,18 @@ class OpenInference:
 
     async def infer(self, request: Any, context: Context) -> Any:
         route = self._find_route(request.model_name, request.model_version)
-        with _ask(context, route, request, self.registry.hidden_headers) as asked:
-            answer, body = await whole_answer(context, asked)
-        return self._response(request, asked.version, answer, body)
+        with _ask(context, route, request, self.registry.hidden_headers) as pending:
+            answer, body = await whole_answer(context, pending)
+        return self._response(request, pending.version, answer, body)
 
     async def stream_infer(self, requests: AsyncIterator[Any], context: Context) -> AsyncGenerator[Any, None]:
         """Triton's stream: requests one after the other; of an answer that its handler streams, each part is a response."""
         async for request in requests:
             try:
                 route = self._find_route(request.model_name, request.model_version)
-                with _ask(context, route, request, self.registry.hidden_headers) as asked:
-                    async for answer, body in answer_parts(context, asked):
-                        response = self._response(request, asked.version, answer, body)
+                with _ask(context, route, request, self.registry.hidden_headers) as pending:
+                    async for answer, body in answer_parts(context, pending):
+                        response = self._response(request, pending.version, answer, body)
                         yield self.messages.ModelStreamInferResponse(infer_response=response)
             except (TsxError, Refused) as error:
                 reason = refusal(error) if isinstance(error, TsxError) else error.refusal
@@ -120,10 +120,10 @@ def _check_name(name: str) -> None:
         raise BadRequest("The request names no model.")
 
 
-def _ask(context: Context, route: Route, request: Any, hidden: HiddenHeaders) -> Asked:
+def _ask(context: Context, route: Route, request: Any, hidden: HiddenHeaders) -> PendingRequest:
     head, body = tensors.pack(request)
     own: Pair = (TENSORS_HEAD, b"%d" % head)
-    return Asked(context, route, (own,), body, hidden)
+    return PendingRequest(context, route, (own,), body, hidden)
 
 
 def _head_of(headers: bytes) -> int | None:

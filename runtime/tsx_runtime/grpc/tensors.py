@@ -84,11 +84,11 @@ def unpack(response: Any, head: int | None, body: bytes, *, typed: bool) -> None
 
     An answer that is no tensors is one tensor of type BYTES. Raises PredictionFailed.
     """
-    told, rest = _told(head, body)
+    parsed, rest = _parsed_head(head, body)
     try:
-        outputs = _outputs(told, rest)
-        response.id = str(told.get("id") or response.id)
-        _set_parameters(response.parameters, told.get("parameters") or {})
+        outputs = _outputs(parsed, rest)
+        response.id = str(parsed.get("id") or response.id)
+        _set_parameters(response.parameters, parsed.get("parameters") or {})
         typed = typed and all(output.datatype in TYPED or output.datatype == "BYTES" for output in outputs)
         for output in outputs:
             tensor = response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
@@ -177,14 +177,14 @@ def _set_parameters(target: Any, values: Mapping[str, Any]) -> None:
             target[name].string_param = value if isinstance(value, str) else json.dumps(value)
 
 
-def _told(head: int | None, body: bytes) -> tuple[dict[str, Any], memoryview]:
+def _parsed_head(head: int | None, body: bytes) -> tuple[dict[str, Any], memoryview]:
     """The JSON of an answer, and the raw bytes behind it."""
     view = memoryview(body)
     length = len(body) if head is None else head
     try:
-        told = json.loads(bytes(view[:length]))
-        if isinstance(told["outputs"], list):
-            return told, view[length:]
+        parsed = json.loads(bytes(view[:length]))
+        if isinstance(parsed["outputs"], list):
+            return parsed, view[length:]
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raw = pack_bytes([body])
@@ -202,9 +202,9 @@ class _Output(NamedTuple):
     raw: bytes
 
 
-def _outputs(told: dict[str, Any], rest: memoryview) -> list[_Output]:
+def _outputs(parsed: dict[str, Any], rest: memoryview) -> list[_Output]:
     outputs, at = [], 0
-    for output in told["outputs"]:
+    for output in parsed["outputs"]:
         others = dict(output.get("parameters") or {})
         size = others.pop(SIZE, None)
         if size is not None and not 0 <= size <= len(rest) - at:

@@ -54,32 +54,32 @@ class MetricLog:
         counts = self._counts.classes
         for digit in (2, 4, 5):
             if grown := counts[digit] - self._told[digit]:
-                self._tell(f"Requests{digit}XX", "Count", float(grown), "Level:Host", now)
+                self._log(f"Requests{digit}XX", "Count", float(grown), "Level:Host", now)
         self._told = counts
         versions = [version for model in self._registry.models.values() for version in model.versions.values()]
         for version in versions:
-            self._tell_version(version, now)
+            self._log_version(version, now)
         self._loaded.intersection_update((worker.id, worker.pid) for version in versions for worker in version.workers)
         if now >= self._next_system:
             self._next_system = now + self._interval
-            await self._tell_system(now)
+            await self._log_system(now)
         self._server.flush()
         self._models.flush()
 
-    def _tell_version(self, version: ModelVersion, now: float) -> None:
+    def _log_version(self, version: ModelVersion, now: float) -> None:
         for worker in version.workers:
             if worker.load_seconds is not None and (worker.id, worker.pid) not in self._loaded:
                 self._loaded.add((worker.id, worker.pid))
                 name = f"W-{worker.id}-{version.name}_{version.version}"
-                self._tell("WorkerLoadTime", "Milliseconds", _millis(worker.load_seconds), f"WorkerName:{name},Level:Host", now)
-        self._tell_sums(version, now)
+                self._log("WorkerLoadTime", "Milliseconds", _millis(worker.load_seconds), f"WorkerName:{name},Level:Host", now)
+        self._log_sums(version, now)
         journal = version.stats.journal
         if journal is None:
             return
         batches, values = journal.take()
         for entry in batches:
-            self._tell("QueueTime", "Milliseconds", _millis(entry.queue_seconds), "Level:Host", entry.at)
-            self._tell("WorkerThreadTime", "Milliseconds", _millis(entry.worker_seconds), "Level:Host", entry.at)
+            self._log("QueueTime", "Milliseconds", _millis(entry.queue_seconds), "Level:Host", entry.at)
+            self._log("WorkerThreadTime", "Milliseconds", _millis(entry.worker_seconds), "Level:Host", entry.at)
         for at, value, request_ids in values:
             if self._all_models or self._config.declares(value["name"], value["type"]):
                 dimensions = ",".join(f"{_plain(name)}:{_plain(text)}" for name, text in value["dimensions"].items())
@@ -87,25 +87,25 @@ class MetricLog:
                 text = f"{_plain(value['name'])}.{_plain(value['unit'])}:{value['value']}|#{dimensions}|#{facts}"
                 self._models.add(text, at)
 
-    def _tell_sums(self, version: ModelVersion, now: float) -> None:
+    def _log_sums(self, version: ModelVersion, now: float) -> None:
         stats, labels = version.stats, f"model_name:{version.name},model_version:{version.version}"
         sums = (float(stats.requests), MICRO * stats.latency.sum, MICRO * stats.queue_seconds)
         before = self._sums.get(version, (0.0, 0.0, 0.0))
         self._sums[version] = sums
         for (name, unit), total, told in zip(SUMS, sums, before, strict=True):
             if total > told:
-                self._tell(name, unit, round(total - told, 3), labels, now)
+                self._log(name, unit, round(total - told, 3), labels, now)
 
-    async def _tell_system(self, now: float) -> None:
+    async def _log_system(self, now: float) -> None:
         for name, unit, value, labels in self._system.read():
             dimensions = ",".join(["Level:Host", *(f"{label}:{text}" for label, text in labels)])
-            self._tell(name, unit, value, dimensions, now)
+            self._log(name, unit, value, dimensions, now)
         if self._registry.gpus and not self._system.disabled:
             for number, gpu in (await read_gpus()).items():
                 for name, unit, value in gpu_metrics(gpu):
-                    self._tell(name, unit, value, f"Level:Host,DeviceId:{number}", now)
+                    self._log(name, unit, value, f"Level:Host,DeviceId:{number}", now)
 
-    def _tell(self, name: str, unit: str, value: float, dimensions: str, at: float) -> None:
+    def _log(self, name: str, unit: str, value: float, dimensions: str, at: float) -> None:
         if self._config.shows(name):
             self._server.add(f"{name}.{unit}:{value}|#{dimensions}|#hostname:{self._host},timestamp:{int(at)}", at)
 
@@ -121,7 +121,7 @@ async def metric_tasks(registry: Registry, counts: ResponseCounts, system: Syste
     for name, sink in registry.plugins.metrics_sinks.items():
         tasks.append(asyncio.create_task(feed(name, sink, read, settings.metrics_push_interval)))
     for task in tasks:
-        task.add_done_callback(_tell_end)
+        task.add_done_callback(_log_failure)
     try:
         yield
     finally:
@@ -132,7 +132,7 @@ async def metric_tasks(registry: Registry, counts: ResponseCounts, system: Syste
             await log.write()  # what happened since
 
 
-def _tell_end(task: asyncio.Task[None]) -> None:
+def _log_failure(task: asyncio.Task[None]) -> None:
     """None of them should end by an error; where one does, that is not to be found out by numbers that are missing."""
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("metrics are not told any more, until the server is started again", exc_info=error)

@@ -20,7 +20,7 @@ from tsx_runtime.grpc.protos import open_inference_grpc_pb2
 DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
 
 
-class Asked:
+class TritonClient:
     """One of Triton's clients with its module, so that both are asked in the same words."""
 
     def __init__(self, module: Any, address: str) -> None:
@@ -38,24 +38,24 @@ class Asked:
 
 
 @pytest.fixture(scope="module", params=["grpc", "http"])
-def triton(request: pytest.FixtureRequest, server: Running) -> Iterator[Asked]:
+def triton(request: pytest.FixtureRequest, server: Running) -> Iterator[TritonClient]:
     if request.param == "grpc":
-        asked = Asked(tritonclient.grpc, server.address("gRPC predictions"))
+        asked = TritonClient(tritonclient.grpc, server.address("gRPC predictions"))
     else:
-        asked = Asked(tritonclient.http, server.address("predictions").removeprefix("http://"))
+        asked = TritonClient(tritonclient.http, server.address("predictions").removeprefix("http://"))
     yield asked
     asked.client.close()
 
 
 @pytest.fixture(scope="module")
-def by_grpc(server: Running) -> Iterator[Asked]:
-    asked = Asked(tritonclient.grpc, server.address("gRPC predictions"))
+def by_grpc(server: Running) -> Iterator[TritonClient]:
+    asked = TritonClient(tritonclient.grpc, server.address("gRPC predictions"))
     yield asked
     asked.client.close()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_arrays_of_every_type_come_to_the_handler_and_back(triton: Asked, dtype: str) -> None:
+def test_arrays_of_every_type_come_to_the_handler_and_back(triton: TritonClient, dtype: str) -> None:
     values = np.array([[0, 1, 2], [3, 4, 5]]).astype(dtype)
     datatype = tritonclient.utils.np_to_triton_dtype(values.dtype)
     result = triton.client.infer("talker", [triton.tensor("x", values, datatype)], request_id="7")
@@ -64,20 +64,20 @@ def test_arrays_of_every_type_come_to_the_handler_and_back(triton: Asked, dtype:
     assert doubled.dtype == (values * 2).dtype
 
 
-def test_an_answer_says_what_it_answers(triton: Asked) -> None:
+def test_an_answer_says_what_it_answers(triton: TritonClient) -> None:
     response: Any = triton.client.infer("talker", [triton.tensor("x", np.ones(2, "float32"), "FP32")], request_id="7").get_response()
     if not isinstance(response, dict):
         response = {"id": response.id, "model_name": response.model_name, "model_version": response.model_version}
     assert (response["id"], response["model_name"], response["model_version"]) == ("7", "talker", "1.0")
 
 
-def test_what_names_nothing_has_the_name_that_is_asked_for(triton: Asked) -> None:
+def test_what_names_nothing_has_the_name_that_is_asked_for(triton: TritonClient) -> None:
     wanted = triton.module.InferRequestedOutput("probabilities")
     result = triton.client.infer("talker", [triton.tensor("x", np.ones(2, "float32"), "FP32")], outputs=[wanted])
     np.testing.assert_array_equal(result.as_numpy("probabilities"), [2, 2])
 
 
-def test_a_handler_s_own_tensors_are_taken_as_they_are_and_chosen_from(triton: Asked) -> None:
+def test_a_handler_s_own_tensors_are_taken_as_they_are_and_chosen_from(triton: TritonClient) -> None:
     result = triton.do("own tensors")
     np.testing.assert_array_equal(result.as_numpy("numbers"), [1, 2])
     assert result.as_numpy("words").tolist() == [b"one", b"two"]
@@ -87,12 +87,12 @@ def test_a_handler_s_own_tensors_are_taken_as_they_are_and_chosen_from(triton: A
         triton.do("own tensors", outputs=[triton.module.InferRequestedOutput("neither")])
 
 
-def test_a_dict_of_arrays_is_an_output_for_each(triton: Asked) -> None:
+def test_a_dict_of_arrays_is_an_output_for_each(triton: TritonClient) -> None:
     result = triton.do("two arrays")
     assert (result.as_numpy("a").shape, result.as_numpy("b").dtype) == ((1, 2), np.int64)
 
 
-def test_what_is_no_tensor_comes_as_bytes(triton: Asked) -> None:
+def test_what_is_no_tensor_comes_as_bytes(triton: TritonClient) -> None:
     several = triton.tensor("several", [b"a", b"b"], "BYTES")
     said = triton.do("echo", several).as_numpy("output").tolist()[0].decode()
     assert '"several": ["a", "b"]' in said
@@ -100,14 +100,14 @@ def test_what_is_no_tensor_comes_as_bytes(triton: Asked) -> None:
 
 
 def test_json_tensors_are_json_for_the_handler_and_binary_ones_if_asked_for_in_the_answer(server: Running) -> None:
-    asked = Asked(tritonclient.http, server.address("predictions").removeprefix("http://"))
+    asked = TritonClient(tritonclient.http, server.address("predictions").removeprefix("http://"))
     tensor = asked.tensor("x", np.ones((1, 2), "float32"), "FP32", binary_data=False)
     said = asked.client.infer("talker", [tensor]).as_numpy("output").tolist()[0].decode()
     assert '"data": [1.0, 1.0]' in said
     asked.client.close()
 
 
-def test_errors_say_what_is_wrong(triton: Asked) -> None:
+def test_errors_say_what_is_wrong(triton: TritonClient) -> None:
     one = triton.tensor("x", np.ones(2, "float32"), "FP32")
     with pytest.raises(InferenceServerException, match="Model not found: nope"):
         triton.client.infer("nope", [one])
@@ -115,7 +115,7 @@ def test_errors_say_what_is_wrong(triton: Asked) -> None:
         triton.do("raise")
 
 
-def test_the_server_says_what_it_is_and_what_is_ready(by_grpc: Asked) -> None:
+def test_the_server_says_what_it_is_and_what_is_ready(by_grpc: TritonClient) -> None:
     client = by_grpc.client
     assert client.is_server_live()
     assert client.is_server_ready()
@@ -128,7 +128,7 @@ def test_the_server_says_what_it_is_and_what_is_ready(by_grpc: Asked) -> None:
         client.get_model_metadata("nope")
 
 
-def test_a_stream_brings_each_part_and_errors_end_nothing(by_grpc: Asked) -> None:
+def test_a_stream_brings_each_part_and_errors_end_nothing(by_grpc: TritonClient) -> None:
     answers: queue.Queue[Any] = queue.Queue()
     by_grpc.client.start_stream(callback=lambda result, error: answers.put((result, error)))
     for model, word in (("talker", b"stream"), ("nope", b""), ("talker", b"large")):
@@ -185,7 +185,7 @@ def enveloped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def test_an_envelope_gets_tensors_however_they_come(enveloped: Running, module: Any, binary: bool) -> None:
     by_http = module is tritonclient.http
     address = enveloped.address("predictions" if by_http else "gRPC predictions").removeprefix("http://")
-    asked = Asked(module, address)
+    asked = TritonClient(module, address)
     options = {"binary_data": binary} if by_http else {}
     tensor = asked.tensor("x", np.array([[1.5, 2]], "float32"), "FP32", **options)
     result = asked.client.infer("m", [tensor], request_id="5")

@@ -234,8 +234,8 @@ def test_a_model_is_described_as_torchserve_does(server):
         "modelName modelVersion modelUrl runtime minWorkers maxWorkers batchSize maxBatchDelay responseTimeout startupTimeout "
         "maxRetryTimeoutInSec clientTimeoutInMills parallelType parallelLevel deviceType continuousBatching useJobTicket useVenv stateful "
         "sequenceMaxIdleMSec "
-        "sequenceTimeoutMSec maxNumSequence maxSequenceJobQueueSize loadedAtStartup workers jobQueueStatus workerRestarts "
-        "jobQueueSize maxBatchBytes maxQueueBytes overloadStatus"
+        "sequenceTimeoutMSec maxNumSequence maxSequenceJobQueueSize loadedAtStartup workers jobQueueStatus "
+        "maxBatchBytes jobQueueSize maxQueueBytes overloadStatus workerRestarts"
     )
     assert list(described) == fields.split()
     assert (described["modelName"], described["modelVersion"], described["modelUrl"]) == ("talker", "1.0", "talker.mar")
