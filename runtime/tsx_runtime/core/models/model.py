@@ -133,18 +133,6 @@ class ModelVersion:
         return self.plan.batch_size
 
     @property
-    def max_batch_delay(self) -> int:
-        return self.plan.max_batch_delay
-
-    @property
-    def response_timeout(self) -> int:
-        return self.plan.response_timeout
-
-    @property
-    def startup_timeout(self) -> int:
-        return self.plan.startup_timeout
-
-    @property
     def workers(self) -> list[Worker]:
         return self._supervisor.workers
 
