@@ -32,7 +32,7 @@ class Guard(NamedTuple):
     failed: str = FAILED
     origin: bytes | None = None  # of the one foreign site that may call
     role: str = ""
-    plugins: tuple[Authenticate, ...] = ()  # asked once all of this is right
+    plugins: tuple[Authenticate, ...] = ()  # called once all of this is right
     same_site: bool = False  # refuse what a browser sends for a page of another site, unless that page's origin may call
 
     def check(self, headers: Iterable[Pair]) -> None:
@@ -102,21 +102,21 @@ class Guards(NamedTuple):
 
 
 def build_guards(settings: Settings, keys: Keys | None = None, plugins: Iterable[Authenticate] = ()) -> Guards:
-    """Metrics ask for a management token that the user has set, but for none that was made up: who reads them would have to follow it."""
+    """Metrics ask for a management token that the user has set, but for none that was made up: a scraper would have to follow it."""
     keys = build_keys(settings) if keys is None else keys
-    asked = tuple(plugins)
+    called = tuple(plugins)
     status, origin = settings.token_failure_status, settings.cors_allowed_origin
     own = keys.management if keys.management and keys.management.lifetime is None else None
     return Guards(
         inference=_inference_guard(
-            Guard(keys.inference, status=status, role="inference", plugins=asked, same_site=keys.inference is None), settings
+            Guard(keys.inference, status=status, role="inference", plugins=called, same_site=keys.inference is None), settings
         ),
         management=_local_guard(
-            Guard(keys.management, status=status, role="management", plugins=asked, same_site=keys.management is None),
+            Guard(keys.management, status=status, role="management", plugins=called, same_site=keys.management is None),
             settings.management_address,
             origin,
         ),
-        metrics=_local_guard(Guard(own, status=status, role="metrics", plugins=asked), settings.metrics_address, origin),
+        metrics=_local_guard(Guard(own, status=status, role="metrics", plugins=called), settings.metrics_address, origin),
         token=_local_guard(
             Guard(keys.api, status=status, failed=FAILED_TO_RENEW), settings.management_address, settings.cors_allowed_origin
         ),
@@ -165,7 +165,7 @@ def _inference_guard(guard: Guard, settings: Settings) -> Guard | None:
 
 
 def _local_guard(guard: Guard, address: str, cors_origin: str | None) -> Guard | None:
-    """Who has a token is trusted from any site. No web page reaches a unix socket, and what its clients put into `Host` is theirs.
+    """A client with a token is trusted from any site. No web page reaches a unix socket, and what its clients put into `Host` is theirs.
 
     The site that `cors_allowed_origin` names is no foreign one; `*` lets any page read answers, but none manage the models of its visitor.
     """

@@ -154,8 +154,8 @@ class ClientLimits:
         """The last hop that is no trusted proxy. What stands before it in the header may be forged."""
         if not self.is_proxy(host):
             return host
-        told = b",".join([value for name, value in headers if name == b"x-forwarded-for"])
-        for hop in reversed(told.decode("latin-1").rsplit(",", MOST_HOPS)[-MOST_HOPS:]):
+        forwarded = b",".join([value for name, value in headers if name == b"x-forwarded-for"])
+        for hop in reversed(forwarded.decode("latin-1").rsplit(",", MOST_HOPS)[-MOST_HOPS:]):
             address = parse(_without_port(hop.strip()))
             if address is None:
                 break

@@ -63,10 +63,10 @@ class ManagementService:
         gpus = await read_gpus() if any(worker.gpu_id is not None for worker in workers) else {}
         memory = await asyncio.to_thread(memory_of, workers)
         described = [describe_version(found, gpus, memory) for found in versions]
-        if customized:  # of all versions, those that can be asked: TorchServe asks none then, and fails for none
-            asked = [pair for pair in zip(described, versions, strict=True) if version != "all" or pair[1].ready]
-            answers = await asyncio.gather(*(ask_handler(found) for _, found in asked))
-            for (one, _), answer in zip(asked, answers, strict=True):
+        if customized:  # of `all`, the versions that are ready: TorchServe calls no handler then, and fails for none
+            ready = [pair for pair in zip(described, versions, strict=True) if version != "all" or pair[1].ready]
+            answers = await asyncio.gather(*(ask_handler(found) for _, found in ready))
+            for (one, _), answer in zip(ready, answers, strict=True):
                 one.customized_metadata = answer
         return DescribedModels(described)
 
@@ -101,7 +101,7 @@ class ManagementService:
 
 
 async def ask_handler(version: ModelVersion) -> Any:
-    """What the handler's `describe_handle` says: a request with the header `describe`. JSON where it is JSON, else text."""
+    """The answer of the handler's `describe_handle`, from a request with the header `describe`: JSON where it is JSON, else text."""
     if not version.ready:
         text = f'Model "{version.name}" has no worker to serve describe request. Please use scale workers API to add workers.'
         raise NoWorker(text, retry_after=version.retry_after())
@@ -112,7 +112,7 @@ async def ask_handler(version: ModelVersion) -> Any:
     try:
         body = await answer.whole(version.max_response_size)
     except BaseException:
-        version.leave(job)  # of a stream, nobody takes further parts
+        version.leave(job)  # of a stream, no further part is read
         answer.leave()
         raise
     if answer.status >= 400:

@@ -149,7 +149,7 @@ class DescribedMeasurement(Camel):
     configuration: str
     throughput: float = Field(description="accepted answers per second")
     p99_ms: float
-    slo: str | None = Field(None, description="the bounds that were asked for")
+    slo: str | None = Field(None, description="the bounds that were set")
 
 
 class _TorchServeDescription(Camel):

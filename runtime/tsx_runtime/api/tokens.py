@@ -19,7 +19,7 @@ from tsx_runtime.settings.schema import Settings
 
 LENGTH = 18  # random bytes of a token that is made up; TorchServe's six can be guessed within its hour by a fast client
 FAILED = "Token Authentication failed. Token either incorrect, expired, or not provided correctly"  # of the way to a new token
-KINDS = ("management", "inference")  # that can be asked for anew
+KINDS = ("management", "inference")  # that a client can renew
 
 
 class Key:
@@ -56,7 +56,7 @@ class Key:
 
 
 class Keys(NamedTuple):
-    """None: nothing is asked for. Where the server made up a key, `file` tells all of them."""
+    """None: no token is needed. Where the server made up a key, `file` has all of them."""
 
     inference: Key | None = None
     management: Key | None = None
@@ -66,7 +66,7 @@ class Keys(NamedTuple):
     def renew(self, kind: str) -> None:
         """Raises InvalidToken for a kind that there is not, as TorchServe does, and BadRequest for a token that is the user's own.
 
-        Where the new one cannot be told, the old one stays right: TsxError.
+        Where the new one cannot be written, the old one stays valid: TsxError.
         """
         key: Key | None = getattr(self, kind) if kind in KINDS else None
         if key is None:

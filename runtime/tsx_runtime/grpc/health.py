@@ -37,7 +37,7 @@ class Health:
         return service
 
     def end(self) -> None:
-        """The server stops: whoever watches is told, and waits no more."""
+        """The server stops: watchers get the last status, and their calls end."""
         self._ended = True
         self._wake()
         self.registry.on_readiness.remove(self._wake)
@@ -50,16 +50,16 @@ class Health:
         return HealthCheckResponse(status=status)
 
     async def watch(self, request: HealthCheckRequest, context: Context) -> AsyncGenerator[HealthCheckResponse, None]:
-        told, changed = None, asyncio.Event()
+        sent, changed = None, asyncio.Event()
         self._watchers.add(changed)
         try:
             while True:
                 changed.clear()
                 status = self._status(request.service)
-                if status != told:
-                    told = status
+                if status != sent:
+                    sent = status
                     yield HealthCheckResponse(status=status)
-                elif self._ended:  # not before it was told that
+                elif self._ended:  # not before that was sent
                     return
                 else:
                     await changed.wait()

@@ -110,7 +110,7 @@ class Inference:
         own = f"ts-seq-{uuid.uuid4()}"
         try:
             async for request in requests:
-                await turns.room.acquire()  # between asking and telling of it nothing is waited for: whoever ends the stream finds it
+                await turns.room.acquire()  # no await between submitting it and queueing its turn: the end of the stream finds it
                 sequence = _sequence_of(request) or (own if self._is_stateful(request) else None)
                 try:
                     if sequence not in seen and len(seen) >= MOST_SEQUENCES:
@@ -186,7 +186,7 @@ class Inference:
 
 
 def _look_at(task: asyncio.Task[None]) -> None:
-    """asyncio complains of errors that nobody has looked at."""
+    """asyncio logs errors that were never retrieved."""
     if not task.cancelled():
         task.exception()
 

@@ -29,7 +29,7 @@ NAME = "org.pytorch.serve.grpc.management.ManagementAPIsService"
 
 
 class ManagementCalls:
-    """Fields that are empty or zero are not given. `synchronous` is false unless it is asked for, unlike in REST."""
+    """Fields that are empty or zero are not given. `synchronous` is false by default, unlike in REST."""
 
     def __init__(self, management: ManagementService) -> None:
         self.management = management

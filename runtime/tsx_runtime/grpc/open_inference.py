@@ -73,7 +73,7 @@ class OpenInference:
         return self.messages.ServerMetadataResponse(name=known.name, version=known.version, extensions=extensions)
 
     async def model_metadata(self, request: Any, context: Context) -> Any:
-        """Archives do not tell the tensors of their models, so neither does this."""
+        """Without tensors: archives do not describe those of their models."""
         version = self._find(request.name, request.version)
         versions = [version.version] if request.version else list(self.registry.models[version.name].versions)
         return self.messages.ModelMetadataResponse(name=version.name, versions=versions, platform="")

@@ -11,7 +11,7 @@ LEAST_PING = 10_000  # ms between the pings of a client that keeps its connectio
 PING_STRIKES = 2  # pings that may come sooner, before the connection is closed with ENHANCE_YOUR_CALM
 PENDING_CALLS = 200  # that the core holds before Python has seen them; twice as many at most, the others get RESOURCE_EXHAUSTED
 IDENTITY_AND_GZIP = 0b101  # bits of GRPC_COMPRESS_NONE and GRPC_COMPRESS_GZIP
-KEEPALIVE = 120_000  # ms after which a client that sends nothing is asked whether it is there
+KEEPALIVE = 120_000  # ms after which a client that sends nothing is pinged
 KEEPALIVE_TIMEOUT = 20_000  # ms for its answer
 
 
@@ -39,7 +39,7 @@ def options(settings: Settings, roles: Collection[str]) -> list[tuple[str, Any]]
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", KEEPALIVE),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT),
-        ("grpc.so_reuseport", 0),  # a second server on the port is told that it is in use
+        ("grpc.so_reuseport", 0),  # a second server on the port fails: it is in use
     ]
     if age is not None:
         chosen.append(("grpc.max_connection_age_ms", age))

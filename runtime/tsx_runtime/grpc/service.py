@@ -34,7 +34,7 @@ logger = logging.getLogger("tsx.grpc")
 
 
 class Ledger(NamedTuple):
-    """Where it is told how each call ended: the counters that REST has, the access log, and the spans of those that are traced."""
+    """Records how each call ended: the counters that REST has, the access log, and the spans of those that are traced."""
 
     counts: ResponseCounts
     log: AccessLog | None = None
@@ -45,7 +45,7 @@ class Ledger(NamedTuple):
 class Service(grpc.GenericRpcHandler):
     """One service under its full name, as a server takes it. `unary` and `stream` add its methods.
 
-    Tokens and the number of calls are looked at before a message is received: who may not call sends no bodies.
+    Tokens and the number of calls are looked at before a message is received: a client that may not call sends no bodies.
     """
 
     def __init__(self, name: str, guard: Guard | None, ledger: Ledger, admissions: Admissions, most: int | None = None) -> None:
@@ -155,7 +155,7 @@ class Service(grpc.GenericRpcHandler):
             yield await read_message(request, raw, self._most)
 
     async def _write(self, context: Context, response: Any) -> None:
-        """A client that takes nothing holds the worker up, and with it all who wait for that. Raises `Refused` and Unavailable."""
+        """A client that reads nothing holds up the worker, and all requests that wait for it. Raises `Refused` and Unavailable."""
         task, late = asyncio.current_task(), False
         assert task is not None
 
@@ -215,7 +215,7 @@ class Service(grpc.GenericRpcHandler):
                 self._ledger.log.add(_peer(context), line, ended.code.value[0], began, _request_id(context), ended.model)
 
     def _span(self, tracer: Tracer, method: str, context: Context, began: float) -> OpenSpan | None:
-        """Of a call of a model; that of another one would tell nothing."""
+        """Of a call of a model; of another one it says nothing."""
         if method not in TRACED:
             return None
         parent = parent_of(as_headers(context.invocation_metadata() or ()))
@@ -240,7 +240,7 @@ class _Method(NamedTuple):
 class _Ended:
     """How a call ended."""
 
-    code = grpc.StatusCode.CANCELLED  # unless it is said otherwise: its client has left
+    code = grpc.StatusCode.CANCELLED  # unless it is set: its client has left
     model = ""  # that its message names
     status = 0  # as REST would answer it; a client that has left gets no answer that could be counted
 

@@ -73,9 +73,9 @@ def refusal(error: TsxError) -> Refusal:
 
 def worker_refusal(status: int, body: bytes) -> Refusal | None:
     """What a worker answered that is no answer of the handler's, but why there is none: the error JSON of `errors.error_body`."""
-    told = read_error(body)
-    if len(told) == 3 and told.get("code") == status and isinstance(told.get("type"), str):
-        return Refusal(code_of(status), described(told["message"], told["type"]), status=status)
+    error = read_error(body)
+    if len(error) == 3 and error.get("code") == status and isinstance(error.get("type"), str):
+        return Refusal(code_of(status), described(error["message"], error["type"]), status=status)
     return None
 
 

@@ -1,6 +1,6 @@
 """Tensors of the Open Inference Protocol: from gRPC's messages to the form in which they travel to a worker, and back.
 
-That form is the one of the protocol's REST side, with its binary extension: a JSON head, whose length a header tells, and behind it
+That form is the one of the protocol's REST side, with its binary extension: a JSON head, whose length is in a header, and behind it
 the raw bytes of each tensor whose `binary_data_size` the head names. Numbers are never looked at one by one here.
 """
 

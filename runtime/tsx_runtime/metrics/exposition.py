@@ -58,7 +58,7 @@ class Families(Collector):
         self._metrics = {name: metric for name, metric in self._metrics.items() if shows(name)}
 
     def restrict(self, names: list[str]) -> None:
-        """Keep only what is asked for by `?name[]=`."""
+        """Keep only the families that `?name[]=` names."""
         self._metrics = {
             name: metric
             for name, metric in self._metrics.items()
@@ -75,8 +75,8 @@ class Families(Collector):
                 written = generate_latest(piece)
                 if metric.type == "counter":
                     for word in (b"HELP", b"TYPE"):
-                        told = b"# %b %b" % (word, metric.name.encode())
-                        written = written.replace(told + b"_total ", told + b" ", 1)
+                        header = b"# %b %b" % (word, metric.name.encode())
+                        written = written.replace(header + b"_total ", header + b" ", 1)
                 yield written if piece.is_first else _without_head(written)
 
     def openmetrics(self) -> Iterator[bytes]:
@@ -135,9 +135,9 @@ class _OpenMetrics(Collector):
             if metric.type == "counter":
                 name = metric.name.removesuffix("_total")
                 is_one = name != metric.name and name not in taken
-                told = Metric(name if is_one else metric.name, metric.documentation, "counter" if is_one else "unknown")
-                told.samples = metric.samples
-                yield told
+                shown = Metric(name if is_one else metric.name, metric.documentation, "counter" if is_one else "unknown")
+                shown.samples = metric.samples
+                yield shown
             else:
                 yield metric
 

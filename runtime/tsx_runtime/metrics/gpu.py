@@ -20,11 +20,11 @@ TIMEOUT = 5.0  # seconds; a hung driver must not hang the answer
 class Gpu(NamedTuple):
     number: str  # in nvidia-smi's counting
     uuid: str
-    utilization: float | None  # percent; None where the device does not tell
+    utilization: float | None  # percent; None where the device does not report it
     memory_utilization: float | None  # percent of the time that memory was read or written
     memory_used: float | None  # MiB
     memory_total: float | None  # MiB
-    processes: Mapping[int, int] = {}  # bytes that each process holds, by its pid; only NVML tells
+    processes: Mapping[int, int] = {}  # bytes that each process holds, by its pid; only NVML reports it
 
     def usage(self, gpu_id: int) -> str:
         """In the words of TorchServe's description of a worker."""
@@ -86,7 +86,7 @@ def _whole(value: float | None) -> str:
 
 
 def gpu_metrics(gpu: Gpu) -> list[tuple[str, str, float]]:
-    """TorchServe's three of each GPU: name, unit, value; less those that the device does not tell."""
+    """TorchServe's three of each GPU: name, unit, value; less those that the device does not report."""
     share = 100 * gpu.memory_used / gpu.memory_total if gpu.memory_used is not None and gpu.memory_total else None
     named = (
         ("GPUUtilization", "Percent", gpu.utilization),
@@ -99,7 +99,7 @@ def gpu_metrics(gpu: Gpu) -> list[tuple[str, str, float]]:
 def own_gpu_metrics(gpu: Gpu) -> list[tuple[str, str, float]]:
     """The same in the units that Prometheus is used to: name, text, value."""
     named = (
-        ("tsx_gpu_memory_used_bytes", "memory of a GPU that is in use, whoever uses it", gpu.memory_used, MEGA),
+        ("tsx_gpu_memory_used_bytes", "memory of a GPU that is in use, by any process", gpu.memory_used, MEGA),
         ("tsx_gpu_memory_total_bytes", "memory of a GPU", gpu.memory_total, MEGA),
         ("tsx_gpu_utilization_ratio", "share of the time in which a GPU was at work", gpu.utilization, 0.01),
         ("tsx_gpu_memory_utilization_ratio", "share of the time in which a GPU read or wrote its memory", gpu.memory_utilization, 0.01),
@@ -128,7 +128,7 @@ class Nvml:
     def _answer(self, pending: Future[list[Gpu] | None]) -> None:
         try:
             pending.set_result(self._rows())
-        except Exception as error:  # the thread's boundary: it is raised where somebody waits
+        except Exception as error:  # the thread's boundary: it is raised in the waiting task
             pending.set_exception(error)
 
     def _rows(self) -> list[Gpu] | None:
@@ -159,7 +159,7 @@ class Nvml:
         )
 
     def _get(self, ask: Any, device: Any) -> Any:
-        """None where this device does not tell, as a part of one (MIG) does not tell its use."""
+        """None where this device does not report it, as a MIG instance does not report its use."""
         try:
             return ask(device)
         except self._library.NVMLError:

@@ -18,7 +18,7 @@ def samples_of(families: Families) -> list[Sample]:
 
 
 async def feed(name: str, sink: MetricsSink, read: Callable[[], Awaitable[Families]], interval: float) -> None:
-    """For ever. A sink that is slow or fails holds up no other, and is asked again."""
+    """Runs until cancelled. A sink that is slow or fails delays no other, and is called again."""
     while True:
         await asyncio.sleep(interval)
         await feed_once(name, sink, read)

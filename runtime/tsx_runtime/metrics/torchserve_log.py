@@ -32,7 +32,7 @@ SUMS = (
 
 
 class MetricLog:
-    """Counters are told by what they grew; where TorchServe writes a line for each request, this writes one for all of a half second."""
+    """Counters are logged as their growth; where TorchServe writes a line for each request, this writes one for all of a half second."""
 
     def __init__(self, registry: Registry, counts: ResponseCounts, system: System, settings: Settings) -> None:
         self._registry = registry
@@ -45,8 +45,8 @@ class MetricLog:
         self._models = Logbook(MODEL_METRICS)
         self._host = socket.gethostname()
         self._told = counts.classes
-        self._loaded: set[tuple[str, int | None]] = set()  # starts that were told, of the workers that there are
-        self._sums: WeakKeyDictionary[ModelVersion, tuple[float, float, float]] = WeakKeyDictionary()  # that were told
+        self._loaded: set[tuple[str, int | None]] = set()  # starts that were logged, of the present workers
+        self._sums: WeakKeyDictionary[ModelVersion, tuple[float, float, float]] = WeakKeyDictionary()  # that were logged
         self._next_system = 0.0
 
     async def write(self) -> None:
@@ -92,9 +92,9 @@ class MetricLog:
         sums = (float(stats.requests), MICRO * stats.latency.sum, MICRO * stats.queue_seconds)
         before = self._sums.get(version, (0.0, 0.0, 0.0))
         self._sums[version] = sums
-        for (name, unit), total, told in zip(SUMS, sums, before, strict=True):
-            if total > told:
-                self._log(name, unit, round(total - told, 3), labels, now)
+        for (name, unit), total, logged in zip(SUMS, sums, before, strict=True):
+            if total > logged:
+                self._log(name, unit, round(total - logged, 3), labels, now)
 
     async def _log_system(self, now: float) -> None:
         for name, unit, value, labels in self._system.read():
@@ -135,7 +135,7 @@ async def metric_tasks(registry: Registry, counts: ResponseCounts, system: Syste
 def _log_failure(task: asyncio.Task[None]) -> None:
     """None of them should end by an error; where one does, that is not to be found out by numbers that are missing."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("metrics are not told any more, until the server is started again", exc_info=error)
+        logger.error("metrics are not logged any more, until the server is started again", exc_info=error)
 
 
 async def _write_for_ever(log: MetricLog) -> None:

@@ -1,4 +1,4 @@
-"""What `/metrics` tells of each version: its requests and their times, its workers, its batches, and what its handler reports."""
+"""What `/metrics` reports of each version: its requests and their times, its workers, its batches, and what its handler reports."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Endpoint:
 
 
 class Refused(Exception):
-    """Raised by an `Authenticate`: whoever asks may not. The text goes to the client."""
+    """Raised by an `Authenticate` to refuse the request. The text goes to the client."""
 
     def __init__(self, message: str, *, status: Literal[401, 403] = 401) -> None:
         super().__init__(message)
@@ -102,7 +102,7 @@ class Sample(NamedTuple):
 MetricsSink: TypeAlias = Callable[[list[Sample]], None]
 
 # Group `tsx.sources`, by the scheme of the URLs: writes the archive at the URL to the path, of at most so many bytes; raises OSError or
-# ValueError with the reason. Runs in a thread. `allowed_urls` was asked before.
+# ValueError with the reason. Runs in a thread. `allowed_urls` was checked before.
 Source: TypeAlias = Callable[[str, Path, int], None]
 
 

@@ -67,17 +67,17 @@ def _load(group: str, point: EntryPoint) -> Any:
 
 
 def _careful(name: str, policy: BatchPolicy) -> BatchPolicy:
-    """One that fails sends the batch now, and is told of once: nobody waits for it, and nothing else ends."""
-    told = False
+    """One that fails sends the batch now, and is logged once: no request waits for it."""
+    logged = False
 
     def ask(waiting: Waiting) -> float:
-        nonlocal told
+        nonlocal logged
         try:
             return max(0.0, float(policy(waiting)))
         except Exception:  # the boundary to the plugin's code
-            if not told:
-                logger.exception("the batch policy '%s' failed, so a batch is sent at once; later failures are not told", name)
-            told = True
+            if not logged:
+                logger.exception("the batch policy '%s' failed, so a batch is sent at once; later failures are not logged", name)
+            logged = True
             return 0.0
 
     return ask

@@ -208,9 +208,9 @@ class Settings(BaseModel):
     inference_token: str | None = Field(None, min_length=1, description="bearer token that predictions must carry")
     management_token: str | None = Field(None, min_length=1, description="bearer token that management and metrics calls must carry")
     disable_token_authorization: bool = Field(False, description="serve without tokens on an address that is not loopback")
-    generate_tokens: bool = Field(False, description="make up the tokens that are not set, and tell them in key_file, as TorchServe does")
+    generate_tokens: bool = Field(False, description="make up the tokens that are not set, and write them to key_file, as TorchServe does")
     api_token: str | None = Field(None, min_length=1, description="bearer token that GET /token must carry, which replaces a made-up token")
-    key_file: Path = Field(Path("key_file.json"), description="where made-up tokens are told; readable for the server's user alone")
+    key_file: Path = Field(Path("key_file.json"), description="where made-up tokens are written; readable for the server's user alone")
     token_expiration_min: float = Field(60, gt=0, le=1e9, description="minutes for which a token that was made up is right")
     max_connections_per_client: int | None = Field(
         None, ge=0, description="connections that one client may have open; 0 = any; not set: 1024 where other machines can connect"
@@ -262,7 +262,7 @@ class Settings(BaseModel):
     heartbeat_interval: int = Field(2, ge=1, description="seconds between looks at a worker: is it stopped, silent, due to be replaced")
     heartbeat_timeout: int = Field(60, ge=0, description="seconds in which an idle worker must give a sign of life, or is killed; 0 = any")
     shutdown_delay: int = Field(0, ge=0, description="seconds for which a server that is to stop still takes requests, but is not ready")
-    drain_timeout: int = Field(30, ge=0, description="seconds that accepted requests may take after a stop was asked for")
+    drain_timeout: int = Field(30, ge=0, description="seconds that accepted requests may take after a stop was requested")
     pass_env: list[str] = Field([], description="credentials in the environment that workers see: names, or patterns such as AWS_*")
     pass_headers: list[str] = Field([], description="of Authorization, Proxy-Authorization and Cookie those that handlers see")
     blacklist_env_vars: Pattern = Field(None, description="regular expression for whole names of variables that workers must not see")
@@ -270,7 +270,7 @@ class Settings(BaseModel):
         None, description="where changes made while serving are kept; .tsx in the model store, or the user's state directory, if not set"
     )
     record_headers: list[str] | None = Field(
-        None, description="headers that recordings keep, beside those a request needs; if not set, all that do not tell who asked"
+        None, description="headers that recordings keep, beside those a request needs; if not set, all that do not identify the client"
     )
     cache_dir: Path | None = Field(
         None, description="where archives are unpacked; the user's cache directory, or a temporary one, if not set"

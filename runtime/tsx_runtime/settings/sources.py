@@ -43,7 +43,7 @@ def load_settings(
     """The settings, and for each its origin in words. Raises `SettingError`.
 
     `cli` holds only what was given, by setting name; text is read as in the environment. The file is TOML by its name `*.toml`,
-    any other is one of TorchServe's: what has no effect in it is told to `warn`. A relative path in TOML starts at the file's
+    any other is one of TorchServe's: what has no effect in it goes to `warn`. A relative path in TOML starts at the file's
     directory, any other at the working directory.
     """
     values: dict[str, Any] = {}

@@ -42,7 +42,7 @@ JAVA_ONLY = {
     "vmargs",
 }
 
-# What is accepted and changes nothing, with the reason that a person is told.
+# What is accepted and changes nothing, with the reason for the log.
 WITHOUT_EFFECT = dict.fromkeys(sorted(JAVA_ONLY), "only TorchServe's Java needs them") | {
     "cpp_log_config": "there is no C++ backend",
     "initial_distribution_port": "the processes of a model find a free port themselves",
@@ -139,7 +139,7 @@ def interpret(given: Mapping[str, str], env: Mapping[str, str], settings: Collec
     notices = [f"{origin}: without effect here, since {reason}: {', '.join(names)}" for reason, names in idle.items()]
     for name in values:
         if name not in KEYS | known:
-            notices.append(f"{origin}: nobody knows the key '{name}', so it has no effect{suggestion(name, sorted(KEYS | known))}")
+            notices.append(f"{origin}: the key '{name}' is unknown, so it has no effect{suggestion(name, sorted(KEYS | known))}")
     return Reading([_with_port(key) for key in values.values() if key.name in known and key.text.strip()], notices)
 
 

@@ -1,4 +1,4 @@
-"""What may be said of the requests of one model: who gets how many of them, who keeps which version, what its labels mean.
+"""The traffic policy of one model: shares of versions, sticky clients, rules, labels, a shadow.
 
 One form in three places: the JSON of the management API, `[models.NAME.traffic]` of a `tsx.toml`, and what is kept across restarts.
 """
@@ -105,8 +105,8 @@ def _compiled(value: str) -> Pattern | str:
 
 
 def _reason(error: Exception) -> str:
-    said = error.args[0] if error.args else ""
-    return said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+    reason = error.args[0] if error.args else ""
+    return reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
 
 
 def _check_pattern(value: str) -> str:
@@ -220,7 +220,7 @@ class Traffic(_Part):
 
     @model_validator(mode="after")
     def _labels_mean_versions(self) -> Traffic:
-        """A label of a label would mean nothing: whoever asks by it would find no version."""
+        """A label of a label would mean nothing: no version has its name."""
         for label, version in self.labels.items():
             if version in self.labels:
                 raise ValueError(f"label '{label}' must mean a version, and '{version}' is a label itself, for {self.labels[version]}")

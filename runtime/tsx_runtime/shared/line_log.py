@@ -1,4 +1,4 @@
-"""Whole lines of a log file in TorchServe's shape, handed to the logger together: who has many does not pay for each."""
+"""Whole lines of a log file in TorchServe's shape, handed to the logger together: many lines cost one call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ACCESS_LOG, TS_METRICS, MODEL_METRICS = "ACCESS_LOG", "TS_METRICS", "MODEL_METRI
 
 
 class Logbook:
-    """A logger under one of TorchServe's names, whose lines are written as they stand: the time, then what there is to tell.
+    """A logger under one of TorchServe's names, whose lines are written as they stand: the time, then the text.
 
     With `threads` each line names, as TorchServe's model_log.log does, the level, the thread and the logger too. With `is_json`, what
     is added is a line as it stands.
@@ -55,8 +55,8 @@ class Logbook:
     def flush(self) -> None:
         lines, self._lines = self._lines, []
         if self._lost:
-            told = f"[{self._lost} lines were dropped]"
-            lines.append(json_line(time.time(), "warning", self.name, told) if self.is_json else told)
+            text = f"[{self._lost} lines were dropped]"
+            lines.append(json_line(time.time(), "warning", self.name, text) if self.is_json else text)
             self._lost = 0
         if lines:
             self._logger.info("%s", "\n".join(lines), extra={"whole": True, "is_json": self.is_json})

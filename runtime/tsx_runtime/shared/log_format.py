@@ -1,4 +1,4 @@
-"""The shape of a line of the log, for all who write one: JSON for programs, and for people what they need to know of a request."""
+"""The shape of a log line: JSON for programs, or text with the request id, model and version for people."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def json_line(at: float, level: str, logger: str, message: str, more: dict[str, 
 
 def dropped(lost: int) -> bytes:
     """The line that stands for `lost` bytes of output."""
-    told = f"{lost} bytes of output were dropped: nobody took them, or the disk was full"
-    return json_line(time.time(), "warning", "tsx.output", told).encode() + b"\n"
+    text = f"{lost} bytes of output were dropped: no reader, or the disk was full"
+    return json_line(time.time(), "warning", "tsx.output", text).encode() + b"\n"
 
 
 class JsonLines(logging.Formatter):
@@ -97,5 +97,5 @@ def level_of(record: logging.LogRecord) -> str:
 def about(record: logging.LogRecord, message: str) -> str:
     """What a line for people says of its request, behind its message and beyond it."""
     known = [(name, str(getattr(record, name, "") or "")) for name in ("model", "version", "request_id")]
-    told = " ".join(f"{name}={value}" for name, value in known if value and value not in message)
-    return f" [{told}]" if told else ""
+    fields = " ".join(f"{name}={value}" for name, value in known if value and value not in message)
+    return f" [{fields}]" if fields else ""

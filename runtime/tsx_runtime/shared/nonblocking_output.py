@@ -1,6 +1,6 @@
-"""Standard output and error that stop nobody: what cannot be written, or not soon, is dropped, counted, and told once it can.
+"""Standard output and error that block no writer: what cannot be written soon is dropped, counted, and reported later.
 
-A full disk is an error of `write`, and a pipe that nobody reads makes it wait for ever. Neither may fail a request that a
+A full disk is an error of `write`, and a pipe without a reader makes it wait for ever. Neither may fail a request that a
 handler prints from, hold up a worker, or hold up the front end. Only what Python writes comes through here: native code and
 programs that a handler starts write to the descriptors themselves.
 """
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from typing import BinaryIO, cast
 
-PATIENCE = 0.5  # seconds that a reader who has fallen behind is waited for, before what he does not take is dropped
+PATIENCE = 0.5  # seconds for which a stalled reader is waited for before output is dropped
 LOG_LINES = 10_000  # records that wait for the thread which writes them; what workers print comes in records of many lines
 LOG_SIZE = 64 << 20  # characters that wait for it: a disk that hangs must not fill the memory
 NEWLINE = 10
@@ -36,11 +36,11 @@ Write = Callable[[memoryview], int]
 
 
 def in_words(lost: int) -> bytes:
-    return b"[%d bytes of output were dropped: nobody took them, or the disk was full]\n" % lost
+    return b"[%d bytes of output were dropped: no reader, or the disk was full]\n" % lost
 
 
 class Lossy(io.RawIOBase):
-    """Takes everything. Waits for a slow reader once, and then not again before he has taken something.
+    """Accepts every write. Blocks once for a stalled reader, then drops whole lines until it reads.
 
     What is dropped is dropped in whole lines: the rest of one that was begun is written before anything else.
     """
@@ -52,7 +52,7 @@ class Lossy(io.RawIOBase):
         self._late = False
         self._rest = b""  # of a line whose beginning was written
         self._within = False  # a line: the last that was written did not end one
-        self.lost = 0  # bytes that were dropped and not told of yet
+        self.lost = 0  # bytes that were dropped and not reported yet
         self.notice: Callable[[int], bytes] = in_words  # makes of their number a line
         self.copy: Callable[[bytes], None] | None = None  # gets everything as well
         self.dress: Callable[[bytes], bytes] | None = None  # makes of it what is written
@@ -84,7 +84,7 @@ class Lossy(io.RawIOBase):
         return len(view)
 
     def put_line(self, line: bytes, copied: bytes) -> None:
-        """A whole line that is dressed already; who gets a copy gets another text of it."""
+        """A whole line that is formatted already; a copy gets another text of it."""
         with self._lock:
             if self.copy is not None:
                 self.copy(copied)
@@ -102,7 +102,7 @@ class Lossy(io.RawIOBase):
         elif done == len(rest) and news:
             self._rest = b""
             self.lost += len(view)
-        elif done < len(before):  # these will be whole, too, so they are told
+        elif done < len(before):  # these will be whole, too, so they are reported
             self._rest = before[done:]
             self.lost = len(view)
         else:
@@ -162,7 +162,7 @@ def keep_going() -> None:
 
 
 def log_in_background(handlers: Iterable[logging.Handler], level: int = logging.INFO) -> None:
-    """Have a thread of its own write what is logged: nobody who logs waits for a disk. For a whole process: it stays so."""
+    """A thread writes what is logged, so that no caller waits for a disk. For the whole process, and for good."""
     queued = _Queued(queue.Queue(LOG_LINES))
     listener = _Listener(queued, handlers)
     root = logging.getLogger()
@@ -227,8 +227,8 @@ class _Listener(logging.handlers.QueueListener):
 def _writer(fd: int) -> Write:
     """A write that raises BlockingIOError where the plain one would wait.
 
-    The descriptor itself stays as it is: it is shared with the shell and with other processes, who want it to wait. So a pipe
-    or a terminal is opened once more; what cannot be is asked before each piece whether there is room.
+    The descriptor itself stays as it is: it is shared with the shell and with other processes, which need it to block. So a pipe
+    or a terminal is opened once more; what cannot be is polled for room before each piece.
     """
     mode = os.fstat(fd).st_mode
     if stat.S_ISSOCK(mode):
@@ -237,7 +237,7 @@ def _writer(fd: int) -> Write:
     if stat.S_ISFIFO(mode) or os.isatty(fd):
         try:
             own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        except (AttributeError, OSError):  # no Linux, or somebody else's pipe
+        except (AttributeError, OSError):  # no Linux, or another user's pipe
             return lambda view: _write_if_room(fd, view)
         return lambda view: os.write(own, view)
     return lambda view: os.write(fd, view)

@@ -102,7 +102,7 @@ class Fetcher:
         if url.scheme in self._sources:
             ask_plugin(self._sources[url.scheme], url, part, self._settings.max_archive_size)
         elif url.scheme == "s3":
-            from tsx_runtime.sources import s3  # as `web`: only who downloads pays for the import
+            from tsx_runtime.sources import s3  # as below: only a download pays for the import
 
             s3.download(url, part, rules, self._settings.s3_endpoint_url)
         else:

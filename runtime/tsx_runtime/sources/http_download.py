@@ -71,7 +71,7 @@ def _download(url: ModelUrl, part: Path, rules: Rules) -> None:
                 raise DownloadFailed(_in_words(error)) from error
             shown = url.text.partition("?")[0]  # what follows may be a signature, with which anybody could ask
             logger.warning("%s: %s; trying again", shown, _in_words(error))
-            time.sleep(rules.pause * 2 ** (failures - 1))  # a thread of its own; nothing tells when the other side is well again
+            time.sleep(rules.pause * 2 ** (failures - 1))  # a thread of its own; nothing signals when the other side is well again
 
 
 class _Hurry:
@@ -205,14 +205,14 @@ def _store(answer: Any, part: Path, have: int, before: str | None, rules: Rules,
         raise DownloadFailed(f"the server answers {answer.status}")
     if answer.status == 206 and not answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
         part.unlink(missing_ok=True)
-        raise _Passing("the server sends another part than was asked for")
+        raise _Passing("the server sends another part than was requested")
     if answer.status == 206 and have and _validator(answer.headers) not in (before, None):  # whatever it makes of If-Range
         part.unlink(missing_ok=True)
         raise _Passing("the file has changed since its transfer began")
     if answer.status == 200:
         have = 0
-    told = answer.headers.get("Content-Length", "")
-    whole = have + int(told) if told.isdecimal() else None
+    length = answer.headers.get("Content-Length", "")
+    whole = have + int(length) if length.isdecimal() else None
     if whole is not None and whole > rules.most:
         _forget(part)
         raise DownloadFailed(f"it has {whole} bytes, but max_archive_size is {rules.most}")

@@ -13,7 +13,7 @@ from tsx_runtime.sources.urls import ModelUrl
 
 def download(url: ModelUrl, part: Path, rules: Rules, endpoint: str | None) -> None:
     """Raises DownloadFailed. boto3 tries again what is worth it; the endpoint is the operator's word, so its address is not looked at."""
-    import boto3  # 0.2 s, which only those pay who use it
+    import boto3  # 0.2 s, for downloads from S3 alone
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 

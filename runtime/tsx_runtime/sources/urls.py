@@ -19,7 +19,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 LONGEST = 4096  # characters of a URL, or of a name in the store
-MOST_UNQUOTED = 5  # rounds; who hides dots more deeply than this is refused anyway
+MOST_UNQUOTED = 5  # rounds; dots hidden more deeply are refused anyway
 
 
 class ModelUrl(NamedTuple):
@@ -124,11 +124,11 @@ class AllowList:
                 return True
         return any(pattern.fullmatch(url.text) for pattern in self._patterns)
 
-    def check(self, url: ModelUrl, told: str | None = None) -> None:
-        """Raises ModelNotFound with TorchServe's words; `told` is how the client wrote it."""
+    def check(self, url: ModelUrl, shown: str | None = None) -> None:
+        """Raises ModelNotFound with TorchServe's words; `shown` is how the client wrote it."""
         if not self.allows(url):
             hint = "" if self.entries else " (allowed_urls is empty, so models come from the model store only)"
-            raise ModelNotFound(f"Given URL {redacted(told or url.text)} does not match any allowed URL(s){hint}")
+            raise ModelNotFound(f"Given URL {redacted(shown or url.text)} does not match any allowed URL(s){hint}")
 
 
 def _compiled(entry: str) -> re.Pattern[str]:

@@ -20,7 +20,7 @@ async def run(spec: WorkflowSpec, nodes: Mapping[str, Node], request: Request) -
 
     Raises as `ask` does: the first node that fails ends the request, and no other is waited for. Cancelling it does the same.
     """
-    done: dict[str, Output] = {}  # as long as somebody needs it
+    done: dict[str, Output] = {}  # as long as a node needs it
     finished: set[str] = set()
     begun: set[str] = set()
     tasks: dict[asyncio.Task[Output], str] = {}

@@ -212,9 +212,9 @@ class Workflows:
             unforeseen = next((error for error in failures if not isinstance(error, TsxError)), None)
             if unforeseen is not None:
                 raise unforeseen
-            told = ", ".join(str(error) for error in failures)
+            reasons = ", ".join(str(error) for error in failures)
             traceback = next((error.traceback for error in failures if isinstance(error, LoadFailed) and error.traceback), None)
-            raise WorkflowFailed(f"Workflow {name} has failed to register. Failures: [{told}]", traceback=traceback)
+            raise WorkflowFailed(f"Workflow {name} has failed to register. Failures: [{reasons}]", traceback=traceback)
         except BaseException:
             for task in tasks.values():
                 task.cancel()
@@ -254,7 +254,7 @@ class Workflows:
             raise
 
     async def _withdraw(self, version: ModelVersion) -> None:
-        """Its workflow asks it nothing any more; who asks it by its own name is not waited for without end."""
+        """Its workflow sends it nothing any more; requests under its own name are not waited for without end."""
         try:
             await self.registry.withdraw(version)
         except CleanupTimeout:

@@ -1,4 +1,4 @@
-"""One node of a running workflow: asked, asked again where it failed, and not waited for beyond its time."""
+"""One node of a running workflow: its request, retries where it fails, and its timeout."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def _attempt(node: Node, meta: bytes, body: wire.Body, request: Request) -
             raise DeadlinePassed("the time that the client gave the request is over") from None
         raise _TimedOut(f"it did not answer within {node.timeout * 1000:.0f} ms (timeout-ms)") from None
     finally:
-        if not over:  # also where its answer streams: a worker that can is told to stop
+        if not over:  # also where its answer streams: a worker that can stop gets a message
             node.version.leave(job)
     if answer.status >= 400:
         raise _failure(answer.status, whole)
@@ -109,7 +109,7 @@ async def _take(job: WaitingJob, most: int) -> tuple[Answer, bytes]:
     try:
         return answer, await answer.whole(most)
     except BaseException:
-        job.gone = True  # nobody takes what is left of a stream
+        job.gone = True  # the rest of a stream is not read
         answer.leave()
         raise
 
@@ -117,9 +117,9 @@ async def _take(job: WaitingJob, most: int) -> tuple[Answer, bytes]:
 def _failure(status: int, body: bytes) -> TsxError:
     """What a worker says of a handler that failed, or a handler says itself by its status."""
     text = body[:EXCERPT].decode("utf-8", "replace")
-    told = read_error(body)
-    if told.get("code") == status and told.get("type"):
-        text = told["message"]
+    error = read_error(body)
+    if error.get("code") == status and error.get("type"):
+        text = error["message"]
     if status == OutOfResources.status:
         return OutOfResources(text)
     if status < 500:

@@ -20,14 +20,14 @@ class Output(NamedTuple):
 
 
 class Input(NamedTuple):
-    """What a node is asked: a body, and its type where it is a form."""
+    """The input of a node: a body, and its type where it is a form."""
 
     body: Body
     content_type: bytes | None
 
 
 def startable(parents: Mapping[str, Collection[str]], done: Collection[str], begun: Collection[str]) -> list[str]:
-    """The nodes that nobody has begun and whose parents are all done, in the graph's order."""
+    """The nodes that have not begun and whose parents are all done, in the graph's order."""
     return [node for node, above in parents.items() if node not in begun and all(parent in done for parent in above)]
 
 
@@ -39,7 +39,7 @@ def needed(edges: Mapping[str, Collection[str]], done: Collection[str], begun: C
 def join(bodies: Mapping[str, bytes], boundary: bytes) -> Input:
     """The output of a node's parents: of one its bytes as they are, of several a form with a field for each, by its name.
 
-    `boundary` must be nothing that whoever made the bodies could have known.
+    `boundary` must not be known to the clients that made the bodies.
     """
     if len(bodies) == 1:
         return Input(next(iter(bodies.values())), None)

@@ -87,8 +87,8 @@ def test_an_unknown_key_is_told_with_the_nearest_and_stops_nobody(tmp_path: Path
     settings, _, told = load(tmp_path, "job_queue_sise=3\nmy_own=1\ndrain_timeout=4")
     assert settings == Settings(drain_timeout=4)
     assert told == [
-        "nobody knows the key 'job_queue_sise', so it has no effect; did you mean 'job_queue_size'?",
-        "nobody knows the key 'my_own', so it has no effect",
+        "the key 'job_queue_sise' is unknown, so it has no effect; did you mean 'job_queue_size'?",
+        "the key 'my_own' is unknown, so it has no effect",
     ]
 
 

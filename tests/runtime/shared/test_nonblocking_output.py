@@ -65,7 +65,7 @@ def test_a_reader_that_takes_nothing_costs_output_and_is_told_so_when_it_reads_a
     assert lost > 0
     assert len(read_all(reader)) + lost == 2000 * len(line)
     out.write(b"again\n")
-    assert read_all(reader) == b"[%d bytes of output were dropped: nobody took them, or the disk was full]\nagain\n" % lost
+    assert read_all(reader) == b"[%d bytes of output were dropped: no reader, or the disk was full]\nagain\n" % lost
     assert out.lost == 0
     os.close(reader)
     os.close(writer)

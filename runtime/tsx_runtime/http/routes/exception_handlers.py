@@ -30,7 +30,7 @@ class EarlyResponse(Response):
 
 
 def install(app: FastAPI) -> None:
-    """Nothing but the error JSON leaves the app, whoever raised."""
+    """Every exception leaves the app as the error JSON."""
 
     async def on_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, TsxError)

@@ -1,4 +1,4 @@
-"""What KServe's protocols ask besides predictions: is it there, is it ready, what is it (`/v1/models/...`, `/v2/...`)."""
+"""The routes of KServe's protocols besides predictions: health, readiness, metadata (`/v1/models/...`, `/v2/...`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.routes import openapi
 
-HEALTH = frozenset({"/v2/health/live", "/v2/health/ready"})  # these need no token: they are asked by probes, and name no model
+HEALTH = frozenset({"/v2/health/live", "/v2/health/ready"})  # these need no token: probes call them, and they name no model
 
 ModelName = Annotated[str, Path(description="a registered model", examples=["digits"])]
 VersionName = Annotated[str, Path(description="one of its versions", examples=["1.0"])]

@@ -31,7 +31,7 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
 
 
 def build_token_router(keys: Keys) -> APIRouter:
-    """A new token in place of the old one, by any verb; it is told in the key file alone."""
+    """A new token in place of the old one, by any verb; it is written to the key file alone."""
     router = APIRouter(tags=["management"])
 
     async def renew(type: Annotated[str, Query(description="management or inference", examples=["inference"])] = "") -> Response:

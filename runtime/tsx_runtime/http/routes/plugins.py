@@ -90,9 +90,9 @@ def _route(endpoint: Endpoint, view: View, limit: int) -> Any:
         body = await read_body(request.scope, request.receive, limit)
         headers = {name.lower(): value for name, value in request.headers.items()}
         query = {name: request.query_params.getlist(name)[0] for name in request.query_params}
-        asked = EndpointRequest(request.method, request.url.path, query, headers, body)
+        call = EndpointRequest(request.method, request.url.path, query, headers, body)
         try:
-            return _response(await _answer(endpoint, asked, view, threads))
+            return _response(await _answer(endpoint, call, view, threads))
         except Unavailable:
             raise
         except Exception as error:  # the boundary to the plugin's code
@@ -102,11 +102,11 @@ def _route(endpoint: Endpoint, view: View, limit: int) -> Any:
     return route
 
 
-async def _answer(endpoint: Endpoint, asked: EndpointRequest, view: View, threads: DaemonThreads) -> EndpointResponse:
+async def _answer(endpoint: Endpoint, call: EndpointRequest, view: View, threads: DaemonThreads) -> EndpointResponse:
     if inspect.iscoroutinefunction(endpoint.answer):
-        answered = await endpoint.answer(asked, view)
+        answered = await endpoint.answer(call, view)
     else:
-        answered = await threads.call(lambda: endpoint.answer(asked, view))
+        answered = await threads.call(lambda: endpoint.answer(call, view))
     if not isinstance(answered, EndpointResponse):
         raise TypeError(f"it answered with a {type(answered).__name__}, not with an EndpointResponse")
     return answered

@@ -51,12 +51,12 @@ class RecordRoutes:
         return await self.show(model)
 
     async def show(self, model: str) -> Response:
-        self.recorders.find(model)  # who is told that there is no such model need not wait
+        self.recorders.find(model)  # an unknown model is refused without waiting
         await self.registry.state.written()
         recorder = self.recorders.find(model)
         kept = await (self.recorders.kept(model) if recorder is None else recorder.kept())
         directory = self.recorders.directory(model)
-        told = ModelRecording(
+        described = ModelRecording(
             model=model,
             recording=recorder is not None,
             terms=recorder.config if recorder else None,
@@ -68,7 +68,7 @@ class RecordRoutes:
             dropped=dict(recorder.dropped) if recorder else {},
             problem=recorder.problem if recorder else None,
         )
-        return json_answer(told)
+        return json_answer(described)
 
 
 def build_router(registry: Registry, limit: int) -> APIRouter:

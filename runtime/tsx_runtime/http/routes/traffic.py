@@ -56,11 +56,11 @@ def describe(registry: Registry, name: str) -> ModelTraffic:
     """Raises ModelNotFound."""
     registry.find(name)
     model = registry.models[name]
-    said, shares = registry.traffic(name), registry.shares(name)
-    words = [*said.weights, *said.labels.values(), *(rule.to for rule in said.rules), *([said.shadow.to] if said.shadow else [])]
-    numbers = sorted({*model.versions, *(resolve_label(word, model.versions, said.labels) for word in words)}, key=natural)
-    table = [_share(number, model.versions.get(number), said, shares.get(number, 0.0)) for number in numbers]
-    return ModelTraffic(model=name, default=model.default, traffic=said, table=table)
+    policy, shares = registry.traffic(name), registry.shares(name)
+    words = [*policy.weights, *policy.labels.values(), *(rule.to for rule in policy.rules), *([policy.shadow.to] if policy.shadow else [])]
+    numbers = sorted({*model.versions, *(resolve_label(word, model.versions, policy.labels) for word in words)}, key=natural)
+    table = [_share(number, model.versions.get(number), policy, shares.get(number, 0.0)) for number in numbers]
+    return ModelTraffic(model=name, default=model.default, traffic=policy, table=table)
 
 
 def natural(number: str) -> list[int | str]:
@@ -68,8 +68,8 @@ def natural(number: str) -> list[int | str]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", number)]
 
 
-def _share(number: str, version: ModelVersion | None, said: Traffic, share: float) -> Share:
-    labels = [label for label, meaning in said.labels.items() if meaning == number]
+def _share(number: str, version: ModelVersion | None, policy: Traffic, share: float) -> Share:
+    labels = [label for label, meaning in policy.labels.items() if meaning == number]
     if version is None:
         return Share(version=number, labels=labels, registered=False, ready=False, share=0.0, requests=0, errors=0)
     stats = version.stats
@@ -107,7 +107,7 @@ class TrafficRoutes:
         return given
 
     async def clear(self, model: str) -> Response:
-        """Labels stay: clients go by them, and who names no version is not concerned."""
+        """Labels stay: clients use them; requests that name no version are not affected."""
         self.registry.set_traffic(model, Traffic(labels=self.registry.traffic(model).labels))
         return await self.show(model)
 
@@ -122,10 +122,10 @@ class TrafficRoutes:
         return await self.show(model)
 
     async def unlabel(self, model: str, label: str) -> Response:
-        said = self.registry.traffic(model)
-        if model in self.registry.models and label not in said.labels:
+        policy = self.registry.traffic(model)
+        if model in self.registry.models and label not in policy.labels:
             raise ModelVersionNotFound(f"Model {model} has no label {label}.")
-        self.registry.set_traffic(model, said.changed({"labels": {label: None}}))
+        self.registry.set_traffic(model, policy.changed({"labels": {label: None}}))
         return await self.show(model)
 
     async def rollback(self, model: str) -> Response:

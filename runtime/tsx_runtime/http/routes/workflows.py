@@ -117,5 +117,7 @@ def build_router(workflows: Workflows, limit: int) -> APIRouter:
 
 
 def _order(given: dict[str, Any]) -> WorkflowOrder:
-    asked = parameters_of(RegisterWorkflow, given)
-    return WorkflowOrder(asked.url or "", asked.workflow_name, asked.response_timeout, asked.startup_timeout, asked.s3_sse_kms)
+    parameters = parameters_of(RegisterWorkflow, given)
+    return WorkflowOrder(
+        parameters.url or "", parameters.workflow_name, parameters.response_timeout, parameters.startup_timeout, parameters.s3_sse_kms
+    )

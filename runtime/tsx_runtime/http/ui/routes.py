@@ -115,25 +115,25 @@ def _api(registry: Registry, series: TimeSeries, read_metrics: Any, guard: Guard
 
 def metrics_of(families: Families, model: str) -> list[dict[str, Any]]:
     """The samples of one model, without the buckets of histograms."""
-    told = []
+    samples = []
     for metric in families.collect():
         for sample in metric.samples:
             labels = dict(sample.labels)
             if not sample.name.endswith("_bucket") and any(labels.get(name) == model for name in MODEL_LABELS):
                 shown = {name: value for name, value in labels.items() if name not in (*MODEL_LABELS, "hostname", "Hostname", "Level")}
                 value = sample.value if math.isfinite(sample.value) else str(sample.value)
-                told.append({"name": sample.name, "help": metric.documentation, "labels": shown, "value": value})
-    return told
+                samples.append({"name": sample.name, "help": metric.documentation, "labels": shown, "value": value})
+    return samples
 
 
 class Playground(Predictions):
     """`/ui/api/predict/MODEL[/VERSION]`: what `/predictions/...` is on the inference address, behind management's guard.
 
-    A page may call no address but its own, and who may register a model may run it.
+    A page may call no address but its own, and a client that may register a model may run it.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["path"] = f"/predictions/{scope['path'][len(PREDICT) :]}"  # in place: the access log reads from this scope who answered
+        scope["path"] = f"/predictions/{scope['path'][len(PREDICT) :]}"  # in place: the access log reads the model from this scope
         await super().__call__(scope, receive, confining(send))
 
     async def _options(self, scope: Scope, send: Send, request_id: bytes) -> None:
@@ -148,8 +148,8 @@ def check_page(scope: Scope) -> None:
     """That a script asks, which reads the answer, and nothing that would show it as a page of the management address."""
     if scope["method"] not in VERBS:
         raise MethodNotAllowed(allowed=VERBS)
-    told = dict(scope["headers"])
-    if told.get(b"sec-fetch-mode") == b"navigate" or told.get(b"sec-fetch-site") == b"cross-site":
+    headers = dict(scope["headers"])
+    if headers.get(b"sec-fetch-mode") == b"navigate" or headers.get(b"sec-fetch-site") == b"cross-site":
         raise ForeignOrigin("Only the web page at /ui/ may call this address from a browser; send predictions to the inference address.")
 
 

@@ -35,7 +35,7 @@ def describe(registry: Registry, series: TimeSeries, since: int, server: Mapping
 
 
 def describe_server(settings: Settings, addresses: Mapping[str, str], start: str) -> dict[str, Any]:
-    """`start` tells one start of a server from the next."""
+    """`start` identifies one start of a server."""
     return {
         "start": start,
         "version": __version__,
@@ -106,20 +106,20 @@ def state_of(version: ModelVersion) -> str:
 
 def input_of(version: ModelVersion) -> str | None:
     """image, text, json or file: what its handler takes, as its workers say, or what the handlers that everybody has are known to take."""
-    told = next((worker.input for worker in version.workers if worker.input), None)
-    return told or ("json" if version.handler in NUMBERS else None)
+    kind = next((worker.input for worker in version.workers if worker.input), None)
+    return kind or ("json" if version.handler in NUMBERS else None)
 
 
 def errors_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
     """Newest first."""
-    told = [error._asdict() | {"version": version.version} for version in versions for error in version.stats.error_log.errors]
-    return sorted(told, key=lambda error: -error["at"])
+    errors = [error._asdict() | {"version": version.version} for version in versions for error in version.stats.error_log.errors]
+    return sorted(errors, key=lambda error: -error["at"])
 
 
 def log_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
     """What workers printed and the server's log says of them, oldest first."""
-    told = [line._asdict() | {"version": version.version} for version in versions for line in version.stats.error_log.lines]
-    return sorted(told, key=lambda line: line["at"])[-MOST_LINES:]
+    lines = [line._asdict() | {"version": version.version} for version in versions for line in version.stats.error_log.lines]
+    return sorted(lines, key=lambda line: line["at"])[-MOST_LINES:]
 
 
 class Sample(NamedTuple):

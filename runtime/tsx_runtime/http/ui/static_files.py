@@ -45,6 +45,6 @@ class File(NamedTuple):
 
 @lru_cache(maxsize=1)
 def files() -> dict[str, File]:
-    """By name. Read when the page is first asked for: most servers are never looked at."""
+    """By name. Read at the first request for the page: most servers never get one."""
     found = sorted(path for path in FOLDER.iterdir() if path.suffix in TYPES)
     return {path.name: File(path.read_bytes(), TYPES[path.suffix]) for path in found}

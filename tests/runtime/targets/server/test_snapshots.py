@@ -78,7 +78,13 @@ def test_what_was_served_is_what_the_next_server_serves(tmp_path: Path) -> None:
         described = {(each.name, each.version): each for each in versions}
         assert set(described) == {("noop", "1.0"), ("noop", "2.0"), ("elsewhere", "1.0")}
         first = described["noop", "1.0"]
-        assert (first.min_workers, first.max_workers, first.batch_size, first.max_batch_delay, first.response_timeout) == (0, 3, 4, 9, 5)
+        assert (first.min_workers, first.max_workers, first.batch_size, first.plan.max_batch_delay, first.plan.response_timeout) == (
+            0,
+            3,
+            4,
+            9,
+            5,
+        )
         assert (first.url, first.loaded_at_startup) == ("noop1.0.mar", False)
         assert registry.find("noop").version == "2.0"
 
