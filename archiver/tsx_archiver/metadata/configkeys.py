@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from tsx_archiver.names import normal, path_fault
 from tsx_archiver.metadata.model_limits import LIMITS
+from tsx_archiver.names import normal, path_fault
 
 # A reader gives the value, or None and the reason why it cannot be used.
 Read: TypeAlias = Callable[[Any], "tuple[Any, str | None]"]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from grpc import StatusCode
 
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
-from tsx_runtime.grpc.statuses import Refusal, Refused
+from tsx_runtime.grpc.statuses import CallRefused, Refusal
 from tsx_runtime.settings.schema import Settings
 
 WATCHER = "_schedule_rpc_coro"  # of grpc._cython.cygrpc: waits until the client closes the call
@@ -31,10 +31,10 @@ class Admission:
         self._expired: set[asyncio.Task[Any]] = set()
 
     def check(self) -> None:
-        """Raises `Refused` where there are as many calls as there may be."""
+        """Raises `CallRefused` where there are as many calls as there may be."""
         if len(self.calls) >= self.limit:
             text = f"{len(self.calls)} calls are under way, as many as grpc_max_concurrent_calls allows. Try again later."
-            raise Refused(Refusal(StatusCode.RESOURCE_EXHAUSTED, text, RETRY, status=429))
+            raise CallRefused(Refusal(StatusCode.RESOURCE_EXHAUSTED, text, RETRY, status=429))
 
     def expire(self, task: asyncio.Task[Any]) -> None:
         """End the call that runs in this task: its stream is reset, and all that gRPC holds of it is freed."""

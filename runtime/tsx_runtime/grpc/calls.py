@@ -21,7 +21,7 @@ from tsx_runtime.core.traffic.splitter import HEADER
 from tsx_runtime.errors import TsxError
 from tsx_runtime.grpc.admission import current_call
 from tsx_runtime.grpc.metadata import as_headers, from_block
-from tsx_runtime.grpc.statuses import STATUS, Refused, worker_refusal
+from tsx_runtime.grpc.statuses import STATUS, CallRefused, worker_refusal
 from tsx_runtime.wire import Body
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -69,11 +69,11 @@ class PendingRequest:
         return cast("ModelVersion", self.route if routed is None else routed)
 
     async def answer(self) -> Answer:
-        """The answer, or the first part of one that streams. Raises TsxError, and `Refused` with the worker's reason."""
+        """The answer, or the first part of one that streams. Raises TsxError, and `CallRefused` with the worker's reason."""
         self._answer = answer = await self.job.done
         check_status(answer.status)
         if answer.status >= 400 and not answer.streamed and (refusal := worker_refusal(answer.status, answer.body)):
-            raise Refused(refusal)
+            raise CallRefused(refusal)
         return answer
 
     def leave(self) -> None:
@@ -120,7 +120,7 @@ async def _first(context: Context, pending: PendingRequest) -> Answer:
     send_request_id(context, pending)
     try:
         return await pending.answer()
-    except (TsxError, Refused):
+    except (TsxError, CallRefused):
         if pending.job.routed is not None:
             context.set_trailing_metadata((("x-request-id", pending.id), (HEADER.decode(), pending.version.version)))
         raise

@@ -15,7 +15,7 @@ from tsx_runtime.grpc.admission import Admission, Admissions
 from tsx_runtime.grpc.calls import Context
 from tsx_runtime.grpc.messages import SMALL
 from tsx_runtime.grpc.service import Ledger, Service
-from tsx_runtime.grpc.statuses import Refusal, Refused, details_text
+from tsx_runtime.grpc.statuses import CallRefused, Refusal, details_text
 
 NAME = "grpc.health.v1.Health"
 
@@ -46,7 +46,7 @@ class Health:
         status = self._status(request.service)
         if status == HealthCheckResponse.SERVICE_UNKNOWN:
             text = f"There is neither a service nor a model {request.service!r} here."
-            raise Refused(Refusal(grpc.StatusCode.NOT_FOUND, details_text(text), status=404))
+            raise CallRefused(Refusal(grpc.StatusCode.NOT_FOUND, details_text(text), status=404))
         return HealthCheckResponse(status=status)
 
     async def watch(self, request: HealthCheckRequest, context: Context) -> AsyncGenerator[HealthCheckResponse, None]:

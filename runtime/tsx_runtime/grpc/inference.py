@@ -25,7 +25,7 @@ from tsx_runtime.grpc.admission import Admissions
 from tsx_runtime.grpc.calls import Context, PendingRequest, answer_parts, whole_answer
 from tsx_runtime.grpc.protos.inference_pb2 import PredictionResponse, PredictionsRequest, TorchServeHealthResponse
 from tsx_runtime.grpc.service import Ledger, Service
-from tsx_runtime.grpc.statuses import Refusal, Refused, code_of, refusal
+from tsx_runtime.grpc.statuses import CallRefused, Refusal, code_of, refusal
 from tsx_runtime.wire import COPIED, INPUTS, Body, Buffer, Parts, parse_header_block
 
 NAME = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
@@ -118,7 +118,7 @@ class Inference:
                             f"The stream has {MOST_SEQUENCES} sequences that have not ended. End some, or open another stream."
                         )
                     turn = _Turn(sequence, self._ask(request, context, sequence, starts=sequence not in seen))
-                except (TsxError, Refused) as error:
+                except (TsxError, CallRefused) as error:
                     turn = _Turn(sequence, None, refusal(error) if isinstance(error, TsxError) else error.refusal)
                 turns.queue.put_nowait(turn)
                 if sequence is not None and (sequence in seen or len(seen) < MOST_SEQUENCES):
@@ -136,7 +136,7 @@ class Inference:
                     async for part in answer.parts():
                         yield PredictionResponse(prediction=part, sequence_id=self._answered_sequence(turn.sequence, answer))
                     return
-                except (TsxError, Refused) as error:
+                except (TsxError, CallRefused) as error:
                     refused = refusal(error) if isinstance(error, TsxError) else error.refusal
         assert refused is not None
         status = {"code": refused.code.value[0], "message": refused.details}
@@ -182,7 +182,7 @@ class Inference:
         try:
             return self.registry.route(request.model_name, request.model_version or None)
         except (ModelNotFound, ModelVersionNotFound) as error:
-            raise Refused(refusal(error)._replace(code=code_of(500))) from error
+            raise CallRefused(refusal(error)._replace(code=code_of(500))) from error
 
 
 def _look_at(task: asyncio.Task[None]) -> None:

@@ -21,7 +21,7 @@ from tsx_runtime.grpc.admission import Admissions
 from tsx_runtime.grpc.calls import Context, PendingRequest, answer_parts, whole_answer
 from tsx_runtime.grpc.protos import grpc_predict_v2_pb2, open_inference_grpc_pb2
 from tsx_runtime.grpc.service import Ledger, Service
-from tsx_runtime.grpc.statuses import Refusal, Refused, code_of, details_text, refusal
+from tsx_runtime.grpc.statuses import CallRefused, Refusal, code_of, details_text, refusal
 from tsx_runtime.wire import TENSORS_HEAD
 
 NAMES = {
@@ -93,7 +93,7 @@ class OpenInference:
                     async for answer, body in answer_parts(context, pending):
                         response = self._response(request, pending.version, answer, body)
                         yield self.messages.ModelStreamInferResponse(infer_response=response)
-            except (TsxError, Refused) as error:
+            except (TsxError, CallRefused) as error:
                 reason = refusal(error) if isinstance(error, TsxError) else error.refusal
                 failed = self.messages.ModelInferResponse(id=request.id, model_name=request.model_name)
                 yield self.messages.ModelStreamInferResponse(error_message=reason.details, infer_response=failed)
@@ -107,9 +107,9 @@ class OpenInference:
         return self.registry.route(name, version or None)
 
     def _response(self, request: Any, version: ModelVersion, answer: Answer, body: bytes) -> Any:
-        """Raises `Refused` where the handler's own status is an error: what it wrote is no tensors then."""
+        """Raises `CallRefused` where the handler's own status is an error: what it wrote is no tensors then."""
         if answer.status >= 400:
-            raise Refused(Refusal(code_of(answer.status), details_text(body.decode(errors="replace")), status=answer.status))
+            raise CallRefused(Refusal(code_of(answer.status), details_text(body.decode(errors="replace")), status=answer.status))
         response = self.messages.ModelInferResponse(model_name=version.name, model_version=version.version, id=request.id)
         tensors.unpack(response, _head_of(answer.headers), body, typed=not request.raw_input_contents)
         return response

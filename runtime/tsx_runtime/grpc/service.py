@@ -21,7 +21,7 @@ from tsx_runtime.grpc.admission import Admission, Admissions, Call, current_call
 from tsx_runtime.grpc.calls import Context
 from tsx_runtime.grpc.messages import read_message
 from tsx_runtime.grpc.metadata import as_headers
-from tsx_runtime.grpc.statuses import Refusal, Refused, refusal
+from tsx_runtime.grpc.statuses import CallRefused, Refusal, refusal
 from tsx_runtime.metrics.response_counts import ResponseCounts
 
 TRACED = frozenset({"Predictions", "StreamPredictions", "StreamPredictions2", "ModelInfer", "ModelStreamInfer"})
@@ -155,7 +155,7 @@ class Service(grpc.GenericRpcHandler):
             yield await read_message(request, raw, self._most)
 
     async def _write(self, context: Context, response: Any) -> None:
-        """A client that reads nothing holds up the worker, and all requests that wait for it. Raises `Refused` and Unavailable."""
+        """A client that reads nothing holds up the worker, and all requests that wait for it. Raises `CallRefused` and Unavailable."""
         task, late = asyncio.current_task(), False
         assert task is not None
 
@@ -172,7 +172,7 @@ class Service(grpc.GenericRpcHandler):
             call.give(len(data))  # else once the call has ended
         except asyncio.CancelledError:
             if late:
-                raise Refused(Refusal(grpc.StatusCode.ABORTED, TOO_SLOW.format(seconds), status=408)) from None
+                raise CallRefused(Refusal(grpc.StatusCode.ABORTED, TOO_SLOW.format(seconds), status=408)) from None
             raise
         finally:
             timer.cancel()
@@ -190,16 +190,16 @@ class Service(grpc.GenericRpcHandler):
     def _reason(self, method: str, error: Exception, context: Context) -> Refusal:
         if isinstance(error, TsxError):
             return refusal(error)
-        if isinstance(error, Refused):
+        if isinstance(error, CallRefused):
             return error.refusal
         about = {"request_id": _request_id(context)}
         logger.error("%s/%s failed unexpectedly", self.name, method, exc_info=error, extra=about)
         return Refusal(grpc.StatusCode.INTERNAL, UNEXPECTED)
 
     @contextmanager
-    def _logged(self, method: str, context: Context) -> Generator[_Ended, None, None]:
+    def _logged(self, method: str, context: Context) -> Generator[_CallEnd, None, None]:
         """The call is counted, and has a line of the access log in TorchServe's form: the status there is gRPC's number."""
-        ended, began = _Ended(), time.monotonic()
+        ended, began = _CallEnd(), time.monotonic()
         span = None if self._ledger.tracer is None else self._span(self._ledger.tracer, method, context, began)
         current.set(span)  # of the call's own task
         try:
@@ -237,7 +237,7 @@ class _Method(NamedTuple):
     open_to_all: bool
 
 
-class _Ended:
+class _CallEnd:
     """How a call ended."""
 
     code = grpc.StatusCode.CANCELLED  # unless it is set: its client has left

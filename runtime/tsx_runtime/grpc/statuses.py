@@ -49,7 +49,7 @@ class Refusal(NamedTuple):
     status: int = 500  # what REST would answer: as that it is counted
 
 
-class Refused(Exception):
+class CallRefused(Exception):
     """The call ends with this status."""
 
     def __init__(self, refusal: Refusal) -> None:

@@ -44,14 +44,14 @@ TYPED = {
 }  # BYTES have a field too; FP16 and BF16 have none, and travel as raw contents only
 
 
-class Packed(NamedTuple):
+class PackedRequest(NamedTuple):
     """A request as a worker reads it."""
 
     head: int  # bytes of the JSON
     body: Body
 
 
-def pack(request: Any) -> Packed:
+def pack(request: Any) -> PackedRequest:
     """A `ModelInferRequest` of either package. Raises BadRequest."""
     if request.raw_input_contents:
         if len(request.raw_input_contents) != len(request.inputs):
@@ -76,7 +76,7 @@ def pack(request: Any) -> Packed:
     text = json.dumps(head).encode()
     pieces: list[Buffer] = [text, *raw]
     size = sum(map(len, pieces))
-    return Packed(len(text), Parts(pieces, size) if size > COPIED and len(pieces) <= 1024 else b"".join(pieces))
+    return PackedRequest(len(text), Parts(pieces, size) if size > COPIED and len(pieces) <= 1024 else b"".join(pieces))
 
 
 def unpack(response: Any, head: int | None, body: bytes, *, typed: bool) -> None:

@@ -91,7 +91,7 @@ def accepted(field: FieldInfo) -> str:
     return "a list, or text with commas" if typing.get_origin(kind) is list else "text, at least one character"
 
 
-class _Found(NamedTuple):
+class _SourceValue(NamedTuple):
     """A value as one source has it; `file` where that source is a TOML file, which has types of its own."""
 
     name: str
@@ -110,61 +110,61 @@ class _Found(NamedTuple):
         return fields[self.name.rpartition(".")[2]]
 
 
-def _from_toml(path: Path | None) -> Iterable[_Found]:
+def _from_toml(path: Path | None) -> Iterable[_SourceValue]:
     if path is not None:
         for name, value in _read_toml(path).items():
             if name == MODELS:
                 yield from _from_model_tables(value, path)
             else:
-                yield _Found(_known(name, _PLAIN, str(path)), value, str(path), path)
+                yield _SourceValue(_known(name, _PLAIN, str(path)), value, str(path), path)
 
 
-def _from_model_tables(tables: object, path: Path) -> Iterable[_Found]:
+def _from_model_tables(tables: object, path: Path) -> Iterable[_SourceValue]:
     for model, table in (tables if isinstance(tables, dict) else {"": tables}).items():
         if not isinstance(table, dict):
             raise SettingError(f"{MODELS} in {path} takes one table a model, as in [{MODELS}.resnet]; '{model or table}' is none")
         for key, value in table.items():
             _known(key, ModelSettings.model_fields, f"[{MODELS}.{model}] of {path}")
-            yield _Found(f"{MODELS}.{model}.{key}", value, str(path), path)
+            yield _SourceValue(f"{MODELS}.{model}.{key}", value, str(path), path)
 
 
-def _from_properties(path: Path, env: Mapping[str, str], warn: Callable[[str], None]) -> Iterable[_Found]:
+def _from_properties(path: Path, env: Mapping[str, str], warn: Callable[[str], None]) -> Iterable[_SourceValue]:
     keys, notices = read_torchserve_config(path, env, _PLAIN)
     for key in keys:
         if key.name == MODELS:
             versions, more = parse_versions(key.text, key.origin)
-            yield _Found("model_versions", versions, key.origin)
+            yield _SourceValue("model_versions", versions, key.origin)
             notices += more
         elif key.name == "model_snapshot":
             snapshot, more = parse_snapshot(key.text, key.origin)
-            yield _Found("model_snapshot", snapshot, key.origin)
+            yield _SourceValue("model_snapshot", snapshot, key.origin)
             notices += more
         elif _kind(Settings.model_fields[key.name]) is bool:
-            yield _Found(key.name, key.is_true, key.origin)
+            yield _SourceValue(key.name, key.is_true, key.origin)
             word = key.text.strip()
             if word.lower() not in ("true", "false"):
                 notices.append(f"{key.origin}: {key.name} is {word!r}, which counts as false, as in TorchServe; write true or false")
         else:
-            yield _Found(key.name, key.text.strip(), key.origin)
+            yield _SourceValue(key.name, key.text.strip(), key.origin)
     for notice in notices:
         warn(notice)
 
 
-def _from_environment(env: Mapping[str, str]) -> Iterable[_Found]:
+def _from_environment(env: Mapping[str, str]) -> Iterable[_SourceValue]:
     variables = {ENV_PREFIX + name.upper(): name for name in _PLAIN}
     for variable, text in env.items():
         if variable.startswith(ENV_PREFIX) and variable != CONFIG_VARIABLE:
             _known(variable, [*variables, CONFIG_VARIABLE], "the environment")
-            yield _Found(variables[variable], text, f"environment variable {variable}")
+            yield _SourceValue(variables[variable], text, f"environment variable {variable}")
 
 
-def _from_command_line(cli: Mapping[str, object]) -> Iterable[_Found]:
+def _from_command_line(cli: Mapping[str, object]) -> Iterable[_SourceValue]:
     for name, value in cli.items():
         if name.startswith(f"{MODELS}.") and name.count(".") >= 2:
             _known(name.rpartition(".")[2], ModelSettings.model_fields, f"'{name}' of the command line")
         else:
             _known(name, _PLAIN, "the command line")
-        yield _Found(name, value, "command line")
+        yield _SourceValue(name, value, "command line")
 
 
 def _known(name: str, known: Iterable[str], origin: str) -> str:
@@ -186,7 +186,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise SettingError(f"'{path}' is not valid TOML: {error}") from error
 
 
-def _convert(found: _Found) -> Any:
+def _convert(found: _SourceValue) -> Any:
     if found.name in NESTED:
         return found.value
     field = found.field
@@ -206,7 +206,7 @@ def _convert(found: _Found) -> Any:
         raise SettingError(f"{found.name} cannot be {shown} (from {found.origin}): it takes {accepted(field)}") from error
 
 
-def _traffic(found: _Found) -> Traffic:
+def _traffic(found: _SourceValue) -> Traffic:
     """Has words of its own for what is wrong with it. As text, it is JSON."""
     try:
         return parse_traffic(json.loads(found.value) if isinstance(found.value, str) else found.value)

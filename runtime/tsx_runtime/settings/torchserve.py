@@ -78,12 +78,12 @@ _PORTLESS = re.compile(r"(http(s)?://(?:[^:/\[\]]+|\[[^\]]+\]))/?")
 _VARIABLE = re.compile(r"\$\$([A-Za-z_][A-Za-z0-9_]*)\$\$")
 
 
-class _Described(BaseModel):
+class _CamelModel(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
 
 
 @with_limits(SAVED)
-class VersionSettings(_Described):
+class VersionSettings(_CamelModel):
     """What `models`, or a snapshot, says of one version of a model."""
 
     default_version: bool = False
@@ -96,7 +96,7 @@ class VersionSettings(_Described):
 Versions = dict[str, dict[str, VersionSettings]]  # by model, then by version
 
 
-class Snapshot(_Described):
+class Snapshot(_CamelModel):
     """The models that a server had. `name` and `created` (milliseconds) say which and when."""
 
     name: str | None = None
@@ -116,19 +116,19 @@ class Key(NamedTuple):
         return _is_true(self.text)
 
 
-class Reading(NamedTuple):
+class TorchServeConfig(NamedTuple):
     """What a config.properties sets, and what a person should hear about it."""
 
     keys: list[Key]
     notices: list[str]
 
 
-def read_torchserve_config(path: Path, env: Mapping[str, str], settings: Collection[str]) -> Reading:
+def read_torchserve_config(path: Path, env: Mapping[str, str], settings: Collection[str]) -> TorchServeConfig:
     """`settings` are the names that mean something here. Raises SettingError."""
     return interpret(load_properties(path), env, settings, str(path))
 
 
-def interpret(given: Mapping[str, str], env: Mapping[str, str], settings: Collection[str], origin: str) -> Reading:
+def interpret(given: Mapping[str, str], env: Mapping[str, str], settings: Collection[str], origin: str) -> TorchServeConfig:
     values = {name: Key(name, _with_variables(name, text, env, origin), origin) for name, text in given.items()}
     values |= {key.name: key for key in _from_variables(given, env)}
     known = {*settings, MODELS, SNAPSHOT}
@@ -140,7 +140,7 @@ def interpret(given: Mapping[str, str], env: Mapping[str, str], settings: Collec
     for name in values:
         if name not in KEYS | known:
             notices.append(f"{origin}: the key '{name}' is unknown, so it has no effect{suggestion(name, sorted(KEYS | known))}")
-    return Reading([_with_port(key) for key in values.values() if key.name in known and key.text.strip()], notices)
+    return TorchServeConfig([_with_port(key) for key in values.values() if key.name in known and key.text.strip()], notices)
 
 
 def load_properties(path: Path) -> dict[str, str]:

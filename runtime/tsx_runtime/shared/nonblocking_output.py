@@ -39,7 +39,7 @@ def in_words(lost: int) -> bytes:
     return b"[%d bytes of output were dropped: no reader, or the disk was full]\n" % lost
 
 
-class Lossy(io.RawIOBase):
+class LossyOutput(io.RawIOBase):
     """Accepts every write. Blocks once for a stalled reader, then drops whole lines until it reads.
 
     What is dropped is dropped in whole lines: the rest of one that was begun is written before anything else.
@@ -155,7 +155,7 @@ def keep_going() -> None:
                 old.flush()
         encoding = getattr(old, "encoding", None) or "utf-8"
         # not the usual buffer: a line is there when it was printed, also when the process is killed next
-        raw = Lossy(fd)
+        raw = LossyOutput(fd)
         if hasattr(os, "register_at_fork"):  # not on Windows
             os.register_at_fork(after_in_child=raw.begin_anew)
         setattr(sys, name, io.TextIOWrapper(cast("BinaryIO", raw), encoding, "backslashreplace", line_buffering=True))
@@ -163,7 +163,7 @@ def keep_going() -> None:
 
 def log_in_background(handlers: Iterable[logging.Handler], level: int = logging.INFO) -> None:
     """A thread writes what is logged, so that no caller waits for a disk. For the whole process, and for good."""
-    queued = _Queued(queue.Queue(LOG_LINES))
+    queued = _QueueHandler(queue.Queue(LOG_LINES))
     listener = _Listener(queued, handlers)
     root = logging.getLogger()
     root.handlers[:] = [queued]
@@ -186,11 +186,11 @@ def send_output_to(path: str, label: str, *, all_of_it: bool = True) -> None:
             sock.sendall(f"{label}-{name}\n".encode())
             stream.flush()
             os.dup2(sock.fileno(), fd)
-        if all_of_it and isinstance(stream.buffer, Lossy):
+        if all_of_it and isinstance(stream.buffer, LossyOutput):
             stream.buffer.reopen()
 
 
-class _Queued(logging.handlers.QueueHandler):
+class _QueueHandler(logging.handlers.QueueHandler):
     def __init__(self, records: queue.Queue[logging.LogRecord]) -> None:
         super().__init__(records)
         self._records = records
@@ -215,7 +215,7 @@ class _Queued(logging.handlers.QueueHandler):
 
 
 class _Listener(logging.handlers.QueueListener):
-    def __init__(self, queued: _Queued, handlers: Iterable[logging.Handler]) -> None:
+    def __init__(self, queued: _QueueHandler, handlers: Iterable[logging.Handler]) -> None:
         super().__init__(queued.queue, *handlers, respect_handler_level=True)
         self._queued = queued
 

@@ -35,7 +35,7 @@ PASSING = (408, 425, 429, 500, 502, 503, 504)  # the same request may do better 
 logger = logging.getLogger("tsx.sources")
 
 
-class _Passing(Exception):
+class _Transient(Exception):
     """A failure after which it is worth to try again."""
 
 
@@ -55,14 +55,14 @@ def download(url: ModelUrl, part: Path, rules: Rules) -> None:
 def _download(url: ModelUrl, part: Path, rules: Rules) -> None:
     validator = _remembered(part)
     failures = 0
-    hurry = _Hurry(rules.patience)
+    hurry = _StallGuard(rules.patience)
     while True:
         size = part.stat().st_size if part.exists() else 0
         try:
             validator = _transfer(url, part, validator, rules, hurry)
             _forget(part)
             return
-        except (_Passing, HTTPError, OSError) as error:
+        except (_Transient, HTTPError, OSError) as error:
             if isinstance(error, OSError) and not isinstance(error, ssl.SSLError | ConnectionError | TimeoutError):
                 raise DownloadFailed(f"it cannot be written to {part.parent} ({error.strerror or error})") from error
             validator = _remembered(part)
@@ -74,7 +74,7 @@ def _download(url: ModelUrl, part: Path, rules: Rules) -> None:
             time.sleep(rules.pause * 2 ** (failures - 1))  # a thread of its own; nothing signals when the other side is well again
 
 
-class _Hurry:
+class _StallGuard:
     """Over all of a download: a server that sends a byte now and then, or a little on each of many connections, is not waited for."""
 
     def __init__(self, patience: float) -> None:
@@ -90,7 +90,7 @@ class _Hurry:
             raise DownloadFailed(f"it comes too slowly: {self._bytes} bytes in {took:.0f} s")
 
 
-class _Plain(HTTPConnection):
+class _TcpConnection(HTTPConnection):
     """Cut where the head of an answer takes too long: a socket's timeout begins anew with each byte."""
 
     _late = False
@@ -114,22 +114,22 @@ class _Plain(HTTPConnection):
                 self.sock.shutdown(socket.SHUT_RDWR)
 
 
-class _Encrypted(_Plain, HTTPSConnection):
+class _TlsConnection(_TcpConnection, HTTPSConnection):
     """As above."""
 
 
-class _PlainPool(urllib3.HTTPConnectionPool):
-    ConnectionCls = _Plain
+class _TcpPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _TcpConnection
 
 
-class _EncryptedPool(urllib3.HTTPSConnectionPool):
-    ConnectionCls = _Encrypted
+class _TlsPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _TlsConnection
 
 
-_POOLS = {"http": _PlainPool, "https": _EncryptedPool}
+_POOLS = {"http": _TcpPool, "https": _TlsPool}
 
 
-def _transfer(url: ModelUrl, part: Path, validator: str | None, rules: Rules, hurry: _Hurry) -> str | None:
+def _transfer(url: ModelUrl, part: Path, validator: str | None, rules: Rules, hurry: _StallGuard) -> str | None:
     have = part.stat().st_size if validator and part.exists() else 0
     headers = {"Accept-Encoding": "identity", "User-Agent": "tsx", **rules.headers}
     if have and validator:
@@ -169,7 +169,7 @@ def _request(url: ModelUrl, headers: Mapping[str, str], rules: Rules) -> Any:
             return _ask(url, address, port, proxy, headers)
         except (HTTPError, OSError) as error:
             last = error
-    raise _Passing(_in_words(last)) from last
+    raise _Transient(_in_words(last)) from last
 
 
 def _ask(url: ModelUrl, address: str, port: int, proxy: str | None, headers: Mapping[str, str]) -> Any:
@@ -194,21 +194,21 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _store(answer: Any, part: Path, have: int, before: str | None, rules: Rules, hurry: _Hurry) -> str | None:
+def _store(answer: Any, part: Path, have: int, before: str | None, rules: Rules, hurry: _StallGuard) -> str | None:
     """`before`: the validator of the bytes that are there."""
     if answer.status in PASSING:
-        raise _Passing(f"the server answers {answer.status}")
+        raise _Transient(f"the server answers {answer.status}")
     if answer.status == 416:  # what is there is not a beginning of what is to be had
         part.unlink(missing_ok=True)
-        raise _Passing("the file has changed since its transfer began")
+        raise _Transient("the file has changed since its transfer began")
     if answer.status not in (200, 206):
         raise DownloadFailed(f"the server answers {answer.status}")
     if answer.status == 206 and not answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
         part.unlink(missing_ok=True)
-        raise _Passing("the server sends another part than was requested")
+        raise _Transient("the server sends another part than was requested")
     if answer.status == 206 and have and _validator(answer.headers) not in (before, None):  # whatever it makes of If-Range
         part.unlink(missing_ok=True)
-        raise _Passing("the file has changed since its transfer began")
+        raise _Transient("the file has changed since its transfer began")
     if answer.status == 200:
         have = 0
     length = answer.headers.get("Content-Length", "")
@@ -229,7 +229,7 @@ def _store(answer: Any, part: Path, have: int, before: str | None, rules: Rules,
             if rules.stopped():
                 raise DownloadFailed("the server is stopping")
     if whole is not None and have != whole:
-        raise _Passing(f"the connection ended after {have} of {whole} bytes")
+        raise _Transient(f"the connection ended after {have} of {whole} bytes")
     return validator
 
 

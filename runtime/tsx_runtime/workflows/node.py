@@ -36,11 +36,11 @@ class Node:
     timeout: float  # s, of one attempt
 
 
-class _TimedOut(TsxError):
+class _AttemptTimeout(TsxError):
     """One attempt took longer than the node's timeout."""
 
 
-class _Refused(TsxError):
+class _NodeRefusal(TsxError):
     """The node's own handler answered with an error status below 500: it would do so again."""
 
 
@@ -68,7 +68,7 @@ async def _ask(node: Node, headers: list[tuple[bytes, bytes]], body: wire.Body, 
     for attempt in range(1, node.retries + 2):
         try:
             return await _attempt(node, meta, body, request)
-        except (Unavailable, _Refused) as error:  # the same again would only add to the load, or to the log
+        except (Unavailable, _NodeRefusal) as error:  # the same again would only add to the load, or to the log
             raise _named(node, error, attempt) from error
         except TsxError as error:
             if attempt > node.retries:
@@ -95,7 +95,7 @@ async def _attempt(node: Node, meta: bytes, body: wire.Body, request: Request) -
     except (TimeoutError, asyncio.TimeoutError):
         if end == request.deadline:
             raise DeadlinePassed("the time that the client gave the request is over") from None
-        raise _TimedOut(f"it did not answer within {node.timeout * 1000:.0f} ms (timeout-ms)") from None
+        raise _AttemptTimeout(f"it did not answer within {node.timeout * 1000:.0f} ms (timeout-ms)") from None
     finally:
         if not over:  # also where its answer streams: a worker that can stop gets a message
             node.version.leave(job)
@@ -123,7 +123,7 @@ def _failure(status: int, body: bytes) -> TsxError:
     if status == OutOfResources.status:
         return OutOfResources(text)
     if status < 500:
-        refused = _Refused(f"it answered with status {status}: {text}")
+        refused = _NodeRefusal(f"it answered with status {status}: {text}")
         refused.status = status
         return refused
     return NodeFailed(text, status=500 if status == 503 else status)  # TorchServe's status of a workflow whose node failed
@@ -137,4 +137,4 @@ def _named(node: Node, error: TsxError, attempts: int) -> TsxError:
         named = copy.copy(error)
         named.message = message
         return named
-    return NodeFailed(message, status=error.status if isinstance(error, NodeFailed | _Refused) else 500)
+    return NodeFailed(message, status=error.status if isinstance(error, NodeFailed | _NodeRefusal) else 500)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tsx_runtime.shared import nonblocking_output
 from tsx_runtime.shared.log_format import JsonLines
-from tsx_runtime.shared.nonblocking_output import LONGEST_REST, Lossy
+from tsx_runtime.shared.nonblocking_output import LONGEST_REST, LossyOutput
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="opens a pipe anew by /proc")
 
@@ -38,7 +38,7 @@ def read_all(fd: int) -> bytes:
 def test_what_there_is_room_for_arrives_whole(parts):
     reader, writer = os.pipe()
     try:
-        out = Lossy(writer)
+        out = LossyOutput(writer)
         for part in parts:
             assert out.write(part) == len(part)
         assert read_all(reader) == b"".join(parts)
@@ -57,7 +57,7 @@ def test_a_reader_that_takes_nothing_costs_output_and_is_told_so_when_it_reads_a
         reader, writer = os.pipe()
     if kind == "a pipe that cannot be opened again":
         monkeypatch.setattr(os, "open", refuse)
-    out = Lossy(writer, patience=0.01)
+    out = LossyOutput(writer, patience=0.01)
     line = b"x" * 999 + b"\n"
     for _ in range(2000):
         assert out.write(line) == len(line)
@@ -79,7 +79,7 @@ def test_what_is_dropped_is_dropped_in_whole_lines(written):
     """Each is written, and after some of them all is read that is there."""
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 8192)
-    out, got = Lossy(writer, patience=0), b""
+    out, got = LossyOutput(writer, patience=0), b""
     out.notice = lambda lost: b"[%d]\n" % lost
     for line, is_read in [*written, (b"the end\n", True), (b"\n", True), (b"\n", True)]:
         out.write(line)
@@ -95,7 +95,7 @@ def test_what_is_dropped_is_dropped_in_whole_lines(written):
 
 def test_a_line_that_was_cut_for_its_length_is_ended_before_the_next_one():
     reader, writer = os.pipe()
-    out = Lossy(writer, patience=0)
+    out = LossyOutput(writer, patience=0)
     out.write(b"x" * (LONGEST_REST + (1 << 20)) + b"\n")
     got = read_all(reader)
     out.write(b"next\n")
@@ -114,7 +114,7 @@ def test_a_reader_that_has_gone_and_a_full_disk_are_no_errors():
     os.close(reader)
     full = os.open("/dev/full", os.O_WRONLY)
     for fd in (writer, full):
-        out = Lossy(fd)
+        out = LossyOutput(fd)
         assert out.write(b"12345") == 5
         assert out.write(b"12345") == 5
         assert out.lost == 10
@@ -123,7 +123,7 @@ def test_a_reader_that_has_gone_and_a_full_disk_are_no_errors():
 
 def test_what_others_write_to_the_same_place_still_waits_for_its_reader():
     reader, writer = os.pipe()
-    Lossy(writer)
+    LossyOutput(writer)
     assert os.get_blocking(writer)
     os.close(reader)
     os.close(writer)

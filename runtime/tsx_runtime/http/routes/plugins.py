@@ -25,7 +25,7 @@ MOST_CALLS = 64  # of one endpoint at a time, where they run in threads
 logger = logging.getLogger("tsx.plugins")
 
 
-class View:
+class RegistryView:
     """`ServerView`, on the registry."""
 
     def __init__(self, registry: Registry) -> None:
@@ -70,7 +70,7 @@ def check_paths(endpoints: Iterable[Endpoint]) -> None:
 
 def build_router(endpoints: Iterable[Endpoint], registry: Registry, limit: int) -> APIRouter:
     router = APIRouter(tags=["plugins"])
-    view = View(registry)
+    view = RegistryView(registry)
     for endpoint in endpoints:
         router.add_api_route(
             endpoint.path,
@@ -83,7 +83,7 @@ def build_router(endpoints: Iterable[Endpoint], registry: Registry, limit: int) 
     return router
 
 
-def _route(endpoint: Endpoint, view: View, limit: int) -> Any:
+def _route(endpoint: Endpoint, view: RegistryView, limit: int) -> Any:
     threads = DaemonThreads(MOST_CALLS, f"calls of {endpoint.path}")
 
     async def route(request: Request) -> Response:
@@ -102,7 +102,7 @@ def _route(endpoint: Endpoint, view: View, limit: int) -> Any:
     return route
 
 
-async def _answer(endpoint: Endpoint, call: EndpointRequest, view: View, threads: DaemonThreads) -> EndpointResponse:
+async def _answer(endpoint: Endpoint, call: EndpointRequest, view: RegistryView, threads: DaemonThreads) -> EndpointResponse:
     if inspect.iscoroutinefunction(endpoint.answer):
         answered = await endpoint.answer(call, view)
     else:

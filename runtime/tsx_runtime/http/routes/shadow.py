@@ -67,7 +67,7 @@ class Content(BaseModel):
     base64: str | None = None
 
 
-class Answered(BaseModel):
+class ShadowAnswer(BaseModel):
     version: str
     status: int
     ms: float
@@ -81,8 +81,8 @@ class Difference(BaseModel):
     request_id: str
     headers: dict[str, str] = Field(description="without those whose names sound like credentials")
     body: Content
-    primary: Answered
-    shadow: Answered
+    primary: ShadowAnswer
+    shadow: ShadowAnswer
 
 
 class ShadowStatus(BaseModel):
@@ -165,9 +165,11 @@ def _difference(example: Example) -> Difference:
     )
 
 
-def _answered(side: Side) -> Answered:
+def _answered(side: Side) -> ShadowAnswer:
     headers = dict(side.headers)
-    return Answered(version=side.version, status=side.status, ms=round(1000 * side.seconds, 3), headers=headers, body=_content(side.body))
+    return ShadowAnswer(
+        version=side.version, status=side.status, ms=round(1000 * side.seconds, 3), headers=headers, body=_content(side.body)
+    )
 
 
 def _content(body: Excerpt) -> Content:

@@ -13,7 +13,7 @@ from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.line_log import ACCESS_LOG, MODEL_METRICS, TS_METRICS
 from tsx_runtime.shared.log_format import JsonLines, about, dropped, escaped, has_colour, is_terminal, level_of, writes_json
-from tsx_runtime.shared.nonblocking_output import Lossy, log_in_background
+from tsx_runtime.shared.nonblocking_output import LossyOutput, log_in_background
 from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.targets.observability.log4j_config import OWN_WAY, LogConfig, apply_own_way, read_log_config
 from tsx_runtime.targets.observability.log_file import LogFile
@@ -72,7 +72,7 @@ def _handlers(settings: Settings, config: LogConfig) -> Iterator[logging.Handler
         else TextLogFormatter(CONSOLE)
     )
     raw = getattr(sys.stderr, "buffer", None)
-    if is_json and isinstance(raw, Lossy):
+    if is_json and isinstance(raw, LossyOutput):
         raw.notice = dropped
     of_metrics = settings.metrics_location or settings.log_location
     if of_metrics is not None:

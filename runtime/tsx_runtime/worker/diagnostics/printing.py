@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple
 
 from tsx_runtime.shared.log_format import MARK, MARK_END, MOST_IDS, JsonLines, dropped, escaped, has_colour, json_line
-from tsx_runtime.shared.nonblocking_output import Lossy
+from tsx_runtime.shared.nonblocking_output import LossyOutput
 from tsx_runtime.worker.diagnostics.tracebacks import format_error
 from tsx_runtime.worker.handler_api.context import Context
 
@@ -148,7 +148,7 @@ class JsonLog(logging.Handler):
                 setattr(record, name, value)
         raw = getattr(sys.stderr, "buffer", None)
         text = self._text.format(record) + "\n"
-        if isinstance(raw, Lossy):
+        if isinstance(raw, LossyOutput):
             raw.put_line(self._json.format(record).encode("utf-8", "backslashreplace") + b"\n", text.encode("utf-8", "backslashreplace"))
         else:
             sys.stderr.write(text)
@@ -160,7 +160,7 @@ def format_output(shape: OutputFormat, label: ModelLabel, ids: Ids) -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         raw = getattr(stream, "buffer", None)
-        if isinstance(raw, Lossy):
+        if isinstance(raw, LossyOutput):
             raw.dress = OutputFormatter(name, shape, label, ids, colour=shape == "text" and has_colour(stream))
             raw.notice = dropped if shape == "json" else raw.notice
             formatted = True

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from tsx_runtime.shared.nonblocking_output import Lossy
+from tsx_runtime.shared.nonblocking_output import LossyOutput
 from tsx_runtime.wire import Kind
 from tsx_runtime.worker.channel import Channel
 from tsx_runtime.worker.diagnostics.tracebacks import format_error
@@ -99,7 +99,7 @@ def reporting(channel: Channel, running: Callable[[], Sequence[str]] = tuple) ->
     buffer, over = ReportBuffer(), threading.Event()
     logger, errors = logging.getLogger(_LOGGER), _Errors(buffer)
     streams = [(getattr(getattr(sys, name), "buffer", None), name) for name in ("stdout", "stderr")]
-    copied = [(raw, name) for raw, name in streams if isinstance(raw, Lossy)]
+    copied = [(raw, name) for raw, name in streams if isinstance(raw, LossyOutput)]
     logger.addHandler(errors)
     for raw, name in copied:
         raw.copy = lambda data, name=name: buffer.add_output(name, str(data, "utf-8", "replace"), running())
