@@ -55,12 +55,7 @@ class ModelLimits(Generic[ValueT]):
         "overloadStatus", "status of a request for which the queue has no room: 503 or 429", 503, "overload_status", choices=(503, 429)
     )
     max_worker_requests: ValueT = row(
-        "maxWorkerRequests",
-        "requests after which a worker is replaced; 0 = never",
-        0,
-        "max_worker_requests",
-        minimum=0,
-        changeable=False,
+        "maxWorkerRequests", "requests after which a worker is replaced; 0 = never", 0, "max_worker_requests", minimum=0, changeable=False
     )
     max_worker_memory: ValueT = row(
         "maxWorkerMemory",
