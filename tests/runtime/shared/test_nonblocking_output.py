@@ -146,7 +146,7 @@ print("an error", file=sys.stderr)
 
 def test_a_log_that_is_not_written_fills_no_memory_and_keeps_tracebacks_beside_the_words(monkeypatch):
     monkeypatch.setattr(nonblocking_output, "LOG_SIZE", 100)
-    queued = nonblocking_output._Queued(queue.Queue())
+    queued = nonblocking_output._QueueHandler(queue.Queue())
     listener = nonblocking_output._Listener(queued, [kept := Kept()])
     logged = {"first": 1}
     for text in ("x" * 60, "y" * 60, "z" * 40):
