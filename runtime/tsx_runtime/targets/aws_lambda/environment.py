@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tsx_runtime.errors import SettingError
 from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.targets.image.environment import OWN as OF_THE_IMAGE
 from tsx_runtime.targets.image.environment import TARGET
+from tsx_runtime.targets.image.variables import EnvironmentSettings, number, one_of, text_of
 
 PREFIX = "TSX_LAMBDA_"
 RUNTIMES = ("awslambdaric", "tsx")
@@ -58,13 +60,12 @@ class FunctionSettings(NamedTuple):
         return self.runtime == "tsx" or (not self.runtime and (self.concurrency > 1 or self.streams))
 
 
-class EnvironmentSettings(NamedTuple):
-    variables: dict[str, str]  # TSX_*, as a server's settings are read from
-    order: dict[str, Any]  # of each model's registration
+@dataclass(frozen=True, kw_only=True)
+class LambdaSettings(EnvironmentSettings):
     own: FunctionSettings
 
 
-def read_environment(env: Mapping[str, str]) -> EnvironmentSettings:
+def read_environment(env: Mapping[str, str]) -> LambdaSettings:
     """Raises SettingError for an unknown variable or a value that cannot be used."""
     own = _own(env)
     longest = str(LONGEST_MANAGED if own.concurrency > 1 else LONGEST)
@@ -85,7 +86,7 @@ def read_environment(env: Mapping[str, str]) -> EnvironmentSettings:
     order: dict[str, Any] = {"initial_workers": 1, "max_workers": 1, "job_queue_size": QUEUE}
     if own.concurrency == 1:
         order["max_batch_delay"] = 0  # no other request can arrive while one waits
-    return EnvironmentSettings({**defaults, **given}, order, own)
+    return LambdaSettings(variables={**defaults, **given}, order=order, own=own)
 
 
 def homes(env: Mapping[str, str]) -> dict[str, str]:
@@ -97,12 +98,12 @@ def _own(env: Mapping[str, str]) -> FunctionSettings:
     for name in env:
         if name.startswith(PREFIX) and name not in NAMES:
             raise SettingError(f"{name} is not a setting{suggestion(name, NAMES) or '.'} There are {', '.join(NAMES)}")
-    concurrency = _number("AWS_LAMBDA_MAX_CONCURRENCY", env, 1)
+    concurrency = number(env, "AWS_LAMBDA_MAX_CONCURRENCY", 1)
     own = FunctionSettings(
-        runtime=_one_of("TSX_LAMBDA_RUNTIME", env, RUNTIMES),
-        streams=_one_of("TSX_LAMBDA_ANSWERS", env, ANSWERS) == "streamed",
-        results=_results(env.get("TSX_LAMBDA_RESULTS", "").strip()),
-        base_path=_base_path(env.get("TSX_LAMBDA_BASE_PATH", "").strip()),
+        runtime=one_of(env, "TSX_LAMBDA_RUNTIME", RUNTIMES),
+        streams=one_of(env, "TSX_LAMBDA_ANSWERS", ANSWERS) == "streamed",
+        results=_results(text_of(env, "TSX_LAMBDA_RESULTS")),
+        base_path=_base_path(text_of(env, "TSX_LAMBDA_BASE_PATH")),
         init_wait=_init_wait(env),
         concurrency=max(1, int(concurrency)),
     )
@@ -116,28 +117,10 @@ def _own(env: Mapping[str, str]) -> FunctionSettings:
     return own
 
 
-def _one_of(name: str, env: Mapping[str, str], words: tuple[str, ...]) -> str:
-    value = env.get(name, "").strip().lower()
-    if value and value not in words:
-        raise SettingError(f"{name} is '{env[name]}'{suggestion(value, words) or '.'} It is one of {', '.join(words)}")
-    return value
-
-
-def _number(name: str, env: Mapping[str, str], default: float) -> float:
-    text = env.get(name, "").strip()
-    try:
-        number = float(text or default)
-    except ValueError:
-        number = -1
-    if not 0 <= number < 1e6:
-        raise SettingError(f"{name} is '{text}'; it takes a number that is not negative")
-    return number
-
-
 def _init_wait(env: Mapping[str, str]) -> float | None:
     """Only an on-demand function has the limit of 10 s; elsewhere no request waits yet, and the environment should start ready."""
-    if env.get("TSX_LAMBDA_INIT_WAIT", "").strip():
-        return _number("TSX_LAMBDA_INIT_WAIT", env, INIT_WAIT)
+    if text_of(env, "TSX_LAMBDA_INIT_WAIT"):
+        return number(env, "TSX_LAMBDA_INIT_WAIT", INIT_WAIT)
     return INIT_WAIT if env.get("AWS_LAMBDA_INITIALIZATION_TYPE", "on-demand") == "on-demand" else None
 
 

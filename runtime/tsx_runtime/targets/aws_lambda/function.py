@@ -33,7 +33,7 @@ from tsx_runtime.settings.sources import find_config, load_settings
 from tsx_runtime.targets.aws_lambda import events as events
 from tsx_runtime.targets.aws_lambda.app import LambdaApp
 from tsx_runtime.targets.aws_lambda.batch_events import ModelAnswer, Queue, answer_all
-from tsx_runtime.targets.aws_lambda.environment import LARGEST, EnvironmentSettings, homes, read_environment
+from tsx_runtime.targets.aws_lambda.environment import LARGEST, LambdaSettings, homes, read_environment
 from tsx_runtime.targets.aws_lambda.events import EventRequest
 from tsx_runtime.targets.aws_lambda.http_events import SURELY_FITS, Http, TooLate, Write, too_large, too_late
 from tsx_runtime.targets.aws_lambda.results import Results
@@ -53,7 +53,7 @@ class StillLoading(Unavailable):
 class Function:
     """The models of an environment, and the answers to its events. `over` is the reason to end the environment, or empty."""
 
-    def __init__(self, environment: EnvironmentSettings, env: Mapping[str, str]) -> None:
+    def __init__(self, environment: LambdaSettings, env: Mapping[str, str]) -> None:
         """Raises SettingError."""
         settings, _ = load_settings({}, environment.variables, find_config(None, env, Path.cwd()))
         if settings.otlp_endpoint is not None:

@@ -47,7 +47,7 @@ from tsx_runtime.targets.sagemaker.batch_transform import (
     room,
     unless_gone,
 )
-from tsx_runtime.targets.sagemaker.environment import PAYLOAD, EnvironmentSettings, Transform
+from tsx_runtime.targets.sagemaker.environment import PAYLOAD, SageMakerSettings, Transform
 from tsx_runtime.targets.sagemaker.multi_model import LoadedModel, Models, registry_name
 from tsx_runtime.targets.server.startup import StartModel, load_all
 
@@ -65,7 +65,7 @@ class SageMaker:
     """One model, which loads while SageMaker sends health checks. See `http.semantics.platform_hook.Platform`."""
 
     def __init__(
-        self, environment: EnvironmentSettings, registry: Registry, app: ServerApp, takes_lines: Callable[[ModelVersion], bool]
+        self, environment: SageMakerSettings, registry: Registry, app: ServerApp, takes_lines: Callable[[ModelVersion], bool]
     ) -> None:
         assert app.predictions is not None
         self.registry = registry
@@ -187,7 +187,7 @@ class SageMaker:
         return [model.versions[model.default] for model in self.registry.models.values()]
 
 
-def parameters(versions: Sequence[ModelVersion], environment: EnvironmentSettings) -> dict[str, Any]:
+def parameters(versions: Sequence[ModelVersion], environment: SageMakerSettings) -> dict[str, Any]:
     """The parameters of a batch transform job that does not set them. Two bodies of lines keep a worker busy."""
     job: Transform = environment.transform
     payload = job.payload or PAYLOAD
@@ -249,7 +249,7 @@ class MultiModel(SageMaker):
 
     def __init__(
         self,
-        environment: EnvironmentSettings,
+        environment: SageMakerSettings,
         registry: Registry,
         app: ServerApp,
         takes_lines: Callable[[ModelVersion], bool],

@@ -21,7 +21,7 @@ from tsx_runtime.targets.image.environment import MODEL_DIR, MODEL_NAME
 from tsx_runtime.targets.image.model_discovery import HANDLER, found_model, model_directory
 from tsx_runtime.targets.observability.logging_setup import set_up_logging
 from tsx_runtime.targets.sagemaker.app import MultiModel, SageMaker
-from tsx_runtime.targets.sagemaker.environment import OWN, EnvironmentSettings, read_environment
+from tsx_runtime.targets.sagemaker.environment import OWN, SageMakerSettings, read_environment
 from tsx_runtime.targets.sagemaker.multi_model import Models
 from tsx_runtime.targets.server.server import RunningServer, ServeOptions, serve
 from tsx_runtime.targets.server.startup import StartModel, models_from_settings
@@ -53,7 +53,7 @@ def serve_endpoint(env: Mapping[str, str]) -> None:
     serve(settings, models, _tell, ServeOptions(hosted=hosted))
 
 
-def settings_of(env: Mapping[str, str]) -> tuple[EnvironmentSettings, Settings]:
+def settings_of(env: Mapping[str, str]) -> tuple[SageMakerSettings, Settings]:
     """Also sets up the log. `TSX_*` variables override those of SageMaker and its toolkit."""
     unknown = next((name for name in env if name.startswith(OWN_PREFIX) and name not in OWN), None)
     if unknown is not None:
@@ -73,7 +73,7 @@ def settings_of(env: Mapping[str, str]) -> tuple[EnvironmentSettings, Settings]:
     return environment, settings
 
 
-def with_order(order: RegisterOrder, environment: EnvironmentSettings) -> RegisterOrder:
+def with_order(order: RegisterOrder, environment: SageMakerSettings) -> RegisterOrder:
     return replace(order, **environment.order)
 
 

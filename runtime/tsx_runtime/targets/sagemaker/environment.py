@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tsx_runtime.errors import SettingError
 from tsx_runtime.shared.suggestions import suggestion
+from tsx_runtime.targets.image.variables import EnvironmentSettings, flag, one_of, port_of, text_of, whole
 
 PORT = 8080
 LARGEST = 1 << 30  # bytes of a body: what an asynchronous endpoint takes; the platform refuses earlier where it takes less
@@ -51,7 +52,7 @@ OTHERS = (  # read elsewhere, or the platform's own
 MODE, LINES, MEMORY, JOIN = "TSX_SAGEMAKER_MODE", "TSX_SAGEMAKER_LINES", "TSX_SAGEMAKER_MODELS_MEMORY", "TSX_SAGEMAKER_JOIN"
 OWN = (MODE, LINES, MEMORY, JOIN)  # tsx's, but no settings of a server elsewhere
 TIMEOUTS = {"realtime": 60, "serverless": 60, "asynchronous": 3600, "transform": 600}  # mode -> seconds that a request may take
-STRATEGIES = ("MULTI_RECORD", "SINGLE_RECORD")
+STRATEGIES = ("multi_record", "single_record")
 
 
 class Transform(NamedTuple):
@@ -62,22 +63,23 @@ class Transform(NamedTuple):
     payload: int | None = None  # MB
 
 
-class EnvironmentSettings(NamedTuple):
-    variables: dict[str, str]  # TSX_*, as defaults below those that are set
-    order: dict[str, Any]  # of each model's registration
+@dataclass(frozen=True, kw_only=True)
+class SageMakerSettings(EnvironmentSettings):
+    """`variables` are defaults, below those that are set."""
+
     notices: list[str]
-    mode: str = "realtime"
-    lines: bool | None = None  # whether bodies of several lines are taken apart; None: where an archive is served
-    multi_model: bool = False
-    memory: int | None = None  # bytes that all models may take
-    transform: Transform = Transform()
-    accept: str = ""  # where a request does not say
-    log_level: int | None = None
+    mode: str
+    lines: bool | None  # whether bodies of several lines are taken apart; None: where an archive is served
+    multi_model: bool
+    memory: int | None  # bytes that all models may take
+    transform: Transform
+    accept: str  # where a request does not say
+    log_level: int | None
 
 
-def read_environment(env: Mapping[str, str]) -> EnvironmentSettings:
+def read_environment(env: Mapping[str, str]) -> SageMakerSettings:
     """Raises SettingError for a value that means nothing."""
-    port = _port("SAGEMAKER_BIND_TO_PORT", env["SAGEMAKER_BIND_TO_PORT"]) if env.get("SAGEMAKER_BIND_TO_PORT") else PORT
+    port = port_of("SAGEMAKER_BIND_TO_PORT", env.get("SAGEMAKER_BIND_TO_PORT") or str(PORT))
     here = f"http://0.0.0.0:{port}"
     mode = _mode(env)
     variables = {
@@ -97,34 +99,31 @@ def read_environment(env: Mapping[str, str]) -> EnvironmentSettings:
         "TSX_DEFAULT_STARTUP_TIMEOUT": str(STARTUP_SERVERLESS if mode == "serverless" else STARTUP),
         "TSX_INSTALL_PY_DEP_PER_MODEL": "true",  # as the toolkit does
     }
-    memory = _whole(MEMORY, env[MEMORY]) << 20 if env.get(MEMORY) else None
-    return EnvironmentSettings(
-        variables,
-        _order(env, mode),
-        _notices(env),
-        mode,
-        _flag(env, LINES),
-        _flag(env, "SAGEMAKER_MULTI_MODEL") or False,
-        memory,
-        _transform(env),
-        env.get("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", "").strip(),
-        _level(env),
+    memory = whole(env, MEMORY)
+    return SageMakerSettings(
+        variables=variables,
+        order=_order(env, mode),
+        notices=_notices(env),
+        mode=mode,
+        lines=flag(env, LINES),
+        multi_model=flag(env, "SAGEMAKER_MULTI_MODEL") or False,
+        memory=memory << 20 if memory is not None else None,
+        transform=_transform(env),
+        accept=text_of(env, "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT"),
+        log_level=_level(env),
     )
 
 
 def _mode(env: Mapping[str, str]) -> str:
     """The platform marks a batch transform job; the kind of an endpoint is known to its deployer only."""
-    named = env.get(MODE, "").strip().lower()
-    if named and named not in TIMEOUTS:
-        raise SettingError(f"{MODE} is '{named}'{suggestion(named, TIMEOUTS)} There are {', '.join(TIMEOUTS)}")
-    return named or ("transform" if _flag(env, "SAGEMAKER_BATCH") else "realtime")
+    return one_of(env, MODE, [*TIMEOUTS]) or ("transform" if flag(env, "SAGEMAKER_BATCH") else "realtime")
 
 
 def _order(env: Mapping[str, str], mode: str) -> dict[str, Any]:
     order: dict[str, Any] = {"initial_workers": 1} if mode == "serverless" else {}  # which has the memory and the processors for one
     for name, key in ORDERS.items():
-        if env.get(name, "").strip():
-            order[key] = _whole(name, env[name])
+        if (value := whole(env, name)) is not None:
+            order[key] = value
     if "max_workers" in order:
         order.setdefault("initial_workers", min(1, order["max_workers"]))
         order["max_workers"] = max(order["max_workers"], order["initial_workers"])
@@ -133,55 +132,25 @@ def _order(env: Mapping[str, str], mode: str) -> dict[str, Any]:
 
 def _management_port(env: Mapping[str, str], port: int) -> int:
     """Beside other containers on one host, only the ports of the range may be used; without a range a free port is taken."""
-    given = env.get("SAGEMAKER_SAFE_PORT_RANGE", "").strip()
+    given = text_of(env, "SAGEMAKER_SAFE_PORT_RANGE")
     if not given:
         return PORT + 1 if port == PORT else 0
     first, _, last = given.partition("-")
-    ports = range(_port("SAGEMAKER_SAFE_PORT_RANGE", first), _port("SAGEMAKER_SAFE_PORT_RANGE", last or first) + 1)
+    ports = range(port_of("SAGEMAKER_SAFE_PORT_RANGE", first), port_of("SAGEMAKER_SAFE_PORT_RANGE", last or first) + 1)
     return next((each for each in reversed(ports) if each != port), 0)
 
 
 def _transform(env: Mapping[str, str]) -> Transform:
-    def number(name: str) -> int | None:
-        return _whole(name, env[name]) if env.get(name, "").strip() else None
-
-    named = env.get("SAGEMAKER_BATCH_STRATEGY", "").strip().upper()
-    if named and named not in STRATEGIES:
-        raise SettingError(f"SAGEMAKER_BATCH_STRATEGY is '{named}'; it takes {' or '.join(STRATEGIES)}")
-    return Transform(number("SAGEMAKER_MAX_CONCURRENT_TRANSFORMS"), named or None, number("SAGEMAKER_MAX_PAYLOAD_IN_MB"))
-
-
-def _port(name: str, text: str) -> int:
-    port = _whole(name, text)
-    if not 0 < port < 1 << 16:
-        raise SettingError(f"{name} is {port}, which is no port")
-    return port
-
-
-def _whole(name: str, text: str) -> int:
-    try:
-        number = int(text.strip())
-    except ValueError:
-        number = -1
-    if number < 0:
-        raise SettingError(f"{name} is '{text}'; it takes a whole number")
-    return number
-
-
-def _flag(env: Mapping[str, str], name: str) -> bool | None:
-    text = env.get(name, "").strip().lower()
-    if text and text not in ("true", "false"):
-        raise SettingError(f"{name} is '{text}'; it takes true or false")
-    return text == "true" if text else None
+    strategy = one_of(env, "SAGEMAKER_BATCH_STRATEGY", STRATEGIES).upper()
+    concurrent, payload = whole(env, "SAGEMAKER_MAX_CONCURRENT_TRANSFORMS"), whole(env, "SAGEMAKER_MAX_PAYLOAD_IN_MB")
+    return Transform(concurrent, strategy or None, payload)
 
 
 def _level(env: Mapping[str, str]) -> int | None:
     """Python's number of a level, as the toolkit has it, or its name."""
-    text = env.get("SAGEMAKER_CONTAINER_LOG_LEVEL", "").strip().upper()
-    if not text:
-        return None
-    level = logging.getLevelName(text)
-    return level if isinstance(level, int) else _whole("SAGEMAKER_CONTAINER_LOG_LEVEL", text)
+    text = text_of(env, "SAGEMAKER_CONTAINER_LOG_LEVEL").upper()
+    level = logging.getLevelName(text) if text else None
+    return level if isinstance(level, int) else whole({"SAGEMAKER_CONTAINER_LOG_LEVEL": text}, "SAGEMAKER_CONTAINER_LOG_LEVEL")
 
 
 def _notices(env: Mapping[str, str]) -> list[str]:
