@@ -83,7 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.metrics": WORKFLOWS,
     "tsx_runtime.api": METRICS,
     "tsx_runtime.http": API,
-    "tsx_runtime.grpc": HTTP,
+    "tsx_runtime.grpc": API,
     "tsx_runtime.targets": GRPC,
     "tsx_cli": TARGETS,
 }
