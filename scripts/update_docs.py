@@ -1,8 +1,6 @@
-"""Writes what the documentation says of the code into it: the tree of README.md, the settings, the schema of a benchmark's results.
+"""Writes the generated parts of the documentation: rooms, file trees, settings, the schema of a benchmark's results, infra/iam.
 
-And the policies of infra/iam.
-
-Run it after a file or a setting came, went or changed. With --check it writes nothing and says whether that is needed.
+Run it after a file or a setting is added, removed or changed. With --check it writes nothing and says whether a part is out of date.
 """
 
 from __future__ import annotations
@@ -28,15 +26,13 @@ PACKAGES = [
 ]
 CLOSED = {"runtime/tsx_runtime/grpc/protos"}  # one line for all that is inside
 ELSEWHERE = {
-    "packages/tsx-serve-torchserve-shims": "The names that TorchServe's users import, a distribution of its own: the extra `torchserve`",
-    "examples/digits": "A small model of real digits in every form that tsx serves; the demo and the tests use it",
-    "examples/detector": "A detector of symbols in drawings, heavy enough that batch size, workers and precision matter",
-    "examples/plugins": "One plugin of each kind, as a package of its own",
-    "infra": "What is deployed as it stands: a compose file, Prometheus' rules, a Grafana dashboard, KServe's runtime, permissions",
-    "scripts": "What people and CI call: demo, test, install-browser, install-promtool, fuzz-api",
-    "tests": "Mirrors the rooms; support/ has what several of them need",
-    "benchmarks": "Speed and size, side by side in one run; faults under load (chaos/)",
-    "docs": "Guides and reference; architecture.md is where to begin",
+    "packages": "A second distribution: the modules of TorchServe that users import",
+    "examples": "digits and detector are small models, plugins has one plugin of each kind",
+    "infra": "Compose file, Prometheus rules, Grafana dashboard, KServe runtime, IAM policies",
+    "scripts": "What people and CI call: demo, test, release, generators",
+    "tests": "Same folders as the code; support/ is shared by several tests",
+    "benchmarks": "Speed, memory, overload and faults, measured side by side",
+    "docs": "Guides and reference",
 }
 WIDTH = 42
 LONGEST = 104
@@ -58,8 +54,8 @@ def shortened(sentence: str) -> str:
     return sentence
 
 
-def line(depth: int, name: str, text: str) -> str:
-    return f"{'    ' * depth + name:{WIDTH}}{text}".rstrip() + "\n"
+def line(depth: int, name: str, text: str, width: int = WIDTH) -> str:
+    return f"{'    ' * depth + name:{width}}{text}".rstrip() + "\n"
 
 
 def tree_of(folder: Path, depth: int, name: str) -> Iterator[str]:
@@ -76,9 +72,21 @@ def tree_of(folder: Path, depth: int, name: str) -> Iterator[str]:
             yield from tree_of(inner, depth + 1, inner.name)
 
 
-def tree() -> str:
-    shipped = "".join(part for package in PACKAGES for part in tree_of(ROOT / package, 0, package))
-    return shipped + "".join(line(0, f"{name}/", text) for name, text in ELSEWHERE.items())
+def trees() -> str:
+    """A tree of all files for each package."""
+    return "\n".join(f"### {package}\n\n```\n{''.join(tree_of(ROOT / package, 0, package))}```\n" for package in PACKAGES)
+
+
+def rooms() -> str:
+    """The folders one sees first: the packages, the rooms of the runtime, and what is not a package."""
+    found = []
+    for package in PACKAGES:
+        found.append((0, package, first_sentence(ROOT / package / "__init__.py")))
+        if package == "runtime/tsx_runtime":
+            inits = sorted((ROOT / package).glob("*/__init__.py"))
+            found += [(1, file.parent.name, first_sentence(file)) for file in inits]
+    found += [(0, name, text) for name, text in ELSEWHERE.items()]
+    return "```\n" + "".join(line(depth, f"{name}/", text, 30) for depth, name, text in found) + "```\n"
 
 
 def settings_table() -> str:
@@ -120,7 +128,8 @@ def main() -> int:
             if "--check" not in sys.argv[1:]:
                 whole.write_text(content, encoding="utf-8")
     for file, name, part in (
-        (ROOT / "README.md", "tree", f"```\n{tree()}```\n"),
+        (ROOT / "README.md", "rooms", rooms()),
+        (ROOT / "docs" / "architecture.md", "trees", trees()),
         (ROOT / "docs" / "configuration.md", "settings", settings_table()),
         (ROOT / "docs" / "configuration.md", "limits", limits_table()),
     ):

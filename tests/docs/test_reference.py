@@ -25,3 +25,10 @@ def test_keys_of_the_model_configuration_exist() -> None:
     known = {key.name for key in KEYS}
     assert {"minWorkers", "batchSize"} <= named - set(Settings.model_fields) <= known
     assert {key.name for key in (*LIMIT_KEYS, *TSX_KEYS)} <= named, "what tsx adds is written nowhere else"
+
+
+def test_readme_is_read_in_a_minute_and_its_pictures_are_small() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+    pictures = {file.name: file.stat().st_size for file in (ROOT / "docs" / "images").iterdir()}
+    assert set(pictures) == {"page.png", "report.png"}
+    assert max(pictures.values()) < 200_000

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.browser import installed_browser
 from tests.support.models import make_model
 from tests.support.servers import Running, serving
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ARGUMENTS = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
 TIMEOUT = 30_000  # ms, on a machine that has other things to do
 
@@ -85,7 +83,7 @@ class Odd:
 def browser() -> Iterator[Any]:
     """For a module: playwright's loop runs in this thread, and other modules want loops of their own."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, which the extra `dev` installs")
-    program = os.environ.get("TSX_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
+    program = installed_browser()
     if program is None:
         pytest.skip("needs a browser: scripts/install-browser installs Chromium")
     with playwright.sync_playwright() as started:

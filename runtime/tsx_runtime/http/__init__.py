@@ -1,1 +1,1 @@
-"""The routes."""
+"""HTTP: the fast lane for predictions, the routes of every API, the web page."""

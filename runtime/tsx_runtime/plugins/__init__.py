@@ -1,4 +1,4 @@
-"""Plugins: Python code of others that a server loads by name, as entry points of installed packages (docs/plugins.md)."""
+"""Plugins: entry points of installed packages, which the server loads by name (docs/plugins.md)."""
 
 from tsx_runtime.plugins.api import (
     Authenticate,

@@ -1,4 +1,4 @@
-"""Where archives come from that are not on this machine yet: http, https and s3, by an allow list, into the model store."""
+"""Downloads archives from http, https and s3 into the model store, within an allow list."""
 
 from tsx_runtime.sources.fetch import Fetcher, Trust
 from tsx_runtime.sources.urls import AllowList, ModelUrl, in_store, is_url, parse_url

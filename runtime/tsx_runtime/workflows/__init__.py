@@ -1,1 +1,1 @@
-"""Workflows: graphs of models and functions that answer one request together (contract 1.6)."""
+"""Workflows: graphs of models and functions that answer one request together."""
