@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from tsx_cli.bench.model.configuration import Configuration
@@ -65,11 +66,11 @@ def frontier(results: Results) -> Chart | None:
     figure = bounds[0].figure if bounds else "p99_ms"
     lines, heights, widths = [], [bound.limit for bound in bounds if bound.figure == figure], []
     for index, trial in enumerate(results.trials):
-        points = sorted(trial.points, key=lambda point: (point.offered.rate or 0.0, point.offered.connections))
-        marks = [_mark(point, figure, shown.name(trial, results)) for point in points]
-        heights += [mark.y for mark in marks]
-        widths += [mark.x for mark in marks]
-        if marks:
+        points = sorted(trial.points, key=lambda point: (point.offered.mode, point.offered.rate or 0.0, point.offered.connections))
+        for _, loop in groupby(points, key=lambda point: point.offered.mode):
+            marks = [_mark(point, figure, shown.name(trial, results)) for point in loop]
+            heights += [mark.y for mark in marks]
+            widths += [mark.x for mark in marks]
             lines.append(Series(shown.name(trial, results), colours.get(index, "other"), marks))
     lines.sort(key=lambda each: ["other", *(f"s{number}" for number in range(9, 1, -1)), "baseline", "winner"].index(each.style))
     legend = [Key(style, shown.name(results.trials[index], results)) for index, style in colours.items()]
@@ -79,7 +80,8 @@ def frontier(results: Results) -> Chart | None:
     x, y = axis("accepted answers per second", widths, log=False), axis(f"{shown.word(figure)}, ms", heights, log=_spread(heights) > WIDE)
     return Chart(
         "Throughput and latency",
-        "Each point is a load that was measured; further right and lower is better. Hollow points break a bound.",
+        "Each point is a measured load; a line joins the closed loops or the open loops of one configuration. "
+        "Further right and lower is better. Hollow points break a bound.",
         plot("Throughput and latency of each configuration", x, y, lines, rules),
         legend,
     )

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.benchmarked import results
+from tests.support.benchmarked import point, results
 from tsx_cli.bench.model.results import PairedComparison, Results, Trial, read_results
 from tsx_cli.bench.report import show, write_report
 from tsx_cli.bench.report.charts import DECADES, SMALLEST, Axis, Mark, Series, axis, bars, plot, ticks
@@ -47,6 +47,14 @@ def test_the_page_needs_nothing_from_elsewhere(report: Path) -> None:
     assert "<script" not in page
     assert "url(" not in page
     assert "prefers-color-scheme: dark" in page
+
+
+def test_a_line_joins_loads_of_one_kind_only() -> None:
+    found = results()
+    before = charts(found)[0].svg.count('class="line"')
+    winner = found.trials[found.winner or 0]
+    winner.points += [point(512, winner.points[at].rounds, rate=rate) for at, rate in ((0, 40.0), (1, 60.0))]
+    assert charts(found)[0].svg.count('class="line"') == before + 1
 
 
 def test_the_page_shows_the_winner_each_chart_and_what_became_of_each_configuration(report: Path) -> None:
