@@ -81,11 +81,11 @@ WRONG = {
     "answers change places": (f"def handle(data, context):\n    return {ROWS}[::-1]\n", "in a batch it got the answer to"),
     "answers depend on the batch": (
         "def handle(data, context):\n    return data and [len(data)] * len(data)\n",
-        "is 1 alone and 2 in a batch",
+        "the answer: 1 (alone), 2 (in a batch)",
     ),
     "the type depends on the batch": (
         "def handle(data, context):\n    return [1] if data and len(data) == 1 else [1.0] * len(data or [])\n",
-        "is a whole number alone and a number with a fraction in a batch",
+        "the answer: 1 (alone), 1.0 (in a batch)",
     ),
     "two answers to one input differ": (
         "import random\n\ndef handle(data, context):\n    return [random.random() for _ in data or []]\n",
@@ -93,7 +93,7 @@ WRONG = {
     ),
     "the count is wrong in a batch": (
         "def handle(data, context):\n    return [1]\n",
-        "503 in a batch: number of batch response mismatched, expect: 2, got: 1. Handler",
+        "200 (alone), 503 (in a batch); number of batch response mismatched, expect: 2, got: 1. Handler",
     ),
     "the answer cannot be sent": (
         "def handle(data, context):\n    return [object()] * len(data or [])\n",
