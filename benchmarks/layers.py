@@ -206,7 +206,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2)
     parser.add_argument("--body", type=int, default=7, help="bytes of a body")
     parser.add_argument("--new-heads", action="store_true", help="each request has a header of its own, so that no head is known")
-    parser.add_argument("--routed", choices=ROUTED, help="by whom requests are shared out between two versions; else there is one")
+    parser.add_argument("--routed", choices=ROUTED, help="how requests are split between two versions; without it there is one version")
     parser.add_argument("--traced", type=float, default=0.0, help="share of the requests that are traced; needs the extra otel")
     options = parser.parse_args()
     layers = measure_traced(options) if options.traced else asyncio.run(measure(options))

@@ -33,7 +33,7 @@
     │   ├── QueueFull            (429 and TooManyRequestsException where overload_status = 429)
     │   ├── DeadlinePassed
     │   ├── NoRoom
-    │   └── ClientLeft           (nobody reads it)
+    │   └── ClientLeft           (no client reads it)
     ├── OutOfResources           507  InternalServerException
     └── SettingError             (never leaves the process: the command line prints it)
 
@@ -127,7 +127,7 @@ class WorkflowNotFound(TsxError):
 
 
 class RequestNotFound(TsxError):
-    """Of a request that was answered, its times are asked for, and nobody knows them any more."""
+    """The times of a request are asked for, and they are no longer kept."""
 
     status = 404
     type = "RequestNotFoundException"

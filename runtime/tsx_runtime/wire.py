@@ -26,7 +26,7 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
                         status, meta = header block, body = the answer          or nothing; or empty
     PING      front     none                                                    empty
     PONG      worker    none; answers a PING, between batches                   empty
-    CANCEL    front     none: nobody waits for this batch any more. A worker    empty
+    CANCEL    front     none: no client waits for this batch now. A worker    empty
                         that takes one batch after the other gets it once
                         the batch streams; it is still closed by a REPLY
     REPORT    worker    none; at any time: what was raised and printed since    {"errors": [{"message", "traceback",

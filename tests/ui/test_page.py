@@ -136,7 +136,7 @@ def test_answers_are_shown_as_people_look_at_them(page: Any, served: Running) ->
     page.get_by_label("JSON", exact=True).last.fill('{"a": ')
     page.get_by_role("button", name="Send").click()
     expect(page.get_by_text("Not JSON yet")).to_have_count(1)  # said once, beside the field
-    expect(page.get_by_role("alert").get_by_text("Mend the JSON first.")).to_be_visible()
+    expect(page.get_by_role("alert").get_by_text("Correct the JSON first.")).to_be_visible()
 
 
 def test_boxes_lie_over_the_image_that_was_sent(page: Any, served: Running) -> None:

@@ -128,7 +128,7 @@ def _numbered(file: Path, number: int) -> Path:
 
 
 def ask_plugin(source: Source, url: ModelUrl, part: Path, most: int) -> None:
-    """Raises DownloadFailed, whatever becomes of the plugin."""
+    """Raises DownloadFailed, whatever the plugin raises."""
     part.unlink(missing_ok=True)
     try:
         source(url.text, part, most)

@@ -262,7 +262,7 @@ def _remember(part: Path, validator: str | None) -> None:
 
 
 def _forget(part: Path) -> None:
-    """Nobody is to go on with it."""
+    """A later download must not continue it."""
     _note(part).unlink(missing_ok=True)
 
 

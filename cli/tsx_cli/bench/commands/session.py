@@ -128,7 +128,7 @@ def sizes(settings: Settings, payloads: Sequence[Payload]) -> dict[str, int]:
 def write_results(results: Results, directory: Path) -> None:
     """Raises CliError."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)  # somebody may have taken it away meanwhile
+        directory.mkdir(parents=True, exist_ok=True)  # it may have been removed meanwhile
         with whole_file(directory / RESULTS) as file:
             file.write(results.model_dump_json(indent=1).encode() + b"\n")
     except OSError as error:

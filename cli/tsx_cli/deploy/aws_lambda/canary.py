@@ -52,7 +52,7 @@ def decide(
 ) -> Begin | Wait | Move | Rollback:
     """`went_off` has, by name, what CloudWatch says of each alarm that is off, or that went off since the canary began.
 
-    1. Nobody asks for a canary: all at once.
+    1. No canary is asked for: all at once.
     2. An alarm is off: back, or not even begun.
     3. The share that is wanted is not there: it begins.
     4. It has baked: all. Until then it waits.

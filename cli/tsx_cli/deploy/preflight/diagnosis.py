@@ -83,7 +83,7 @@ LINES: tuple[Rule, ...] = (
     _rule(
         r"Error: (.*(?:TSX_|SAGEMAKER_)\w+.*)",
         "a variable of the environment is wrong: {0}",
-        "Mend it under [deploy] env and deploy again",
+        "Correct it under [deploy] env and deploy again",
     ),
 )
 SAID: tuple[Rule, ...] = (

@@ -76,7 +76,7 @@ class _Track:
 
 
 class TimeSeries:
-    """`sample` is called once a second, whoever looks; what it costs is told by the number of versions, not of requests."""
+    """`sample` is called once a second; its cost grows with the number of versions, not of requests."""
 
     def __init__(self, models: Callable[[], Iterable[SampledModel]], clock: Callable[[], float] = time.monotonic) -> None:
         self._models = models

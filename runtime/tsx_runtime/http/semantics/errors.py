@@ -29,7 +29,7 @@ logger = logging.getLogger("tsx.http")
 
 
 def fault(error: TsxError) -> tuple[int, tuple[Pair, ...], bytes]:
-    """Status, headers and body. Only a failed load carries the worker's traceback: whoever registers a model needs it."""
+    """Status, headers and body. Only a failed load carries the worker's traceback: the person who registers a model needs it."""
     message = error.message
     if isinstance(error, LoadFailed) and error.traceback and error.traceback not in message:
         message = f"{message}\n{error.traceback}"

@@ -25,7 +25,7 @@ export function bytes(size) {
   return `${power && value < 10 ? value.toFixed(1) : Math.round(value)} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;
 }
 
-/** A size that somebody wrote down in powers of ten. */
+/** A size that was written in powers of ten. */
 export function decimal(size) {
   const power = Math.max(0, Math.min(4, Math.floor(Math.log10(size) / 3)));
   const value = size / 1000 ** power;

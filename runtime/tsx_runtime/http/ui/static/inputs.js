@@ -39,7 +39,7 @@ function jsonInput() {
   };
   return {
     node: h("div", {}, field("JSON", area), problem),
-    take: () => (check() ? { body: area.value, type: JSON_TYPE, name: null, text: area.value } : area.value ? "Mend the JSON first." : "Type some JSON first."),
+    take: () => (check() ? { body: area.value, type: JSON_TYPE, name: null, text: area.value } : area.value ? "Correct the JSON first." : "Type some JSON first."),
     focus: () => area.focus(),
   };
 }

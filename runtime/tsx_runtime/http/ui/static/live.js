@@ -1,4 +1,4 @@
-// What the server says of itself, asked once a second while somebody looks; and what to do while it does not answer.
+// What the server says of itself, asked once a second while the page is visible; and what to do while it does not answer.
 
 import { get, Refused } from "./api.js";
 

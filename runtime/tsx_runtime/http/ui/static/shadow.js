@@ -1,4 +1,4 @@
-// A shadow: a share of the requests goes to another version too, whose answers nobody gets; what came of it.
+// A shadow: a share of the requests goes to another version too, whose answers no client gets; and the results.
 
 import { call, path, put, Refused } from "./api.js";
 import { field, h, keyed, say, show, table } from "./dom.js";

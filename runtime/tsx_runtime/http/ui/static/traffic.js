@@ -86,7 +86,7 @@ export function trafficTab(name) {
     event.preventDefault();
     const rows = [...body.kept];
     const own = rules.take();
-    const change = { sticky: sticky.value.trim() || null, rules: own.length ? own : null }; // labels and a shadow stay, whoever set them
+    const change = { sticky: sticky.value.trim() || null, rules: own.length ? own : null }; // labels and a shadow stay
     if (rows.some(([, { weight }]) => weight.value !== weight.filled)) // else a rollout goes on that moves them
       change.weights = Object.fromEntries(rows.map(([version, { weight }]) => [version, Number(weight.value) || null]));
     apply.disabled = true;
