@@ -8,6 +8,7 @@ until the page ends or serves something else. The ports 8080 to 8082, 7070 and 7
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
+from tests.support import forked
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w+) (run|write (\S+))\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -41,6 +44,13 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
         yield command, output
 
 
+def words(command: str) -> list[str]:
+    """Those of a command of tsx, or of a shell that runs it where it needs one."""
+    if command.startswith("tsx ") and not set("|&;<>()$`*?#~\n") & set(command):
+        return shlex.split(command)
+    return ["bash", "-c", f"exec {command}" if command.startswith("tsx serve ") else command]
+
+
 class Reader:
     """A person at a terminal, who types what the page says."""
 
@@ -61,9 +71,9 @@ class Reader:
             for command, expected in commands(block.text):
                 if command.startswith("tsx serve "):
                     self.stop()
-                    self.server = self.start_server(["bash", "-c", f"exec {command}"], self.directory, self.environment)
+                    self.server = self.start_server(words(command), self.directory, self.environment)
                 else:
-                    self._run(["bash", "-c", self._with_addresses(command)], self._with_addresses(expected))
+                    self._run(words(self._with_addresses(command)), self._with_addresses(expected))
 
     def stop(self) -> None:
         if self.server is not None:
@@ -75,7 +85,7 @@ class Reader:
         return text
 
     def _run(self, command: list[str], expected: str) -> None:
-        done = subprocess.run(
+        done = forked.run(
             command,
             cwd=self.directory,
             env=self.environment,
@@ -83,7 +93,6 @@ class Reader:
             stderr=subprocess.STDOUT,
             text=True,
             timeout=120,
-            check=False,
         )
         assert done.returncode == 0, f"{command[-1]}\n{done.stdout}"
         pattern = re.escape(expected.strip()).replace(r"\.\.\.", ".*")

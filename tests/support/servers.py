@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.support import forked
+
 FREE_PORTS = ("--port", "0", "--management-port", "0", "--metrics-port", "0")
 FREE_GRPC_PORTS = ("--set", "enable_grpc=true", "--grpc-port", "0", "--grpc-management-port", "0")
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")  # colours and the moves of the cursor
@@ -53,7 +55,7 @@ def started(command: Sequence[str | Path], cwd: Path, environment: Mapping[str, 
     """Wait until the server has printed the line that begins with `last_line`; fail with its output where it ends before."""
     log_file = cwd / "server.log"
     with log_file.open("w") as log:
-        process = subprocess.Popen(command, cwd=cwd, env=clean(environment), stdout=subprocess.PIPE, stderr=log, text=True)
+        process = forked.Popen(command, cwd=cwd, env=clean(environment), stdout=subprocess.PIPE, stderr=log, text=True)
     late = threading.Timer(DEADLINE, process.kill)
     late.start()
     running = Running(process, log_file)
@@ -79,13 +81,13 @@ def started(command: Sequence[str | Path], cwd: Path, environment: Mapping[str, 
 def tsx(words: Sequence[object], cwd: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """A command that ends by itself, in a process of its own."""
     command = [sys.executable, "-m", "tsx_cli", *map(str, words)]
-    return subprocess.run(command, cwd=cwd, env=clean(environment), capture_output=True, text=True, timeout=DEADLINE, check=False)
+    return forked.run(command, cwd=cwd, env=clean(environment), capture_output=True, text=True, timeout=DEADLINE)
 
 
 def screen(words: Sequence[object], cwd: Path, environment: Mapping[str, str], until: str | None = None) -> tuple[str, int]:
     """What a person sees on a terminal, and the exit code; with `until`, Ctrl-C once that text is there."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
+    process = forked.Popen(
         [sys.executable, "-m", "tsx_cli", *map(str, words)],
         cwd=cwd,
         env={**clean(environment), "TERM": "xterm"},

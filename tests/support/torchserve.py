@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from tests.support import forked
 from tests.support.servers import DEADLINE, clean
 from tsx_cli.serve.background import end_server, find_server
 from tsx_cli.serve.torchserve import READY
@@ -37,13 +38,13 @@ class TorchServe:
 
     def call(self, *words: str) -> tuple[int, str, str]:
         """A call that ends and leaves nothing running."""
-        done = subprocess.run(self._command(words), cwd=self.place, env=self.environment, capture_output=True, text=True, timeout=DEADLINE)
+        done = forked.run(self._command(words), cwd=self.place, env=self.environment, capture_output=True, text=True, timeout=DEADLINE)
         return done.returncode, done.stdout, done.stderr
 
     def start(self, *words: str) -> tuple[int, list[str]]:
         """As TorchServe's launcher does: read what is printed until the server says that it has started. The exit code is the command's."""
         with open(self.place / "stderr", "w") as errors:
-            process = subprocess.Popen(
+            process = forked.Popen(
                 self._command(words), cwd=self.place, env=self.environment, stdout=subprocess.PIPE, stderr=errors, text=True
             )
         late = threading.Timer(DEADLINE, process.kill)

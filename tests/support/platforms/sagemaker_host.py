@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.support import forked
 from tests.support.servers import DEADLINE, clean
 from tsx_cli.deploy.engine.facts import model_data
 
@@ -132,7 +133,7 @@ def container(directory: Path, port: int, environment: Mapping[str, str]) -> Gen
     given = {"SAGEMAKER_BASE_DIR": str(directory), "SAGEMAKER_BIND_TO_PORT": str(port), **environment}
     with log_file.open("w") as log:
         command = [sys.executable, "-m", "tsx_runtime.targets.entry", "serve"]
-        process = subprocess.Popen(command, cwd=directory, env=clean(given), stdout=log, stderr=log)
+        process = forked.Popen(command, cwd=directory, env=clean(given), stdout=log, stderr=log)
     try:
         yield Host(process, port, log_file)
     finally:

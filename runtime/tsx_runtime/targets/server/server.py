@@ -129,9 +129,10 @@ async def serve_async(
     read_metrics_config(settings.metrics_config)
     grpc = grpc_addresses(settings)
     check_free(grpc)
-    with listeners(settings) as bound, _keys(settings) as keys, _worker_output(settings) as output, contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as held:
+        registry = Registry(settings, worker_files, held.enter_context(_worker_output(settings)))  # before ports: a plugin may be missing
+        bound, keys = held.enter_context(listeners(settings)), held.enter_context(_keys(settings))
         options.on_bound()
-        registry = Registry(settings, worker_files, output)
         registry.tracer = held.enter_context(tracing(settings, os.environ))
         held.enter_context(server_log(registry.models))
         registry.warm_up(model.path for model in models if model.path is not None)

@@ -1,0 +1,301 @@
+"""`subprocess.Popen` and `run` for Python programs, forked from a process that has imported tsx and torch.
+
+A start takes 30 ms of the processor instead of two seconds; a server's fork server and its workers are forked in the same way. What a
+program does is the same. Tests of the start itself (what it imports, `sys.path`, an installed command) use `subprocess`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import thread
+from multiprocessing import forkserver, resource_tracker, util
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tsx_runtime.core.isolation import hidden_credentials
+
+COMMANDS = {"tsx": "tsx_cli.main", "torchserve": "tsx_cli.serve.torchserve"}
+IMPORTED = (
+    "torch",
+    "tsx_cli.archive.command",
+    "tsx_cli.main",
+    "tsx_cli.serve.command",
+    "tsx_cli.serve.torchserve",
+    "tsx_runtime.grpc.service",
+    "tsx_runtime.targets.entry",
+    "tsx_runtime.targets.server.server",
+    "tsx_runtime.worker.main",
+    "uvloop",
+)
+NUMBER = struct.Struct("!I")
+
+
+class Popen(subprocess.Popen[Any]):
+    """Of a command that begins with this Python or is one of the product's; any other is started as ever."""
+
+    _ended: socket.socket | None = None  # tells the status of a forked one
+
+    def _execute_child(  # type: ignore[override]  # private, and of other arguments in each version
+        self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *rest: Any
+    ) -> None:
+        in_shell_or_session = rest[2] or any(rest[14:15])
+        program = None if preexec_fn or pass_fds or in_shell_or_session or sys.platform != "linux" else _program(args)
+        if program is None:
+            super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)  # type: ignore[misc]
+            return
+        p2cread, _, _, c2pwrite, _, errwrite = rest[3:9]
+        streams = [own if given == -1 else given for own, given in enumerate((p2cread, c2pwrite, errwrite))]
+        environment = {os.fsdecode(name): os.fsdecode(value) for name, value in (os.environ if env is None else env).items()}
+        self._ended, theirs = socket.socketpair()
+        with theirs:
+            order = {"program": program, "cwd": os.fspath(cwd or Path.cwd()), "environment": environment}
+            self.pid = _forker().fork(order, [*streams, theirs.fileno()])
+        self._child_created = True
+        self._close_pipe_fds(*rest[3:9])  # type: ignore[attr-defined]  # private
+
+    def _internal_poll(self, *args: Any, **kwargs: Any) -> int | None:  # type: ignore[override]  # private
+        if self._ended is None:
+            return super()._internal_poll(*args, **kwargs)  # type: ignore[misc, no-any-return]
+        if self.returncode is None and self._waitpid_lock.acquire(False):  # type: ignore[attr-defined]  # private
+            try:
+                pid, status = self._try_wait(os.WNOHANG) if self.returncode is None else (0, 0)
+                if pid:
+                    self._handle_exitstatus(status)  # type: ignore[attr-defined]  # private
+            finally:
+                self._waitpid_lock.release()  # type: ignore[attr-defined]  # private
+        return self.returncode
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        if self._ended is None:
+            return super()._try_wait(wait_flags)  # type: ignore[misc, no-any-return]
+        try:
+            status = self._ended.recv(NUMBER.size, socket.MSG_DONTWAIT if wait_flags & os.WNOHANG else 0)
+        except BlockingIOError:
+            return 0, 0
+        self._ended.close()
+        return self.pid, NUMBER.unpack(status)[0] if status else signal.SIGKILL
+
+
+def run(
+    command: Sequence[Any], *, input: str | None = None, timeout: float | None = None, **options: Any
+) -> subprocess.CompletedProcess[Any]:
+    """As `subprocess.run` without `check`."""
+    if options.pop("capture_output", False):
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    options.pop("check", None)
+    with Popen(command, stdin=None if input is None else subprocess.PIPE, **options) as process:
+        try:
+            output, errors = process.communicate(input, timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+def _program(command: Any) -> list[str] | None:
+    """(kind, what, arguments...), or None where it is no program of this Python, or has options of the interpreter."""
+    if isinstance(command, (str, bytes)):
+        return None
+    first, *words = (os.fspath(word) for word in command)
+    name = Path(first).name
+    if name in COMMANDS and Path(first).parent in (Path(), Path(sys.executable).parent):
+        return ["main", COMMANDS[name], name, *words]
+    if first != sys.executable or not words:
+        return None
+    if words[0] in ("-m", "-c"):
+        return words
+    return None if words[0].startswith("-") else ["file", *words]
+
+
+class Forker:
+    """The process that programs are forked from: this module, run as a program."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._lock = threading.Lock()
+        with theirs:
+            words = [sys.executable, "-m", __name__, str(theirs.fileno())]
+            self._process = subprocess.Popen(words, cwd=Path(__file__).parents[2], pass_fds=[theirs.fileno()])
+        atexit.register(self._socket.close)  # it ends with it
+
+    def fork(self, order: dict[str, Any], files: list[int]) -> int:
+        message = json.dumps(order).encode()
+        with self._lock:
+            socket.send_fds(self._socket, [NUMBER.pack(len(message))], files)
+            self._socket.sendall(message)
+            return int(NUMBER.unpack(_receive(self._socket, NUMBER.size))[0])
+
+
+def _receive(source: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = source.recv(count - len(data))
+        if not part:
+            raise EOFError("the process that programs are forked from has ended")
+        data += part
+    return data
+
+
+_made: list[Forker] = []
+
+
+def _forker() -> Forker:
+    if not _made:
+        _made.append(Forker())
+    return _made[0]
+
+
+def serve(orders: socket.socket) -> None:
+    """Fork a program for each order; tell how each has ended."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    waiting: dict[int, int] = {}
+
+    def report(*_: object) -> None:
+        while waiting:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            told = waiting.pop(pid)
+            with contextlib.suppress(OSError):
+                os.write(told, NUMBER.pack(status))
+            os.close(told)
+
+    signal.signal(signal.SIGCHLD, report)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        head, files, _, _ = socket.recv_fds(orders, NUMBER.size, 4)
+        if not head:
+            return
+        order = json.loads(_receive(orders, NUMBER.unpack(head)[0]))
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        pid = os.fork()
+        if not pid:
+            _become(order, files)
+        waiting[pid] = files.pop()
+        for file in files:
+            os.close(file)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        orders.sendall(NUMBER.pack(pid))
+
+
+def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
+    """The program of an order, in a process that has just been forked."""
+    for at, file in enumerate(files[:3]):
+        os.dup2(file, at)
+    os.closerange(3, 1024)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    gc.unfreeze()
+    os.chdir(order["cwd"])
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    sys.path[:0] = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place and place not in sys.path]
+    _measure_no_more_than(os.environ)
+    _open_streams()
+    hidden_credentials.Popen = _fork_program  # type: ignore[assignment]  # of a server: its fork server and resource tracker
+    _end(lambda: _run(*order["program"]))
+
+
+def _fork_program(
+    args: Sequence[Any], *, executable: Any, pass_fds: Sequence[int], env: Mapping[str, str], restore_signals: bool
+) -> types.SimpleNamespace:
+    """`python OPTIONS -c CODE`, as multiprocessing starts it."""
+    pid = os.fork()
+    if pid:
+        return types.SimpleNamespace(pid=pid, returncode=None)
+    os.environ.clear()
+    os.environ.update(env)
+    keep = sorted({0, 1, 2, *pass_fds})
+    for low, high in zip(keep, [*keep[1:], 1024], strict=True):
+        os.closerange(low + 1, high)
+    atexit._clear()
+    thread._threads_queues.clear()  # type: ignore[attr-defined]  # private: the thread that forked is now the main one
+    util._finalizer_registry.clear()  # type: ignore[attr-defined]  # private
+    resource_tracker._resource_tracker.__init__()  # type: ignore[misc]
+    forkserver._forkserver.__init__()  # type: ignore[attr-defined]  # private: as they are in a new process
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.set_wakeup_fd(-1)
+    words = [os.fsdecode(word) for word in args]
+    return _end(lambda: _run("-c", words[words.index("-c") + 1]))
+
+
+def _run(kind: str, what: str, *arguments: str) -> object:
+    sys.argv = [kind if kind in ("-c", "-m") else what, *arguments]
+    if kind == "main":
+        sys.argv = list(arguments)
+        return importlib.import_module(what).main()
+    if kind == "-c":
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(what, "<string>", "exec"), vars(sys.modules["__main__"]))
+    elif kind == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(what).resolve().parent))
+        runpy.run_path(what, run_name="__main__")
+    return None
+
+
+def _end(program: Callable[[], object]) -> NoReturn:
+    """Run it and end as the interpreter does."""
+    code: object = 1
+    try:
+        code = program()
+    except SystemExit as end:
+        code = end.code
+    except KeyboardInterrupt:
+        code = -signal.SIGINT
+    except BaseException:
+        traceback.print_exc()
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+        code = 1
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]  # private
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    if code == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code if isinstance(code, int) else 0)
+
+
+def _open_streams() -> None:
+    now = bool(os.environ.get("PYTHONUNBUFFERED"))
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    sys.stdout.reconfigure(line_buffering=sys.stdout.isatty(), write_through=now)
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+
+
+def _measure_no_more_than(environment: Mapping[str, str]) -> None:
+    if "COVERAGE_PROCESS_CONFIG" not in environment and "coverage" in sys.modules:
+        running = importlib.import_module("coverage").Coverage.current()
+        if running is not None:
+            running.stop()
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
