@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -161,33 +162,35 @@ def is_below(module: str, parts: Iterable[str]) -> bool:
     return any(module == name or module.startswith(name + ".") for name in parts)
 
 
-def imported(module: str, file: Path) -> Iterator[tuple[str, int]]:
+@cache
+def imported(module: str) -> list[tuple[str, int]]:
     """Every module that a file names in an import, at any depth, with its line; `from package import module` counts as the module."""
+    file = MODULES[module]
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    found = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 above = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*above, base] if base else above)
-            for alias in node.names:
-                inner = f"{base}.{alias.name}"
-                yield (inner if inner in MODULES else base), node.lineno
+            inner = [f"{base}.{alias.name}" for alias in node.names]
+            found += [(name if name in MODULES else base, node.lineno) for name in inner]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in MODULES:
-            yield node.value, node.lineno  # a module named in text is one that will be imported
+            found.append((node.value, node.lineno))  # a module named in text is one that will be imported
+    return found
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_point_down_the_floors(module: str) -> None:
-    here = part(module)
-    if here is None:
-        assert module == "tsx_runtime", f"{module} stands on no floor: add it to MAY_IMPORT and to docs/architecture.md"
-        return
+def test_imports_point_down_the_floors() -> None:
+    homeless = {module for module in MODULES if part(module) is None} - {"tsx_runtime"}
+    assert not homeless, "these stand on no floor: add them to MAY_IMPORT and to docs/architecture.md"
     upward = [
-        f"line {line}: {name}"
-        for name, line in imported(module, MODULES[module])
+        f"{module}, line {line}: {name}"
+        for module in MODULES
+        if (here := part(module)) is not None
+        for name, line in imported(module)
         if name.partition(".")[0] in ROOMS and name != "tsx_runtime" and not is_below(name, MAY_IMPORT[here] | {here})
     ]
     assert not upward
@@ -196,7 +199,7 @@ def test_imports_point_down_the_floors(module: str) -> None:
 def within(package: str) -> dict[str, set[str]]:
     """What each file of a package imports of the package, under TYPE_CHECKING too."""
     inside = [name for name in MODULES if name.startswith(package + ".")]
-    return {name: {other for other, _ in imported(name, MODULES[name]) if other in inside} for name in inside}
+    return {name: {other for other, _ in imported(name) if other in inside} for name in inside}
 
 
 @pytest.mark.parametrize("package", FLOORS)
@@ -230,18 +233,27 @@ def floor(room: str, module: str) -> tuple[int, str] | None:
     return None if name is None else (rows[name], name)
 
 
-@pytest.mark.parametrize(("room", "module"), [(room, name) for room in CLI_FLOORS for name in MODULES if name.startswith(f"{room}.")])
-def test_imports_inside_the_command_line_point_down_its_floors(room: str, module: str) -> None:
-    here = floor(room, module)
-    assert here is not None, f"{module} stands on no floor: add it to CLI_FLOORS"
-    found = [(line, name, floor(room, name)) for name, line in imported(module, MODULES[module])]
-    assert not [f"line {line}: {name}" for line, name, there in found if there is not None and there[1] != here[1] and there[0] >= here[0]]
+@pytest.mark.parametrize("room", CLI_FLOORS)
+def test_imports_inside_the_command_line_point_down_its_floors(room: str) -> None:
+    upward = []
+    for module in (name for name in MODULES if name.startswith(f"{room}.")):
+        here = floor(room, module)
+        assert here is not None, f"{module} stands on no floor: add it to CLI_FLOORS"
+        found = [(line, name, floor(room, name)) for name, line in imported(module)]
+        upward += [
+            f"{module}, line {line}: {name}"
+            for line, name, there in found
+            if there is not None and there[1] != here[1] and there[0] >= here[0]
+        ]
+    assert not upward
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name in CORE - PRELOADS or not is_below(name, ["tsx_runtime.worker"])])
-def test_only_workers_import_torch_and_its_kin(module: str) -> None:
-    allowed = NUMERIC if module.startswith("tsx_cli.bench.") else {"numpy"} if module in COUNT else set()
-    heavy = [f"line {line}: {name}" for name, line in imported(module, MODULES[module]) if name.partition(".")[0] in HEAVY - allowed]
+def test_only_workers_import_torch_and_its_kin() -> None:
+    heavy = []
+    for module in (name for name in MODULES if name in CORE - PRELOADS or not is_below(name, ["tsx_runtime.worker"])):
+        allowed = NUMERIC if module.startswith("tsx_cli.bench.") else {"numpy"} if module in COUNT else set()
+        found = [(line, name) for name, line in imported(module) if name.partition(".")[0] in HEAVY - allowed]
+        heavy += [f"{module}, line {line}: {name}" for line, name in found]
     assert not heavy
 
 
