@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +51,7 @@ class Scenario:
     victim: Mapping[str, object] = field(default_factory=dict)  # model-config.yaml
     settings: Mapping[str, object] = field(default_factory=dict)
     output: Callable[[ExitStack], int] | None = None  # a file descriptor for stdout and stderr of the server
+    own_server: bool = False  # what it leaves behind would be seen by the next trial on the same server
     instead: Callable[[Scenario, Scale, Path], Awaitable[Report]] | None = None  # of the usual trial, where the server does not outlive it
     why_not: Callable[[], str | None] = lambda: None  # why this machine does not let it be tried
 
@@ -68,8 +69,10 @@ class Report:
 class Trial:
     """What a fault is given: a server, the load on it, and ways to do harm."""
 
-    def __init__(self, server: Server, scale: Scale, directory: Path) -> None:
+    def __init__(self, server: Server, scale: Scale, directory: Path, before: Mapping[str, Counted]) -> None:
+        """`before`: what the server counted until now."""
         self.server = server
+        self.before = before
         self.scale = scale
         self.directory = directory
         self.tallies = {VICTIM: Tally(), BYSTANDER: Tally()}
@@ -90,6 +93,10 @@ class Trial:
             raise RuntimeError(f"'{order}' was not answered")
         self.check(answer.status == expected, f"'{order}' was answered {answer.status}, not {expected}: {answer.body[:300].decode()}")
         return answer
+
+    def report(self, scenario: Scenario) -> Report:
+        sent = {name: tally.sent for name, tally in self.tallies.items()}
+        return Report(scenario.name, sent, self.tallies[VICTIM].errors, self.recovery, self.complete, self.problems)
 
     def check(self, holds: bool, problem: str) -> None:
         if not holds:
@@ -114,22 +121,34 @@ class Trial:
 
 async def run(scenario: Scenario, scale: Scale, directory: Path) -> Report:
     """The whole trial; leaves no process behind."""
-    if scenario.instead is not None:
-        return await scenario.instead(scenario, scale, directory)
+    return (await run_in_turn([scenario], scale, directory))[0]
+
+
+async def run_in_turn(scenarios: Sequence[Scenario], scale: Scale, directory: Path) -> list[Report]:
+    """Trials of one kind of server, on one server, until one finds a problem."""
+    if scenarios[0].instead is not None:
+        return [await scenarios[0].instead(scenarios[0], scale, directory)]
+    reports = []
     with ExitStack() as held:
-        output = None if scenario.output is None else scenario.output(held)
-        trial = Trial(await start(scenario, scale, directory, output), scale, directory)
+        output = None if scenarios[0].output is None else scenarios[0].output(held)
+        server = await start(scenarios[0], scale, directory, output)
         try:
-            await _under_load(trial, scenario)
-            await _compare(trial, scenario)
-            await _look_back(trial)
-        except (OSError, EOFError, RuntimeError, TimeoutError, asyncio.TimeoutError) as error:  # from a server that is ill
-            log = trial.server.log.read_text(errors="replace")
-            trial.problems.append(f"{type(error).__name__}: {error}; the log ends with {log[-1000:]}")
+            for scenario in scenarios:
+                trial = Trial(server, scale, directory, {model: await server.counted(model) for model in (VICTIM, BYSTANDER)})
+                try:
+                    await _under_load(trial, scenario)
+                    await _compare(trial, scenario)
+                    if scenario is scenarios[-1]:
+                        await _look_back(trial)
+                except (OSError, EOFError, RuntimeError, TimeoutError, asyncio.TimeoutError) as error:  # from a server that is ill
+                    log = server.log.read_text(errors="replace")
+                    trial.problems.append(f"{type(error).__name__}: {error}; the log ends with {log[-1000:]}")
+                reports.append(trial.report(scenario))
+                if trial.problems:
+                    break
         finally:
-            await trial.server.kill()
-    sent = {name: tally.sent for name, tally in trial.tallies.items()}
-    return Report(scenario.name, sent, trial.tallies[VICTIM].errors, trial.recovery, trial.complete, trial.problems)
+            await server.kill()
+    return reports
 
 
 async def start(scenario: Scenario, scale: Scale, directory: Path, output: int | None = None) -> Server:
@@ -192,7 +211,8 @@ async def _counted(trial: Trial, model: str) -> Counted:
         return counted.accepted <= sum(counted.statuses.values())
 
     await trial.eventually(f"all that {model} accepted is answered", quiet)
-    return await trial.server.counted(model)
+    counted, before = await trial.server.counted(model), trial.before[model]
+    return Counted(counted.accepted - before.accepted, counted.statuses - before.statuses)
 
 
 async def _look_back(trial: Trial) -> None:

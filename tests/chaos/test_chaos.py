@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.chaos import clients, stop, surroundings, workers
-from benchmarks.chaos.trial import SHORT, Scenario, run
+from benchmarks.chaos.trial import SHORT, Scenario, run_in_turn
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the faults, and the looks from outside, are Linux's"),
@@ -19,10 +20,20 @@ pytestmark = [
 SCENARIOS = [*workers.SCENARIOS, *clients.SCENARIOS, *surroundings.SCENARIOS, *stop.SCENARIOS]
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=[scenario.name for scenario in SCENARIOS])
-def test_nothing_is_lost_when(scenario: Scenario, tmp_path: Path) -> None:
-    if reason := scenario.why_not():
+def kind(scenario: Scenario) -> str:
+    """Scenarios of one kind run in turn on one server."""
+    alone = scenario.own_server or scenario.output or scenario.instead or scenario.why_not()
+    return repr([scenario.victim, scenario.settings, scenario.name if alone else ""])
+
+
+TURNS = [list(group) for _, group in itertools.groupby(sorted(SCENARIOS, key=kind), key=kind)]
+
+
+@pytest.mark.parametrize("scenarios", TURNS, ids=[", ".join(scenario.name for scenario in group) for group in TURNS])
+def test_nothing_is_lost_when(scenarios: list[Scenario], tmp_path: Path) -> None:
+    if reason := scenarios[0].why_not():
         pytest.skip(reason)
-    report = asyncio.run(run(scenario, SHORT, tmp_path))
-    assert report.problems == []
-    assert all(report.sent.values())
+    reports = asyncio.run(run_in_turn(scenarios, SHORT, tmp_path))
+    assert {report.scenario: report.problems for report in reports if report.problems} == {}
+    assert [report.scenario for report in reports] == [scenario.name for scenario in scenarios]
+    assert all(sent for report in reports for sent in report.sent.values())
