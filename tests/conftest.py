@@ -30,24 +30,64 @@ def without_own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 
 @pytest.fixture(autouse=True, scope="session")
-def with_torch_for_workers() -> Iterator[None]:
+def with_torch_for_workers(request: pytest.FixtureRequest) -> Iterator[None]:
     """A process has one fork server, for all its tests: it has torch and all, whichever test is the first to start a worker.
 
     Without it each worker of a test that needs torch would import it anew, two seconds of the processor every time.
     """
-    ask_for = forkserver.set_forkserver_preload
+    ask_for, fork = forkserver.set_forkserver_preload, forkserver.connect_to_new_process
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forkserver, "connect_to_new_process", lambda descriptors: _begun.append("a worker") or fork(descriptors))
         patch.setattr(forkserver, "set_forkserver_preload", lambda modules: ask_for([PRELOAD_EXPORTED]))
         patch.delenv("VIRTUAL_ENV", raising=False)  # of the tester's own environment, which workers would have from the fork server
-        if sys.platform == "linux" and "PYTEST_XDIST_WORKER" in os.environ:  # of many tests some will need it: it imports while others run
+        if (
+            sys.platform == "linux" and "PYTEST_XDIST_WORKER" in os.environ and not request.config.getoption("fast")
+        ):  # of many tests some will need it: it imports while others run
             ask_for([PRELOAD_EXPORTED])
             _ensure_fork_server()
         yield
 
 
 # No test asserts speed. What decides whether a change lands draws the same examples each time; whoever works on it draws new ones.
-settings.register_profile("tsx", deadline=None, derandomize="CI" in os.environ)
-settings.load_profile("tsx")
+settings.register_profile("everyday", deadline=None, max_examples=30, derandomize="CI" in os.environ)
+settings.register_profile("nightly", deadline=None, max_examples=500)  # pytest --hypothesis-profile nightly
+settings.load_profile("everyday")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only tests that start no process and take less than a second")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("fast"):
+        return
+    slow = [item for item in items if "processes" in getattr(item, "fixturenames", ()) or item.get_closest_marker("slow")]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if item not in set(slow)]
+
+
+@pytest.fixture(scope="session")
+def processes() -> None:
+    """What a test uses, itself or by its fixtures, that starts processes: `scripts/test --fast` leaves it out."""
+
+
+@pytest.fixture(autouse=True)
+def no_unmarked_process(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With --fast, a test that starts a process fails: it should use the fixture `processes`."""
+    _begun.clear()
+    yield
+    assert not (_begun and request.config.getoption("fast")), f"it starts {_begun}: add pytest.mark.usefixtures('processes')"
+
+
+_begun: list[str] = []  # processes of the test that runs
+
+
+def _note_process(event: str, arguments: tuple[object, ...]) -> None:
+    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn"):
+        _begun.append(f"{event} {arguments[:2]}")
+
+
+sys.addaudithook(_note_process)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -139,7 +179,7 @@ def logging_as_it_was() -> Iterator[None]:
 
 
 @pytest.fixture
-def user_environment(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> dict[str, str]:
+def user_environment(processes: None, tmp_path: Path, free_ports: Callable[[int], list[int]]) -> dict[str, str]:
     """Environment variables for commands: this Python's scripts first on the PATH, a cache of its own, three free addresses."""
     inference, management, metrics = (f"http://127.0.0.1:{port}" for port in free_ports(3))
     return clean(
@@ -154,7 +194,7 @@ def user_environment(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> 
 
 
 @pytest.fixture
-def start_server() -> Iterator[Callable[[Sequence[str | Path], Path, Mapping[str, str]], Running]]:
+def start_server(processes: None) -> Iterator[Callable[[Sequence[str | Path], Path, Mapping[str, str]], Running]]:
     """Start a server and wait until it answers; none outlives the test."""
     with ExitStack() as held:
         yield lambda command, directory, environment: held.enter_context(started(command, directory, environment))

@@ -282,6 +282,7 @@ print(json.dumps({
 ENTRANCES = ["tsx_archiver", "model_archiver", "tsx_cli.main", "tsx_templates", "tsx_runtime", "tsx_runtime.core", "tsx_runtime.worker"]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     "module", [*ENTRANCES, "tsx_runtime.core.registry.registry", "tsx_runtime.http.app", "tsx_runtime.targets.server.server"]
 )
@@ -301,6 +302,7 @@ def test_a_bare_import_has_no_effect(module: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("processes")
 def test_help_imports_neither_torch_nor_the_server() -> None:
     finished = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "tsx_cli", "--help"], capture_output=True, text=True, timeout=60, check=True

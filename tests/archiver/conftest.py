@@ -100,7 +100,7 @@ def make_tar(tmp_path: Path) -> MakeTar:
 
 
 @pytest.fixture(scope="session")
-def peer_bin() -> Path:
+def peer_bin(processes: None) -> Path:
     """Where TorchServe's own commands are: in the environment that TSX_PEER_TORCHSERVE names, or on the PATH."""
     named = os.environ.get("TSX_PEER_TORCHSERVE")
     if named:

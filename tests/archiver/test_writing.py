@@ -100,6 +100,7 @@ def test_a_file_of_zeros_does_not_become_what_readers_take_for_a_bomb(
         assert (opened.directory / "weights.bin").stat().st_size == 80 * MIB
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process's memory from /proc")
 def test_packing_takes_constant_memory(inputs: Path) -> None:
     with Path("weights.bin").open("wb") as file:

@@ -46,7 +46,7 @@ def run(
 
 
 @pytest.fixture
-def torchserve(short_path: Path, free_ports: Callable[[int], list[int]]) -> Iterator[TorchServe]:
+def torchserve(processes: None, short_path: Path, free_ports: Callable[[int], list[int]]) -> Iterator[TorchServe]:
     made = TorchServe(short_path, free_ports(3))
     try:
         yield made

@@ -12,6 +12,9 @@ import pytest
 
 from tests.cli.conftest import DIGITS, Ended, Run
 
+pytestmark = pytest.mark.usefixtures("processes")
+
+
 Check = Callable[..., Ended]
 
 

@@ -38,11 +38,13 @@ def python(code: str, **environment: str) -> str:
     return finished.stdout
 
 
+@pytest.mark.usefixtures("processes")
 def test_help_imports_nothing_heavy() -> None:
     told = python(f"import sys; from tsx_cli.main import main; main(['--help']); print([name for name in {HEAVY} if name in sys.modules])")
     assert told.splitlines()[-1] == "[]"
 
 
+@pytest.mark.usefixtures("processes")
 def test_no_command_imports_for_its_help_what_only_its_run_needs() -> None:
     code = """
 import importlib, sys
@@ -54,6 +56,7 @@ for module, _ in Commands.entries.values():
     assert python(f"{code}print([name for name in {needed} if name in sys.modules])").splitlines()[-1] == "[]"
 
 
+@pytest.mark.usefixtures("processes")
 def test_completion_imports_no_command() -> None:
     code = (
         "import sys; from tsx_cli.main import main; main([]); "
@@ -64,6 +67,7 @@ def test_completion_imports_no_command() -> None:
     assert told.splitlines()[-1] == "[]"
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -83,6 +87,7 @@ def test_completion_knows_the_words_of_a_command(line: str, expected: list[str] 
     assert len(completed) == len(set(completed))
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_completion_script_is_shown() -> None:
     """In a shell, since it is the one that asks whose script it is."""
     words = f"'{sys.executable}' -m tsx_cli --show-completion; exit"
@@ -177,6 +182,7 @@ def test_debug_counts_wherever_it_stands_before_a_double_dash(argv: list[str], e
     assert hoist_debug(argv) == expected
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_reader_that_goes_away_is_no_defect() -> None:
     code = "import sys; from tsx_cli.main import main; sys.exit(main(['config', 'show', '--json']))"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -27,7 +27,7 @@ class Answers(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def torchserve() -> Path:
+def torchserve(processes: None) -> Path:
     """The programs of a TorchServe of its own: the one that TSX_PEER_TORCHSERVE names, or one made from PyPI and kept."""
     if shutil.which("java") is None:
         pytest.skip("the comparison with TorchServe needs Java, which is not here")

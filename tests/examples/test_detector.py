@@ -23,6 +23,9 @@ from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.wire import request_meta
 
+pytestmark = pytest.mark.slow
+
+
 DETECTOR = Path(__file__).parents[2] / "examples" / "detector"
 MODULES = ("drawings", "decoding", "model", "train", "export")
 METRICS = json.loads((DETECTOR / "metrics.json").read_text(encoding="utf-8"))

@@ -23,6 +23,9 @@ from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.wire import request_meta
 
+pytestmark = pytest.mark.slow
+
+
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 METRICS = json.loads((DIGITS / "metrics.json").read_text(encoding="utf-8"))
 

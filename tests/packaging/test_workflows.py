@@ -61,6 +61,7 @@ def actions() -> list[str]:
     return [step["uses"] for file in WORKFLOWS for job in loaded(file)["jobs"].values() for step in job.get("steps", []) if "uses" in step]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_files_are_what_their_schema_says(schema: str) -> None:
     assert SCHEMAS[schema]

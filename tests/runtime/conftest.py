@@ -222,7 +222,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(store: Path) -> Iterator[RunningServer]:
+def server(processes: None, store: Path) -> Iterator[RunningServer]:
     """Shared by tests that change nothing in it: `talker` 1.0 (one worker) and 2.0 (none)."""
     with running_server(make_settings(store)) as running:
         running.register("talker.mar", initial_workers=1)
@@ -244,13 +244,13 @@ def empty(store: Path, own_server: RunningServer) -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="session")
-def own_server(store: Path) -> Iterator[RunningServer]:
+def own_server(processes: None, store: Path) -> Iterator[RunningServer]:
     with running_server(make_settings(store)) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def start_server(store: Path) -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
+def start_server(processes: None, store: Path) -> Callable[..., contextlib.AbstractContextManager[RunningServer]]:
     """For tests that need settings of their own: `with start_server(inference_token="x") as server: ...`"""
 
     def start(listeners: Any = SEPARATE, **values: Any) -> contextlib.AbstractContextManager[RunningServer]:

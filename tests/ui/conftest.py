@@ -80,7 +80,7 @@ class Odd:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser(processes: None) -> Iterator[Any]:
     """For a module: playwright's loop runs in this thread, and other modules want loops of their own."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, which the extra `dev` installs")
     program = installed_browser()
@@ -105,7 +105,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def start(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Running]]:
+def start(processes: None, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Running]]:
     """`tsx serve` with these words and settings; none outlives the module."""
     with ExitStack() as held:
 

@@ -117,6 +117,7 @@ def test_files_that_a_handler_adds_are_no_damage(archive: Path, cache: Path) -> 
             assert second.directory == first.directory
 
 
+@pytest.mark.usefixtures("processes")
 def test_two_processes_that_open_at_once_unpack_once(archive: Path, cache: Path) -> None:
     code = "import sys, tsx_archiver\nsys.stdin.read(1)\nprint(tsx_archiver.open_archive(sys.argv[1], cache=sys.argv[2]).directory)"
     command = [sys.executable, "-c", code, str(archive), str(cache)]
@@ -138,6 +139,7 @@ def test_threads_that_open_at_once_unpack_once(archive: Path, cache: Path) -> No
         each.close()
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_a_killed_process_left_is_removed_by_the_next(archive: Path, cache: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from tsx_archiver.storage.cache import Cache\n"

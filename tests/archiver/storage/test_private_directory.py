@@ -149,6 +149,7 @@ def test_a_group_may_write_on_the_way_only_where_it_is_roots(tmp_path: Path) -> 
         private_directory(tmp_path / "group" / "cache")
 
 
+@pytest.mark.usefixtures("processes")
 @as_root
 def test_a_user_without_a_name_in_roots_group_has_a_cache_of_its_own(shared: Path, can_pass: Callable[[Path], None]) -> None:
     shared.chmod(0o1775)  # as /tmp of an image that is made for OpenShift
@@ -223,6 +224,7 @@ def test_an_entry_of_another_user_is_passed_over(archive: Path, cache: Path) -> 
         assert (opened.directory / "handler.py").read_text() != "planted"
 
 
+@pytest.mark.usefixtures("processes")
 def test_without_a_home_the_cache_has_a_name_that_nobody_can_take_first(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", "/nonexistent")
@@ -262,6 +264,7 @@ def swap(place: Path, planted: Path, begun: Event) -> None:
         begun.set()
 
 
+@pytest.mark.usefixtures("processes")
 @as_root
 @pytest.mark.parametrize("attack", ["in a sticky directory", "in a directory of the attacker's"])
 def test_a_cache_that_is_swapped_while_it_is_opened_never_gives_another_users_entry(

@@ -100,6 +100,7 @@ def test_samples_travel_in_the_archive(run: Run, tmp_path: Path) -> None:
     assert {"samples/0.png", "samples/README.md"} < set(members)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_terminal_shows_how_far_the_packing_is(tmp_path: Path) -> None:
     seen, code = screen(["archive", DIGITS / "digits.pt"], tmp_path, {})
     assert code == 0, seen
@@ -298,6 +299,7 @@ def test_unpack_makes_a_directory_that_is_a_model(run: Run, tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     "command", [["archive", "inspect"], ["archive", "verify"], ["archive", "unpack"], ["archive", "--check"], ["serve"]]
 )

@@ -39,6 +39,7 @@ def test_every_client_command_says_that_no_server_answers(run: Run, nobody: str,
     assert ended.err.startswith(f"Error: no server answers at {nobody}")
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("command", [["register", "a.mar"], ["replace", "a.mar"], ["unregister", "a"]])
 def test_a_server_that_registers_no_models_says_so(run: Run, tmp_path: Path, command: list[str]) -> None:
     with running_server(make_settings(tmp_path, enable_model_api=False)) as server:

@@ -20,6 +20,9 @@ from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
 from tsx_cli.main import main
 
+pytestmark = pytest.mark.slow
+
+
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")  # a canary says since when it is one: a second later the same call says another
 READS = ("Describe", "Get", "List", "Head")
 QUEUE = "arn:aws:sqs:eu-central-1:123456789012:images"

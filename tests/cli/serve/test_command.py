@@ -63,6 +63,7 @@ def test_the_start_is_told_in_plain_lines_where_no_terminal_is(server: Running) 
     assert [line.partition(" at ")[0] for line in server.lines[2:5]] == ["predictions", "models", "metrics"]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_the_curl_line_works_as_it_stands(server: Running) -> None:
     words = shlex.split(server.lines[-1].removeprefix("try: "))
@@ -90,6 +91,7 @@ def test_predict_writes_an_answer_as_it_came(predict: Run, tmp_path: Path) -> No
     assert json.loads(predict("echo", "in", "--json").out)["base64"] == "AP8K"
 
 
+@pytest.mark.usefixtures("processes")
 def test_predict_reads_standard_input(server: Running, place: Path) -> None:
     words = [sys.executable, "-m", "tsx_cli", "predict", "echo", "-", "--url", server.address("predictions")]
     assert subprocess.run(words, input=b"\xffhello", capture_output=True, check=True, cwd=place, timeout=60).stdout == b"\xffhello"

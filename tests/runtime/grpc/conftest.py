@@ -148,7 +148,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(processes: None, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """`talker` with one worker; 20 MB for a message."""
     directory = tmp_path_factory.mktemp("grpc-server")
     environment = {

@@ -21,6 +21,9 @@ from tests.support.clients import hostile_http2 as http2
 from tests.support.clients.hostile_http2 import HostileConnection, call_headers, frame, literal, message
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving
 
+pytestmark = pytest.mark.slow
+
+
 SERVICE = b"/org.pytorch.serve.grpc.inference.InferenceAPIsService/"
 PREDICT = SERVICE + b"Predictions"
 STREAMS, CALLS = 20, 30

@@ -24,6 +24,9 @@ from tsx_runtime.http.fast_lane.cased_protocol import CasedProtocol
 from tsx_runtime.http.fast_lane.protocol import FastLane
 from tsx_runtime.settings.schema import ROLES, Settings
 
+pytestmark = pytest.mark.slow
+
+
 ECHO = """
 import json
 

@@ -273,6 +273,7 @@ def test_a_directory_that_cannot_be_written_is_told(site: Site, tmp_path: Path) 
         download(parse_url(site.url()), tmp_path / "absent" / "m.part", rules(site))
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("trusted", [True, False])
 def test_tls_is_checked_against_the_name(tmp_path: Path, part: Path, monkeypatch: pytest.MonkeyPatch, trusted: bool) -> None:
     pair = make_certificate(tmp_path)

@@ -138,14 +138,14 @@ StartWorker = Callable[..., Worker]
 
 
 @pytest.fixture
-def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
+def start_worker(processes: None, tmp_path: Path) -> Iterator[StartWorker]:
     """start_worker("source of handler.py", files={...}, model={...}, **what differs in the load order) -> Worker"""
     with starting_workers(tmp_path) as start:
         yield start
 
 
 @pytest.fixture(scope="module")
-def start_shared_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartWorker]:
+def start_shared_worker(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartWorker]:
     """As `start_worker`, for workers that the tests of a module share: they must leave them as they were."""
     with starting_workers(tmp_path_factory.mktemp("shared")) as start:
         yield start

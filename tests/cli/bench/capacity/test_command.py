@@ -37,6 +37,9 @@ from tsx_runtime.core.placement.hardware import hardware
 from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.recordings import Recorded, encode, file_head
 
+pytestmark = pytest.mark.slow
+
+
 WON = Configuration(workers=2, batch_size=4)
 TIMING = Timing((1, 2, 4, 8), (12.0, 14.0, 18.0, 26.0), None, 0.05)
 

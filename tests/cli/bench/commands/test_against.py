@@ -19,6 +19,9 @@ from tsx_cli.bench.model.results import read_results
 from tsx_cli.bench.search.run_options import command_line
 from tsx_cli.bench.workload.payloads import Payload
 
+pytestmark = pytest.mark.usefixtures("processes")
+
+
 ECHO = """
 def handle(data, context):
     return [{"got": str(sorted(row))[:100]} for row in data or []]

@@ -22,7 +22,7 @@ from tsx_cli.bench.model.results import Round
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.failure import CliError
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="httptools is not there")
+pytestmark = [pytest.mark.skipif(sys.platform == "win32", reason="httptools is not there"), pytest.mark.slow]
 
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 FAILED = b"HTTP/1.1 500 Internal Server Error\r\nconnection: close\r\ncontent-length: 1\r\n\r\nx"
@@ -230,6 +230,7 @@ def test_a_connection_that_closes_before_the_load_begins_is_made_again() -> None
     assert set(told.errors) <= {"closed"}
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_generator_that_gets_no_plan_ends_without_a_word() -> None:
     command = [sys.executable, "-c", "from tsx_cli.bench.generator.child import main; main()"]
     for cut in (b"", b'{"url"'):
@@ -283,6 +284,7 @@ def test_the_warm_up_counts_in_nothing() -> None:
     assert told.warm_up_seconds >= 0.29
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_process_of_its_own_tells_how_far_it_is_and_the_same_figures() -> None:
     told: list[Progress] = []
     with scripted(lambda *_: [OK]) as url:
@@ -295,6 +297,7 @@ def test_a_process_of_its_own_tells_how_far_it_is_and_the_same_figures() -> None
         measure(plan("http://127.0.0.1:9", seconds=0.1))
 
 
+@pytest.mark.usefixtures("processes")
 def test_it_has_as_many_connections_as_the_system_lets_it_have_not_as_the_shell_does() -> None:
     """They stay in the queue of one who listens and accepts none, so that they take descriptors of the generator only."""
     resource = pytest.importorskip("resource")

@@ -74,6 +74,7 @@ def measured(directory: Path, variant: Configuration, sizes: Sequence[int], seco
         return measure_curve(archive, variant, sizes, PAYLOADS, budget_seconds=seconds)
 
 
+@pytest.mark.usefixtures("processes")
 def test_times_and_steps_are_the_workers_own(model: Write) -> None:
     curve = measured(model(TELLING), HERE, (4, 1, 4), 1.0)
     assert (curve.failed, [point.batch_size for point in curve.points]) == (None, [1, 4])
@@ -86,12 +87,14 @@ def test_times_and_steps_are_the_workers_own(model: Write) -> None:
         assert point.postprocess_ms is None
 
 
+@pytest.mark.usefixtures("processes")
 def test_answers_are_those_of_each_input(model: Write) -> None:
     with open_archive(model(TELLING)) as archive, standalone_worker.start_worker(standalone_worker.worker_spec(archive, HERE, 2)) as worker:
         answers = worker.answer(batch_of(items_of(PAYLOADS), 2, 0)).answers
     assert answers == [(200, b"a of 2"), (200, b"b! of 2")]
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_dies_of_its_size_ends_the_curve_and_keeps_what_was_measured(model: Write) -> None:
     source = """
         import os, sys
@@ -109,6 +112,7 @@ def test_what_dies_of_its_size_ends_the_curve_and_keeps_what_was_measured(model:
     assert "no room for 4" in curve.failed
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_batch_that_had_to_be_cut_for_memory_is_a_failure(model: Write) -> None:
     source = """
         def handle(data, context):
@@ -132,11 +136,13 @@ STREAMS = """
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_handler_that_streams_is_measured_too(model: Write) -> None:
     curve = measured(model(STREAMS), HERE, (1,))
     assert (curve.failed, len(curve.points)) == (None, 1)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("source", "config", "variant", "said"),
     [

@@ -15,6 +15,9 @@ from tsx_cli.bench.model.results import Curve, CurvePoint, OfferedLoad
 from tsx_cli.bench.model.simulate import constant, poisson, recorded, simulate
 from tsx_runtime.core.scheduling.queue import BatchLimits
 
+pytestmark = pytest.mark.slow
+
+
 FEW = settings(max_examples=30)
 
 

@@ -24,6 +24,9 @@ from tsx_cli.bench.search.run_options import configurations as configurations_of
 from tsx_cli.bench.search.search import State, baseline, next_trial, outlook, passed_over, ranking, ruled_out, undisturbed
 from tsx_cli.common.failure import UsageError
 
+pytestmark = pytest.mark.slow
+
+
 SIZES = (1, 2, 4, 8, 16, 32)
 Machine = Callable[[Configuration, OfferedLoad], tuple[float, float]]  # (requests per second, p99 in ms)
 

@@ -15,6 +15,9 @@ from tsx_cli.bench.storage.compare import BEST, compare, parse_condition, print_
 from tsx_cli.common.failure import UsageError
 from tsx_cli.main import run
 
+pytestmark = pytest.mark.slow
+
+
 LOADS = (1, 2)
 
 

@@ -247,6 +247,7 @@ def test_ctrl_c_ends_it_with_the_reports_of_what_there_is(tmp_path: Path, monkey
     assert not read_results(tmp_path / "out" / "eager_mode_echo" / "results.json").complete
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_file_runs_against_a_server_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,6 +24,9 @@ from tsx_cli.deploy.image.recipe import Local, Recipe, recipe
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.main import main
 
+pytestmark = pytest.mark.slow
+
+
 LOCKS = {"locked-base.txt", "locked-lambda.txt", "locked-sbom.txt"}
 HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
 ROLE = "arn:aws:iam::123456789012:role/endpoint"
@@ -94,6 +97,7 @@ def written(kind: str, matrix: dict[str, dict[str, Any]], target: str, directory
     return found
 
 
+@pytest.mark.usefixtures("processes")
 def test_hadolint_has_nothing_against_the_dockerfiles(tmp_path: Path) -> None:
     facts = Facts(Path("digits.mar"), "ab" * 32, "digits", "1.0", "", "", "", "tqdm==4.67.1\n")
     files = written("dockerfile", CONTAINERS | {"kserve": CLUSTERS["kserve"]}, "container", tmp_path, facts)["Dockerfile"]
@@ -102,6 +106,7 @@ def test_hadolint_has_nothing_against_the_dockerfiles(tmp_path: Path) -> None:
     run(tool("hadolint"), "--failure-threshold", "style", *files, wheel)
 
 
+@pytest.mark.usefixtures("processes")
 def test_compose_files_are_what_the_specification_says(tmp_path: Path) -> None:
     files = written("compose", CONTAINERS, "container", tmp_path)["compose.yaml"]
     assert len(files) == len(CONTAINERS)
@@ -126,6 +131,7 @@ def test_manifests_are_what_kubernetes_takes(tmp_path: Path) -> None:
     assert kinds >= {"Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "ServiceMonitor", "InferenceService"}
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl, which has kustomize in it")
 def test_kustomize_builds_what_is_there(tmp_path: Path) -> None:
     written("kubernetes", {"plain": CLUSTERS["plain"]}, "kubernetes", tmp_path)
@@ -147,6 +153,7 @@ def test_what_is_not_kubernetes_own_has_the_fields_that_its_readers_know() -> No
     assert monitor["spec"]["endpoints"] == [endpoint | secret]
 
 
+@pytest.mark.usefixtures("processes")
 def test_cloudformation_has_nothing_against_the_templates(tmp_path: Path) -> None:
     files = written("cloudformation", STACKS, "sagemaker", tmp_path)["template.yaml"]
     (tmp_path / "lambda").mkdir()
@@ -265,6 +272,7 @@ def test_what_makes_no_sense_is_told_and_nothing_is_written(deploy: Deploy, tmp_
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("processes")
 def test_emitting_imports_nothing_of_aws(tmp_path: Path) -> None:
     code = "import sys, tsx_cli.deploy.emit.render; sys.exit('boto3' in sys.modules or 'botocore' in sys.modules)"
     run(sys.executable, "-c", code)

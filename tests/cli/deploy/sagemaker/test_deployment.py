@@ -16,6 +16,8 @@ from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
 from tsx_cli.deploy.sagemaker import kinds as sagemaker_kinds
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def course(account: Account, monkeypatch: pytest.MonkeyPatch) -> Course:

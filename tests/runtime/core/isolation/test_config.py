@@ -30,7 +30,7 @@ from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.sources import load_settings
 
 MISSING = "; ".join(lacking(Isolation()))
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"this system cannot isolate: {MISSING}")
+pytestmark = [pytest.mark.skipif(bool(MISSING), reason=f"this system cannot isolate: {MISSING}"), pytest.mark.slow]
 
 # Runs what it is sent, and answers with what came of it.
 HANDLER = """
@@ -215,6 +215,7 @@ enter.enter(json.loads(sys.argv[2]))
 """
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     "attack", ["os.kill({neighbour}, 18)", "os.truncate('handler.py', 0)", "os.open('handler.py', os.O_RDONLY | os.O_TRUNC)"]
 )
@@ -287,6 +288,7 @@ def handle(data, context):
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_workers_stream_from_an_environment_of_their_own(tmp_path):
     async def test(registry):
         path = make_model(tmp_path / "m.mar", STREAMING, config="useVenv: true\n")
@@ -301,6 +303,7 @@ def test_workers_stream_from_an_environment_of_their_own(tmp_path):
     with_registry(test, worker_preload=False, isolation="on", cache_dir=tmp_path / "cache")
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_the_administrator_names_is_allowed(names, tmp_path):
     models = {
         "hostile": ModelSettings(
@@ -317,6 +320,7 @@ def test_what_the_administrator_names_is_allowed(names, tmp_path):
     assert "PermissionError" in answers["store"]
 
 
+@pytest.mark.usefixtures("processes")
 def test_nothing_of_an_isolated_worker_outlives_it(tmp_path):
     async def test(registry):
         version = await registry.register_path(make_model(tmp_path / "hostile.mar", HANDLER, config="maxWorkerRequests: 3\n"), order())
@@ -396,6 +400,7 @@ def test_what_cannot_run_isolated_is_refused_with_the_reason(tmp_path):
 DIGITS = Path(__file__).parents[4] / "examples" / "digits"
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_real_model_answers_isolated_as_it_does_otherwise(tmp_path):
     spec = ArchiveSpec(
         "digits",
@@ -418,6 +423,7 @@ def test_a_real_model_answers_isolated_as_it_does_otherwise(tmp_path):
     assert b"seven" in isolated
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_an_isolated_worker_prints_is_in_the_log(tmp_path):
     make_model(tmp_path / "loud.mar", "print('as loud as ever')\n" + HANDLER)
     words = ["serve", tmp_path / "loud.mar", *FREE_PORTS, "--set", "isolation=on", "--set", f"log_location={tmp_path / 'logs'}"]

@@ -25,6 +25,8 @@ from tsx_runtime.errors import (
     WorkerDied,
 )
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 
 def test_a_model_that_does_not_load_is_told_with_the_workers_own_traceback_and_is_not_registered(tmp_path):
     async def test(registry):

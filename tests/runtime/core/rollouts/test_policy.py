@@ -13,6 +13,9 @@ from pydantic import ValidationError
 from tsx_runtime.core.rollouts.policy import Action, Counts, Observation, RolloutPlan, decide, slower
 from tsx_runtime.core.telemetry.histogram import FINE, quantile
 
+pytestmark = pytest.mark.slow
+
+
 PLAN = RolloutPlan(version="2", bake=60, max_error_rate=0.005, max_p99_ratio=1.2)
 
 

@@ -28,6 +28,9 @@ from tsx_runtime.errors import (
 )
 from tsx_runtime.settings.schema import Settings
 
+pytestmark = pytest.mark.usefixtures("processes")
+
+
 FRONT_END = """
 import asyncio, time
 from pathlib import Path

@@ -142,6 +142,7 @@ def test_a_slower_version_goes_back(served: RunningServer, until: Callable[..., 
     assert "took longer than 25 ms" in shown(served)["reason"]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_version_that_is_unregistered_meanwhile_goes_back(served: RunningServer, until: Callable[..., None]) -> None:
     served.write_mar("m5.mar", handler=GOOD, name="m", version="5.0")
     served.register("m5.mar", initial_workers=1)
@@ -159,6 +160,7 @@ def test_weights_that_are_set_by_hand_end_it(served: RunningServer) -> None:
     assert (told["status"], told["reason"]) == ("stopped", "the weights of the model were changed by hand")
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_version_that_another_number_takes_the_place_of_ends_it(served: RunningServer) -> None:
     for number in ("6.0", "7.0"):
         served.write_mar(f"m{number[0]}.mar", handler=GOOD, name="m", version=number)
@@ -250,6 +252,7 @@ def test_no_shadow_copies_to_a_version_that_is_measured(served: RunningServer) -
     assert "has a rollout under way" in answer.json()["message"]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_server_with_a_rollout_and_other_versions_ends_as_it_should(models: Path, tmp_path: Path, until: Callable[..., None]) -> None:
     settings = make_settings(models, state_dir=tmp_path / "state")
     with running_server(settings) as server:
@@ -279,6 +282,7 @@ def interrupted(models: Path, tmp_path: Path) -> Iterator[RunningServer]:
         yield second
 
 
+@pytest.mark.usefixtures("processes")
 def test_after_a_restart_it_says_what_it_waits_for(interrupted: RunningServer) -> None:
     told = shown(interrupted)
     assert (told["status"], told["reason"]) == ("running", "after a restart it waits until version 2.0 is registered")
@@ -294,6 +298,7 @@ def test_after_a_restart_it_says_what_it_waits_for(interrupted: RunningServer) -
     assert interrupted.management.get("/models/m/traffic").json()["traffic"] == {"labels": {"next": "2.0"}}
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("back", "status", "weights"),
     [("true", "went back", {}), ("false", "stopped", {"1.0": 70, "2.0": 30})],
@@ -307,6 +312,7 @@ def test_one_that_waits_can_be_ended(interrupted: RunningServer, back: str, stat
     assert interrupted.management.get("/models/m/traffic").json()["traffic"].get("weights", {}) == weights
 
 
+@pytest.mark.usefixtures("processes")
 def test_weights_that_are_set_while_it_waits_end_it(interrupted: RunningServer) -> None:
     interrupted.management.delete("/models/m/traffic").raise_for_status()
     told = shown(interrupted)
@@ -315,6 +321,7 @@ def test_weights_that_are_set_while_it_waits_end_it(interrupted: RunningServer) 
     assert interrupted.management.get("/models/m/traffic").json()["traffic"] == {}
 
 
+@pytest.mark.usefixtures("processes")
 def test_traffic_of_a_configuration_that_was_changed_meanwhile_ends_it(models: Path, tmp_path: Path) -> None:
     settings = make_settings(models, state_dir=tmp_path / "state")
     with running_server(settings) as first:
@@ -327,6 +334,7 @@ def test_traffic_of_a_configuration_that_was_changed_meanwhile_ends_it(models: P
         assert second.management.get("/models/m/traffic").json()["traffic"] == wanted
 
 
+@pytest.mark.usefixtures("processes")
 def test_it_goes_on_where_it_was_after_a_restart(models: Path, tmp_path: Path, until: Callable[..., None]) -> None:
     settings = make_settings(models, state_dir=tmp_path / "state")
 

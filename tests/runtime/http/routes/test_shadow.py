@@ -206,6 +206,7 @@ def test_answers_agree_as_the_comparison_says(twins: RunningServer, compare: dic
     assert (report["errors"]["primary"], report["errors"]["shadow"]) == expected
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_shadow_that_crashes_fails_alone(twins: RunningServer, until: Until) -> None:
     begin(twins)
     assert ask(twins, "exit").status_code == 200
@@ -276,6 +277,7 @@ def test_a_shadow_gives_way_while_requests_wait_for_the_primary(twins: RunningSe
     assert shed["primary-busy"] > 0
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_cannot_be_copied_is_told(twins: RunningServer, until: Until) -> None:
     begin(twins)
     twins.call(lambda: twins.registry.scale("twin", "2.0", 0))
@@ -413,6 +415,7 @@ def test_a_stateful_model_has_no_shadow(twins: RunningServer, error_of: Any) -> 
     assert twins.registry.shadows.get("adder") is None
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_shadow_that_is_unregistered_comes_back(twins: RunningServer, until: Until) -> None:
     begin(twins)
     twins.call(lambda: twins.registry.unregister("twin", "2.0"))
@@ -423,6 +426,7 @@ def test_a_shadow_that_is_unregistered_comes_back(twins: RunningServer, until: U
     assert settled(twins, until)["requests"] == {"copied": 1, "under_way": 0, "shed": {}}  # it may be another one: the counters are reset
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_shadow_that_is_replaced_while_a_copy_hangs_counts_from_nothing(twins: RunningServer, tmp_path: Path, until: Until) -> None:
     begin(twins)
     for _ in range(3):
@@ -437,6 +441,7 @@ def test_a_shadow_that_is_replaced_while_a_copy_hangs_counts_from_nothing(twins:
     settled(twins, until)
 
 
+@pytest.mark.usefixtures("processes")
 def test_under_load_clients_see_the_primary_alone_while_the_shadow_is_killed(twins: RunningServer, tmp_path: Path, until: Until) -> None:
     begin(twins, {"kind": "top-k"})
     notes, asked = tmp_path / "notes", []

@@ -188,6 +188,7 @@ def test_a_label_is_no_version_and_a_reserved_word_is_no_label(routed: RunningSe
         arrange(routed, {"labels": {"all": "1.0"}})
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_version_gets_requests_only_while_it_is_ready(routed: RunningServer, lane: str) -> None:
     arrange(routed, {"weights": {"1.0": 1, "2.0": 99}, "rules": [{"header": "X-Beta", "equals": "1", "to": "2.0"}]})
     routed.call(lambda: routed.registry.scale("talker", "2.0", 0))
@@ -321,6 +322,7 @@ class NotedJob(ObservedJob):
         self._seen.append(("refusal", type(error).__name__))
 
 
+@pytest.mark.usefixtures("processes")
 def test_an_observer_sees_requests_and_their_answers(routed: RunningServer, lane: str, tmp_path: Path, until: Any) -> None:
     notes, others = Notes(), Notes()
     for observer in (notes, others):
@@ -362,6 +364,7 @@ def counted(answer: httpx.Response) -> tuple[int, str]:
     return answer.json()["total"], answer.headers[TOLD]
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_sequence_stays_with_its_version_when_weights_move(served: RunningServer, lane: str) -> None:
     for file in ("adder.mar", "adder2.mar"):
         served.register(file, initial_workers=1)
@@ -417,6 +420,7 @@ def test_requests_and_errors_are_counted_by_version(routed: RunningServer) -> No
     assert counted() == {"1.0": before["1.0"], "2.0": (before["2.0"][0] + 3, before["2.0"][1] + 1)}
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_version_that_refuses_what_comes_has_no_more_errors_than_requests(routed: RunningServer) -> None:
     def counted() -> dict[str, int]:
         rows = routed.management.get("/models/talker/traffic").json()["table"]

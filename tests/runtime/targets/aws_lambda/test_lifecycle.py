@@ -15,6 +15,9 @@ from tests.runtime.targets.aws_lambda.test_function import ECHO, JSON, lay
 from tests.support.platforms.lambda_api import answer_of, function, function_url, messages
 from tests.support.servers import DEADLINE
 
+pytestmark = pytest.mark.usefixtures("processes")
+
+
 LOADS = 'from pathlib import Path\nPath(__file__).with_name("loads").open("a").write("x")\n'
 SLOW = "import time\nfrom pathlib import Path\nwhile not Path({!r}).exists():\n    time.sleep(0.01)\n"
 LOST = """

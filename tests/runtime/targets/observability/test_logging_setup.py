@@ -180,6 +180,7 @@ def log_by(directory: Path, **settings: object) -> str:
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=60, check=True).stderr
 
 
+@pytest.mark.usefixtures("processes")
 def test_large_files_are_renamed_and_the_oldest_go(tmp_path):
     (tmp_path / "log4j2.xml").write_text(LOG4J2.replace("2 MB", "4 KB").replace('"off"', '"info"'))
     log_by(tmp_path, log_config="log4j2.xml", log_location="logs")
@@ -190,6 +191,7 @@ def test_large_files_are_renamed_and_the_oldest_go(tmp_path):
     assert re.search(STAMP + r" \[WARN \] MainThread tsx\.server - of the server 1\n", (tmp_path / "logs" / SERVER_LOG).read_text())
 
 
+@pytest.mark.usefixtures("processes")
 def test_without_files_all_goes_to_stderr(tmp_path):
     said = log_by(tmp_path, log_format="text")
     assert "WARN    of the server 1" in said
@@ -197,6 +199,7 @@ def test_without_files_all_goes_to_stderr(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("processes")
 def test_metrics_have_their_files_where_the_rest_goes_to_stderr(tmp_path):
     said = log_by(tmp_path, metrics_location="numbers", metrics_mode="log", log_format="text")
     assert "line 299" in said
@@ -207,10 +210,12 @@ def test_metrics_have_their_files_where_the_rest_goes_to_stderr(tmp_path):
     }
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_place_for_metrics_that_nobody_writes_to_is_told(tmp_path):
     assert "metrics_location: nothing is written there, since metrics_mode is prometheus" in log_by(tmp_path, metrics_location="numbers")
 
 
+@pytest.mark.usefixtures("processes")
 def test_where_stderr_is_no_terminal_each_line_is_json(tmp_path):
     lines = [json.loads(line) for line in log_by(tmp_path).splitlines()]
     assert lines[0].items() >= {"level": "warning", "logger": "tsx.server", "message": "of the server 1"}.items()
@@ -218,6 +223,7 @@ def test_where_stderr_is_no_terminal_each_line_is_json(tmp_path):
     assert (len(lines), lines[-1]["logger"]) == (301, "ACCESS_LOG")
 
 
+@pytest.mark.usefixtures("processes")
 def test_log_files_are_json_only_where_that_is_asked_for(tmp_path):
     log_by(tmp_path, log_location="logs")
     assert re.match(STAMP, (tmp_path / "logs" / SERVER_LOG).read_text())
@@ -245,6 +251,7 @@ def test_a_line_of_json_names_the_request_the_model_and_the_traceback():
     assert told["exception"].endswith("ValueError: why\n")
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_configuration_of_pythons_own_kind_stands_for_all(tmp_path):
     (tmp_path / "log.yaml").write_text(
         "formatters: {plain: {format: '%(name)s|%(message)s'}}\n"

@@ -18,6 +18,9 @@ from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.loader import Coroutines, Entry
 from tsx_runtime.worker.handler_api.metrics import Metrics
 
+pytestmark = pytest.mark.slow
+
+
 SIZES = st.integers(1, 64)
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 1.00 GiB."
 
