@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from typing import NamedTuple, Protocol
 
-from tsx_cli.deploy.aws.session import Cloud, looked_up
+from tsx_cli.deploy.aws.session import Cloud
 
 GROUPS: Mapping[str, str] = {"sagemaker": "/aws/sagemaker/Endpoints/{}", "lambda": "/aws/lambda/{}"}
 LAST = 40  # lines shown after a failure
@@ -79,7 +79,6 @@ class CloudWatch:
     def _events(self, start: float) -> Iterator[tuple[str, Line]]:
         """In the order of their time."""
         which = {"logGroupName": self.group, "startTime": max(0, round(start * 1000))}
-        pages = self._cloud.client("logs").get_paginator("filter_log_events").paginate(**which)
-        found = looked_up(f"reading the log {self.group}", lambda: [event for page in pages for event in page["events"]]) or []
+        found = self._cloud.listed("logs", "filter_log_events", "events", f"reading the log {self.group}", **which)
         for event in sorted(found, key=lambda event: int(event["timestamp"])):
             yield event["eventId"], Line(event["timestamp"], event.get("logStreamName", ""), event["message"].rstrip("\n"))

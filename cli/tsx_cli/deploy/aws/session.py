@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.errors import CloudError
 
-T = TypeVar("T")
-
 ABSENT = frozenset(
-    {
-        "404",
-        "NoSuchEntity",
-        "NotFound",
-        "NotFoundException",
-        "NoSuchBucket",
-        "NoSuchKey",
-        "ResourceNotFound",
-        "ResourceNotFoundException",
-        "RepositoryNotFoundException",
-    }
-    | {"ImageNotFoundException", "ObjectNotFoundException", "ProvisionedConcurrencyConfigNotFoundException", "QueueDoesNotExist"}
+    {"404", "NoSuchEntity", "NotFound", "NotFoundException", "NoSuchBucket", "NoSuchKey", "ResourceNotFound", "ResourceNotFoundException"}
+    | {"RepositoryNotFoundException", "ImageNotFoundException", "ObjectNotFoundException"}
+    | {"ProvisionedConcurrencyConfigNotFoundException", "QueueDoesNotExist"}
 )
 NO_CREDENTIALS = frozenset(
     {"ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId"}
@@ -61,14 +50,34 @@ class Cloud:
                 raise CliError(f"{str(error).rstrip('.')}: AWS_ENDPOINT_URL is to be an address such as http://127.0.0.1:4566") from error
         return self._clients[key]
 
-    @cached_property
-    def _caller(self) -> dict[str, str]:
-        with translated_errors("asking who you are (sts:GetCallerIdentity)"):
-            return dict(self.client("sts").get_caller_identity())
+    def call(self, service: str, operation: str, doing: str, **arguments: Any) -> Any:
+        """One call of a service; `doing` begins the message of the CloudError where it fails."""
+        with translated_errors(doing):
+            return getattr(self.client(service), operation)(**arguments)
 
-    @property
+    def find(self, service: str, operation: str, doing: str, **arguments: Any) -> Any:
+        """As `call`, but None where AWS says that there is no such thing."""
+        try:
+            return self.call(service, operation, doing, **arguments)
+        except CloudError as error:
+            if is_absent(error):
+                return None
+            raise
+
+    def listed(self, service: str, operation: str, key: str, doing: str, **arguments: Any) -> list[Any]:
+        """What all pages of an answer hold under `key`; nothing where what is asked about does not exist. Raises CloudError."""
+        pages = self.client(service).get_paginator(operation).paginate(**arguments)
+        try:
+            with translated_errors(doing):
+                return [each for page in pages for each in page.get(key, [])]
+        except CloudError as error:
+            if is_absent(error):
+                return []
+            raise
+
+    @cached_property
     def account(self) -> str:
-        return self._caller["Account"]
+        return str(self.call("sts", "get_caller_identity", "asking who you are (sts:GetCallerIdentity)")["Account"])
 
 
 @contextmanager
@@ -90,17 +99,6 @@ def translated_errors(doing: str) -> Generator[None, None, None]:
         raise CloudError(f"{doing}: {error}; `aws configure list-profiles` lists them") from error
     except (Boto3Error, BotoCoreError) as error:
         raise CloudError(f"{doing}: {str(error).rstrip('.')}") from error
-
-
-def looked_up(doing: str, ask: Callable[[], T]) -> T | None:
-    """What AWS answers; None where it says that there is no such thing. Raises CloudError."""
-    try:
-        with translated_errors(doing):
-            return ask()
-    except CloudError as error:
-        if is_absent(error):
-            return None
-        raise
 
 
 def is_absent(error: CloudError) -> bool:

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.aws.kinds.autoscaling import ScalableTarget, is_somebody_elses
+from tsx_cli.deploy.aws.kinds.autoscaling import TARGET, ScalableTarget, is_somebody_elses, scaling_of
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
@@ -23,7 +23,6 @@ from tsx_cli.deploy.engine.resources import Observed, Resource
 from tsx_cli.deploy.errors import CloudError
 from tsx_cli.deploy.spec import DeploySpec
 
-SCALABLE = "AWS::ApplicationAutoScaling::ScalableTarget"
 REFUSED = 400
 END_OF_HEAD = b"\0" * 8  # of an answer that is streamed: what comes behind it is the body
 
@@ -107,7 +106,7 @@ class Lambda:
             "queues": [{"arn": each["EventSourceArn"], "state": each["State"]} for each in mappings(cloud, alias_of(name))],
             "provisioned": None if ready is None else ready.properties["ProvisionedConcurrentExecutions"],
             "alarms": {each.name: alarm_state(cloud, each.name) for each in _alarms(cloud, name)},
-            "scales": [each.name.split("|")[2] for each in _scaling(cloud, name) if each.kind == SCALABLE],
+            "scales": [each.name.split("|")[2] for each in _scaling(cloud, name) if each.kind == TARGET],
         }
 
     def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> bytes:
@@ -185,11 +184,9 @@ def _beside(cloud: Cloud, name: str) -> list[Resource]:
 
 
 def _scaling(cloud: Cloud, name: str) -> list[Resource]:
-    own = Resource("ScalableTarget", SCALABLE, scaled(name), {}, ("Function", "Provisioned"))
-    if ScalableTarget().observe(cloud, own.name) is None:
+    if ScalableTarget().observe(cloud, scaled(name)) is None:
         return []
-    policy = f"{own.name}|{scaling_rule(name)}"
-    return [own, Resource("ScalingPolicy", "AWS::ApplicationAutoScaling::ScalingPolicy", policy, {}, (own.id,))]
+    return scaling_of(scaled(name), scaling_rule(name), ("Function", "Provisioned"))
 
 
 def _alarms(cloud: Cloud, name: str) -> list[Resource]:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from tsx_cli.deploy.aws.session import Cloud, is_absent, looked_up, translated_errors
+from tsx_cli.deploy.aws.session import Cloud, is_absent
 from tsx_cli.deploy.aws_lambda.canary import Baking, Begin, Rollback, Shift, Wait, decide
-from tsx_cli.deploy.engine.kind import only
+from tsx_cli.deploy.engine.kind import Kind, only
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, State, Traits
 from tsx_cli.deploy.errors import CloudError
@@ -25,7 +25,7 @@ LEFT = (
 )
 
 
-class Function:
+class Function(Kind):
     """Changes take effect once a version is published: requests go to versions."""
 
     traits = Traits(
@@ -34,7 +34,7 @@ class Function:
     poll, patience = 2.0, 900.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        found = described(cloud, "get_function", f"looking for the function {name}", FunctionName=name)
+        found = cloud.find("lambda", "get_function", f"looking for the function {name}", FunctionName=name)
         if found is None:
             return None
         config = found["Configuration"]
@@ -51,9 +51,9 @@ class Function:
 
     def create(self, cloud: Cloud, resource: Resource) -> str | None:
         wanted = {key: value for key, value in resource.properties.items() if key != RESERVED}
+        wanted |= {"FunctionName": resource.name, "Tags": dict(resource.tags)}
         try:
-            with translated_errors(f"creating the function {resource.name}"):
-                cloud.client("lambda").create_function(FunctionName=resource.name, Tags=dict(resource.tags), **wanted)
+            cloud.call("lambda", "create_function", f"creating the function {resource.name}", **wanted)
         except CloudError as error:
             if UNKNOWN_ROLE in error.message and _is_role(cloud, str(wanted["Role"])):  # that was made a moment ago
                 return error.message
@@ -62,41 +62,40 @@ class Function:
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> str | None:
         """One call at a time, each settled before the next; the description, which says what the function is, comes after the image."""
-        client, wanted = cloud.client("lambda"), resource.properties
+        wanted, name = resource.properties, {"FunctionName": resource.name}
         changed = {field.path.split(".")[0] for field in fields}
         if changed & {"Code", "Architectures"}:
-            with translated_errors(f"giving {resource.name} its image"):
-                client.update_function_code(FunctionName=resource.name, **wanted["Code"], Architectures=wanted["Architectures"])
+            code = {**name, **wanted["Code"], "Architectures": wanted["Architectures"]}
+            cloud.call("lambda", "update_function_code", f"giving {resource.name} its image", **code)
             return "has its image" if len(changed - {"Code", "Architectures"}) else None
         if changed - {RESERVED, "tags"}:
-            with translated_errors(f"configuring {resource.name}"):
-                whole = {"Environment": {"Variables": {}}, "VpcConfig": {"SubnetIds": [], "SecurityGroupIds": []}}
-                whole |= only(wanted, (*CONFIGURATION, "Environment", "VpcConfig"))
-                client.update_function_configuration(FunctionName=resource.name, **whole)
+            whole = {**name, "Environment": {"Variables": {}}, "VpcConfig": {"SubnetIds": [], "SecurityGroupIds": []}}
+            whole |= only(wanted, (*CONFIGURATION, "Environment", "VpcConfig"))
+            cloud.call("lambda", "update_function_configuration", f"configuring {resource.name}", **whole)
             return "is configured" if changed & {RESERVED, "tags"} else None
         if RESERVED in changed:
-            _reserve(cloud, resource.name, wanted.get(RESERVED))
+            operation = "put_function_concurrency" if RESERVED in wanted else "delete_function_concurrency"
+            cloud.call("lambda", operation, f"keeping concurrency for {resource.name}", **name, **only(wanted, [RESERVED]))
         if "tags" in changed:
-            with translated_errors(f"tagging {resource.name}"):
-                client.tag_resource(Resource=found.outputs["Arn"], Tags=dict(resource.tags))
+            which = {"Resource": found.outputs["Arn"], "Tags": dict(resource.tags)}
+            cloud.call("lambda", "tag_resource", f"tagging {resource.name}", **which)
         return None
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        with translated_errors(f"deleting the function {found.name}, its versions, its alias and its URL"):
-            cloud.client("lambda").delete_function(FunctionName=found.name)
+        doing = f"deleting the function {found.name}, its versions, its alias and its URL"
+        cloud.call("lambda", "delete_function", doing, FunctionName=found.name)
 
 
 def _is_role(cloud: Cloud, arn: str) -> bool:
     """Also without permission to look: then it is waited for."""
     try:
-        with translated_errors(f"looking for the role {arn}"):
-            cloud.client("iam").get_role(RoleName=arn.rpartition("/")[2])
+        cloud.call("iam", "get_role", f"looking for the role {arn}", RoleName=arn.rpartition("/")[2])
     except CloudError as error:
         return not is_absent(error)
     return True
 
 
-class Version:
+class PublishedVersion(Kind):
     """Its name is `function:hash`; the hash is the second word of the description that it was published with."""
 
     traits = Traits(is_tagged=False, unseen=frozenset({"FunctionName"}))
@@ -111,19 +110,16 @@ class Version:
         return Observed(name, {}, outputs={"Version": found["Version"], "Ref": found["FunctionArn"]}, state=state, reason=reason)
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        with translated_errors(f"making a version of {resource.properties['FunctionName']}"):
-            cloud.client("lambda").publish_version(FunctionName=resource.properties["FunctionName"])
-
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
-        pass  # nothing of it can be changed
+        function = resource.properties["FunctionName"]
+        cloud.call("lambda", "publish_version", f"making a version of {function}", FunctionName=function)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
         function, number = found.name.partition(":")[0], found.outputs["Version"]
-        with translated_errors(f"deleting version {number} of {function}"):
-            cloud.client("lambda").delete_function(FunctionName=function, Qualifier=number)
+        doing = f"deleting version {number} of {function}"
+        cloud.call("lambda", "delete_function", doing, FunctionName=function, Qualifier=number)
 
 
-class Alias:
+class Alias(Kind):
     """Its name is `function:alias`. A canary is a second version with a share of the requests; Lambda watches none, so it is watched here.
 
     Since when it has been there stands in the alias's description, so that any run goes on with it.
@@ -134,7 +130,7 @@ class Alias:
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         function, _, alias = name.partition(":")
-        found = described(cloud, "get_alias", f"looking for the alias {name}", FunctionName=function, Name=alias)
+        found = cloud.find("lambda", "get_alias", f"looking for the alias {name}", FunctionName=function, Name=alias)
         if found is None:
             return None
         properties = {"FunctionName": function, "Name": alias, "FunctionVersion": found["FunctionVersion"]}
@@ -145,8 +141,7 @@ class Alias:
         return Observed(name, properties, outputs={"Ref": found["AliasArn"], **({} if canary is None else {UNDER_WAY: canary})})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        with translated_errors(f"creating the alias {resource.name}"):
-            cloud.client("lambda").create_alias(**resource.properties)
+        cloud.call("lambda", "create_alias", f"creating the alias {resource.name}", **resource.properties)
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> str | None:
         wanted, before = resource.properties["FunctionVersion"], found.properties["FunctionVersion"]
@@ -169,17 +164,11 @@ class Alias:
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
         function, _, alias = found.name.partition(":")
-        with translated_errors(f"deleting the alias {found.name}"):
-            cloud.client("lambda").delete_alias(FunctionName=function, Name=alias)
+        cloud.call("lambda", "delete_alias", f"deleting the alias {found.name}", FunctionName=function, Name=alias)
 
 
 def now() -> datetime:
     return datetime.now(timezone.utc)
-
-
-def described(cloud: Cloud, call: str, doing: str, **which: str) -> dict[str, Any] | None:
-    """What Lambda says of one thing; None where it is not there."""
-    return looked_up(doing, lambda: dict(getattr(cloud.client("lambda"), call)(**which)))
 
 
 def condition(config: Mapping[str, Any]) -> tuple[State, str]:
@@ -194,8 +183,8 @@ def condition(config: Mapping[str, Any]) -> tuple[State, str]:
 
 def published(cloud: Cloud, function: str) -> list[dict[str, Any]]:
     """The versions that there are, the oldest first."""
-    pages = cloud.client("lambda").get_paginator("list_versions_by_function").paginate(FunctionName=function)
-    found = looked_up(f"listing the versions of {function}", lambda: [each for page in pages for each in page["Versions"]]) or []
+    doing = f"listing the versions of {function}"
+    found = cloud.listed("lambda", "list_versions_by_function", "Versions", doing, FunctionName=function)
     return sorted((each for each in found if each["Version"] != "$LATEST"), key=lambda each: int(each["Version"]))
 
 
@@ -208,33 +197,25 @@ def went_off(cloud: Cloud, alarms: Sequence[str], since: datetime | None) -> dic
     """Of these alarms those that are off, and, since a time, those that were; with CloudWatch's reason. Raises CloudError."""
     if not alarms:
         return {}
-    client = cloud.client("cloudwatch")
-    with translated_errors("looking at the alarms"):
-        answer = client.describe_alarms(AlarmNames=list(alarms), AlarmTypes=["MetricAlarm", "CompositeAlarm"])
-        found = {each["AlarmName"]: each for kind in ("MetricAlarms", "CompositeAlarms") for each in answer.get(kind, [])}
-        missing = [name for name in alarms if name not in found]
-        if missing:
-            raise CloudError(f"there is no alarm '{missing[0]}'; --alarm takes 5xx>0, p95>300ms, or the name of one that is there")
-        off = {name: each.get("StateReason", "") for name, each in found.items() if each.get("StateValue") == "ALARM"}
-        for name in alarms if since is not None else ():
-            items = client.describe_alarm_history(AlarmName=name, HistoryItemType="StateUpdate", StartDate=since)["AlarmHistoryItems"]
-            changes = [item for item in items if _is_off(item) and item["Timestamp"] >= since]
-            if changes:
-                off.setdefault(name, f"at {changes[0]['Timestamp'].isoformat(timespec='seconds')}")
+    doing = "looking at the alarms"
+    which: dict[str, Any] = {"AlarmNames": list(alarms), "AlarmTypes": ["MetricAlarm", "CompositeAlarm"]}
+    answer = cloud.call("cloudwatch", "describe_alarms", doing, **which)
+    found = {each["AlarmName"]: each for kind in ("MetricAlarms", "CompositeAlarms") for each in answer.get(kind, [])}
+    missing = [name for name in alarms if name not in found]
+    if missing:
+        raise CloudError(f"there is no alarm '{missing[0]}'; --alarm takes 5xx>0, p95>300ms, or the name of one that is there")
+    off = {name: each.get("StateReason", "") for name, each in found.items() if each.get("StateValue") == "ALARM"}
+    for name in alarms if since is not None else ():
+        which = {"AlarmName": name, "HistoryItemType": "StateUpdate", "StartDate": since}
+        items = cloud.call("cloudwatch", "describe_alarm_history", doing, **which)["AlarmHistoryItems"]
+        changes = [item for item in items if _is_off(item) and item["Timestamp"] >= since]
+        if changes:
+            off.setdefault(name, f"at {changes[0]['Timestamp'].isoformat(timespec='seconds')}")
     return off
 
 
 def _is_off(item: Mapping[str, Any]) -> bool:
     return bool(json.loads(item.get("HistoryData") or "{}").get("newState", {}).get("stateValue") == "ALARM")
-
-
-def _reserve(cloud: Cloud, function: str, number: int | None) -> None:
-    client = cloud.client("lambda")
-    with translated_errors(f"keeping concurrency for {function}"):
-        if number is None:
-            client.delete_function_concurrency(FunctionName=function)
-        else:
-            client.put_function_concurrency(FunctionName=function, ReservedConcurrentExecutions=number)
 
 
 def _baking(found: Mapping[str, Any]) -> Baking | None:
@@ -249,12 +230,6 @@ def _baking(found: Mapping[str, Any]) -> Baking | None:
 
 
 def _route(cloud: Cloud, resource: Resource, version: str, others: Mapping[str, float], description: str) -> None:
-    wanted = resource.properties
-    with translated_errors(f"moving requests of {resource.name}"):
-        cloud.client("lambda").update_alias(
-            FunctionName=wanted["FunctionName"],
-            Name=wanted["Name"],
-            FunctionVersion=version,
-            RoutingConfig={"AdditionalVersionWeights": dict(others)},
-            Description=description,
-        )
+    wanted = {**only(resource.properties, ("FunctionName", "Name")), "FunctionVersion": version, "Description": description}
+    wanted["RoutingConfig"] = {"AdditionalVersionWeights": dict(others)}
+    cloud.call("lambda", "update_alias", f"moving requests of {resource.name}", **wanted)

@@ -6,48 +6,43 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tsx_cli.deploy.aws.session import Cloud, looked_up, translated_errors
-from tsx_cli.deploy.aws_lambda.kinds import Alias, Function, Version, described
+from tsx_cli.deploy.aws.session import Cloud
+from tsx_cli.deploy.aws_lambda.kinds import Alias, Function, PublishedVersion
 from tsx_cli.deploy.engine.kind import Kind, only
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 
 PROVIDER = ("PermissionsConfig", "VpcConfig", "InstanceRequirements", "CapacityProviderScalingConfig")
+MODES = ("AuthType", "InvokeMode")
 MAPPING = ("EventSourceArn", "BatchSize", "MaximumBatchingWindowInSeconds", "FunctionResponseTypes", "ScalingConfig")
 
 
-class Url:
+class Url(Kind):
     """Its name is `function:alias`."""
 
     traits = Traits(is_tagged=False, fixed=frozenset({"TargetFunctionArn", "Qualifier"}))
-    poll, patience = 1.0, 60.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         which = _which(name)
-        found = described(cloud, "get_function_url_config", f"looking for the URL of {name}", **which)
+        found = cloud.find("lambda", "get_function_url_config", f"looking for the URL of {name}", **which)
         if found is None:
             return None
-        properties = {
-            "TargetFunctionArn": which["FunctionName"],
-            "Qualifier": which["Qualifier"],
-            **only(found, ("AuthType", "InvokeMode")),
-        }
+        properties = {"TargetFunctionArn": which["FunctionName"], "Qualifier": which["Qualifier"], **only(found, MODES)}
         return Observed(name, properties, outputs={"FunctionUrl": found["FunctionUrl"], "Ref": found["FunctionArn"]})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        with translated_errors(f"giving {resource.name} a URL"):
-            cloud.client("lambda").create_function_url_config(**_which(resource.name), **_modes(resource.properties))
+        wanted = {**_which(resource.name), **only(resource.properties, MODES)}
+        cloud.call("lambda", "create_function_url_config", f"giving {resource.name} a URL", **wanted)
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
-        with translated_errors(f"changing the URL of {resource.name}"):
-            cloud.client("lambda").update_function_url_config(**_which(resource.name), **_modes(resource.properties))
+        wanted = {**_which(resource.name), **only(resource.properties, MODES)}
+        cloud.call("lambda", "update_function_url_config", f"changing the URL of {resource.name}", **wanted)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        with translated_errors(f"removing the URL of {found.name}"):
-            cloud.client("lambda").delete_function_url_config(**_which(found.name))
+        cloud.call("lambda", "delete_function_url_config", f"removing the URL of {found.name}", **_which(found.name))
 
 
-class Permission:
+class Permission(Kind):
     """A statement of the policy of a function's alias. Its name is `function:alias|statement`; the statement's, a hash, says all of it."""
 
     traits = Traits(
@@ -55,7 +50,6 @@ class Permission:
         fixed=frozenset({"Action", "Principal"}),
         unseen=frozenset({"FunctionName", "FunctionUrlAuthType", "InvokedViaFunctionUrl"}),
     )
-    poll, patience = 1.0, 60.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         place, _, statement = name.partition("|")
@@ -67,20 +61,16 @@ class Permission:
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         place, _, statement = resource.name.partition("|")
-        arguments = {key: value for key, value in resource.properties.items() if key != "FunctionName"}
-        with translated_errors(f"letting callers of the URL in to {place}"):
-            cloud.client("lambda").add_permission(StatementId=statement, **_which(place), **arguments)
-
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
-        pass  # its name says all that it is
+        wanted = {"StatementId": statement, **resource.properties, **_which(place)}
+        cloud.call("lambda", "add_permission", f"letting callers of the URL in to {place}", **wanted)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
         place, _, statement = found.name.partition("|")
-        with translated_errors(f"taking a permission from {place}"):
-            cloud.client("lambda").remove_permission(StatementId=statement, **_which(place))
+        which = {"StatementId": statement, **_which(place)}
+        cloud.call("lambda", "remove_permission", f"taking a permission from {place}", **which)
 
 
-class EventSourceMapping:
+class EventSourceMapping(Kind):
     """Its name is `function:alias|queue`."""
 
     traits = Traits(fixed=frozenset({"EventSourceArn"}), unseen=frozenset({"FunctionName"}), removable=frozenset({"ScalingConfig"}))
@@ -92,33 +82,30 @@ class EventSourceMapping:
         if found is None:
             return None
         changing = found["State"] not in ("Enabled", "Disabled")
-        with translated_errors("reading tags"):
-            tags = cloud.client("lambda").list_tags(Resource=found["EventSourceMappingArn"])["Tags"]
+        tags = cloud.call("lambda", "list_tags", "reading tags", Resource=found["EventSourceMappingArn"])["Tags"]
         found = {key: value for key, value in found.items() if value != {}}  # a bound that was taken away is told as one of nothing
         outputs = {"Ref": found["UUID"], "Arn": found["EventSourceMappingArn"], "status": found["State"]}
         return Observed(name, only(found, MAPPING), tags, outputs, "changing" if changing else "ready", found["State"] if changing else "")
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        with translated_errors(f"sending messages of {resource.properties['EventSourceArn']} to {resource.properties['FunctionName']}"):
-            cloud.client("lambda").create_event_source_mapping(Tags=dict(resource.tags), **resource.properties)
+        doing = f"sending messages of {resource.properties['EventSourceArn']} to {resource.properties['FunctionName']}"
+        cloud.call("lambda", "create_event_source_mapping", doing, Tags=dict(resource.tags), **resource.properties)
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
-        client = cloud.client("lambda")
-        arguments = {"ScalingConfig": {}, **resource.properties}
+        arguments = {"ScalingConfig": {}, **resource.properties, "UUID": found.outputs["Ref"]}
         arguments.pop("EventSourceArn")
-        with translated_errors(f"changing how messages come to {arguments['FunctionName']}"):
-            if any(field.path.split(".")[0] != "tags" for field in fields):
-                client.update_event_source_mapping(UUID=found.outputs["Ref"], **arguments)
-            client.tag_resource(Resource=found.outputs["Arn"], Tags=dict(resource.tags))
+        doing = f"changing how messages come to {arguments['FunctionName']}"
+        if any(field.path.split(".")[0] != "tags" for field in fields):
+            cloud.call("lambda", "update_event_source_mapping", doing, **arguments)
+        cloud.call("lambda", "tag_resource", doing, Resource=found.outputs["Arn"], Tags=dict(resource.tags))
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        if found.outputs["status"] == "Deleting":
-            return
-        with translated_errors(f"sending no more messages to {found.name.partition('|')[0]}"):
-            cloud.client("lambda").delete_event_source_mapping(UUID=found.outputs["Ref"])
+        if found.outputs["status"] != "Deleting":
+            doing = f"sending no more messages to {found.name.partition('|')[0]}"
+            cloud.call("lambda", "delete_event_source_mapping", doing, UUID=found.outputs["Ref"])
 
 
-class ProvisionedConcurrency:
+class ProvisionedConcurrency(Kind):
     """Environments that are there before requests are. Its name is `function:alias`, whose versions share them."""
 
     traits = Traits(is_tagged=False, fixed=frozenset({"FunctionName", "Qualifier"}))
@@ -126,88 +113,74 @@ class ProvisionedConcurrency:
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         which = _which(name)
-        found = described(cloud, "get_provisioned_concurrency_config", f"looking for the provisioned concurrency of {name}", **which)
+        doing = f"looking for the provisioned concurrency of {name}"
+        found = cloud.find("lambda", "get_provisioned_concurrency_config", doing, **which)
         if found is None:
             return None
         wanted, there = found["RequestedProvisionedConcurrentExecutions"], found.get("AvailableProvisionedConcurrentExecutions", 0)
         states: dict[str, State] = {"READY": "ready", "FAILED": "failed"}
         state = states.get(found["Status"], "changing")
         reason = "" if state == "ready" else found.get("StatusReason") or f"{there} of {wanted} are there"
-        return Observed(
-            name, {**which, "ProvisionedConcurrentExecutions": wanted}, outputs={"available": there}, state=state, reason=reason
-        )
+        return Observed(name, {**which, "ProvisionedConcurrentExecutions": wanted}, state=state, reason=reason)
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        with translated_errors(f"keeping environments of {resource.name} ready"):
-            arguments = {**resource.how, **resource.properties}
-            cloud.client("lambda").put_provisioned_concurrency_config(**arguments)
-
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
-        self.create(cloud, resource)
+        wanted = {**resource.how, **resource.properties}
+        cloud.call("lambda", "put_provisioned_concurrency_config", f"keeping environments of {resource.name} ready", **wanted)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        with translated_errors(f"keeping no environments of {found.name} ready"):
-            cloud.client("lambda").delete_provisioned_concurrency_config(**_which(found.name))
+        doing = f"keeping no environments of {found.name} ready"
+        cloud.call("lambda", "delete_provisioned_concurrency_config", doing, **_which(found.name))
 
 
-class CapacityProvider:
+class CapacityProvider(Kind):
     """The instances of one's own that Lambda manages."""
 
     traits = Traits(fixed=frozenset(PROVIDER[:3]))
     poll, patience = 5.0, 1800.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        answer = described(cloud, "get_capacity_provider", f"looking for the capacity provider {name}", CapacityProviderName=name)
+        answer = cloud.find("lambda", "get_capacity_provider", f"looking for the capacity provider {name}", CapacityProviderName=name)
         if answer is None:
             return None
         found = answer["CapacityProvider"]
         arn = found["CapacityProviderArn"]
         states: dict[str, State] = {"Active": "ready", "Failed": "failed"}
-        with translated_errors("reading tags"):
-            tags = cloud.client("lambda").list_tags(Resource=arn)["Tags"]
+        tags = cloud.call("lambda", "list_tags", "reading tags", Resource=arn)["Tags"]
         state = states.get(found["State"], "changing")
         return Observed(name, only(found, PROVIDER), tags, {"Arn": arn, "Ref": name}, state, "" if state == "ready" else found["State"])
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        with translated_errors(f"creating the capacity provider {resource.name}"):
-            client = cloud.client("lambda")
-            client.create_capacity_provider(CapacityProviderName=resource.name, Tags=dict(resource.tags), **resource.properties)
+        wanted = {"CapacityProviderName": resource.name, "Tags": dict(resource.tags), **resource.properties}
+        cloud.call("lambda", "create_capacity_provider", f"creating the capacity provider {resource.name}", **wanted)
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
-        client = cloud.client("lambda")
-        with translated_errors(f"changing the capacity provider {resource.name}"):
-            arguments = only(resource.properties, ("CapacityProviderScalingConfig",))
-            if arguments and any(field.path.startswith("CapacityProviderScalingConfig") for field in fields):
-                client.update_capacity_provider(CapacityProviderName=resource.name, **arguments)
-            client.tag_resource(Resource=found.outputs["Arn"], Tags=dict(resource.tags))
+        doing = f"changing the capacity provider {resource.name}"
+        arguments = only(resource.properties, ("CapacityProviderScalingConfig",))
+        if arguments and any(field.path.startswith("CapacityProviderScalingConfig") for field in fields):
+            cloud.call("lambda", "update_capacity_provider", doing, CapacityProviderName=resource.name, **arguments)
+        cloud.call("lambda", "tag_resource", doing, Resource=found.outputs["Arn"], Tags=dict(resource.tags))
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        if found.reason == "Deleting":
-            return
-        with translated_errors(f"deleting the capacity provider {found.name}"):
-            cloud.client("lambda").delete_capacity_provider(CapacityProviderName=found.name)
+        if found.reason != "Deleting":
+            doing = f"deleting the capacity provider {found.name}"
+            cloud.call("lambda", "delete_capacity_provider", doing, CapacityProviderName=found.name)
 
 
 def statements(cloud: Cloud, place: str) -> list[dict[str, Any]]:
     """Of the policy of `function:alias`."""
-    found = described(cloud, "get_policy", f"looking for who may call {place}", **_which(place))
+    found = cloud.find("lambda", "get_policy", f"looking for who may call {place}", **_which(place))
     return [] if found is None else list(json.loads(found["Policy"])["Statement"])
 
 
 def mappings(cloud: Cloud, place: str) -> list[dict[str, Any]]:
     """What sends events to `function:alias`."""
-    pages = cloud.client("lambda").get_paginator("list_event_source_mappings").paginate(FunctionName=place)
     doing = f"looking for what sends events to {place}"
-    return looked_up(doing, lambda: [each for page in pages for each in page["EventSourceMappings"]]) or []
+    return cloud.listed("lambda", "list_event_source_mappings", "EventSourceMappings", doing, FunctionName=place)
 
 
 def _which(place: str) -> dict[str, str]:
     function, _, alias = place.partition(":")
     return {"FunctionName": function, "Qualifier": alias}
-
-
-def _modes(properties: Mapping[str, Any]) -> dict[str, Any]:
-    return only(properties, ("AuthType", "InvokeMode"))
 
 
 KINDS: Mapping[str, Kind] = {
@@ -217,6 +190,6 @@ KINDS: Mapping[str, Kind] = {
     "AWS::Lambda::Function": Function(),
     "AWS::Lambda::Permission": Permission(),
     "AWS::Lambda::Url": Url(),
-    "AWS::Lambda::Version": Version(),
+    "AWS::Lambda::Version": PublishedVersion(),
     "Tsx::Lambda::ProvisionedConcurrency": ProvisionedConcurrency(),
 }

@@ -12,6 +12,7 @@ from typing import Any
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.aws.alarms import Alarms, Metrics, alarms
 from tsx_cli.deploy.aws.iam_policies import role
+from tsx_cli.deploy.aws.kinds.autoscaling import scaling
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
 from tsx_cli.deploy.engine.tags import tags_of
@@ -171,21 +172,8 @@ def _provisioned(spec: DeploySpec, own: Lambda) -> list[Resource]:
     made = [Resource("Provisioned", "Tsx::Lambda::ProvisionedConcurrency", alias_of(spec.name), fixed, ("Alias",), how=how)]
     if own.autoscaling is None:
         return made
-    namespace, resource, dimension = scaled(spec.name).split("|")
-    place = {"ServiceNamespace": namespace, "ResourceId": resource, "ScalableDimension": dimension}
-    bounds = {"MinCapacity": own.autoscaling.min, "MaxCapacity": own.autoscaling.max}
-    policy = scaling_rule(spec.name)
-    rule = {
-        "TargetValue": float(own.autoscaling.target),
-        "PredefinedMetricSpecification": {"PredefinedMetricType": "LambdaProvisionedConcurrencyUtilization"},
-        "ScaleInCooldown": own.autoscaling.scale_in,
-        "ScaleOutCooldown": own.autoscaling.scale_out,
-    }
-    tracking = {"PolicyName": policy, "PolicyType": "TargetTrackingScaling", **place, "TargetTrackingScalingPolicyConfiguration": rule}
-    kind = "AWS::ApplicationAutoScaling::"
-    made.append(Resource("ScalableTarget", f"{kind}ScalableTarget", scaled(spec.name), {**place, **bounds}, ("Provisioned",)))
-    made.append(Resource("ScalingPolicy", f"{kind}ScalingPolicy", f"{scaled(spec.name)}|{policy}", tracking, ("ScalableTarget",)))
-    return made
+    metric = {"PredefinedMetricSpecification": {"PredefinedMetricType": "LambdaProvisionedConcurrencyUtilization"}}
+    return made + scaling(scaled(spec.name), scaling_rule(spec.name), own.autoscaling, metric, "Provisioned")
 
 
 def _url(spec: DeploySpec, own: Lambda) -> list[Resource]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tsx_cli.deploy.container.resources import gpu_words
+from tsx_cli.deploy.engine.kind import Kind
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 from tsx_cli.deploy.errors import CloudError
@@ -82,7 +83,7 @@ def _condition(container: Mapping[str, Any]) -> tuple[State, str]:
     return ("changing", "is starting") if health == "starting" else ("ready", "")
 
 
-class Container:
+class Container(Kind):
     traits = Traits(
         is_tagged=False,
         unseen=frozenset({"Words", "Gpus", "Patience", "Deployment", "Grace", "Image"}),
@@ -158,7 +159,7 @@ class Container:
         raise CloudError(f"{error.message.rstrip('.')}{again}") from error
 
 
-class Image:
+class Image(Kind):
     """An image that is built here and stays here."""
 
     traits = Traits(is_tagged=False)
@@ -174,14 +175,11 @@ class Image:
         assert self._recipe is not None
         self._builder.build(self._recipe, resource.name, None)
 
-    def update(self, cloud: Any, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
-        pass  # its name is made of all that it is
-
     def delete(self, cloud: Any, found: Observed) -> None:
         self._builder.remove(found.name)
 
 
-class Pushed:
+class PushedImage(Kind):
     """An image that is built here and pushed to a registry that this machine is logged in to."""
 
     traits = Traits(is_tagged=False)
@@ -200,9 +198,6 @@ class Pushed:
             self._builder.build(self._recipe, resource.name, self._machine)
         self._builder.push(resource.name)
         self._pushed.add(resource.name)
-
-    def update(self, cloud: Any, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
-        pass  # its name is made of all that it is
 
     def delete(self, cloud: Any, found: Observed) -> None:
         pass  # a registry's images are its administrator's

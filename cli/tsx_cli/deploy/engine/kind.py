@@ -12,9 +12,9 @@ from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 class Kind(Protocol):
     """`cloud` is where its resources are: an AWS account, this machine's containers, a cluster."""
 
-    traits: Traits
-    poll: float  # seconds between two looks at one that is changing
-    patience: float  # seconds after which a change is given up as stuck
+    traits: Traits = Traits()
+    poll: float = 1.0  # seconds between two looks at one that is changing
+    patience: float = 60.0  # seconds after which a change is given up as stuck
 
     def observe(self, cloud: Any, name: str) -> Observed | None:
         """What is there under this name; None where nothing is. Raises CloudError."""
@@ -28,8 +28,11 @@ class Kind(Protocol):
         ...
 
     def update(self, cloud: Any, resource: Resource, found: Observed, fields: Sequence[Field]) -> str | None:
-        """Begin to make it what is wanted. A text says how far it is, where this has to be called again once that has settled."""
-        ...
+        """Begin to make it what is wanted: as it is created, where one call writes all of it.
+
+        A text says how far it is, where this has to be called again once that has settled.
+        """
+        return self.create(cloud, resource)
 
     def delete(self, cloud: Any, found: Observed) -> None:
         """Begin to remove it: `observe` says when it is gone."""

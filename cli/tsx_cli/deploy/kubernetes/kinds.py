@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tsx_cli.deploy.engine.kind import Kind
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 from tsx_cli.deploy.image.programs import Program, ProgramError
@@ -67,7 +68,7 @@ def selector(name: str) -> str:
     return f"app.kubernetes.io/name={name}"
 
 
-class Object:
+class Object(Kind):
     """Of one kind. A resource's properties are the object itself."""
 
     traits = Traits(is_tagged=False, unseen=frozenset({"apiVersion", "kind"}), updates_failed=True)
@@ -93,28 +94,16 @@ class Object:
         return Observed(name, {"metadata": found["metadata"], "spec": found.get("spec", {})}, tags, {"Ref": name}, state, reason)
 
     def create(self, cloud: Cluster, resource: Resource) -> None:
-        words = (
-            "apply",
-            "--server-side",
-            "--force-conflicts",
-            "--field-manager",
-            MANAGER,
-            "--namespace",
-            cloud.namespace,
-            "--filename",
-            "-",
-        )
+        words = ["apply", "--server-side", "--force-conflicts", "--field-manager", MANAGER]
+        words += ["--namespace", cloud.namespace, "--filename", "-"]
         cloud.program.ask(*words, doing=f"applying the {self._kind} {resource.name}", stdin=json.dumps(resource.properties))
-
-    def update(self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
-        self.create(cloud, resource)
 
     def delete(self, cloud: Cluster, found: Observed) -> None:
         words = ("delete", TYPES[self._kind], found.name, "--namespace", cloud.namespace, "--ignore-not-found")
         cloud.program.ask(*words, doing=f"deleting the {self._kind} {found.name}")
 
 
-class Revision:
+class Revision(Kind):
     """What a Deployment's pods are like: one of its replica sets, which it is sent back to."""
 
     traits = Traits(is_tagged=False, unseen=frozenset({"Revision"}), updates_failed=True)

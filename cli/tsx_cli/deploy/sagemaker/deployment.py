@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.aws.kinds.autoscaling import is_somebody_elses
+from tsx_cli.deploy.aws.kinds.autoscaling import POLICY, SERVICE, TARGET, is_somebody_elses, scaling_of
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
-from tsx_cli.deploy.aws.kinds.s3 import keys
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import tag_map
@@ -20,7 +19,7 @@ from tsx_cli.deploy.sagemaker.kinds import KINDS
 from tsx_cli.deploy.sagemaker.resources import VARIANT, own_bucket, prefix, resources, scaling_rule, uploads
 from tsx_cli.deploy.spec import DeploySpec
 
-BESIDE = frozenset({"AWS::ApplicationAutoScaling::ScalableTarget", "AWS::ApplicationAutoScaling::ScalingPolicy", "AWS::CloudWatch::Alarm"})
+BESIDE = frozenset({TARGET, POLICY, "AWS::CloudWatch::Alarm"})
 
 
 class SageMaker:
@@ -122,9 +121,8 @@ def _names(cloud: Cloud, what: str, name: str) -> list[str]:
     """Of models or configurations that this deployment has made: `tsx-NAME-` and eight digits, so that `a` has none of `a-b`."""
     key = "".join(map(str.title, what.split("_")))
     own = re.compile(re.escape(prefix(name)) + "[0-9a-f]{8}")
-    with translated_errors(f"listing what there is of {name}"):
-        pages = cloud.client("sagemaker").get_paginator(f"list_{what}s").paginate(NameContains=prefix(name))
-        return sorted(each[f"{key}Name"] for page in pages for each in page[f"{key}s"] if own.fullmatch(each[f"{key}Name"]))
+    found = cloud.listed("sagemaker", f"list_{what}s", f"{key}s", f"listing what there is of {name}", NameContains=prefix(name))
+    return sorted(each[f"{key}Name"] for each in found if own.fullmatch(each[f"{key}Name"]))
 
 
 def _models_of(cloud: Cloud, config: str) -> Iterator[str]:
@@ -135,26 +133,22 @@ def _models_of(cloud: Cloud, config: str) -> Iterator[str]:
 
 def _scaling(cloud: Cloud, name: str) -> list[Resource]:
     which = f"endpoint/{name}/variant/{VARIANT}"
-    with translated_errors(f"looking for what scales {name}"):
-        client = cloud.client("application-autoscaling")
-        targets = client.describe_scalable_targets(ServiceNamespace="sagemaker", ResourceIds=[which])["ScalableTargets"]
-    found = []
-    for number, target in enumerate(targets):
-        place = f"sagemaker|{which}|{target['ScalableDimension']}"
-        own = Resource(f"ScalableTarget{number}", "AWS::ApplicationAutoScaling::ScalableTarget", place, {}, ("Endpoint",))
-        policy = f"{place}|{scaling_rule(name)}"
-        found += [own, Resource(f"ScalingPolicy{number}", "AWS::ApplicationAutoScaling::ScalingPolicy", policy, {}, (own.id,))]
-    return found
+    asked = {"ServiceNamespace": "sagemaker", "ResourceIds": [which]}
+    targets = cloud.call(SERVICE, "describe_scalable_targets", f"looking for what scales {name}", **asked)["ScalableTargets"]
+    places = [f"sagemaker|{which}|{each['ScalableDimension']}" for each in targets]
+    return [each for n, place in enumerate(places) for each in scaling_of(place, scaling_rule(name), ("Endpoint",), n)]
 
 
 def _objects(cloud: Cloud, name: str, models: Sequence[Resource]) -> list[Resource]:
     """All that was ever uploaded for it, also for versions that are not kept any more."""
     bucket, own = own_bucket(cloud.account, cloud.region), re.compile(re.escape(uploads(name)) + "[0-9a-f]{16}/model.tar.gz")
-    urls = {f"{bucket}/{key}" for key in keys(cloud, bucket, uploads(name)) if own.fullmatch(key)}
+    doing = f"listing s3://{bucket}/{uploads(name)}"
+    found = cloud.listed("s3", "list_objects_v2", "Contents", doing, Bucket=bucket, Prefix=uploads(name))
+    urls = {f"{bucket}/{each['Key']}" for each in found if own.fullmatch(each["Key"])}
     for model in models:
-        found = KINDS["AWS::SageMaker::Model"].observe(cloud, model.name)
-        if found is not None:
-            urls.add(found.properties["PrimaryContainer"]["ModelDataUrl"].removeprefix("s3://"))
+        there = KINDS["AWS::SageMaker::Model"].observe(cloud, model.name)
+        if there is not None:
+            urls.add(there.properties["PrimaryContainer"]["ModelDataUrl"].removeprefix("s3://"))
     return [Resource(f"ModelData{n}", "Tsx::S3::Object", url, {}) for n, url in enumerate(sorted(urls))]
 
 

@@ -7,9 +7,8 @@ to another.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from tsx_cli.deploy.aws.session import Cloud, looked_up, translated_errors
+from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.kind import Kind, only, tag_list, tag_map
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
@@ -32,20 +31,28 @@ CHANGING = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack", "
 BROKEN = frozenset({"Failed", "OutOfService", "UpdateRollbackFailed"})
 
 
-class Model:
-    traits = Traits(fixed=frozenset(MODEL))
+class Immutable(Kind):
+    """A model or an endpoint configuration: of what it says only the tags can change."""
+
     poll, patience = 2.0, 120.0
 
+    def __init__(self, what: str, key: str, operation: str, shown: tuple[str, ...]) -> None:
+        self.traits = Traits(fixed=frozenset(shown))
+        self._what, self._key, self._operation, self._shown = what, key, operation, shown
+
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        found = _described(cloud, "describe_model", f"looking for the model {name}", ModelName=name)
+        which = {f"{self._key}Name": name}
+        found = cloud.find("sagemaker", f"describe_{self._operation}", f"looking for the {self._what} {name}", **which)
         if found is None:
             return None
-        return Observed(name, only(found, MODEL), _tags(cloud, found["ModelArn"]), {"ModelName": name, "Ref": found["ModelArn"]})
+        arn = found[f"{self._key}Arn"]
+        return Observed(name, only(found, self._shown), _tags(cloud, arn), {**which, "Ref": arn})
 
     def create(self, cloud: Cloud, resource: Resource) -> str | None:
+        named = {f"{self._key}Name": resource.name, "Tags": tag_list(resource.tags)}
+        doing = f"creating the {self._what} {resource.name}"
         try:
-            with translated_errors(f"creating the model {resource.name}"):
-                cloud.client("sagemaker").create_model(ModelName=resource.name, Tags=tag_list(resource.tags), **resource.properties)
+            cloud.call("sagemaker", f"create_{self._operation}", doing, **named, **resource.properties)
         except CloudError as error:
             if UNKNOWN_ROLE in error.message.lower():  # one that was made a moment ago
                 return error.message
@@ -56,42 +63,18 @@ class Model:
         _tag(cloud, found.outputs["Ref"], resource)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        with translated_errors(f"deleting the model {found.name}"):
-            cloud.client("sagemaker").delete_model(ModelName=found.name)
+        which = {f"{self._key}Name": found.name}
+        cloud.call("sagemaker", f"delete_{self._operation}", f"deleting the {self._what} {found.name}", **which)
 
 
-class EndpointConfig:
-    traits = Traits(fixed=frozenset(CONFIG))
-    poll, patience = 2.0, 120.0
-
-    def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        found = _described(cloud, "describe_endpoint_config", f"looking for the configuration {name}", EndpointConfigName=name)
-        if found is None:
-            return None
-        arn = found["EndpointConfigArn"]
-        return Observed(name, only(found, CONFIG), _tags(cloud, arn), {"EndpointConfigName": name, "Ref": arn})
-
-    def create(self, cloud: Cloud, resource: Resource) -> None:
-        with translated_errors(f"creating the configuration {resource.name}"):
-            client = cloud.client("sagemaker")
-            client.create_endpoint_config(EndpointConfigName=resource.name, Tags=tag_list(resource.tags), **resource.properties)
-
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
-        _tag(cloud, found.outputs["Ref"], resource)
-
-    def delete(self, cloud: Cloud, found: Observed) -> None:
-        with translated_errors(f"deleting the configuration {found.name}"):
-            cloud.client("sagemaker").delete_endpoint_config(EndpointConfigName=found.name)
-
-
-class Endpoint:
+class Endpoint(Kind):
     """Moves to a new configuration with traffic shifted as `DeploymentConfig` says, and back by itself when an alarm goes off."""
 
     traits = Traits(unseen=frozenset({"DeploymentConfig", "RetainAllVariantProperties", "ExcludeRetainedVariantProperties"}))
     poll, patience = 10.0, 3 * 3600.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        found = _described(cloud, "describe_endpoint", f"looking for the endpoint {name}", EndpointName=name)
+        found = cloud.find("sagemaker", "describe_endpoint", f"looking for the endpoint {name}", EndpointName=name)
         if found is None:
             return None
         status = found["EndpointStatus"]
@@ -104,40 +87,30 @@ class Endpoint:
         return Observed(name, config, _tags(cloud, found["EndpointArn"]), outputs, state, reason)
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        with translated_errors(f"creating the endpoint {resource.name}"):
-            config = resource.properties["EndpointConfigName"]
-            cloud.client("sagemaker").create_endpoint(EndpointName=resource.name, EndpointConfigName=config, Tags=tag_list(resource.tags))
+        wanted = {"EndpointName": resource.name, "Tags": tag_list(resource.tags), **only(resource.properties, ["EndpointConfigName"])}
+        cloud.call("sagemaker", "create_endpoint", f"creating the endpoint {resource.name}", **wanted)
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
         if any(field.path == "EndpointConfigName" for field in fields):
-            with translated_errors(f"updating the endpoint {resource.name}"):
-                cloud.client("sagemaker").update_endpoint(EndpointName=resource.name, **resource.properties)
+            wanted = {"EndpointName": resource.name, **resource.properties}
+            cloud.call("sagemaker", "update_endpoint", f"updating the endpoint {resource.name}", **wanted)
         _tag(cloud, found.outputs["Ref"], resource)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        if found.outputs["status"] == "Deleting":
-            return
-        with translated_errors(f"deleting the endpoint {found.name}"):
-            cloud.client("sagemaker").delete_endpoint(EndpointName=found.name)
-
-
-def _described(cloud: Cloud, call: str, doing: str, **which: str) -> dict[str, Any] | None:
-    return looked_up(doing, lambda: dict(getattr(cloud.client("sagemaker"), call)(**which)))
+        if found.outputs["status"] != "Deleting":
+            cloud.call("sagemaker", "delete_endpoint", f"deleting the endpoint {found.name}", EndpointName=found.name)
 
 
 def _tags(cloud: Cloud, arn: str) -> dict[str, str]:
-    with translated_errors("reading tags"):
-        pages = cloud.client("sagemaker").get_paginator("list_tags").paginate(ResourceArn=arn)
-        return tag_map(tag for page in pages for tag in page["Tags"])
+    return tag_map(cloud.listed("sagemaker", "list_tags", "Tags", "reading tags", ResourceArn=arn))
 
 
 def _tag(cloud: Cloud, arn: str, resource: Resource) -> None:
-    with translated_errors(f"tagging {resource.name}"):
-        cloud.client("sagemaker").add_tags(ResourceArn=arn, Tags=tag_list(resource.tags))
+    cloud.call("sagemaker", "add_tags", f"tagging {resource.name}", ResourceArn=arn, Tags=tag_list(resource.tags))
 
 
 KINDS: Mapping[str, Kind] = {
     "AWS::SageMaker::Endpoint": Endpoint(),
-    "AWS::SageMaker::EndpointConfig": EndpointConfig(),
-    "AWS::SageMaker::Model": Model(),
+    "AWS::SageMaker::EndpointConfig": Immutable("configuration", "EndpointConfig", "endpoint_config", CONFIG),
+    "AWS::SageMaker::Model": Immutable("model", "Model", "model", MODEL),
 }

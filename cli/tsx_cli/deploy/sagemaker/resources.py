@@ -12,6 +12,7 @@ from typing import Any
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.aws.alarms import Alarms, Metrics, alarms
 from tsx_cli.deploy.aws.iam_policies import role
+from tsx_cli.deploy.aws.kinds.autoscaling import scaling
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
 from tsx_cli.deploy.engine.tags import tags_of
@@ -211,22 +212,7 @@ def _scaling(spec: DeploySpec, wanted: Autoscaling) -> list[Resource]:
         "SageMakerVariantProvisionedConcurrencyUtilization" if serverless else "SageMakerVariantConcurrentRequestsPerModelHighResolution"
     )
     measured: dict[str, Any] = {"PredefinedMetricSpecification": {"PredefinedMetricType": metric}}
-    if (
-        spec.sagemaker.asynchronous is not None
-    ):  # requests wait in a queue there, which is the only thing that a fleet of none can be woken by
+    if spec.sagemaker.asynchronous is not None:  # only the requests that wait in a queue can wake a fleet of none
         measured = {"CustomizedMetricSpecification": _backlog(spec.name)}
-    which = {"ServiceNamespace": "sagemaker", "ResourceId": f"endpoint/{spec.name}/variant/{VARIANT}", "ScalableDimension": dimension}
-    bounds = {"MinCapacity": wanted.min, "MaxCapacity": wanted.max}
-    policy = scaling_rule(spec.name)
-    rule = {
-        "TargetValue": float(wanted.target),
-        **measured,
-        "ScaleInCooldown": wanted.scale_in,
-        "ScaleOutCooldown": wanted.scale_out,
-    }
-    tracking = {"PolicyName": policy, "PolicyType": "TargetTrackingScaling", **which, "TargetTrackingScalingPolicyConfiguration": rule}
-    name = "|".join(which.values())
-    return [
-        Resource("ScalableTarget", "AWS::ApplicationAutoScaling::ScalableTarget", name, {**which, **bounds}, ("Endpoint",)),
-        Resource("ScalingPolicy", "AWS::ApplicationAutoScaling::ScalingPolicy", f"{name}|{policy}", tracking, ("ScalableTarget",)),
-    ]
+    place = f"sagemaker|endpoint/{spec.name}/variant/{VARIANT}|{dimension}"
+    return scaling(place, scaling_rule(spec.name), wanted, measured, "Endpoint")

@@ -2,88 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from tsx_cli.deploy.aws.session import Cloud, translated_errors
-from tsx_cli.deploy.engine.kind import only
-from tsx_cli.deploy.engine.plan import Field
+from tsx_cli.deploy.aws.session import Cloud
+from tsx_cli.deploy.engine.kind import Kind, only
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
+from tsx_cli.deploy.spec import Autoscaling
 
-TARGET = ("ServiceNamespace", "ResourceId", "ScalableDimension", "MinCapacity", "MaxCapacity", "RoleARN")
-POLICY = ("PolicyName", "PolicyType", "ServiceNamespace", "ResourceId", "ScalableDimension", "TargetTrackingScalingPolicyConfiguration")
+SERVICE = "application-autoscaling"
+PLACE = ("ServiceNamespace", "ResourceId", "ScalableDimension")
+TARGET, POLICY = "AWS::ApplicationAutoScaling::ScalableTarget", "AWS::ApplicationAutoScaling::ScalingPolicy"
 
 
-class ScalableTarget:
+class ScalableTarget(Kind):
     """Its name is `namespace|resource|dimension`: there is one target for each."""
 
-    traits = Traits(
-        is_tagged=False, fixed=frozenset({"ServiceNamespace", "ResourceId", "ScalableDimension"}), unseen=frozenset({"RoleARN"})
-    )
-    poll, patience = 1.0, 60.0
+    traits = Traits(is_tagged=False, fixed=frozenset(PLACE), unseen=frozenset({"RoleARN"}))
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         namespace, resource, dimension = name.split("|")
-        with translated_errors(f"looking for what scales {resource}"):
-            answer = cloud.client("application-autoscaling").describe_scalable_targets(
-                ServiceNamespace=namespace, ResourceIds=[resource], ScalableDimension=dimension
-            )
-        found = answer["ScalableTargets"]
-        return Observed(name, only(found[0], TARGET), outputs={"Ref": name}) if found else None
+        which = {"ServiceNamespace": namespace, "ResourceIds": [resource], "ScalableDimension": dimension}
+        found = cloud.call(SERVICE, "describe_scalable_targets", f"looking for what scales {resource}", **which)["ScalableTargets"]
+        return Observed(name, only(found[0], (*PLACE, "MinCapacity", "MaxCapacity", "RoleARN")), outputs={"Ref": name}) if found else None
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        with translated_errors(f"letting {resource.properties['ResourceId']} scale"):
-            cloud.client("application-autoscaling").register_scalable_target(**resource.properties)
-
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
-        self.create(cloud, resource)
+        cloud.call(SERVICE, "register_scalable_target", f"letting {resource.properties['ResourceId']} scale", **resource.properties)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        with translated_errors(f"no longer scaling {found.properties['ResourceId']}"):
-            cloud.client("application-autoscaling").deregister_scalable_target(**_which(found.properties))
+        doing = f"no longer scaling {found.properties['ResourceId']}"
+        cloud.call(SERVICE, "deregister_scalable_target", doing, **only(found.properties, PLACE))
 
 
-class ScalingPolicy:
+class ScalingPolicy(Kind):
     """Its name is `namespace|resource|dimension|policy`."""
 
-    traits = Traits(is_tagged=False, fixed=frozenset({"PolicyName", "PolicyType", "ServiceNamespace", "ResourceId", "ScalableDimension"}))
-    poll, patience = 1.0, 60.0
+    traits = Traits(is_tagged=False, fixed=frozenset({"PolicyName", "PolicyType", *PLACE}))
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        namespace, resource, dimension, policy = name.split("|")
-        with translated_errors(f"looking for the rule by which {resource} scales"):
-            answer = cloud.client("application-autoscaling").describe_scaling_policies(
-                PolicyNames=[policy], ServiceNamespace=namespace, ResourceId=resource, ScalableDimension=dimension
-            )
-        found = answer["ScalingPolicies"]
-        return Observed(name, only(found[0], POLICY), outputs={"Ref": found[0]["PolicyARN"]}) if found else None
+        place, _, policy = name.rpartition("|")
+        found = next((each for each in policies(cloud, place) if each["PolicyName"] == policy), None)
+        shown = ("PolicyName", "PolicyType", *PLACE, "TargetTrackingScalingPolicyConfiguration")
+        return None if found is None else Observed(name, only(found, shown), outputs={"Ref": found["PolicyARN"]})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        with translated_errors(f"setting the rule by which {resource.properties['ResourceId']} scales"):
-            cloud.client("application-autoscaling").put_scaling_policy(**resource.properties)
-
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
-        self.create(cloud, resource)
+        doing = f"setting the rule by which {resource.properties['ResourceId']} scales"
+        cloud.call(SERVICE, "put_scaling_policy", doing, **resource.properties)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        with translated_errors(f"removing the rule by which {found.properties['ResourceId']} scales"):
-            cloud.client("application-autoscaling").delete_scaling_policy(
-                PolicyName=found.properties["PolicyName"], **_which(found.properties)
-            )
+        doing = f"removing the rule by which {found.properties['ResourceId']} scales"
+        cloud.call(SERVICE, "delete_scaling_policy", doing, **only(found.properties, ("PolicyName", *PLACE)))
+
+
+def policies(cloud: Cloud, place: str) -> list[dict[str, Any]]:
+    """The rules of a target, which its name says."""
+    which = dict(zip(PLACE, place.split("|"), strict=True))
+    return cloud.listed(SERVICE, "describe_scaling_policies", "ScalingPolicies", f"looking for who scales {which['ResourceId']}", **which)
 
 
 def is_somebody_elses(cloud: Cloud, name: str, policy: str) -> bool:
     """Whether others have set how it scales: a target has no tags, but rules have names."""
-    namespace, resource, dimension = name.split("|")[:3]
-    with translated_errors(f"looking for who scales {resource}"):
-        pages = cloud.client("application-autoscaling").get_paginator("describe_scaling_policies")
-        found = [
-            each["PolicyName"]
-            for page in pages.paginate(ServiceNamespace=namespace, ResourceId=resource, ScalableDimension=dimension)
-            for each in page["ScalingPolicies"]
-        ]
+    found = [each["PolicyName"] for each in policies(cloud, "|".join(name.split("|")[:3]))]
     return bool(found) and policy not in found
 
 
-def _which(properties: Any) -> dict[str, Any]:
-    return only(properties, ("ServiceNamespace", "ResourceId", "ScalableDimension"))
+def scaling(place: str, policy: str, wanted: Autoscaling, metric: dict[str, Any], needs: str) -> list[Resource]:
+    """A target and its rule, which keeps `metric` at what is wanted; `place` is the target's name."""
+    which = dict(zip(PLACE, place.split("|"), strict=True))
+    rule = {"TargetValue": float(wanted.target), **metric, "ScaleInCooldown": wanted.scale_in, "ScaleOutCooldown": wanted.scale_out}
+    tracking = {"PolicyName": policy, "PolicyType": "TargetTrackingScaling", **which, "TargetTrackingScalingPolicyConfiguration": rule}
+    return [
+        Resource("ScalableTarget", TARGET, place, {**which, "MinCapacity": wanted.min, "MaxCapacity": wanted.max}, (needs,)),
+        Resource("ScalingPolicy", POLICY, f"{place}|{policy}", tracking, ("ScalableTarget",)),
+    ]
+
+
+def scaling_of(place: str, policy: str, needs: tuple[str, ...], number: int | str = "") -> list[Resource]:
+    """The same pair, where only its names are known."""
+    target = Resource(f"ScalableTarget{number}", TARGET, place, {}, needs)
+    return [target, Resource(f"ScalingPolicy{number}", POLICY, f"{place}|{policy}", {}, (target.id,))]

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tsx_cli.deploy.aws.session import Cloud, translated_errors
-from tsx_cli.deploy.engine.kind import only, tag_list, tag_map
+from tsx_cli.deploy.aws.session import Cloud
+from tsx_cli.deploy.engine.kind import Kind, only, tag_list, tag_map
 from tsx_cli.deploy.engine.plan import Field
-from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
+from tsx_cli.deploy.engine.resources import Observed, Resource
 
 PROPERTIES = (
     "AlarmDescription",
@@ -29,42 +29,35 @@ PROPERTIES = (
 )
 
 
-class Alarm:
-    traits = Traits()
-    poll, patience = 1.0, 60.0
-
+class Alarm(Kind):
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        with translated_errors(f"looking for the alarm {name}"):
-            client = cloud.client("cloudwatch")
-            answer = client.describe_alarms(AlarmNames=[name], AlarmTypes=["MetricAlarm"])
-            if not answer["MetricAlarms"]:
-                return None
-            found = answer["MetricAlarms"][0]
-            tags = tag_map(client.list_tags_for_resource(ResourceARN=found["AlarmArn"])["Tags"])
+        doing = f"looking for the alarm {name}"
+        alarms = cloud.call("cloudwatch", "describe_alarms", doing, AlarmNames=[name], AlarmTypes=["MetricAlarm"])["MetricAlarms"]
+        if not alarms:
+            return None
+        [found] = alarms
+        tags = tag_map(cloud.call("cloudwatch", "list_tags_for_resource", doing, ResourceARN=found["AlarmArn"])["Tags"])
         outputs = {"Arn": found["AlarmArn"], "Ref": name, "status": found.get("StateValue", "")}
         return Observed(name, only(found, PROPERTIES), tags, outputs)
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        with translated_errors(f"setting the alarm {resource.name}"):
-            client = cloud.client("cloudwatch")
-            client.put_metric_alarm(AlarmName=resource.name, Tags=tag_list(resource.tags), **resource.properties)
+        named = {"AlarmName": resource.name, "Tags": tag_list(resource.tags)}
+        cloud.call("cloudwatch", "put_metric_alarm", f"setting the alarm {resource.name}", **named, **resource.properties)
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
         self.create(cloud, resource)  # which leaves the tags of one that is there as they are
-        with translated_errors(f"tagging the alarm {resource.name}"):
-            cloud.client("cloudwatch").tag_resource(ResourceARN=found.outputs["Arn"], Tags=tag_list(resource.tags))
+        which = {"ResourceARN": found.outputs["Arn"], "Tags": tag_list(resource.tags)}
+        cloud.call("cloudwatch", "tag_resource", f"tagging the alarm {resource.name}", **which)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        with translated_errors(f"removing the alarm {found.name}"):
-            cloud.client("cloudwatch").delete_alarms(AlarmNames=[found.name])
+        cloud.call("cloudwatch", "delete_alarms", f"removing the alarm {found.name}", AlarmNames=[found.name])
 
 
 def alarms_of(cloud: Cloud, name: str, dimension: str) -> list[str]:
     """Those that were made for a deployment, of either form: `tsx-NAME-...` by name, and they watch what the dimension calls NAME."""
     own = re.compile(re.escape(f"tsx-{name}-") + "[0-9a-z-]+-[0-9a-f]{4}")
-    with translated_errors(f"listing the alarms of {name}"):
-        pages = cloud.client("cloudwatch").get_paginator("describe_alarms").paginate(AlarmNamePrefix=f"tsx-{name}-")
-        found = [each for page in pages for each in page["MetricAlarms"]]
+    doing = f"listing the alarms of {name}"
+    found = cloud.listed("cloudwatch", "describe_alarms", "MetricAlarms", doing, AlarmNamePrefix=f"tsx-{name}-")
     of = {"Name": dimension, "Value": name}
     return [each["AlarmName"] for each in found if own.fullmatch(each["AlarmName"]) and of in _dimensions(each)]
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
 
-from tsx_cli.deploy.aws.session import Cloud, looked_up, translated_errors
-from tsx_cli.deploy.engine.kind import tag_list, tag_map
-from tsx_cli.deploy.engine.plan import Field
+from tsx_cli.deploy.aws.session import Cloud
+from tsx_cli.deploy.engine.kind import Kind, tag_list, tag_map
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 from tsx_cli.deploy.image.programs import Builder
 from tsx_cli.deploy.image.recipe import Recipe
@@ -15,38 +13,32 @@ from tsx_cli.deploy.image.recipe import Recipe
 OWN = "tsx/"  # the beginning of the names of those that tsx deploy makes
 
 
-class Repository:
+class Repository(Kind):
+    """Whether it exists, and its tags; its other settings are left to the user."""
+
     traits = Traits(is_tagged=False, unseen=frozenset({"ImageScanningConfiguration"}))
-    poll, patience = 1.0, 60.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        """Whether it exists, and its tags; its other settings are left to the user."""
-        client, tags = cloud.client("ecr"), {}
-        answer = looked_up(f"looking for the repository {name}", lambda: client.describe_repositories(repositoryNames=[name]))
+        answer, tags = cloud.find("ecr", "describe_repositories", f"looking for the repository {name}", repositoryNames=[name]), {}
         if answer is None:
             return None
         [found] = answer["repositories"]
         if name.startswith(OWN):  # who deploys need not be allowed to ask it of others
-            with translated_errors(f"looking for the tags of the repository {name}"):
-                tags = tag_map(client.list_tags_for_resource(resourceArn=found["repositoryArn"])["tags"])
+            doing = f"looking for the tags of the repository {name}"
+            tags = tag_map(cloud.call("ecr", "list_tags_for_resource", doing, resourceArn=found["repositoryArn"])["tags"])
         return Observed(name, {}, tags, {"Arn": found["repositoryArn"], "RepositoryUri": found["repositoryUri"], "Ref": name})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         scanning = {"scanOnPush": bool(resource.properties["ImageScanningConfiguration"]["ScanOnPush"])}
-        with translated_errors(f"creating the repository {resource.name}"):
-            cloud.client("ecr").create_repository(
-                repositoryName=resource.name, tags=tag_list(resource.tags), imageScanningConfiguration=scanning
-            )
-
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
-        pass  # nothing of it is looked at
+        wanted = {"repositoryName": resource.name, "tags": tag_list(resource.tags), "imageScanningConfiguration": scanning}
+        cloud.call("ecr", "create_repository", f"creating the repository {resource.name}", **wanted)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        with translated_errors(f"deleting the repository {found.name} and its images"):
-            cloud.client("ecr").delete_repository(repositoryName=found.name, force=True)
+        doing = f"deleting the repository {found.name} and its images"
+        cloud.call("ecr", "delete_repository", doing, repositoryName=found.name, force=True)
 
 
-class Image:
+class Image(Kind):
     """Its name is `HOST/REPOSITORY:TAG`, the tag made of all that is in it; what is deployed is the digest that ECR gives it."""
 
     traits = Traits(is_tagged=False)
@@ -59,7 +51,7 @@ class Image:
         host, _, rest = name.partition("/")
         repository, _, tag = rest.rpartition(":")
         which = {"repositoryName": repository, "imageIds": [{"imageTag": tag}]}
-        answer = looked_up(f"looking for the image {name}", lambda: cloud.client("ecr").describe_images(**which))
+        answer = cloud.find("ecr", "describe_images", f"looking for the image {name}", **which)
         if answer is None:
             return None
         [found] = answer["imageDetails"]
@@ -73,16 +65,12 @@ class Image:
         assert self._recipe is not None
         if not self._builder.is_here(resource.name):
             self._builder.build(self._recipe, resource.name, self._machine)
-        with translated_errors("asking ECR for a password"):
-            given = cloud.client("ecr").get_authorization_token()["authorizationData"][0]
+        given = cloud.call("ecr", "get_authorization_token", "asking ECR for a password")["authorizationData"][0]
         user, _, password = base64.b64decode(given["authorizationToken"]).decode().partition(":")
         self._builder.login(resource.name.partition("/")[0], user, password)
         self._builder.push(resource.name)
 
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
-        pass  # its name is made of all that it is
-
     def delete(self, cloud: Cloud, found: Observed) -> None:
         repository, _, tag = found.name.partition("/")[2].rpartition(":")
-        with translated_errors(f"deleting the image {found.name}"):
-            cloud.client("ecr").batch_delete_image(repositoryName=repository, imageIds=[{"imageTag": tag}])
+        which = {"repositoryName": repository, "imageIds": [{"imageTag": tag}]}
+        cloud.call("ecr", "batch_delete_image", f"deleting the image {found.name}", **which)

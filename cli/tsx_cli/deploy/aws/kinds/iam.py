@@ -4,39 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from tsx_cli.deploy.aws.iam_policies import role_name
-from tsx_cli.deploy.aws.session import Cloud, looked_up, translated_errors
-from tsx_cli.deploy.engine.kind import tag_list, tag_map
+from tsx_cli.deploy.aws.session import Cloud, translated_errors
+from tsx_cli.deploy.engine.kind import Kind, tag_list, tag_map
 from tsx_cli.deploy.engine.plan import Field
-from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
+from tsx_cli.deploy.engine.resources import Observed, Resource
 
 
-class Role:
+class Role(Kind):
     """With one policy of its own."""
 
-    traits = Traits()
     poll, patience = 2.0, 120.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        client = cloud.client("iam")
-        answer = looked_up(f"looking for the role {name}", lambda: client.get_role(RoleName=name))
+        answer = cloud.find("iam", "get_role", f"looking for the role {name}", RoleName=name)
         if answer is None:
             return None
-        found = answer["Role"]
-        policies = [{"PolicyName": each, "PolicyDocument": self._policy(client, name, each)} for each in self._policies(client, name)]
+        found, doing, policies = answer["Role"], f"looking for what the role {name} may do", []
+        for each in cloud.call("iam", "list_role_policies", doing, RoleName=name)["PolicyNames"]:
+            policy = cloud.call("iam", "get_role_policy", doing, RoleName=name, PolicyName=each)
+            policies.append({"PolicyName": each, "PolicyDocument": policy["PolicyDocument"]})
         properties = {"AssumeRolePolicyDocument": found["AssumeRolePolicyDocument"], "Policies": policies}
         return Observed(name, properties, tag_map(found.get("Tags", [])), {"Arn": found["Arn"], "Ref": name})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         """Without its policy, which the call after this one gives it."""
-        trust = json.dumps(resource.properties["AssumeRolePolicyDocument"])
-        with translated_errors(f"creating the role {resource.name}"):
-            description = f"{resource.tags.get('tsx:name', '')} of tsx deploy runs with it"
-            cloud.client("iam").create_role(
-                RoleName=resource.name, AssumeRolePolicyDocument=trust, Description=description, Tags=tag_list(resource.tags)
-            )
+        wanted = {"AssumeRolePolicyDocument": json.dumps(resource.properties["AssumeRolePolicyDocument"]), "Tags": tag_list(resource.tags)}
+        wanted["Description"] = f"{resource.tags.get('tsx:name', '')} of tsx deploy runs with it"
+        cloud.call("iam", "create_role", f"creating the role {resource.name}", RoleName=resource.name, **wanted)
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
         client = cloud.client("iam")
@@ -56,14 +52,6 @@ class Role:
             for policy in found.properties["Policies"]:
                 client.delete_role_policy(RoleName=found.name, PolicyName=policy["PolicyName"])
             client.delete_role(RoleName=found.name)
-
-    def _policies(self, client: Any, name: str) -> list[str]:
-        with translated_errors(f"looking for what the role {name} may do"):
-            return list(client.list_role_policies(RoleName=name)["PolicyNames"])
-
-    def _policy(self, client: Any, name: str, policy: str) -> dict[str, Any]:
-        with translated_errors(f"looking for what the role {name} may do"):
-            return dict(client.get_role_policy(RoleName=name, PolicyName=policy)["PolicyDocument"])
 
 
 def own_role(cloud: Cloud, name: str, target: str) -> list[Resource]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tsx_archiver.storage.private_directory import temporary_place
-from tsx_cli.deploy.aws.session import Cloud, looked_up, translated_errors
+from tsx_cli.deploy.aws.session import Cloud, translated_errors
 from tsx_cli.deploy.engine.facts import model_data
-from tsx_cli.deploy.engine.kind import tag_list
+from tsx_cli.deploy.engine.kind import Kind, tag_list
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 from tsx_cli.deploy.errors import CloudError
@@ -17,28 +17,25 @@ from tsx_cli.deploy.errors import CloudError
 SHA = "tsx-sha256"  # an object's metadata: what it holds
 
 
-class Bucket:
+class Bucket(Kind):
     traits = Traits(is_tagged=False)
-    poll, patience = 1.0, 60.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         """That it is there, and closed to the public: what is done last to one that is made."""
-        if looked_up(f"looking for the bucket {name}", lambda: cloud.client("s3").head_bucket(Bucket=name)) is None:
+        if cloud.find("s3", "head_bucket", f"looking for the bucket {name}", Bucket=name) is None:
             return None
         closed: dict[str, bool] = {}
         try:
-            with translated_errors(f"looking whether the bucket {name} is closed to the public"):
-                closed = cloud.client("s3").get_public_access_block(Bucket=name)["PublicAccessBlockConfiguration"]
+            doing = f"looking whether the bucket {name} is closed to the public"
+            closed = cloud.call("s3", "get_public_access_block", doing, Bucket=name)["PublicAccessBlockConfiguration"]
         except CloudError as error:
             if error.code != "NoSuchPublicAccessBlockConfiguration":
                 raise
         return Observed(name, {"PublicAccessBlockConfiguration": closed}, outputs={"BucketName": name})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        client = cloud.client("s3")
         where = {} if cloud.region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": cloud.region}}
-        with translated_errors(f"creating the bucket {resource.name}"):
-            client.create_bucket(Bucket=resource.name, **where)
+        cloud.call("s3", "create_bucket", f"creating the bucket {resource.name}", Bucket=resource.name, **where)
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
         """Also the second half of making one."""
@@ -48,19 +45,17 @@ class Bucket:
             client.put_public_access_block(Bucket=resource.name, PublicAccessBlockConfiguration=closed)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        with translated_errors(f"deleting the bucket {found.name}; it must be empty"):
-            cloud.client("s3").delete_bucket(Bucket=found.name)
+        cloud.call("s3", "delete_bucket", f"deleting the bucket {found.name}; it must be empty", Bucket=found.name)
 
 
-class Object:
+class Object(Kind):
     """An archive in a bucket, within a `model.tar.gz` as SageMaker wants it. Its name there is `bucket/key`."""
 
     traits = Traits(is_tagged=False, unseen=frozenset({"Path"}))
-    poll, patience = 1.0, 60.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         bucket, _, key = name.partition("/")
-        head = looked_up(f"looking for s3://{name}", lambda: cloud.client("s3").head_object(Bucket=bucket, Key=key))
+        head = cloud.find("s3", "head_object", f"looking for s3://{name}", Bucket=bucket, Key=key)
         if head is None:
             return None
         return Observed(name, {"Sha256": head["Metadata"].get(SHA)}, outputs={"Url": f"s3://{name}"})
@@ -75,17 +70,6 @@ class Object:
         ):
             cloud.client("s3").upload_file(str(model_data(archive, Path(directory))), bucket, key, ExtraArgs=extra)
 
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
-        self.create(cloud, resource)
-
     def delete(self, cloud: Cloud, found: Observed) -> None:
         bucket, _, key = found.name.partition("/")
-        with translated_errors(f"deleting s3://{found.name}"):
-            cloud.client("s3").delete_object(Bucket=bucket, Key=key)
-
-
-def keys(cloud: Cloud, bucket: str, beginning: str) -> list[str]:
-    """Empty where there is no such bucket, too."""
-    pages = cloud.client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=beginning)
-    found = looked_up(f"listing s3://{bucket}/{beginning}", lambda: [each["Key"] for page in pages for each in page.get("Contents", [])])
-    return found or []
+        cloud.call("s3", "delete_object", f"deleting s3://{found.name}", Bucket=bucket, Key=key)
