@@ -120,7 +120,7 @@ CLI_FLOORS: Mapping[str, Sequence[str]] = {
         "command",
     ),
     "tsx_cli.deploy": (
-        "errors spec",
+        "spec",
         "engine",
         "aws",
         "preflight",

@@ -3,34 +3,13 @@
 from tsx_archiver.errors import (
     ArchiveError,
     ArchiveNotFound,
-    ArchiveTooLarge,
     CacheError,
-    CannotOpen,
-    CannotPack,
-    CorruptMember,
-    DuplicateInput,
-    DuplicateMember,
-    EmptyArchive,
-    EncryptedMember,
-    ForeignFile,
-    InputMissing,
     InvalidConfig,
-    InvalidManifest,
-    InvalidModelName,
-    LinkMember,
-    OutputExists,
-    SpecialMember,
-    TooManyMembers,
-    TruncatedArchive,
-    UnsafeArchive,
-    UnsafePath,
-    UnsupportedCompression,
-    WrongChecksum,
 )
-from tsx_archiver.inspecting import Finding, Inspection, MemberInfo, inspect_archive, read_member, verify_archive
+from tsx_archiver.inspecting import Finding, Inspection, inspect_archive, read_member, verify_archive
 from tsx_archiver.limits import Limits
 from tsx_archiver.metadata.manifest import Manifest, handler_fault, split_handler
-from tsx_archiver.metadata.modelconfig import ModelConfig, Problem, TorchRun, WarmUp, load_model_config, parse_model_config
+from tsx_archiver.metadata.modelconfig import ModelConfig, TorchRun, WarmUp, load_model_config, parse_model_config
 from tsx_archiver.metadata.modelfile import ModelFile, describe_model_file
 from tsx_archiver.metadata.safejson import load_json
 from tsx_archiver.metadata.safeyaml import load_yaml_file
@@ -39,51 +18,27 @@ from tsx_archiver.opening import OpenArchive, open_archive, refuse_foreign_link
 from tsx_archiver.packing import BUILTIN_HANDLERS, ArchiveSpec, plan_archive
 from tsx_archiver.rewriting import rewrite_archive
 from tsx_archiver.storage.cache import default_cache
-from tsx_archiver.writing import FORMATS, Format, write_archive
+from tsx_archiver.writing import Format, write_archive
 
 __all__ = [
     "ARCHIVE_SUFFIXES",
     "BUILTIN_HANDLERS",
     "DEFAULT_VERSION",
-    "FORMATS",
     "ArchiveError",
     "ArchiveNotFound",
     "ArchiveSpec",
-    "ArchiveTooLarge",
     "CacheError",
-    "CannotOpen",
-    "CannotPack",
-    "CorruptMember",
-    "DuplicateInput",
-    "DuplicateMember",
-    "EmptyArchive",
-    "EncryptedMember",
     "Finding",
-    "ForeignFile",
     "Format",
-    "InputMissing",
     "Inspection",
     "InvalidConfig",
-    "InvalidManifest",
-    "InvalidModelName",
     "Limits",
-    "LinkMember",
     "Manifest",
-    "MemberInfo",
     "ModelConfig",
     "ModelFile",
     "OpenArchive",
-    "OutputExists",
-    "Problem",
-    "SpecialMember",
-    "TooManyMembers",
     "TorchRun",
-    "TruncatedArchive",
-    "UnsafeArchive",
-    "UnsafePath",
-    "UnsupportedCompression",
     "WarmUp",
-    "WrongChecksum",
     "default_cache",
     "default_model_name",
     "describe_model_file",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +29,7 @@ from tsx_archiver.opening import (
     refuse_model_file,
     wrong_checksum,
 )
+from tsx_archiver.storage.digest import content_digest
 
 _LARGEST_LOOKED_INTO = 2048 * MIB
 
@@ -136,7 +137,7 @@ def _check_members(source: _Source, path: Path) -> list[Finding]:
             member, file = next(stream)
             name = source.inside(member)
             seen.add(name)
-            found = _digest(file)
+            found = content_digest(file)
             if name in checksums and found != checksums[name].lower():
                 raise wrong_checksum(path, name, checksums[name], found)
             if checksums and name not in checksums and name != MANIFEST_PATH:
@@ -149,20 +150,10 @@ def _check_members(source: _Source, path: Path) -> list[Finding]:
             findings.append(Finding(True, None, error.message))
             break
     if not checksums:
-        findings.append(
-            Finding(
-                False, None, "the manifest has no sha-256 of its members: another archiver wrote it; only lengths and CRCs were checked"
-            )
-        )
+        text = "the manifest has no sha-256 of its members: another archiver wrote it; only lengths and CRCs were checked"
+        findings.append(Finding(False, None, text))
     missing = sorted(set(checksums) - seen) if not any(finding.is_fault and finding.member is None for finding in findings) else []
     return findings + [Finding(True, name, f"{shown(name)} is missing, and the manifest has a sha-256 for it") for name in missing]
-
-
-def _digest(file: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    while chunk := file.read(MIB):
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _config(source: _Source) -> tuple[ModelConfig, list[str]]:
@@ -185,7 +176,7 @@ def _model(source: _Source, path: Path) -> ModelFile | None:
         return None
     inner = Path(normal(str(name)))
     if isinstance(source.container, _Directory):
-        with (path_of(source.container, member)).open("rb") as file:
+        with (source.container.root / member.name).open("rb") as file:
             return describe_model_stream(file, inner)
     if member.size > _LARGEST_LOOKED_INTO:
         return ModelFile(
@@ -194,8 +185,7 @@ def _model(source: _Source, path: Path) -> ModelFile | None:
     with tempfile.TemporaryFile() as copy:
         for other, stream in source.container.stream():
             if other == member:
-                while chunk := stream.read(MIB):
-                    copy.write(chunk)
+                shutil.copyfileobj(stream, copy, MIB)
                 break
         return describe_model_stream(cast(BinaryIO, copy), inner)
 
@@ -230,7 +220,7 @@ class _Directory:
 
     def stream(self) -> Iterator[tuple[Member, BinaryIO]]:
         for member in self.members:
-            with path_of(self, member).open("rb") as file:
+            with (self.root / member.name).open("rb") as file:
                 yield member, file
 
     def read(self, name: str, most: int) -> bytes | None:
@@ -242,7 +232,3 @@ class _Directory:
 
     def close(self) -> None:
         """Nothing is open between reads."""
-
-
-def path_of(directory: _Directory, member: Member) -> Path:
-    return directory.root / member.name

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from tsx_archiver.containers.base import Container, root_of
 from tsx_archiver.containers.formats import open_container
@@ -34,11 +34,29 @@ from tsx_archiver.storage.digest import file_digest, file_state
 from tsx_archiver.storage.locks import FileLock
 
 DEFAULT_CONFIG = "model-config.yaml"
+LockedT = TypeVar("LockedT", bound="Locked")
 MODEL_SUFFIXES = (".pt", ".pth", ".pt2", ".onnx", ".safetensors", ".bin")
 
 
+class Locked:
+    """Keeps its directory in the cache until it is closed."""
+
+    _lock: FileLock | None = None
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self: LockedT) -> LockedT:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+
 @dataclass
-class OpenArchive:
+class OpenArchive(Locked):
     """A model that is ready to be loaded; `directory` stays as long as this is open.
 
     `problems` are texts about what will probably not do what the archive's author meant; `digest` is the sha-256 of the
@@ -51,18 +69,6 @@ class OpenArchive:
     config: ModelConfig
     problems: list[str] = field(default_factory=list)
     digest: str | None = None
-    _lock: FileLock | None = None
-
-    def close(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
-    def __enter__(self) -> OpenArchive:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self.close()
 
 
 def open_archive(source: Path, *, cache: Path | Cache | None = None, limits: Limits = Limits(), name: str | None = None) -> OpenArchive:  # noqa: B008

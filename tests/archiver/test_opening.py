@@ -15,12 +15,7 @@ from tests.archiver.conftest import HANDLER, MakeTar, MakeZip
 from tsx_archiver import (
     ArchiveNotFound,
     ArchiveSpec,
-    CannotOpen,
-    EmptyArchive,
-    ForeignFile,
     InvalidConfig,
-    InvalidManifest,
-    TruncatedArchive,
     default_model_name,
     inspect_archive,
     is_model_name,
@@ -28,6 +23,7 @@ from tsx_archiver import (
     verify_archive,
     write_archive,
 )
+from tsx_archiver.errors import CannotOpen, EmptyArchive, ForeignFile, InvalidManifest, TruncatedArchive
 
 
 def test_a_missing_file_is_named(tmp_path: Path, cache: Path) -> None:

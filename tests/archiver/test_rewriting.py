@@ -13,17 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.archiver.conftest import MakeTar, MakeZip
-from tsx_archiver import (
-    ArchiveSpec,
-    CannotPack,
-    Format,
-    WrongChecksum,
-    inspect_archive,
-    open_archive,
-    rewrite_archive,
-    verify_archive,
-    write_archive,
-)
+from tsx_archiver import ArchiveSpec, Format, inspect_archive, open_archive, rewrite_archive, verify_archive, write_archive
+from tsx_archiver.errors import CannotPack, WrongChecksum
 
 CONFIG = b"batchSize: 16\n"
 NOTES = b'{"measured": true}' * 50

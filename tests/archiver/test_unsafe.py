@@ -17,14 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.archiver.conftest import HANDLER, MANIFEST, MakeTar, MakeZip
-from tsx_archiver import (
-    ArchiveError,
+from tsx_archiver import ArchiveError, Limits, inspect_archive, open_archive, verify_archive
+from tsx_archiver.errors import (
     ArchiveTooLarge,
     CorruptMember,
     DuplicateMember,
     EmptyArchive,
     EncryptedMember,
-    Limits,
     LinkMember,
     SpecialMember,
     TooManyMembers,
@@ -32,9 +31,6 @@ from tsx_archiver import (
     UnsafePath,
     UnsupportedCompression,
     WrongChecksum,
-    inspect_archive,
-    open_archive,
-    verify_archive,
 )
 from tsx_archiver.limits import MIB
 from tsx_archiver.names import safe_member_name

@@ -13,21 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tsx_archiver import (
-    FORMATS,
-    ArchiveSpec,
-    CannotPack,
-    DuplicateInput,
-    Format,
-    InputMissing,
-    InvalidConfig,
-    InvalidModelName,
-    OutputExists,
-    open_archive,
-    verify_archive,
-    write_archive,
-)
+from tsx_archiver import ArchiveSpec, Format, InvalidConfig, open_archive, verify_archive, write_archive
+from tsx_archiver.errors import CannotPack, DuplicateInput, InputMissing, InvalidModelName, OutputExists
 from tsx_archiver.limits import MIB
+from tsx_archiver.writing import FORMATS
 
 MEMBERS = ["config.yaml", "handler.py", "labels.json", "model.py", "requirements.txt", "sub/deep.txt", "weights.bin"]
 

@@ -12,7 +12,7 @@ from tsx_archiver.names import normal, path_fault
 Read: TypeAlias = Callable[[Any], "tuple[Any, str | None]"]
 
 
-class Key(NamedTuple):
+class ConfigKey(NamedTuple):
     name: str  # in the file
     field: str  # of ModelConfig
     read: Read
@@ -88,59 +88,60 @@ def texts(value: Any) -> tuple[dict[str, str] | None, str | None]:
 
 
 LIMIT_KEYS = tuple(
-    Key(limit.key, name, choice(*limit.choices) if limit.choices else whole(limit.minimum, limit.below)) for name, limit in LIMITS.items()
+    ConfigKey(limit.key, name, choice(*limit.choices) if limit.choices else whole(limit.minimum, limit.below))
+    for name, limit in LIMITS.items()
 )
 
 TORCHSERVE_KEYS = (
-    Key("minWorkers", "min_workers", whole(0)),
-    Key("maxWorkers", "max_workers", whole(0)),
-    Key("deviceType", "device_type", one_of("cpu", "gpu", "cuda", "xpu", "mps")),
-    Key("deviceIds", "device_ids", device_ids),
-    Key("parallelType", "parallel_type", one_of("pp", "tp", "pptp", "custom")),
-    Key("parallelLevel", "parallel_level", whole(1)),
-    Key("torchrun", "torchrun", mapping),
-    Key("maxRetryTimeoutInSec", "max_retry_timeout", whole(0)),
-    Key("useJobTicket", "use_job_ticket", flag),
-    Key("sequenceBatching", "sequence_batching", flag),
-    Key("continuousBatching", "continuous_batching", flag),
-    Key("asyncCommunication", "async_communication", flag),
-    Key("sequenceMaxIdleMSec", "sequence_max_idle_msec", whole(0)),
-    Key("sequenceTimeoutMSec", "sequence_timeout_msec", whole(0)),
-    Key("maxSequenceJobQueueSize", "max_sequence_job_queue_size", whole(1)),
-    Key("maxNumSequence", "max_num_sequence", whole(1)),
-    Key("useVenv", "use_venv", flag),
+    ConfigKey("minWorkers", "min_workers", whole(0)),
+    ConfigKey("maxWorkers", "max_workers", whole(0)),
+    ConfigKey("deviceType", "device_type", one_of("cpu", "gpu", "cuda", "xpu", "mps")),
+    ConfigKey("deviceIds", "device_ids", device_ids),
+    ConfigKey("parallelType", "parallel_type", one_of("pp", "tp", "pptp", "custom")),
+    ConfigKey("parallelLevel", "parallel_level", whole(1)),
+    ConfigKey("torchrun", "torchrun", mapping),
+    ConfigKey("maxRetryTimeoutInSec", "max_retry_timeout", whole(0)),
+    ConfigKey("useJobTicket", "use_job_ticket", flag),
+    ConfigKey("sequenceBatching", "sequence_batching", flag),
+    ConfigKey("continuousBatching", "continuous_batching", flag),
+    ConfigKey("asyncCommunication", "async_communication", flag),
+    ConfigKey("sequenceMaxIdleMSec", "sequence_max_idle_msec", whole(0)),
+    ConfigKey("sequenceTimeoutMSec", "sequence_timeout_msec", whole(0)),
+    ConfigKey("maxSequenceJobQueueSize", "max_sequence_job_queue_size", whole(1)),
+    ConfigKey("maxNumSequence", "max_num_sequence", whole(1)),
+    ConfigKey("useVenv", "use_venv", flag),
 )
 
 # What tsx adds; TorchServe passes over these.
 TSX_KEYS = (
-    Key("batchPolicy", "batch_policy", text),
-    Key("overlapPreprocessing", "overlap_preprocessing", flag_or_auto),
-    Key("retryFailedBatch", "retry_failed_batch", flag),
-    Key("weightsOnly", "weights_only", flag),
-    Key("threads", "threads", whole(1)),
-    Key("precision", "precision", one_of("fp32", "fp16", "bf16")),
-    Key("warmup", "warmup", sequence),
+    ConfigKey("batchPolicy", "batch_policy", text),
+    ConfigKey("overlapPreprocessing", "overlap_preprocessing", flag_or_auto),
+    ConfigKey("retryFailedBatch", "retry_failed_batch", flag),
+    ConfigKey("weightsOnly", "weights_only", flag),
+    ConfigKey("threads", "threads", whole(1)),
+    ConfigKey("precision", "precision", one_of("fp32", "fp16", "bf16")),
+    ConfigKey("warmup", "warmup", sequence),
 )
 
 KEYS = LIMIT_KEYS + TORCHSERVE_KEYS + TSX_KEYS
 
 TORCHRUN_KEYS = (
-    Key("nnodes", "nnodes", whole(1)),
-    Key("nproc-per-node", "nproc_per_node", whole_or_text),
-    Key("rdzv-backend", "rdzv_backend", text),
-    Key("rdzv-endpoint", "rdzv_endpoint", text),
-    Key("rdzv-conf", "rdzv_conf", text),
-    Key("monitor-interval", "monitor_interval", whole(0)),
-    Key("node-rank", "node_rank", whole(0)),
-    Key("OMP_NUMBER_THREADS", "omp_number_threads", whole(1)),
+    ConfigKey("nnodes", "nnodes", whole(1)),
+    ConfigKey("nproc-per-node", "nproc_per_node", whole_or_text),
+    ConfigKey("rdzv-backend", "rdzv_backend", text),
+    ConfigKey("rdzv-endpoint", "rdzv_endpoint", text),
+    ConfigKey("rdzv-conf", "rdzv_conf", text),
+    ConfigKey("monitor-interval", "monitor_interval", whole(0)),
+    ConfigKey("node-rank", "node_rank", whole(0)),
+    ConfigKey("OMP_NUMBER_THREADS", "omp_number_threads", whole(1)),
 )
 
 WARM_UP_KEYS = (
-    Key("file", "file", member_file),
-    Key("contentType", "content_type", text),
-    Key("headers", "headers", texts),
-    Key("count", "count", whole(1)),
-    Key("strict", "strict", flag),
+    ConfigKey("file", "file", member_file),
+    ConfigKey("contentType", "content_type", text),
+    ConfigKey("headers", "headers", texts),
+    ConfigKey("count", "count", whole(1)),
+    ConfigKey("strict", "strict", flag),
 )
 
 # Read by handlers, not by the server; known here so that a slip in one of them is noticed.

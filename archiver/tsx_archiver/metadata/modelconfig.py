@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from tsx_archiver.errors import InvalidConfig
-from tsx_archiver.metadata.configkeys import BACKEND_KEYS, KEYS, TORCHRUN_KEYS, WARM_UP_KEYS, Key
+from tsx_archiver.metadata.configkeys import BACKEND_KEYS, KEYS, TORCHRUN_KEYS, WARM_UP_KEYS, ConfigKey
 from tsx_archiver.metadata.model_limits import ModelLimits
 from tsx_archiver.metadata.safeyaml import load_yaml, load_yaml_file
 
@@ -163,7 +163,9 @@ def _read_warm_up(given: list[Any]) -> tuple[tuple[WarmUp, ...], list[Problem]]:
     return tuple(entries), problems
 
 
-def _read(data: Mapping[Any, Any], keys: tuple[Key, ...], *, known: list[str], under: str = "") -> tuple[dict[str, Any], list[Problem]]:
+def _read(
+    data: Mapping[Any, Any], keys: tuple[ConfigKey, ...], *, known: list[str], under: str = ""
+) -> tuple[dict[str, Any], list[Problem]]:
     by_name = {key.name: key for key in keys}
     values: dict[str, Any] = {}
     problems = []

@@ -15,6 +15,14 @@ from tsx_archiver.limits import MIB
 FRESH_NS = 2_000_000_000
 
 
+def content_digest(file: BinaryIO) -> str:
+    """sha-256 of what is left of the stream."""
+    digest = hashlib.sha256()
+    while chunk := file.read(MIB):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
 def file_digest(file: BinaryIO, path: Path, seen: Path | None = None) -> str:
     """The digest of the open `file`, which was opened from `path`; notes are kept in the directory `seen`."""
     state = _state(os.fstat(file.fileno()))
@@ -22,15 +30,13 @@ def file_digest(file: BinaryIO, path: Path, seen: Path | None = None) -> str:
     known = _read_note(note, state) if note else None
     if known:
         return known
-    digest = hashlib.sha256()
     file.seek(0)
-    while chunk := file.read(MIB):
-        digest.update(chunk)
+    digest = content_digest(file)
     file.seek(0)
     after = os.fstat(file.fileno())
     if note and _state(after) == state and time.time_ns() - after.st_mtime_ns > FRESH_NS:
-        _write_note(note, {"state": state, "sha256": digest.hexdigest()})
-    return digest.hexdigest()
+        _write_note(note, {"state": state, "sha256": digest})
+    return digest
 
 
 def file_state(file: BinaryIO) -> list[int]:

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from tsx_archiver.containers.base import Container
 from tsx_archiver.errors import CannotOpen, ForeignFile, InvalidManifest
 from tsx_archiver.limits import MAX_MANIFEST_BYTES, Limits
 from tsx_archiver.metadata.manifest import split_handler
 from tsx_archiver.names import shown
-from tsx_archiver.opening import is_directory, model_root, open_source, refuse_foreign_link, unpack_file
-from tsx_archiver.storage.locks import FileLock
+from tsx_archiver.opening import Locked, is_directory, model_root, open_source, refuse_foreign_link, unpack_file
 from tsx_archiver.workflow.manifest import WORKFLOW_MANIFEST_PATH, WorkflowManifest, parse_workflow_manifest
 from tsx_archiver.workflow.spec import WorkflowSpec, read_spec
 
 
 @dataclass
-class OpenWorkflow:
+class OpenWorkflow(Locked):
     """A workflow that is ready to be registered; `directory` stays as long as this is open.
 
     `handler` is the file, by its path in `directory`, whose functions are nodes; None where there is none.
@@ -31,18 +29,6 @@ class OpenWorkflow:
     handler: str | None
     spec: WorkflowSpec
     problems: list[str] = field(default_factory=list)
-    _lock: FileLock | None = None
-
-    def close(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
-    def __enter__(self) -> OpenWorkflow:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self.close()
 
 
 def open_workflow(source: Path, *, cache: Path | None = None, limits: Limits = Limits()) -> OpenWorkflow:  # noqa: B008

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_archiver.errors import InvalidConfig
-from tsx_archiver.metadata.configkeys import Key, whole
+from tsx_archiver.metadata.configkeys import ConfigKey, whole
 from tsx_archiver.metadata.safeyaml import load_yaml_file
 from tsx_archiver.names import is_model_name, shown
 from tsx_archiver.workflow.graph import complete, find_cycle, leaves_of, parents_of
@@ -18,12 +18,12 @@ MOST_NODES = 256  # each is at least one process
 JOINT = "__"  # a node's model is called WORKFLOW__NODE
 
 KEYS = (
-    Key("min-workers", "min_workers", whole(1)),
-    Key("max-workers", "max_workers", whole(1)),
-    Key("batch-size", "batch_size", whole(1)),
-    Key("max-batch-delay", "max_batch_delay", whole(0)),
-    Key("retry-attempts", "retry_attempts", whole(0)),
-    Key("timeout-ms", "timeout_ms", whole(1)),
+    ConfigKey("min-workers", "min_workers", whole(1)),
+    ConfigKey("max-workers", "max_workers", whole(1)),
+    ConfigKey("batch-size", "batch_size", whole(1)),
+    ConfigKey("max-batch-delay", "max_batch_delay", whole(0)),
+    ConfigKey("retry-attempts", "retry_attempts", whole(0)),
+    ConfigKey("timeout-ms", "timeout_ms", whole(1)),
 )
 URL = "url"
 

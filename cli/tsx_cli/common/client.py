@@ -87,6 +87,12 @@ class Server:
             raise self.refusal(response.status, response.body(), path)
         return response
 
+    def call_json(self, method: str, path: str, value: object = None) -> Any:
+        """The answer's JSON, to a request with `value` as its body, where there is one."""
+        if value is None:
+            return self.call(method, path).json()
+        return self.call(method, path, json.dumps(value).encode(), {"Content-Type": "application/json"}).json()
+
     def send(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Response:
         """An answer of any status. Raises CliError where none comes."""
         connection = self.connect()

@@ -8,7 +8,7 @@ import typer
 
 from tsx_cli.common.client import Server, path
 from tsx_cli.common.failure import UsageError
-from tsx_cli.common.options import AsJson, Config, Url, management
+from tsx_cli.common.options import AsJson, Config, ModelName, Url, management
 from tsx_cli.common.output import human, print_json, print_table
 from tsx_cli.models import record, rollout, shadow, traffic
 from tsx_runtime.shared.log_format import escaped
@@ -16,7 +16,6 @@ from tsx_runtime.shared.suggestions import suggestion
 
 PAGE = 100
 
-Name = Annotated[str, typer.Argument(help="Name of the model.")]
 Version = Annotated[str | None, typer.Option(help="Version of the model; by default its default version.")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once; the workers start in the background.")]
 
@@ -43,7 +42,7 @@ def list_models(as_json: AsJson = False, url: Url = None, config: Config = None)
 
 
 @app.command()
-def describe(name: Name, version: Version = None, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
+def describe(name: ModelName, version: Version = None, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
     """Show one model: its versions, their workers, and why a worker could not load."""
     server = management(url, config)
     answer = server.call("GET", path("models", name, version or "all")).json()
@@ -103,7 +102,7 @@ def replace(
 
 @app.command()
 def scale(
-    name: Name,
+    name: ModelName,
     workers: Annotated[int | None, typer.Argument(min=0, help="Number of workers.")] = None,
     minimum: Annotated[int | None, typer.Option("--min", min=0, help="Minimum number of workers, instead of WORKERS.")] = None,
     maximum: Annotated[int | None, typer.Option("--max", min=0, help="Maximum number of workers, instead of WORKERS.")] = None,
@@ -124,7 +123,7 @@ def scale(
 
 @app.command("set")
 def change(
-    name: Name,
+    name: ModelName,
     values: Annotated[
         list[str],
         typer.Argument(metavar="NAME=VALUE...", help="Limits, such as batch_size=8; any other name is answered with the list."),
@@ -141,7 +140,7 @@ def change(
 
 @app.command()
 def set_default(
-    name: Name,
+    name: ModelName,
     version: Annotated[str, typer.Argument(help="The version that answers where a request names none.")],
     as_json: AsJson = False,
     url: Url = None,
@@ -152,7 +151,7 @@ def set_default(
 
 
 @app.command()
-def unregister(name: Name, version: Version = None, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
+def unregister(name: ModelName, version: Version = None, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
     """Stop a model's workers and forget it; the archive stays in the model store."""
     target = path("models", name, *([] if version is None else [version]))
     _say(management(url, config).call("DELETE", target).json(), as_json)

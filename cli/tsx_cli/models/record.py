@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
 from tsx_cli.common.client import path
 from tsx_cli.common.failure import UsageError
-from tsx_cli.common.options import AsJson, Config, Url, management
+from tsx_cli.common.options import AsJson, Config, ModelName, Url, management
 from tsx_cli.common.output import human, print_json
-
-Name = Annotated[str, typer.Argument(help="Name of the model.")]
 
 
 def record(
-    name: Name,
+    name: ModelName,
     share: Annotated[str | None, typer.Option(help="Share of the requests, such as 1%.")] = None,
     max_size: Annotated[
         str | None, typer.Option(help="Maximum size of all files together; the oldest are removed first.", show_default="100MB")
@@ -41,8 +38,7 @@ def record(
     if off:
         answer = server.call("DELETE", path("models", name, "record", remove=remove)).json()
     elif terms:
-        body = json.dumps({**terms, "answers": answers}).encode()
-        answer = server.call("PUT", target, body, {"Content-Type": "application/json"}).json()
+        answer = server.call_json("PUT", target, {**terms, "answers": answers})
     else:
         answer = server.call("GET", target).json()
     if as_json:

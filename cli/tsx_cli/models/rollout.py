@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -12,7 +11,7 @@ import typer
 
 from tsx_cli.common.client import RequestFailed, Server, path
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.options import AsJson, Config, Url, management
+from tsx_cli.common.options import AsJson, Config, ModelName, Url, management
 from tsx_cli.common.output import one_line, print_json, print_table
 from tsx_runtime.shared.quantities import parse_percent, parse_seconds, parse_share
 
@@ -20,11 +19,9 @@ LOOK_APART = 1.0  # seconds
 P99 = "a factor such as 1.2x, or a time such as 250ms"
 NO_ROLLOUT = "RolloutNotFoundException"
 
-Name = Annotated[str, typer.Argument(help="Name of the model.")]
-
 
 def rollout(
-    name: Name,
+    name: ModelName,
     version: Annotated[str | None, typer.Argument(help="The version or label to roll out; without it, the rollout is shown.")] = None,
     steps: Annotated[str | None, typer.Option(help="Percentage at each step.", show_default="1,5,25,100")] = None,
     bake: Annotated[str | None, typer.Option(help="Duration of a step: 30s, 10m, 2h, 1d.", show_default="10m")] = None,
@@ -50,8 +47,7 @@ def rollout(
     if stop:
         answer = server.call("DELETE", path("models", name, "rollout", back="false" if keep else "true")).json()
     elif version is not None:
-        body = json.dumps(_plan(version, steps, bake, max_error_rate, max_p99, min_requests)).encode()
-        answer = server.call("POST", target, body, {"Content-Type": "application/json"}).json()
+        answer = server.call_json("POST", target, _plan(version, steps, bake, max_error_rate, max_p99, min_requests))
     else:
         answer = _status(server, target, name)
     if watch:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.common.client import Server, path
+from tsx_cli.common.client import path
 from tsx_cli.common.failure import UsageError
-from tsx_cli.common.options import AsJson, Config, Url, management
+from tsx_cli.common.options import AsJson, Config, ModelName, Url, management
 from tsx_cli.common.output import one_line, print_json, print_table
 from tsx_runtime.shared.quantities import parse_percent
 
 WIDE = 100  # characters of a line of a body
 NUMBERS = {"rtol": float, "atol": float, "k": int, "timeout": float}
 
-Name = Annotated[str, typer.Argument(help="Name of the model.")]
-
 
 def shadow(
-    name: Name,
+    name: ModelName,
     to: Annotated[str | None, typer.Option(help="Version or label that gets the copies.")] = None,
     share: Annotated[str | None, typer.Option(help="Share of the requests, such as 10%.")] = None,
     how: Annotated[
@@ -42,10 +39,10 @@ def shadow(
         raise UsageError("--off ends the shadow; say what it should be without it")
     answer: dict[str, Any] = server.call("GET", target).json()
     if off:
-        _send(server, "PATCH", path("models", name, "traffic"), {"shadow": None})
+        server.call_json("PATCH", path("models", name, "traffic"), {"shadow": None})
         answer = server.call("GET", target).json()
     if wanted:
-        answer = _send(server, "PUT", target, _changed(answer, name, to, share, how, ignore))
+        answer = server.call_json("PUT", target, _changed(answer, name, to, share, how, ignore))
     if reset:
         answer = server.call("DELETE", target).json()
     if as_json:
@@ -94,10 +91,6 @@ def read_compare(text: str) -> dict[str, Any]:
                 f"--compare takes exact, numeric:rtol=1e-3,atol=1e-6, top-k:k=5 or plugin:NAME,timeout=1; not '{text}'"
             ) from None
     return fields
-
-
-def _send(server: Server, method: str, target: str, body: dict[str, Any]) -> Any:
-    return server.call(method, target, json.dumps(body).encode(), {"Content-Type": "application/json"}).json()
 
 
 def _show(answer: dict[str, Any], examples: int) -> None:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.common.client import Server, path
+from tsx_cli.common.client import path
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.options import AsJson, Config, Url, management
+from tsx_cli.common.options import AsJson, Config, ModelName, Url, management
 from tsx_cli.common.output import one_line, print_json, print_table
 
 RULE = re.compile(r"header\s+(?P<header>[^\s=~]+)\s*(?P<sign>[=~])\s*(?P<value>.*?)\s*->\s*(?P<to>\S+)")
 
-Name = Annotated[str, typer.Argument(help="Name of the model.")]
-
 
 def traffic(
-    name: Name,
+    name: ModelName,
     weights: Annotated[
         list[str] | None, typer.Argument(metavar="[VERSION=WEIGHT]...", help="Percentages by version or label, such as 1.0=90 2.0=10.")
     ] = None,
@@ -55,14 +52,14 @@ def traffic(
             named = _weights(weights)
             there = server.call("GET", target).json()["traffic"].get("weights", {})
             changes["weights"] = dict.fromkeys(there) | named
-        answer = _send(server, "PATCH", target, changes)
+        answer = server.call_json("PATCH", target, changes)
     else:
         answer = server.call("GET", target).json()
     _show(answer, as_json)
 
 
 def label(
-    name: Name,
+    name: ModelName,
     labels: Annotated[list[str] | None, typer.Argument(metavar="[LABEL=VERSION]...", help="Such as stable=1.0 canary=2.0.")] = None,
     remove: Annotated[list[str] | None, typer.Option(help="Remove this label.")] = None,
     as_json: AsJson = False,
@@ -82,7 +79,7 @@ def label(
     if gone is not None:
         raise CliError(f"model {name} has no label '{gone}'; it has {', '.join(there) or 'none'}")
     if words:
-        answer = _send(server, "PATCH", target, {"labels": dict(given) | dict.fromkeys(remove or [])})
+        answer = server.call_json("PATCH", target, {"labels": dict(given) | dict.fromkeys(remove or [])})
     if as_json:
         print_json(answer["traffic"].get("labels", {}))
         return
@@ -94,13 +91,9 @@ def label(
         print(f"model {name} has no labels; `tsx models label {name} stable={answer['default']}` gives one")
 
 
-def rollback(name: Name, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
+def rollback(name: ModelName, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
     """Undo the last change of a model's traffic, labels or default version; once more, and it is there again."""
     _show(management(url, config).call("POST", path("models", name, "rollback")).json(), as_json)
-
-
-def _send(server: Server, method: str, target: str, body: dict[str, Any]) -> Any:
-    return server.call(method, target, json.dumps(body).encode(), {"Content-Type": "application/json"}).json()
 
 
 def _show(answer: dict[str, Any], as_json: bool) -> None:

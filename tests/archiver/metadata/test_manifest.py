@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tsx_archiver import InvalidManifest, Manifest, split_handler
+from tsx_archiver import Manifest, split_handler
+from tsx_archiver.errors import InvalidManifest
 from tsx_archiver.metadata.manifest import parse_manifest
 
 

@@ -17,7 +17,8 @@ import pytest
 from onnx import TensorProto, helper
 from safetensors.numpy import save_file
 
-from tsx_archiver import ArchiveSpec, InputMissing, describe_model_file, inspect_archive, write_archive
+from tsx_archiver import ArchiveSpec, describe_model_file, inspect_archive, write_archive
+from tsx_archiver.errors import InputMissing
 
 # torch is imported in one process of its own: the tests of this room run without it otherwise.
 WRITE_WITH_TORCH = """

@@ -14,7 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tsx_archiver import ArchiveSpec, CacheError, CorruptMember, default_cache, open_archive, write_archive
+from tsx_archiver import ArchiveSpec, CacheError, default_cache, open_archive, write_archive
+from tsx_archiver.errors import CorruptMember
 from tsx_archiver.storage.cache import DAY, Cache, CacheLimits
 from tsx_archiver.storage.digest import FRESH_NS
 from tsx_archiver.storage.locks import FileLock

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.errors import CloudError
+from tsx_cli.deploy.engine.kind import CloudError
 
 ABSENT = frozenset(
     {"404", "NoSuchEntity", "NotFound", "NotFoundException", "NoSuchBucket", "NoSuchKey", "ResourceNotFound", "ResourceNotFoundException"}

@@ -18,9 +18,9 @@ from tsx_cli.deploy.aws_lambda.kinds import hash_of, published
 from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS, mappings, statements
 from tsx_cli.deploy.aws_lambda.resources import ALIAS, alias_of, resources, scaled, scaling_rule
 from tsx_cli.deploy.engine.facts import Facts
+from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import Version
 from tsx_cli.deploy.engine.resources import Observed, Resource
-from tsx_cli.deploy.errors import CloudError
 from tsx_cli.deploy.spec import DeploySpec
 
 REFUSED = 400

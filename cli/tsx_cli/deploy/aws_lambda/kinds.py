@@ -9,10 +9,9 @@ from typing import Any
 
 from tsx_cli.deploy.aws.session import Cloud, is_absent
 from tsx_cli.deploy.aws_lambda.canary import Baking, Begin, Rollback, Shift, Wait, decide
-from tsx_cli.deploy.engine.kind import Kind, only
+from tsx_cli.deploy.engine.kind import CloudError, Kind, only
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, State, Traits
-from tsx_cli.deploy.errors import CloudError
 
 CODE = ("ImageUri", "Architectures")
 CONFIGURATION = ("Role", "Description", "Timeout", "MemorySize", "EphemeralStorage", "CapacityProviderConfig", "AcceleratorConfig")

@@ -13,7 +13,7 @@ from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.aws.logs import GROUPS, LAST, CloudWatch, Line, Log
 from tsx_cli.deploy.commands.locations import Location
 from tsx_cli.deploy.engine.engine import DeployFailed
-from tsx_cli.deploy.errors import CloudError
+from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.preflight.diagnosis import SILENT, diagnose
 from tsx_runtime.shared.log_format import escaped
 
@@ -23,7 +23,7 @@ RUN_CODE = frozenset(
 )
 
 
-class FailureReport:
+class ProgramLog:
     """The log of containers on this machine or of pods, as the program that runs them tells it."""
 
     def __init__(self, place: Location) -> None:
@@ -44,7 +44,7 @@ class FailureReport:
 
 def log_of(place: Location) -> Log:
     group = GROUPS.get(place.target)
-    return FailureReport(place) if group is None else CloudWatch(place.cloud, group.format(place.name))
+    return ProgramLog(place) if group is None else CloudWatch(place.cloud, group.format(place.name))
 
 
 def show_lines(log: Log, *, since: float | None, count: int, follow: bool, as_json: bool) -> None:

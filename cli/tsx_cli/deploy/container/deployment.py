@@ -13,10 +13,10 @@ from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.container.kinds import Machine, health_of, labels_of, tags_of
 from tsx_cli.deploy.container.resources import INSIDE, OPEN, run_words, wants_tokens
 from tsx_cli.deploy.engine.facts import Facts
+from tsx_cli.deploy.engine.facts import tags_of as tags_of_spec
+from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import Version
 from tsx_cli.deploy.engine.resources import Resource, digest
-from tsx_cli.deploy.engine.tags import tags_of as tags_of_spec
-from tsx_cli.deploy.errors import CloudError
 from tsx_cli.deploy.spec import DeploySpec
 
 KIND, IMAGE = "Tsx::Container::Container", "Tsx::Container::Image"

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tsx_cli.deploy.container.resources import gpu_words
-from tsx_cli.deploy.engine.kind import Kind
+from tsx_cli.deploy.engine.kind import CloudError, Kind
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
-from tsx_cli.deploy.errors import CloudError
 from tsx_cli.deploy.image.programs import Builder, Program
 from tsx_cli.deploy.image.recipe import Recipe
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tsx_cli.deploy.emit.wanted import wanted
+from tsx_cli.deploy.aws_lambda import resources as aws_lambda
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
+from tsx_cli.deploy.sagemaker import resources as sagemaker
 from tsx_cli.deploy.spec import DeploySpec
 
 ACCOUNT, REGION = "${AWS::AccountId}", "${AWS::Region}"
@@ -42,7 +43,7 @@ NEEDS_NOTE = (
 def template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
     """Account and region are those of the stack; the image, and the model where it lies in S3, are parameters."""
     there = replace(facts, account=ACCOUNT, region=REGION, image=spec.image or IMAGE)
-    resources = wanted(spec, there)
+    resources = (sagemaker if spec.target == "sagemaker" else aws_lambda).resources(spec, there)
     parameters: dict[str, Any] = {}
     if spec.image is None:
         parameters["Image"] = {"Type": "String", "Description": "The image in ECR, by its digest; `tsx deploy --emit dockerfile` builds it"}

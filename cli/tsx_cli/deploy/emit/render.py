@@ -11,8 +11,7 @@ import yaml
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.container.resources import compose
 from tsx_cli.deploy.emit.cloudformation import NEEDS_NOTE, template
-from tsx_cli.deploy.engine.facts import Facts
-from tsx_cli.deploy.engine.tags import tags_of
+from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.image.recipe import Local, Recipe, recipe
 from tsx_cli.deploy.kubernetes.resources import Manifest, kustomization, manifests
 from tsx_cli.deploy.spec import DeploySpec

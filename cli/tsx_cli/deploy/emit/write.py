@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from tsx_archiver.storage.digest import content_digest
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.emit.render import EmittedFiles
 
@@ -57,8 +58,5 @@ def _is_somebody_elses(path: Path, recorded: str | None, text: str | None) -> bo
 
 
 def _sha256(path: Path) -> str:
-    sha256 = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            sha256.update(block)
-    return sha256.hexdigest()
+        return content_digest(file)

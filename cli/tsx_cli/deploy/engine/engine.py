@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tsx_cli.common.failure import INTERRUPTED, CliError
-from tsx_cli.deploy.engine.kind import Kind
+from tsx_cli.deploy.engine.kind import CloudError, Kind
 from tsx_cli.deploy.engine.plan import Change, Plan, plan, resolved
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource
-from tsx_cli.deploy.errors import CloudError
 
 
 @dataclass(frozen=True)

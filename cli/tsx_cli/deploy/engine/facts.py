@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from tsx_archiver import Inspection, inspect_archive, read_member
+from tsx_archiver.storage.digest import content_digest
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.engine.resources import Ref
+from tsx_cli.deploy.engine.resources import Ref, digest
+from tsx_cli.deploy.spec import DeploySpec
 
-BLOCK = 1 << 20
 MOST_REQUIREMENTS = 1 << 20  # bytes
 
 
@@ -38,11 +38,22 @@ def look_at(archive: Path) -> tuple[Inspection, str]:
     if archive.is_dir():
         raise CliError(f"{archive} is a directory; what is deployed is one file: pack it with tsx archive")
     inspection = inspect_archive(archive)
-    sha256 = hashlib.sha256()
     with archive.open("rb") as file:
-        while block := file.read(BLOCK):
-            sha256.update(block)
-    return inspection, sha256.hexdigest()
+        return inspection, content_digest(file)
+
+
+def tags_of(spec: DeploySpec, facts: Facts) -> dict[str, str]:
+    """By what a deployment is found again: there is no other state."""
+    wanted = spec.model_dump(mode="json", exclude={"model", "profile", "tags"})
+    return {
+        **spec.tags,
+        "tsx:name": spec.name,
+        "tsx:target": spec.target,
+        "tsx:spec-sha": digest(wanted, 16),
+        "tsx:model-sha": facts.sha256[:16],
+        "tsx:model": f"{facts.model_name}/{facts.model_version}",
+        "tsx:image-digest": facts.image_digest,
+    }
 
 
 def requirements_of(inspection: Inspection) -> str:

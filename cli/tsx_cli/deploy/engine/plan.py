@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal
@@ -163,13 +163,7 @@ def differences(old: Any, new: Any, observed: Mapping[str, Observed], coming: se
 
 def resolved(value: Any, outputs: Mapping[str, Mapping[str, Any]]) -> Any:
     """`value` with what its Refs ask for. Raises KeyError for what is not there."""
-    if isinstance(value, Ref):
-        return outputs[value.id][value.attribute]
-    if isinstance(value, Mapping):
-        return {key: resolved(each, outputs) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [resolved(each, outputs) for each in value]
-    return value
+    return _replaced(value, lambda ref: outputs[ref.id][ref.attribute])
 
 
 def _shown(path: str, value: Any) -> Any:
@@ -177,10 +171,12 @@ def _shown(path: str, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    return _replaced(value, lambda ref: {"known_after": ref.id, "attribute": ref.attribute})
+
+
+def _replaced(value: Any, found: Callable[[Ref], Any]) -> Any:
     if isinstance(value, Ref):
-        return {"known_after": value.id, "attribute": value.attribute}
+        return found(value)
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    return value
+        return {key: _replaced(each, found) for key, each in value.items()}
+    return [_replaced(each, found) for each in value] if isinstance(value, (list, tuple)) else value

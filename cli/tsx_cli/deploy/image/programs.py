@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.errors import CloudError
+from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.image.recipe import Recipe
 
 BUILDERS = ("docker", "podman", "buildah")

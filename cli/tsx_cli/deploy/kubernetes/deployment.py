@@ -10,11 +10,10 @@ from typing import Any
 
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.container.deployment import predict
-from tsx_cli.deploy.engine.facts import Facts
+from tsx_cli.deploy.engine.facts import Facts, tags_of
+from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import Version
 from tsx_cli.deploy.engine.resources import Resource
-from tsx_cli.deploy.engine.tags import tags_of
-from tsx_cli.deploy.errors import CloudError
 from tsx_cli.deploy.kubernetes.kinds import KIND, REVISION, TYPES, Cluster, selector, waiting
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.spec import DeploySpec

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.engine.kind import Kind, only, tag_list, tag_map
+from tsx_cli.deploy.engine.kind import CloudError, Kind, only, tag_list, tag_map
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
-from tsx_cli.deploy.errors import CloudError
 
 MODEL = ("PrimaryContainer", "ExecutionRoleArn", "VpcConfig", "EnableNetworkIsolation")
 CONFIG = (

@@ -13,9 +13,8 @@ from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.aws.alarms import Alarms, Metrics, alarms
 from tsx_cli.deploy.aws.iam_policies import role
 from tsx_cli.deploy.aws.kinds.autoscaling import scaling
-from tsx_cli.deploy.engine.facts import Facts
+from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
-from tsx_cli.deploy.engine.tags import tags_of
 from tsx_cli.deploy.spec import Autoscaling, DeploySpec
 
 VARIANT = "AllTraffic"

@@ -9,10 +9,9 @@ from pathlib import Path
 from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
 from tsx_cli.deploy.engine.facts import model_data
-from tsx_cli.deploy.engine.kind import Kind, tag_list
+from tsx_cli.deploy.engine.kind import CloudError, Kind, tag_list
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
-from tsx_cli.deploy.errors import CloudError
 
 SHA = "tsx-sha256"  # an object's metadata: what it holds
 
