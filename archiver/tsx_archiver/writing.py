@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Literal, Protocol, TypeAlias, cast
+from typing import Any, BinaryIO, Literal, Protocol, TypeAlias, cast
 
 from tsx_archiver.errors import CannotPack, OutputExists
 from tsx_archiver.limits import MIB, Limits
@@ -176,7 +176,7 @@ class ZipSink:
         info.file_size = member.size  # decides on zip64 beforehand
         info.compress_type = zipfile.ZIP_STORED if self._stored(member) else zipfile.ZIP_DEFLATED
         with self._zip.open(info, "w") as out:
-            _copy(stream, out, member.size)
+            shutil.copyfileobj(stream, out, MIB)
 
 
 def _write_zip(plan: Plan, file: BinaryIO, progress: Progress | None, *, stored: bool) -> None:
@@ -239,7 +239,7 @@ class _DirectorySink:
         path = self._directory / member.name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as out:
-            _copy(stream, out, member.size)
+            shutil.copyfileobj(stream, out, MIB)
 
 
 def worth_deflating(member: PlannedMember) -> bool:
@@ -258,13 +258,6 @@ def worth_deflating(member: PlannedMember) -> bool:
             packed += len(zlib.compress(sample, DEFLATE_LEVEL))
             size += len(sample)
     return packed < _WORTH_DEFLATING * size and (member.size <= Limits().ratio_floor or size <= Limits().ratio * packed)
-
-
-def _copy(stream: BinaryIO, out: IO[bytes], size: int) -> None:
-    while size:
-        chunk = stream.read(min(size, MIB))
-        out.write(chunk)
-        size -= len(chunk)
 
 
 @contextmanager

@@ -213,8 +213,7 @@ def _is_ours(directory: Path) -> bool:
 def _is_whole(directory: Path) -> bool:
     """Whether every file is there with its size. Files that a handler added beside them do not matter."""
     try:
-        sizes = json.loads((directory / "complete.json").read_text(encoding="utf-8"))["files"]
-        for name, size in sizes.items():
+        for name, size in _sizes(directory).items():
             status = os.lstat(directory / "files" / name)
             if not stat.S_ISREG(status.st_mode) or status.st_size != size:
                 return False
@@ -223,9 +222,13 @@ def _is_whole(directory: Path) -> bool:
     return True
 
 
+def _sizes(directory: Path) -> dict[str, int]:
+    return dict(json.loads((directory / "complete.json").read_text(encoding="utf-8"))["files"])
+
+
 def _recorded_size(directory: Path) -> int:
     try:
-        return int(sum(json.loads((directory / "complete.json").read_text(encoding="utf-8"))["files"].values()))
+        return sum(_sizes(directory).values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return 0
 

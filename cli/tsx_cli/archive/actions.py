@@ -11,7 +11,6 @@ import typer
 
 from tsx_archiver import (
     CacheError,
-    Finding,
     Inspection,
     Limits,
     Manifest,
@@ -83,7 +82,7 @@ def inspect(file: Path, as_json: bool) -> None:
     facts = [
         ("name", manifest.model_name),
         ("version", manifest.version),
-        ("kind", _kind(inspection)),
+        ("kind", kind_in_words(inspection.model) if inspection.model else "code only"),
         ("handler", manifest.handler or "none named"),
         ("model file", manifest.model_file),
         ("requirements", manifest.requirements_file),
@@ -110,7 +109,7 @@ def verify(file: Path, as_json: bool) -> None:
             print(f"{file} is intact")
     if faults:
         if not as_json:
-            raise CliError(f"{file} is damaged or incomplete: {_count(faults)}")
+            raise CliError(f"{file} is damaged or incomplete: {'one fault' if len(faults) == 1 else f'{len(faults)} faults'}")
         raise typer.Exit(FAILED)
 
 
@@ -157,12 +156,6 @@ def _existing_parent(directory: Path | None) -> Path:
     return place
 
 
-def _kind(inspection: Inspection) -> str:
-    if inspection.model is None:
-        return "code only"
-    return kind_in_words(inspection.model)
-
-
 def _as_data(inspection: Inspection) -> dict[str, object]:
     return {
         "archive": str(inspection.source),
@@ -176,7 +169,3 @@ def _as_data(inspection: Inspection) -> dict[str, object]:
         "members": [member._asdict() for member in inspection.members],
         "problems": inspection.problems,
     }
-
-
-def _count(faults: list[Finding]) -> str:
-    return "one fault" if len(faults) == 1 else f"{len(faults)} faults"

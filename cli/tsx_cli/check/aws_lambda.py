@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,10 +11,11 @@ from typing import Any
 
 from tsx_cli.archive.check import Sample
 from tsx_cli.check.container import unpack_model
-from tsx_cli.check.entry import ENTRY, LAST
+from tsx_cli.check.entry import ENTRY, LAST, environment
 from tsx_cli.check.lambda_events import balancer, function_url, messages, rest_api
 from tsx_cli.check.lambda_host import INIT, LARGEST_ANSWER, LARGEST_REQUEST, Host, Invocation, RequestTooLarge
 from tsx_cli.check.report import Report, time_of
+from tsx_cli.check.web import EMPTY
 from tsx_cli.deploy.preflight.diagnosis import diagnose
 
 SHORT = 2.0  # seconds of the invocation that is to be answered in time, whatever the model does
@@ -32,8 +32,8 @@ WAYS: Mapping[str, Callable[..., dict[str, Any]]] = {
 def check(report: Report, archive: Path, samples: Sequence[Sample], env: Mapping[str, str], place: Path, timeout: float) -> None:
     """The image's entry in front of a Runtime API, frozen between invocations; `timeout` is the function's."""
     unpack_model(archive, place)
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "TS_", "SAGEMAKER_", "AWS_LAMBDA_"))}
-    host = Host(ENTRY, place, own | {"TSX_MODEL_DIR": str(place / "model"), "TSX_TARGET": "lambda", **env}, timeout=timeout)
+    own = environment({"TSX_MODEL_DIR": str(place / "model"), "TSX_TARGET": "lambda", **env})
+    host = Host(ENTRY, place, own, timeout=timeout)
     before = _files(place / "model")
     try:
         good = _starts(host, samples, report)
@@ -56,7 +56,7 @@ def check(report: Report, archive: Path, samples: Sequence[Sample], env: Mapping
 
 def _starts(host: Host, samples: Sequence[Sample], report: Report) -> Sample | None:
     """The first invocation of an environment, which brings the start along. None where there is no environment."""
-    first = samples[0] if samples else Sample("{}", "application/json", b"{}")
+    first = samples[0] if samples else EMPTY
     begin = time.monotonic()
     invocation = _sent(host, function_url, first)
     took = time.monotonic() - begin

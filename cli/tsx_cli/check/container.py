@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import os
 import subprocess
 import sys
 import time
@@ -12,9 +10,9 @@ from pathlib import Path
 
 from tsx_archiver import open_archive
 from tsx_cli.archive.check import Sample
-from tsx_cli.check.entry import free_ports, send_request, started
+from tsx_cli.check.entry import environment, free_ports, started
 from tsx_cli.check.report import Report
-from tsx_cli.check.web import Web, answers_samples, becomes_ready, ends_in_order, stays_well_under_load
+from tsx_cli.check.web import Web, answers_samples, becomes_ready, ends_in_order, has_metrics, stays_well_under_load
 from tsx_runtime.shared.safe_path import run_module
 
 HEALTH, ANSWER, GRACE = 5.0, 120.0, 30.0  # seconds: HEALTHCHECK's time-out, the server's own, and from SIGTERM to SIGKILL
@@ -35,13 +33,7 @@ def check(report: Report, archive: Path, samples: Sequence[Sample], env: Mapping
         _health_check(report, given, place)
         good = answers_samples(web, samples, MOST, report)
         stays_well_under_load(web, good, report)
-        try:
-            response = send_request(metrics, "GET", "/metrics", HEALTH)
-            report.add(
-                "/metrics", response.status == 200 and b"# TYPE" in response.body, f"status {response.status}", "200, for Prometheus", ""
-            )
-        except (OSError, http.client.HTTPException) as error:
-            report.add("/metrics", False, str(error) or type(error).__name__, "200, for Prometheus", "look at TSX_METRICS_ADDRESS")
+        has_metrics(metrics, "/metrics", HEALTH, "look at TSX_METRICS_ADDRESS", report)
         ends_in_order(web, entry, good, report)
 
 
@@ -54,13 +46,12 @@ def unpack_model(archive: Path, place: Path) -> str:
 
 def _health_check(report: Report, env: Mapping[str, str], place: Path) -> None:
     """The very command of the image's HEALTHCHECK."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "TS_"))}
     begin = time.monotonic()
     try:
         done = subprocess.run(
             [sys.executable, *run_module("tsx_runtime.targets.health")],
             cwd=place,
-            env=own | dict(env),
+            env=environment(env),
             capture_output=True,
             text=True,
             timeout=HEALTH,

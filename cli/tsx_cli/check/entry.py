@@ -8,13 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tsx_cli.check.report import time_of
 from tsx_runtime.shared.safe_path import run_module
 
 LAST = 40  # lines of the log that are told
@@ -62,14 +62,19 @@ class Entry:
             return None, time.monotonic() - begin
 
 
+def environment(given: Mapping[str, str]) -> dict[str, str]:
+    """This process's, without what is set for tsx in it, and with what is given."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "TS_", "SAGEMAKER_", "AWS_LAMBDA_"))}
+    return own | dict(given)
+
+
 @contextmanager
 def started(directory: Path, env: Mapping[str, str]) -> Generator[Entry, None, None]:
-    """In `directory`, with this process's environment less what is set for tsx in it. What is left of it at the end is killed."""
+    """In `directory`. What is left of it at the end is killed."""
     log_file = directory / "container.log"
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "TS_", "SAGEMAKER_", "AWS_LAMBDA_"))}
     with log_file.open("wb") as log:
         begin = time.monotonic()
-        process = subprocess.Popen(ENTRY, cwd=directory, env=own | dict(env), stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(ENTRY, cwd=directory, env=environment(env), stdout=log, stderr=log, start_new_session=True)
     entry = Entry(process, log_file, begin)
     try:
         yield entry
@@ -107,20 +112,16 @@ def send_request(
         connection.close()
 
 
-class BackgroundRequest(threading.Thread):
-    """One request in a thread; `answered` or `error` is there after `join`."""
-
-    def __init__(self, port: int, method: str, path: str, limit: float, body: bytes | None = None, headers: Mapping[str, str] = {}) -> None:
-        super().__init__(daemon=True)
-        self._words = (port, method, path, limit, body, headers)
-        self.answered: PlatformResponse | None = None
-        self.error = ""
-
-    def run(self) -> None:
-        try:
-            self.answered = send_request(*self._words)
-        except (OSError, http.client.HTTPException) as error:
-            self.error = str(error) or type(error).__name__
+def try_request(
+    port: int, method: str, path: str, limit: float, body: bytes | None = None, headers: Mapping[str, str] = {}
+) -> PlatformResponse | str:
+    """As `send_request`; where nothing answers, the reason in words."""
+    try:
+        return send_request(port, method, path, limit, body, headers)
+    except TimeoutError:
+        return f"nothing after {time_of(limit)}"
+    except (OSError, http.client.HTTPException) as error:
+        return str(error) or type(error).__name__
 
 
 def free_ports(count: int) -> list[int]:

@@ -19,8 +19,8 @@ from tsx_cli.common.inputs import samples_in
 from tsx_cli.deploy.spec import span
 from tsx_runtime.shared.log_format import escaped
 
-Check = Callable[[Report, Path, Sequence[Sample], Mapping[str, str], Path, float], None]
-CONTRACTS: Mapping[str, tuple[Check, float]] = {  # and the seconds to start, or of an invocation, where nothing else is said
+ContractCheck = Callable[[Report, Path, Sequence[Sample], Mapping[str, str], Path, float], None]
+CONTRACTS: Mapping[str, tuple[ContractCheck, float]] = {  # and the seconds to start, or of an invocation, where nothing else is said
     "sagemaker": (sagemaker.check, 600.0),
     "container": (container.check, 600.0),
     "lambda": (aws_lambda.check, 60.0),

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tsx_cli.archive.check import Sample
-from tsx_cli.check.entry import Entry, free_ports, send_request, started
+from tsx_cli.check.entry import Entry, free_ports, started, try_request
 from tsx_cli.check.report import Report
-from tsx_cli.check.web import Web, answers_samples, becomes_ready, ends_in_order, stays_well_under_load, takes_the_largest
+from tsx_cli.check.web import Web, answers_samples, becomes_ready, ends_in_order, has_metrics, stays_well_under_load, takes_the_largest
 from tsx_cli.deploy.engine.facts import model_data
 from tsx_cli.deploy.preflight.limits import LIMITS
 
@@ -46,15 +45,10 @@ def unpack_model(archive: Path, place: Path) -> None:
 
 def _tells(web: Web, report: Report) -> None:
     """What the platform reads beside answers."""
-    try:
-        metrics = send_request(web.port, "GET", "/metrics", PING)
-        well = metrics.status == 200 and b"# TYPE" in metrics.body
-        report.add(
-            "/metrics at the same port", well, f"status {metrics.status}", "200, for Prometheus", "leave TSX_METRICS_ADDRESS as it is"
-        )
-        batch = send_request(web.port, "GET", "/execution-parameters", PING)
-    except (OSError, http.client.HTTPException) as error:
-        report.add("/metrics, /execution-parameters", False, str(error) or type(error).__name__, "an answer", "look at its log")
+    has_metrics(web.port, "/metrics at the same port", PING, "leave TSX_METRICS_ADDRESS as it is", report)
+    batch, what = try_request(web.port, "GET", "/execution-parameters", PING), "/execution-parameters, of batch transform"
+    if isinstance(batch, str):
+        report.add(what, False, batch, "an answer", "look at its log")
         return
     if batch.status == 404:
         return  # it may be left out
@@ -63,18 +57,10 @@ def _tells(web: Web, report: Report) -> None:
     except ValueError:
         response = None
     right = isinstance(response, dict) and {"MaxConcurrentTransforms", "BatchStrategy", "MaxPayloadInMB"} <= response.keys()
-    report.add(
-        "/execution-parameters, of batch transform",
-        right,
-        batch.body[:100].decode(errors="replace"),
-        "three keys",
-        "it is tsx's own: report it",
-    )
+    report.add(what, right, batch.body[:100].decode(errors="replace"), "three keys", "it is tsx's own: report it")
 
 
 def _is_up(entry: Entry, report: Report) -> None:
-    report.add(
-        "still up after all of that", entry.is_up, "" if entry.is_up else f"ended with {entry.process.returncode}", "", "look at its log"
-    )
-    if not entry.is_up:
+    code = "" if entry.is_up else f"ended with {entry.process.returncode}"
+    if not report.add("still up after all of that", entry.is_up, code, "", "look at its log"):
         report.log = entry.lines

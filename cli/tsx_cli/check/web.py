@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tsx_cli.archive.check import Sample
-from tsx_cli.check.entry import BackgroundRequest, Entry, PlatformResponse, send_request
+from tsx_cli.check.entry import Entry, PlatformResponse, send_request, try_request
 from tsx_cli.check.report import Report, time_of
 from tsx_cli.deploy.preflight.diagnosis import diagnose
 
+QUICKER = "make it quicker, or its batches smaller"
 AGAIN = 0.1  # seconds between two looks at whether it is well; platforms look less often
+EMPTY = Sample("{}", "application/json", b"{}")  # sent where there is no sample
 CLIENTS, LOAD = 4, 2.0  # at a time, and for how many seconds
 
 
@@ -74,19 +76,12 @@ def answers_samples(web: Web, samples: Sequence[Sample], most: int, report: Repo
     good, slowest, largest, streamed = None, 0.0, 0, None
     for sample in samples:
         if len(sample.body) > most:
-            report.add(
-                f"sample {sample.name}",
-                False,
-                f"{len(sample.body)} bytes",
-                f"at most {most}",
-                "the platform refuses it: send smaller inputs",
-            )
+            way = "the platform refuses it: send smaller inputs"
+            report.add(f"sample {sample.name}", False, f"{len(sample.body)} bytes", f"at most {most}", way)
             continue
         answered = _send(web, sample)
         if isinstance(answered, str):
-            report.add(
-                f"sample {sample.name}", False, answered, f"within {time_of(web.answer_limit)}", "make it quicker, or its batches smaller"
-            )
+            report.add(f"sample {sample.name}", False, answered, f"within {time_of(web.answer_limit)}", QUICKER)
             continue
         if answered.status != 200:
             body_text = " ".join(answered.body[:300].decode(errors="replace").split())
@@ -96,7 +91,7 @@ def answers_samples(web: Web, samples: Sequence[Sample], most: int, report: Repo
         streamed = streamed or (answered if answered.streamed else None)
     if good is not None:
         what = f"{len(samples)} sample{'' if len(samples) == 1 else 's'}, the slowest"
-        report.within(what, slowest, web.answer_limit, "make it quicker, or its batches smaller")
+        report.within(what, slowest, web.answer_limit, QUICKER)
         report.add("answers, the largest", largest <= most, f"{largest} bytes", f"at most {most}", "answer with less, or stream it")
     if streamed is not None:
         measured = f"first after {time_of(streamed.began)}, last after {time_of(streamed.took)}"
@@ -105,8 +100,7 @@ def answers_samples(web: Web, samples: Sequence[Sample], most: int, report: Repo
 
 
 def _without_samples(web: Web, report: Report) -> Sample | None:
-    sample = Sample("{}", "application/json", b"{}")
-    answered = _send(web, sample)
+    answered = _send(web, EMPTY)
     if isinstance(answered, str):
         report.add("a request", False, answered, f"within {time_of(web.answer_limit)}", "nothing came back; look at its log")
         return None
@@ -116,24 +110,24 @@ def _without_samples(web: Web, report: Report) -> Sample | None:
 
 
 def _send(web: Web, sample: Sample) -> PlatformResponse | str:
-    try:
-        return send_request(web.port, "POST", web.predict, web.answer_limit, sample.body, {"Content-Type": sample.content_type})
-    except TimeoutError:
-        return f"nothing after {time_of(web.answer_limit)}"
-    except (OSError, http.client.HTTPException) as error:
-        return str(error) or type(error).__name__
+    return try_request(web.port, "POST", web.predict, web.answer_limit, sample.body, {"Content-Type": sample.content_type})
+
+
+def has_metrics(port: int, what: str, limit: float, way: str, report: Report) -> None:
+    answered = try_request(port, "GET", "/metrics", limit)
+    well = not isinstance(answered, str) and answered.status == 200 and b"# TYPE" in answered.body
+    report.add(what, well, answered if isinstance(answered, str) else f"status {answered.status}", "200, for Prometheus", way)
 
 
 def stays_well_under_load(web: Web, sample: Sample | None, report: Report) -> None:
     """Clients that send one after the other, and between them the platform's question."""
-    body = sample or Sample("{}", "application/json", b"{}")
     over = time.monotonic() + LOAD
     connects: list[float] = []
     answered = [0] * CLIENTS
 
     def client(number: int) -> None:
         while time.monotonic() < over:
-            one = _send(web, body)
+            one = _send(web, sample or EMPTY)
             if isinstance(one, str):
                 return
             connects.append(one.connected)
@@ -144,11 +138,11 @@ def stays_well_under_load(web: Web, sample: Sample | None, report: Report) -> No
         each.start()
     slowest, bad = 0.0, ""
     while time.monotonic() < over:
-        try:
-            well = send_request(web.port, "GET", web.health, web.health_limit)
+        well = try_request(web.port, "GET", web.health, web.health_limit)
+        if isinstance(well, str):
+            slowest, bad = web.health_limit, well
+        else:
             slowest, bad = max(slowest, well.took), bad or ("" if well.status == 200 else f"status {well.status}")
-        except (OSError, http.client.HTTPException) as error:
-            slowest, bad = web.health_limit, str(error) or type(error).__name__
         threading.Event().wait(AGAIN)
     for each in clients:
         each.join()
@@ -164,12 +158,9 @@ def stays_well_under_load(web: Web, sample: Sample | None, report: Report) -> No
 
 def takes_the_largest(web: Web, size: int, report: Report) -> None:
     """Whatever the handler makes of zeros: the server must take them, and be well afterwards."""
-    try:
-        answered = send_request(web.port, "POST", web.predict, web.answer_limit, bytes(size), {"Content-Type": "application/octet-stream"})
-    except (OSError, http.client.HTTPException) as error:
-        report.add(
-            f"a body of {size} bytes", False, str(error) or type(error).__name__, "an answer", "look at its log; raise max_request_size"
-        )
+    answered = _send(web, Sample("zeros", "application/octet-stream", bytes(size)))
+    if isinstance(answered, str):
+        report.add(f"a body of {size} bytes", False, answered, "an answer", "look at its log; raise max_request_size")
         return
     way = "the server refuses what the platform lets through: raise max_request_size (TSX_MAX_REQUEST_SIZE)"
     report.add(f"a body of {size} bytes", answered.status != 413, f"status {answered.status} in {time_of(answered.took)}", "not 413", way)
@@ -177,8 +168,8 @@ def takes_the_largest(web: Web, size: int, report: Report) -> None:
 
 def ends_in_order(web: Web, entry: Entry, sample: Sample | None, report: Report) -> None:
     """SIGTERM while a request is on its way: that is answered, and the process is gone in time."""
-    body = sample or Sample("{}", "application/json", b"{}")
-    last = BackgroundRequest(web.port, "POST", web.predict, web.answer_limit, body.body, {"Content-Type": body.content_type})
+    found: list[PlatformResponse | str] = []
+    last = threading.Thread(target=lambda: found.append(_send(web, sample or EMPTY)), daemon=True)
     last.start()
     last.join(0.005)  # on its way, and for a quick model over already
     code, seconds = entry.stop(web.stop_limit)
@@ -190,6 +181,8 @@ def ends_in_order(web: Web, entry: Entry, sample: Sample | None, report: Report)
         return
     report.within("ends on SIGTERM", seconds, web.stop_limit, way)
     report.add("its exit code", code == 0, str(code), "0", "it did not end by itself; the last lines of its log say more")
-    refused = "refused" in last.error  # it came after the door was shut
-    text = f"status {last.answered.status}" if last.answered else last.error
-    report.add("the request on its way then", bool(last.answered) or refused, text, "an answer", "raise drain_timeout (TSX_DRAIN_TIMEOUT)")
+    answered = found[0] if found else ""
+    refused = isinstance(answered, str) and "refused" in answered  # it came after the door was shut
+    text = answered if isinstance(answered, str) else f"status {answered.status}"
+    well = refused or not isinstance(answered, str)
+    report.add("the request on its way then", well, text, "an answer", "raise drain_timeout (TSX_DRAIN_TIMEOUT)")

@@ -149,15 +149,14 @@ def _endpoint(spec: DeploySpec, account: str, region: str, bucket: str) -> list[
     wanted.append(_allow("Metrics", ["cloudwatch:PutMetricData"]))
     if spec.canary is not None:
         wanted.append(_allow("GoBack", ["cloudwatch:DescribeAlarms"]))
-    statement = own.asynchronous
-    outputs = [statement.output, statement.failures] if statement is not None else []
+    queued = own.asynchronous
+    outputs = [queued.output, queued.failures] if queued is not None else []
     outputs += [own.data_capture.to] if own.data_capture is not None else []
     wanted += _writes([each for each in outputs if each])
-    topics = [] if statement is None else [each for each in (statement.success_topic, statement.error_topic) if each]
+    topics = [] if queued is None else [each for each in (queued.success_topic, queued.error_topic) if each]
     wanted += [_allow("Tell", ["sns:Publish"], topics)] if topics else []
-    wanted += (
-        [_allow("Requests", ["s3:GetObject"], ["arn:aws:s3:::*/*"])] if statement is not None else []
-    )  # they lie where their senders put them
+    if queued is not None:
+        wanted.append(_allow("Requests", ["s3:GetObject"], ["arn:aws:s3:::*/*"]))  # they lie where their senders put them
     return wanted + ([_allow("Network", INTERFACES)] if own.subnets else [])
 
 
@@ -190,8 +189,8 @@ def _writes(places: Sequence[str]) -> list[Document]:
 
 
 def _allow(sid: str, actions: Iterable[str], resources: Iterable[str] = ("*",), condition: Mapping[str, Any] | None = None) -> Document:
-    asynchronous: Document = {"Sid": sid, "Effect": "Allow", "Action": sorted(actions), "Resource": list(resources)}
-    return asynchronous if condition is None else {**asynchronous, "Condition": dict(condition)}
+    statement: Document = {"Sid": sid, "Effect": "Allow", "Action": sorted(actions), "Resource": list(resources)}
+    return statement if condition is None else {**statement, "Condition": dict(condition)}
 
 
 def _document(statements: list[Document]) -> Document:

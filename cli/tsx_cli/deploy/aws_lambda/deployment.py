@@ -19,7 +19,7 @@ from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS, mappings, statements
 from tsx_cli.deploy.aws_lambda.resources import ALIAS, alias_of, resources, scaled, scaling_rule
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import CloudError
-from tsx_cli.deploy.engine.platform import Version
+from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Observed, Resource
 from tsx_cli.deploy.spec import DeploySpec
 
@@ -56,11 +56,11 @@ class Lambda:
         kind = "AWS::Lambda::Version"
         return [*(Resource(f"Version{each.number}", kind, f"{spec.name}:{each.id}", {}) for each in gone), *beside]
 
-    def versions(self, cloud: Cloud, name: str) -> list[Version]:
+    def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:
         current, canary = _alias(cloud, name)
         found = [each for each in published(cloud, name) if hash_of(each)]
         return [
-            Version(
+            DeployedVersion(
                 int(each["Version"]),
                 hash_of(each),
                 datetime.fromisoformat(each["LastModified"][:19]).replace(tzinfo=timezone.utc),  # what follows are fractions and +0000
@@ -71,7 +71,7 @@ class Lambda:
             for each in found
         ]
 
-    def going_back(self, cloud: Cloud, name: str, version: Version) -> list[Resource]:
+    def going_back(self, cloud: Cloud, name: str, version: DeployedVersion) -> list[Resource]:
         return [_pointing(name, str(version.number))]
 
     def promoting(self, cloud: Cloud, name: str) -> list[Resource]:

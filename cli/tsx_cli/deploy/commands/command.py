@@ -61,20 +61,22 @@ def apply_command(
     as_json: AsJson = False,
 ) -> None:
     """Show the plan, ask for confirmation, and apply it. Running it again continues an interrupted run, or changes nothing."""
-    from tsx_cli.deploy.commands.verbs import apply, emit_files, show_changes
+    from tsx_cli.deploy.commands.verbs import apply
 
-    if emit is not None:
-        emit_files(*options, *emit, as_json=as_json)
-        return
-    if plan:
-        raise typer.Exit(CHANGES if show_changes(*options, check=not no_check, as_json=as_json) else 0)
-    apply(*options, ask=not yes, check=not no_check, as_json=as_json)
+    if plan or emit is not None:
+        _plan(options, no_check, emit, as_json)
+    else:
+        apply(*options, ask=not yes, check=not no_check, as_json=as_json)
 
 
 @app.command("plan")
 @with_options(desired_options)
 def plan_command(options: DeploymentOptions, no_check: NoCheck = False, emit: Emit = None, as_json: AsJson = False) -> None:
     """Show the plan without applying it. Exit code 0: no changes, 2: changes, 1: an error."""
+    _plan(options, no_check, emit, as_json)
+
+
+def _plan(options: DeploymentOptions, no_check: bool, emit: tuple[str, Path] | None, as_json: bool) -> None:
     from tsx_cli.deploy.commands.verbs import emit_files, show_changes
 
     if emit is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,6 @@ AWS_KINDS: Mapping[str, Kind] = {
     **SAGEMAKER_KINDS,
 }
 
-Reach = Callable[[Mapping[str, Any]], tuple[Any, Mapping[str, Kind]]]  # from what is said to where it is, and what there is there
-
 
 @dataclass(frozen=True)
 class Location:
@@ -80,26 +78,22 @@ def named(file: Path | None, given: Mapping[str, Any]) -> Location:
 def _place(name: str, target: str, fields: Mapping[str, Any]) -> Location:
     if target not in PLATFORMS:  # of tsx.toml, where no model is read that would look at it
         raise UsageError(f"target is '{target}'; there is {', '.join(PLATFORMS)}")
-    reaches: Mapping[str, Reach] = {"container": _machine, "kubernetes": _cluster}
-    reach: Reach = reaches.get(target, _account)
-    cloud, kinds = reach(fields)
+    cloud: Any
+    if target == "container":
+        program = engine(fields["container"]["engine"])
+        # The engine builds the image too, as it is where the image has to be.
+        kinds: Mapping[str, Kind] = {"Tsx::Container::Container": Container(), "Tsx::Container::Image": Image(Builder(program.name))}
+        cloud = Machine(program)
+    elif target == "kubernetes":
+        cloud, kinds = _cluster(fields["kubernetes"]), {**OBJECTS, f"{OBJECT}Revision": Revision()}
+    else:
+        cloud, kinds = Cloud(fields.get("region"), fields.get("profile")), AWS_KINDS
     return Location(name, target, PLATFORMS[target], cloud, kinds)
 
 
-def _account(fields: Mapping[str, Any]) -> tuple[Cloud, Mapping[str, Kind]]:
-    return Cloud(fields.get("region"), fields.get("profile")), AWS_KINDS
-
-
-def _machine(fields: Mapping[str, Any]) -> tuple[Machine, Mapping[str, Kind]]:
-    """The engine builds the image too, as it is where the image has to be."""
-    program = engine(fields["container"]["engine"])
-    return Machine(program), {"Tsx::Container::Container": Container(), "Tsx::Container::Image": Image(Builder(program.name))}
-
-
-def _cluster(fields: Mapping[str, Any]) -> tuple[Cluster, Mapping[str, Kind]]:
+def _cluster(own: Mapping[str, Any]) -> Cluster:
     """Raises CliError without kubectl."""
-    own = fields["kubernetes"]
     if shutil.which("kubectl") is None:
         raise CliError("kubectl is not installed; install it, or write the manifests with --emit kubernetes DIR and apply them elsewhere")
     first = ("--context", own["context"]) if own["context"] else ()
-    return Cluster(Program("kubectl", first), own["namespace"]), {**OBJECTS, f"{OBJECT}Revision": Revision()}
+    return Cluster(Program("kubectl", first), own["namespace"])

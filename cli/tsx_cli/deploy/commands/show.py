@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
 from types import TracebackType
 from typing import Any
 
@@ -14,8 +13,8 @@ from rich.status import Status
 
 from tsx_cli.common.output import one_line, print_table
 from tsx_cli.deploy.engine.engine import Event
-from tsx_cli.deploy.engine.plan import SIGNS, Change, Plan
-from tsx_cli.deploy.engine.platform import Version
+from tsx_cli.deploy.engine.plan import SIGNS, Action, Change, Plan
+from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.redaction import hidden
 
 LONGEST = 100  # characters of a value
@@ -34,25 +33,27 @@ USUAL: Mapping[tuple[str, str], float] = {  # seconds, from experience: what AWS
     ("Tsx::Lambda::ProvisionedConcurrency", "create"): 180.0,
     ("Tsx::Lambda::ProvisionedConcurrency", "update"): 180.0,
 }
+TODO: Mapping[Action, str] = {
+    "create": "to create",
+    "update": "to update",
+    "replace": "to make anew",
+    "delete": "to delete",
+    "same": "as it should be",
+}
 WORDS = {"create": "created", "update": "updated", "replace": "made anew", "delete": "deleted", "same": "as it should be"}
 
 
 def show_plan(planned: Plan) -> None:
     """A line for each resource, and under what changes the values that do."""
     for change in planned.changes:
-        print(f"{SIGNS[change.action]:>3} {_kind(change):<15} {one_line(change.resource.name)}{_because(change)}")
+        print(f"{SIGNS[change.action]:>3} {change.resource.short_kind:<15} {one_line(change.resource.name)}{_because(change)}")
         if change.action in ("update", "replace"):
             for field in change.fields:
                 name = field.path.rpartition(".")[2]
                 print(f"      {field.path}: {_value(hidden(field.old, name))} -> {_value(hidden(field.new, name))}")
             if change.resource.how and change.action == "update":
                 print(f"      how: {_value(change.resource.how)}")
-    counts = [(planned.count("create"), "to create"), (planned.count("update"), "to update")]
-    counts += [
-        (planned.count("replace"), "to make anew"),
-        (planned.count("delete"), "to delete"),
-        (planned.count("same"), "as it should be"),
-    ]
+    counts = [(planned.count(action), word) for action, word in TODO.items()]
     time = sum(expected(change) for change in planned.changes)
     duration = f" It takes about {minutes(time)}." if time >= LONG else ""
     print(f"\n{', '.join(f'{number} {word}' for number, word in counts if number) or 'nothing is there'}.{duration}")
@@ -103,7 +104,7 @@ class Steps:
             self._status.stop()
 
     def __call__(self, event: Event) -> None:
-        what, usual = f"{_kind(event.change)} {event.change.resource.name}", expected(event.change)
+        what, usual = f"{event.change.resource.short_kind} {event.change.resource.name}", expected(event.change)
         if event.stage in ("done", "failed"):
             if self._status is not None:
                 self._status.stop()
@@ -122,7 +123,7 @@ def _way_out(change: Change) -> str:
     return "Ctrl-C ends it" if change.resource.kind.endswith("::Image") else "Ctrl-C leaves it"
 
 
-def show_versions(versions: list[Version]) -> None:
+def show_versions(versions: list[DeployedVersion]) -> None:
     rows = [
         (each.number, each.made.astimezone().strftime("%Y-%m-%d %H:%M"), each.model, each.id, "now" if each.is_current else "")
         for each in reversed(versions)
@@ -143,19 +144,11 @@ def show_status(status: Mapping[str, Any]) -> None:
     print_table(["", ""], rows)
 
 
-def plain(value: object) -> str:
-    return value.isoformat() if isinstance(value, datetime) else str(value)
-
-
 def confirm(planned: Plan, question: str) -> bool:
     """Only a person at a terminal can be asked."""
     if not sys.stdin.isatty():
         return False
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
-
-
-def _kind(change: Change) -> str:
-    return change.resource.kind.rpartition("::")[2]
 
 
 def _because(change: Change) -> str:

@@ -20,13 +20,13 @@ from tsx_cli.deploy.commands.images import images
 from tsx_cli.deploy.commands.locations import Location, named
 from tsx_cli.deploy.commands.locations import place as place_of
 from tsx_cli.deploy.commands.logs_view import explain, log_of, show_lines, show_why, why
-from tsx_cli.deploy.commands.show import Steps, confirm, plain, show_plan, show_status, show_versions
+from tsx_cli.deploy.commands.show import Steps, confirm, show_plan, show_status, show_versions
 from tsx_cli.deploy.emit.render import check_kind, emit
 from tsx_cli.deploy.emit.write import write
-from tsx_cli.deploy.engine.engine import DeployFailed, Engine
+from tsx_cli.deploy.engine.engine import AGAIN, DeployFailed, Engine
 from tsx_cli.deploy.engine.facts import Facts, look_at, requirements_of
 from tsx_cli.deploy.engine.plan import Plan
-from tsx_cli.deploy.engine.platform import Version
+from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.local import image_builder, this_machine
 from tsx_cli.deploy.image.recipe import Local
@@ -116,7 +116,7 @@ def show_history(file: Path | None, given: Given, *, as_json: bool) -> None:
     place = named(file, given)
     versions = place.platform.versions(place.cloud, place.name)
     if as_json:
-        print_json([{**each._asdict(), "made": plain(each.made), "tags": dict(each.tags)} for each in versions])
+        print_json([{**each._asdict(), "made": each.made.isoformat(), "tags": dict(each.tags)} for each in versions])
     elif not versions:
         raise _absent(place)
     else:
@@ -126,23 +126,23 @@ def show_history(file: Path | None, given: Given, *, as_json: bool) -> None:
 def go_back(file: Path | None, given: Given, to: int | None, *, ask: bool, as_json: bool) -> None:
     place = named(file, given)
     version = _earlier(place.platform.versions(place.cloud, place.name), to, place)
-    with Steps(quiet=as_json) as steps:
-        engine = place.engine(steps)
-        engine.again = f"Run `tsx deploy rollback --to {version.number}`"  # without the number it would go back one further
-        planned = engine.plan(place.platform.going_back(place.cloud, place.name, version))
-        if not as_json:
-            show_plan(planned)
-        _carry_out(engine, place, planned, ask=ask, as_json=as_json)
-    _tell(place, as_json=as_json)
+    again = f"Run `tsx deploy rollback --to {version.number}`"  # without the number it would go back one further
+    _move(place, place.platform.going_back(place.cloud, place.name, version), again, ask=ask, as_json=as_json)
 
 
 def promote(file: Path | None, given: Given, *, ask: bool, as_json: bool) -> None:
     place = named(file, given)
     if not place.platform.versions(place.cloud, place.name):
         raise _absent(place)
+    _move(place, place.platform.promoting(place.cloud, place.name), AGAIN, ask=ask, as_json=as_json)
+
+
+def _move(place: Location, wanted: Sequence[Resource], again: str, *, ask: bool, as_json: bool) -> None:
+    """Requests to another version."""
     with Steps(quiet=as_json) as steps:
         engine = place.engine(steps)
-        planned = engine.plan(place.platform.promoting(place.cloud, place.name))
+        engine.again = again
+        planned = engine.plan(wanted)
         if not as_json:
             show_plan(planned)
         _carry_out(engine, place, planned, ask=ask, as_json=as_json)
@@ -231,7 +231,7 @@ def _by_digest(image: str, cloud: Cloud) -> tuple[str, int | None]:
     return f"{host}/{repository}@{found['imageDetails'][0]['imageDigest']}", found["imageDetails"][0].get("imageSizeInBytes")
 
 
-def _earlier(versions: Sequence[Version], to: int | None, place: Location) -> Version:
+def _earlier(versions: Sequence[DeployedVersion], to: int | None, place: Location) -> DeployedVersion:
     if not versions:
         raise _absent(place)
     if to is not None:

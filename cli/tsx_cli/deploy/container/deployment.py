@@ -15,7 +15,7 @@ from tsx_cli.deploy.container.resources import INSIDE, OPEN, run_words, wants_to
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.facts import tags_of as tags_of_spec
 from tsx_cli.deploy.engine.kind import CloudError
-from tsx_cli.deploy.engine.platform import Version
+from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource, digest
 from tsx_cli.deploy.spec import DeploySpec
 
@@ -60,13 +60,13 @@ class Containers:
         others = [each for each in self.belongings(cloud, spec.name) if each.name not in names]
         return others[: -(spec.keep - 1) or None]
 
-    def versions(self, cloud: Machine, name: str) -> list[Version]:
+    def versions(self, cloud: Machine, name: str) -> list[DeployedVersion]:
         return [
-            Version(number, _name(each), _time(each["Created"]), tags_of(each), bool(each["State"].get("Running")))
+            DeployedVersion(number, _name(each), _time(each["Created"]), tags_of(each), bool(each["State"].get("Running")))
             for number, each in enumerate(cloud.containers(name), start=1)
         ]
 
-    def going_back(self, cloud: Machine, name: str, version: Version) -> list[Resource]:
+    def going_back(self, cloud: Machine, name: str, version: DeployedVersion) -> list[Resource]:
         return [Resource("Container", KIND, version.id, {"Running": True, "Deployment": name, "Patience": 600}, tags=version.tags)]
 
     def promoting(self, cloud: Machine, name: str) -> list[Resource]:

@@ -26,6 +26,7 @@ class Event:
     text: str = ""
 
 
+AGAIN = "Run the same command again"  # what goes on with a run that broke off
 OWNER = "tsx:name"  # the tag that says which deployment a resource belongs to
 OnEvent = Callable[[Event], None]
 
@@ -51,7 +52,7 @@ class Engine:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     on_event: OnEvent = lambda event: None
-    again: str = "Run the same command again"  # what goes on with a run that broke off
+    again: str = AGAIN
     outputs: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of what is there, by id
 
     def plan(self, desired: Sequence[Resource], unwanted: Iterable[Resource] = ()) -> Plan:
@@ -158,16 +159,16 @@ def _refuse_strangers(resource: Resource, found: Observed | None) -> None:
     if found is not None and wanted is not None and found.tags.get(OWNER) != wanted:
         whose = found.tags.get(OWNER)
         made = f"it belongs to the deployment '{whose}'" if whose else "tsx deploy did not make it"
-        raise CliError(f"{resource.kind.rpartition('::')[2]} {resource.name} is there already, and {made}; choose another --name")
+        raise CliError(f"{resource.short_kind} {resource.name} is there already, and {made}; choose another --name")
 
 
 def _story(message: str, change: Change, done: Sequence[Change], again: str) -> str:
-    made = [f"{each.resource.kind.rpartition('::')[2]} {each.resource.name}" for each in done if each.action != "delete"]
+    made = [f"{each.resource.short_kind} {each.resource.name}" for each in done if each.action != "delete"]
     exists = f"Made before it, and there now: {', '.join(made)}." if made else "Nothing was changed before it."
     return f"{message.rstrip('.')}. {exists} {again} to go on from here, or `tsx deploy destroy` to remove all of it."
 
 
 def _left(change: Change, what: str, again: str) -> str:
-    which = f"{change.resource.kind.rpartition('::')[2]} {change.resource.name}"
+    which = f"{change.resource.short_kind} {change.resource.name}"
     goes_on = what or "AWS goes on with what has begun"
     return f"left at {which}: {goes_on}. {again} to go on from here"

@@ -11,7 +11,7 @@ from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec
 
 
-class Version(NamedTuple):
+class DeployedVersion(NamedTuple):
     """An earlier deployment that `tsx deploy rollback` can return to."""
 
     number: int  # 1 is the oldest that is kept
@@ -39,11 +39,11 @@ class Platform(Protocol):
         """Earlier versions beyond those that are kept."""
         ...
 
-    def versions(self, cloud: Any, name: str) -> list[Version]:
+    def versions(self, cloud: Any, name: str) -> list[DeployedVersion]:
         """The oldest first."""
         ...
 
-    def going_back(self, cloud: Any, name: str, version: Version) -> list[Resource]:
+    def going_back(self, cloud: Any, name: str, version: DeployedVersion) -> list[Resource]:
         """What is wanted where an earlier version is."""
         ...
 

@@ -40,6 +40,10 @@ class Resource:
     tags: Mapping[str, str] = field(default_factory=dict)
     how: Mapping[str, Any] = field(default_factory=dict)  # how a change of it is made; nothing of that is there afterwards
 
+    @property
+    def short_kind(self) -> str:
+        return self.kind.rpartition("::")[2]
+
 
 @dataclass(frozen=True)
 class Observed:
@@ -59,9 +63,7 @@ class Traits:
 
     fixed: frozenset[str] = frozenset()  # properties that cannot be changed: another value makes another resource
     unseen: frozenset[str] = frozenset()  # properties that the platform does not tell again
-    removable: frozenset[str] = (
-        frozenset()
-    )  # properties that go where they are not wanted; others that are not named belong to the platform
+    removable: frozenset[str] = frozenset()  # properties that are removed where they are not wanted; others belong to the platform
     left: str = ""  # what becomes of a change that is left while it goes on, where AWS does not go on by itself
     updates_failed: bool = False  # a failed one is updated, not replaced: part of it still answers
     is_tagged: bool = True  # whether it can carry tags, and tells them

@@ -108,9 +108,8 @@ def found(choice: str, among: Sequence[str], instead: str) -> Program:
         done = Program(name).try_(*(("version", "--format", "{{.Server.Version}}") if name == "docker" else ("--version",)))
         if done.returncode == 0:
             return Program(name)
-        output.append(f"{name}: {(done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or ['it does not work']}")
-    why = "; ".join(output).replace("['", "").replace("']", "")
-    raise CliError(f"there is nothing here to work with containers: {why}. {instead}")
+        output.append(f"{name}: {((done.stderr.strip() or done.stdout.strip()).splitlines() or ['it does not work'])[-1]}")
+    raise CliError(f"there is nothing here to work with containers: {'; '.join(output)}. {instead}")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.container.deployment import predict
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.engine.kind import CloudError
-from tsx_cli.deploy.engine.platform import Version
+from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.kubernetes.kinds import KIND, REVISION, TYPES, Cluster, selector, waiting
 from tsx_cli.deploy.kubernetes.resources import manifests
@@ -44,21 +44,21 @@ class Kubernetes:
         asked_for = {(each.kind, each.name) for each in wanted}
         return [each for each in self.belongings(cloud, spec.name) if (each.kind, each.name) not in asked_for]
 
-    def versions(self, cloud: Cluster, name: str) -> list[Version]:
+    def versions(self, cloud: Cluster, name: str) -> list[DeployedVersion]:
         deployment = cloud.get(TYPES["Deployment"], name, doing=f"looking for the Deployment {name}")
         if deployment is None:
             return []
         now = _annotations(deployment).get(REVISION)
         sets = sorted(cloud.listed("replicasets.v1.apps", name), key=lambda each: int(_annotations(each).get(REVISION, 0)))
         return [
-            Version(
+            DeployedVersion(
                 int(_annotations(each)[REVISION]), each["metadata"]["name"], _time(each), _tags(each), _annotations(each)[REVISION] == now
             )
             for each in sets
             if REVISION in _annotations(each)
         ]
 
-    def going_back(self, cloud: Cluster, name: str, version: Version) -> list[Resource]:
+    def going_back(self, cloud: Cluster, name: str, version: DeployedVersion) -> list[Resource]:
         properties = {"ReplicaSet": version.id, "Revision": version.number}
         return [Resource("Revision", f"{KIND}Revision", name, properties)]
 

@@ -90,10 +90,6 @@ def _deployment(spec: DeploySpec, image: str, labels: Mapping[str, str]) -> Mani
 
 
 def _container(spec: DeploySpec, image: str) -> Manifest:
-    own = spec.kubernetes
-    limits: Manifest = {"memory": canonical(own.memory)}
-    if own.gpus:
-        limits["nvidia.com/gpu"] = str(own.gpus)
     return {
         "name": "tsx",
         "image": image,
@@ -103,9 +99,9 @@ def _container(spec: DeploySpec, image: str) -> Manifest:
             {"name": "http", "containerPort": HTTP, "protocol": "TCP"},
             {"name": "metrics", "containerPort": METRICS, "protocol": "TCP"},
         ],
-        "resources": {"requests": {"cpu": canonical(own.cpu), "memory": canonical(own.memory)}, "limits": limits},
+        "resources": _sizes(spec, limit_cpu=False),
         # Asked where metrics are, as that port answers also while the server drains.
-        "startupProbe": _probe("/readyz", period=5, failures=-(-own.startup_timeout // 5)),
+        "startupProbe": _probe("/readyz", period=5, failures=-(-spec.kubernetes.startup_timeout // 5)),
         "readinessProbe": _probe("/readyz", period=5, failures=2),
         "livenessProbe": _probe("/livez", period=10, failures=3),
         "securityContext": {
@@ -115,6 +111,13 @@ def _container(spec: DeploySpec, image: str) -> Manifest:
         },
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}],
     }
+
+
+def _sizes(spec: DeploySpec, *, limit_cpu: bool) -> Manifest:
+    own = spec.kubernetes
+    requests = {"cpu": canonical(own.cpu), "memory": canonical(own.memory)}
+    limits = requests if limit_cpu else {"memory": requests["memory"]}
+    return {"requests": requests, "limits": limits | ({"nvidia.com/gpu": str(own.gpus)} if own.gpus else {})}
 
 
 def _probe(path: str, *, period: int, failures: int) -> Manifest:
@@ -215,15 +218,12 @@ def inference_service(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
         raise UsageError(
             "kubernetes.storage is not given: where KServe finds the archive, such as s3://bucket/models/digits or pvc://claim/digits"
         )
-    limits: Manifest = {"cpu": canonical(own.cpu), "memory": canonical(own.memory)}
-    if own.gpus:
-        limits["nvidia.com/gpu"] = str(own.gpus)
     model: Manifest = {
         "modelFormat": {"name": "pytorch", "version": "1"},
         "runtime": "kserve-tsx",
         "protocolVersion": own.protocol,
         "storageUri": own.storage,
-        "resources": {"requests": {"cpu": canonical(own.cpu), "memory": canonical(own.memory)}, "limits": limits},
+        "resources": _sizes(spec, limit_cpu=True),
     }
     variables = {"TSX_SERVICE_ENVELOPE": "kserve" if own.protocol == "v1" else "kservev2", **spec.env}
     model["env"] = [{"name": name, "value": value} for name, value in variables.items()]

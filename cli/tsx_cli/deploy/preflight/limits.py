@@ -66,8 +66,6 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "image": Limit(10 * GIB, _IMAGES),
         "env": Limit(4 * KIB, _QUOTAS),
     },
-    "container": {},
-    "kubernetes": {},
 }
 IN_BASE64 = {"lambda"}  # where a body that is no text travels in base64, a third longer
 TEXT = re.compile(r"text/|application/(json|xml|javascript)|[^;]*\+json")

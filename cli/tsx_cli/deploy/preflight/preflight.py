@@ -86,16 +86,11 @@ def load(path: Path) -> CheckResult:
 
 def place_of(spec: DeploySpec, prices: Prices, region: str) -> TargetProfile:
     """The target with the limits that the deployment itself sets."""
-    if spec.target == "container":
-        one = spec.container
-        own = {"start": Limit(one.startup_timeout, SET, "container.startup_timeout")}
-        own |= {"memory": Limit(_bytes(one.memory), SET, "container.memory")} if one.memory else {}
-        return TargetProfile(spec.target, {**LIMITS[spec.target], **own}, spec.env, one.gpus > 0)
-    if spec.target == "kubernetes":
-        pod = spec.kubernetes
-        own = {"start": Limit(pod.startup_timeout, SET, "kubernetes.startup_timeout")}
-        own |= {"memory": Limit(_bytes(pod.memory), SET, "kubernetes.memory")}
-        return TargetProfile(spec.target, {**LIMITS[spec.target], **own}, spec.env, pod.gpus > 0)
+    if spec.target in ("container", "kubernetes"):
+        one = spec.container if spec.target == "container" else spec.kubernetes
+        own = {"start": Limit(one.startup_timeout, SET, f"{spec.target}.startup_timeout")}
+        own |= {"memory": Limit(_bytes(one.memory), SET, f"{spec.target}.memory")} if one.memory else {}
+        return TargetProfile(spec.target, own, spec.env, one.gpus > 0)
     return _function(spec) if spec.target == "lambda" else _endpoint(spec, prices, region)
 
 

@@ -82,13 +82,9 @@ class Cost:
     def lines(self, today: date) -> list[str]:
         if self.hour is None:
             return [f"cost: unknown, as {self.why}"]
-        span = money(self.hour) if self.most in (None, self.hour) else f"{money(self.hour)} to {money(self.most or 0)}"
-        month = (
-            money(self.hour * HOURS)
-            if self.most in (None, self.hour)
-            else f"{money(self.hour * HOURS)} to {money((self.most or 0) * HOURS)}"
-        )
-        lines = [f"cost: {span} an hour, {month} a month, for {self.what} (list prices of {self.on})"]
+        bounds = [self.hour] if self.most in (None, self.hour) else [self.hour, self.most or 0]
+        hour, month = (" to ".join(money(each * hours) for each in bounds) for hours in (1, HOURS))
+        lines = [f"cost: {hour} an hour, {month} a month, for {self.what} (list prices of {self.on})"]
         if self.busy is not None:
             lines.append(f"      and {money(self.busy)} for a million requests as long as in its benchmark")
         elif self.why:

@@ -13,7 +13,7 @@ from tsx_cli.deploy.aws.kinds.iam import own_role
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import tag_map
-from tsx_cli.deploy.engine.platform import Version
+from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.sagemaker.kinds import KINDS
 from tsx_cli.deploy.sagemaker.resources import VARIANT, own_bucket, prefix, resources, scaling_rule, uploads
@@ -57,7 +57,7 @@ class SageMaker:
         beside = [each for each in beside if "Scal" not in each.kind or not is_somebody_elses(cloud, each.name, scaling_rule(spec.name))]
         return [*models, *(each for each in configs if each.name in gone), *beside]
 
-    def versions(self, cloud: Cloud, name: str) -> list[Version]:
+    def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:
         endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
         current = None if endpoint is None else endpoint.properties["EndpointConfigName"]
         with translated_errors(f"listing the configurations of {name}"):
@@ -66,11 +66,11 @@ class SageMaker:
             tags = [tag_map(client.list_tags(ResourceArn=each["EndpointConfigArn"])["Tags"]) for each in found]
         pairs = sorted(zip(found, tags, strict=True), key=lambda pair: pair[0]["CreationTime"])
         return [
-            Version(number, each["EndpointConfigName"], each["CreationTime"], own, each["EndpointConfigName"] == current)
+            DeployedVersion(number, each["EndpointConfigName"], each["CreationTime"], own, each["EndpointConfigName"] == current)
             for number, (each, own) in enumerate(pairs, start=1)
         ]
 
-    def going_back(self, cloud: Cloud, name: str, version: Version) -> list[Resource]:
+    def going_back(self, cloud: Cloud, name: str, version: DeployedVersion) -> list[Resource]:
         """Raises CliError while SageMaker moves the endpoint elsewhere: when that is over, another version may be the one before."""
         found = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
         if found is not None and found.state == "changing" and found.outputs["pending"] != version.id:
