@@ -15,9 +15,10 @@ from tsx_archiver.containers.formats import open_container
 from tsx_archiver.errors import CorruptMember, InvalidConfig, WrongChecksum
 from tsx_archiver.limits import MIB, Limits
 from tsx_archiver.metadata.manifest import Manifest
-from tsx_archiver.metadata.modelconfig import ModelConfig, missing_warm_up, read_model_config
+from tsx_archiver.metadata.modelconfig import ModelConfig, missing_warm_up, parse_model_config
 from tsx_archiver.metadata.modelfile import ModelFile, describe_model_stream
 from tsx_archiver.metadata.safeyaml import MAX_BYTES as MAX_CONFIG_BYTES
+from tsx_archiver.metadata.safeyaml import load_yaml
 from tsx_archiver.names import MANIFEST_PATH, default_model_name, normal, shown
 from tsx_archiver.opening import (
     DEFAULT_CONFIG,
@@ -164,7 +165,7 @@ def _config(source: _Source) -> tuple[ModelConfig, list[str]]:
     content = source.container.read(f"{source.root}/{inner}" if source.root else inner, MAX_CONFIG_BYTES + 1)
     if content is None:
         return ModelConfig(), []
-    config, problems = read_model_config(content, source=name)
+    config, problems = parse_model_config(load_yaml(content, source=name))
     return config, [f"{name}: {problem.text}" for problem in problems]
 
 

@@ -134,10 +134,10 @@ def test_the_image_is_built_pushed_pulled_and_answers(
         assert local.wheel is not None, "tests run from a checkout"
         made = recipe(spec, facts, local)
         image = f"{registry}/digits:{made.tag}"
-        kind = PushedImage(Builder("buildah"), made, None)
+        kind = PushedImage(Builder("buildah"), made)
         assert kind.observe(None, image) is None
         kind.create(None, Resource("Image", "Tsx::Registry::Image", image, {}))
-    assert PushedImage(Builder("buildah"), made, None).observe(None, image) is not None  # the registry says so
+    assert PushedImage(Builder("buildah"), made).observe(None, image) is not None  # the registry says so
     told = json.loads(run("skopeo", "inspect", "--tls-verify=false", f"docker://{image}"))
     assert told["Labels"]["tsx.model"] == f"{facts.model_name}/{facts.model_version}"
     layers = json.loads(run("skopeo", "inspect", "--tls-verify=false", "--raw", f"docker://{image}"))["layers"]

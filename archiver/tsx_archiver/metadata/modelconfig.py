@@ -14,7 +14,7 @@ import yaml
 from tsx_archiver.errors import InvalidConfig
 from tsx_archiver.metadata.configkeys import BACKEND_KEYS, KEYS, TORCHRUN_KEYS, WARM_UP_KEYS, ConfigKey
 from tsx_archiver.metadata.model_limits import ModelLimits
-from tsx_archiver.metadata.safeyaml import load_yaml, load_yaml_file
+from tsx_archiver.metadata.safeyaml import load_yaml_file
 
 NEAR = 0.8
 
@@ -118,10 +118,6 @@ def parse_model_config(data: Any) -> tuple[ModelConfig, list[Problem]]:
 def load_model_config(path: Path) -> tuple[ModelConfig, list[Problem]]:
     """Read a model-config.yaml; raises InvalidConfig where it is no YAML at all."""
     return parse_model_config(load_yaml_file(path))
-
-
-def read_model_config(content: bytes, *, source: str) -> tuple[ModelConfig, list[Problem]]:
-    return parse_model_config(load_yaml(content, source=source))
 
 
 def check_model_config(path: Path) -> list[Problem]:

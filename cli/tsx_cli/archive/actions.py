@@ -23,7 +23,7 @@ from tsx_archiver import (
 from tsx_archiver.limits import human
 from tsx_archiver.storage.cache import Cache
 from tsx_cli.archive.model_file import Parts, kind_in_words
-from tsx_cli.archive.packing import NOTHING_SENT, Packed, Packing, check, check_only, pack
+from tsx_cli.archive.packing import NOTHING_SENT, Packed, Packing, check, pack
 from tsx_cli.common.failure import FAILED, CliError, UsageError
 from tsx_cli.common.inputs import is_archive, split_list
 from tsx_cli.common.options import read_settings
@@ -66,7 +66,7 @@ def one(path: Path | None, order: Packing, check_it: bool, tolerance: float, *, 
             raise UsageError(f"'{path}' is an archive already; `tsx archive inspect {path}` shows it, --check tries it")
         if order.belongs_to_packing():
             raise UsageError(f"'{path}' is an archive already and is only checked; leave {order.belongs_to_packing()} out")
-        return check_only(path, order.samples, tolerance, quiet=quiet)
+        return check(Packed(str(path)), order.samples, tolerance, quiet=quiet)
     packed = pack(path, order, quiet=quiet)
     return check(packed, [], tolerance, quiet=quiet) if check_it else packed
 

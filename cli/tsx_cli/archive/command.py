@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,13 +15,7 @@ class ArchiveGroup(DefaultGroup):
     default = "pack"
 
 
-class Form(str, Enum):
-    DEFAULT = "default"
-    ZIP_STORE = "zip-store"
-    TGZ = "tgz"
-    NO_ARCHIVE = "no-archive"
-
-
+Form = Literal["default", "zip-store", "tgz", "no-archive"]
 Archive = Annotated[Path, typer.Argument(metavar="FILE", help="A .mar, .model or .tar.gz file, or an unpacked directory.")]
 
 app = typer.Typer(cls=ArchiveGroup, add_completion=False, no_args_is_help=True)
@@ -44,7 +37,7 @@ def pack_command(
     requirements_file: Annotated[Path | None, typer.Option("--requirements-file", "-r", help="Python packages the handler needs.")] = None,
     config_file: Annotated[Path | None, typer.Option("--config-file", "-c", help="The model's model-config.yaml.")] = None,
     export_path: Annotated[Path, typer.Option("--export-path", "-o", help="Directory for the archive, or its file name.")] = Path(),
-    format: Annotated[Form, typer.Option(help="Deflated .mar, stored .mar, .tar.gz, or an unpacked directory.")] = Form.DEFAULT,
+    format: Annotated[Form, typer.Option(help="Deflated .mar, stored .mar, .tar.gz, or an unpacked directory.")] = "default",
     index_to_name: Annotated[bool, typer.Option(help="Add the index_to_name.json beside the model file.")] = True,
     samples: Annotated[
         list[Path] | None, typer.Option("--sample", metavar="FILE|DIR", help="Inputs to check with; a new archive includes them.")
@@ -65,7 +58,7 @@ def pack_command(
     from tsx_cli.archive import actions
 
     parts = actions.Parts(handler, model_file, actions.split_list(extra_files), index_to_name)
-    order = actions.Packing(parts, name, version, requirements_file, config_file, export_path, format.value, force, samples or [])
+    order = actions.Packing(parts, name, version, requirements_file, config_file, export_path, format, force, samples or [])
     actions.pack_files(files or [], order, check_it, tolerance, as_json)
 
 

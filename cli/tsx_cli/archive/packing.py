@@ -75,7 +75,8 @@ class Packed:
 def pack(path: Path | None, order: Packing, *, quiet: bool) -> Packed:
     """Write the archive. Raises `UsageError` and `ArchiveError`."""
     spec, notes = work_out(path, order.parts, name=order.name, version=order.version)
-    spec = replace(spec, requirements_file=order.requirements_file, config_file=order.config_file, contents=sample_contents(order.samples))
+    samples = {f"{SAMPLES}/{name}": file.read_bytes() for name, file in sample_files(order.samples).items()}
+    spec = replace(spec, requirements_file=order.requirements_file, config_file=order.config_file, contents=samples)
     _say(notes, quiet)
     warnings: list[str] = []
     with progress_bar(f"Packing {spec.model_name}", shown=not quiet and sys.stderr.isatty()) as progress:
@@ -87,10 +88,6 @@ def pack(path: Path | None, order: Packing, *, quiet: bool) -> Packed:
     )
     _say([f"wrote {written} ({human(bytes_written)})"], quiet)
     return Packed(str(written), spec.model_name, spec.version, spec.handler, bytes_written, notes, warnings)
-
-
-def check_only(path: Path, samples: Sequence[Path], tolerance: float, *, quiet: bool) -> Packed:
-    return check(Packed(str(path)), samples, tolerance, quiet=quiet)
 
 
 def check(packed: Packed, samples: Sequence[Path], tolerance: float, *, quiet: bool) -> Packed:
@@ -139,10 +136,6 @@ def sample_files(paths: Sequence[Path]) -> dict[str, Path]:
                 raise UsageError(f"two samples are called '{file.name}': {found[file.name]} and {file}; rename one")
             found[file.name] = file
     return found
-
-
-def sample_contents(paths: Sequence[Path]) -> dict[str, bytes]:
-    return {f"{SAMPLES}/{name}": file.read_bytes() for name, file in sample_files(paths).items()}
 
 
 def _say(lines: Sequence[str], quiet: bool) -> None:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from tsx_cli.common.options import AsJson
 
-
-class Contract(str, Enum):
-    SAGEMAKER = "sagemaker"
-    LAMBDA = "lambda"
-    CONTAINER = "container"
-
+Contract = Literal["sagemaker", "lambda", "container"]
 
 app = typer.Typer(add_completion=False)
 
@@ -43,4 +37,4 @@ def check_command(
     """
     from tsx_cli.check.run import check  # here, as it imports the front end, and help must be quick
 
-    check(archive, contract.value, samples or [], timeout, env or [], as_json=as_json)
+    check(archive, contract, samples or [], timeout, env or [], as_json=as_json)

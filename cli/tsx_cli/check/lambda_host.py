@@ -90,7 +90,7 @@ class Host:
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] = self.log_file.open("ab")
         self._waiting: queue.Queue[Invocation | None] = queue.Queue()
-        self._under_way: dict[str, Invocation] = {}
+        self.under_way: dict[str, Invocation] = {}
         self._ready = threading.Event()  # the environment has asked for its first invocation, or has ended
         self._began = 0.0
         self._server = _Server(self)
@@ -130,7 +130,7 @@ class Host:
                 invocation.fail(head.get("errorType", "Runtime.ExitError"), head.get("errorMessage", "Runtime exited during its start"))
                 return invocation
             invocation.deadline = time.time() + self.timeout
-            self._under_way[invocation.id] = invocation
+            self.under_way[invocation.id] = invocation
             self._thaw()
             self._waiting.put(invocation)
         return invocation
@@ -140,10 +140,10 @@ class Host:
         while not invocation.done.wait(0.02 if self._process is None or self._process.poll() is not None else 0.25):
             process = self._process
             if process is not None and process.poll() is not None and not invocation.done.wait(0.2):
-                self._under_way.pop(invocation.id, None)
+                self.under_way.pop(invocation.id, None)
                 invocation.fail("Runtime.ExitError", f"RequestId: {invocation.id} Error: Runtime exited with error: {process.returncode}")
             elif time.time() > invocation.deadline + self._grace and not invocation.done.is_set():
-                self._under_way.pop(invocation.id, None)
+                self.under_way.pop(invocation.id, None)
                 self._kill()
                 invocation.fail("Sandbox.Timedout", f"RequestId: {invocation.id} Error: Task timed out after {self.timeout:.2f} seconds")
 
@@ -229,30 +229,18 @@ class Host:
                     self._process.send_signal(signal.SIGSTOP)
         return waiting.get()
 
-    def under_way(self, id: str) -> Invocation | None:
-        return self._under_way.get(id)
-
-    def answered(self, invocation: Invocation, body: bytes) -> int:
+    def answered(self, invocation: Invocation, body: bytes, *, failed: bool = False) -> int:
         """The status of the Runtime API's answer."""
-        if self._under_way.pop(invocation.id, None) is None:
+        if self.under_way.pop(invocation.id, None) is None:
             return 400
-        if len(body) > LARGEST_ANSWER and not invocation.streamed:
+        if failed:
+            invocation.error = "Unhandled"
+        elif len(body) > LARGEST_ANSWER and not invocation.streamed:
             text = f"Response payload size exceeded maximum allowed payload size ({LARGEST_ANSWER} bytes)."
             invocation.fail("Function.ResponseSizeTooLarge", text)
             return 413
         invocation.answer = body
         invocation.end()
-        return 202
-
-    def failed(self, invocation: Invocation, body: bytes) -> int:
-        if self._under_way.pop(invocation.id, None) is None:
-            return 400
-        invocation.answer, invocation.error = body, "Unhandled"
-        invocation.end()
-        return 202
-
-    def init_failed(self, body: bytes) -> int:
-        self.init_error = json.loads(body)
         return 202
 
 
@@ -292,11 +280,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:  # as above
         host, path = self.server.host, self.path
         if path == f"{API}init/error":
-            self._reply(host.init_failed(self._body()), b'{"status":"OK"}')
+            host.init_error = json.loads(self._body())
+            self._reply(202, b'{"status":"OK"}')
             return
         _, _, rest = path.partition(f"{API}invocation/")
         id, _, verb = rest.partition("/")
-        invocation = host.under_way(id)
+        invocation = host.under_way.get(id)
         if invocation is not None and verb == "response" and self.headers.get("Lambda-Runtime-Function-Response-Mode") == "streaming":
             self._reply(self._stream(host, invocation), b'{"status":"OK"}')
             return
@@ -304,7 +293,7 @@ class _Handler(BaseHTTPRequestHandler):
         if invocation is None or verb not in ("response", "error"):
             self._reply(400, b'{"errorType":"InvalidRequestID","errorMessage":"no such invocation"}')
         else:
-            self._reply((host.answered if verb == "response" else host.failed)(invocation, body), b'{"status":"OK"}')
+            self._reply(host.answered(invocation, body, failed=verb == "error"), b'{"status":"OK"}')
 
     def _stream(self, host: Host, invocation: Invocation) -> int:
         invocation.streamed = True

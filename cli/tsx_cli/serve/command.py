@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from tsx_cli.common.options import Assignments, Config, ExtraFiles, Handler, ModelFile, read_settings
 
 app = typer.Typer(add_completion=False)
-
-
-class Device(str, Enum):
-    CPU = "cpu"
-    GPU = "gpu"
 
 
 @app.command("serve")
@@ -38,7 +32,7 @@ def serve_command(
     grpc_management_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for managing models by gRPC.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Workers of each model.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests in a batch.")] = None,
-    device: Annotated[Device | None, typer.Option(help="Where the models run.")] = None,
+    device: Annotated[Literal["cpu", "gpu"] | None, typer.Option(help="Where the models run.")] = None,
     config: Config = None,
     assignments: Assignments = None,
 ) -> None:
@@ -51,5 +45,5 @@ def serve_command(
     settings, _ = read_settings(config, assignments, model_store=model_store)
     settings = server.with_addresses(settings, host, {"inference": port, "management": management_port, "metrics": metrics_port})
     settings = server.with_grpc_addresses(settings, host, {"grpc_inference": grpc_port, "grpc_management": grpc_management_port})
-    chosen = {"initial_workers": workers, "batch_size": batch_size, "device_type": device and device.value}
+    chosen = {"initial_workers": workers, "batch_size": batch_size, "device_type": device}
     server.serve_words(models or [], settings, server.Parts(handler, model_file, server.split_list(extra_files)), chosen)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
 
-from tsx_cli.archive.model_file import Parts
+from tsx_archiver import plan_archive
+from tsx_archiver.names import MANIFEST_PATH
+from tsx_archiver.storage.private_directory import temporary_place
+from tsx_cli.archive.model_file import Parts, work_out
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import is_archive, is_workflow, split_list
 from tsx_cli.common.output import one_line
-from tsx_cli.serve.bare_model import unpacked
 from tsx_cli.serve.startup_page import show
 from tsx_runtime.core.placement.devices import gpu_count
 from tsx_runtime.errors import Conflict
@@ -150,3 +155,28 @@ def _split(word: str) -> tuple[str | None, Path]:
     if Path(word).exists() or not (equals and name and file):
         return None, Path(word)
     return name, Path(file)
+
+
+@contextmanager
+def unpacked(path: Path, parts: Parts, name: str | None = None) -> Iterator[tuple[Path, list[str]]]:
+    """A model file as a directory like an unpacked archive, as long as the context lasts, and lines that say what was worked out.
+
+    Code is copied, all else linked. Raises `UsageError` and `ArchiveError`.
+    """
+    spec, notes = work_out(path, parts, name=name)
+    plan = plan_archive(spec)
+    with TemporaryDirectory(prefix="tsx-model-", dir=temporary_place()) as made:
+        directory = Path(made)
+        for member in plan.members:
+            target = directory / member.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(member.source, bytes):
+                target.write_bytes(member.source)
+            elif member.source.suffix == ".py":  # the server runs no code that a link leads to
+                shutil.copyfile(member.source, target)
+            else:
+                target.symlink_to(member.source.absolute())
+        manifest = directory / MANIFEST_PATH
+        manifest.parent.mkdir()
+        manifest.write_text(json.dumps(plan.manifest))
+        yield directory, notes

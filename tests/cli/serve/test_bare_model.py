@@ -14,8 +14,7 @@ from tests.support.servers import FREE_PORTS, screen, started, tsx
 from tsx_cli.archive.model_file import Parts
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.main import main
-from tsx_cli.serve.bare_model import unpacked
-from tsx_cli.serve.server import with_addresses, with_grpc_addresses
+from tsx_cli.serve.server import unpacked, with_addresses, with_grpc_addresses
 from tsx_runtime.settings.schema import Settings
 
 

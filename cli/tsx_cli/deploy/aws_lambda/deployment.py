@@ -97,9 +97,7 @@ class Lambda:
             "reason": function.reason,
             "model": _tags_in_description(running).get("tsx:model"),
             "version": current,
-            "canary": [
-                {"version": key, "percent": share, **_shown(_tags_in_description(versions.get(key, {})))} for key, share in canary.items()
-            ],
+            "canary": [{"version": key, "percent": share, **_model(versions.get(key, {}))} for key, share in canary.items()],
             "memory": running.get("MemorySize"),
             "timeout": running.get("Timeout"),
             "url": None if url is None else url.outputs["FunctionUrl"],
@@ -152,16 +150,17 @@ def _pointing(name: str, version: str) -> Resource:
     return Resource("Alias", "AWS::Lambda::Alias", alias_of(name), {"FunctionName": name, "Name": ALIAS, "FunctionVersion": version})
 
 
+def _model(config: Mapping[str, Any]) -> dict[str, str]:
+    tags = _tags_in_description(config)
+    return {"model": tags["tsx:model"]} if tags else {}
+
+
 def _tags_in_description(config: Mapping[str, Any]) -> dict[str, str]:
     """What a version's description tells, in the words of tags: versions have none."""
     words = config.get("Description", "").split(maxsplit=3)
     if len(words) != 4 or words[0] != "tsx":
         return {}
     return {"tsx:model-sha": words[2], "tsx:model": words[3]}
-
-
-def _shown(tags: Mapping[str, str]) -> dict[str, str]:
-    return {"model": tags["tsx:model"]} if "tsx:model" in tags else {}
 
 
 def _beside(cloud: Cloud, name: str) -> list[Resource]:

@@ -36,7 +36,9 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     needs = ("Version", *(alarm.id for alarm in watched.made))
     alias = {"FunctionName": spec.name, "Name": ALIAS, "FunctionVersion": Ref("Version", "Version")}
     made += [version, *watched.made]
-    made.append(Resource("Alias", "AWS::Lambda::Alias", alias_of(spec.name), alias, needs, how=_shift(spec, watched.names)))
+    canary = spec.canary
+    shift = {} if canary is None else {"percent": canary.percent, "bake": canary.bake, "alarms": watched.names}
+    made.append(Resource("Alias", "AWS::Lambda::Alias", alias_of(spec.name), alias, needs, how=shift))
     if own.provisioned is not None or own.autoscaling is not None:
         made += _provisioned(spec, own)
     if own.url != "off":
@@ -154,12 +156,6 @@ def _alarms(spec: DeploySpec, tags: Mapping[str, str], content: str) -> Alarms:
     metrics = Metrics("AWS/Lambda", "Errors", "Duration", 1, version, answers)
     own = {key: tags[key] for key in ("tsx:name", "tsx:target")}
     return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", own, ("Version",))
-
-
-def _shift(spec: DeploySpec, names: list[str]) -> dict[str, Any]:
-    if spec.canary is None:
-        return {}
-    return {"percent": spec.canary.percent, "bake": spec.canary.bake, "alarms": names}
 
 
 def _provisioned(spec: DeploySpec, own: Lambda) -> list[Resource]:

@@ -38,7 +38,7 @@ def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
             ways = "--image names one that your cluster can pull, --set repository=HOST/NAME says where one that is built here is pushed to"
             raise UsageError(f"neither image nor repository is given: {ways}")
         name = f"{spec.repository}:{made.tag}"
-        pushed = container_kinds.PushedImage(Builder(spec.build.tool), made, None)
+        pushed = container_kinds.PushedImage(Builder(spec.build.tool), made)
         return Images(name, [Resource("Image", "Tsx::Registry::Image", name, {})], {"Tsx::Registry::Image": pushed})
     return _in_ecr(spec, facts, made.tag, ecr.Image(Builder(spec.build.tool), made, machine(spec)))
 

@@ -178,14 +178,11 @@ class Image(Kind):
         self._builder.remove(found.name)
 
 
-class PushedImage(Kind):
+class PushedImage(Image):
     """An image that is built here and pushed to a registry that this machine is logged in to."""
 
-    traits = Traits(is_tagged=False)
-    poll, patience = POLL, 3600.0
-
-    def __init__(self, builder: Builder, recipe: Recipe, machine: str | None) -> None:
-        self._builder, self._recipe, self._machine = builder, recipe, machine
+    def __init__(self, builder: Builder, recipe: Recipe) -> None:
+        super().__init__(builder, recipe)
         self._pushed: set[str] = set()
 
     def observe(self, cloud: Any, name: str) -> Observed | None:
@@ -194,7 +191,7 @@ class PushedImage(Kind):
 
     def create(self, cloud: Any, resource: Resource) -> None:
         if not self._builder.is_here(resource.name):
-            self._builder.build(self._recipe, resource.name, self._machine)
+            super().create(cloud, resource)
         self._builder.push(resource.name)
         self._pushed.add(resource.name)
 

@@ -185,23 +185,18 @@ def _start(place: TargetProfile, known: ModelProfile) -> Iterator[Finding]:
 def _room(place: TargetProfile, known: ModelProfile) -> Iterator[Finding]:
     memory, disk = place.limits.get("memory"), place.limits.get("disk")
     if memory is not None:
+        where = place.instance_type or place.name
         way = f"raise {memory.key}" if memory.key else "choose one with more"
         text = f"what is in the archive has {size_of(known.unpacked)}"
         if known.unpacked > memory.most:
-            yield Finding(True, f"{text}, and {_where(place)} has {size_of(memory.most)} of memory: {way}", memory.source)
+            yield Finding(True, f"{text}, and {where} has {size_of(memory.most)} of memory: {way}", memory.source)
         elif known.unpacked > memory.most / 2:
-            text = (
-                f"{text}, and {_where(place)} has {size_of(memory.most)} of memory, for torch and the requests too: {way} if it is killed"
-            )
+            text = f"{text}, and {where} has {size_of(memory.most)} of memory, for torch and the requests too: {way} if it is killed"
             yield Finding(False, text, memory.source)
     if disk is not None and known.packed + known.unpacked > disk.most:
         text = f"the archive and what is in it take {size_of(known.packed + known.unpacked)} of disk"
         way = f"raise {disk.key}" if disk.key else "make the model smaller, or deploy to instances"
         yield Finding(True, f"{text}, and there are {size_of(disk.most)}: {way}", disk.source)
-
-
-def _where(place: TargetProfile) -> str:
-    return place.instance_type or place.name
 
 
 def _image(place: TargetProfile, known: ModelProfile) -> Iterator[Finding]:

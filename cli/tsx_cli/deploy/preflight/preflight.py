@@ -73,10 +73,10 @@ def look_ahead(spec: DeploySpec, inspection: Inspection, region: str, image_byte
 
 def load(path: Path) -> CheckResult:
     """In a worker, as a server does, with its samples alone and in batches. Raises CliError."""
-    from tsx_cli.archive.packing import check_only  # here, as it imports the front end, which a plan does without
+    from tsx_cli.archive.packing import Packed, check  # here, as it imports the front end, which a plan does without
 
     try:
-        result = check_only(path, [], TOLERANCE, quiet=True).check
+        result = check(Packed(str(path)), [], TOLERANCE, quiet=True).check
     except LoadFailed as error:
         way = "If it needs what only the image has (a package, a GPU)"
         raise CliError(f"{error.message.rstrip('.')}. Nothing was changed. {way}, {ALL_THE_SAME}", traceback=error.traceback) from error

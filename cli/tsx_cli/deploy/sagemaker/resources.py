@@ -40,7 +40,9 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     if own.serverless is None:
         endpoint["DeploymentConfig"] = _deployment(spec, watched.names)
     if own.autoscaling is not None:
-        endpoint |= _retained()
+        # A new version starts with as many instances as scaling has come to, not with those of its first day.
+        ours = [{"VariantPropertyType": "DesiredWeight"}, {"VariantPropertyType": "DataCaptureConfig"}]
+        endpoint |= {"RetainAllVariantProperties": True, "ExcludeRetainedVariantProperties": ours}
     needs = ("EndpointConfig", *(alarm.id for alarm in watched.made))
     made += [model, config, *watched.made, Resource("Endpoint", "AWS::SageMaker::Endpoint", spec.name, endpoint, needs, tags)]
     if own.autoscaling is not None:
@@ -109,20 +111,15 @@ def _named(
 def _model(spec: DeploySpec, facts: Facts, url: str) -> dict[str, Any]:
     own = spec.sagemaker
     container: dict[str, Any] = {"Image": facts.image, "ModelDataUrl": url, "Mode": "SingleModel"}
-    container["Environment"] = {"TSX_TARGET": "sagemaker", **_mode(spec), **spec.env}
+    # What the platform does not tell a container: how long a request may take, and how many workers there is room for.
+    kind = "serverless" if own.serverless is not None else "asynchronous" if own.asynchronous is not None else None
+    container["Environment"] = {"TSX_TARGET": "sagemaker", **({"TSX_SAGEMAKER_MODE": kind} if kind else {}), **spec.env}
     properties: dict[str, Any] = {"PrimaryContainer": container, "ExecutionRoleArn": own.role or Ref("Role", "Arn")}
     if own.subnets:
         properties["VpcConfig"] = {"Subnets": list(own.subnets), "SecurityGroupIds": list(own.security_groups)}
     if own.network_isolation:
         properties["EnableNetworkIsolation"] = True
     return properties
-
-
-def _mode(spec: DeploySpec) -> dict[str, str]:
-    """What the platform does not tell a container: how long a request may take, and how many workers there is room for."""
-    own = spec.sagemaker
-    kind = "serverless" if own.serverless is not None else "asynchronous" if own.asynchronous is not None else None
-    return {} if kind is None else {"TSX_SAGEMAKER_MODE": kind}
 
 
 def _config(spec: DeploySpec, model: str) -> dict[str, Any]:
@@ -190,12 +187,6 @@ def _deployment(spec: DeploySpec, alarm_names: list[str]) -> dict[str, Any]:
     if alarm_names:
         deployment["AutoRollbackConfiguration"] = {"Alarms": [{"AlarmName": name} for name in alarm_names]}
     return deployment
-
-
-def _retained() -> dict[str, Any]:
-    """A new version starts with as many instances as scaling has come to, not with those of its first day."""
-    ours = [{"VariantPropertyType": "DesiredWeight"}, {"VariantPropertyType": "DataCaptureConfig"}]
-    return {"RetainAllVariantProperties": True, "ExcludeRetainedVariantProperties": ours}
 
 
 def _backlog(name: str) -> dict[str, Any]:
