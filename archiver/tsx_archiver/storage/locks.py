@@ -1,7 +1,7 @@
 """Advisory locks between processes, held on open files and gone with the process that holds them.
 
 On Windows there is no shared lock of this kind. There locking always succeeds, renames alone keep the cache whole, and
-nothing is ever cleaned up (`CAN_LOCK` tells).
+nothing is ever cleaned up (`CAN_LOCK` says which).
 """
 
 from __future__ import annotations

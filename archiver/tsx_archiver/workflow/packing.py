@@ -76,7 +76,7 @@ def _check_functions(spec: WorkflowSpec, handler: Path, warn: Warn) -> None:
 
 
 def _defined(module: ast.Module) -> set[str]:
-    """The names that a module has once it is imported, as far as its top level tells."""
+    """The names that a module has once it is imported, as far as its top level shows."""
     names: set[str] = set()
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

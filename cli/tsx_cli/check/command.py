@@ -33,7 +33,7 @@ def check_command(
 ) -> None:
     """Start the image's entry on this machine and ask of it what the platform will, within its limits: no container runtime is needed.
 
-    Exit code 1: a promise does not hold, and what to do is told.
+    Exit code 1: a promise does not hold, and the output says what to do.
     """
     from tsx_cli.check.run import check  # here, as it imports the front end, and help must be quick
 

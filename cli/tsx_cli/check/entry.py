@@ -17,7 +17,7 @@ from pathlib import Path
 from tsx_cli.check.report import time_of
 from tsx_runtime.shared.safe_path import run_module
 
-LAST = 40  # lines of the log that are told
+LAST = 40  # lines of the log that are shown
 ENTRY = (sys.executable, *run_module("tsx_runtime.targets.entry"), "serve")
 
 

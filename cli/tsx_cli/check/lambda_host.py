@@ -155,7 +155,7 @@ class Host:
         return None
 
     def stop(self, seconds: float = 2.0) -> int | None:
-        """SIGTERM, as the environment's end is told where an extension is there, or on Managed Instances."""
+        """SIGTERM, which announces the environment's end where an extension is there, or on Managed Instances."""
         assert self._process is not None
         self._thaw()
         self._process.send_signal(signal.SIGTERM)

@@ -34,7 +34,7 @@ class Report:
         return [check for check in self.checks if check.ok is False]
 
     def add(self, what: str, ok: bool | None, measured: str = "", limit: str = "", way: str = "") -> bool:
-        """Returns whether it holds. `way` is told only where it does not."""
+        """Returns whether it holds. `way` is shown only where it does not."""
         self.checks.append(Check(what, ok, measured, limit, "" if ok else way))
         return bool(ok)
 

@@ -249,11 +249,11 @@ def _failure(status: int, body: bytes) -> RequestFailed:
     """The error of TorchServe's form, or what a proxy or a handler sent in its place."""
     try:
         answer = json.loads(body)
-        told = str(answer["message"]).rstrip()
+        text_of_error = str(answer["message"]).rstrip()
     except (ValueError, TypeError, KeyError):
         text = body.decode("utf-8", "replace").strip()
         return RequestFailed(status, f"the server answered {status} {http.client.responses.get(status, '')}: {text[:2000]}".rstrip(": "))
-    message, begin, traceback = told.partition(TRACEBACK)
+    message, begin, traceback = text_of_error.partition(TRACEBACK)
     return RequestFailed(status, message, type=str(answer.get("type", "")), traceback=(begin + traceback).lstrip() or None)
 
 

@@ -12,7 +12,7 @@ INDEX_TO_NAME = "index_to_name.json"
 
 
 def is_archive(path: Path) -> bool:
-    """An archive or an unpacked one, as TorchServe tells them: by the name."""
+    """An archive or an unpacked one, by the name, as in TorchServe."""
     from tsx_archiver import ARCHIVE_SUFFIXES  # here, as help must be quick
 
     return path.is_dir() or path.name.endswith(ARCHIVE_SUFFIXES)

@@ -106,7 +106,7 @@ class Run:
     different: list[dict[str, Any]] = field(default_factory=list)  # the first of them
     equal: int = 0
     alike: int = 0  # with the status that was recorded
-    refused: str = ""  # what the first was told that fails, and did not then
+    refused: str = ""  # the error of the first that fails, and did not then
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()

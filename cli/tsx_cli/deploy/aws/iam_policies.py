@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec
 
@@ -30,7 +31,13 @@ def role_name(name: str, target: str) -> str:
 
 
 def role(spec: DeploySpec, account: str, region: str, tags: Mapping[str, str], bucket: str = "") -> Resource:
-    """The execution role, made where that is asked for."""
+    """The execution role, made where that is asked for. Raises UsageError where it is not, as a deployment needs one."""
+    if not spec.create_role:
+        what = {"sagemaker": "endpoint", "lambda": "function"}[spec.target]
+        raise UsageError(
+            f"{spec.target}.role is not given: the ARN of the role that the {what} runs with (--role); infra/iam has what it needs, "
+            "and --create-role makes one"
+        )
     policies = [{"PolicyName": POLICY, "PolicyDocument": execution(spec, account, region, bucket)}]
     properties = {"AssumeRolePolicyDocument": trust(spec.target), "Policies": policies}
     own = {key: tags[key] for key in ("tsx:name", "tsx:target")}  # it outlives the version that it was made for

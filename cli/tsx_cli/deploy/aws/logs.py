@@ -64,16 +64,16 @@ class CloudWatch:
 
     def follow(self, since: float) -> Iterator[Line]:
         """Lines since then, then new ones as they arrive, until the iterator is closed. Each line once."""
-        told_ids: dict[str, int] = {}
+        seen_ids: dict[str, int] = {}
         start = since
         while True:
             for id, line in self._events(start):
-                if id not in told_ids:
-                    told_ids[id] = line.at or 0
+                if id not in seen_ids:
+                    seen_ids[id] = line.at or 0
                     yield line
-            newest = max(told_ids.values(), default=round(since * 1000))
+            newest = max(seen_ids.values(), default=round(since * 1000))
             start = newest / 1000 - 60  # lines may come late, and in another order
-            told_ids = {id: at for id, at in told_ids.items() if at >= start * 1000}
+            seen_ids = {id: at for id, at in seen_ids.items() if at >= start * 1000}
             self._sleep(POLL)
 
     def _events(self, start: float) -> Iterator[tuple[str, Line]]:

@@ -156,7 +156,7 @@ def _model(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _tags_in_description(config: Mapping[str, Any]) -> dict[str, str]:
-    """What a version's description tells, in the words of tags: versions have none."""
+    """What a version's description says, as tags: versions have none."""
     words = config.get("Description", "").split(maxsplit=3)
     if len(words) != 4 or words[0] != "tsx":
         return {}

@@ -83,7 +83,7 @@ class EventSourceMapping(Kind):
             return None
         changing = found["State"] not in ("Enabled", "Disabled")
         tags = cloud.call("lambda", "list_tags", "reading tags", Resource=found["EventSourceMappingArn"])["Tags"]
-        found = {key: value for key, value in found.items() if value != {}}  # a bound that was taken away is told as one of nothing
+        found = {key: value for key, value in found.items() if value != {}}  # Lambda reports a removed bound as an empty one
         outputs = {"Ref": found["UUID"], "Arn": found["EventSourceMappingArn"], "status": found["State"]}
         return Observed(name, only(found, MAPPING), tags, outputs, "changing" if changing else "ready", found["State"] if changing else "")
 

@@ -62,11 +62,6 @@ def scaled(name: str) -> str:
 
 
 def _check(spec: DeploySpec, own: Lambda) -> None:
-    if own.role is None and not spec.create_role:
-        raise UsageError(
-            "lambda.role is not given: the ARN of the role that the function runs with (--role); infra/iam has what it needs, "
-            "and --create-role makes one"
-        )
     if own.managed_instances is None:
         too_large = [f"lambda.{key}" for key, value in (("memory", own.memory), ("storage", own.storage)) if value > LARGEST]
         if too_large:

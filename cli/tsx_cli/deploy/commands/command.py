@@ -136,7 +136,7 @@ def prices(
     as_json: AsJson = False,
 ) -> None:
     """Show the date of the list prices that plans use, or fetch new ones from AWS (pricing:GetProducts)."""
-    from tsx_cli.deploy.commands.price_command import show_prices
+    from tsx_cli.deploy.commands.verbs import show_prices
 
     show_prices(region, profile, refresh=refresh, as_json=as_json)
 

@@ -24,7 +24,7 @@ RUN_CODE = frozenset(
 
 
 class ProgramLog:
-    """The log of containers on this machine or of pods, as the program that runs them tells it."""
+    """The log of containers on this machine or of pods, from the program that runs them."""
 
     def __init__(self, place: Location) -> None:
         self._place, self.group = place, f"{place.target} {place.name}"
@@ -67,7 +67,7 @@ def _print(line: Line, *, as_json: bool) -> None:
 
 
 def why(log: Log, reason: str, since: float | None = None) -> dict[str, Any]:
-    """The end of the log and what it tells. Where the log cannot be read, that is told in its place."""
+    """The end of the log and the likely causes; where the log cannot be read, the reason."""
     try:
         lines = [line.text for line in log.last(LAST, since)]
         unread = ""

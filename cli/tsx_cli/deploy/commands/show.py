@@ -13,12 +13,11 @@ from rich.status import Status
 
 from tsx_cli.common.output import one_line, print_table
 from tsx_cli.deploy.engine.engine import Event
-from tsx_cli.deploy.engine.plan import SIGNS, Action, Change, Plan
+from tsx_cli.deploy.engine.plan import SIGNS, Action, Change, Plan, hidden
 from tsx_cli.deploy.engine.platform import DeployedVersion
-from tsx_cli.deploy.engine.redaction import hidden
 
 LONGEST = 100  # characters of a value
-LONG = 30.0  # seconds: from here on it is told beforehand
+LONG = 30.0  # seconds: from here on it is announced
 USUAL: Mapping[tuple[str, str], float] = {  # seconds, from experience: what AWS takes hangs on the image and the machines
     ("AWS::SageMaker::Endpoint", "create"): 360.0,
     ("AWS::SageMaker::Endpoint", "replace"): 420.0,

@@ -31,6 +31,8 @@ from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.local import image_builder, this_machine
 from tsx_cli.deploy.image.recipe import Local
 from tsx_cli.deploy.preflight.preflight import Preflight, load, look_ahead
+from tsx_cli.deploy.preflight.price_list import fetch_prices
+from tsx_cli.deploy.preflight.prices import REFRESH, Region, keep_prices, price_file, read_prices
 from tsx_cli.deploy.spec import DeploySpec, read_spec, read_target, span
 
 Given = Mapping[str, Any]
@@ -165,6 +167,26 @@ def remove(file: Path | None, given: Given, *, purge: bool, ask: bool, as_json: 
         print_json(planned.as_json())
 
 
+def show_prices(region: str | None, profile: str | None, *, refresh: bool, as_json: bool) -> None:
+    if refresh:
+        cloud = Cloud(region, profile)
+        found = fetch_prices(cloud, date.today())
+        if not (found.instances or found.functions):
+            raise CliError(f"AWS's price list has nothing of {cloud.region}: is the region right? What was there is kept")
+        keep_prices(cloud.region, found)
+    prices = read_prices()
+    regions = {name: each for name, each in prices.regions.items() if region in (None, name)}
+    if as_json:
+        print_json(prices.model_copy(update={"regions": regions}).model_dump(mode="json", exclude_none=True))
+        return
+    if not regions:
+        where, words = (f" of {region}", f" --region {region}") if region else ("", " --region REGION")
+        raise CliError(f"there are no prices{where} on this machine: {REFRESH}{words}")
+    for name, each in sorted(regions.items()):
+        print(f"{name}: {_prices_text(each)}, as of {each.date}")
+    print(f"in {price_file()}, of {prices.source}: US dollars, on demand, without taxes, transfer and storage")
+
+
 def _planned(engine: Engine, place: Location, spec: DeploySpec, local: Local | None, *, check: bool) -> tuple[Plan, Preflight]:
     """`local` where the image is built here."""
     inspection, sha256 = look_at(spec.model)
@@ -250,3 +272,11 @@ def _earlier(versions: Sequence[DeployedVersion], to: int | None, place: Locatio
 def _absent(place: Location) -> CliError:
     where = f"in {place.cloud.region}; is the --region right?" if isinstance(place.cloud, Cloud) else f"on {place.cloud.region}"
     return CliError(f"there is no deployment '{place.name}' {where}")
+
+
+def _prices_text(region: Region) -> str:
+    sizes = len(region.serverless)
+    parts = [f"{len(region.instances)} instance types of SageMaker"] if region.instances else []
+    parts += [f"{sizes} size{'' if sizes == 1 else 's'} of serverless endpoints"] if sizes else []
+    parts += ["Lambda"] if region.functions else []
+    return f"prices of {', '.join(parts)}"

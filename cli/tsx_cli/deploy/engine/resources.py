@@ -66,7 +66,7 @@ class Traits:
     removable: frozenset[str] = frozenset()  # properties that are removed where they are not wanted; others belong to the platform
     left: str = ""  # what becomes of a change that is left while it goes on, where AWS does not go on by itself
     updates_failed: bool = False  # a failed one is updated, not replaced: part of it still answers
-    is_tagged: bool = True  # whether it can carry tags, and tells them
+    is_tagged: bool = True  # whether it can carry tags, and shows them
 
 
 def digest(value: Any, length: int = 8) -> str:

@@ -20,7 +20,7 @@ from tsx_cli.deploy.image.recipe import Recipe
 
 BUILDERS = ("docker", "podman", "buildah")
 ENGINES = ("docker", "podman")
-TOLD = 25  # lines of a program's output that an error shows
+SHOWN_LINES = 25  # lines of a program's output that an error shows
 _INNER = re.compile(r"[EWIF]\d{4} \d\d:\d\d:\d\d")
 MACHINES = {"x86_64": "linux/amd64", "amd64": "linux/amd64", "aarch64": "linux/arm64", "arm64": "linux/arm64"}
 
@@ -87,7 +87,7 @@ class Program:
 def last_output(done: subprocess.CompletedProcess[str]) -> str:
     """The end of its output, without kubectl's own debug lines."""
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    return "\n".join([line for line in lines if not _INNER.match(line)][-TOLD:])
+    return "\n".join([line for line in lines if not _INNER.match(line)][-SHOWN_LINES:])
 
 
 def advice(output: str) -> str:

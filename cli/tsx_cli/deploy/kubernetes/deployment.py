@@ -93,8 +93,8 @@ class Kubernetes:
             return None
         status = found.get("status") or {}
         conditions = {each["type"]: each["status"] for each in status.get("conditions") or []}
-        told = {"name": name, "target": "kubernetes", "namespace": cloud.namespace, "model": _annotations(found).get("tsx/model")}
-        return told | {
+        shown = {"name": name, "target": "kubernetes", "namespace": cloud.namespace, "model": _annotations(found).get("tsx/model")}
+        return shown | {
             "storage": found["spec"]["predictor"]["model"].get("storageUri"),
             "address": status.get("url"),
             "conditions": conditions,
@@ -105,7 +105,7 @@ class Kubernetes:
         there = cloud.get(TYPES["Deployment"], name, doing=f"looking for the Deployment {name}")
         if there is None:
             raise CloudError(
-                f"there is no Deployment {name} in {cloud.region}; an InferenceService is asked at the address that status tells"
+                f"there is no Deployment {name} in {cloud.region}; an InferenceService is asked at the address that status shows"
             )
         model = _annotations(there).get("tsx/model", name).partition("/")[0]
         lines = cloud.program.lines("port-forward", "--namespace", cloud.namespace, f"service/{name}", ":8080")

@@ -149,7 +149,7 @@ SILENT = (
     "The container wrote no line: the image was not started, or may not write logs. The role needs logs:CreateLogStream and "
     "logs:PutLogEvents; look at the image's ENTRYPOINT and its platform too."
 )
-TOLD = 3  # causes; more are likely to follow from the first ones
+MOST_CAUSES = 3  # more are likely to follow from the first ones
 
 
 class Diagnosis(NamedTuple):
@@ -169,7 +169,7 @@ def diagnose(reason: str, lines: Sequence[str]) -> list[Diagnosis]:
     for last, texts in ((NOT_LOADED, lines), (NO_PING, [reason])):
         if not found:
             _look(found, [last], texts)
-    return list(found.values())[:TOLD]
+    return list(found.values())[:MOST_CAUSES]
 
 
 def _look(found: dict[str, Diagnosis], rules: Sequence[Rule], texts: Sequence[str]) -> None:

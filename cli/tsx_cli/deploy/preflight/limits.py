@@ -69,7 +69,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
 }
 IN_BASE64 = {"lambda"}  # where a body that is no text travels in base64, a third longer
 TEXT = re.compile(r"text/|application/(json|xml|javascript)|[^;]*\+json")
-NEARLY = 0.8  # of a limit: from here on it is told
+NEARLY = 0.8  # of a limit: from here on a finding says so
 ACCELERATED = re.compile(r"ml\.(g\d|gr\d|p\d)")
 NEURON = re.compile(r"ml\.(inf|trn)\d")
 ARM = re.compile(r"ml\.[a-z]+\d+g[a-z]*\.")  # c7g, m7gd: Graviton
@@ -105,7 +105,7 @@ class ModelProfile:
     image_bytes: int | None = None  # packed, as the registry has it
 
 
-class Finding(NamedTuple):
+class LimitFinding(NamedTuple):
     is_error: bool
     text: str
     source: str = ""
@@ -114,13 +114,13 @@ class Finding(NamedTuple):
         return {"level": "error" if self.is_error else "warning", "text": self.text, "source": self.source}
 
 
-def findings(place: TargetProfile, known: ModelProfile) -> list[Finding]:
+def findings(place: TargetProfile, known: ModelProfile) -> list[LimitFinding]:
     """Errors first."""
     found = [finding for rule in RULES for finding in rule(place, known)]
     return sorted(found, key=lambda finding: not finding.is_error)
 
 
-def _payload(place: TargetProfile, known: ModelProfile) -> Iterator[Finding]:
+def _payload(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     limit = place.limits.get("request")
     if limit is None:
         return
@@ -130,9 +130,9 @@ def _payload(place: TargetProfile, known: ModelProfile) -> Iterator[Finding]:
             most = limit.most * 3 / 4 if wide else limit.most
             text = f"{place.name} takes requests of {size_of(most)}" + (" (this type travels in base64, a third longer)" if wide else "")
             if size > most:
-                yield Finding(True, f"{whose} has {size_of(size)}, and {text}. {_smaller(place)}", limit.source)
+                yield LimitFinding(True, f"{whose} has {size_of(size)}, and {text}. {_smaller(place)}", limit.source)
             elif size > NEARLY * most:
-                yield Finding(False, f"{whose} has {size_of(size)}, close to what is taken: {text}", limit.source)
+                yield LimitFinding(False, f"{whose} has {size_of(size)}, close to what is taken: {text}", limit.source)
 
 
 def _smaller(place: TargetProfile) -> str:
@@ -144,7 +144,7 @@ def _smaller(place: TargetProfile) -> str:
     return f"Send smaller inputs{serverless}, or set sagemaker.asynchronous, which takes 1 GiB by way of S3"
 
 
-def _time(place: TargetProfile, known: ModelProfile) -> Iterator[Finding]:
+def _time(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     limit = place.limits.get("time")
     if limit is None:
         return
@@ -152,14 +152,14 @@ def _time(place: TargetProfile, known: ModelProfile) -> Iterator[Finding]:
         seconds, way = known.p99_ms / 1000, _longer(place, limit)
         text = f"in its benchmark one request in a hundred took {seconds:.3g} s or more"
         if seconds > limit.most:
-            yield Finding(True, f"{text}, and {place.name} ends one after {limit.most:g} s. {way}", limit.source)
+            yield LimitFinding(True, f"{text}, and {place.name} ends one after {limit.most:g} s. {way}", limit.source)
         elif seconds > limit.most / 2:
-            yield Finding(
+            yield LimitFinding(
                 False, f"{text}; {place.name} ends one after {limit.most:g} s, which slower machines may need. {way}", limit.source
             )
     if known.response_timeout is not None and known.response_timeout > limit.most:
         text = f"responseTimeout of the archive is {known.response_timeout} s, but {place.name} gives a request up after {limit.most:g} s"
-        yield Finding(False, text, limit.source)
+        yield LimitFinding(False, text, limit.source)
 
 
 def _longer(place: TargetProfile, limit: Limit) -> str:
@@ -169,76 +169,80 @@ def _longer(place: TargetProfile, limit: Limit) -> str:
     return f"Make batches smaller, take a faster machine{asynchronous}"
 
 
-def _start(place: TargetProfile, known: ModelProfile) -> Iterator[Finding]:
+def _start(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     limit = place.limits.get("start")
     if limit is None or known.load_seconds is None:
         return
     text = f"it took {known.load_seconds:.1f} s to load on this machine"
     way = f"raise {limit.key}" if limit.key else "make the model smaller"
     if known.load_seconds > limit.most:
-        yield Finding(True, f"{text}, and {place.name} gives it {limit.most:g} s to start: {way}", limit.source)
+        yield LimitFinding(True, f"{text}, and {place.name} gives it {limit.most:g} s to start: {way}", limit.source)
     elif known.load_seconds > limit.most / 3:
         text = f"{text}; {place.name} gives it {limit.most:g} s to start, its image and model downloaded: {way} if it fails"
-        yield Finding(False, text, limit.source)
+        yield LimitFinding(False, text, limit.source)
 
 
-def _room(place: TargetProfile, known: ModelProfile) -> Iterator[Finding]:
+def _room(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     memory, disk = place.limits.get("memory"), place.limits.get("disk")
     if memory is not None:
         where = place.instance_type or place.name
         way = f"raise {memory.key}" if memory.key else "choose one with more"
         text = f"what is in the archive has {size_of(known.unpacked)}"
         if known.unpacked > memory.most:
-            yield Finding(True, f"{text}, and {where} has {size_of(memory.most)} of memory: {way}", memory.source)
+            yield LimitFinding(True, f"{text}, and {where} has {size_of(memory.most)} of memory: {way}", memory.source)
         elif known.unpacked > memory.most / 2:
             text = f"{text}, and {where} has {size_of(memory.most)} of memory, for torch and the requests too: {way} if it is killed"
-            yield Finding(False, text, memory.source)
+            yield LimitFinding(False, text, memory.source)
     if disk is not None and known.packed + known.unpacked > disk.most:
         text = f"the archive and what is in it take {size_of(known.packed + known.unpacked)} of disk"
         way = f"raise {disk.key}" if disk.key else "make the model smaller, or deploy to instances"
-        yield Finding(True, f"{text}, and there are {size_of(disk.most)}: {way}", disk.source)
+        yield LimitFinding(True, f"{text}, and there are {size_of(disk.most)}: {way}", disk.source)
 
 
-def _image(place: TargetProfile, known: ModelProfile) -> Iterator[Finding]:
+def _image(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     limit = place.limits.get("image")
     if limit is None or known.image_bytes is None:
         return
     text = f"the image has {size_of(known.image_bytes)} packed, and {place.name} takes {size_of(limit.most)} unpacked"
     way = "Build it with the CPU's wheels of torch (TORCH_INDEX_URL), and with less beside them"
     if known.image_bytes > limit.most:
-        yield Finding(True, f"{text}. {way}", limit.source)
+        yield LimitFinding(True, f"{text}. {way}", limit.source)
     elif known.image_bytes > 0.4 * limit.most:  # torch unpacks to about two and a half times its packed size
-        yield Finding(False, f"{text}: it may be too large. {way}", limit.source)
+        yield LimitFinding(False, f"{text}: it may be too large. {way}", limit.source)
 
 
-def _environment(place: TargetProfile, known: ModelProfile) -> Iterator[Finding]:
+def _environment(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     count, each, total = (place.limits.get(what) for what in ("env_count", "env_each", "env"))
     if count is not None and len(place.env) > count.most:
-        yield Finding(True, f"env has {len(place.env)} variables, and {place.name} takes {count.most:g}", count.source)
+        yield LimitFinding(True, f"env has {len(place.env)} variables, and {place.name} takes {count.most:g}", count.source)
     for name, value in place.env.items():
         if each is not None and max(len(name.encode()), len(value.encode())) > each.most:
-            yield Finding(True, f"env.{name} is longer than {each.most:g} bytes: put it into a file of the archive", each.source)
+            yield LimitFinding(True, f"env.{name} is longer than {each.most:g} bytes: put it into a file of the archive", each.source)
     size = sum(len(name.encode()) + len(value.encode()) for name, value in place.env.items())
     if total is not None and size > total.most:
         text = f"env has {size_of(size)}, and {place.name} takes {size_of(total.most)} in all: put some of it into a file of the archive"
-        yield Finding(True, text, total.source)
+        yield LimitFinding(True, text, total.source)
 
 
-def _device(place: TargetProfile, known: ModelProfile) -> Iterator[Finding]:
+def _device(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     kind = place.instance_type or ""
     if NEURON.match(kind):
-        yield Finding(True, f"{kind} has AWS's own accelerators, which torch in tsx does not use: choose ml.g… for GPUs, or ml.c… for CPUs")
+        yield LimitFinding(
+            True, f"{kind} has AWS's own accelerators, which torch in tsx does not use: choose ml.g… for GPUs, or ml.c… for CPUs"
+        )
     if ARM.match(kind):
-        yield Finding(False, f"{kind} is an ARM machine: the image must be built for linux/arm64")
+        yield LimitFinding(False, f"{kind} is an ARM machine: the image must be built for linux/arm64")
     if known.device == "gpu" and place.has_gpu is False:
         where = f"{kind} has" if kind else f"{place.name} has here"
-        yield Finding(False, f"the archive is configured for a GPU, and {where} none: it will run on the CPU, and slower than measured")
+        yield LimitFinding(
+            False, f"the archive is configured for a GPU, and {where} none: it will run on the CPU, and slower than measured"
+        )
     if known.device == "cpu" and place.has_gpu:
         text = f"{kind or place.name} has a GPU, and the archive is configured for the CPU (deviceType): measure it there with tsx bench"
-        yield Finding(False, text)
+        yield LimitFinding(False, text)
 
 
-Rule = Callable[[TargetProfile, ModelProfile], Iterator[Finding]]
+Rule = Callable[[TargetProfile, ModelProfile], Iterator[LimitFinding]]
 RULES: Sequence[Rule] = (_payload, _time, _start, _room, _image, _environment, _device)
 
 

@@ -1,6 +1,6 @@
 """What the benchmark in an archive says of a deployment: how much so many instances answer, and at what load they should scale.
 
-Figures of one machine tell of machines like it: where it was measured is told with them.
+Figures of one machine hold for machines like it, so they are shown with the machine they were measured on.
 """
 
 from __future__ import annotations

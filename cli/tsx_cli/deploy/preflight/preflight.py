@@ -1,6 +1,6 @@
 """What is looked at before anything is created: the archive whole, within the target's limits, and loaded on this machine.
 
-It also tells what the archive's own benchmark promises, and what it will cost.
+It also says what the archive's own benchmark promises, and what it will cost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tsx_cli.bench.storage.archive_record import ArchiveRecord, read_record
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.output import one_line
-from tsx_cli.deploy.preflight.limits import ACCELERATED, GIB, LIMITS, MIB, SET, Finding, Limit, ModelProfile, TargetProfile, findings
+from tsx_cli.deploy.preflight.limits import ACCELERATED, GIB, LIMITS, MIB, SET, Limit, LimitFinding, ModelProfile, TargetProfile, findings
 from tsx_cli.deploy.preflight.outlook import Outlook, outlook
 from tsx_cli.deploy.preflight.prices import Cost, Prices, cost, machine, read_prices
 from tsx_cli.deploy.spec import DeploySpec
@@ -36,7 +36,7 @@ class Preflight:
     known: ModelProfile
     outlook: Outlook | None
     cost: Cost
-    found: tuple[Finding, ...] = ()
+    found: tuple[LimitFinding, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         measured = None if self.outlook is None else self.outlook.as_json()
@@ -49,9 +49,9 @@ class Preflight:
         return [one_line(line) for line in [*shown, *self.cost.lines(today), *(f"note: {each.text}" for each in self.found)]]
 
     def loaded(self, result: CheckResult) -> Preflight:
-        """With what loading it has told."""
+        """With what loading it has shown."""
         known = replace(self.known, load_seconds=result.load_seconds)
-        more = [Finding(False, f"answers alone and in a batch differ: {text}") for text in result.findings]
+        more = [LimitFinding(False, f"answers alone and in a batch differ: {text}") for text in result.findings]
         news = [each for each in findings(self.place, known) if each not in self.found]
         return replace(self, known=known, found=(*self.found, *news, *more))
 

@@ -16,7 +16,7 @@ from tsx_cli.deploy.aws.session import Cloud, translated_errors
 from tsx_cli.deploy.preflight.limits import GIB
 from tsx_cli.deploy.preflight.prices import Instance, LambdaPrices, Region
 
-SERVED_FROM = "us-east-1"  # the service has few addresses, and each tells of all regions
+SERVED_FROM = "us-east-1"  # the service has few addresses, and each has the prices of all regions
 _AREA = r"(?:[A-Z]+\d*-)?"  # what stands before a usage type outside of Virginia
 _INSTANCE = re.compile(_AREA + r"(Host|AsyncInf):(ml\.[\w.-]+)")
 _SERVERLESS = re.compile(_AREA + r"ServerlessInf:Mem-(\d+)GB")

@@ -33,8 +33,12 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     made.append(Resource("ModelData", "Tsx::S3::Object", place, content, needs))
     made += [role(spec, facts.account, facts.region, tags, bucket)] if own.role is None else []
     needs = ("ModelData", *(each.id for each in made if each.id == "Role"))
-    model = _named("Model", "AWS::SageMaker::Model", spec, _model(spec, facts, f"s3://{place}"), needs, tags)
-    config = _named("EndpointConfig", "AWS::SageMaker::EndpointConfig", spec, _config(spec, model.name), ("Model",), tags)
+    properties = _model(spec, facts, f"s3://{place}")
+    model = Resource("Model", "AWS::SageMaker::Model", prefix(spec.name) + digest(properties), properties, needs, tags)
+    properties = _config(spec, model.name)
+    config = Resource(
+        "EndpointConfig", "AWS::SageMaker::EndpointConfig", prefix(spec.name) + digest(properties), properties, ("Model",), tags
+    )
     watched = _alarms(spec, tags)
     endpoint: dict[str, Any] = {"EndpointConfigName": config.name}
     if own.serverless is None:
@@ -71,11 +75,6 @@ def prefix(name: str) -> str:
 
 def _check(spec: DeploySpec) -> None:
     own = spec.sagemaker
-    if own.role is None and not spec.create_role:
-        raise UsageError(
-            "sagemaker.role is not given: the ARN of the role that the endpoint runs with (--role); infra/iam has what it needs, "
-            "and --create-role makes one"
-        )
     if own.autoscaling is not None and own.autoscaling.min == 0 and own.asynchronous is None:
         raise UsageError("sagemaker.autoscaling.min is 0, which SageMaker has for asynchronous endpoints only: it is 1 or more here")
     if own.serverless is None:
@@ -100,12 +99,6 @@ def _bucket(name: str, tags: Mapping[str, str]) -> Resource:
     closed = dict.fromkeys(("BlockPublicAcls", "BlockPublicPolicy", "IgnorePublicAcls", "RestrictPublicBuckets"), True)
     shared = {"tsx:target": tags["tsx:target"]}  # it serves every endpoint of this account and region
     return Resource("Bucket", "AWS::S3::Bucket", name, {"PublicAccessBlockConfiguration": closed}, tags=shared)
-
-
-def _named(
-    id: str, kind: str, spec: DeploySpec, properties: Mapping[str, Any], needs: tuple[str, ...], tags: Mapping[str, str]
-) -> Resource:
-    return Resource(id, kind, prefix(spec.name) + digest(properties), properties, needs, tags)
 
 
 def _model(spec: DeploySpec, facts: Facts, url: str) -> dict[str, Any]:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tsx_cli.deploy.engine.plan import Change, Field, Plan
-from tsx_cli.deploy.engine.redaction import HIDDEN, hidden
+from tsx_cli.deploy.engine.plan import HIDDEN, Change, Field, Plan, hidden
 from tsx_cli.deploy.engine.resources import Resource
 
 
