@@ -34,11 +34,11 @@ from tsx_archiver.storage.digest import file_digest, file_state
 from tsx_archiver.storage.locks import FileLock
 
 DEFAULT_CONFIG = "model-config.yaml"
-LockedT = TypeVar("LockedT", bound="Locked")
+DirectoryT = TypeVar("DirectoryT", bound="LockedDirectory")
 MODEL_SUFFIXES = (".pt", ".pth", ".pt2", ".onnx", ".safetensors", ".bin")
 
 
-class Locked:
+class LockedDirectory:
     """Keeps its directory in the cache until it is closed."""
 
     _lock: FileLock | None = None
@@ -48,7 +48,7 @@ class Locked:
             self._lock.close()
             self._lock = None
 
-    def __enter__(self: LockedT) -> LockedT:
+    def __enter__(self: DirectoryT) -> DirectoryT:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -56,7 +56,7 @@ class Locked:
 
 
 @dataclass
-class OpenArchive(Locked):
+class OpenArchive(LockedDirectory):
     """A model that is ready to be loaded; `directory` stays as long as this is open.
 
     `problems` are texts about what will probably not do what the archive's author meant; `digest` is the sha-256 of the

@@ -11,13 +11,13 @@ from tsx_archiver.errors import CannotOpen, ForeignFile, InvalidManifest
 from tsx_archiver.limits import MAX_MANIFEST_BYTES, Limits
 from tsx_archiver.metadata.manifest import split_handler
 from tsx_archiver.names import shown
-from tsx_archiver.opening import Locked, is_directory, model_root, open_source, refuse_foreign_link, unpack_file
+from tsx_archiver.opening import LockedDirectory, is_directory, model_root, open_source, refuse_foreign_link, unpack_file
 from tsx_archiver.workflow.manifest import WORKFLOW_MANIFEST_PATH, WorkflowManifest, parse_workflow_manifest
 from tsx_archiver.workflow.spec import WorkflowSpec, read_spec
 
 
 @dataclass
-class OpenWorkflow(Locked):
+class OpenWorkflow(LockedDirectory):
     """A workflow that is ready to be registered; `directory` stays as long as this is open.
 
     `handler` is the file, by its path in `directory`, whose functions are nodes; None where there is none.
