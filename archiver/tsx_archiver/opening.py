@@ -98,7 +98,7 @@ def open_source(source: Path) -> BinaryIO:
     """The archive file, opened; raises ArchiveNotFound or CannotOpen."""
     try:
         if not stat.S_ISREG(source.stat().st_mode):  # opening a pipe would wait for its writer
-            raise ForeignFile(f"{source} is no regular file. Give a .mar file or a directory.")
+            raise ForeignFile(f"{source} is not a regular file. Give a .mar file or a directory.")
         return source.open("rb")
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ArchiveNotFound(f"{source} does not exist. Check the path, or pack a model with 'tsx archive'.") from error
@@ -106,7 +106,7 @@ def open_source(source: Path) -> BinaryIO:
         if error.errno == errno.ENAMETOOLONG:
             raise ArchiveNotFound(f"{shown(str(source))} does not exist: its name is too long for a file. Check the path.") from error
         if error.errno == errno.ELOOP:
-            raise CannotOpen(f"{source} cannot be opened: its symbolic links lead in a circle. Make them lead to a file.") from error
+            raise CannotOpen(f"{source} cannot be opened: its symbolic links form a loop. Point them to a file.") from error
         raise CannotOpen(f"{source} cannot be opened ({error.strerror}). Check its permissions.") from error
     except ValueError as error:  # a NUL, or what cannot be encoded
         raise ArchiveNotFound(f"{shown(str(source))} does not exist: no file can have this name. Check the path.") from error
@@ -260,10 +260,10 @@ def refuse_foreign_link(path: Path, root: Path, source: Path) -> None:
 
 def _refuse_foreign(names: list[str], source: Path) -> None:
     if not names:
-        raise EmptyArchive(f"{source} holds no files. Check which archive or directory was meant.")
+        raise EmptyArchive(f"{source} holds no files. Check the path.")
     if not any(name.endswith((".py", *MODEL_SUFFIXES)) for name in names):
         raise ForeignFile(
-            f"{source} is no model archive: it holds neither {MANIFEST_PATH} nor a handler or model file. Pack a model with 'tsx archive'."
+            f"{source} is not a model archive: it has neither {MANIFEST_PATH} nor a handler or model file. Pack it with 'tsx archive'."
         )
 
 

@@ -115,7 +115,7 @@ class Members:
         key = collision_key(member.name)
         if key == collision_key(self._manifest_path):
             own = self._manifest_path
-            raise DuplicateInput(f"{origin} would take the place of the archive's own {own}. Leave it out of the extra files.")
+            raise DuplicateInput(f"{origin} would overwrite the archive's own {own}. Leave it out of the extra files.")
         twin = self._members.get(key)
         if twin is None:
             self._members[key] = (member, origin)
@@ -212,7 +212,7 @@ def _walk(directory: Path, above: frozenset[str]) -> Iterator[Path]:
     """Every file below, links followed, but no directory inside itself."""
     real = os.path.realpath(directory)
     if real in above:
-        raise CannotPack(f"{directory} leads back to a directory that it is in. Remove that link.")
+        raise CannotPack(f"{directory} is a link to one of its parent directories. Remove the link.")
     for path in sorted(directory.iterdir()):
         if not path.is_dir():
             yield path
@@ -222,9 +222,9 @@ def _walk(directory: Path, above: frozenset[str]) -> Iterator[Path]:
 
 def _planned(name: str, path: Path) -> PlannedMember:
     if not path.exists():
-        raise InputMissing(f"{path} is a link to nothing. Remove it, or restore what it points to.")
+        raise InputMissing(f"{path} is a broken link. Remove it, or restore what it points to.")
     if not path.is_file():
-        raise CannotPack(f"{path} is no regular file. Leave it out.")
+        raise CannotPack(f"{path} is not a regular file. Leave it out.")
     return PlannedMember(name, path, path.stat().st_size)
 
 

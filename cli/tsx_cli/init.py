@@ -18,7 +18,7 @@ def init(
     directory: Annotated[Path | None, typer.Option("--directory", "-d", help="Where to write; a new directory NAME if not given.")] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing files.")] = False,
 ) -> None:
-    """Write a handler, a network, their configuration, samples and a README that says the next three commands."""
+    """Write a handler, a network, their configuration, samples and a README with the next three commands."""
     from tsx_archiver import is_model_name  # here, both of them, as they are slow to import, and help must be quick
     from tsx_templates.render import render_tree
 

@@ -22,23 +22,20 @@ class Commands(LazyGroup):
         "bench": ("tsx_cli.bench.command", "Find the best way to run a model within a latency bound, by measuring it."),
         "deploy": (
             "tsx_cli.deploy.commands.command",
-            "Bring an archive to a container, Kubernetes, SageMaker or Lambda, by a plan that is shown first.",
+            "Deploy an archive to a container, Kubernetes, SageMaker or Lambda, after showing the plan.",
         ),
-        "check": (
-            "tsx_cli.check.command",
-            "Play a platform's part on this machine: does the model keep SageMaker's, Lambda's, a container's rules?",
-        ),
+        "check": ("tsx_cli.check.command", "Check on this machine that a model meets the contract of SageMaker, Lambda or a container."),
         "predict": ("tsx_cli.requests.predict", "Send a file to a model of a running server and print the answer."),
-        "replay": ("tsx_cli.requests.replay", "Send the requests of a recording to a running server again, and tell how it answered."),
+        "replay": ("tsx_cli.requests.replay", "Replay the requests of a recording to a running server, and report how it answered."),
         "plan": (
             "tsx_cli.bench.capacity.command",
-            "Tell how many replicas of a measured model a rate of requests takes, and what they cost.",
+            "Estimate how many replicas of a measured model a request rate needs, and what they cost.",
         ),
         "models": ("tsx_cli.models.command", "List, describe, register, scale and remove the models of a running server."),
         "explain": ("tsx_cli.requests.explain", "Show where the time of one request went."),
         "slowest": ("tsx_cli.requests.slowest", "Show the slowest requests of a running server, and where their time went."),
         "config": ("tsx_cli.config", "Show every setting and where its value came from."),
-        "init": ("tsx_cli.init", "Make the files of a new model: a handler, its configuration, a README."),
+        "init": ("tsx_cli.init", "Create the files of a new model: a handler, its configuration, a README."),
     }
 
 

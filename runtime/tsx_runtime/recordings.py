@@ -63,7 +63,7 @@ def files_of(place: Path) -> list[Path]:
         return [place]
     files = sorted(place.rglob(f"*{SUFFIX}"))
     if not files:
-        raise NotARecording(f"{place} holds no recording (*{SUFFIX})")
+        raise NotARecording(f"{place} contains no recording (*{SUFFIX})")
     return files
 
 
@@ -112,7 +112,7 @@ def _read_file_head(source: BinaryIO, file: Path) -> dict[str, Any]:
     except NotARecording:
         raise
     except (ValueError, TypeError, KeyError) as error:
-        raise NotARecording(f"{file} is no recording: its first line is not that of one") from error
+        raise NotARecording(f"{file} is not a recording: its first line is invalid") from error
     return dict(head)
 
 
@@ -122,7 +122,7 @@ def _read_entry(source: BinaryIO, file: Path, *, skip: bool = False) -> Recorded
     line = source.readline(LONGEST_HEAD)
     if not line.endswith(b"\n"):
         if len(line) == LONGEST_HEAD:
-            raise NotARecording(f"{file} is damaged at byte {start}: no request begins there")
+            raise NotARecording(f"{file} is damaged at byte {start}: no request starts there")
         return None
     try:
         head = json.loads(line)
@@ -141,7 +141,7 @@ def _read_entry(source: BinaryIO, file: Path, *, skip: bool = False) -> Recorded
             tuple((str(name), str(value)) for name, value in answer.get("headers", ())),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise NotARecording(f"{file} is damaged at byte {start}: no request begins there") from error
+        raise NotARecording(f"{file} is damaged at byte {start}: no request starts there") from error
     if skip:
         source.seek(size + int(more or 0), 1)
         body = answered = b""

@@ -38,7 +38,7 @@ def test_a_missing_file_is_named(tmp_path: Path, cache: Path) -> None:
         ("x.mar\0", ArchiveNotFound, r"x.mar\\x00' does not exist: no file can have this name"),
         ("x\ud800.mar", ArchiveNotFound, r"x\\ud800.mar' does not exist: no file can have this name"),
         ("file/x.mar", ArchiveNotFound, "file/x.mar does not exist"),
-        ("circle.mar", CannotOpen, "circle.mar cannot be opened: its symbolic links lead in a circle"),
+        ("circle.mar", CannotOpen, "circle.mar cannot be opened: its symbolic links form a loop"),
     ],
 )
 def test_a_path_that_no_system_call_takes_is_told(tmp_path: Path, cache: Path, name: str, kind: type[Exception], words: str) -> None:
@@ -55,18 +55,18 @@ def test_a_path_that_no_system_call_takes_is_told(tmp_path: Path, cache: Path, n
     ("content", "kind", "words"),
     [
         (b"", EmptyArchive, r"is empty \(0 bytes\)"),
-        (b"P", TruncatedArchive, "cut short"),
-        (b"\x1f", TruncatedArchive, "cut short"),
+        (b"P", TruncatedArchive, "truncated"),
+        (b"\x1f", TruncatedArchive, "truncated"),
         (b"PK\x03\x04" + bytes(300), TruncatedArchive, "ends before its directory"),
         (b"PK\x05\x06" + bytes(18), EmptyArchive, "without files"),
-        (b"\x1f\x8b\x08\x00", TruncatedArchive, "damaged or cut short"),
-        (gzip.compress(b"hello", mtime=0), ForeignFile, "no tar archive"),
-        (gzip.compress(b"hello" * 500, mtime=0), ForeignFile, "no tar archive"),
+        (b"\x1f\x8b\x08\x00", TruncatedArchive, "damaged or truncated"),
+        (gzip.compress(b"hello", mtime=0), ForeignFile, "is gzipped, but does not contain a tar archive"),
+        (gzip.compress(b"hello" * 500, mtime=0), ForeignFile, "is gzipped, but does not contain a tar archive"),
         (b"<!DOCTYPE html>", ForeignFile, "web page"),
         (b"version https://git-lfs.github.com/spec/v1\n", ForeignFile, "git lfs pull"),
         (b"\x80\x04K\x01.", ForeignFile, "tsx archive"),
-        (b"just text", ForeignFile, "is no model archive"),
-        (b"\x7fELF" + bytes(100), ForeignFile, "is no model archive"),
+        (b"just text", ForeignFile, "is not a model archive"),
+        (b"\x7fELF" + bytes(100), ForeignFile, "is not a model archive"),
     ],
 )
 def test_what_is_no_archive_is_told_apart(tmp_path: Path, cache: Path, content: bytes, kind: type[Exception], words: str) -> None:
@@ -188,7 +188,7 @@ class TestDirectories:
         with pytest.raises(EmptyArchive, match="holds no files"):
             open_archive(tmp_path / "none")
         (tmp_path / "none" / "letter.txt").touch()
-        with pytest.raises(ForeignFile, match="is no model archive"):
+        with pytest.raises(ForeignFile, match="is not a model archive"):
             open_archive(tmp_path / "none")
 
     def test_a_changed_file_is_found_by_verify(self, model: Path) -> None:
@@ -252,7 +252,7 @@ def test_inspect_tells_sizes_checksums_and_the_kind_of_model(spec: ArchiveSpec, 
 
 def test_what_is_no_regular_file_is_refused(tmp_path: Path, cache: Path) -> None:
     os.mkfifo(tmp_path / "pipe.mar")
-    with pytest.raises(ForeignFile, match="no regular file"):
+    with pytest.raises(ForeignFile, match="is not a regular file"):
         open_archive(tmp_path / "pipe.mar", cache=cache)
 
 

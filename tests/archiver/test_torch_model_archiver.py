@@ -72,7 +72,7 @@ def test_an_error_is_one_line_and_no_traceback(inputs: Path, capsys: pytest.Capt
 def test_a_doubtful_configuration_is_packed_with_a_warning(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (inputs / "config.yaml").write_text("batchsize: 3\n")
     assert main([*REQUIRED, "-c", "config.yaml"]) == 0
-    assert capsys.readouterr().err == "WARNING - config.yaml: batchsize is not a key that the server reads; did you mean batchSize?\n"
+    assert capsys.readouterr().err == "WARNING - config.yaml: batchsize is not a known key; did you mean batchSize?\n"
 
 
 @pytest.mark.parametrize("missing", ["--model-name", "--version", "--handler"])

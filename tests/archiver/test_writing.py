@@ -220,16 +220,16 @@ class TestExtraFiles:
         Path("extra/link.json").symlink_to("labels.json")
         assert "link.json" in self.names(replace(bare, extra_files="extra"), tmp_path)
         Path("extra/sub/loop").symlink_to("..")
-        with pytest.raises(CannotPack, match="leads back to a directory"):
+        with pytest.raises(CannotPack, match=r"is a link to one of its parent directories\. Remove the link\."):
             write_archive(replace(bare, extra_files="extra"), tmp_path, force=True)
 
     def test_what_is_no_file_is_refused(self, bare: ArchiveSpec, tmp_path: Path) -> None:
         os.mkfifo("extra/pipe")
-        with pytest.raises(CannotPack, match="pipe is no regular file"):
+        with pytest.raises(CannotPack, match="pipe is not a regular file"):
             write_archive(replace(bare, extra_files="extra"), tmp_path)
         os.remove("extra/pipe")  # noqa: PTH107 - the same as its maker
         Path("extra/gone").symlink_to("nowhere")
-        with pytest.raises(InputMissing, match="a link to nothing"):
+        with pytest.raises(InputMissing, match=r"is a broken link\."):
             write_archive(replace(bare, extra_files="extra"), tmp_path)
 
     def test_contents_from_memory_are_packed(self, bare: ArchiveSpec, tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_a_directory_where_a_file_belongs_is_named(inputs: Path, tmp_path: Path)
 
 def test_the_configuration_is_checked_when_packing(spec: ArchiveSpec, tmp_path: Path) -> None:
     Path("config.yaml").write_text("batch_size: 8\nmaxBatchDelay: soon\n")
-    with pytest.raises(InvalidConfig, match=r"did you mean batchSize\?; maxBatchDelay: 'soon' is not usable"):
+    with pytest.raises(InvalidConfig, match=r"did you mean batchSize\?; maxBatchDelay: 'soon' is invalid"):
         write_archive(spec, tmp_path)
     warnings: list[str] = []
     write_archive(spec, tmp_path, warn=warnings.append)

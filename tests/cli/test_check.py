@@ -42,7 +42,7 @@ def test_the_example_passes_in_every_form(run: Run) -> None:
             "archive", DIGITS / name, *more, "--handler", DIGITS / "handler.py", "--sample", DIGITS / "images", "--force", "--check"
         )
         assert ended.code == 0, ended.err + ended.out
-        assert "check: 10 samples answered alike in batches of 1, 10" in ended.out
+        assert "check: 10 samples got the same answers in batches of 1, 10" in ended.out
     again = run("archive", "--check", "digits.mar", "--json")
     assert again.code == 0
     (told,) = json.loads(again.out)
@@ -140,4 +140,4 @@ def test_a_handler_that_cannot_be_loaded_is_told_with_its_reason(check: Check, f
     assert ended.code == 1
     assert ended.err.startswith("Error: m.mar does not load: ")
     assert reason in ended.err
-    assert "defect of tsx" not in ended.err
+    assert "This is a bug in tsx; run again with --debug to see the traceback." not in ended.err

@@ -141,7 +141,7 @@ def test_an_expected_error_is_one_line(error: Exception, code: int, text: str) -
 
 
 def test_an_unexpected_error_is_two_lines_that_say_how_to_see_more() -> None:
-    assert told(KeyError("x")) == (1, "Error: KeyError: 'x'\nThis is a defect of tsx; run again with --debug to see where it happened.\n")
+    assert told(KeyError("x")) == (1, "Error: KeyError: 'x'\nThis is a bug in tsx; run again with --debug to see the traceback.\n")
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), CliError("it broke")])

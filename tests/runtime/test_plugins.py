@@ -67,7 +67,7 @@ def test_nothing_is_loaded_that_nobody_named(install: Install) -> None:
     [
         ({"endpoints": {"mine": f"{M}:endpoint"}}, "mime", "there is no plugin 'mime'; did you mean 'mine'?"),
         ({"endpoints": {"mine": f"{M}:endpoint"}}, "other", "there is no plugin 'other'; installed are: mine"),
-        ({}, "other", "there is no plugin 'other'; no installed package brings any"),
+        ({}, "other", "there is no plugin 'other'; no installed package provides any"),
         (
             {"sources": {"x": "no_such_module_anywhere:x"}},
             "x",
@@ -75,8 +75,8 @@ def test_nothing_is_loaded_that_nobody_named(install: Install) -> None:
         ),
         ({"sources": {"x": f"{M}:nothing"}}, "x", f"the plugin 'x' does not load: {M}:nothing: AttributeError"),
         ({"sources": {"x": f"{M}:number"}}, "x", f"the plugin 'x' ({M}:number) is a int, not a function"),
-        ({"endpoints": {"x": f"{M}:failing"}}, "x", f"the plugin 'x' ({M}:failing) is no Endpoint"),
-        ({"endpoints": {"x": f"{M}:bad_path"}}, "x", f"the plugin 'x' ({M}:bad_path) is no Endpoint"),
+        ({"endpoints": {"x": f"{M}:failing"}}, "x", f"the plugin 'x' ({M}:failing) is not an Endpoint"),
+        ({"endpoints": {"x": f"{M}:bad_path"}}, "x", f"the plugin 'x' ({M}:bad_path) is not an Endpoint"),
         ({"sources": {"https": f"{M}:failing"}}, "https", "the plugin 'https' cannot be a source: that name is taken"),
         ({"sources": {"A_b": f"{M}:failing"}}, "A_b", "the plugin 'A_b' cannot be a source: that name is no scheme of URLs"),
         ({"batch_policies": {"wait": f"{M}:failing"}}, "wait", "the plugin 'wait' cannot be a batch policy: that name is taken"),
@@ -91,13 +91,13 @@ def test_what_cannot_be_loaded_is_told_at_the_start(groups: dict[str, dict[str, 
 
 @pytest.mark.parametrize("path", ["/models", "/predictions/x", "/metrics", "/token", "/ping/more", "/mine/predict", "/a/b/predict"])
 def test_an_endpoint_takes_no_path_of_the_servers(path: str) -> None:
-    with pytest.raises(SettingError, match="that path is taken"):
+    with pytest.raises(SettingError, match="that path is already used"):
         check_paths([Endpoint(path, lambda request, server: EndpointResponse())])
 
 
 def test_two_endpoints_do_not_share_a_path() -> None:
     endpoint = Endpoint("/mine", lambda request, server: EndpointResponse())
-    with pytest.raises(SettingError, match="that path is taken"):
+    with pytest.raises(SettingError, match="that path is already used"):
         check_paths([endpoint, endpoint])
 
 

@@ -58,8 +58,8 @@ def test_the_files_of_a_directory_are_one_recording(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "is no recording"),
-        (b"\x89PNG\r\n", "is no recording"),
+        (b"", "is not a recording: its first line is invalid"),
+        (b"\x89PNG\r\n", "is not a recording: its first line is invalid"),
         (b'{"tsx": "recording", "format": 2}\n', "format 2; this tsx reads format 1"),
         (file_head("m") + b"nonsense\n", "damaged at byte 48"),
         (file_head("m") + b'{"at": 1, "body": -5}\n', "damaged"),
@@ -72,5 +72,5 @@ def test_what_is_no_recording_is_told(tmp_path: Path, content: bytes, words: str
     with pytest.raises(NotARecording, match=words):
         list(read(file))
     file.unlink()
-    with pytest.raises(NotARecording, match="holds no recording"):
+    with pytest.raises(NotARecording, match=r"contains no recording \(\*"):
         list(read(tmp_path))

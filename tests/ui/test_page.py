@@ -124,7 +124,7 @@ def test_answers_are_shown_as_people_look_at_them(page: Any, served: Running) ->
     send_json(page, {"cat": 0.75, "dog": 0.25})
     expect(page.get_by_role("list", name="Labels").get_by_role("listitem").first).to_contain_text("75.0 %")
     send_json(page, [{"cat": [1, 2, 30, 40], "score": 0.9}])
-    expect(page.get_by_role("region", name="What was found")).to_contain_text("1, 2, 30, 40")
+    expect(page.get_by_role("region", name="Detected objects")).to_contain_text("1, 2, 30, 40")
     send_json(page, [[[row % 2, 0.5] for _ in range(16)] for row in range(16)])
     expect(page.get_by_role("img", name="The class of each pixel")).to_be_visible()
     send_json(page, [[[0, 0.5]] * 16, *[[None] * 16] * 15])  # no mask, although it begins as one
@@ -228,7 +228,7 @@ def test_a_version_that_takes_the_place_of_another_has_as_many_workers(page: Any
     look(page, server)
     page.get_by_role("button", name="Register a model").click()
     page.get_by_label("Archive").fill("looks2.mar")
-    page.get_by_label(re.compile("Take the place")).check()
+    page.get_by_label(re.compile("Replace the version that is served once this one is loaded; no request is lost")).check()
     page.get_by_role("button", name="Register", exact=True).click()
     expect(page.get_by_role("status").get_by_text("has taken the place of version 1.0")).to_be_visible()
     (version,) = management.get("/models/looks/all").json()
@@ -280,7 +280,7 @@ def test_rules_are_set_and_taken_away_and_what_others_said_stays(page: Any, serv
         form.get_by_label("Version or label of the rule").last.fill(to)
     management.put("/models/looks/labels/canary", json={"version": "2.0"})  # somebody else, meanwhile
     form.get_by_role("button", name="Apply").click()
-    expect(page.get_by_text("Traffic is shared out as you said.")).to_be_visible()
+    expect(page.get_by_text("The traffic policy is changed.")).to_be_visible()
     traffic = management.get("/models/looks/traffic").json()["traffic"]
     first, second = {"header": "X-Beta", "equals": "1", "to": "2.0"}, {"header": "X-User", "matches": "test-.*", "to": "canary"}
     assert traffic == {"labels": {"canary": "2.0"}, "rules": [first, second]}  # and no weights: they were not touched
@@ -292,11 +292,11 @@ def test_rules_are_set_and_taken_away_and_what_others_said_stays(page: Any, serv
     assert [answer["x-tsx-model-version"] for answer in answers] == ["2.0", "2.0", "1.0"]
     form.get_by_label("Value of the header").last.fill("(")
     form.get_by_role("button", name="Apply").click()
-    expect(page.get_by_text("it is no regular expression")).to_be_visible()
+    expect(page.get_by_text("it is not a regular expression of RE2, which has no lookaround and no backreferences:")).to_be_visible()
     expect(form.get_by_label("Value of the header").last).to_have_value("(")  # to be mended
     form.get_by_role("button", name="Remove this rule").last.click()
     form.get_by_role("button", name="Apply").click()
-    expect(page.get_by_text("Traffic is shared out as you said.").last).to_be_visible()
+    expect(page.get_by_text("The traffic policy is changed.").last).to_be_visible()
     page.get_by_role("button", name="Undo the last change").click()
     expect(form.get_by_label("Header of the rule")).to_have_count(2)
 
@@ -307,9 +307,9 @@ def test_requests_are_recorded_and_the_files_removed(page: Any, server: Running,
     panel = page.get_by_role("region", name="Recording", exact=True)
     panel.get_by_label("Percent recorded").fill("100")
     panel.get_by_label("At most").fill("ten")
-    panel.get_by_label("Keep the answers").check()
+    panel.get_by_label("Record the answers as well, so that a replay can compare them").check()
     panel.get_by_role("button", name="Record", exact=True).click()
-    expect(page.get_by_text("Parameter max_size is 'ten': it takes a number of bytes, or a text such as 100MB or 2GB.")).to_be_visible()
+    expect(page.get_by_text("Parameter max_size is 'ten': it must be a number of bytes, or a string such as 100MB or 2GB.")).to_be_visible()
     panel.get_by_label("At most").fill("1MB")
     panel.get_by_role("button", name="Record", exact=True).click()
     expect(panel.get_by_text("100 % of the requests, with answers, up to 1.0 MB, for 24 h")).to_be_visible()
@@ -349,7 +349,7 @@ def test_requests_are_copied_to_a_shadow_and_answers_that_differ_are_shown(page:
     panel.get_by_label("Percent of the requests").fill("100")
     panel.get_by_label("Compare answers").select_option("numbers within a tolerance")
     panel.get_by_label("Relative tolerance").fill("0.25")
-    panel.get_by_label("Fields that do not count").fill("id, outputs.*.took")
+    panel.get_by_label("Fields to ignore").fill("id, outputs.*.took")
     panel.get_by_role("button", name="Copy requests").click()
     expect(panel.get_by_text("running", exact=True)).to_be_visible()
     compare = management.get("/models/looks/shadow").json()["shadow"]["compare"]
@@ -422,10 +422,10 @@ def test_the_page_says_that_the_server_stopped_and_goes_on_when_it_is_back(
 def test_a_token_is_asked_for_and_kept_in_this_tab_alone(page: Any, browser: Any, start: Callable[..., Running]) -> None:
     server = start(["echo.mar", *FREE_PORTS], management_token="right", inference_token="other")
     look(page, server)
-    dialog = page.get_by_role("dialog", name="This server asks for a token")
+    dialog = page.get_by_role("dialog", name="This server requires a token")
     dialog.get_by_label("Management token").fill("wrong")
     page.keyboard.press("Enter")
-    expect(dialog.get_by_text("does not take this token")).to_be_visible()
+    expect(dialog.get_by_text("The server rejects this token.")).to_be_visible()
     dialog.get_by_label("Management token").fill("right")
     page.keyboard.press("Enter")
     expect(page.get_by_role("row", name=re.compile("echo"))).to_be_visible()

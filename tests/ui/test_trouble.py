@@ -180,13 +180,16 @@ def test_a_browser_that_keeps_nothing_shows_the_page_all_the_same(page: Any, ser
 def test_a_token_is_asked_for_until_one_is_right(page: Any, start: Callable[..., Running], tmp_path: Path) -> None:
     server = start(["odd.mar", *FREE_PORTS], management_token="right", inference_token="it's other")
     look(page, server)
-    dialog = page.get_by_role("dialog", name="This server asks for a token")
+    dialog = page.get_by_role("dialog", name="This server requires a token")
     expect(dialog).to_be_visible()
     for _ in range(3):
         page.keyboard.press("Escape")  # the second closes a dialog, whatever the page says
         expect(dialog).to_be_visible()
     field = dialog.get_by_label("Management token")
-    for typed, told in (("ключ", "letters, digits and signs of ASCII only"), ("wrong", "does not take this token")):
+    for typed, told in (
+        ("ключ", "A token has ASCII letters, digits and punctuation only, and no spaces."),
+        ("wrong", "The server rejects this token."),
+    ):
         field.fill(typed)
         page.keyboard.press("Enter")
         expect(dialog.get_by_text(told)).to_be_visible()
@@ -255,10 +258,10 @@ def test_many_versions_and_models_are_told_apart(page: Any, start: Callable[...,
     page.get_by_label("Filter").fill("odd1")
     expect(rows).to_have_count(2)
     page.get_by_label("Filter").fill("nothing")
-    expect(page.get_by_text("No model has that in its name.")).to_be_visible()
+    expect(page.get_by_text("No model matches the filter.")).to_be_visible()
     look(page, server, "model/many")
     expect(page.get_by_role("heading", level=3)).to_have_text([f"Version {number}.0" for number in range(1, 13)])
-    expect(page.get_by_text("The charts show 1 of 12 versions: those with the most requests lately.")).to_be_visible()
+    expect(page.get_by_text("The charts show 1 of 12 versions: those with the most recent requests.")).to_be_visible()
 
 
 def test_a_long_error_is_told_in_short_until_it_is_opened(page: Any, server: Running) -> None:

@@ -22,9 +22,9 @@ def open_container(file: BinaryIO, source: str, limits: Limits) -> Container:
     if head[:2] == b"\x1f\x8b":
         return TarContainer(file, source, limits)
     if b"PK\x03\x04".startswith(head) or head == b"\x1f":
-        raise TruncatedArchive(f"{source} is cut short: it has {len(head)} bytes. Copy or download it again.")
+        raise TruncatedArchive(f"{source} is truncated: it has {len(head)} bytes. Copy or download it again.")
     raise ForeignFile(
-        f"{source} is no model archive (it begins with {head!r}). A .mar is a zip file and a .tar.gz is gzipped; {foreign_hint(head)}"
+        f"{source} is not a model archive (it begins with {head!r}). A .mar is a zip file and a .tar.gz is gzipped; {foreign_hint(head)}"
     )
 
 
@@ -35,4 +35,4 @@ def foreign_hint(head: bytes) -> str:
         return "this looks like a Git LFS pointer: run 'git lfs pull'."
     if head[:1] == b"\x80":
         return "this looks like a model file: pack it with 'tsx archive'."
-    return "check which file was meant, or pack a model with 'tsx archive'."
+    return "check the file name, or pack a model with 'tsx archive'."

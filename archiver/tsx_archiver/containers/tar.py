@@ -79,15 +79,15 @@ class TarContainer:
         if stream.last.strip(b"\0"):
             if stream.count <= tarfile.BLOCKSIZE:
                 raise self._foreign("invalid header")
-            raise self._broken("a member's header is not one")
+            raise self._broken("a member's header is invalid")
         while stream.read(MIB):
             pass
 
     def _foreign(self, why: object) -> ForeignFile:
-        return ForeignFile(f"{self._source} is gzipped, but holds no tar archive ({why}). Pack the model with 'tsx archive'.")
+        return ForeignFile(f"{self._source} is gzipped, but does not contain a tar archive ({why}). Pack the model with 'tsx archive'.")
 
     def _broken(self, why: object) -> TruncatedArchive:
-        return TruncatedArchive(f"{self._source} is damaged or cut short ({why}). Copy or download it again.")
+        return TruncatedArchive(f"{self._source} is damaged or truncated ({why}). Copy or download it again.")
 
 
 class _ForwardReader:

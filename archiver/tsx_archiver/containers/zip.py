@@ -161,7 +161,7 @@ def _refuse_overlaps(infos: list[zipfile.ZipInfo], end: int, source: str) -> Non
 def _refuse_huge_directory(file: BinaryIO, source: str, limits: Limits) -> None:
     directory = directory_size(file)
     if directory is None:
-        raise TruncatedArchive(f"{source} begins as a zip file but ends before its directory: it is cut short. Copy or download it again.")
+        raise TruncatedArchive(f"{source} begins as a zip file but ends before its directory: it is truncated. Copy or download it again.")
     if directory > limits.members * _DIRECTORY_BYTES_PER_MEMBER:
         raise TooManyMembers(
             f"{source} has a directory of {directory} bytes, too many for {limits.members} members. {REFUSED} "

@@ -36,7 +36,7 @@ def flag_or_auto(value: Any) -> tuple[bool | str | None, str | None]:
 
 
 def text(value: Any) -> tuple[str | None, str | None]:
-    return (value, None) if isinstance(value, str) else (None, "it must be a text")
+    return (value, None) if isinstance(value, str) else (None, "it must be a string")
 
 
 def one_of(*choices: str) -> Read:
@@ -57,7 +57,7 @@ def choice(*choices: int) -> Read:
 
 def whole_or_text(value: Any) -> tuple[int | str | None, str | None]:
     usable = isinstance(value, str) or whole(1)(value)[0] is not None
-    return (value, None) if usable else (None, "it must be a whole number or a text")
+    return (value, None) if usable else (None, "it must be a whole number or a string")
 
 
 def device_ids(value: Any) -> tuple[tuple[int, ...] | None, str | None]:
@@ -68,7 +68,7 @@ def device_ids(value: Any) -> tuple[tuple[int, ...] | None, str | None]:
 
 
 def mapping(value: Any) -> tuple[dict[Any, Any] | None, str | None]:
-    return (value, None) if isinstance(value, dict) else (None, "it must hold keys and values of its own")
+    return (value, None) if isinstance(value, dict) else (None, "it must be a mapping of keys to values")
 
 
 def sequence(value: Any) -> tuple[list[Any] | None, str | None]:
@@ -77,14 +77,14 @@ def sequence(value: Any) -> tuple[list[Any] | None, str | None]:
 
 def member_file(value: Any) -> tuple[str | None, str | None]:
     if not isinstance(value, str) or not value or (fault := path_fault(value)):
-        return None, "it must be the name of a file of the archive" + (f": {fault}" if isinstance(value, str) and value else "")
+        return None, "it must be the name of a file in the archive" + (f": {fault}" if isinstance(value, str) and value else "")
     return normal(value), None
 
 
 def texts(value: Any) -> tuple[dict[str, str] | None, str | None]:
     if isinstance(value, dict) and all(isinstance(name, str) and not isinstance(text, (dict, list)) for name, text in value.items()):
         return {name: str(text) for name, text in value.items() if text is not None}, None
-    return None, "it must hold names and values, such as {accept-language: de}"
+    return None, "it must be a mapping of names to values, such as {accept-language: de}"
 
 
 LIMIT_KEYS = tuple(

@@ -35,27 +35,36 @@ def row(*args: Any, **options: Any) -> Any:
 class ModelLimits(Generic[ValueT]):
     """`ValueT` is `int` where the limits are settled, and `int | None` where they may be left out."""
 
-    batch_size: ValueT = row("batchSize", "most requests in one batch", 1, saved=True)
-    max_batch_bytes: ValueT = row("maxBatchBytes", "most bytes of the bodies of one batch; one alone may be larger", 64 << 20, below=BYTES)
-    max_batch_delay: ValueT = row(
-        "maxBatchDelay", "with `batchPolicy: wait`, most milliseconds that a request waits for others", 100, minimum=0, saved=True
+    batch_size: ValueT = row("batchSize", "maximum number of requests in one batch", 1, saved=True)
+    max_batch_bytes: ValueT = row(
+        "maxBatchBytes", "maximum bytes of all bodies in one batch; a single body may be larger", 64 << 20, below=BYTES
     )
-    job_queue_size: ValueT = row("jobQueueSize", "requests that may wait; one more is refused", 100, "job_queue_size")
+    max_batch_delay: ValueT = row(
+        "maxBatchDelay", "with `batchPolicy: wait`, maximum milliseconds that a request waits for others", 100, minimum=0, saved=True
+    )
+    job_queue_size: ValueT = row("jobQueueSize", "maximum requests in the queue; further ones are refused", 100, "job_queue_size")
     max_queue_bytes: ValueT = row(
-        "maxQueueBytes", "bytes of bodies that may wait; one alone may be larger", 1 << 30, "max_queue_bytes", below=BYTES
+        "maxQueueBytes", "maximum bytes of all bodies in the queue; a single body may be larger", 1 << 30, "max_queue_bytes", below=BYTES
     )
     response_timeout: ValueT = row(
-        "responseTimeout", "seconds a worker may take for a batch; then it is replaced", 120, "default_response_timeout", saved=True
+        "responseTimeout",
+        "maximum seconds for a batch; a worker that takes longer is replaced",
+        120,
+        "default_response_timeout",
+        saved=True,
     )
-    startup_timeout: ValueT = row(
-        "startupTimeout", "seconds a worker may take to load the model", 120, "default_startup_timeout", saved=True
-    )
+    startup_timeout: ValueT = row("startupTimeout", "maximum seconds for loading the model", 120, "default_startup_timeout", saved=True)
     client_timeout: ValueT = row("clientTimeoutInMills", "milliseconds within which a request must be answered; 0 = no limit", 0, minimum=0)
     overload_status: ValueT = row(
-        "overloadStatus", "status of a request for which the queue has no room: 503 or 429", 503, "overload_status", choices=(503, 429)
+        "overloadStatus", "status of requests refused by a full queue: 503 or 429", 503, "overload_status", choices=(503, 429)
     )
     max_worker_requests: ValueT = row(
-        "maxWorkerRequests", "requests after which a worker is replaced; 0 = never", 0, "max_worker_requests", minimum=0, changeable=False
+        "maxWorkerRequests",
+        "requests after which a worker is replaced; 0 = never",
+        0,
+        "max_worker_requests",
+        minimum=0,
+        changeable=False,
     )
     max_worker_memory: ValueT = row(
         "maxWorkerMemory",

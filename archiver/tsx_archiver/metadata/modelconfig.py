@@ -100,7 +100,7 @@ def parse_model_config(data: Any) -> tuple[ModelConfig, list[Problem]]:
         return ModelConfig(), []
     if not isinstance(data, dict):
         return ModelConfig(), [
-            Problem("value", "", f"the file holds a {type(data).__name__} where keys and values belong, such as 'batchSize: 8'")
+            Problem("value", "", f"the file holds a {type(data).__name__} instead of keys and values, such as 'batchSize: 8'")
         ]
     values, problems = _read(data, KEYS, known=[*(key.name for key in KEYS), *BACKEND_KEYS])
     nested = values.pop("torchrun", None)
@@ -125,7 +125,7 @@ def check_model_config(path: Path) -> list[Problem]:
     data = load_yaml_file(path)
     _, problems = parse_model_config(data)
     if data is not None and not isinstance(data, dict):
-        raise InvalidConfig(f"{path} is no model configuration: {problems[0].text}.")
+        raise InvalidConfig(f"{path} is not a valid model configuration: {problems[0].text}.")
     return problems
 
 
@@ -142,14 +142,14 @@ def _read_warm_up(given: list[Any]) -> tuple[tuple[WarmUp, ...], list[Problem]]:
         under = f"warmup[{number}]."
         entry = {"file": said} if isinstance(said, str) else said
         if not isinstance(entry, dict):
-            text = f"{under[:-1]}: {said!r} is not usable: it must hold keys, such as 'file: sample.png'"
+            text = f"{under[:-1]}: {said!r} is invalid: it must hold keys, such as 'file: sample.png'"
             problems.append(Problem("value", under[:-1], text))
             continue
         inner, faults = _read(entry, WARM_UP_KEYS, known=names, under=under)
         faulty = {fault.key for fault in faults}
         for name in entry:
             if name not in names and f"{under}{name}" not in faulty:
-                text = f"{under}{name} is not a key that the server reads; there are {', '.join(names)}"
+                text = f"{under}{name} is not a known key; the known keys are {', '.join(names)}"
                 faults.append(Problem("near-miss", f"{under}{name}", text))
         problems += faults
         if inner.get("file"):
@@ -170,15 +170,11 @@ def _read(
         if key is None:
             near = _near(str(name), known) if name not in known else None
             if near:
-                problems.append(
-                    Problem(
-                        "near-miss", under + str(name), f"{under}{name} is not a key that the server reads; did you mean {under}{near}?"
-                    )
-                )
+                problems.append(Problem("near-miss", under + str(name), f"{under}{name} is not a known key; did you mean {under}{near}?"))
         elif value is not None:
             values[key.field], fault = key.read(value)
             if fault:
-                problems.append(Problem("value", under + name, f"{under}{name}: {value!r} is not usable: {fault}"))
+                problems.append(Problem("value", under + name, f"{under}{name}: {value!r} is invalid: {fault}"))
     return values, problems
 
 

@@ -60,7 +60,7 @@ def describe_model_file(path: Path, *, called: Path | None = None) -> ModelFile:
         raise InputMissing(f"{called or path} cannot be read ({error.strerror}). Check the path.") from error
     except ValueError as error:  # a NUL, or what cannot be encoded
         raise InputMissing(f"{shown(str(path))} cannot be the name of a file. Check the path.") from error
-    raise InputMissing(f"{path} is no regular file. Name a model file.")
+    raise InputMissing(f"{path} is not a regular file. Name a model file.")
 
 
 def describe_model_stream(file: BinaryIO, path: Path) -> ModelFile:
@@ -75,14 +75,14 @@ def describe_model_stream(file: BinaryIO, path: Path) -> ModelFile:
     if head.startswith(_LEGACY_TORCH):
         return _legacy(file, path, size)
     if _LEGACY_TORCH.startswith(head):
-        return _broken(path, size, "is cut short; copy or download it again")
+        return _broken(path, size, "is truncated; copy or download it again")
     if len(head) >= 9 and head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] <= max(_MAX_SAFETENSORS_HEADER, size):
         return _safetensors(file, path, size)
     onnx = look_at_onnx(file, size)
     if onnx is Onnx.WHOLE:
         return ModelFile(path, "onnx", size)
     if onnx is Onnx.TRUNCATED and path.suffix.lower() == ".onnx":
-        return _broken(path, size, "begins as an ONNX model but is cut short; copy or download it again")
+        return _broken(path, size, "begins as an ONNX model but is truncated; copy or download it again")
     if placeholder := _placeholder(head):
         return _broken(path, size, placeholder)
     return _unknown(path, size, _foreign(head))
@@ -113,13 +113,13 @@ def _foreign(head: bytes) -> str:
         return "is gzipped: if it is a .tar.gz archive, serve it as it is, otherwise unpack it first"
     if head.startswith(b"\x80"):
         return "is a pickle, but not one that torch.save wrote; save the model with torch.save(model.state_dict(), path)"
-    return f"is no model file (it begins with {head[:8]!r}); torch.save, TorchScript, .pt2, ONNX and safetensors files are known"
+    return f"is not a model file (it begins with {head[:8]!r}); torch.save, TorchScript, .pt2, ONNX and safetensors files are supported"
 
 
 def _zip(file: BinaryIO, path: Path, size: int) -> ModelFile:
     directory = directory_size(file)
     if directory is None:
-        return _broken(path, size, "begins as a zip file, as torch writes them, but is cut short; copy or download it again")
+        return _broken(path, size, "begins as a zip file, as torch writes them, but is truncated; copy or download it again")
     if directory > _MAX_DIRECTORY:
         return _unknown(path, size, "is a zip file with too many members for a model")
     try:
@@ -182,7 +182,7 @@ def _legacy(file: BinaryIO, path: Path, size: int) -> ModelFile:
             _skip_pickle(file)
         whole = _pickled_class(file.read(_MAX_PICKLE))
     except ValueError:
-        return _broken(path, size, "is cut short; copy or download it again")
+        return _broken(path, size, "is truncated; copy or download it again")
     return ModelFile(
         path, "eager", size, "in the format of torch before 1.6" + (f", {_eager_detail(whole)}" if whole else ""), whole_object=whole
     )
@@ -234,7 +234,7 @@ def _safetensors(file: BinaryIO, path: Path, size: int) -> ModelFile:
     if length > _MAX_SAFETENSORS_HEADER:
         return _broken(path, size, f"looks like safetensors, but its header claims {length} bytes")
     header = file.read(length)
-    cut_short = "begins as safetensors but is cut short; copy or download it again"
+    cut_short = "begins as safetensors but is truncated; copy or download it again"
     if len(header) < length:
         return _broken(path, size, cut_short)
     try:

@@ -32,7 +32,7 @@ def load_yaml(content: bytes, *, source: str) -> Any:
         if node is None:
             return None
         if _unfolded(node, {}, 0) > MAX_NODES:
-            raise InvalidConfig(f"{source} unfolds to more than {MAX_NODES} values through its aliases. Write it without them.")
+            raise InvalidConfig(f"{source} expands to more than {MAX_NODES} values through its aliases. Write it without them.")
         return loader.construct_document(node)
     except yaml.YAMLError as error:
         raise InvalidConfig(f"{source} cannot be read as YAML: {_brief(error)}. Correct it; only plain values are allowed.") from error

@@ -118,7 +118,8 @@ class Cache:
             return entry
         except OSError as error:
             raise CacheError(
-                f"{error.filename or self.root}: {error.strerror}. Free some room, or choose another cache directory.", str(error.strerror)
+                f"{error.filename or self.root}: {error.strerror}. Free some disk space, or choose another cache directory.",
+                str(error.strerror),
             ) from error
         finally:
             building.close()
@@ -183,7 +184,7 @@ class Cache:
         free = shutil.disk_usage(self.root).free
         if size > free:
             reason = f"{human(free)} free, and the archive needs {human(size)}"
-            raise CacheError(f"{self.root} has {reason}. Free some room, or choose another cache.", f"there is {reason}")
+            raise CacheError(f"{self.root} has {reason}. Free some disk space, or choose another cache.", f"there is {reason}")
 
     def _remove_unused(self, directory: Path) -> bool:
         """Remove it unless someone holds its lock."""

@@ -83,7 +83,7 @@ def warn_if_replaceable(setting: str, file: Path) -> None:
     try:
         check_directory(file.absolute().parent, allow_sticky=True)
     except OSError as error:
-        logger.warning("%s: another user can put another file in the place of %s: %s", setting, file, error.strerror)
+        logger.warning("%s: another user can replace %s: %s", setting, file, error.strerror)
 
 
 def temporary_place() -> str:
@@ -201,4 +201,4 @@ def _is_own_group(gid: int) -> bool:
 
 
 def _refusal(path: Path, why: str) -> PermissionError:
-    return PermissionError(errno.EACCES, f"{path} {why}, so what lies there cannot be trusted", str(path))
+    return PermissionError(errno.EACCES, f"{path} {why}, so its content cannot be trusted", str(path))

@@ -15,7 +15,7 @@ from tsx_archiver.workflow.packing import SUFFIX, WorkflowArchiveSpec, write_wor
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="torch-workflow-archiver", description="Torch Workflow Archiver Tool")
     parser.add_argument("--workflow-name", required=True, help="name of the workflow; the archive is called <name>.war")
-    parser.add_argument("--spec-file", required=True, help="YAML file with the workflow's models and what feeds what (dag)")
+    parser.add_argument("--spec-file", required=True, help="YAML file with the workflow's models and the edges between its nodes (dag)")
     parser.add_argument("--handler", help="Python file with the functions that are nodes of the dag")
     parser.add_argument("--export-path", default=".", help="directory for the archive (default: the current one)")
     parser.add_argument("-f", "--force", action="store_true", help="overwrite an archive of that name")

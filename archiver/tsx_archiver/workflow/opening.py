@@ -89,4 +89,4 @@ def _handler(root: Path, manifest: WorkflowManifest, source: Path) -> str | None
 
 
 def _no_workflow(source: Path) -> ForeignFile:
-    return ForeignFile(f"{source} is no workflow archive: it holds no {WORKFLOW_MANIFEST_PATH}. Pack one with torch-workflow-archiver.")
+    return ForeignFile(f"{source} is not a workflow archive: it holds no {WORKFLOW_MANIFEST_PATH}. Pack one with torch-workflow-archiver.")

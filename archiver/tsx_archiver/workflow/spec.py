@@ -89,14 +89,14 @@ def read_spec(path: Path, *, has_handler: bool) -> WorkflowSpec:
 def parse_spec(data: Any, *, source: str, has_handler: bool) -> WorkflowSpec:
     """From plain values. A value that cannot be used, and a key that is not known, are problems and count as absent."""
     if not isinstance(data, dict):
-        raise InvalidSpec(f"{source} holds {_kind(data)} where keys and values belong: models: ... and dag: ...")
+        raise InvalidSpec(f"{source} holds {_kind(data)} instead of keys and values: models: ... and dag: ...")
     problems: list[str] = []
     models, settings = _models(data.get("models"), source, problems)
     edges = _edges(data.get("dag"), source)
     cycle = find_cycle(edges)
     if cycle is not None:
-        raise CycleInSpec(f"{source}: the nodes of its dag wait for one another: {' -> '.join(cycle)}. Take one of these edges out.")
-    problems += [f"model {name} is in no edge of the dag, so it is not loaded" for name in models if name not in edges]
+        raise CycleInSpec(f"{source}: its dag has a cycle: {' -> '.join(cycle)}. Remove one of these edges.")
+    problems += [f"model {name} is not used in the dag, so it is not loaded" for name in models if name not in edges]
     nodes = {name: models.get(name) or Node(name, None, settings) for name in edges}
     unknown = [name for name, node in nodes.items() if node.url is None and not (has_handler and name.isidentifier())]
     if unknown:
@@ -108,7 +108,9 @@ def _models(data: Any, source: str, problems: list[str]) -> tuple[dict[str, Node
     if data is None:
         data = {}
     if not isinstance(data, dict):
-        raise InvalidSpec(f"{source}: models holds {_kind(data)}, not a model a key. Write models: and, below it, NAME: and url: FILE.mar")
+        raise InvalidSpec(
+            f"{source}: models holds {_kind(data)}, not one model for each key. Write models: and, below it, NAME: and url: FILE.mar"
+        )
     names = [key.name for key in KEYS]
     shared = {key: value for key, value in data.items() if key in names or not isinstance(value, dict)}
     settings = _settings(shared, "models.", problems)
@@ -131,11 +133,11 @@ def _settings(data: Mapping[Any, Any], under: str, problems: list[str]) -> NodeS
         key = by_name.get(name) if isinstance(name, str) else None
         if key is None:
             near = difflib.get_close_matches(str(name).lower().replace("_", "-"), [*by_name, URL], n=1, cutoff=0.7)
-            problems.append(f"{under}{name} is not a key that the server reads" + (f"; did you mean {near[0]}?" if near else ""))
+            problems.append(f"{under}{name} is not a known key" + (f"; did you mean {near[0]}?" if near else ""))
         elif value is not None:
             values[key.field], fault = key.read(value)
             if fault:
-                problems.append(f"{under}{name}: {value!r} is not usable: {fault}")
+                problems.append(f"{under}{name}: {value!r} is invalid: {fault}")
     return NodeSettings(**values)
 
 
@@ -150,7 +152,9 @@ def _values(settings: NodeSettings) -> list[int | None]:
 
 def _edges(data: Any, source: str) -> dict[str, tuple[str, ...]]:
     if not isinstance(data, dict) or not data:
-        raise InvalidSpec(f"{source}: dag holds {_kind(data)}, not what feeds what. Write dag: and, below it, NODE: [NEXT, ...]")
+        raise InvalidSpec(
+            f"{source}: dag holds {_kind(data)}, not the edges between the nodes. Write dag: and, below it, NODE: [NEXT, ...]"
+        )
     edges: dict[str, tuple[str, ...]] = {}
     for name, following in data.items():
         following = [] if following is None else [following] if isinstance(following, str) else following
@@ -160,7 +164,7 @@ def _edges(data: Any, source: str) -> dict[str, tuple[str, ...]]:
     edges = complete(edges)
     for name in edges:
         if not is_model_name(name):
-            raise InvalidSpec(f"{source}: the node {shown(name)} cannot be called so: letters, digits, '_', '-' and '.' only.")
+            raise InvalidSpec(f"{source}: the node {shown(name)} has an invalid name: letters, digits, '_', '-' and '.' only.")
     if len(edges) > MOST_NODES:
         raise InvalidSpec(f"{source} has {len(edges)} nodes; a workflow may have {MOST_NODES}. Put several steps into one model.")
     return edges
@@ -170,8 +174,10 @@ def _not_there(name: str, models: Mapping[str, Node], has_handler: bool) -> str:
     near = difflib.get_close_matches(name, list(models), n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     if has_handler:
-        return f"the node {name} of the dag is neither a model under models nor can it be the name of a function.{hint}"
-    return f"the node {name} of the dag is no model under models, and the workflow has no handler that a function could be in.{hint}"
+        return f"the node {name} of the dag is neither a model under models nor a valid name of a function.{hint}"
+    return (
+        f"the node {name} of the dag is not a model under models, and the workflow has no handler that could define it as a function.{hint}"
+    )
 
 
 def _kind(value: Any) -> str:

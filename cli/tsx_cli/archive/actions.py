@@ -56,7 +56,7 @@ def _check_names(paths: Sequence[Path | None], name: str | None) -> None:
         if path is not None and not is_archive(path):
             twin = seen.setdefault(default_model_name(path), path)
             if twin is not path:
-                raise UsageError(f"'{twin}' and '{path}' would both be called {default_model_name(path)}; pack them one by one with --name")
+                raise UsageError(f"'{twin}' and '{path}' would both be named {default_model_name(path)}; pack them one by one with --name")
 
 
 def one(path: Path | None, order: Packing, check_it: bool, tolerance: float, *, quiet: bool) -> Packed:
@@ -117,13 +117,15 @@ def unpack(file: Path, directory: Path | None, as_json: bool) -> None:
     if file.is_dir():
         raise UsageError(f"'{file}' is a directory, so it is unpacked already")
     if directory is not None and directory.exists():
-        raise CliError(f"'{directory}' exists; name a directory that does not")
+        raise CliError(f"'{directory}' exists; name a new directory")
     parent = _existing_parent(directory)
     try:
         target, manifest = _unpack(file, directory, parent)
     except (CacheError, OSError) as error:
         reason = error.reason if isinstance(error, CacheError) else error.strerror
-        raise CliError(f"{file} cannot be unpacked into '{parent}': {reason}; make room there, or name a directory elsewhere") from error
+        raise CliError(
+            f"{file} cannot be unpacked into '{parent}': {reason}; free some disk space there, or name another directory"
+        ) from error
     if as_json:
         print_json({"archive": str(file), "directory": str(target), "name": manifest.model_name, "version": manifest.version})
     else:
@@ -138,7 +140,7 @@ def _unpack(file: Path, directory: Path | None, parent: Path) -> tuple[Path, Man
     ):
         target = directory or Path(opened.manifest.model_name)
         if target.exists():
-            raise CliError(f"'{target}' exists; say where to with `tsx archive unpack {file} DIRECTORY`")
+            raise CliError(f"'{target}' exists; give a directory with `tsx archive unpack {file} DIRECTORY`")
         target.parent.mkdir(parents=True, exist_ok=True)
         opened.directory.rename(target)
         return target, opened.manifest

@@ -51,7 +51,7 @@ def pack_command(
 ) -> None:
     """Pack trained models, each into one .mar file: `tsx archive model.pt`.
 
-    Name, version and kind of model are worked out and said. A model file called as one of the commands below is written ./inspect.
+    Name, version and kind of the model are detected and printed. If a model file has the name of a command below, write ./inspect.
 
     With --check, FILE may also be an archive that exists. Exit code 3 means that it loaded but that there was no sample to send.
     """
@@ -84,7 +84,7 @@ def unpack(
     directory: Annotated[Path | None, typer.Argument(help="New directory; by default named after the model.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Unpack an archive into a new directory, once it is known to be safe."""
+    """Unpack an archive into a new directory, after checking that it is safe."""
     from tsx_cli.archive import actions
 
     actions.unpack(file, directory, as_json)

@@ -57,13 +57,13 @@ def work_out(path: Path | None, parts: Parts, *, name: str | None = None, versio
         check(model, parts)
         notes.append(f"{path.name}: {kind_in_words(model)}, {human(model.size)}")
         if model.problem is not None and path.suffix.lower() in MODEL_SUFFIXES:
-            notes.append(f"note: {model.problem} It is taken all the same, since the handler is your own and may know it.")
+            notes.append(f"note: {model.problem} It is packed anyway, because your own handler may be able to load it.")
     notes.append(f"name {chosen}, version {version or DEFAULT_VERSION}")
     notes.append(
         f"handler {handler}" + ("" if parts.handler else ": tensors in, tensors out, as JSON (--handler image_classifier takes pictures)")
     )
     if handler in NOT_SERVED:
-        notes.append(f"note: TorchServe brings {handler}, but this version of tsx does not, so it cannot serve the model")
+        notes.append(f"note: TorchServe has {handler}, but this version of tsx does not, so it cannot serve the model")
     extra = list(parts.extra_files)
     found = _index_to_name(path, parts)
     if found is not None:
@@ -95,13 +95,15 @@ def check(model: ModelFile, parts: Parts) -> None:
         raise CliError(model.problem)
     if model.whole_object is not None:
         raise UsageError(
-            f"{model.path} is a whole pickled {model.whole_object}, which only runs beside the code that wrote it. "
+            f"{model.path} is a whole pickled {model.whole_object}, which only loads together with the code that wrote it. "
             "Save torch.save(model.state_dict(), FILE) and add --model-file with the class, or torch.export.save a program"
         )
     if model.kind in NEEDS_MODEL_FILE and parts.model_file is None:
-        raise UsageError(f"{model.path} holds weights without the network; add --model-file FILE.py, the file with the model's class")
+        raise UsageError(
+            f"{model.path} contains weights without the model's class; add --model-file FILE.py, the file with the model's class"
+        )
     if model.kind not in NEEDS_MODEL_FILE and parts.model_file is not None:
-        raise UsageError(f"{model.path} is {KINDS[model.kind]} and brings its network along; leave --model-file out")
+        raise UsageError(f"{model.path} is {KINDS[model.kind]} and contains its network; remove --model-file")
 
 
 def _index_to_name(path: Path | None, parts: Parts) -> Path | None:

@@ -121,7 +121,7 @@ def check_lines(result: CheckResult) -> list[str]:
     if result.findings:
         return [*lines, *(f"check: FAILED {finding}" for finding in result.findings)]
     count = len(result.samples)
-    return [*lines, f"check: {count} sample{'' if count == 1 else 's'} answered alike in batches of {sizes}"]
+    return [*lines, f"check: {count} sample{'' if count == 1 else 's'} got the same answers in batches of {sizes}"]
 
 
 def sample_files(paths: Sequence[Path]) -> dict[str, Path]:

@@ -55,8 +55,8 @@ def bench_command(
 ) -> None:
     """Find the best way to run a model within a latency bound, by measuring it: `tsx bench model.mar --slo 'p99<100ms'`.
 
-    The real server runs in each configuration that may win, and a load generator asks it. Ctrl-C ends with a report of what there is.
-    A server that runs already is measured by `tsx bench --against URL --model NAME --input FILE`; `--against URL --help` tells how.
+    The real server runs in each promising configuration under generated load. Ctrl-C stops the run and reports what was measured.
+    `tsx bench --against URL --model NAME --input FILE` measures a running server; see `--against URL --help`.
     `tsx bench compare A.json B.json` compares two runs, and `tsx bench CONFIG.yaml` runs a file of TorchServe's auto-benchmark.
     """
     from tsx_cli.bench.commands.session import carry_out, new_run, resumed_run
@@ -155,7 +155,7 @@ def _loads(mode: options.Mode, connections: str | None, rate: str | None, arriva
 def _only_with_resume(context: typer.Context) -> None:
     for parameter in context.command.params:
         if _given(context, parameter.name or "") and parameter.name not in WITH_RESUME:
-            raise UsageError(f"--resume goes on with what the run was asked for; leave {parameter.opts[0]} out")
+            raise UsageError(f"--resume uses the options of the original run; leave {parameter.opts[0]} out")
 
 
 def _given(context: typer.Context, parameter: str) -> bool:

@@ -47,7 +47,7 @@ def check(report: Report, archive: Path, samples: Sequence[Sample], env: Mapping
         written = sorted(_files(place / "model") - before)
         response = f"{len(written)} files, such as {written[0]}" if written else "none"
         report.add(
-            "files written beside the model", not written, response, "none", "only /tmp can be written there: let the handler write to it"
+            "files written beside the model", not written, response, "none", "only /tmp is writable on Lambda: let the handler write there"
         )
         _ends(host, report)
     finally:
@@ -67,14 +67,12 @@ def _starts(host: Host, samples: Sequence[Sample], report: Report) -> Sample | N
         ways = " ".join(map(str, diagnose(text, report.log))) or f"it was answered: {text}"
         report.add("the first invocation", False, f"failed after {time_of(took)}", "an answer", ways)
         return None
-    way = "what the handler imports takes long; Lambda begins the start anew then, in the invocation's time: use provisioned concurrency"
+    way = "the handler's imports take too long; Lambda then repeats the start within the invocation's timeout: use provisioned concurrency"
     report.within("start until it asks for invocations", host.init_seconds, INIT, way)
-    report.within(
-        "the first answer, start and model included", took, host.timeout, "raise lambda.timeout, or lambda.memory for more processor"
-    )
+    report.within("the first answer, start and model included", took, host.timeout, "raise lambda.timeout, or lambda.memory for more CPU")
     if not samples:
         report.add(
-            "a request", None, f"status {_status(invocation)}", "", "there is no sample, so it was asked {}: give one with --sample FILE"
+            "a request", None, f"status {_status(invocation)}", "", "there is no sample, so the check sent {}: give one with --sample FILE"
         )
     return first
 
@@ -95,7 +93,7 @@ def _answers(host: Host, samples: Sequence[Sample], report: Report) -> None:
             slowest, good, largest = max(slowest, took), good + 1, max(largest, len(invocation.answer))
     if good:
         what = f"{good} sample{'' if good == 1 else 's'}, the slowest"
-        report.within(what, slowest, host.timeout, "raise lambda.timeout, or lambda.memory for more processor")
+        report.within(what, slowest, host.timeout, "raise lambda.timeout, or lambda.memory for more CPU")
         report.add("answers, the largest", True, f"{largest} bytes", f"at most {LARGEST_ANSWER}")
 
 
@@ -117,14 +115,14 @@ def _takes_messages(host: Host, sample: Sample, report: Report) -> None:
     try:
         text = sample.body.decode()
     except UnicodeDecodeError:
-        way = f"a message is text, and {sample.name} is not: send S3 keys or base64 and let the handler decode them"
+        way = f"a message must be text, but {sample.name} is not: send S3 keys or base64 and let the handler decode them"
         report.add("messages of a queue", None, "", "", way)
         return
     invocation = host.invoke(messages([text, text]))
     response = invocation.json() if invocation.error is None else {}
     failures = response.get("batchItemFailures") if isinstance(response, dict) else None
     measured = "failed" if failures is None else f"{len(failures)} of 2 failed"
-    report.add("two messages of a queue", failures is not None, measured, "told one by one", "look at its log")
+    report.add("two messages of a queue", failures is not None, measured, "told one by one", "see its log")
 
 
 def _takes_the_largest(host: Host, report: Report) -> None:
@@ -134,7 +132,7 @@ def _takes_the_largest(host: Host, report: Report) -> None:
     invocation = host.invoke(function_url(PATH, body, headers={"content-type": "application/octet-stream"}))
     measured = "failed" if invocation.error is not None else f"status {_status(invocation)}"
     well = invocation.error is None and _status(invocation) != 413 and host.started == started
-    report.add(f"an event of 6 MB ({len(body)} bytes in base64)", well, measured, "an answer", "look at its log: it may need more memory")
+    report.add(f"an event of 6 MB ({len(body)} bytes in base64)", well, measured, "an answer", "see its log: it may need more memory")
 
 
 def _answers_in_time(host: Host, sample: Sample, report: Report) -> None:
@@ -144,7 +142,7 @@ def _answers_in_time(host: Host, sample: Sample, report: Report) -> None:
     took = time.monotonic() - begin
     limit, host.timeout = host.timeout, usual
     well = not isinstance(invocation, str) and invocation.error is None
-    way = "its environment was ended, and the next invocation pays for a start: the handler holds the interpreter for long"
+    way = "its environment was stopped, and the next invocation includes a start: the handler holds the GIL for too long"
     report.add(f"an answer within a timeout of {limit:g} s", well, time_of(took), f"within {time_of(limit)}", way)
 
 
@@ -152,7 +150,7 @@ def _ends(host: Host, report: Report) -> None:
     begin = time.monotonic()
     code = host.stop(STOP)
     took = time.monotonic() - begin
-    way = "something does not end: threads of the handler that are no daemons"
+    way = "something does not stop: threads of the handler that are not daemon threads"
     report.add("ends on SIGTERM", code is not None, "still there" if code is None else time_of(took), f"within {time_of(STOP)}", way)
 
 

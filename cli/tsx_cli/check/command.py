@@ -31,7 +31,7 @@ def check_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start the image's entry on this machine and ask of it what the platform will, within its limits: no container runtime is needed.
+    """Start the image's entry point on this machine and send it the platform's requests, within its limits, without a container runtime.
 
     Exit code 1: a promise does not hold, and the output says what to do.
     """

@@ -30,7 +30,7 @@ CONTRACTS: Mapping[str, tuple[ContractCheck, float]] = {  # and the seconds to s
 def check(archive: Path, contract: str, given: Sequence[Path], timeout: str | None, env: Sequence[str], *, as_json: bool) -> None:
     """Raises UsageError, CliError, ArchiveError; Exit with code 1 where something does not hold."""
     if archive.is_dir():
-        raise CliError(f"{archive} is a directory; what is deployed is one file: pack it with tsx archive")
+        raise CliError(f"{archive} is a directory; only a file can be deployed: pack it with tsx archive")
     play, usual = CONTRACTS[contract]
     patience = usual if timeout is None else span(timeout, "--timeout")
     report = Report(contract, archive.name)

@@ -48,7 +48,7 @@ def _tells(web: Web, report: Report) -> None:
     has_metrics(web.port, "/metrics at the same port", PING, "leave TSX_METRICS_ADDRESS as it is", report)
     batch, what = try_request(web.port, "GET", "/execution-parameters", PING), "/execution-parameters, of batch transform"
     if isinstance(batch, str):
-        report.add(what, False, batch, "an answer", "look at its log")
+        report.add(what, False, batch, "an answer", "see its log")
         return
     if batch.status == 404:
         return  # it may be left out
@@ -57,10 +57,10 @@ def _tells(web: Web, report: Report) -> None:
     except ValueError:
         response = None
     right = isinstance(response, dict) and {"MaxConcurrentTransforms", "BatchStrategy", "MaxPayloadInMB"} <= response.keys()
-    report.add(what, right, batch.body[:100].decode(errors="replace"), "three keys", "it is tsx's own: report it")
+    report.add(what, right, batch.body[:100].decode(errors="replace"), "three keys", "this is a bug in tsx: please report it")
 
 
 def _is_up(entry: Entry, report: Report) -> None:
     code = "" if entry.is_up else f"ended with {entry.process.returncode}"
-    if not report.add("still up after all of that", entry.is_up, code, "", "look at its log"):
+    if not report.add("still up after all of that", entry.is_up, code, "", "see its log"):
         report.log = entry.lines

@@ -13,7 +13,7 @@ from tsx_cli.check.entry import Entry, PlatformResponse, send_request, try_reque
 from tsx_cli.check.report import Report, time_of
 from tsx_cli.deploy.preflight.diagnosis import diagnose
 
-QUICKER = "make it quicker, or its batches smaller"
+QUICKER = "make the handler faster, or its batches smaller"
 AGAIN = 0.1  # seconds between two looks at whether it is well; platforms look less often
 EMPTY = Sample("{}", "application/json", b"{}")  # sent where there is no sample
 CLIENTS, LOAD = 4, 2.0  # at a time, and for how many seconds
@@ -49,12 +49,12 @@ def becomes_ready(web: Web, entry: Entry, report: Report) -> bool:
             asked, slowest = asked + 1, max(slowest, answered.took)
             if answered.status == 200:
                 report.within("ready", entry.since(), web.start_limit, "")
-                way = "something keeps the server's process busy while the model loads: load it in the handler's initialize"
+                way = "something blocks the server's process while the model loads: load the model in the handler's initialize"
                 return report.within(f"{web.health} while it starts, the slowest of {asked}", slowest, web.health_limit, way)
         entry_ended(entry, AGAIN)
     report.log = entry.lines
     known = diagnose("ping health check" if entry.is_up else "", entry.lines)
-    way = " ".join(map(str, known)) or "the last lines of its log say more"
+    way = " ".join(map(str, known)) or "see the last lines of its log"
     if entry.is_up:
         return report.add(
             "ready", False, f"not after {time_of(entry.since())}", f"within {time_of(web.start_limit)}", f"{way} ({web.start_key})"
@@ -92,7 +92,7 @@ def answers_samples(web: Web, samples: Sequence[Sample], most: int, report: Repo
     if good is not None:
         what = f"{len(samples)} sample{'' if len(samples) == 1 else 's'}, the slowest"
         report.within(what, slowest, web.answer_limit, QUICKER)
-        report.add("answers, the largest", largest <= most, f"{largest} bytes", f"at most {most}", "answer with less, or stream it")
+        report.add("answers, the largest", largest <= most, f"{largest} bytes", f"at most {most}", "return a smaller answer, or stream it")
     if streamed is not None:
         measured = f"first after {time_of(streamed.began)}, last after {time_of(streamed.took)}"
         report.add("streams, part by part", True, measured)
@@ -104,7 +104,7 @@ def _without_samples(web: Web, report: Report) -> Sample | None:
     if isinstance(answered, str):
         report.add("a request", False, answered, f"within {time_of(web.answer_limit)}", "nothing came back; look at its log")
         return None
-    way = "there is no sample to send, so it was asked {}: give one with --sample FILE, or pack it with tsx archive --sample"
+    way = "there is no sample to send, so the check sent {}: give one with --sample FILE, or pack it with tsx archive --sample"
     report.add("a request", None, f"status {answered.status} in {time_of(answered.took)}", "", way)
     return None
 
@@ -147,7 +147,7 @@ def stays_well_under_load(web: Web, sample: Sample | None, report: Report) -> No
     for each in clients:
         each.join()
     what = f"{web.health} while {CLIENTS} clients ask ({sum(answered)} answers)"
-    way = "the server's process gets no processor: leave it a core (threads and minWorkers in model-config.yaml)"
+    way = "the server's process gets no CPU time: leave a core free (threads and minWorkers in model-config.yaml)"
     if bad:
         report.add(what, False, bad, f"200 within {time_of(web.health_limit)}", way)
     else:
@@ -160,9 +160,9 @@ def takes_the_largest(web: Web, size: int, report: Report) -> None:
     """Whatever the handler makes of zeros: the server must take them, and be well afterwards."""
     answered = _send(web, Sample("zeros", "application/octet-stream", bytes(size)))
     if isinstance(answered, str):
-        report.add(f"a body of {size} bytes", False, answered, "an answer", "look at its log; raise max_request_size")
+        report.add(f"a body of {size} bytes", False, answered, "an answer", "see its log; raise max_request_size")
         return
-    way = "the server refuses what the platform lets through: raise max_request_size (TSX_MAX_REQUEST_SIZE)"
+    way = "the server refuses what the platform accepts: raise max_request_size (TSX_MAX_REQUEST_SIZE)"
     report.add(f"a body of {size} bytes", answered.status != 413, f"status {answered.status} in {time_of(answered.took)}", "not 413", way)
 
 
@@ -174,15 +174,15 @@ def ends_in_order(web: Web, entry: Entry, sample: Sample | None, report: Report)
     last.join(0.005)  # on its way, and for a quick model over already
     code, seconds = entry.stop(web.stop_limit)
     last.join(1)
-    way = "something does not end: threads of the handler that are no daemons, or requests longer than drain_timeout"
+    way = "something does not stop: threads of the handler that are not daemon threads, or requests longer than drain_timeout"
     if code is None:
         report.log = entry.lines
         report.add("ends on SIGTERM", False, f"still there after {time_of(seconds)}", f"within {time_of(web.stop_limit)}", way)
         return
     report.within("ends on SIGTERM", seconds, web.stop_limit, way)
-    report.add("its exit code", code == 0, str(code), "0", "it did not end by itself; the last lines of its log say more")
+    report.add("its exit code", code == 0, str(code), "0", "it did not exit by itself; see the last lines of its log")
     answered = found[0] if found else ""
     refused = isinstance(answered, str) and "refused" in answered  # it came after the door was shut
     text = answered if isinstance(answered, str) else f"status {answered.status}"
     well = refused or not isinstance(answered, str)
-    report.add("the request on its way then", well, text, "an answer", "raise drain_timeout (TSX_DRAIN_TIMEOUT)")
+    report.add("the request in flight at that time", well, text, "an answer", "raise drain_timeout (TSX_DRAIN_TIMEOUT)")

@@ -70,7 +70,7 @@ class Server:
         role: str = "inference",
         certificate: Path | None = None,
         timeout: float | None = None,
-        absent: str = "start one with `tsx serve MODEL`, or say where it is with --url",
+        absent: str = "start one with `tsx serve MODEL`, or give its address with --url",
     ) -> None:
         self.role = role
         self.url = url
@@ -108,17 +108,15 @@ class Server:
         """What an answer of 400 or more says, with the next step, where that is known here rather than on the server."""
         error = _failure(status, body)
         if error.type in WRONG_PLACE and (odd := _odd_name(path)) is not None:
-            return RequestFailed(error.status, f"there is no model, version or label '{odd}': names have no '/', nor are they empty")
+            return RequestFailed(error.status, f"there is no model, version or label '{odd}': names have no '/' and are not empty")
         if error.type == NOT_ALLOWED and self.role == "management":
-            text = (
-                f"{self.url} does not let models be registered or removed; start the server with enable_model_api = true to have it do so"
-            )
+            text = f"{self.url} does not allow models to be registered or removed; start the server with enable_model_api = true"
             return RequestFailed(error.status, text, type=error.type)
         if error.type in WRONG_PLACE:
             return RequestFailed(
                 error.status,
                 f"{self.url} answers, but it is not the {self.role} address of a server; "
-                f"say where that is with --url, or with the setting {self.role}_address",
+                f"give that address with --url, or with the setting {self.role}_address",
                 type=error.type,
             )
         if error.type == WRONG_TOKEN:
@@ -229,7 +227,7 @@ def _parts(connection: http.client.HTTPConnection, response: http.client.HTTPRes
         while part := response.read1():
             yield part
     except (OSError, http.client.HTTPException) as error:
-        raise CliError(f"the answer broke off: {_reason(error)}; the server's own output says more") from error
+        raise CliError(f"the answer was interrupted: {_reason(error)}; the server's own output says more") from error
     finally:
         connection.close()
 

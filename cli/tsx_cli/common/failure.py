@@ -75,7 +75,7 @@ def _explain_unexpected(error: BaseException, debug: bool, file: TextIO) -> None
     if debug:
         traceback.print_exception(type(error), error, error.__traceback__, file=file)
     else:
-        print("This is a defect of tsx; run again with --debug to see where it happened.", file=file)
+        print("This is a bug in tsx; run again with --debug to see the traceback.", file=file)
 
 
 def _mark(text: str, file: TextIO) -> str:

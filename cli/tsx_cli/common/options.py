@@ -21,13 +21,13 @@ Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Give any setting a value; may be repeated. `tsx config show` lists them."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Handler = Annotated[
     str | None,
     typer.Option("--handler", metavar="NAME|FILE.py[:FUNCTION]", help="Handler: a built-in one, or your own file."),
 ]
 ModelFile = Annotated[
-    Path | None, typer.Option("--model-file", help="Python file with the model's class, for weights that are only weights.")
+    Path | None, typer.Option("--model-file", help="Python file with the model's class, for a file that contains only weights.")
 ]
 ExtraFiles = Annotated[
     list[str] | None, typer.Option("--extra-files", metavar="FILE,...", help="Other files the handler needs; may be repeated.")

@@ -59,7 +59,7 @@ def whole(value: object) -> object:
 
 def role(value: object) -> object:
     if isinstance(value, str) and not ROLE.fullmatch(value):
-        raise ValueError("a role is named by its ARN, such as arn:aws:iam::123456789012:role/digits")
+        raise ValueError("a role must be an ARN, such as arn:aws:iam::123456789012:role/digits")
     return value
 
 
@@ -77,7 +77,7 @@ class Canary(Part):
 
     percent: Percent = Field(default=10, ge=1, le=50)
     bake: Annotated[Seconds, Field(ge=0, le=3600)] = 600
-    alarms: tuple[str, ...] = ("5xx>0",)  # `5xx>N` in a minute, `p95>300ms`, `p99>1s`, or the name of an alarm that is there
+    alarms: tuple[str, ...] = ("5xx>0",)  # `5xx>N` in a minute, `p95>300ms`, `p99>1s`, or the name of an existing alarm
 
 
 class Autoscaling(Part):
@@ -90,7 +90,7 @@ class Autoscaling(Part):
     @model_validator(mode="after")
     def _bounds(self) -> Autoscaling:
         if self.min > self.max:
-            raise ValueError(f"min is {self.min}, and max is {self.max}: the one is no more than the other")
+            raise ValueError(f"min is {self.min}, and max is {self.max}: min must not be greater than max")
         return self
 
 
@@ -144,7 +144,7 @@ class Queue(Part):
     @model_validator(mode="after")
     def _window(self) -> Queue:
         if self.batch_size > 10 and (self.window < 1 or self.arn.endswith(".fifo")):
-            raise ValueError("more than 10 messages in a batch take a window of at least 1 s, and a queue that is not FIFO")
+            raise ValueError("more than 10 messages in a batch need a window of at least 1 s and a queue that is not FIFO")
         return self
 
 
@@ -296,7 +296,7 @@ def read_spec(file: Path | None, given: Mapping[str, Any]) -> DeploySpec:
     asked = {"canary": spec.canary is not None, "create_role": spec.create_role}
     useless = [key for key, is_asked in asked.items() if is_asked and spec.target in ("container", "kubernetes")]
     if useless:
-        raise UsageError(f"{useless[0]}: SageMaker and Lambda have that, and the target {spec.target} does not. Take it away")
+        raise UsageError(f"{useless[0]}: SageMaker and Lambda have that, and the target {spec.target} does not. Remove it")
     return spec
 
 

@@ -114,7 +114,7 @@ def scale(
 ) -> None:
     """Change how many workers serve a model, and wait until they are ready."""
     if (workers is None) == (minimum is None and maximum is None):
-        raise UsageError(f"say how many workers '{name}' shall have: `tsx models scale {name} 2`, or --min and --max")
+        raise UsageError(f"say how many workers '{name}' should have: `tsx models scale {name} 2`, or --min and --max")
     least = workers if minimum is None else minimum
     most = workers if maximum is None else maximum
     query = path("models", name, *([] if version is None else [version]), min_worker=least, max_worker=most, synchronous=not no_wait)
@@ -126,14 +126,14 @@ def change(
     name: ModelName,
     values: Annotated[
         list[str],
-        typer.Argument(metavar="NAME=VALUE...", help="Limits, such as batch_size=8; any other name is answered with the list."),
+        typer.Argument(metavar="NAME=VALUE...", help="Limits, such as batch_size=8; an unknown name prints the list."),
     ],
     version: Version = None,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Change a model's limits while it is served; workers go on, and what is not named stays as it is."""
+    """Change a model's limits while it is served; workers continue, and other limits stay unchanged."""
     target = ["models", name, *([] if version is None else [version])]
     _say(management(url, config).call("PUT", path(*target, **_changes(values))).json(), as_json)
 
@@ -152,7 +152,7 @@ def set_default(
 
 @app.command()
 def unregister(name: ModelName, version: Version = None, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
-    """Stop a model's workers and forget it; the archive stays in the model store."""
+    """Unregister a model and stop its workers; the archive stays in the model store."""
     target = path("models", name, *([] if version is None else [version]))
     _say(management(url, config).call("DELETE", target).json(), as_json)
 

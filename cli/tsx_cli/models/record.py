@@ -29,11 +29,11 @@ def record(
     """Record requests to send them again later (`tsx replay`); without options, show what is recorded."""
     terms = {key: value for key, value in {"share": share, "max_size": max_size, "max_age": max_age}.items() if value is not None}
     if off and (terms or answers):
-        raise UsageError("--off ends the recording; say it without --share, --max-size, --max-age and --answers")
+        raise UsageError("--off ends the recording; use it without --share, --max-size, --max-age and --answers")
     if remove and not off:
-        raise UsageError("--remove says what becomes of the files when a recording ends; say it with --off")
+        raise UsageError("--remove deletes the files when a recording ends; use it with --off")
     if (terms or answers) and share is None:
-        raise UsageError("say how many of the requests are recorded, such as --share 1%, or --share 100%")
+        raise UsageError("give the share of the requests to record, such as --share 1%, or --share 100%")
     server, target = management(url, config), path("models", name, "record")
     if off:
         answer = server.call("DELETE", path("models", name, "record", remove=remove)).json()
@@ -56,7 +56,7 @@ def _show(answer: dict[str, Any]) -> None:
         dropped = ", ".join(f"{count} ({reason})" for reason, count in answer["dropped"].items())
         print(f"recorded: {answer['recorded']}" + (f"; not recorded: {dropped}" if dropped else ""))
         if answer.get("problem"):
-            print(f"the disk takes nothing: {answer['problem']}")
+            print(f"nothing can be written to disk: {answer['problem']}")
     else:
         print(f"{answer['model']}: not recorded")
     if answer["files"]:

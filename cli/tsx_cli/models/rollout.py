@@ -38,11 +38,11 @@ def rollout(
     """Move the requests of a model to another version step by step, as long as it does well; show, watch or stop that."""
     given = {"steps": steps, "bake": bake, "max_error_rate": max_error_rate, "max_p99": max_p99, "min_requests": min_requests}
     if version is None and (named := [f"--{option.replace('_', '-')}" for option, value in given.items() if value is not None]):
-        raise UsageError(f"{named[0]} belongs to a new rollout: say which version, as in `tsx models rollout {name} 2.0 {named[0]} ...`")
+        raise UsageError(f"{named[0]} belongs to a new rollout: give the version, as in `tsx models rollout {name} 2.0 {named[0]} ...`")
     if stop and (version is not None or watch):
-        raise UsageError("--stop ends the rollout under way; say it without a version and without --watch")
+        raise UsageError("--stop ends the current rollout; use it without a version and without --watch")
     if keep and not stop:
-        raise UsageError("--keep says how --stop ends a rollout; say both")
+        raise UsageError("--keep applies to --stop; use both")
     server, target = management(url, config), path("models", name, "rollout")
     if stop:
         answer = server.call("DELETE", path("models", name, "rollout", back="false" if keep else "true")).json()

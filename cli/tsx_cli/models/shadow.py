@@ -36,7 +36,7 @@ def shadow(
     server, target = management(url, config), path("models", name, "shadow")
     wanted = to is not None or share is not None or how is not None or bool(ignore)
     if off and (wanted or reset):
-        raise UsageError("--off ends the shadow; say what it should be without it")
+        raise UsageError("--off ends the shadow; use it without other options")
     answer: dict[str, Any] = server.call("GET", target).json()
     if off:
         server.call_json("PATCH", path("models", name, "traffic"), {"shadow": None})
@@ -105,7 +105,7 @@ def _show(answer: dict[str, Any], examples: int) -> None:
     if requests["shed"]:
         print(f"not copied: {', '.join(f'{count} {reason}' for reason, count in sorted(requests['shed'].items()))}")
     rate = answer.get("disagreement")
-    sure = f" ({_percent(rate['rate'])}; 95 % sure: {_percent(rate['low'])} to {_percent(rate['high'])})" if rate else ""
+    sure = f" ({_percent(rate['rate'])}; 95 % confidence: {_percent(rate['low'])} to {_percent(rate['high'])})" if rate else ""
     print(f"{answer['agreed']} agreed, {answer['disagreed']} disagreed{sure}")
     if errors["comparison"]:
         print(f"{errors['comparison']} could not be compared: {one_line(answer.get('last_problem', ''))}")

@@ -25,7 +25,7 @@ def traffic(
         str | None, typer.Option(help="What makes a client keep its version: header:NAME, cookie:NAME, field:NAME; or none.")
     ] = None,
     rule: Annotated[
-        list[str] | None, typer.Option(help="'header X-Beta=1 -> VERSION', or with ~ for a pattern; in place of the rules there are.")
+        list[str] | None, typer.Option(help="'header X-Beta=1 -> VERSION', or with ~ for a pattern; instead of the current rules.")
     ] = None,
     no_rules: Annotated[bool, typer.Option("--no-rules", help="Remove the rules.")] = False,
     clear: Annotated[bool, typer.Option("--clear", help="Send all requests to the default version; labels stay.")] = False,
@@ -37,9 +37,9 @@ def traffic(
     server, target = management(url, config), path("models", name, "traffic")
     wanted = [bool(weights), sticky is not None, bool(rule), no_rules]
     if clear and any(wanted):
-        raise UsageError("--clear takes everything away; set what you want instead without it")
+        raise UsageError("--clear removes the traffic policy; use it without other options")
     if rule and no_rules:
-        raise UsageError("--rule sets the rules and --no-rules removes them; say one of the two")
+        raise UsageError("--rule sets the rules and --no-rules removes them; use only one of them")
     if clear:
         answer = server.call("DELETE", target).json()
     elif any(wanted):
@@ -72,7 +72,7 @@ def label(
     words = [*(word for word, _ in given), *(remove or [])]
     twice = next((word for word in words if words.count(word) > 1), None)
     if twice is not None:
-        raise UsageError(f"the label '{twice}' is named twice; say once what becomes of it")
+        raise UsageError(f"the label '{twice}' is named twice; name it once")
     answer = server.call("GET", target).json()
     there = answer["traffic"].get("labels", {})
     gone = next((word for word in remove or [] if word not in there), None)
@@ -132,7 +132,7 @@ def _weights(texts: Sequence[str]) -> dict[str, float]:
         if not version:
             raise UsageError(f"`tsx models traffic` takes VERSION=WEIGHT, such as 2.0=10, not '{text}'")
         if version in weights:
-            raise UsageError(f"'{version}' has two weights; say one")
+            raise UsageError(f"'{version}' has two weights; give one")
         weights[version] = number
     return weights
 

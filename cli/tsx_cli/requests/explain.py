@@ -28,7 +28,7 @@ def explain(
     """
     words = request_id.split()  # as it was cut out of an answer's head, with the end of its line
     if len(words) != 1:
-        raise UsageError("say which request: its id is in the header x-request-id of its answer")
+        raise UsageError("give the id of a request: it is in the header x-request-id of its answer")
     timeline = management(url, config).call("GET", path("debug", "requests", words[0])).json()
     if as_json:
         print_json(timeline)

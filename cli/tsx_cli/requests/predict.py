@@ -35,17 +35,17 @@ def predict(
     version: Annotated[str | None, typer.Option(help="Version of the model; by default its default version.")] = None,
     content_type: Annotated[str | None, typer.Option(help="Content type of the file, if the guess is wrong.")] = None,
     field: Annotated[str | None, typer.Option(help="Send the file as this field of a form.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer, as it came, into this file.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer, unchanged, to this file.")] = None,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
 ) -> None:
     """Send a file to a model of a running server and print the answer.
 
-    On a terminal the answer is laid out for reading; elsewhere its bytes are passed on as they came.
+    On a terminal the answer is formatted; otherwise its bytes are written unchanged.
     """
     if output is not None and as_json:
-        raise UsageError("--output writes the answer as it came and --json prints it; give one of them")
+        raise UsageError("--output writes the answer to a file and --json prints it; give only one of them")
     settings, _ = read_settings(config)
     data = _read(file)
     kind = content_type or guess_content_type(file, data)

@@ -44,7 +44,7 @@ def replay(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Send the requests of a recording to a running server with their original spacing, and tell how it answered."""
+    """Replay the requests of a recording to a running server with their original spacing, and report how it answered."""
     if math.isnan(speed):
         raise UsageError("--speed takes a number, such as 2 for twice as fast as they came")
     settings, _ = read_settings(config)
@@ -57,7 +57,7 @@ def replay(
     except OSError as error:
         raise CliError(f"{recording} cannot be read: {error.strerror or error}") from error
     if not run.sent:
-        raise CliError(f"{recording} holds no request that came whole")
+        raise CliError(f"{recording} contains no complete request")
     summary = run.summary()
     if as_json:
         print_json(summary)
@@ -66,9 +66,9 @@ def replay(
     if run.failed:
         raise CliError(f"{sum(run.failed.values())} of {run.sent} requests got no answer")
     if set(run.answers) == {404} and not run.equal:
-        raise CliError("nothing answers there: `tsx models list` shows what is served; --model and --version say who gets the requests")
+        raise CliError("nothing answers there: `tsx models list` shows what is served; --model and --version choose where the requests go")
     if run.refused and not run.alike and min(run.answers) >= 400:
-        raise CliError(f"no request was answered as it was when it was recorded; the first got {run.refused}")
+        raise CliError(f"no request got the same answer as when it was recorded; the first got {run.refused}")
 
 
 def plan(entries: Iterable[Recorded], speed: float) -> Iterator[tuple[float, Recorded]]:

@@ -22,7 +22,7 @@ def slowest(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Show the slowest requests of the last half hour to hour, and where their time went."""
+    """Show the slowest requests of the last 30 to 60 minutes, and where their time went."""
     server = management(url, config)
     answer = server.call("GET", path("debug", "slowest", model=model, count=count)).json()
     if as_json:

@@ -53,11 +53,11 @@ def serve_words(words: Sequence[str], settings: Settings, parts: Parts, chosen: 
         flows = [find_workflow(word, settings) for word in of_workflows] or workflows_from_settings(settings)
         orders: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
         if orders and of_workflows and not starts:
-            raise UsageError("--workers, --batch-size and --device go with models; a workflow's specification says it of its own")
+            raise UsageError("--workers, --batch-size and --device apply to models; a workflow's specification sets them for its models")
         try:
             run_server(settings, [replace(start, order=replace(start.order, **orders)) for start in starts], flows)
         except Conflict as error:
-            raise CliError(f"{error.message.rstrip('.')}; give each of the files a name of its own, as NAME=FILE") from error
+            raise CliError(f"{error.message.rstrip('.')}; give each file its own name, as NAME=FILE") from error
 
 
 def with_grpc_addresses(settings: Settings, host: str | None, ports: dict[str, int | None]) -> Settings:
@@ -134,7 +134,7 @@ def run_server(
 ) -> None:
     """Serve until told to stop. `ready_line` is printed when requests are answered, for programs that wait for it."""
     if settings.model_store is not None and not settings.model_store.is_dir():
-        raise CliError(f"the model store '{settings.model_store}' is no directory; make it, or name another with --model-store")
+        raise CliError(f"the model store '{settings.model_store}' is not a directory; create it, or name another with --model-store")
     keep_going()  # a full disk, or a reader that is gone or asleep, is no reason not to serve
     set_up_logging(settings)
     console = Console()

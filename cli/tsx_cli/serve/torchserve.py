@@ -41,21 +41,21 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="torchserve", description="TorchServe's command, on tsx. `tsx serve` does the same and more.")
     action = made.add_mutually_exclusive_group()
     action.add_argument("-v", "--version", action="store_true", help="print the version")
-    action.add_argument("--start", action="store_true", help="start the server; without any of these three as well")
-    action.add_argument("--stop", action="store_true", help="stop it, once it has answered what it has accepted")
+    action.add_argument("--start", action="store_true", help="start the server; this is the default")
+    action.add_argument("--stop", action="store_true", help="stop the server after it has answered accepted requests")
     made.add_argument("--ts-config", metavar="FILE", type=Path, help="config.properties, a snapshot, or a tsx.toml")
-    made.add_argument("--model-store", metavar="DIRECTORY", type=Path, help="where the archives are")
-    made.add_argument("--workflow-store", metavar="DIRECTORY", type=Path, help="where the workflow archives are, if not there")
-    made.add_argument("--models", metavar="[NAME=]FILE", nargs="+", help="what to load: files of the model store, or all")
-    made.add_argument("--foreground", action="store_true", help="stay in this terminal")
-    made.add_argument("--no-config-snapshots", "--ncs", action="store_true", dest="ncs", help="neither write snapshots nor start from one")
+    made.add_argument("--model-store", metavar="DIRECTORY", type=Path, help="directory of the archives")
+    made.add_argument("--workflow-store", metavar="DIRECTORY", type=Path, help="directory of the workflow archives, if different")
+    made.add_argument("--models", metavar="[NAME=]FILE", nargs="+", help="models to load: files of the model store, or all")
+    made.add_argument("--foreground", action="store_true", help="run in the foreground")
+    made.add_argument("--no-config-snapshots", "--ncs", action="store_true", dest="ncs", help="do not write snapshots or start from one")
     made.add_argument("--disable-token-auth", "--dt", action="store_true", help="serve without tokens")
     made.add_argument("--enable-model-api", action="store_true", help="let requests register and remove models")
     made.add_argument(
         "--log-config", metavar="FILE", type=Path, help="a log4j2.xml, for its levels and sizes, or a file for Python's logging.config"
     )
     made.add_argument("--cpp-log-config", metavar="FILE", type=Path, help="accepted: there is no C++ backend")
-    made.add_argument("--plugins-path", "--ppath", metavar="PATH", type=Path, help="accepted: plugins of Java cannot be loaded")
+    made.add_argument("--plugins-path", "--ppath", metavar="PATH", type=Path, help="accepted: Java plugins cannot be loaded")
     made.add_argument("--tell", type=int, help=argparse.SUPPRESS)  # between this command and the server that it starts
     return made
 
@@ -87,7 +87,7 @@ def stop() -> int:
         print("TorchServe is not currently running.")
         return 0
     if not end_server(process):
-        raise CliError(f"TorchServe (process {process.pid}) still answers what it has accepted; `kill -9 {process.pid}` ends it at once")
+        raise CliError(f"TorchServe (process {process.pid}) is still answering accepted requests; `kill -9 {process.pid}` stops it at once")
     print("TorchServe has stopped.")
     return 0
 
@@ -115,7 +115,7 @@ def serve(arguments: argparse.Namespace) -> int:
     except PermissionError as error:
         if error.filename != str(pid_file()):
             raise
-        raise CliError(f"{error.filename} is another user's; set TMPDIR to a directory of your own, for --stop as well") from error
+        raise CliError(f"{error.filename} belongs to another user; set TMPDIR to your own directory, for --stop as well") from error
     return 0
 
 
@@ -215,7 +215,7 @@ def notices(arguments: argparse.Namespace, setup: Setup) -> list[str]:
             f"handlers see these headers of requests, as in TorchServe: {names}; an empty pass_headers keeps them from handlers"
         )
     if setup.restored:
-        ignored = "; --models does not count then (--ncs starts afresh)" if arguments.models else ""
+        ignored = "; --models is ignored (--ncs starts without the snapshot)" if arguments.models else ""
         given_settings.append(f"starting from the last snapshot, {setup.file}{ignored}")
     return given_settings
 

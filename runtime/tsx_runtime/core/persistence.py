@@ -86,7 +86,7 @@ class StateStore:
 
     def _write_soon(self, name: str, text: str | None) -> None:
         if self.directory is None:
-            self._warn_once("no directory can be used for it")
+            self._warn_once("no usable directory was found")
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "tsx-state")  # one, so that what came later is written later
@@ -121,7 +121,7 @@ class StateStore:
         try:
             if not lock.own(wait=False):
                 lock.close()
-                self._warn_once(f"another server that runs keeps its own in {directory}")
+                self._warn_once(f"another running server uses {directory}")
                 return False
         except CacheError:  # a file system without locks
             pass
@@ -132,7 +132,7 @@ class StateStore:
         """Once: each further change would say the same."""
         if not self._warned:
             self._warned = True
-            lost = "what is changed while this server runs, such as traffic, is lost when it stops"
+            lost = "changes made while this server runs, such as traffic, are lost when it stops"
             logger.warning("%s: %s. Set state_dir to a directory of its own", lost, why)
 
 
@@ -145,7 +145,7 @@ def state_directory(settings: Settings, env: Mapping[str, str] = os.environ) -> 
         try:
             check_directory(store / ".tsx")
         except OSError as error:
-            logger.warning("what is changed while this server runs is not kept in the model store: %s", error.strerror)
+            logger.warning("changes made while this server runs are not saved in the model store: %s", error.strerror)
         else:
             return store / ".tsx"
     address = parse_address(settings.inference_address)
@@ -177,6 +177,6 @@ def _read(file: Path) -> dict[str, Any]:
         if not isinstance(kept, dict):
             raise TypeError("it holds no object")
     except (OSError, ValueError, TypeError) as error:
-        logger.warning("%s is passed over, and what it said of the model's traffic with it: %s", file, error)
+        logger.warning("%s is ignored, and the model's traffic in it: %s", file, error)
         return {}
     return kept

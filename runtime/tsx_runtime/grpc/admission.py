@@ -33,7 +33,7 @@ class Admission:
     def check(self) -> None:
         """Raises `CallRefused` where there are as many calls as there may be."""
         if len(self.calls) >= self.limit:
-            text = f"{len(self.calls)} calls are under way, as many as grpc_max_concurrent_calls allows. Try again later."
+            text = f"{len(self.calls)} calls are in progress, as many as grpc_max_concurrent_calls allows. Try again later."
             raise CallRefused(Refusal(StatusCode.RESOURCE_EXHAUSTED, text, RETRY, status=429))
 
     def expire(self, task: asyncio.Task[Any]) -> None:

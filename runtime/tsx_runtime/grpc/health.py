@@ -45,7 +45,7 @@ class Health:
     async def check(self, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
         status = self._status(request.service)
         if status == HealthCheckResponse.SERVICE_UNKNOWN:
-            text = f"There is neither a service nor a model {request.service!r} here."
+            text = f"There is no service or model named {request.service!r} here."
             raise CallRefused(Refusal(grpc.StatusCode.NOT_FOUND, details_text(text), status=404))
         return HealthCheckResponse(status=status)
 

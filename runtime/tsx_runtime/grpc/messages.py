@@ -29,7 +29,9 @@ async def read_message(kind: Any, raw: bytes, most: int) -> Any:
         return kind.FromString(data)
     except DecodeError as error:
         name = kind.DESCRIPTOR.name
-        raise BadRequest(f"The message of {len(data)} bytes is no {name}: protobuf cannot parse it. Compare the .proto files.") from error
+        raise BadRequest(
+            f"The message of {len(data)} bytes is not a {name}: protobuf cannot parse it. Compare the .proto files."
+        ) from error
 
 
 def unpacked(raw: bytes, most: int) -> bytes:
@@ -83,4 +85,4 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _too_large(most: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"The message has more than {most} bytes, which is the most that this method takes (max_request_size).")
+    return PayloadTooLarge(f"The message has more than {most} bytes, which is the limit of this method (max_request_size).")

@@ -27,7 +27,7 @@ from tsx_runtime.metrics.response_counts import ResponseCounts
 TRACED = frozenset({"Predictions", "StreamPredictions", "StreamPredictions2", "ModelInfer", "ModelStreamInfer"})
 # Codes that OpenTelemetry counts as the server's errors: UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, DATA_LOSS.
 FAULTS = frozenset({2, 4, 12, 13, 14, 15})
-TOO_SLOW = "The client took nothing of the answer for {:g} s (write_timeout)."
+TOO_SLOW = "The client read nothing of the answer for {:g} s (write_timeout)."
 UNEXPECTED = "The server failed unexpectedly; its log has the traceback."
 
 logger = logging.getLogger("tsx.grpc")

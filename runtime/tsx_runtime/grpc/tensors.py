@@ -58,7 +58,9 @@ def pack(request: Any) -> PackedRequest:
             raise BadRequest(f"{len(request.raw_input_contents)} raw_input_contents do not fit {len(request.inputs)} inputs: one each.")
         for tensor in request.inputs:
             if tensor.HasField("contents"):
-                raise BadRequest(f"The input {tensor.name!r} has contents although the request has raw_input_contents: give either.")
+                raise BadRequest(
+                    f"The input {tensor.name!r} has contents although the request has raw_input_contents: send only one of them."
+                )
         raw: list[bytes] = list(request.raw_input_contents)
     else:
         raw = [pack_contents(tensor) for tensor in request.inputs]
@@ -98,7 +100,7 @@ def unpack(response: Any, head: int | None, body: bytes, *, typed: bool) -> None
             else:
                 response.raw_output_contents.append(output.raw)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, struct.error) as error:
-        raise PredictionFailed(f"The handler answered with outputs that are no tensors: {type(error).__name__}: {error}.") from error
+        raise PredictionFailed(f"The handler returned outputs that are not tensors: {type(error).__name__}: {error}.") from error
 
 
 def pack_contents(tensor: Any) -> bytes:

@@ -101,7 +101,12 @@ def _add_in_flight(families: Families, budget: ByteBudget, labels: Labels) -> No
         ),
         ("tsx_unread_bytes", "gauge", "of these, bytes of answers that clients have not read", budget.unread),
         ("tsx_bodies_refused_total", "counter", "requests refused because max_inflight_bytes was used up", budget.refused),
-        ("tsx_clients_cut_off_total", "counter", "clients cut off because their unread answers used up max_inflight_bytes", budget.cut_off),
+        (
+            "tsx_clients_cut_off_total",
+            "counter",
+            "clients disconnected because their unread answers used up max_inflight_bytes",
+            budget.cut_off,
+        ),
     ):
         families.add(name, kind, text, [(labels, value)])
 

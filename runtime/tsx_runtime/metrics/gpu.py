@@ -101,7 +101,7 @@ def own_gpu_metrics(gpu: Gpu) -> list[tuple[str, str, float]]:
     named = (
         ("tsx_gpu_memory_used_bytes", "memory of a GPU that is in use, by any process", gpu.memory_used, MEGA),
         ("tsx_gpu_memory_total_bytes", "memory of a GPU", gpu.memory_total, MEGA),
-        ("tsx_gpu_utilization_ratio", "share of the time in which a GPU was at work", gpu.utilization, 0.01),
+        ("tsx_gpu_utilization_ratio", "share of the time in which a GPU was busy", gpu.utilization, 0.01),
         ("tsx_gpu_memory_utilization_ratio", "share of the time in which a GPU read or wrote its memory", gpu.memory_utilization, 0.01),
     )
     return [(name, text, value * unit) for name, text, value, unit in named if value is not None]

@@ -60,7 +60,7 @@ class System:
         try:
             code, output = await output_of(shlex.split(command), LONGEST_RUN, env=env)
         except TimeoutError:
-            logger.warning("system_metrics_cmd took longer than %d s, so it was ended", LONGEST_RUN)
+            logger.warning("system_metrics_cmd took longer than %d s, so it was stopped", LONGEST_RUN)
             return
         except (OSError, ValueError) as error:
             logger.warning("system_metrics_cmd cannot be run: %s", error)

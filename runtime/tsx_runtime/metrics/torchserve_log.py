@@ -135,7 +135,7 @@ async def metric_tasks(registry: Registry, counts: ResponseCounts, system: Syste
 def _log_failure(task: asyncio.Task[None]) -> None:
     """None of them should end by an error; where one does, that is not to be found out by numbers that are missing."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("metrics are not logged any more, until the server is started again", exc_info=error)
+        logger.error("metrics are no longer logged until the server is restarted", exc_info=error)
 
 
 async def _write_for_ever(log: MetricLog) -> None:

@@ -48,10 +48,10 @@ def _add_requests(families: Families, version: ModelVersion, model: Labels) -> N
     families.add("tsx_refusals_total", "counter", "requests that no worker answered, by the kind of error", refusals)
     finished = sum(stats.answers.values()) + sum(stats.refusals.values())
     families.add("tsx_requests_total", "counter", "requests that were answered or refused", [(model, finished)])
-    text = "requests that failed: answers of 500 and above, and refusals through no fault of the client"
+    text = "requests that failed: answers of 500 and above, and refusals that the client did not cause"
     families.add("tsx_errors_total", "counter", text, [(model, stats.errors)])
     dropped = [(model | {"metric": plain_text(name)}, count) for name, count in sorted(stats.dropped_metrics.items())]
-    text = "values that a handler reported beyond the bounds, by the name of the metric"
+    text = "values that a handler reported beyond the limits, by the name of the metric"
     families.add("tsx_handler_metric_drops_total", "counter", text, dropped)
     families.add("tsx_queue_depth", "gauge", "requests that wait for a worker", [(model, version.pending)])
     families.add("tsx_queue_capacity", "gauge", "requests that may wait (jobQueueSize)", [(model, version.queue_capacity)])
@@ -92,12 +92,14 @@ def _add_workers(families: Families, version: ModelVersion, model: Labels) -> No
     states = [worker.state for worker in version.workers]
     samples = [(model | {"state": state.value}, states.count(state)) for state in WorkerState]
     families.add("tsx_workers", "gauge", "workers by state", samples)
-    families.add("tsx_worker_restarts_total", "counter", "workers started again", [(model, stats.restarts)])
+    families.add("tsx_worker_restarts_total", "counter", "worker restarts", [(model, stats.restarts)])
     recycled = [(model | {"reason": reason}, stats.recycled[reason]) for reason in RECYCLED]
-    families.add("tsx_worker_recycles_total", "counter", "workers replaced for what they had served, held or lived", recycled)
+    families.add(
+        "tsx_worker_recycles_total", "counter", "workers replaced because they reached a limit of requests, memory or age", recycled
+    )
     stuck = [(model | {"reason": reason}, stats.stuck[reason]) for reason in STUCK]
-    families.add("tsx_worker_stuck_total", "counter", "workers killed because they did not go on", stuck)
-    text = "time in which workers were at a batch"
+    families.add("tsx_worker_stuck_total", "counter", "workers killed because they stopped responding", stuck)
+    text = "time in which workers processed batches"
     families.add("tsx_worker_busy_seconds_total", "counter", text, [(model, stats.busy_seconds)])
 
 

@@ -42,7 +42,7 @@ def load_plugins(names: Iterable[str]) -> Plugins:
     known = sorted({name for points in found.values() for name in points})
     for name in wanted:
         if name not in known:
-            installed = f"installed are: {', '.join(known)}" if known else "no installed package brings any"
+            installed = f"installed are: {', '.join(known)}" if known else "no installed package provides any"
             raise SettingError(f"there is no plugin '{name}'{suggestion(name, known) or f'; {installed}'}")
     loaded = {group: {name: _load(group, points[name]) for name in wanted if name in points} for group, points in found.items()}
     for name in loaded["sources"]:
@@ -60,7 +60,7 @@ def _load(group: str, point: EntryPoint) -> Any:
         raise SettingError(f"the plugin '{point.name}' does not load: {point.value}: {type(error).__name__}: {error}") from error
     if group == "endpoints":
         if not (isinstance(plugin, Endpoint) and re.fullmatch(r"(/[A-Za-z0-9_.~-]+)+", plugin.path)):
-            raise SettingError(f"the plugin '{point.name}' ({point.value}) is no Endpoint whose path is written like /a/path")
+            raise SettingError(f"the plugin '{point.name}' ({point.value}) is not an Endpoint with a path such as /a/path")
     elif not callable(plugin):
         raise SettingError(f"the plugin '{point.name}' ({point.value}) is a {type(plugin).__name__}, not a function")
     return plugin

@@ -96,7 +96,7 @@ def _check_absolute(paths: list[Path]) -> list[Path]:
     return paths
 
 
-IsolationPaths = Annotated[list[Path], AfterValidator(_check_absolute), Accepts("absolute paths: a list, or text with commas")]
+IsolationPaths = Annotated[list[Path], AfterValidator(_check_absolute), Accepts("absolute paths: a list, or a string with commas")]
 IsolationCpus = Annotated[float, Field(ge=0, le=4096), Accepts("a number from 0 to 4096")]
 
 
@@ -117,16 +117,18 @@ class ModelSettings(BaseModel):
 
     workers: int | None = Field(None, ge=0, description="workers to start")
     device: Literal["cpu", "gpu"] | None = Field(None, description="where the model runs")
-    pass_env: list[str] | None = Field(None, description="credentials in the server's environment that its workers see as well")
-    pass_headers: list[str] | None = Field(None, description="headers with callers' credentials that its handler sees as well")
-    traffic: Traffic | None = Field(None, description="how requests are shared out among its versions; see routing.md")
+    pass_env: list[str] | None = Field(None, description="additional credentials in the server's environment that its workers can read")
+    pass_headers: list[str] | None = Field(None, description="additional headers with clients' credentials that its handler can read")
+    traffic: Traffic | None = Field(None, description="how requests are split between its versions; see routing.md")
     isolation: Literal["off", "on"] | None = Field(None, description="whether its workers are isolated; see security.md")
     isolation_network: bool | None = Field(None, description="whether isolated workers may use the network")
-    isolation_memory: int | None = Field(None, ge=0, description="megabytes that an isolated worker may take; 0 = no bound")
-    isolation_cpus: IsolationCpus | None = Field(None, description="CPUs that an isolated worker may use; 0 = no bound")
-    isolation_processes: int | None = Field(None, ge=0, description="processes and threads of an isolated worker; 0 = no bound")
-    isolation_paths: IsolationPaths | None = Field(None, description="files and directories that isolated workers may read as well")
-    isolation_variables: list[str] | None = Field(None, description="environment variables that isolated workers get as well")
+    isolation_memory: int | None = Field(None, ge=0, description="memory limit of an isolated worker, in megabytes; 0 = no limit")
+    isolation_cpus: IsolationCpus | None = Field(None, description="CPU limit of an isolated worker, in CPUs; 0 = no limit")
+    isolation_processes: int | None = Field(
+        None, ge=0, description="maximum number of processes and threads of an isolated worker; 0 = no limit"
+    )
+    isolation_paths: IsolationPaths | None = Field(None, description="additional files and directories that isolated workers may read")
+    isolation_variables: list[str] | None = Field(None, description="additional environment variables for isolated workers")
 
 
 class Settings(BaseModel):
@@ -134,73 +136,83 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    inference_address: Address = Field("http://127.0.0.1:8080", description="where predictions are answered")
-    management_address: Address = Field("http://127.0.0.1:8081", description="where models are registered, scaled and described")
-    metrics_address: Address = Field("http://127.0.0.1:8082", description="where Prometheus reads the metrics")
+    inference_address: Address = Field("http://127.0.0.1:8080", description="address of the inference API")
+    management_address: Address = Field("http://127.0.0.1:8081", description="address of the management API")
+    metrics_address: Address = Field("http://127.0.0.1:8082", description="address of the metrics for Prometheus")
     enable_metrics_api: bool = Field(True, description="listen at metrics_address")
     certificate_file: Path | None = Field(None, description="PEM file with the certificate, and its chain, of https addresses")
     private_key_file: Path | None = Field(None, description="PEM file with the certificate's private key")
     keystore: Path | None = Field(None, description="Java keystore, PKCS12 or JKS, in place of the two PEM files")
     keystore_pass: str = Field("changeit", description="password of the keystore and of its key")
-    enable_grpc: bool = Field(True, description="serve gRPC as well, where the extra `grpc` is installed")
-    grpc_inference_address: Host = Field("127.0.0.1", description="host where predictions are answered by gRPC")
-    grpc_inference_port: int = Field(7070, ge=0, le=65535, description="its port; 0 takes a free one")
-    grpc_management_address: Host = Field("127.0.0.1", description="host where models are managed by gRPC")
-    grpc_management_port: int = Field(7071, ge=0, le=65535, description="its port; 0 takes a free one")
+    enable_grpc: bool = Field(True, description="serve gRPC as well, if the extra `grpc` is installed")
+    grpc_inference_address: Host = Field("127.0.0.1", description="host of the gRPC inference API")
+    grpc_inference_port: int = Field(7070, ge=0, le=65535, description="its port; 0 chooses a free one")
+    grpc_management_address: Host = Field("127.0.0.1", description="host of the gRPC management API")
+    grpc_management_port: int = Field(7071, ge=0, le=65535, description="its port; 0 chooses a free one")
     grpc_inference_max_connection_age_ms: int | None = Field(None, ge=1, description="age at which a connection is closed; none if not set")
     grpc_inference_max_connection_age_grace_ms: int | None = Field(
-        None, ge=1, description="how long calls may go on after that; for ever if not set"
+        None, ge=1, description="maximum time for calls to finish after that; unlimited if not set"
     )
     grpc_management_max_connection_age_ms: int | None = Field(
         None, ge=1, description="age at which a connection is closed; none if not set"
     )
     grpc_management_max_connection_age_grace_ms: int | None = Field(
-        None, ge=1, description="how long calls may go on after that; for ever if not set"
+        None, ge=1, description="maximum time for calls to finish after that; unlimited if not set"
     )
-    grpc_max_concurrent_streams: int = Field(100, ge=1, le=1 << 20, description="calls that one connection may have under way")
-    grpc_max_concurrent_calls: int = Field(1000, ge=1, description="calls that one port takes at a time; further ones are refused")
-    grpc_max_connections: int = Field(1000, ge=1, le=(1 << 31) - 1, description="connections that one port takes at a time")
+    grpc_max_concurrent_streams: int = Field(100, ge=1, le=1 << 20, description="maximum number of concurrent calls on one connection")
+    grpc_max_concurrent_calls: int = Field(
+        1000, ge=1, description="maximum number of concurrent calls on one port; further calls are refused"
+    )
+    grpc_max_connections: int = Field(1000, ge=1, le=(1 << 31) - 1, description="maximum number of connections on one port")
     grpc_max_connection_idle_ms: int = Field(
-        300_000, ge=1, le=(1 << 31) - 1, description="how long a connection may have no call before it is closed"
+        300_000, ge=1, le=(1 << 31) - 1, description="time without a call after which a connection is closed"
     )
-    grpc_message_timeout: int = Field(60, ge=1, description="seconds that the message of a call may take to arrive")
+    grpc_message_timeout: int = Field(60, ge=1, description="maximum time to receive the message of a call, in seconds")
     enable_grpc_ssl: bool = Field(False, description="encrypt gRPC with certificate_file and private_key_file")
-    model_store: Path | None = Field(None, description="the directory that models are registered from")
-    allowed_urls: list[str] = Field([], description="where models may be downloaded from: hosts, or patterns that match whole URLs")
+    model_store: Path | None = Field(None, description="directory of the archives that can be registered by file name")
+    allowed_urls: list[str] = Field([], description="sources for model downloads: hosts, or regular expressions that match whole URLs")
     allow_private_urls: bool = Field(False, description="download from addresses that are not public as well")
-    s3_endpoint_url: str | None = Field(None, min_length=1, description="what answers s3:// URLs; Amazon, or what boto3 finds, if not set")
-    load_models: list[str] = Field([], description="what to load at start: archives, [name=]file, or 'all' in the model store")
-    workflow_store: Path | None = Field(None, description="the directory that workflows are registered from; the model store if not set")
-    load_workflows: list[str] = Field([], description="what to load after the models: [name=]file, or 'all' in the workflow store")
-    default_workers_per_model: int = Field(0, ge=0, description="workers of a model that asks for none; 0 = one a GPU, or one")
+    s3_endpoint_url: str | None = Field(
+        None, min_length=1, description="endpoint for s3:// URLs; if not set, that of AWS or of boto3's configuration"
+    )
+    load_models: list[str] = Field([], description="models to load at start: archives, [name=]file, or 'all' in the model store")
+    workflow_store: Path | None = Field(None, description="directory that workflows are registered from; the model store if not set")
+    load_workflows: list[str] = Field([], description="workflows to load after the models: [name=]file, or 'all' in the workflow store")
+    default_workers_per_model: int = Field(
+        0, ge=0, description="workers of a model that does not set their number; 0 = one per GPU, or one without a GPU"
+    )
     default_response_timeout: int = server_default("response_timeout")
     default_startup_timeout: int = server_default("startup_timeout")
-    unregister_model_timeout: int = Field(120, ge=1, description="seconds a model may take to finish its work when it is removed")
+    unregister_model_timeout: int = Field(
+        120, ge=1, description="maximum time for a model to finish its work when it is removed, in seconds"
+    )
     job_queue_size: int = server_default("job_queue_size")
     max_queue_bytes: int = server_default("max_queue_bytes")
     overload_status: Annotated[int, OneOf(LIMITS["overload_status"].choices)] = server_default("overload_status")
-    max_request_size: int = Field(6_553_500, ge=1, le=MAX_FIELD, description="bytes of one request's body")
-    max_response_size: int = Field(6_553_500, ge=1, le=MAX_FIELD, description="bytes of one answer's body")
+    max_request_size: int = Field(6_553_500, ge=1, le=MAX_FIELD, description="maximum size of a request's body, in bytes")
+    max_response_size: int = Field(6_553_500, ge=1, le=MAX_FIELD, description="maximum size of an answer's body, in bytes")
     max_inflight_bytes: int = Field(
         1 << 30,
         ge=1,
-        description="bytes of all bodies over 64 KiB that arrive, wait or run, and of unread answers; at least two of max_request_size",
+        description="maximum bytes of all bodies over 64 KiB in flight and of unread answers; at least two of max_request_size",
     )
-    max_header_size: int = Field(64 << 10, ge=1024, description="bytes of one request's headers")
-    max_headers: int = Field(200, ge=10, description="headers of one request")
-    max_management_size: int = Field(1 << 20, ge=1024, description="bytes of the body of one management request")
-    header_timeout: int = Field(10, ge=1, description="seconds that a request's headers may take")
-    body_timeout: int = Field(30, ge=1, description="seconds that a body may take, and one more for each body_min_rate bytes that came")
-    body_idle_timeout: int = Field(10, ge=1, description="seconds for which nothing of a request's body may come")
-    body_min_rate: int = Field(16_384, ge=1, description="bytes a second that a body must come with once body_timeout is over")
-    write_timeout: int = Field(30, ge=1, description="seconds for which a client may take nothing of its answer")
-    keep_alive_timeout: int = Field(75, ge=1, description="seconds that a connection may wait for its next request")
-    number_of_gpu: int | None = Field(None, ge=0, description="GPUs to use; all that are visible if not set")
-    limit_max_image_pixels: bool = Field(True, description="refuse images that would unpack to a gigantic size")
-    decode_input_request: bool = Field(True, description="hand JSON and text bodies to the handler decoded")
-    default_service_handler: str | None = Field(None, description="the handler of archives that name none")
+    max_header_size: int = Field(64 << 10, ge=1024, description="maximum size of a request's headers, in bytes")
+    max_headers: int = Field(200, ge=10, description="maximum number of headers of a request")
+    max_management_size: int = Field(1 << 20, ge=1024, description="maximum size of the body of a management request, in bytes")
+    header_timeout: int = Field(10, ge=1, description="maximum time to receive a request's headers, in seconds")
+    body_timeout: int = Field(
+        30, ge=1, description="maximum time to receive a body, in seconds, plus one second for each body_min_rate bytes received"
+    )
+    body_idle_timeout: int = Field(10, ge=1, description="maximum pause in receiving a request's body, in seconds")
+    body_min_rate: int = Field(16_384, ge=1, description="minimum rate of a body after body_timeout, in bytes per second")
+    write_timeout: int = Field(30, ge=1, description="maximum time that a client may read nothing of its answer, in seconds")
+    keep_alive_timeout: int = Field(75, ge=1, description="maximum idle time of a connection between requests, in seconds")
+    number_of_gpu: int | None = Field(None, ge=0, description="number of GPUs to use; all visible GPUs if not set")
+    limit_max_image_pixels: bool = Field(True, description="refuse images that would decode to a very large size")
+    decode_input_request: bool = Field(True, description="decode JSON and text bodies before the handler gets them")
+    default_service_handler: str | None = Field(None, description="handler of archives without one")
     service_envelope: Literal["body", "json", "kserve", "kservev2"] | None = Field(
-        None, description="what clients wrap requests in: body, json, kserve or kservev2; nothing if not set"
+        None, description="service envelope of the requests: body, json, kserve or kservev2; nothing if not set"
     )
     ts_header_key_sequence_id: str = Field("ts_request_sequence_id", min_length=1, description="the header that names a request's sequence")
     ts_header_key_sequence_start: str = Field("ts_request_sequence_start", min_length=1, description="the header that starts a sequence")
@@ -208,21 +220,27 @@ class Settings(BaseModel):
     inference_token: str | None = Field(None, min_length=1, description="bearer token that predictions must carry")
     management_token: str | None = Field(None, min_length=1, description="bearer token that management and metrics calls must carry")
     disable_token_authorization: bool = Field(False, description="serve without tokens on an address that is not loopback")
-    generate_tokens: bool = Field(False, description="make up the tokens that are not set, and write them to key_file, as TorchServe does")
-    api_token: str | None = Field(None, min_length=1, description="bearer token that GET /token must carry, which replaces a made-up token")
-    key_file: Path = Field(Path("key_file.json"), description="where made-up tokens are written; readable for the server's user alone")
-    token_expiration_min: float = Field(60, gt=0, le=1e9, description="minutes for which a token that was made up is right")
+    generate_tokens: bool = Field(False, description="generate the tokens that are not set and write them to key_file, as TorchServe does")
+    api_token: str | None = Field(
+        None, min_length=1, description="bearer token that GET /token must carry, which replaces a generated token"
+    )
+    key_file: Path = Field(Path("key_file.json"), description="file for generated tokens; only the server's user can read it")
+    token_expiration_min: float = Field(60, gt=0, le=1e9, description="validity of a generated token, in minutes")
     max_connections_per_client: int | None = Field(
-        None, ge=0, description="connections that one client may have open; 0 = any; not set: 1024 where other machines can connect"
+        None, ge=0, description="maximum number of connections of one client; 0 = unlimited; not set: 1024 where other machines can connect"
     )
     max_requests_per_client: int | None = Field(
-        None, ge=0, description="requests that one client may send a second; 0 = any; not set: 20000 where other machines can connect"
+        None,
+        ge=0,
+        description="maximum number of requests per second of one client; 0 = unlimited; not set: 20000 where other machines can connect",
     )
     max_failed_tokens: int | None = Field(
-        None, ge=0, description="wrong tokens that one client may send a minute; 0 = any; not set: 10 where other machines can connect"
+        None,
+        ge=0,
+        description="maximum number of wrong tokens per minute of one client; 0 = unlimited; not set: 10 where other machines can connect",
     )
     trusted_proxies: Networks = Field(
-        [], description="addresses or networks of reverse proxies whose X-Forwarded-For says which client a request is from"
+        [], description="addresses or networks of reverse proxies whose X-Forwarded-For header identifies the client"
     )
     token_failure_status: Annotated[int, OneOf((400, 401))] = Field(
         400, description="status of a request whose token is wrong: 400, as in TorchServe, or 401"
@@ -232,25 +250,27 @@ class Settings(BaseModel):
     cors_allowed_methods: HeaderText | None = Field(None, description="methods that such pages may use, such as GET, POST, PUT, OPTIONS")
     cors_allowed_headers: HeaderText | None = Field(None, description="headers that such pages may send, such as X-Custom-Header")
     allowed_hosts: list[str] = Field(
-        [], description="hosts, beside loopback's, that predictions on loopback may name in Host and Origin; * for any, from any site"
+        [], description="additional hosts that Host and Origin of predictions on loopback may name; * for any, from any site"
     )
     metrics_mode: Annotated[Literal["prometheus", "log", "legacy"], BeforeValidator(_lower)] = Field(
         "prometheus", description="prometheus: /metrics alone; log, or legacy: lines in ts_metrics.log and model_metrics.log as well"
     )
     metrics_config: Path | None = Field(None, description="a metrics.yaml, which declares the metrics of the server and of handlers")
     model_metrics_auto_detect: bool = Field(True, description="show metrics of handlers that metrics_config does not declare")
-    disable_system_metrics: bool = Field(False, description="leave the machine's own numbers out of the metrics")
-    system_metrics_cmd: str | None = Field(None, min_length=1, description="program that prints the machine's numbers, in place of tsx")
+    disable_system_metrics: bool = Field(False, description="omit the metrics of the machine")
+    system_metrics_cmd: str | None = Field(
+        None, min_length=1, description="program that prints the machine's metrics, instead of tsx's own collection"
+    )
     metric_time_interval: int = Field(60, ge=1, description="seconds between two runs of it, and between the machine's lines in the log")
-    server_timing_share: float = Field(0.0, ge=0, le=1, description="share of the answers that say where their time went (Server-Timing)")
-    access_log: LogShare = Field(0.0, description="write a line for each answer: true or false, or for a share of them, such as 1%")
+    server_timing_share: float = Field(0.0, ge=0, le=1, description="share of the answers with a Server-Timing header")
+    access_log: LogShare = Field(0.0, description="write a line for each answer: true, false, or a share of the answers such as 1%")
     log_format: Annotated[Literal["auto", "text", "json"], BeforeValidator(_lower)] = Field(
         "auto", description="text, or json; auto: JSON where the log goes to stderr and that is no terminal"
     )
     otlp_endpoint: Collector | None = Field(
         None, description="collector that traces are sent to, such as http://127.0.0.1:4318 (OTLP over HTTP); see observability.md"
     )
-    trace_share: float = Field(0.01, ge=0, le=1, description="share of the requests whose client has no trace for which one is begun")
+    trace_share: float = Field(0.01, ge=0, le=1, description="share of the requests without a client's trace for which a trace is started")
     log_location: Path | None = Field(None, description="directory for ts_log.log, access_log.log and model_log.log; stderr if not set")
     metrics_location: Path | None = Field(
         None, description="directory for ts_metrics.log and model_metrics.log (metrics_mode = log); log_location if not set"
@@ -259,44 +279,54 @@ class Settings(BaseModel):
     max_worker_requests: int = server_default("max_worker_requests")
     max_worker_memory: int = server_default("max_worker_memory")
     max_worker_age: int = server_default("max_worker_age")
-    heartbeat_interval: int = Field(2, ge=1, description="seconds between looks at a worker: is it stopped, silent, due to be replaced")
-    heartbeat_timeout: int = Field(60, ge=0, description="seconds in which an idle worker must give a sign of life, or is killed; 0 = any")
-    shutdown_delay: int = Field(0, ge=0, description="seconds for which a server that is to stop still takes requests, but is not ready")
-    drain_timeout: int = Field(30, ge=0, description="seconds that accepted requests may take after a stop was requested")
-    pass_env: list[str] = Field([], description="credentials in the environment that workers see: names, or patterns such as AWS_*")
-    pass_headers: list[str] = Field([], description="of Authorization, Proxy-Authorization and Cookie those that handlers see")
-    blacklist_env_vars: Pattern = Field(None, description="regular expression for whole names of variables that workers must not see")
+    heartbeat_interval: int = Field(
+        2, ge=1, description="seconds between checks of a worker: whether it is stopped, silent or due for replacement"
+    )
+    heartbeat_timeout: int = Field(
+        60, ge=0, description="time without a heartbeat after which an idle worker is killed, in seconds; 0 = never"
+    )
+    shutdown_delay: int = Field(
+        0, ge=0, description="time for which a stopping server still accepts requests while it reports that it is not ready, in seconds"
+    )
+    drain_timeout: int = Field(30, ge=0, description="maximum time to answer accepted requests after a stop was requested, in seconds")
+    pass_env: list[str] = Field([], description="credentials in the environment that workers can read: names, or patterns such as AWS_*")
+    pass_headers: list[str] = Field([], description="those of Authorization, Proxy-Authorization and Cookie that handlers can read")
+    blacklist_env_vars: Pattern = Field(
+        None, description="regular expression that matches the whole name of variables that workers must not read"
+    )
     state_dir: Path | None = Field(
-        None, description="where changes made while serving are kept; .tsx in the model store, or the user's state directory, if not set"
+        None, description="directory for changes made while serving; .tsx in the model store, or the user's state directory, if not set"
     )
     record_headers: list[str] | None = Field(
-        None, description="headers that recordings keep, beside those a request needs; if not set, all that do not identify the client"
+        None, description="additional headers that recordings store; if not set, all that do not identify the client"
     )
     cache_dir: Path | None = Field(
-        None, description="where archives are unpacked; the user's cache directory, or a temporary one, if not set"
+        None, description="directory where archives are unpacked; the user's cache directory, or a temporary one, if not set"
     )
-    max_archive_size: int = Field(64 << 30, ge=1, description="bytes that an archive may unpack to")
-    max_archive_files: int = Field(10_000, ge=1, description="files that an archive may hold")
-    install_py_dep_per_model: bool = Field(False, description="install what the requirements file of an archive asks for")
-    install_timeout: int = Field(600, ge=1, description="seconds that installing the requirements of one model may take")
-    max_environments_size: int = Field(32 << 30, ge=0, description="bytes of installed requirements that are kept while no model uses them")
-    cpu_launcher_enable: bool = Field(False, description="pin each CPU worker to cores of its own")
+    max_archive_size: int = Field(64 << 30, ge=1, description="maximum unpacked size of an archive, in bytes")
+    max_archive_files: int = Field(10_000, ge=1, description="maximum number of files in an archive")
+    install_py_dep_per_model: bool = Field(False, description="install the packages in the requirements file of an archive")
+    install_timeout: int = Field(600, ge=1, description="maximum time to install the requirements of one model, in seconds")
+    max_environments_size: int = Field(32 << 30, ge=0, description="maximum size of installed requirements that no model uses, in bytes")
+    cpu_launcher_enable: bool = Field(False, description="pin each CPU worker to its own cores")
     cpu_launcher_args: str = Field("", description="which cores: options of torch.backends.xeon.run_cpu")
-    plugins: list[str] = Field([], description="plugins to load: names of entry points that installed packages bring")
-    metrics_push_interval: int = Field(10, ge=1, description="seconds between the readings that plugins' metrics sinks get")
+    plugins: list[str] = Field([], description="plugins to load: names of entry points of installed packages")
+    metrics_push_interval: int = Field(10, ge=1, description="seconds between two calls of plugins' metrics sinks")
     isolation: Literal["off", "on"] = Field(
         "off", description="on: workers are isolated from the network, from files, from other processes; see security.md"
     )
     isolation_network: bool = Field(False, description="let isolated workers use the network")
-    isolation_memory: int = Field(0, ge=0, description="megabytes that an isolated worker may take (cgroup v2); 0 = no bound")
-    isolation_cpus: IsolationCpus = Field(0.0, description="CPUs that an isolated worker may use (cgroup v2); 0 = no bound")
-    isolation_processes: int = Field(0, ge=0, description="processes and threads of an isolated worker (cgroup v2); 0 = no bound")
-    isolation_paths: IsolationPaths = Field([], description="files and directories that isolated workers may read as well")
-    isolation_variables: list[str] = Field([], description="environment variables that isolated workers get as well")
+    isolation_memory: int = Field(0, ge=0, description="memory limit of an isolated worker, in megabytes (cgroup v2); 0 = no limit")
+    isolation_cpus: IsolationCpus = Field(0.0, description="CPU limit of an isolated worker, in CPUs (cgroup v2); 0 = no limit")
+    isolation_processes: int = Field(
+        0, ge=0, description="maximum number of processes and threads of an isolated worker (cgroup v2); 0 = no limit"
+    )
+    isolation_paths: IsolationPaths = Field([], description="additional files and directories that isolated workers may read")
+    isolation_variables: list[str] = Field([], description="additional environment variables for isolated workers")
     isolation_cgroup: Path | None = Field(
         None, description="cgroup v2 directory in which the server may make groups; the server's own group if not set"
     )
-    worker_preload: bool = Field(True, description="start workers from a process that has torch imported already")
+    worker_preload: bool = Field(True, description="start workers from a fork server that has torch imported")
     models: dict[str, ModelSettings] = Field({}, description="by model: " + ", ".join(ModelSettings.model_fields))
     model_versions: Versions = Field({}, description="`models` of a config.properties: JSON, by model and version; see below")
     model_snapshot: Snapshot | None = Field(

@@ -88,7 +88,7 @@ def accepted(field: FieldInfo) -> str:
         return "a path"
     if typing.get_origin(kind) is Literal:
         return " or ".join(typing.get_args(kind))
-    return "a list, or text with commas" if typing.get_origin(kind) is list else "text, at least one character"
+    return "a list, or a string with commas" if typing.get_origin(kind) is list else "text, at least one character"
 
 
 class _SourceValue(NamedTuple):
@@ -122,7 +122,7 @@ def _from_toml(path: Path | None) -> Iterable[_SourceValue]:
 def _from_model_tables(tables: object, path: Path) -> Iterable[_SourceValue]:
     for model, table in (tables if isinstance(tables, dict) else {"": tables}).items():
         if not isinstance(table, dict):
-            raise SettingError(f"{MODELS} in {path} takes one table a model, as in [{MODELS}.resnet]; '{model or table}' is none")
+            raise SettingError(f"{MODELS} in {path} takes one table per model, as in [{MODELS}.resnet]; '{model or table}' is none")
         for key, value in table.items():
             _known(key, ModelSettings.model_fields, f"[{MODELS}.{model}] of {path}")
             yield _SourceValue(f"{MODELS}.{model}.{key}", value, str(path), path)

@@ -45,11 +45,11 @@ JAVA_ONLY = {
 # What is accepted and changes nothing, with the reason for the log.
 WITHOUT_EFFECT = dict.fromkeys(sorted(JAVA_ONLY), "only TorchServe's Java needs them") | {
     "cpp_log_config": "there is no C++ backend",
-    "initial_distribution_port": "the processes of a model find a free port themselves",
-    "ipex_enable": "Intel has ended its extension, whose optimisations torch has",
-    "ipex_gpu_enable": "Intel has ended its extension, whose optimisations torch has",
-    "keystore_type": "the first bytes of a keystore say what it is",
-    "plugins_path": "plugins of Java cannot be loaded",
+    "initial_distribution_port": "the processes of a model choose a free port themselves",
+    "ipex_enable": "Intel has discontinued its extension, and torch contains its optimisations",
+    "ipex_gpu_enable": "Intel has discontinued its extension, and torch contains its optimisations",
+    "keystore_type": "tsx detects the type of a keystore from its first bytes",
+    "plugins_path": "Java plugins cannot be loaded",
 }
 
 KEYS = (
@@ -156,7 +156,7 @@ def load_properties(path: Path) -> dict[str, str]:
     try:
         return parse_properties(text)
     except ValueError as error:
-        raise SettingError(f"'{path}' is no properties file: {error}") from error
+        raise SettingError(f"'{path}' is not a valid properties file:  {error}") from error
 
 
 def parse_versions(text: str, origin: str) -> tuple[Versions, list[str]]:

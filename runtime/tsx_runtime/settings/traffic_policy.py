@@ -32,7 +32,7 @@ RESERVED = frozenset({"all", "default", "labels", "record", "rollback", "rollout
 MOST = 1e9  # of a weight
 LONGEST = 4096  # characters of a pattern
 LARGEST = 1 << 16  # bytes of memory for one: what is tried on each request must not take longer than a millisecond
-NEEDS_RE2 = "it takes the package google-re2, by which no value can hold up the server: pip install 'tsx-serve[rules]'"
+NEEDS_RE2 = "it needs the package google-re2, whose matching time is bounded for every value: pip install 'tsx-serve[rules]'"
 MOST_ENTRIES = 1000  # rules, weights and labels, of each: rules are tried one after the other on each request
 LONGEST_PATTERNS = 64 << 10  # characters of all patterns of one table
 EXPLAINED = 5  # problems of one table that an error names
@@ -50,7 +50,7 @@ def _check_target(value: str) -> str:
 
 def _check_label(value: str) -> str:
     if value in RESERVED:
-        raise ValueError(f"'{value}' cannot be a label: it means something else already")
+        raise ValueError(f"'{value}' cannot be a label: it has another meaning already")
     return _check_target(value)
 
 
@@ -100,7 +100,7 @@ def _compiled(value: str) -> Pattern | str:
     try:
         made: Pattern = re2.compile(value, options)
     except re2.error as error:
-        return f"it is no regular expression of RE2, which knows nothing that looks around or back: {_reason(error)}"
+        return f"it is not a regular expression of RE2, which has no lookaround and no backreferences: {_reason(error)}"
     return made
 
 
@@ -182,9 +182,9 @@ class Compare(_Part):
             if getattr(self, name) is not None and self.kind != kind:
                 raise ValueError(f"'{name}' is for the kind {kind}, not for {self.kind}")
         if self.kind == "plugin" and self.name is None:
-            raise ValueError("the kind plugin takes the 'name' of one")
+            raise ValueError("the kind plugin needs the 'name' of a plugin")
         if self.kind == "plugin" and self.ignore:
-            raise ValueError("'ignore' is not for the kind plugin: the plugin itself says what counts")
+            raise ValueError("'ignore' is not for the kind plugin: the plugin itself decides what to compare")
         return self
 
 
@@ -212,10 +212,10 @@ def _check_patterns(rules: object) -> object:
 class Traffic(_Part):
     """Of one model. What names a version that is not registered, or not ready, has no effect until it is."""
 
-    weights: Annotated[dict[Target, Weight], _few] = Field(default={}, description="by version or label; only their proportions count")
+    weights: Annotated[dict[Target, Weight], _few] = Field(default={}, description="by version or label; only their proportions matter")
     sticky: Annotated[str, AfterValidator(_check_sticky)] | None = None
     rules: Annotated[list[Rule], BeforeValidator(_check_patterns), _few] = []  # the first that fits counts
-    labels: Annotated[dict[Label, Target], _few] = Field(default={}, description="what a label means: a version")
+    labels: Annotated[dict[Label, Target], _few] = Field(default={}, description="the version of each label")
     shadow: Shadow | None = None
 
     @model_validator(mode="after")

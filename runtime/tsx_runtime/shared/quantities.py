@@ -14,12 +14,12 @@ _POWERS = {"": 0, "b": 0, "k": 1, "kb": 1, "m": 2, "mb": 2, "g": 3, "gb": 3, "t"
 
 def parse_seconds(text: str) -> float:
     """A number without a unit is one of seconds."""
-    return _parse(text, _SECONDS, "it takes a number of seconds, or a text such as 30m, 12h or 7d")
+    return _parse(text, _SECONDS, "it must be a number of seconds, or a string such as 30m, 12h or 7d")
 
 
 def parse_bytes(text: str, *, kilo: int = 1000) -> int:
     sizes = {unit: kilo**power for unit, power in _POWERS.items()}
-    return int(_parse(text, sizes, "it takes a number of bytes, or a text such as 100MB or 2GB"))
+    return int(_parse(text, sizes, "it must be a number of bytes, or a string such as 100MB or 2GB"))
 
 
 def parse_percent(text: str) -> float:
@@ -28,7 +28,7 @@ def parse_percent(text: str) -> float:
     try:
         return int(number) if number.isdecimal() else _finite(number)
     except ValueError:
-        raise ValueError("it takes a percentage such as 10%") from None
+        raise ValueError("it must be a percentage such as 10%") from None
 
 
 def parse_share(text: str) -> float:
@@ -36,7 +36,7 @@ def parse_share(text: str) -> float:
     try:
         return parse_percent(text) / 100 if text.strip().endswith("%") else _finite(text)
     except ValueError:
-        raise ValueError("it takes a share such as 5% or 0.05") from None
+        raise ValueError("it must be a share such as 5% or 0.05") from None
 
 
 def where_text(parse: Callable[[str], Any]) -> Callable[[Any], Any]:

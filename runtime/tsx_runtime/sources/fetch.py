@@ -28,7 +28,7 @@ class Trust(enum.Enum):
     """Whose word a URL is."""
 
     CLIENT = "a client of the management API: allowed_urls decides"
-    OPERATOR = "the command line or the configuration: they may name what they like"
+    OPERATOR = "the command line or the configuration: they may name any URL"
 
 
 class Fetcher:
@@ -74,7 +74,7 @@ class Fetcher:
             self._allowed.check(url, text)
         directory = self._directory
         if directory is None:
-            raise ModelNotFound(f"The archive at {text} needs a model store to lie in; start the server with --model-store DIRECTORY")
+            raise ModelNotFound(f"The archive at {text} needs a model store; start the server with --model-store DIRECTORY")
         target = directory / file_name(url, self._suffixes)
         with self._lock:
             if target in beside:

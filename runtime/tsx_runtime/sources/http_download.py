@@ -87,7 +87,7 @@ class _StallGuard:
         self._bytes += size
         took = time.monotonic() - self._began
         if took > self._patience + self._bytes / SLOWEST:
-            raise DownloadFailed(f"it comes too slowly: {self._bytes} bytes in {took:.0f} s")
+            raise DownloadFailed(f"the download is too slow: {self._bytes} bytes in {took:.0f} s")
 
 
 class _TcpConnection(HTTPConnection):
@@ -104,7 +104,7 @@ class _TcpConnection(HTTPConnection):
         finally:
             timer.cancel()
         if self._late:  # for http.client the end of the stream ends a head as well
-            raise ProtocolError(f"the head of the answer did not come within {HEAD_TIMEOUT:g} s")
+            raise ProtocolError(f"the headers of the answer did not arrive within {HEAD_TIMEOUT:g} s")
         return answer
 
     def _cut(self) -> None:
@@ -146,8 +146,8 @@ def _transfer(url: ModelUrl, part: Path, validator: str | None, rules: Rules, hu
             answer.close()
         url = parse_url(urljoin(url.text, target.partition("#")[0]))
         if url.scheme not in ("http", "https"):
-            raise DownloadFailed(f"it leads on to {url.text}, which is neither http nor https")
-    raise DownloadFailed(f"it leads on more than {MOST_REDIRECTS} times")
+            raise DownloadFailed(f"it redirects to {url.text}, which is neither http nor https")
+    raise DownloadFailed(f"it redirects more than {MOST_REDIRECTS} times")
 
 
 def _request(url: ModelUrl, headers: Mapping[str, str], rules: Rules) -> Any:
@@ -161,7 +161,7 @@ def _request(url: ModelUrl, headers: Mapping[str, str], rules: Rules) -> Any:
     if not rules.private:
         check_public(url.host, addresses)
         if proxy is not None and url.scheme == "http":  # only a tunnel leads to an address under another name
-            raise DownloadFailed("the proxy would look up the host of an http URL once more: use https, or allow_private_urls=true")
+            raise DownloadFailed("the proxy resolves the host of an http URL again: use https, or allow_private_urls=true")
     headers = {"Host": _bracketed(url.host) if url.port is None else f"{_bracketed(url.host)}:{url.port}", **headers}
     last: Exception | None = None
     for address in addresses:
@@ -200,15 +200,15 @@ def _store(answer: Any, part: Path, have: int, before: str | None, rules: Rules,
         raise _Transient(f"the server answers {answer.status}")
     if answer.status == 416:  # what is there is not a beginning of what is to be had
         part.unlink(missing_ok=True)
-        raise _Transient("the file has changed since its transfer began")
+        raise _Transient("the file has changed since the download started")
     if answer.status not in (200, 206):
         raise DownloadFailed(f"the server answers {answer.status}")
     if answer.status == 206 and not answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
         part.unlink(missing_ok=True)
-        raise _Transient("the server sends another part than was requested")
+        raise _Transient("the server sent a different part than requested")
     if answer.status == 206 and have and _validator(answer.headers) not in (before, None):  # whatever it makes of If-Range
         part.unlink(missing_ok=True)
-        raise _Transient("the file has changed since its transfer began")
+        raise _Transient("the file has changed since the download started")
     if answer.status == 200:
         have = 0
     length = answer.headers.get("Content-Length", "")

@@ -56,9 +56,9 @@ def parse_url(text: str, more: Iterable[str] = ()) -> ModelUrl:
     if scheme not in schemes:
         raise ModelNotFound(f"Given URL {plain} does not match any allowed URL(s): its scheme is none of {', '.join(schemes)}")
     if "@" in parts.netloc:
-        raise BadRequest("The url holds a user name before its host, which can make it look like another host; leave it out.")
+        raise BadRequest("The url contains a user name before its host, which can disguise the host; remove it.")
     if (scheme == "file") != (not parts.hostname):
-        raise BadRequest(f"The url {text!r} {'names a host, which file URLs have not' if parts.hostname else 'has no host'}.")
+        raise BadRequest(f"The url {text!r} {'names a host, which file URLs cannot have' if parts.hostname else 'has no host'}.")
     return ModelUrl(plain, scheme, (parts.hostname or "").lower(), port, parts.path, _digest(fragment))
 
 
@@ -94,7 +94,7 @@ def _digest(fragment: str) -> str | None:
         return None
     name, _, value = fragment.partition("=")
     if name != "sha256" or not _SHA256.fullmatch(value):
-        raise BadRequest(f"The url ends in '#{fragment}'; the only fragment that means anything is #sha256= and 64 hexadecimal digits.")
+        raise BadRequest(f"The url ends in '#{fragment}'; the only supported fragment is #sha256= and 64 hexadecimal digits.")
     return value.lower()
 
 

@@ -44,7 +44,7 @@ def _where(env: Mapping[str, str]) -> Address:
     addresses = [parse_address(each) for each in (settings.management_address, settings.inference_address)]
     address = next((each for each in addresses if each.scheme != "unix"), None)
     if address is None:
-        raise TsxError("neither management_address nor inference_address is one of http or https, which are what this asks")
+        raise TsxError("neither management_address nor inference_address is an http or https address, which the health check needs")
     return address._replace(host={"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host))
 
 

@@ -64,13 +64,13 @@ def run(sock: socket.socket, channel: Channel | None = None, *, stay: bool = Tru
             if model is not None:
                 _serve(channel, model)
     except FrameError as error:
-        logger.error("the front end sent what is not a frame: %s", error)
+        logger.error("the front end sent an invalid frame: %s", error)
     except ConnectionError:
         pass  # the front end is gone, and all clients with it
     except OSError:
         if os.getpid() == pid:
             raise
-        logger.error("a process that the handler forked returned from the handler, as the worker does; it is ended, and the worker goes on")
+        logger.error("a process that the handler forked returned from the handler; it is stopped, and the worker continues")
         os._exit(1)
     finally:
         with suppress(OSError):
@@ -194,7 +194,7 @@ def _reply(
         extra += json.dumps(pending.take()).encode()
     channel.reply(batch, outcome.answers, extra)
     if outcome.device_lost:
-        logger.error("the device does not answer this process any more, so the worker ends")
+        logger.error("the device no longer responds to this process, so the worker exits")
     return not outcome.device_lost
 
 

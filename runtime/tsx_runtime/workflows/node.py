@@ -80,7 +80,7 @@ async def _attempt(node: Node, meta: bytes, body: wire.Body, request: Request) -
     now = time.monotonic()
     end = now + node.timeout if request.deadline is None else min(now + node.timeout, request.deadline)
     if end <= now:
-        raise DeadlinePassed("the time that the client gave the request is over")
+        raise DeadlinePassed("the deadline of the request has passed")
     job = WaitingJob(meta, body, now, request.deadline, request.priority)  # its queue need not know of this attempt's end: it is left then
     if (above := current.get()) is not None:
         job.trace(above, node.version)
@@ -94,7 +94,7 @@ async def _attempt(node: Node, meta: bytes, body: wire.Body, request: Request) -
         raise
     except (TimeoutError, asyncio.TimeoutError):
         if end == request.deadline:
-            raise DeadlinePassed("the time that the client gave the request is over") from None
+            raise DeadlinePassed("the deadline of the request has passed") from None
         raise _AttemptTimeout(f"it did not answer within {node.timeout * 1000:.0f} ms (timeout-ms)") from None
     finally:
         if not over:  # also where its answer streams: a worker that can stop gets a message

@@ -88,7 +88,7 @@ def test_a_truncated_file_is_called_that(written: Path, tmp_path: Path, name: st
         if name == "legacy.pth" and length > 40:
             continue  # its weights follow the pickles without a length: only loading tells
         assert told.kind == "unknown"
-        assert "cut short" in str(told.problem)
+        assert "truncated" in str(told.problem)
 
 
 def make(path: Path, *names: str, prefix: str = "net/") -> Path:
@@ -130,7 +130,7 @@ def test_onnx_is_told_without_a_magic_number(tmp_path: Path, onnx_model: bytes) 
     assert describe_model_file(path).kind == "onnx"
     path = tmp_path / "net.onnx"
     path.write_bytes(onnx_model[:-10])
-    assert "cut short" in str(describe_model_file(path).problem)
+    assert "truncated" in str(describe_model_file(path).problem)
 
 
 def test_safetensors_are_told_and_counted(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_safetensors_are_told_and_counted(tmp_path: Path) -> None:
     content = path.read_bytes()
     for length in (20, len(content) - 1):
         path.write_bytes(content[:length])
-        assert "cut short" in str(describe_model_file(path).problem)
+        assert "truncated" in str(describe_model_file(path).problem)
     path.write_bytes(struct.pack("<Q", 9) + b'{"a": [1]' + bytes(9))
     assert "header cannot be read" in str(describe_model_file(path).problem)
 
@@ -154,10 +154,10 @@ def test_safetensors_are_told_and_counted(tmp_path: Path) -> None:
         (b"  <!DOCTYPE html><html>", "web page"),
         (b"\x1f\x8b\x08" + bytes(20), "gzipped"),
         (pickle.dumps({"a": 1}, protocol=4), "not one that torch.save wrote"),
-        (b"import torch\n", "is no model file"),
-        (bytes(1000), "is no model file"),
-        (b"\x08\x07\x08\x07", "is no model file"),
-        (json.dumps({"a": 1}).encode(), "is no model file"),
+        (b"import torch\n", "is not a model file (it begins"),
+        (bytes(1000), "is not a model file (it begins"),
+        (b"\x08\x07\x08\x07", "is not a model file (it begins"),
+        (json.dumps({"a": 1}).encode(), "is not a model file (it begins"),
     ],
 )
 def test_what_is_no_model_is_told_apart(tmp_path: Path, content: bytes, words: str) -> None:
@@ -179,7 +179,7 @@ def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
 def test_a_pipe_is_refused_rather_than_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.pt")
-    with pytest.raises(InputMissing, match="is no regular file"):
+    with pytest.raises(InputMissing, match="is not a regular file"):
         describe_model_file(tmp_path / "pipe.pt")
 
 

@@ -102,7 +102,7 @@ def test_a_function_that_the_handler_lacks_is_warned_about(inputs: Path, capsys:
         ({"--workflow-name": "a flow"}, "Workflow name contains special characters."),
         ({"--spec-file": "none.yaml"}, "The spec file none.yaml does not exist."),
         ({"--handler": "none.py"}, "The handler none.py does not exist."),
-        ({"--spec-file": "cycle.yaml"}, "the nodes of its dag wait for one another"),
+        ({"--spec-file": "cycle.yaml"}, "its dag has a cycle:"),
         ({"--handler": "broken.py"}, "broken.py is not valid Python"),
         ({"--extra-files": "nowhere"}, "The extra file nowhere does not exist."),
     ],

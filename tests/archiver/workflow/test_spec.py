@@ -59,11 +59,11 @@ def test_one_successor_may_be_written_without_brackets() -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("batch-size: two", "models.batch-size: 'two' is not usable: it must be a whole number, 1 or more"),
-        ("timeout-ms: 0", "models.timeout-ms: 0 is not usable: it must be a whole number, 1 or more"),
-        ("min_workers: 2", "models.min_workers is not a key that the server reads; did you mean min-workers?"),
-        ("comment: hello", "models.comment is not a key that the server reads"),
-        ("m2: {url: b.mar}", "model m2 is in no edge of the dag, so it is not loaded"),
+        ("batch-size: two", "models.batch-size: 'two' is invalid: it must be a whole number, 1 or more"),
+        ("timeout-ms: 0", "models.timeout-ms: 0 is invalid: it must be a whole number, 1 or more"),
+        ("min_workers: 2", "models.min_workers is not a known key; did you mean min-workers?"),
+        ("comment: hello", "models.comment is not a known key"),
+        ("m2: {url: b.mar}", "model m2 is not used in the dag, so it is not loaded"),
     ],
 )
 def test_what_will_not_do_what_was_meant_is_told_and_passed_over(line: str, problem: str) -> None:
@@ -75,15 +75,15 @@ def test_what_will_not_do_what_was_meant_is_told_and_passed_over(line: str, prob
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("- a\n- b", "spec.yaml holds a list where keys and values belong"),
-        ("", "spec.yaml holds nothing where"),
+        ("- a\n- b", "spec.yaml holds a list instead of keys and values"),
+        ("", "spec.yaml holds nothing instead"),
         ("models: [a]\ndag: {a: [b]}", "models holds a list"),
-        ("models: {m1: {url: a.mar}}", "dag holds nothing, not what feeds what"),
+        ("models: {m1: {url: a.mar}}", "dag holds nothing, not the edges between the nodes"),
         ("models: {m1: {min-workers: 1}}\ndag: {m1: []}", "model 'm1' has no url"),
         ("models: {m1: {url: [a]}}\ndag: {m1: []}", "model 'm1' has no url"),
         ("dag: {a: {b: c}}", "dag.a holds a dict"),
-        ("dag: {'a b': []}", "the node 'a b' cannot be called so"),
-        ("dag: {'../x': []}", "the node '../x' cannot be called so"),
+        ("dag: {'a b': []}", "the node 'a b' has an invalid name"),
+        ("dag: {'../x': []}", "the node '../x' has an invalid name"),
         ("models: {model: {url: a.mar}}\ndag: {pre-1: [model]}", "the node pre-1 of the dag is neither a model under models"),
         ("dag: {" + ", ".join(f"a{number}: [b]" for number in range(256)) + "}", "spec.yaml has 257 nodes; a workflow may have 256"),
     ],
@@ -95,12 +95,12 @@ def test_what_cannot_be_a_workflow_is_refused_with_the_reason(text: str, told: s
 
 
 def test_a_node_that_is_no_model_where_there_is_no_handler_is_refused() -> None:
-    with pytest.raises(InvalidSpec, match=r"the node modle of the dag is no model .* Did you mean model\?"):
+    with pytest.raises(InvalidSpec, match=r"the node modle of the dag is not a model .* Did you mean model\?"):
         parse("models: {model: {url: a.mar}}\ndag: {modle: []}", has_handler=False)
 
 
 def test_a_cycle_is_told_with_its_nodes() -> None:
-    with pytest.raises(CycleInSpec, match=r"wait for one another: .*m1 -> post -> m1|post -> m1 -> post"):
+    with pytest.raises(CycleInSpec, match=r"has a cycle: .*m1 -> post -> m1|post -> m1 -> post"):
         parse("models: {m1: {url: a.mar}}\ndag: {pre: [m1], m1: [post], post: [m1]}")
 
 

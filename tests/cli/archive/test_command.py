@@ -45,8 +45,8 @@ def test_weights_need_the_network_and_say_so(run: Run, tmp_path: Path) -> None:
     ended = run("archive", DIGITS / "digits.pth")
     assert ended.code == 2
     assert (
-        ended.err
-        == f"Error: {DIGITS}/digits.pth holds weights without the network; add --model-file FILE.py, the file with the model's class\n"
+        ended.err == f"Error: {DIGITS}/digits.pth contains weights without the model's class; add --model-file FILE.py, the file with "
+        "the model's class\n"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -114,7 +114,7 @@ def test_several_files_become_several_archives(run: Run, tmp_path: Path) -> None
     ended = run("archive", "one.pt", "two.pt2", "--json")
     assert [(each["archive"], each["name"]) for each in json.loads(ended.out)] == [("one.mar", "one"), ("two.mar", "two")]
     assert "--name x can name one archive, and 2 files are given" in run("archive", "one.pt", "two.pt2", "--name", "x").err
-    assert "would both be called digits" in run("archive", DIGITS / "digits.pt", DIGITS / "digits.pt2").err
+    assert "would both be named digits" in run("archive", DIGITS / "digits.pt", DIGITS / "digits.pt2").err
 
 
 def test_a_model_without_a_file_needs_a_name_and_a_handler(run: Run, tmp_path: Path) -> None:
@@ -143,9 +143,9 @@ def state_dict(path: Path) -> None:
 BAD_FILES = {
     "missing.pt": (None, "missing.pt cannot be read (No such file or directory)"),
     "empty.pt": (b"", "empty.pt is empty"),
-    "foreign.pt": (b"GIF89a" + bytes(64), "foreign.pt is no model file"),
+    "foreign.pt": (b"GIF89a" + bytes(64), "foreign.pt is not a model file"),
     "page.pt": (b"<!DOCTYPE html><p>404</p>", "page.pt is a web page"),
-    "cut.pt": ((DIGITS / "digits.pt").read_bytes()[:20_000], "cut.pt begins as a zip file, as torch writes them, but is cut short"),
+    "cut.pt": ((DIGITS / "digits.pt").read_bytes()[:20_000], "cut.pt begins as a zip file, as torch writes them, but is truncated"),
 }
 
 
@@ -177,7 +177,7 @@ def test_a_handler_of_ones_own_may_load_anything(run: Run, tmp_path: Path) -> No
     for name in ("whole.pt", "weights.pt", "other.bin", "other.own"):
         ended = run("archive", name, "--handler", DIGITS / "handler.py", "--force")
         assert ended.code == 0, ended.err
-        assert ("note: other.bin is no model file" in ended.out) is (name == "other.bin")
+        assert ("note: other.bin is not a model file" in ended.out) is (name == "other.bin")
         assert ended.out.count("note: ") == (name == "other.bin")
 
 
@@ -199,7 +199,7 @@ def test_a_disk_that_is_full_is_told_with_the_place_that_was_named(run: Run, tmp
         full.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=7))
         ended = run("archive", "unpack", "digits.mar", "disk/new")
     reason = re.escape(f"Error: digits.mar cannot be unpacked into '{tmp_path}/disk': ")
-    remedy = "; make room there, or name a directory elsewhere\n"
+    remedy = "; free some disk space there, or name another directory\n"
     assert ended.code == 1
     assert re.fullmatch(rf"{reason}there is 7 bytes free, and the archive needs [\d.]+ kB{remedy}", ended.err)
     assert list((tmp_path / "disk").iterdir()) == []
@@ -241,7 +241,7 @@ def test_a_handler_that_is_misspelt_names_the_nearest_one(run: Run) -> None:
 def test_a_handler_of_torchserve_that_is_not_carried_is_packed_with_a_note(run: Run) -> None:
     ended = run("archive", DIGITS / "digits.pt", "--handler", "vllm_handler")
     assert ended.code == 0, ended.err
-    assert "note: TorchServe brings vllm_handler, but this version of tsx does not, so it cannot serve the model\n" in ended.out
+    assert "note: TorchServe has vllm_handler, but this version of tsx does not, so it cannot serve the model\n" in ended.out
     assert "note: " not in run("archive", DIGITS / "digits.pt", "--handler", "image_classifier", "--force").out
     assert set(BUILTIN_HANDLERS) <= {*BUILTIN, *NOT_SERVED}
     assert tuple(ELSEWHERE) == NOT_SERVED
@@ -250,7 +250,7 @@ def test_a_handler_of_torchserve_that_is_not_carried_is_packed_with_a_note(run: 
 def test_a_network_beside_a_model_that_brings_its_own_is_refused(run: Run) -> None:
     ended = run("archive", DIGITS / "digits.pt", "--model-file", DIGITS / "model.py")
     assert ended.code == 2
-    assert "digits.pt is TorchScript and brings its network along; leave --model-file out" in ended.err
+    assert "digits.pt is TorchScript and contains its network; remove --model-file" in ended.err
 
 
 def test_a_doubtful_configuration_is_a_warning(run: Run, tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_unpack_makes_a_directory_that_is_a_model(run: Run, tmp_path: Path) -> N
     assert run("archive", "unpack", "seven.mar", "deep/er").code == 0
     again = run("archive", "unpack", "seven.mar")
     assert again.code == 1
-    assert "'seven' exists; say where to with `tsx archive unpack seven.mar DIRECTORY`" in again.err
+    assert "'seven' exists; give a directory with `tsx archive unpack seven.mar DIRECTORY`" in again.err
     assert "is unpacked already" in run("archive", "unpack", "seven").err
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 

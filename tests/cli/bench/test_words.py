@@ -129,8 +129,8 @@ def test_results_come_back_from_their_file(tmp_path: Path) -> None:
         (results().model_dump_json().replace('"value":5.0', '"value":NaN'), "NaN is no number"),
         (results().model_dump_json().replace('"value":5.0', '"value":1e999'), "1e999 is no number"),
         (results().model_dump_json().replace('"workers":2', '"workers":[2]'), "damaged: workers"),
-        (results().model_copy(update={"winner": 1}).model_dump_json(), "damaged: it speaks of a trial"),
-        (results().model_copy(update={"baseline": -1}).model_dump_json(), "damaged: it speaks of a trial"),
+        (results().model_copy(update={"winner": 1}).model_dump_json(), "damaged: it refers to a trial"),
+        (results().model_copy(update={"baseline": -1}).model_dump_json(), "damaged: it refers to a trial"),
     ],
 )
 def test_what_is_no_result_is_told(tmp_path: Path, text: str, words: str) -> None:

@@ -64,7 +64,7 @@ def test_sagemakers_host_is_played_and_each_promise_is_measured(capsys: pytest.C
         "a body of 6291456 bytes",
         "/metrics at the same port",
     } <= found.keys()
-    assert {"ends on SIGTERM", "its exit code", "the request on its way then", "connections accepted, the slowest"} <= found.keys()
+    assert {"ends on SIGTERM", "its exit code", "the request in flight at that time", "connections accepted, the slowest"} <= found.keys()
     assert all(each["measured"] for each in told["checks"] if each["limit"])
 
 
@@ -116,7 +116,7 @@ def test_what_makes_no_sense_is_told_before_anything_starts(capsys: pytest.Captu
         ([archive, "--contract", "sagemaker", "--timeout", "soon"], 2, "--timeout: write a time such as 90s"),
         ([archive, "--contract", "sagemaker", "--sample", "absent"], 2, "there is no sample 'absent'"),
         ([tmp_path / "none.mar", "--contract", "sagemaker"], 1, "none.mar"),
-        ([tmp_path, "--contract", "sagemaker"], 1, "is a directory; what is deployed is one file"),
+        ([tmp_path, "--contract", "sagemaker"], 1, "is a directory; only a file can be deployed"),
         ([archive], 2, "Missing option '--contract'"),
     ]
     for words, code, said in cases:

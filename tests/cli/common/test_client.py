@@ -45,7 +45,7 @@ def test_a_server_that_registers_no_models_says_so(run: Run, tmp_path: Path, com
     with running_server(make_settings(tmp_path, enable_model_api=False)) as server:
         ended = run("models", *command, "--url", str(server.management.base_url))
     assert ended.code == 1
-    assert "does not let models be registered or removed; start the server with enable_model_api = true" in ended.err
+    assert "does not allow models to be registered or removed; start the server with enable_model_api = true" in ended.err
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:y", "http://x:99999"])

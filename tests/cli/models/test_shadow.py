@@ -100,7 +100,7 @@ def test_a_shadow_is_begun_shown_and_ended_from_a_terminal(
         shown = shadow().splitlines()
         assert shown[0] == "twin: 100 % to version 2.0, compared by top-k; running"
         assert shown[1].endswith("1 copied, 0 of them under way")
-        assert shown[2] == "0 agreed, 1 disagreed (100 %; 95 % sure: 20.7 % to 100 %)"
+        assert shown[2] == "0 agreed, 1 disagreed (100 %; 95 % confidence: 20.7 % to 100 %)"
         assert [line.split()[0] for line in shown[3:6]] == ["newest", "primary", "shadow"]
         assert shown[7].endswith(": top labels: 1.0 (primary), 2.0 (shadow)")
         assert shown[8] == "  request  a question"

@@ -122,7 +122,7 @@ def test_traffic_is_set_from_a_terminal_and_survives_a_server_that_is_killed(
     (tmp_path / "tsx.toml").write_text('[models.digits.traffic]\nweights = { "2.0" = 1 }\n')
     with serving(command, tmp_path, environment) as running:
         assert said() == {"weights": {"2.0": 1}}
-        assert "the configuration was changed since" in running.log
+        assert "is ignored, because the configuration has changed since then" in running.log
         assert "`tsx models label digits stable=1.0` gives one" in models("label", "digits")
 
 

@@ -98,7 +98,7 @@ def test_without_recorded_answers_nothing_is_compared(served: RunningServer, run
     assert (told["sent"], told["answers"], told["compared"]) == (300, {"200": 300}, 0)
     missing = run("replay", "a.tsxrec", "--limit", 1, *options)
     assert "answered 404" in missing.out
-    assert (missing.code, "--model and --version say who gets the requests" in missing.err) == (1, True)
+    assert (missing.code, "--model and --version choose where the requests go" in missing.err) == (1, True)
 
 
 def test_requests_that_are_all_refused_now_are_no_success(run: Callable[..., Any], tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_requests_that_are_all_refused_now_are_no_success(run: Callable[..., Any
     with running_server(make_settings(tmp_path, inference_token="secret")) as locked:
         done = run("replay", "a.tsxrec", "--url", str(locked.inference.base_url))
     assert (done.code, "answered 400" in done.out) == (1, True)
-    assert "no request was answered as it was when it was recorded; the first got 400: Token Authorization failed." in done.err
+    assert "no request got the same answer as when it was recorded; the first got 400: Token Authorization failed." in done.err
     assert "commands send the setting inference_token, as in TSX_INFERENCE_TOKEN=TOKEN" in done.err
 
 
@@ -130,9 +130,9 @@ def test_what_is_no_recording_is_told(served: RunningServer, run: Callable[..., 
     (tmp_path / "b.tsxrec").write_bytes(b"PK")
     (tmp_path / "empty").mkdir()
     for place, told in (
-        ("a.tsxrec", "holds no request"),
-        ("b.tsxrec", "is no recording"),
-        ("empty", "holds no recording"),
+        ("a.tsxrec", "contains no complete request"),
+        ("b.tsxrec", "is not a recording: its first line is invalid"),
+        ("empty", "contains no recording (*"),
         ("absent", "absent cannot be read: No such file"),
     ):
         done = run("replay", place, "--url", str(served.inference.base_url))

@@ -123,7 +123,7 @@ def test_an_address_of_another_kind_is_told_with_the_option_that_names_the_right
         assert ended.code == 1
         assert ended.err == (
             f"Error: {url} answers, but it is not the management address of a server; "
-            "say where that is with --url, or with the setting management_address\n"
+            "give that address with --url, or with the setting management_address\n"
         )
     assert "is not the inference address of a server" in run("predict", "digits", SEVEN, "--url", server.address("models")).err
 
@@ -215,12 +215,12 @@ def test_where_the_time_of_a_request_went_is_told(run: Run, server: Running) -> 
     parsed = json.loads(run("explain", request_id, "--json", "--url", management).out)
     assert (parsed["modelName"], parsed["batchSize"]) == ("digits", 1)
     assert run("explain", f" {request_id}\r\n", "--url", management).out == told.out  # as it is cut out of an answer's head
-    assert "say which request" in run("explain", f"{request_id}\nand more", "--url", management).err
+    assert "give the id of a request: it is" in run("explain", f"{request_id}\nand more", "--url", management).err
     unknown = run("explain", "no-such-id", "--url", management)
     assert unknown.code == 1
     assert "x-request-id" in unknown.err
     nothing = run("explain", "", "--url", management)
-    assert (nothing.code, "say which request" in nothing.err) == (2, True)
+    assert (nothing.code, "give the id of a request: it is" in nothing.err) == (2, True)
     slow = run("slowest", "digits", "--count", "3", "--url", management)
     assert slow.code == 0
     assert slow.out.splitlines()[0].split() == ["took", "where", "answer", "model", "version", "batch", "arrived", "request"]

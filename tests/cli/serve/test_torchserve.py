@@ -57,7 +57,7 @@ def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(torch
     code, lines = torchserve.start(*START, "--models", "broken.mar")
     assert (code, lines[-1]) == (0, READY), torchserve.stderr
     assert "starting from the last snapshot, logs/config/" in torchserve.stderr
-    assert "--models does not count" in torchserve.stderr
+    assert "; --models is ignored (--ncs starts without the snapshot)" in torchserve.stderr
     models = json.loads(torchserve.request("GET", f"{torchserve.management}/models"))["models"]
     assert models == [{"modelName": "echo", "modelUrl": "echo2.mar"}]
     assert torchserve.describe("echo")["modelVersion"] == "2.0"

@@ -70,7 +70,7 @@ def test_where_another_user_could_replace_the_file_it_is_told(tmp_path, caplog):
     assert caplog.text == ""
     tmp_path.chmod(0o777)
     start_keys(made_up(tmp_path))
-    assert "key_file: another user can put another file in the place of" in caplog.text
+    assert "key_file: another user can replace" in caplog.text
 
 
 def test_a_file_that_cannot_be_written_stops_the_start(tmp_path):

@@ -66,7 +66,7 @@ def test_where_it_cannot_be_written_it_is_kept_in_memory_and_told_once(tmp_path:
         kept(state)
         assert state.load("digits") == {"traffic": {"sticky": "header:a"}}
         assert [record.levelno for record in caplog.records] == [logging.WARNING]
-        assert "is lost when it stops" in caplog.text
+        assert "changes made while this server runs, such as traffic, are lost when it stops" in caplog.text
         assert "Set state_dir" in caplog.text
 
 
@@ -122,7 +122,7 @@ def test_a_model_store_that_others_can_write_keeps_no_state(tmp_path: Path, capl
     found = state_directory(own, {"XDG_STATE_HOME": str(tmp_path)})
     assert found is not None
     assert found.is_relative_to(tmp_path / "tsx")
-    assert "is not kept in the model store" in caplog.text
+    assert "changes made while this server runs are not saved in the model store: %s" in caplog.text
 
 
 def settings(**values: Any) -> Settings:
@@ -199,7 +199,7 @@ def test_traffic_labels_default_and_the_way_back_survive_a_restart(served: Serve
 
 def test_without_a_change_nothing_is_kept_and_nothing_can_be_undone(served: Served) -> None:
     def look(registry: Registry) -> None:
-        with pytest.raises(Conflict, match="Nothing to go back to"):
+        with pytest.raises(Conflict, match="There is no change to undo"):
             registry.rollback("digits")
 
     served.run(look)
@@ -222,7 +222,7 @@ def test_the_configuration_goes_before_what_was_kept_once_it_was_changed(served:
     other = {"traffic": {"weights": {"1.0": 50, "2.0": 50}}}
     served.run(look, digits=other)
     assert seen[-1] == parse_traffic(other["traffic"])
-    assert "is passed over, since the configuration was changed since" in caplog.text
+    assert "is ignored, because the configuration has changed since then" in caplog.text
     served.run(look, digits=own)  # what was passed over does not come back
     assert seen[-1] == parse_traffic(own["traffic"])
 
@@ -257,7 +257,7 @@ def test_of_two_servers_with_one_directory_the_second_writes_when_the_first_has_
     second.save("faces", traffic={})
     asyncio.run(second.written())
     assert StateStore(None).load("digits") == {}
-    assert [record.getMessage().count("another server that runs keeps its own in") for record in caplog.records] == [1]
+    assert [record.getMessage().count("another running server uses") for record in caplog.records] == [1]
     assert json.loads((tmp_path / "models" / "digits.json").read_text()) == {"traffic": {"weights": {"1.0": 1}}}
     kept(first)
     second.save("faces", digest="a")

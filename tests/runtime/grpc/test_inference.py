@@ -251,7 +251,7 @@ def test_a_client_that_takes_nothing_of_its_stream_does_not_hold_the_model(clien
     with pytest.raises(grpc.RpcError) as broken:
         list(stream)
     assert broken.value.code() is grpc.StatusCode.ABORTED
-    assert "took nothing of the answer for 2 s" in broken.value.details()
+    assert "read nothing of the answer for 2 s" in broken.value.details()
 
 
 def test_a_stream_that_is_asked_for_as_a_whole_keeps_to_the_size_of_an_answer_and_is_stopped(client: Client) -> None:

@@ -255,4 +255,4 @@ def test_where_a_package_of_the_extra_is_missing_grpc_is_not_served_and_the_log_
     with caplog.at_level("INFO"):
         assert grpc_addresses(Settings()) == []
     missing = "google.protobuf" if absent == "google" else absent
-    assert f"gRPC is not served: {missing} is not installed. To have it: pip install 'tsx-serve[grpc]'" in caplog.text
+    assert f"gRPC is not served: {missing} is not installed. Install it: pip install 'tsx-serve[grpc]'" in caplog.text

@@ -118,7 +118,7 @@ def test_brain_floats_are_floats_for_the_handler_and_brain_floats_are_said_to_be
         ),
         (
             {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "contents": {}}], "raw_input_contents": [b"12345678"]},
-            "give either",
+            "has contents although the request has raw_input_contents: send only one of them.",
         ),
         ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "contents": {"fp32_contents": [1]}}]}, "1 elements in fp32_contents"),
         ({"inputs": [{"name": "x", "datatype": "FP99", "shape": [2]}]}, "'FP99': contents take BOOL"),
@@ -222,7 +222,7 @@ def test_what_json_cannot_carry_is_said() -> None:
         encoded(b"\xff")
     with pytest.raises(PredictionFailed, match="neither a tensor nor JSON"):
         encoded({1, 2})
-    with pytest.raises(PredictionFailed, match="'x' of the handler is no tensor of FP32"):
+    with pytest.raises(PredictionFailed, match="'x' of the handler is not a tensor of FP32"):
         encoded({"outputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": ["a"]}]})
 
 
@@ -252,5 +252,5 @@ def test_each_output_comes_as_it_is_asked_for() -> None:
 )
 def test_an_answer_that_cannot_be_tensors_is_the_handlers_failure(output: dict[str, Any], rest: bytes) -> None:
     head, body = with_head({"outputs": [output]}, rest)
-    with pytest.raises(PredictionFailed, match="outputs that are no tensors"):
+    with pytest.raises(PredictionFailed, match="The handler returned outputs that are not tensors:"):
         front.unpack(ModelInferResponse(), int(head), bytes(body), typed=True)

@@ -72,7 +72,7 @@ def test_a_deadline_is_kept_while_the_worker_is_busy(blocked, lane):
     assert status == 503
     assert int(headers["retry-after"]) >= 1
     assert '"type": "ServiceUnavailableException"' in body
-    assert "did not reach the request before its deadline" in body
+    assert "did not start the request before its deadline;" in body
     assert blocked.version.stats.refusals == {"DeadlinePassed": 1}
 
 

@@ -71,4 +71,4 @@ def test_a_group_is_described_by_its_processes_and_refused_where_it_cannot_be(
     assert (told["parallelType"], told["parallelLevel"]) == ("tp", 2)
     refused = empty.management.post("/models", params={"url": "nodes.mar"})
     assert refused.status_code == 400
-    assert "asks for 2 nodes: give rdzv-endpoint" in error_of(refused)[1]
+    assert "asks for 2 nodes: set rdzv-endpoint" in error_of(refused)[1]

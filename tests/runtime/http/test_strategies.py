@@ -231,14 +231,14 @@ def test_there_are_no_more_sequences_and_requests_than_the_model_says(server: An
     version = version_of(server, "counter")
     for id in "klmn":
         step(server, id, 0, start=True)
-    assert error_of(step(server, "o", 0, start=True))[1].endswith("4 sequences are active, which is the most (maxNumSequence).")
+    assert error_of(step(server, "o", 0, start=True))[1].endswith("4 sequences are active, which is the limit (maxNumSequence).")
     with ThreadPoolExecutor(4) as pool:
         held = [pool.submit(step, server, "k", tmp_path / "gate")]
         until(lambda: busy(version))
         for number in (1, 2, 3):
             held.append(pool.submit(step, server, "k", number))
             until(lambda number=number: version.pending == number)
-        assert error_of(step(server, "k", 4))[1].endswith("3 requests of sequence k wait, which is the most (maxSequenceJobQueueSize).")
+        assert error_of(step(server, "k", 4))[1].endswith("3 requests of sequence k wait, which is the limit (maxSequenceJobQueueSize).")
         (tmp_path / "gate").touch()
         answers = [answer.result().json() for answer in held]
     assert [answer["total"] for answer in answers] == [0, 1, 3, 6]
@@ -288,7 +288,9 @@ def test_a_worker_that_dies_ends_its_sequences_and_says_so(server: Any, until: A
             assert waits.result().status_code == 503
         assert begun.result().status_code == (500 if by_itself else 507)
     for id in lost:
-        assert error_of(step(server, id, 1))[1].endswith(f"Sequence {id} is over: the worker that held its state has died. Start it anew.")
+        assert error_of(step(server, id, 1))[1].endswith(
+            f"Sequence {id} is over: the worker that held its state has died. Start a new sequence."
+        )
         assert step(server, id, 5, start=True, end=True).json()["total"] == 5
     assert step(server, kept, 1, end=True).json()["total"] == 1
 
@@ -337,7 +339,7 @@ def test_a_worker_that_is_scaled_away_ends_its_sequences_and_says_so(server: Any
         if pid == version.workers[0].pid:
             assert answer.json()["total"] == 1
         else:
-            assert error_of(answer)[1].endswith(f"Sequence {id} is over: the worker that held its state was removed. Start it anew.")
+            assert error_of(answer)[1].endswith(f"Sequence {id} is over: the worker that held its state was removed. Start a new sequence.")
 
 
 # Continuous batching
@@ -514,8 +516,8 @@ def test_the_description_of_a_model_says_how_it_is_served(server: Any) -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ("continuousBatching: true\nasyncCommunication: true", "a worker does one or the other"),
-        ("continuousBatching: true\ntorchrun:\n  nproc-per-node: 2", "out of step"),
+        ("continuousBatching: true\nasyncCommunication: true", "a worker supports only one of them. Remove one."),
+        ("continuousBatching: true\ntorchrun:\n  nproc-per-node: 2", "they would get out of sync"),
         ("continuousBatching: true\nbatchPolicy: wait", "Remove it"),
         ("sequenceBatching: true", "set sequenceMaxIdleMSec"),
     ],

@@ -195,7 +195,7 @@ def test_a_log_that_cannot_be_written_any_more_says_so(start_server, monkeypatch
 
     async def write(server) -> None:
         async with metric_tasks(server.registry, ResponseCounts(), System(server.settings), server.settings):
-            await asyncio.to_thread(until, lambda: "metrics are not logged any more" in caplog.text)
+            await asyncio.to_thread(until, lambda: "metrics are no longer logged until the server is restarted" in caplog.text)
             monkeypatch.undo()
 
     with start_server(metrics_mode="log") as server:

@@ -77,9 +77,9 @@ def test_what_has_no_effect_for_another_reason_is_told_with_that(tmp_path: Path)
     _, _, told = load(tmp_path, "initial_distribution_port=29500\nvmargs=-Xmx4g\nkeystore_type=JKS\nipex_enable=true\n")
     assert told == [
         "without effect here, since only TorchServe's Java needs them: vmargs",
-        "without effect here, since the processes of a model find a free port themselves: initial_distribution_port",
-        "without effect here, since Intel has ended its extension, whose optimisations torch has: ipex_enable",
-        "without effect here, since the first bytes of a keystore say what it is: keystore_type",
+        "without effect here, since the processes of a model choose a free port themselves: initial_distribution_port",
+        "without effect here, since Intel has discontinued its extension, and torch contains its optimisations: ipex_enable",
+        "without effect here, since tsx detects the type of a keystore from its first bytes: keystore_type",
     ]
 
 
@@ -94,7 +94,7 @@ def test_an_unknown_key_is_told_with_the_nearest_and_stops_nobody(tmp_path: Path
 
 def test_a_wrong_value_is_named_with_its_file(tmp_path: Path) -> None:
     assert failure(tmp_path, "job_queue_size=many") == "job_queue_size cannot be 'many' (from FILE): it takes a whole number, at least 1"
-    assert failure(tmp_path, "store=c:\\users").startswith("'FILE' is no properties file: \\u must be followed by")
+    assert failure(tmp_path, "store=c:\\users").startswith("'FILE' is not a valid properties file:  \\u must be followed by")
 
 
 def test_any_word_but_true_is_false(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_the_variables_of_sagemakers_toolkit_say_how_the_model_is_served() -> No
 def test_variables_that_change_nothing_are_told() -> None:
     notices = read_environment({"SAGEMAKER_TS_BATCHSIZE": "8", "SAGEMAKER_MODEL_SERVER_VMARGS": "-Xmx1g", "SAGEMAKER_REGION": "x"}).notices
     assert notices == [
-        "SAGEMAKER_MODEL_SERVER_VMARGS is for a Java server and changes nothing here",
+        "SAGEMAKER_MODEL_SERVER_VMARGS is for a Java server and has no effect here",
         "SAGEMAKER_TS_BATCHSIZE changes nothing; did you mean 'SAGEMAKER_TS_BATCH_SIZE'?",
     ]
 

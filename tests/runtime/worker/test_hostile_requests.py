@@ -51,8 +51,8 @@ HOSTILE = {
     "bytes that fill no number": tensor(b"\0" * 7, shape=[2]),
     "BYTES whose lengths lie": tensor(b"\xff\xff\xff\xff", datatype="BYTES", shape=[1]),
     "BYTES that end within a length": tensor(b"\1\0", datatype="BYTES", shape=[1]),
-    "inputs that are no tensors": told(b'{"inputs": [1]}'),
-    "outputs that are no tensors": told(b'{"inputs": [], "outputs": [1]}'),
+    "inputs that are not tensors": told(b'{"inputs": [1]}'),
+    "The handler returned outputs that are not tensors:": told(b'{"inputs": [], "outputs": [1]}'),
     "parameters that are none": told(b'{"inputs": [], "parameters": [1]}'),
 }
 

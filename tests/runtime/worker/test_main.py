@@ -349,7 +349,7 @@ def test_an_answer_that_cannot_be_sent_fails_alone(start_worker: StartWorker) ->
     assert (good.status, fine) == (200, (200, {}, b"fine"))
     assert unsendable.status == 503
     assert unsendable.message.startswith("Unsupported model output data type. The handler returned set")
-    assert long.message == "The answer has 2000 bytes, but max_response_size is 1000. Raise it, or answer less."
+    assert long.message == "The answer has 2000 bytes, but max_response_size is 1000. Raise it, or return a smaller answer."
     assert surrogate.status == 503
 
 

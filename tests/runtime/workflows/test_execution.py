@@ -205,7 +205,7 @@ def test_the_clients_time_bounds_every_node_and_is_not_spent_twice() -> None:
     end = time.monotonic() + 0.05
     error = refused({"a": []}, {"a": never}, retries=5, request=Request("id", [], b"", deadline=end))
     assert isinstance(error, DeadlinePassed)
-    assert error.message == "Error executing a: the time that the client gave the request is over"
+    assert error.message == "Error executing a: the deadline of the request has passed"
     _, played = play({"a": []}, {"a": says(b"1")}, request=Request("id", [], b"", deadline=end + 60, priority=7))
     (job,) = played["a"].jobs
     assert (job.deadline, job.priority) == (end + 60, 7)

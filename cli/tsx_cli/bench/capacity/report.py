@@ -64,7 +64,7 @@ def _measured(archive: Path | None, results: Path | None) -> ArchiveRecord:
     if results is not None:
         found = read_results(results)
         if found.winner is None or found.trials[found.winner].chosen is None or not found.curves:
-            raise CliError(f"{results} has no winner with a curve to plan from; run `tsx bench` on an archive until it ends")
+            raise CliError(f"{results} has no winner with a latency curve to plan from; run `tsx bench` on an archive to completion")
         return record_of(found)
     if archive is None:
         raise UsageError("name an archive that `tsx bench MODEL.mar --write` has measured, or the --results of a benchmark")
@@ -72,7 +72,7 @@ def _measured(archive: Path | None, results: Path | None) -> ArchiveRecord:
     if kept is None:
         raise CliError(f"{archive} was never measured. `tsx bench {archive} --write` measures it; or name a --results file")
     if not kept.curves:
-        only = "was measured in one configuration, which takes no times by batch size"
+        only = "was measured in one configuration, which gives no times by batch size"
         raise CliError(f"{archive} {only}; `tsx bench {archive} --batch-sizes 1..32 --write` does")
     return kept
 
@@ -89,7 +89,7 @@ def _moments(recording: Path | None) -> list[float]:
     except NotARecording as error:
         raise CliError(str(error)) from error
     if len(moments) < 2 or moments[-1] <= moments[0]:
-        raise CliError(f"{recording} has too few requests to tell how they come; two at least, at different times, are needed")
+        raise CliError(f"{recording} has too few requests to derive their arrivals; at least two, at different times, are needed")
     return moments
 
 
@@ -97,14 +97,14 @@ def _rate(rps: float | None, moments: list[float]) -> float:
     if rps is not None:
         return _known(rps, "--rps")
     if not moments:
-        raise UsageError("say how many requests come: --rps 300, or --recording FILE")
+        raise UsageError("give the request rate: --rps 300, or --recording FILE")
     return (len(moments) - 1) / (moments[-1] - moments[0])
 
 
 def _known(value: float, option: str) -> float:
     """nan is within any range. Raises UsageError."""
     if not math.isfinite(value):
-        raise UsageError(f"{option}: {value} is no number; write one such as 50")
+        raise UsageError(f"{option}: {value} is not a number; write one such as 50")
     return value
 
 
@@ -116,7 +116,7 @@ def _share(text: str) -> float:
     with suppress(ValueError):
         if 0 <= (share := parse_share(text)) <= 100:
             return share
-    raise UsageError(f"--headroom: '{text}' is no share; write 20% or 0.2")
+    raise UsageError(f"--headroom: '{text}' is not a share; write 20% or 0.2")
 
 
 def _replica(measured: ArchiveRecord, config: ModelConfig, workers: int | None, batch_size: int | None) -> Replica:
@@ -200,7 +200,7 @@ def _show(report: dict[str, Any], planned: CapacityPlan) -> None:
     bound = f" under {report['slo']}" if report["slo"] else ""
     print_table([f"{report['rps']:g} requests/s{bound}", ""], rows)
     measured = report["measured"]
-    elsewhere = "" if measured["here"] else " This machine is another: the figures are for machines like that one."
+    elsewhere = "" if measured["here"] else " This machine is different: the figures are for machines like the measured one."
     print(f"From a curve that was measured {measured['date'][:10]} on {measured['on']}.{elsewhere}")
     for warning in _warnings(report):
         print(warning)
@@ -218,13 +218,13 @@ def _warnings(report: dict[str, Any]) -> list[str]:
     found = [f"The ranges: batches may take {least:.2f} to {most:.2f} times as long, as in single rounds of the benchmark."]
     more = report["replicas_at_slowest"]
     if more is None:
-        found.append("With batches as long as the longest no number of replicas keeps the bounds.")
+        found.append("If all batches take as long as the longest, no number of replicas keeps the bounds.")
     elif more > report["replicas"]:
-        found.append(f"With batches as long as the longest it takes {more} replicas.")
+        found.append(f"If all batches take as long as the longest, it takes {more} replicas.")
     if report["cores_left"] < 1:
-        found.append("Its workers leave no core to the server itself, which then waits for one: p99 may well be longer than this.")
+        found.append("Its workers leave no core for the server itself, so p99 may be longer than this.")
     if report["share_of_most"] > CROWDED:
-        found.append("So near the limit p99 hangs on the least change, and on chance: give it more --headroom.")
+        found.append("So close to the limit, p99 depends on small changes and on chance: use more --headroom.")
     elif high > STEEP * low:
-        found.append("The range is wide, as the machine was not steady or a burst fills it: give it more --headroom.")
+        found.append("The range is wide, because the machine was not steady or a burst causes queueing: use more --headroom.")
     return found

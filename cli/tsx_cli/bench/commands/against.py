@@ -65,7 +65,7 @@ def show_against(results: Results) -> None:
     point = results.trials[0].points[0]
     offered, rounds = point.offered, point.rounds
     if offered.mode == "closed":
-        load = f"{offered.connections} connection{'s' if offered.connections != 1 else ''}, each asking again once it is answered"
+        load = f"{offered.connections} connection{'s' if offered.connections != 1 else ''}, each sending its next request after an answer"
     else:
         load = f"{offered.rate:,.6g} requests/s, {offered.arrivals} arrivals, {offered.connections} connections at most"
     inputs = results.inputs
@@ -148,14 +148,14 @@ def _notes(point: Point) -> list[str]:
     notes = []
     limited = next((each.generator.limited for each in point.rounds if each.generator.limited), None)
     if limited:
-        notes.append(f"these figures tell of the generator and not of the server: {limited}")
+        notes.append(f"these figures describe the load generator and not the server: {limited}")
     waited, sent = sum(each.generator.waited for each in point.rounds), sum(each.sent for each in point.rounds)
     if waited > 0.01 * sent:
         notes.append(
             f"{waited / sent:.0%} of the requests found no free connection when due, and their wait counts; give more --connections"
         )
     if any(each.corrected_p99_ms for each in point.rounds):
-        notes.append("a closed loop asks less while the server stalls; --rate asks on, and its latencies tell what clients then see")
+        notes.append("a closed loop sends less while the server stalls; --rate keeps sending, and its latencies show what clients see then")
     return notes
 
 
@@ -167,11 +167,11 @@ def _nothing(plan: LoadPlan, result: Round) -> str:
         "401": "give a token with --token",
         "403": "give a token with --token",
         "malformed": f"it does not speak HTTP; --protocol is {plan.protocol}",
-        "closed": "it closes connections unanswered: is it one of https, or of another --protocol?",
-        "connect": "it closes connections, or speaks before it is asked: is that its port of HTTP?",
+        "closed": "it closes connections without an answer: does it need https, or another --protocol?",
+        "connect": "it closes connections, or sends data before a request: is this its HTTP port?",
     }
-    help_text = next((text for name, text in hint.items() if name in result.errors), "send one request by itself to see what it says")
-    return f"{plan.url} accepted not one request: {came}; {help_text}"
+    help_text = next((text for name, text in hint.items() if name in result.errors), "send a single request to see its answer")
+    return f"{plan.url} accepted no request: {came}; {help_text}"
 
 
 def _shown_name(field: str) -> str:

@@ -27,7 +27,7 @@ class OrAgainst(TyperCommand):
 
 @app.command("bench")
 def bench_against(
-    against: Annotated[str | None, typer.Option(metavar="URL", help="Measure a server that runs already.")] = None,
+    against: Annotated[str | None, typer.Option(metavar="URL", help="Measure a running server.")] = None,
     model: Annotated[str | None, typer.Option(help="Name of its model.")] = None,
     version: Annotated[str | None, typer.Option(help="Version of the model; by default its default version.")] = None,
     protocol: Annotated[
@@ -59,7 +59,7 @@ def bench_against(
     ] = None,
     upload: options.Upload = None,
 ) -> None:
-    """Measure a server that runs already."""
+    """Measure a running server."""
     if against is None:
         raise UsageError("name the server to measure: --against http://127.0.0.1:8080 --model NAME --input FILE")
     if model is None and protocol == "post":

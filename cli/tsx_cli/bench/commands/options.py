@@ -45,10 +45,12 @@ Compiled = Annotated[
     str | None, typer.Option("--compile", metavar="LIST", help="torch.compile: off, on, or off,on; as the archive says if not given.")
 ]
 Threads = Annotated[str | None, typer.Option(metavar="RANGE", help="Threads of each worker; by default its share of the cores, and fewer.")]
-LoadMode = Annotated[Mode, typer.Option(help="closed: a connection asks again once it is answered. open: requests come at a rate.")]
+LoadMode = Annotated[
+    Mode, typer.Option(help="closed: a connection sends its next request after an answer. open: requests arrive at a rate.")
+]
 Connections = Annotated[str | None, typer.Option(metavar="LIST", help="Only these numbers of connections, such as 1,8,64.")]
 Rates = Annotated[str | None, typer.Option(metavar="LIST", help="With --mode open: only at these rates, in requests per second.")]
-ArrivalsOf = Annotated[Arrivals | None, typer.Option(help="With --mode open: how requests come; poisson if not given.")]
+ArrivalsOf = Annotated[Arrivals | None, typer.Option(help="With --mode open: arrivals: poisson if not given.")]
 Duration = Annotated[str, typer.Option(help="Duration of one round, without its warm-up.")]
 RoundTime = Annotated[
     str | None,

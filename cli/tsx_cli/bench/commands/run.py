@@ -91,8 +91,8 @@ class Bench:
         left_out = passed_over(self._state())
         late = sum(why == OUT_OF_TIME for _, _, why in left_out)
         if late:
-            several = f"{late} configurations that may do more were" if late > 1 else "a configuration that may do more was"
-            self.note(f"{several} not measured, since the time was over; --resume with a longer --time-limit goes on with them")
+            several = f"{late} configurations that may be faster were" if late > 1 else "a configuration that may be faster was"
+            self.note(f"{several} not measured because the time limit was reached; --resume with a longer --time-limit continues with them")
         for configuration, predicted, why in left_out:
             self.results.trials.append(Trial(configuration=configuration.as_json(), state="predicted", reason=why, predicted=predicted))
 
@@ -148,7 +148,7 @@ class Bench:
             self.journal.curve(curve)
             times = ", ".join(f"{point.batch_size}: {point.median_ms:.3g} ms" for point in curve.points)
             failed = f"; no more, since {curve.failed}" if curve.failed else ""
-            self.progress.found(f"{alone.worker}, a batch takes {times or 'no time that can be told'}{_first_line(failed)}")
+            self.progress.found(f"{alone.worker}, a batch takes {times or 'no measurable time'}{_first_line(failed)}")
 
     def _as_allowed(self) -> list[Trial]:
         """The search leaves out what answers differently, by what the trials say of it."""
@@ -161,7 +161,7 @@ class Bench:
         try:
             self.guard.learn(self._server(Configuration(device=baseline(self.space).device)))
         except TrialFailed as error:
-            raise CliError(f"{self.target.name} does not run as it is: {error}") from error
+            raise CliError(f"{self.target.name} does not run unchanged: {error}") from error
 
     def _server(self, configuration: Configuration, *, beside: bool = False) -> Candidate:
         began = self.clock()

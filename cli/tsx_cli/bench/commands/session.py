@@ -64,7 +64,7 @@ def resumed_run(directory: Path, model: Path | None, time_limit: float | None, *
     try:
         measured, options = Path(given.pop("model")), BenchOptions.of_json(given)
     except (KeyError, TypeError, AttributeError, UsageError) as error:  # of another version of tsx
-        raise CliError(f"--resume: what the run in '{directory}' was asked for cannot be read ({error}); measure anew") from error
+        raise CliError(f"--resume: what the run in '{directory}' was given cannot be read ({error}); start a new run") from error
     return RunRequest(model or measured, options, directory, time_limit, past, quiet)
 
 
@@ -77,7 +77,7 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
         begun = time.monotonic()
         ends = begun + (float("inf") if request.time_limit is None else request.time_limit)
         with Progress(ends, quiet=request.quiet) as progress, _journal(request) as journal:
-            progress.doing("looking at this machine")
+            progress.doing("examining this machine")
             results = _results(request, archive, payloads, source)
             if request.past is None:
                 journal.begin(
@@ -97,7 +97,7 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
                         profile_best(archive, results, payloads, request.directory)
                 except KeyboardInterrupt:
                     results.complete = False
-                    bench.note("The run was interrupted: the best may be among what was not measured. --resume goes on with it.")
+                    bench.note("The run was interrupted: the best configuration may not have been measured. --resume continues the run.")
                 except BaseException:
                     results.complete = False
                     with suppress(CliError):  # what ended the run is told
@@ -156,13 +156,15 @@ def _results(request: RunRequest, archive: OpenArchive, payloads: Sequence[Paylo
         trials=past.trials if past is not None else [],
     )
     if past is not None and past.fingerprint != results.environment.fingerprint:
-        raise CliError("--resume: the run was begun on another machine, whose figures do not go with those of this one; measure anew")
+        raise CliError(
+            "--resume: the run was begun on another machine, whose figures cannot be combined with those of this machine; start a new run"
+        )
     return results
 
 
 def _check_past(request: RunRequest, archive: OpenArchive) -> None:
     if request.past is not None and request.past.sha256 != archive.digest:
-        raise CliError(f"--resume: {request.model} has changed since that run was begun; measure anew, without --resume")
+        raise CliError(f"--resume: {request.model} has changed since that run started; start a new run without --resume")
 
 
 @contextmanager

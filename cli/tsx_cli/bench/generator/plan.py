@@ -79,21 +79,18 @@ def _faults(plan: LoadPlan) -> list[tuple[bool, str]]:
     return [
         (not plan.payloads, "there is nothing to send: give --input a file"),
         (plan.protocol not in PROTOCOLS, f"--protocol: '{plan.protocol}' is none; there are {', '.join(PROTOCOLS)}"),
-        (plan.mode not in ("closed", "open"), f"--mode: '{plan.mode}' is none; there are closed and open"),
+        (plan.mode not in ("closed", "open"), f"--mode: '{plan.mode}' is unknown; choose closed or open"),
         (
             plan.arrivals not in ("constant", "poisson", "recorded"),
-            f"--arrivals: '{plan.arrivals}' is none of constant, poisson, recorded",
+            f"--arrivals: '{plan.arrivals}' is unknown; choose constant, poisson or recorded",
         ),
         (not 1 <= plan.connections <= MOST_CONNECTIONS, f"--connections: {plan.connections} is not from 1 to {MOST_CONNECTIONS}"),
         (not plan.seconds >= 0.1, f"--duration: {plan.seconds:g} seconds are too few; give 0.1 or more"),
-        (plan.warm_up != "auto" and not plan.warm_up >= 0, f"--warm-up: {plan.warm_up} is no time; give seconds, or auto"),
+        (plan.warm_up != "auto" and not plan.warm_up >= 0, f"--warm-up: {plan.warm_up} is not a time; give seconds, or auto"),
         (not plan.timeout > 0, f"--timeout: {plan.timeout:g} seconds leave no time for an answer"),
         (not plan.grace >= 0, f"the time for late answers is negative: {plan.grace:g} seconds"),
         (not open_loop and given, "--rate is for an open loop: leave it out, or give --mode open"),
-        (
-            open_loop and recorded and given,
-            "--rate and recorded arrivals exclude each other: give --speed to change a recording's rate",
-        ),
+        (open_loop and recorded and given, "--rate and recorded arrivals cannot be combined: give --speed to change a recording's rate"),
         (open_loop and not recorded and not rate > 0, "an open loop needs a rate: give --rate, in requests per second, above 0"),
         (open_loop and not recorded and rate * plan.seconds > MOST_REQUESTS, f"--rate {rate:g} for {plan.seconds:g} seconds is too much"),
         (open_loop and recorded and any(each.at is None for each in plan.payloads), "recorded arrivals need a recording as --input"),
@@ -101,7 +98,7 @@ def _faults(plan: LoadPlan) -> list[tuple[bool, str]]:
             open_loop and recorded and not recorded_rate(plan.payloads) * plan.speed * plan.seconds < MOST_REQUESTS,
             f"--speed {plan.speed:g} for {plan.seconds:g} seconds is too much",
         ),
-        (not plan.speed > 0, f"--speed: {plan.speed:g} is no speed; give a number above 0"),
+        (not plan.speed > 0, f"--speed: {plan.speed:g} is not a valid speed; give a number above 0"),
     ]
 
 

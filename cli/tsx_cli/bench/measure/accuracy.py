@@ -32,7 +32,7 @@ def parse_tolerance(tolerance: str | None = None, same_top: int | None = None) -
     """`rtol=1e-2,atol=1e-3`, `exact`, or the number of best labels that must be the same. Raises UsageError."""
     if same_top is not None:
         if tolerance is not None:
-            raise UsageError("--tolerance and --same-top are two ways to compare; give one")
+            raise UsageError("--tolerance and --same-top cannot be combined; give one of them")
         if not 1 <= same_top <= 1000:
             raise UsageError(f"--same-top {same_top}: it is how many of the best labels must be the same, 1 to 1000")
         return Compare(kind="top-k", k=same_top)
@@ -49,7 +49,7 @@ def parse_tolerance(tolerance: str | None = None, same_top: int | None = None) -
             value = None
         if found is None or value is None or not math.isfinite(value) or found[1].lower() in tolerances:
             raise UsageError(
-                f"--tolerance: '{part.strip()}' is not a tolerance; say rtol=1e-2,atol=1e-3 (relative, absolute or both), or exact"
+                f"--tolerance: '{part.strip()}' is not a tolerance; use rtol=1e-2,atol=1e-3 (relative, absolute or both), or exact"
             )
         tolerances[found[1].lower()] = value
     return Compare(kind="numeric", rtol=tolerances.get("rtol", 0.0), atol=tolerances.get("atol", 0.0))

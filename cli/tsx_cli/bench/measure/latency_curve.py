@@ -58,7 +58,7 @@ def measure_curve(
 def _check(worker: StandaloneWorker, variant: Configuration) -> None:
     """Whether the worker is what it should be: the figures of another would be taken for its own."""
     if variant.precision not in (AS_IS, worker.precision):
-        problem = "its handler does not heed `precision`: see docs/handlers.md"
+        problem = "its handler ignores `precision`: see docs/handlers.md"
         raise WorkerFailed(problem if worker.precision is None else f"its handler computes in {worker.precision} instead")
     if worker.device.partition(":")[0] != variant.device:
         raise WorkerFailed(f"its handler runs on {worker.device}, not on {variant.device}")

@@ -146,7 +146,7 @@ def _by_cprofile(spec: WorkerSpec, items: Sequence[Item], size: int, directory: 
             chunk_of(worker, items, size, 0, seconds)
         written = next(Path(scratch).glob("tsPythonProfile-*.prof"), None)
         if written is None:
-            raise WorkerFailed("the worker has left no profile")
+            raise WorkerFailed("the worker wrote no profile")
         return Path(shutil.move(written, directory / PROFILE))
 
 

@@ -62,7 +62,7 @@ def served(before: MetricsSnapshot, after: MetricsSnapshot) -> ServedBatches | N
 
 
 def batch_sizes(before: MetricsSnapshot, after: MetricsSnapshot) -> dict[int, int]:
-    """Batches by their size; of sizes that the server counts together it is the largest."""
+    """Batches by size; of sizes that the server counts together it is the largest."""
     below, sizes = 0.0, {}
     bounds = sorted(after.batches)
     for place, bound in enumerate(bounds):

@@ -72,7 +72,7 @@ def worker_spec(archive: OpenArchive, configuration: Configuration, batch_size: 
         raise WorkerFailed(str(error)) from error
     if chosen.strategy.mode != "batch" or chosen.strategy.sequences is not None:
         raise WorkerFailed(
-            "its requests join and leave as they come (sequences, continuous batching, tasks), so no batch has a time of its own"
+            "its requests join and leave at any time (sequences, continuous batching, tasks), so the time of a batch cannot be measured"
         )
     if config.use_venv:
         raise WorkerFailed("it has an interpreter of its own (useVenv), which only a server sets up")

@@ -104,7 +104,7 @@ class Candidate:
         except CliError as error:  # of the generator, which found no server, or was killed
             raise TrialFailed(error.message) from error
         except (OSError, psutil.Error) as error:
-            raise TrialFailed(f"the server is gone: {self.server.last_words()}") from error
+            raise TrialFailed(f"the server has exited: {self.server.last_words()}") from error
         stages = scrape.stages(before, after, result.latency.mean_ms)
         result = result.model_copy(update={"served": scrape.served(before, after)})
         return LoadMeasurement(result, stages, scrape.batch_sizes(before, after), sampler.samples)

@@ -72,6 +72,6 @@ def parse_numbers(text: str, option: str) -> tuple[int, ...]:
         match = _RANGE.fullmatch(part.strip())
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if not 1 <= low <= high <= LARGEST:
-            raise UsageError(f"{option}: '{part.strip()}' is no number from 1 to {LARGEST} and no range of them; write 1,2,4 or 1..32")
+            raise UsageError(f"{option}: '{part.strip()}' is not a number from 1 to {LARGEST} or a range of them; write 1,2,4 or 1..32")
         found |= {low, high, *(2**power for power in range(13) if low < 2**power < high)}
     return tuple(sorted(found))

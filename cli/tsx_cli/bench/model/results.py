@@ -314,5 +314,5 @@ def read_results(path: Path) -> Results:
     trials = [found.winner, found.baseline, *(each.first for each in found.paired), *(each.second for each in found.paired)]
     places = [(at, len(found.trials)) for at in trials] + [(trial.best, len(trial.points)) for trial in found.trials]
     if any(at is not None and not 0 <= at < count for at, count in places):
-        raise CliError(f"{path} is damaged: it speaks of a trial or a point that it does not have")
+        raise CliError(f"{path} is damaged: it refers to a trial or a point that it does not contain")
     return found

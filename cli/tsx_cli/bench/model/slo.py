@@ -52,8 +52,8 @@ def parse_slo(text: str) -> Slo:
         found = _BOUND.fullmatch(part)
         if found is None or (found[1] == "errors") != (found[3] == "%"):
             raise UsageError(
-                f"--slo: '{part.strip()}' is not a bound. A bound is a figure and a limit, such as p99<100ms or errors<0.1%; "
-                f"there are {', '.join(PERCENTILES)} and errors; several are parted by commas"
+                f"--slo: '{part.strip()}' is not a bound. A bound is a metric and a limit, such as p99<100ms or errors<0.1%; "
+                f"there are {', '.join(PERCENTILES)} and errors; separate several with commas"
             )
         limit = float(found[2])
         if limit <= 0 and found[1] != "errors":

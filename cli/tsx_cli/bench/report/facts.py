@@ -31,7 +31,7 @@ def title(results: Results) -> str:
 
 
 def subtitle(results: Results) -> str:
-    asked = f"bound {results.slo}" if results.slo else "no bound was asked for"
+    asked = f"bound {results.slo}" if results.slo else "no bound was given"
     where = f"at {results.against}" if results.against else f"on {machine(results)}"
     return f"tsx bench, {shown.moment(results.started)}, {where}; {asked}"
 
@@ -39,11 +39,11 @@ def subtitle(results: Results) -> str:
 def machine(results: Results) -> str:
     here = results.environment
     gpus = f", {', '.join(here.gpus)}" if here.gpus else ""
-    return f"{here.cores} core{'s' if here.cores != 1 else ''}, {here.cpu or 'a CPU of unknown make'}{gpus}"
+    return f"{here.cores} core{'s' if here.cores != 1 else ''}, {here.cpu or 'an unknown CPU'}{gpus}"
 
 
 def partial(results: Results) -> str:
-    return "" if results.complete else "This run did not come to its end: what it had measured until then is told here."
+    return "" if results.complete else "This run is incomplete: the report shows what was measured before it stopped."
 
 
 def heading(results: Results) -> str:
@@ -51,7 +51,7 @@ def heading(results: Results) -> str:
         return "Measured at"
     if results.winner is None:
         return "No configuration was chosen"
-    return f"The most throughput within {results.slo}" if results.slo else "The most throughput"
+    return f"Highest throughput within {results.slo}" if results.slo else "Highest throughput"
 
 
 def best(results: Results) -> str:
@@ -59,7 +59,7 @@ def best(results: Results) -> str:
         return shown.name(results.trials[results.winner], results)
     if results.against is not None:
         return results.against
-    return "None held the bound" if results.slo and any(trial.points for trial in results.trials) else "Nothing was measured"
+    return "No configuration met the bound" if results.slo and any(trial.points for trial in results.trials) else "Nothing was measured"
 
 
 def summary_point(results: Results) -> Point | None:
@@ -84,7 +84,7 @@ def tiles(results: Results) -> list[Tile]:
     gain = shown.gain(results)
     if gain is not None:
         doubt = ", within the noise" if not gain.real and math.isfinite(gain.high) else ""
-        shown_tiles.insert(1, Tile("Beside the baseline", f"{gain.ratio:.2f} times", f"of one worker and batch 1{doubt}"))
+        shown_tiles.insert(1, Tile("Compared with the baseline", f"{gain.ratio:.2f} times", f"of one worker and batch 1{doubt}"))
     return shown_tiles
 
 

@@ -81,7 +81,7 @@ def frontier(results: Results) -> Chart | None:
     return Chart(
         "Throughput and latency",
         "Each point is a measured load; a line joins the closed loops or the open loops of one configuration. "
-        "Further right and lower is better. Hollow points break a bound.",
+        "Points further right and lower are better. Hollow points exceed a bound.",
         plot("Throughput and latency of each configuration", x, y, lines, rules),
         legend,
     )
@@ -125,7 +125,7 @@ def distribution(results: Results) -> Chart | None:
     x = Axis("share of the answers", 0.0, max(2.0, last), ticks=[tick for tick in places if tick[0] <= max(2.0, last) + 1e-9])
     return Chart(
         "Latency distribution",
-        "How long so large a share of the answers took at most, each configuration at its best load.",
+        "The latency that a share of the answers does not exceed, for each configuration at its best load.",
         plot("Latency by percentile", x, axis("ms", heights), lines),
         [Key(each.style, each.name) for each in reversed(lines)],
     )
@@ -156,7 +156,7 @@ def stages(results: Results) -> Chart | None:
     legend = [Key(f"c{number}", stage) for number, stage in enumerate(STAGES)]
     return Chart(
         "Where the time goes",
-        "The mean time of a request at the best load of a configuration, from the client's sending to its answer.",
+        "The mean time from sending a request to receiving its answer, at the best load of a configuration.",
         stacked("Mean time of a request by stage", rows),
         legend,
     )
@@ -190,8 +190,8 @@ def batch_sizes(results: Results) -> Chart | None:
     ]
     return Chart(
         "Batches",
-        f"How many requests ran together, at the best load of {shown.name(trial, results)}: {mean:.1f} on average.",
-        bars("Batches by their size", "requests in a batch", values, unit="% of the batches"),
+        f"Number of requests in a batch, at the best load of {shown.name(trial, results)}: {mean:.1f} on average.",
+        bars("Batches by size", "requests in a batch", values, unit="% of the batches"),
     )
 
 
@@ -216,8 +216,8 @@ def curves(results: Results) -> Chart | None:
     sizes = sorted({int(mark.x) for each in lines for mark in each.marks})
     x = Axis("requests in a batch", min(sizes) / 1.15, max(sizes) * 1.15, log=True, ticks=[(size, str(size)) for size in sizes])
     return Chart(
-        "One worker by itself",
-        "Requests per second of a worker that runs batch after batch of one size, measured in its process, without a server.",
+        "One worker without a server",
+        "Requests per second of a worker that runs batches of one size back to back, measured in its process.",
         plot(
             "Throughput of one worker by batch size", x, axis("requests/s", [m.y for each in lines for m in each.marks], log=False), lines
         ),

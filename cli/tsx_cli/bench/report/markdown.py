@@ -21,10 +21,10 @@ def markdown(results: Results, directory: Path) -> str:
     if facts.keys(results):
         parts.append(f"```yaml\n{facts.keys(results)}\n```")
     parts += ["\n".join(f"- {plain(note)}" for note in results.notes), "## All configurations", _trials(results)]
-    parts += [_stages(results), "## Every load that was measured", _points(results)]
-    parts += ["## Where and what", table(("", ""), facts.facts(results))]
+    parts += [_stages(results), "## All measured loads", _points(results)]
+    parts += ["## Environment and settings", table(("", ""), facts.facts(results))]
     if results.command:
-        parts += ["## How to repeat it", f"    {results.command}"]
+        parts += ["## How to reproduce it", f"    {results.command}"]
     left = facts.files(directory)
     if left:
         parts.append("Profiles: " + ", ".join(f"[{plain(file)}]({file})" for file in left))

@@ -82,7 +82,7 @@ def words(text: str, known: Sequence[str], option: str) -> list[str]:
     found = list(dict.fromkeys(part.strip().lower() for part in text.split(",")))
     for word in found:
         if word not in known:
-            raise UsageError(f"{option}: '{word}' is none of {', '.join(known)}; several are parted by commas")
+            raise UsageError(f"{option}: '{word}' is none of {', '.join(known)}; separate several with commas")
     return found
 
 
@@ -91,7 +91,7 @@ def seconds(text: str, option: str) -> float:
     with suppress(ValueError):
         if value := parse_seconds(text):
             return value
-    raise UsageError(f"{option}: '{text}' is no time; write 30s, 10m or 1h")
+    raise UsageError(f"{option}: '{text}' is not a time; write 30s, 10m or 1h")
 
 
 def command_line(*secrets: str | None) -> str:
@@ -112,7 +112,7 @@ def share(text: str, option: str) -> float:
     with suppress(ValueError):
         if 0 < (value := parse_share(text)) < 1:
             return value
-    raise UsageError(f"{option}: '{text}' is no share between 0 and 1; write 5% or 0.05")
+    raise UsageError(f"{option}: '{text}' is not a share between 0 and 1; write 5% or 0.05")
 
 
 def configurations(options: BenchOptions, config: ModelConfig, cores: int, gpus: int) -> list[Configuration]:

@@ -113,7 +113,7 @@ def ruled_out(state: State, configuration: Configuration) -> str | None:
         if trial.state == "failed" and other.variant == configuration.variant and smaller:
             return f"{other} failed, which asks for less: {trial.reason}"
     if _too_slow_alone(state, configuration):
-        return "one request at a time breaks a bound, and no number of workers or batch size makes that quicker"
+        return "one request at a time breaks a bound, and no number of workers or batch size makes that faster"
     return None
 
 

@@ -19,16 +19,18 @@ def _winner(results: Results, winner: int) -> str:
     assert point is not None
     bound = f", within {results.slo}" if results.slo else ""
     figures = f"{point.throughput.value:,.4g} requests/s with {point.offered}, {_tail(point)}"
-    sentences = [f"{trial.how()} does the most{bound}: {figures}."]
+    sentences = [f"{trial.how()} has the highest throughput{bound}: {figures}."]
     if winner == results.baseline:
-        sentences.append("That is the baseline, one worker and one request at a time: nothing else that was measured does more.")
+        sentences.append(
+            "That is the baseline, one worker and one request at a time: no other measured configuration has a higher throughput."
+        )
     for pair in results.paired:
         other = results.trials[pair.second].how()
         name = "the baseline, one worker and one request at a time" if pair.second == results.baseline else str(other)
         if pair.real:
             sentences.append(f"{pair.ratio:.2f} times {name} ({pair.low:.2f} to {pair.high:.2f}).")
         else:
-            sentences.append(f"Not really different is {name} ({pair.low:.2f} to {pair.high:.2f} times).")
+            sentences.append(f"Not significantly different: {name} ({pair.low:.2f} to {pair.high:.2f} times).")
     if point.offered.mode == "closed":
         sentences += _at_random(results, point, [each for each in trial.points if each.offered.mode == "open"])
     return " ".join(sentences)
@@ -39,14 +41,14 @@ def _at_random(results: Results, chosen: Point, tried: Sequence[Point]) -> list[
     most = max((each for each in tried if each.holds), key=_rate, default=None)
     least = min((each for each in tried if not each.holds and (most is None or _rate(each) > _rate(most))), key=_rate, default=None)
     if least is None:
-        return [] if most is None else [f"With {_rate(most):,.4g} requests/s that come at random: {_tail(most)}."]
+        return [] if most is None else [f"With {_rate(most):,.4g} requests/s that arrive at random: {_tail(most)}."]
     fails = f"{'breaks the bounds' if results.slo else 'does not keep up'} ({_tail(least)})"
     if most is not None:
         return [
-            f"Of requests that come at random it holds {_rate(most):,.4g} a second ({_tail(most)}); with {_rate(least):,.4g} it {fails}."
+            f"With requests that arrive at random it sustains {_rate(most):,.4g}/s ({_tail(most)}); with {_rate(least):,.4g} it {fails}."
         ]
     waits = f"the bound holds for {chosen.offered}, asking again only once answered"
-    return [f"With {_rate(least):,.4g} requests/s that come at random it {fails}: {waits}."]
+    return [f"With {_rate(least):,.4g} requests/s that arrive at random it {fails}: {waits}."]
 
 
 def _rate(point: Point) -> float:

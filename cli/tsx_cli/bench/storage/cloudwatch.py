@@ -87,7 +87,9 @@ def upload(results: Results, namespace: str) -> int:
             client.put_metric_data(Namespace=namespace, MetricData=part)
     except (BotoCoreError, ClientError) as error:
         reason = str(error).rstrip(".")
-        raise CliError(f"CloudWatch took no figures: {reason}. Check AWS_REGION and the credentials; all else is done") from error
+        raise CliError(
+            f"CloudWatch accepted no figures: {reason}. Check AWS_REGION and the credentials; everything else is complete"
+        ) from error
     return len(data)
 
 

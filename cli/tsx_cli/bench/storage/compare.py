@@ -93,7 +93,7 @@ def compare(first: Results, second: Results, conditions: Sequence[Condition] = (
     """
     best, pairs = _best(first, second), list(_pairs(first, second))
     if best is None and not pairs:
-        raise UsageError("the two have no winners, and no configuration and load in common, so there is nothing to compare")
+        raise UsageError("the two runs have no winners and no configuration and load in common, so there is nothing to compare")
     judged = [best] if best is not None and not every else [*([best] if best else []), *pairs]
     wanted = [figure for figure in FIGURES if figure in SHOWN or any(condition.figure == figure for condition in conditions)]
     if any(condition.figure == "errors" for condition in conditions) or any(_failed(each[2]) or _failed(each[3]) for each in judged):
@@ -183,7 +183,7 @@ def _notes(first: Results, second: Results, judged: Sequence[_Both]) -> list[str
     """What a reader must know before believing it."""
     notes = []
     if first.environment.fingerprint != second.environment.fingerprint:
-        notes.append("they were measured on different machines, and a difference may be the machine's")
+        notes.append("they were measured on different machines, so a difference may be due to the machine")
     for name, one, other in (
         ("server", first.against or OWN, second.against or OWN),
         ("model", first.model.name, second.model.name),
@@ -198,8 +198,8 @@ def _notes(first: Results, second: Results, judged: Sequence[_Both]) -> list[str
     if len(set(names)) > 1:
         notes.append(f"what is best has changed from {names[0]} to {names[1]}")
     if any(point.throughput.low == point.throughput.high for each in judged for point in each[2:]):
-        notes.append("what was measured in one round has no confidence interval, so it is not known whether its differences are real")
-    notes += [f"the {name} was not measured to its end" for name, results in (("first", first), ("second", second)) if not results.complete]
+        notes.append("what was measured in one round has no confidence interval, so differences may be due to noise")
+    notes += [f"the {name} is incomplete" for name, results in (("first", first), ("second", second)) if not results.complete]
     return notes
 
 

@@ -35,7 +35,9 @@ class Journal:
         self._lock = FileLock(self._path)
         if not self._lock.own(wait=False) or (new and has_run(directory)):
             self.close()
-            raise CliError(f"another run of tsx bench writes into '{directory}'; wait for its end, or name another directory with --output")
+            raise CliError(
+                f"another run of tsx bench writes into '{directory}'; wait until it ends, or name another directory with --output"
+            )
         _cut(self._path, whole=not new)
 
     def begin(self, asked: dict[str, Any], **entry: Any) -> None:
@@ -62,7 +64,7 @@ class Journal:
             self._file.flush()
         except OSError as error:
             message = f"'{self._path}' cannot be written ({error.strerror or error}), so the run ends here"
-            raise CliError(f"{message}; make room, and go on with tsx bench --resume {self._path.parent}") from error
+            raise CliError(f"{message}; free some disk space, and continue with tsx bench --resume {self._path.parent}") from error
 
 
 def has_run(directory: Path) -> bool:
@@ -101,9 +103,9 @@ def read_journal(directory: Path) -> PastRun:
         except (ValueError, KeyError, TypeError, IndexError, ValidationError, RecursionError) as error:
             if number == len(lines) and past is not None:
                 break
-            raise CliError(f"'{path}', line {number}, is damaged ({type(error).__name__}); measure anew, without --resume") from error
+            raise CliError(f"'{path}', line {number}, is damaged ({type(error).__name__}); start a new run without --resume") from error
     if past is None:
-        raise CliError(f"'{path}' is empty; measure anew, without --resume")
+        raise CliError(f"'{path}' is empty; start a new run without --resume")
     return past
 
 

@@ -38,7 +38,7 @@ def bench_torchserve(
     time_limit: Annotated[str, typer.Option(metavar="TIME", help="Longest duration of one load, however many requests it has.")] = "2m",
     upload: Annotated[str | None, typer.Option(metavar="cloudwatch:NAMESPACE", help="Also send the figures there.")] = None,
 ) -> None:
-    """Run what a file of TorchServe's auto-benchmark asks for, and write its reports: ab_report.csv and report.md."""
+    """Run a configuration file of TorchServe's auto-benchmark and write its reports: ab_report.csv and report.md."""
     from tsx_cli.bench.commands.against_command import trusted
     from tsx_cli.bench.commands.tokens import read_token
     from tsx_cli.bench.report import show

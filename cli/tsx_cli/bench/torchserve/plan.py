@@ -72,7 +72,7 @@ def read_plan(file: Path) -> Plan:
         cases = list(_of_model(given, file, "cpu", notes))
         return _plan("cpu", cases, notes, file)
     notes = {key: text for key, text in UNUSED.items() if key in given}
-    notes |= {key: "nothing here knows it" for key in given if key not in {*UNUSED, "models", "hardware"}}
+    notes |= {key: "tsx does not know it" for key in given if key not in {*UNUSED, "models", "hardware"}}
     hardware = str(given.get("hardware") or "cpu")
     if hardware not in ("cpu", "gpu"):
         raise UsageError(f"{file}: hardware is '{hardware}'; tsx runs models on cpu and gpu")
@@ -88,7 +88,7 @@ def read_plan(file: Path) -> Plan:
 
 def _plan(hardware: str, cases: list[Case], notes: Mapping[str, str], file: Path) -> Plan:
     if not cases:
-        raise UsageError(f"{file} asks for nothing: a model needs a mode with a url, workers and batch_size")
+        raise UsageError(f"{file} contains no load: a model needs a mode with a url, workers and batch_size")
     return Plan(hardware, list(dict.fromkeys(cases)), [f"{key}: {text}" for key, text in notes.items()])
 
 
@@ -140,7 +140,7 @@ def _of_mode(model: str, mode: str, values: Mapping[str, Any], file: Path, hardw
         return
     for key, value in values.items():
         if key not in USED and ALWAYS.get(key, ...) != value:
-            notes.setdefault(key, "it means nothing here")
+            notes.setdefault(key, "it has no effect")
     counts = {key: _numbers(values, key, place, default) for key, default in (("workers", WORKERS), ("batch_size", BATCH_SIZES))}
     (delay,), (requests,), (concurrency,) = (
         _numbers(values, key, place, [default], least=least)

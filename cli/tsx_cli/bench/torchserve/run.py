@@ -53,7 +53,7 @@ def management_of(inference: str) -> str:
     """Where a server is managed that says nothing else: at the next port, as TorchServe and tsx have it. Raises UsageError."""
     place = read_target(inference)
     if place.socket:
-        raise UsageError(f"the server at {inference} is managed at another address: say which with --management URL")
+        raise UsageError(f"the server at {inference} has another management address: give it with --management URL")
     host = f"[{place.host}]" if ":" in place.host else place.host
     return f"{'https' if place.secure else 'http'}://{host}:{place.port + 1}"
 
@@ -168,7 +168,7 @@ def _load(case: Case, running: RunningServer, url: str, seconds: float) -> tuple
         )
         pilot = measure(replace(plan, seconds=PILOT)).round
         if not pilot.ok:
-            raise CliError(f"not one request was accepted: {pilot.errors or 'no answer came'}")
+            raise CliError(f"no request was accepted: {pilot.errors or 'no answer came'}")
         time.sleep(WRITTEN)
         place = logs.begin(running.logs) if running.logs is not None else None
         result = measure(replace(plan, seconds=length_of(case.requests, pilot.throughput, seconds), warm_up=0.0)).round
@@ -205,7 +205,7 @@ def _results(group: Sequence[CaseResult], against: RunningServer | None, here: E
         trials=trials,
         winner=winner,
         baseline=plain,
-        why="" if winner is None else f"The most throughput of what the file asks for, at {case.concurrency} connections.",
+        why="" if winner is None else f"Highest throughput of the loads in the file, at {case.concurrency} connections.",
         notes=[f"{each.case.name} failed: {each.trial.reason}" for each in group if each.row is None],
     )
 

@@ -51,13 +51,13 @@ def choose_payloads(
     """(payloads, where they are from, in words): what was given, else what `kind` says, else the archive's samples, else the files that
     it is warmed up with, else made up for its handler. Raises CliError, UsageError, ArchiveError."""
     if content_type is not None and not is_header("content-type", content_type):
-        raise UsageError(f"--content-type: '{content_type}' is none; one looks like image/png")
+        raise UsageError(f"--content-type: '{content_type}' is not a content type; one looks like image/png")
     if sources:
         if kind is not None or shape is not None:
-            raise UsageError("--input says what to send, and --input-kind and --input-shape what to make up; give one or the other")
+            raise UsageError("--input sends existing inputs, and --input-kind and --input-shape generate them; give only one of them")
         return read_payloads(sources, content_type=content_type), ", ".join(source.name or str(source) for source in sources)
     if content_type is not None:
-        raise UsageError("--content-type is that of --input; what an archive brings along and what is made up have their own")
+        raise UsageError("--content-type applies to --input only; samples of an archive and generated inputs have their own")
     if kind is None and shape is not None:
         kind = "json"
     if kind is None and archive is not None:
@@ -67,11 +67,11 @@ def choose_payloads(
         kind = kind_of(inspection)
     if kind is None:
         raise UsageError(
-            f"{archive or 'the model'} has no samples, and what it takes is not known: give --input FILE, or --input-kind "
-            f"({', '.join(KINDS)}), or --input-shape 1,28,28 for rows of numbers; tsx archive packs the directory samples/ along"
+            f"{archive or 'the model'} has no samples, and its input type is not known: give --input FILE, or --input-kind "
+            f"({', '.join(KINDS)}), or --input-shape 1,28,28 for rows of numbers; tsx archive includes the directory samples/"
         )
     made = generated(kind, count, seed, shape)
-    return made, f"made up: {len(made)} different {'images' if kind in ('image', 'png') else kind + ' requests'}"
+    return made, f"generated: {len(made)} different {'images' if kind in ('image', 'png') else kind + ' requests'}"
 
 
 def of_archive(inspection: Inspection) -> tuple[list[Payload], str] | None:
@@ -83,7 +83,7 @@ def of_archive(inspection: Inspection) -> tuple[list[Payload], str] | None:
         return [_member(inspection, name, None) for name in samples], f"{SAMPLES}/ of the archive"
     warm = [each for each in inspection.config.warmup or () if each.file in sizes and not each.file.endswith(SUFFIX)]
     if warm:
-        return [_member(inspection, each.file, each.content_type) for each in warm], "what the archive is warmed up with"
+        return [_member(inspection, each.file, each.content_type) for each in warm], "the warm-up requests of the archive"
     return None
 
 

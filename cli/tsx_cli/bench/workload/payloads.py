@@ -135,9 +135,9 @@ def of_line(given: Any, directory: Path, content_type: str | None = None) -> Pay
         raise ValueError("content_type and query are text, and headers an object of them")
     given_headers = tuple((str(name), str(value)) for name, value in headers.items())
     if refused := next((name for name, _ in given_headers if name.lower() in NOT_SENT - {"authorization"}), None):
-        raise ValueError(f"the header {refused} is the generator's own to send")
+        raise ValueError(f"the header {refused} is set by the generator itself")
     if any(name.lower() == "content-type" for name, _ in given_headers):
-        raise ValueError("say the Content-Type as 'content_type' and not among the headers")
+        raise ValueError("give the Content-Type as 'content_type' and not in the headers")
     wrong = [name for name, value in (*given_headers, ("content-type", kind or "")) if not is_header(name, value)]
     if wrong:
         raise ValueError(f"the header '{wrong[0]}' cannot be sent: a name has no spaces, a value is one line of Latin-1")

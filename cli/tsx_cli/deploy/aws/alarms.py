@@ -1,4 +1,4 @@
-"""Alarms in the words of `--alarm`: `5xx>0`, `p95>300ms`, or the name of one that is there."""
+"""Alarms in the words of `--alarm`: `5xx>0`, `p95>300ms`, or the name of an existing alarm."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def alarms(texts: Sequence[str], metrics: Metrics, prefix: str, tags: Mapping[st
         bound = _BOUND.fullmatch(text.strip())
         if bound is None:
             if not _NAME.fullmatch(text):
-                raise UsageError(f"--alarm: '{text}' is not an alarm; write 5xx>0, p95>300ms, or the name of an alarm that is there")
+                raise UsageError(f"--alarm: '{text}' is not an alarm; write 5xx>0, p95>300ms, or the name of an existing alarm")
             names.append(text)
             continue
         properties = _properties(bound, metrics)

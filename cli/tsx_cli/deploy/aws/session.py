@@ -47,7 +47,7 @@ class Cloud:
                 with translated_errors(f"reaching {service}"):
                     self._clients[key] = self._session.client(service, region_name=region, config=config)
             except ValueError as error:  # of AWS_ENDPOINT_URL
-                raise CliError(f"{str(error).rstrip('.')}: AWS_ENDPOINT_URL is to be an address such as http://127.0.0.1:4566") from error
+                raise CliError(f"{str(error).rstrip('.')}: AWS_ENDPOINT_URL must be an address such as http://127.0.0.1:4566") from error
         return self._clients[key]
 
     def call(self, service: str, operation: str, doing: str, **arguments: Any) -> Any:
@@ -77,7 +77,7 @@ class Cloud:
 
     @cached_property
     def account(self) -> str:
-        return str(self.call("sts", "get_caller_identity", "asking who you are (sts:GetCallerIdentity)")["Account"])
+        return str(self.call("sts", "get_caller_identity", "checking the AWS identity (sts:GetCallerIdentity)")["Account"])
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def translated_errors(doing: str) -> Generator[None, None, None]:
         code, message = error.response["Error"].get("Code", ""), error.response["Error"].get("Message", "").rstrip(".")
         raise CloudError(f"{doing}: {code}: {message}{_advice(code, error.operation_name)}", code) from error
     except ParamValidationError as error:
-        raise CloudError(f"{doing}: AWS would not take it: {error}", "ParamValidation") from error
+        raise CloudError(f"{doing}: AWS rejected the request: {error}", "ParamValidation") from error
     except NoCredentialsError as error:
         raise CloudError(f"{doing}: no AWS credentials were found; run `aws configure`, or set AWS_PROFILE or AWS_ACCESS_KEY_ID") from error
     except ProfileNotFound as error:
@@ -113,7 +113,7 @@ def _advice(code: str, operation: str) -> str:
     if code in NO_CREDENTIALS:
         return ". Renew the credentials (`aws sso login`, or new keys)"
     if "AccessDenied" in code or code == "UnauthorizedOperation":
-        return f". Who deploys needs the permission for {operation}: infra/iam has the policy"
+        return f". The deploying identity needs the permission for {operation}: infra/iam has the policy"
     if code in ("ResourceLimitExceeded", "LimitExceededException"):
-        return ". Ask for more in Service Quotas, or choose another size"
+        return ". Request an increase in Service Quotas, or choose another size"
     return ""

@@ -19,8 +19,8 @@ RESERVED = "ReservedConcurrentExecutions"
 UNKNOWN_ROLE = "cannot be assumed by Lambda"
 MARK = "canary since "
 LEFT = (
-    "a canary that has begun keeps its share of the requests, and its alarms are not watched until this runs again. "
-    "`tsx deploy promote` gives it all requests, `tsx deploy rollback` takes them from it"
+    "a canary that has begun keeps its share of the requests, and its alarms are not checked until this command runs again. "
+    "`tsx deploy promote` gives it all requests, `tsx deploy rollback` removes its share"
 )
 
 
@@ -202,7 +202,7 @@ def went_off(cloud: Cloud, alarms: Sequence[str], since: datetime | None) -> dic
     found = {each["AlarmName"]: each for kind in ("MetricAlarms", "CompositeAlarms") for each in answer.get(kind, [])}
     missing = [name for name in alarms if name not in found]
     if missing:
-        raise CloudError(f"there is no alarm '{missing[0]}'; --alarm takes 5xx>0, p95>300ms, or the name of one that is there")
+        raise CloudError(f"there is no alarm '{missing[0]}'; --alarm takes 5xx>0, p95>300ms, or the name of an existing alarm")
     off = {name: each.get("StateReason", "") for name, each in found.items() if each.get("StateValue") == "ALARM"}
     for name in alarms if since is not None else ():
         which = {"AlarmName": name, "HistoryItemType": "StateUpdate", "StartDate": since}

@@ -65,12 +65,12 @@ def _check(spec: DeploySpec, own: Lambda) -> None:
     if own.managed_instances is None:
         too_large = [f"lambda.{key}" for key, value in (("memory", own.memory), ("storage", own.storage)) if value > LARGEST]
         if too_large:
-            raise UsageError(f"{too_large[0]}: Lambda gives at most {LARGEST} MiB; more has {MANAGED}")
+            raise UsageError(f"{too_large[0]}: Lambda gives at most {LARGEST} MiB; use {MANAGED} for more")
         return
     clashes = {"lambda.provisioned": own.provisioned, "lambda.autoscaling": own.autoscaling, "lambda.reserved": own.reserved}
     fields = [key for key, value in clashes.items() if value is not None]
     if fields:
-        raise UsageError(f"a function on managed instances has no {', '.join(fields)}: its instances run always. Take one of both away")
+        raise UsageError(f"a function on managed instances has no {', '.join(fields)}: its instances always run. Remove one of them")
     managed = own.managed_instances
     if managed.gpu_memory is not None and own.architecture != "x86_64":
         raise UsageError(f"{MANAGED}.gpu_memory: Lambda has GPUs for x86_64 only, not for {own.architecture}")

@@ -35,7 +35,7 @@ def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
         return Images(name, [Resource("Image", "Tsx::Container::Image", name, {})], {"Tsx::Container::Image": kind})
     if spec.target == "kubernetes":
         if spec.repository is None:
-            ways = "--image names one that your cluster can pull, --set repository=HOST/NAME says where one that is built here is pushed to"
+            ways = "set --image to an image that your cluster can pull, or --set repository=HOST/NAME to push an image that is built here"
             raise UsageError(f"neither image nor repository is given: {ways}")
         name = f"{spec.repository}:{made.tag}"
         pushed = container_kinds.PushedImage(Builder(spec.build.tool), made)
@@ -59,7 +59,7 @@ def _in_ecr(spec: DeploySpec, facts: Facts, tag: str, kind: ecr.Image) -> Images
     whole = spec.repository or f"{registry}/{own_repository(spec.target, spec.name)}"
     host, _, path = whole.partition("/")
     if not ECR.fullmatch(host) or not path:
-        raise UsageError(f"repository is {whole}; {spec.target} takes images from ECR alone: ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME")
+        raise UsageError(f"repository is {whole}; {spec.target} takes images from ECR only: ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME")
     tags = {"tsx:name": spec.name, "tsx:target": spec.target} if spec.repository is None else {}  # one that is named may be shared
     scanned = {"ImageScanningConfiguration": {"ScanOnPush": True}}
     repository = Resource("Repository", "AWS::ECR::Repository", path, scanned, tags=tags)

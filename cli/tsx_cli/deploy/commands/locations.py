@@ -77,7 +77,7 @@ def named(file: Path | None, given: Mapping[str, Any]) -> Location:
 
 def _place(name: str, target: str, fields: Mapping[str, Any]) -> Location:
     if target not in PLATFORMS:  # of tsx.toml, where no model is read that would look at it
-        raise UsageError(f"target is '{target}'; there is {', '.join(PLATFORMS)}")
+        raise UsageError(f"target is '{target}'; choose one of {', '.join(PLATFORMS)}")
     cloud: Any
     if target == "container":
         program = engine(fields["container"]["engine"])

@@ -69,7 +69,7 @@ def deployment_options(
 @with_options(deployment_options)
 def desired_options(
     options: DeploymentOptions,
-    model: Annotated[Path | None, typer.Argument(metavar="MODEL.mar", help="The archive, if tsx.toml does not name it.")] = None,
+    model: Annotated[Path | None, typer.Argument(metavar="MODEL.mar", help="The archive, if tsx.toml does not name one.")] = None,
     image: Annotated[str | None, typer.Option("--image", help="An existing image, already pushed.")] = None,
     role: Annotated[str | None, typer.Option("--role", help="ARN of the execution role.")] = None,
     create_role: Annotated[bool, typer.Option("--create-role", help="Create an execution role; `destroy` removes it.")] = False,
@@ -84,7 +84,7 @@ def desired_options(
     """What is to be there."""
     given: dict[str, Any] = {**options.given, "model": model, "image": image}
     if role is not None and create_role:
-        raise UsageError("--role names a role that is there, and --create-role makes one. Take one of both away")
+        raise UsageError("--role uses an existing role, and --create-role creates one. Remove one of them")
     if role is not None:
         given["role"] = role
     if create_role:

@@ -161,7 +161,7 @@ def remove(file: Path | None, given: Given, *, purge: bool, ask: bool, as_json: 
         if not as_json:
             show_plan(planned)
         if ask and (not sys.stdin.isatty() or input(f"Type '{place.name}' to remove all of this: ").strip() != place.name):
-            raise CliError("nothing was removed; give --yes where there is no terminal to confirm at")
+            raise CliError("nothing was removed; without a terminal, confirm with --yes")
         engine.apply(planned)
     if as_json:
         print_json(planned.as_json())
@@ -215,8 +215,8 @@ def _carry_out(engine: Engine, place: Location, planned: Plan, *, ask: bool, as_
     """With JSON there is no confirmation: the plan would not be visible."""
     if planned.is_empty and planned.is_settled:
         return
-    if ask and not planned.is_empty and (as_json or not confirm(planned, "Carry this out?")):
-        raise CliError("nothing was changed; give --yes where there is no terminal to confirm at")
+    if ask and not planned.is_empty and (as_json or not confirm(planned, "Apply these changes?")):
+        raise CliError("nothing was changed; without a terminal, confirm with --yes")
     begin = time.time()
     try:
         engine.apply(planned)
@@ -265,12 +265,12 @@ def _earlier(versions: Sequence[DeployedVersion], to: int | None, place: Locatio
         return next(each for each in versions if each.is_current)
     current = next((place for place, each in enumerate(versions) if each.is_current), len(versions) - 1)
     if current == 0:
-        raise CliError(f"{place.name} has no earlier version; `tsx deploy history` lists those that there are")
+        raise CliError(f"{place.name} has no earlier version; `tsx deploy history` lists the existing ones")
     return versions[current - 1]
 
 
 def _absent(place: Location) -> CliError:
-    where = f"in {place.cloud.region}; is the --region right?" if isinstance(place.cloud, Cloud) else f"on {place.cloud.region}"
+    where = f"in {place.cloud.region}; check --region" if isinstance(place.cloud, Cloud) else f"on {place.cloud.region}"
     return CliError(f"there is no deployment '{place.name}' {where}")
 
 

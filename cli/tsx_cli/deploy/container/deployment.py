@@ -29,7 +29,7 @@ class Containers:
         missing = [name for name in wants_tokens(spec) if not os.environ.get(name)]
         if missing:
             raise UsageError(
-                f"container.host is {spec.container.host}, where others reach it, so they need tokens: set {' and '.join(missing)} in this "
+                f"container.host is {spec.container.host}, which other machines can reach: set {' and '.join(missing)} in this "
                 f"command's environment, or env.{OPEN}=true to serve without"
             )
         image = str(facts.image)
@@ -70,7 +70,7 @@ class Containers:
         return [Resource("Container", KIND, version.id, {"Running": True, "Deployment": name, "Patience": 600}, tags=version.tags)]
 
     def promoting(self, cloud: Machine, name: str) -> list[Resource]:
-        raise CliError("a container has no canary to promote: one of it runs at a time")
+        raise CliError("a container deployment has no canary to promote: only one container runs at a time")
 
     def status(self, cloud: Machine, name: str) -> dict[str, Any] | None:
         there = cloud.containers(name)
@@ -95,7 +95,7 @@ class Containers:
     def invoke(self, cloud: Machine, name: str, body: bytes, content_type: str, accept: str | None) -> bytes:
         there = [each for each in cloud.containers(name) if each["State"].get("Running")]
         if not there:
-            raise CloudError(f"{name} does not run; `tsx deploy status` says what became of it")
+            raise CloudError(f"{name} does not run; see `tsx deploy status`")
         model = tags_of(there[0]).get("tsx:model", name).partition("/")[0]
         return predict(_address(there[0]), model, body, content_type, accept)
 
@@ -113,7 +113,7 @@ def predict(address: str, model: str, body: bytes, content_type: str, accept: st
     """With the token of the environment. Raises CliError."""
     token = os.environ.get("TSX_INFERENCE_TOKEN") or None
     headers = {"Content-Type": content_type, **({"Accept": accept} if accept else {})}
-    server = Server(address, token, absent="`tsx deploy status` says what became of it")
+    server = Server(address, token, absent="see `tsx deploy status`")
     return server.call("POST", path("predictions", model), body, headers).body()
 
 

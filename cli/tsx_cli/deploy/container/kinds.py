@@ -78,7 +78,7 @@ def _condition(container: Mapping[str, Any]) -> tuple[State, str]:
     """One that a run has left while it was starting is not yet as it should be, and one that starts again and again never will."""
     health = health_of(container)
     if health == "unhealthy" or (health == "starting" and container.get("RestartCount")):
-        return "failed", "it is not well"
+        return "failed", "it is unhealthy"
     return ("changing", "is starting") if health == "starting" else ("ready", "")
 
 
@@ -87,7 +87,7 @@ class Container(Kind):
         is_tagged=False,
         unseen=frozenset({"Words", "Gpus", "Patience", "Deployment", "Grace", "Image"}),
         updates_failed=True,
-        left="the new container goes on starting, and the one before it is stopped",
+        left="the new container continues to start, and the previous one is stopped",
     )
     poll, patience = POLL, 3600.0
 
@@ -202,12 +202,12 @@ class PushedImage(Image):
 def _story(name: str, found: Mapping[str, Any] | None, health: str, late: bool, log: Sequence[str]) -> str:
     state = {} if found is None else found["State"]
     if health == "starting" and late:
-        what = "is not well yet; container.startup_timeout gives it more time"
+        what = "is not healthy yet; raise container.startup_timeout to give it more time"
     elif state.get("OOMKilled"):
-        what = "was killed, as it needs more memory than container.memory gives it"
+        what = "was killed because it needs more memory than container.memory"
     elif health == "unhealthy":
-        what = "runs and is not well"
+        what = "is running but unhealthy"
     else:
         what = f"ended with {state.get('ExitCode', 'no exit code')}"
     last = "\n".join(log)
-    return f"{name} {what}. Its last words:\n{last}" if last else f"{name} {what}, and said nothing"
+    return f"{name} {what}. Its last log lines:\n{last}" if last else f"{name} {what}, and said nothing"

@@ -35,8 +35,7 @@ BARE = {  # cannot carry tags
 }
 IMAGE = "TSX-IMAGE"  # stands for the parameter's value, as the name of an image is part of no other text
 NEEDS_NOTE = (
-    "aws cloudformation deploy --template-file template.yaml --stack-name {name}, "
-    "with --parameter-overrides for the parameters that stand at its head"
+    "aws cloudformation deploy --template-file template.yaml --stack-name {name}, with --parameter-overrides for the parameters at its top"
 )
 
 

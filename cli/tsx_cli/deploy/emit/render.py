@@ -90,7 +90,7 @@ def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
 
 def _cloudformation(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     text = _yaml([template(spec, facts)])
-    roles = ", and --capabilities CAPABILITY_NAMED_IAM, as it makes a role" if spec.create_role else ""
+    roles = ", and --capabilities CAPABILITY_NAMED_IAM, because it creates a role" if spec.create_role else ""
     return EmittedFiles({"template.yaml": text}, {}, NEEDS_NOTE.format(name=spec.name) + roles)
 
 

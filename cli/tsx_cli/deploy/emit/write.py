@@ -24,8 +24,8 @@ def write(emitted: EmittedFiles, directory: Path) -> list[Path]:
     strange = [name for name in names if _is_somebody_elses(directory / name, record.get(name), emitted.files.get(name))]
     if strange:
         paths = ", ".join(str(directory / name) for name in strange)
-        why = "would be overwritten, and tsx has not written it, or it was changed since"
-        raise CliError(f"{paths} {why}; move it away, or give another directory")
+        why = "would be overwritten, but tsx did not write it or it has changed since"
+        raise CliError(f"{paths} {why}; move it, or give another directory")
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in emitted.files.items():
         (directory / name).write_text(text, "utf-8")
@@ -44,7 +44,7 @@ def _record(directory: Path) -> dict[str, str]:
     try:
         found = json.loads(path.read_text("utf-8"))
     except ValueError as error:
-        raise CliError(f"{path} cannot be read: {error}; remove it, and what was written beside it") from error
+        raise CliError(f"{path} cannot be read: {error}; remove it and the files written with it") from error
     return {str(name): str(sha) for name, sha in found.items()} if isinstance(found, Mapping) else {}
 
 

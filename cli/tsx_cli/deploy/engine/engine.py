@@ -120,7 +120,7 @@ class Engine:
             if is_over:
                 raise CloudError(f"{resource.name} is as it was before{f': {settled.reason}' if settled.reason else ''}")
             if (has_moved and settled.properties == before) or (has_begun and UNDER_WAY not in settled.outputs):
-                raise CloudError(f"{resource.name} was put back to what it was before, and not by this run")
+                raise CloudError(f"{resource.name} was rolled back to its previous state, but not by this run")
             text, updates_failed = kind.update(self.cloud, resource, settled, left), False
             if text is not None:
                 has_moved = has_moved or self._until_settled(change, start).properties != before
@@ -138,7 +138,7 @@ class Engine:
             found = kind.observe(self.cloud, change.resource.name)
             if found is not None and found.state != "changing":
                 return found
-            self._wait(change, start, kind, "is not to be seen yet" if found is None else found.reason)
+            self._wait(change, start, kind, "is not visible yet" if found is None else found.reason)
 
     def _until_gone(self, change: Change, start: float) -> None:
         kind = self.kinds[change.resource.kind]
@@ -148,7 +148,7 @@ class Engine:
     def _wait(self, change: Change, start: float, kind: Kind, text: str) -> None:
         seconds = self.clock() - start
         if seconds > kind.patience:
-            raise CloudError(f"{change.resource.name}: nothing has come of it for {seconds:.0f} s ({text})")
+            raise CloudError(f"{change.resource.name}: it has made no progress for {seconds:.0f} s ({text})")
         self.on_event(Event(change, "waiting", seconds, text))
         self.sleep(kind.poll)
 
@@ -159,16 +159,16 @@ def _refuse_strangers(resource: Resource, found: Observed | None) -> None:
     if found is not None and wanted is not None and found.tags.get(OWNER) != wanted:
         whose = found.tags.get(OWNER)
         made = f"it belongs to the deployment '{whose}'" if whose else "tsx deploy did not make it"
-        raise CliError(f"{resource.short_kind} {resource.name} is there already, and {made}; choose another --name")
+        raise CliError(f"{resource.short_kind} {resource.name} already exists, and {made}; choose another --name")
 
 
 def _story(message: str, change: Change, done: Sequence[Change], again: str) -> str:
     made = [f"{each.resource.short_kind} {each.resource.name}" for each in done if each.action != "delete"]
-    exists = f"Made before it, and there now: {', '.join(made)}." if made else "Nothing was changed before it."
-    return f"{message.rstrip('.')}. {exists} {again} to go on from here, or `tsx deploy destroy` to remove all of it."
+    exists = f"Created by this run and still there: {', '.join(made)}." if made else "Nothing was changed."
+    return f"{message.rstrip('.')}. {exists} {again} to continue, or `tsx deploy destroy` to remove all of it."
 
 
 def _left(change: Change, what: str, again: str) -> str:
     which = f"{change.resource.short_kind} {change.resource.name}"
-    goes_on = what or "AWS goes on with what has begun"
-    return f"left at {which}: {goes_on}. {again} to go on from here"
+    goes_on = what or "AWS continues what has started"
+    return f"left at {which}: {goes_on}. {again} to continue"

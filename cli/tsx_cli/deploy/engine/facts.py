@@ -36,7 +36,7 @@ class Facts:
 def look_at(archive: Path) -> tuple[Inspection, str]:
     """What the archive says of itself, and the SHA-256 of its file. Raises ArchiveError and CliError."""
     if archive.is_dir():
-        raise CliError(f"{archive} is a directory; what is deployed is one file: pack it with tsx archive")
+        raise CliError(f"{archive} is a directory; only a file can be deployed: pack it with tsx archive")
     inspection = inspect_archive(archive)
     with archive.open("rb") as file:
         return inspection, content_digest(file)

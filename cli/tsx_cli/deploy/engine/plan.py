@@ -101,12 +101,12 @@ def in_order(resources: Sequence[Resource]) -> list[Resource]:
     """Each after what it needs; otherwise as given. Needs that are not among them are met by what is there."""
     by_id = {resource.id: resource for resource in resources}
     if len(by_id) < len(resources):
-        raise ValueError("two resources have one id")
+        raise ValueError("two resources have the same id")
     sorter = TopologicalSorter({each.id: sorted(_needs(each) & by_id.keys()) for each in resources})
     try:
         sorter.prepare()
     except CycleError as error:
-        raise ValueError(f"resources need one another: {error.args[1]}") from error
+        raise ValueError(f"resources depend on each other in a cycle: {error.args[1]}") from error
     place = {resource.id: number for number, resource in enumerate(resources)}
     ordered = []
     while sorter.is_active():

@@ -21,7 +21,7 @@ class Ref:
     of: str = ""  # what decides the value, where names are made of it
 
     def __str__(self) -> str:
-        return f"({self.attribute} of {self.of or self.id}, known when that is there)"
+        return f"({self.attribute} of {self.of or self.id}, known after it is created)"
 
 
 @dataclass(frozen=True)

@@ -61,5 +61,5 @@ def _built(source: Path, place: Path) -> Path | None:
     command = [sys.executable, *run_module("pip"), "wheel", "--quiet", "--no-deps", "--wheel-dir", str(place), str(source)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
-        raise CliError(f"no wheel of tsx could be built from {source}, which this is run from: {done.stdout.strip()}")
+        raise CliError(f"no wheel of tsx could be built from {source}, the source that tsx runs from: {done.stdout.strip()}")
     return next(place.glob("*.whl"))

@@ -44,7 +44,7 @@ class Program:
         if done.returncode != 0:
             output = last_output(done)
             raise ProgramError(
-                f"{doing}: {self.name} {words[0]} ended with {done.returncode}: {output or 'it said nothing'}{advice(output)}", output
+                f"{doing}: {self.name} {words[0]} ended with {done.returncode}: {output or 'it printed nothing'}{advice(output)}", output
             )
         return done.stdout
 
@@ -77,7 +77,7 @@ class Program:
             for line in process.stdout:
                 yield line.rstrip("\n")
             if (code := process.wait()) != 0:
-                raise CloudError(f"{self.name} {words[0] if words else ''} ended with {code}; what it said is above")
+                raise CloudError(f"{self.name} {words[0] if words else ''} ended with {code}; its output is above")
         finally:
             process.terminate()
             process.stdout.close()
@@ -92,7 +92,7 @@ def last_output(done: subprocess.CompletedProcess[str]) -> str:
 
 def advice(output: str) -> str:
     if "did you specify the right host or port" in output or "Unable to connect to the server" in output:
-        return " `kubectl config get-contexts` lists the clusters that there are; --set kubernetes.context=NAME takes another."
+        return " `kubectl config get-contexts` lists the available clusters; --set kubernetes.context=NAME chooses another."
     if "no basic auth credentials" in output or "authentication required" in output or "unauthorized" in output.lower():
         return " Log in to the registry first."
     return ""

@@ -63,7 +63,7 @@ class Kubernetes:
         return [Resource("Revision", f"{KIND}Revision", name, properties)]
 
     def promoting(self, cloud: Cluster, name: str) -> list[Resource]:
-        raise CliError("a Deployment has no canary: its pods are replaced one by one, as the new ones become ready")
+        raise CliError("a Deployment has no canary: its pods are replaced one by one as new ones become ready")
 
     def status(self, cloud: Cluster, name: str) -> dict[str, Any] | None:
         deployment = cloud.get(TYPES["Deployment"], name, doing=f"looking for the Deployment {name}")
@@ -110,10 +110,10 @@ class Kubernetes:
         model = _annotations(there).get("tsx/model", name).partition("/")[0]
         lines = cloud.program.lines("port-forward", "--namespace", cloud.namespace, f"service/{name}", ":8080")
         with contextlib.closing(lines):
-            first = next(lines, "kubectl port-forward said nothing")
+            first = next(lines, "kubectl port-forward printed nothing")
             port = _FORWARDED.match(first)
             if port is None:
-                raise CloudError(f"no way to {name}: {first}")
+                raise CloudError(f"{name} cannot be reached: {first}")
             return predict(f"http://127.0.0.1:{port[1]}", model, body, content_type, accept)
 
     def logs(self, cloud: Cluster, name: str, *, lines: int | None, since: str | None, follow: bool) -> Iterator[str]:

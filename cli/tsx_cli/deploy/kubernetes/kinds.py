@@ -26,9 +26,9 @@ TYPES = {  # as kubectl is asked for them
     "InferenceService": "inferenceservices.v1beta1.serving.kserve.io",
 }
 ADVICE = {
-    "ServiceMonitor": "It is what Prometheus' operator reads; where there is none, --set kubernetes.monitoring=false leaves it out",
-    "ClusterServingRuntime": "KServe is not installed there; --set kubernetes.kserve=false makes a Deployment",
-    "InferenceService": "KServe is not installed there; --set kubernetes.kserve=false makes a Deployment",
+    "ServiceMonitor": "The Prometheus operator reads it; without the operator, omit it with --set kubernetes.monitoring=false",
+    "ClusterServingRuntime": "KServe is not installed there; --set kubernetes.kserve=false creates a Deployment",
+    "InferenceService": "KServe is not installed there; --set kubernetes.kserve=false creates a Deployment",
 }
 MANAGER = "tsx"
 REVISION = "deployment.kubernetes.io/revision"
@@ -120,21 +120,21 @@ class Revision(Kind):
         return Observed(name, output, deployment.tags, deployment.outputs, deployment.state, deployment.reason)
 
     def create(self, cloud: Cluster, resource: Resource) -> None:
-        raise AssertionError("a plan goes back only where something is")
+        raise AssertionError("a rollback needs an existing resource")
 
     def update(self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
         words = ("rollout", "undo", f"deployment/{resource.name}", f"--to-revision={resource.properties['Revision']}")
-        cloud.program.ask(*words, "--namespace", cloud.namespace, doing=f"taking {resource.name} back")
+        cloud.program.ask(*words, "--namespace", cloud.namespace, doing=f"rolling {resource.name} back")
 
     def delete(self, cloud: Cluster, found: Observed) -> None:
-        raise AssertionError("a Deployment goes as a whole")
+        raise AssertionError("a Deployment is removed as a whole")
 
 
 def _deployment(found: Mapping[str, Any]) -> tuple[State, str]:
     """As `kubectl rollout status` says it."""
     status, wanted = found.get("status") or {}, found["spec"].get("replicas", 1)
     if status.get("observedGeneration", 0) < found["metadata"].get("generation", 0):
-        return "changing", "has not been looked at yet"
+        return "changing", "has not been observed yet"
     for condition in status.get("conditions") or []:
         if condition.get("reason") == "ProgressDeadlineExceeded":
             return "failed", f"its new pods did not become ready in time ({condition.get('message', '')})"

@@ -19,7 +19,7 @@ def manifests(spec: DeploySpec, image: str, labels: Mapping[str, str]) -> list[M
     """In the order in which they are applied. Raises UsageError."""
     own = spec.kubernetes
     if not spec.name[0].isalpha():
-        raise UsageError(f"name: '{spec.name}' begins with a digit, and the name of a Service begins with a letter")
+        raise UsageError(f"name: '{spec.name}' begins with a digit, but the name of a Service must begin with a letter")
     if own.kserve:
         return [serving_runtime(image), inference_service(spec, labels)]
     made = [_deployment(spec, image, labels), _service(spec, labels)]

@@ -26,7 +26,7 @@ LINES: tuple[Rule, ...] = (
         r"executable file not found|exec\b.*: no such file or directory|No module named '?tsx_runtime",
         "the image does not start tsx",
         'Its end must be ENTRYPOINT ["python", "-P", "-m", "tsx_runtime.targets.entry"] (without -P for Python 3.10) and CMD ["serve"]; '
-        "tsx deploy builds such a one",
+        "tsx deploy builds such an image",
     ),
     _rule(
         r"ModuleNotFoundError: No module named '([\w.]+)'|ImportError: cannot import name '(\w+)'",
@@ -36,7 +36,7 @@ LINES: tuple[Rule, ...] = (
     ),
     _rule(
         r"exec format error",
-        "the image was built for another kind of processor than the machine has",
+        "the image was built for a different CPU architecture",
         "Build it with --platform linux/amd64, or linux/arm64 for Graviton (c7g, m7g) and Lambda's arm64",
     ),
     _rule(
@@ -52,23 +52,23 @@ LINES: tuple[Rule, ...] = (
     ),
     _rule(
         r"No CUDA GPUs are available|Found no NVIDIA driver|CUDA driver version is insufficient|Torch not compiled with CUDA|libcuda\.so",
-        "the model wants a GPU, and there is none that torch can use",
+        "the model needs a GPU, but torch finds none that it can use",
         "Choose an instance with a GPU (ml.g5.xlarge) and an image with CUDA, or set deviceType: cpu in model-config.yaml",
     ),
     _rule(
         r"AccessDenied(?:Exception)?.*?((?:s3|ecr|kms|logs):\w+)|not authorized to perform: ?([\w:]+)|\b(AccessDenied)\b",
         "the role may not do {0}",
-        "Give the execution role that permission: infra/iam has the least it needs",
+        "Give the execution role that permission: infra/iam has the minimum policy",
     ),
     _rule(
         r"Could not resolve|Temporary failure in name resolution|Could not find a version that satisfies|No matching distribution found",
-        "a package was to be installed at the start and could not be",
-        "Put it into the image, or let the container reach a package index (subnets with a way out, no network isolation)",
+        "a package could not be installed at the start",
+        "Put it into the image, or give the container access to a package index (subnets with internet access, no network isolation)",
     ),
     _rule(
         r"holds (nothing|no archive|\d+ archives)",
-        "the model is not where the entry looks: the directory holds {0}",
-        "It must hold one .mar, or what was in one. Deploy with `tsx deploy`, which uploads it so",
+        "the model is not in the expected place: the directory holds {0}",
+        "It must contain one .mar, or the unpacked content of one. Deploy with `tsx deploy`, which uploads the model in this form",
     ),
     _rule(
         r"No space left on device",
@@ -77,7 +77,7 @@ LINES: tuple[Rule, ...] = (
     ),
     _rule(
         r"Address already in use",
-        "another process in the container has the port",
+        "another process in the container uses the port",
         "Start one server only: leave the image's ENTRYPOINT as it is, and no second command",
     ),
     _rule(
@@ -91,12 +91,12 @@ SAID: tuple[Rule, ...] = (
         r"CannotPullContainer|ImagePullBackOff|ErrImagePull|manifest unknown|image .*(?:does not exist|not found)|InvalidImage"
         r"|ImageAccessDenied",
         "the image cannot be pulled",
-        "Look whether it is in ECR in this region under that tag or digest, and whether the role may ecr:BatchGetImage",
+        "Check that it is in ECR in this region under that tag or digest, and that the role allows ecr:BatchGetImage",
     ),
     _rule(
         r"image manifest.*not supported|media ?type",
-        "the image has a form that the platform does not take",
-        "Build it with `docker buildx build --provenance=false`: Lambda and SageMaker take one manifest, not a list",
+        "the image has a format that the platform does not accept",
+        "Build it with `docker buildx build --provenance=false`: Lambda and SageMaker accept a single manifest, not a list",
     ),
     _rule(
         r"Unable to (?:write|download)|failed to download model data|ModelData|could not access model data|S3.*(?:denied|403|404)",
@@ -105,33 +105,33 @@ SAID: tuple[Rule, ...] = (
     ),
     _rule(
         r"InsufficientInstanceCapacity|Insufficient capacity|Unable to provision",
-        "AWS has no machine of that kind free now",
+        "AWS has no free capacity for that instance type now",
         "Try again later, choose another sagemaker.instance_type, or another region",
     ),
     _rule(
         r"ResourceLimitExceeded|account-level service limit|quota",
-        "the account may not have that many machines of that kind",
-        "Ask for more in Service Quotas (SageMaker, 'for endpoint usage'), or choose another sagemaker.instance_type",
+        "the account's quota for that instance type is too small",
+        "Request an increase in Service Quotas (SageMaker, 'for endpoint usage'), or choose another sagemaker.instance_type",
     ),
     _rule(
         r"\b(?:alarm|ALARM)\b",
-        "an alarm went off while the new version had its share of the traffic, and the former version is back",
-        "`tsx deploy logs` shows what the new version said; `tsx deploy status` shows the alarms",
+        "an alarm went off while the new version had its share of the traffic, and the previous version is restored",
+        "`tsx deploy logs` shows the log of the new version; `tsx deploy status` shows the alarms",
     ),
     _rule(
         r"(?:assume|not able to assume|cannot be assumed).*role|role.*(?:cannot be assumed|trust)",
-        "the platform may not take the role",
+        "the platform may not assume the role",
         "Its trust policy must name the service (sagemaker.amazonaws.com or lambda.amazonaws.com): infra/iam has it",
     ),
     _rule(
         r"CrashLoopBackOff",
         "the container starts and ends again and again",
-        "The log says why; `tsx check --contract container MODEL.mar` starts it on this machine",
+        "The log has the reason; `tsx check --contract container MODEL.mar` starts it on this machine",
     ),
     _rule(
         r"Init(?:ialization)? ?(?:timed out|timeout)|Task timed out|timed out after",
-        "it did not answer in the time that it has",
-        "Raise lambda.timeout, or lambda.memory, which brings processors: the model loads faster",
+        "it did not answer within its timeout",
+        "Raise lambda.timeout, or lambda.memory, which adds CPU so that the model loads faster",
     ),
 )
 NOT_LOADED = _rule(
@@ -141,13 +141,13 @@ NOT_LOADED = _rule(
 )
 NO_PING = _rule(
     r"ping health check|health check|readiness probe failed|unhealthy",
-    "nothing answered /ping with 200 in the time that it has for its start",
+    "nothing answered /ping with 200 within the startup timeout",
     "If the log shows that the model was still loading, raise sagemaker.startup_timeout (up to 1h). "
-    "`tsx check --contract sagemaker MODEL.mar` drives the same start on this machine and says how long it takes",
+    "`tsx check --contract sagemaker MODEL.mar` runs the same start on this machine and measures its time",
 )
 SILENT = (
-    "The container wrote no line: the image was not started, or may not write logs. The role needs logs:CreateLogStream and "
-    "logs:PutLogEvents; look at the image's ENTRYPOINT and its platform too."
+    "The container wrote no log line: the image was not started, or the role does not allow logs. The role needs logs:CreateLogStream and "
+    "logs:PutLogEvents; check the image's ENTRYPOINT and platform as well."
 )
 MOST_CAUSES = 3  # more are likely to follow from the first ones
 

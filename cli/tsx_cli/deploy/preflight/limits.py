@@ -97,7 +97,7 @@ class ModelProfile:
     packed: int  # bytes of the archive
     unpacked: int
     samples: Mapping[str, int] = field(default_factory=dict)  # content types and the bytes of their largest
-    measured: Mapping[str, int] = field(default_factory=dict)  # the same of what its benchmark sent
+    measured: Mapping[str, int] = field(default_factory=dict)  # the same of the requests of its benchmark
     p99_ms: float | None = None
     device: str | None = None  # cpu or gpu, as it is configured or was measured
     response_timeout: int | None = None  # seconds
@@ -124,15 +124,15 @@ def _payload(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding
     limit = place.limits.get("request")
     if limit is None:
         return
-    for whose, sizes in (("its sample", known.samples), ("what its benchmark sent", known.measured)):
+    for whose, sizes in (("its sample", known.samples), ("the requests of its benchmark", known.measured)):
         for content_type, size in sizes.items():
             wide = place.target in IN_BASE64 and not TEXT.match(content_type)
             most = limit.most * 3 / 4 if wide else limit.most
-            text = f"{place.name} takes requests of {size_of(most)}" + (" (this type travels in base64, a third longer)" if wide else "")
+            text = f"{place.name} takes requests of {size_of(most)}" + (" (this type is sent as base64, a third larger)" if wide else "")
             if size > most:
                 yield LimitFinding(True, f"{whose} has {size_of(size)}, and {text}. {_smaller(place)}", limit.source)
             elif size > NEARLY * most:
-                yield LimitFinding(False, f"{whose} has {size_of(size)}, close to what is taken: {text}", limit.source)
+                yield LimitFinding(False, f"{whose} has {size_of(size)}, close to the limit: {text}", limit.source)
 
 
 def _smaller(place: TargetProfile) -> str:
@@ -140,8 +140,8 @@ def _smaller(place: TargetProfile) -> str:
         return "Send smaller inputs"
     if place.target == "lambda":
         return "Send smaller inputs, or deploy with --target sagemaker"
-    serverless = ", take sagemaker.serverless away for 6 MiB" if place.target == "sagemaker serverless" else ""
-    return f"Send smaller inputs{serverless}, or set sagemaker.asynchronous, which takes 1 GiB by way of S3"
+    serverless = ", remove sagemaker.serverless for 6 MiB" if place.target == "sagemaker serverless" else ""
+    return f"Send smaller inputs{serverless}, or set sagemaker.asynchronous, which takes 1 GiB through S3"
 
 
 def _time(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
@@ -155,7 +155,7 @@ def _time(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
             yield LimitFinding(True, f"{text}, and {place.name} ends one after {limit.most:g} s. {way}", limit.source)
         elif seconds > limit.most / 2:
             yield LimitFinding(
-                False, f"{text}; {place.name} ends one after {limit.most:g} s, which slower machines may need. {way}", limit.source
+                False, f"{text}; {place.name} ends one after {limit.most:g} s, which slower machines may exceed. {way}", limit.source
             )
     if known.response_timeout is not None and known.response_timeout > limit.most:
         text = f"responseTimeout of the archive is {known.response_timeout} s, but {place.name} gives a request up after {limit.most:g} s"
@@ -164,9 +164,9 @@ def _time(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
 
 def _longer(place: TargetProfile, limit: Limit) -> str:
     if limit.key:
-        return f"Raise {limit.key}, make batches smaller, or take a faster machine"
-    asynchronous = ", or set sagemaker.asynchronous, which gives an hour" if place.target.startswith("sagemaker") else ""
-    return f"Make batches smaller, take a faster machine{asynchronous}"
+        return f"Raise {limit.key}, make batches smaller, or use a faster machine"
+    asynchronous = ", or set sagemaker.asynchronous, which allows an hour" if place.target.startswith("sagemaker") else ""
+    return f"Make batches smaller, use a faster machine{asynchronous}"
 
 
 def _start(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
@@ -204,7 +204,7 @@ def _image(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     if limit is None or known.image_bytes is None:
         return
     text = f"the image has {size_of(known.image_bytes)} packed, and {place.name} takes {size_of(limit.most)} unpacked"
-    way = "Build it with the CPU's wheels of torch (TORCH_INDEX_URL), and with less beside them"
+    way = "Build it with the CPU's wheels of torch (TORCH_INDEX_URL), and with fewer other packages"
     if known.image_bytes > limit.most:
         yield LimitFinding(True, f"{text}. {way}", limit.source)
     elif known.image_bytes > 0.4 * limit.most:  # torch unpacks to about two and a half times its packed size
@@ -228,14 +228,14 @@ def _device(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]
     kind = place.instance_type or ""
     if NEURON.match(kind):
         yield LimitFinding(
-            True, f"{kind} has AWS's own accelerators, which torch in tsx does not use: choose ml.g… for GPUs, or ml.c… for CPUs"
+            True, f"{kind} has AWS's own accelerators, which torch in tsx cannot use: choose ml.g… for GPUs, or ml.c… for CPUs"
         )
     if ARM.match(kind):
         yield LimitFinding(False, f"{kind} is an ARM machine: the image must be built for linux/arm64")
     if known.device == "gpu" and place.has_gpu is False:
         where = f"{kind} has" if kind else f"{place.name} has here"
         yield LimitFinding(
-            False, f"the archive is configured for a GPU, and {where} none: it will run on the CPU, and slower than measured"
+            False, f"the archive is configured for a GPU, and {where} none: it will run on the CPU, slower than measured"
         )
     if known.device == "cpu" and place.has_gpu:
         text = f"{kind or place.name} has a GPU, and the archive is configured for the CPU (deviceType): measure it there with tsx bench"

@@ -92,7 +92,7 @@ class Outlook:
         if self.target is None:
             return [f"{held}: to scale, autoscaling.target = {self.fitting_target}"]
         if self.target > self.in_flight:
-            return [f"{held}, and autoscaling.target = {self.target:g} lets more wait before another starts: {self.fitting_target} fits"]
+            return [f"{held}, and autoscaling.target = {self.target:g} lets more wait before a replica starts: {self.fitting_target} fits"]
         return []
 
 

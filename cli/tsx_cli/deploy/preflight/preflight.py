@@ -25,7 +25,7 @@ from tsx_cli.deploy.preflight.prices import Cost, Prices, cost, machine, read_pr
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.errors import LoadFailed
 
-ALL_THE_SAME = "--no-check deploys it all the same"
+ALL_THE_SAME = "--no-check deploys it anyway"
 TOLERANCE = 1e-4
 
 
@@ -44,7 +44,7 @@ class Preflight:
 
     def lines(self, today: date) -> list[str]:
         """What stands below a plan."""
-        measured = [f"measured: never; `tsx bench {self.spec.model} --write` finds its best batch size and puts it into the archive"]
+        measured = [f"measured: never; `tsx bench {self.spec.model} --write` finds its best batch size and writes it into the archive"]
         shown = measured if self.outlook is None else self.outlook.lines()
         return [one_line(line) for line in [*shown, *self.cost.lines(today), *(f"note: {each.text}" for each in self.found)]]
 
@@ -78,7 +78,7 @@ def load(path: Path) -> CheckResult:
     try:
         result = check(Packed(str(path)), [], TOLERANCE, quiet=True).check
     except LoadFailed as error:
-        way = "If it needs what only the image has (a package, a GPU)"
+        way = "If it needs something that only the image has (a package, a GPU)"
         raise CliError(f"{error.message.rstrip('.')}. Nothing was changed. {way}, {ALL_THE_SAME}", traceback=error.traceback) from error
     assert result is not None
     return result

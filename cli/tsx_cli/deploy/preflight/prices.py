@@ -81,14 +81,14 @@ class Cost:
 
     def lines(self, today: date) -> list[str]:
         if self.hour is None:
-            return [f"cost: unknown, as {self.why}"]
+            return [f"cost: unknown, because {self.why}"]
         bounds = [self.hour] if self.most in (None, self.hour) else [self.hour, self.most or 0]
         hour, month = (" to ".join(money(each * hours) for each in bounds) for hours in (1, HOURS))
         lines = [f"cost: {hour} an hour, {month} a month, for {self.what} (list prices of {self.on})"]
         if self.busy is not None:
             lines.append(f"      and {money(self.busy)} for a million requests as long as in its benchmark")
         elif self.why:
-            lines.append(f"      what requests add is unknown, as {self.why}")
+            lines.append(f"      the cost per request is unknown, because {self.why}")
         if self.on is not None and (today - self.on).days > OLD:
             lines.append(f"      these prices are {(today - self.on).days} days old: {REFRESH}")
         return lines
@@ -97,10 +97,10 @@ class Cost:
 def cost(spec: DeploySpec, region: str, prices: Prices, request_ms: float | None = None) -> Cost:
     """`request_ms`: how long the model works on one request, where that was measured."""
     if spec.target not in ("sagemaker", "lambda"):
-        return Cost(why="the machines are yours; `tsx plan MODEL.mar --rps N --price-per-hour P` uses your own price")
+        return Cost(why="the machines are your own; `tsx plan MODEL.mar --rps N --price-per-hour P` uses your own price")
     known = prices.regions.get(region)
     if known is None:
-        return Cost(why=f"there are no prices of {region} on this machine: {REFRESH}")
+        return Cost(why=f"there are no prices for {region} on this machine: {REFRESH}")
     return _endpoint(spec, known) if spec.target == "sagemaker" else _function(spec, known, request_ms)
 
 
@@ -133,7 +133,7 @@ def _endpoint(spec: DeploySpec, known: Region) -> Cost:
     found = known.instances.get(kind, Instance())
     price = found.hour if own.asynchronous is None else found.asynchronous_hour
     if price is None:
-        return Cost(on=known.date, why=f"the prices of {known.date} have none of {kind}: is it right? {REFRESH} looks again")
+        return Cost(on=known.date, why=f"the prices of {known.date} do not include {kind}: check the name, or run {REFRESH}")
     fewest = own.instances if own.autoscaling is None else own.autoscaling.min
     most = None if own.autoscaling is None else own.autoscaling.max
     many = f"{fewest}" if most is None else f"{fewest} to {most}"
@@ -142,7 +142,7 @@ def _endpoint(spec: DeploySpec, known: Region) -> Cost:
 
 def _serverless(memory: int, provisioned: int | None, known: Region) -> Cost:
     if provisioned is not None:
-        return Cost(on=known.date, why="the price list says provisioned concurrency of a serverless endpoint in no form that tsx reads")
+        return Cost(on=known.date, why="the price list has provisioned concurrency of a serverless endpoint in a format that tsx cannot read")
     second = known.serverless.get(memory // 1024)
     if second is None:
         return Cost(on=known.date, why=f"the prices of {known.date} have none of a serverless endpoint with {memory} MB: {REFRESH}")
@@ -161,7 +161,7 @@ def read_prices(path: Path | None = None) -> Prices:
     except FileNotFoundError:
         return Prices()
     except (ValueError, ValidationError, RecursionError) as error:
-        raise CliError(f"{path} is damaged: {REFRESH} writes it anew") from error
+        raise CliError(f"{path} is damaged: {REFRESH} writes it again") from error
 
 
 def keep_prices(region: str, found: Region, path: Path | None = None) -> Path:

@@ -75,18 +75,18 @@ class SageMaker:
         found = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
         if found is not None and found.state == "changing" and found.outputs["pending"] != version.id:
             raise CliError(
-                f"{name} is {found.outputs['status']}, and SageMaker takes no order until that is over; a canary goes back by itself "
-                "when an alarm goes off. `tsx deploy status` shows how far it is: go back then"
+                f"{name} is {found.outputs['status']}, and SageMaker accepts no changes until that ends; a canary goes back by itself "
+                "when an alarm goes off. `tsx deploy status` shows its progress: roll back after that"
             )
         return [Resource("Endpoint", "AWS::SageMaker::Endpoint", name, {"EndpointConfigName": version.id}, tags=version.tags)]
 
     def promoting(self, cloud: Cloud, name: str) -> list[Resource]:
         endpoint = KINDS["AWS::SageMaker::Endpoint"].observe(cloud, name)
         if endpoint is None or endpoint.state != "changing":
-            raise CliError(f"{name} has no canary: nothing is being moved")
+            raise CliError(f"{name} has no canary: no traffic is being moved")
         raise CliError(
-            f"SageMaker moves the rest to the new version by itself, once it has baked, and takes no order until then ({name} is "
-            f"{endpoint.outputs['status']}); `tsx deploy status` shows how far it is. To move all at once next time, leave --canary away"
+            f"SageMaker moves the rest to the new version by itself, after the bake time, and accepts no changes until then ({name} is "
+            f"{endpoint.outputs['status']}); `tsx deploy status` shows its progress. To move all requests at once next time, omit --canary"
         )
 
     def status(self, cloud: Cloud, name: str) -> dict[str, Any] | None:

@@ -76,7 +76,7 @@ def prefix(name: str) -> str:
 def _check(spec: DeploySpec) -> None:
     own = spec.sagemaker
     if own.autoscaling is not None and own.autoscaling.min == 0 and own.asynchronous is None:
-        raise UsageError("sagemaker.autoscaling.min is 0, which SageMaker has for asynchronous endpoints only: it is 1 or more here")
+        raise UsageError("sagemaker.autoscaling.min is 0, which SageMaker allows for asynchronous endpoints only: use 1 or more")
     if own.serverless is None:
         return
     clashes = {
@@ -88,7 +88,7 @@ def _check(spec: DeploySpec) -> None:
     }
     fields = [key for key, value in clashes.items() if value]
     if fields:
-        raise UsageError(f"a serverless endpoint has no {', '.join(fields)}: SageMaker offers it on instances only. Take one of both away")
+        raise UsageError(f"a serverless endpoint has no {', '.join(fields)}: SageMaker offers it on instances only. Remove one of them")
     if own.autoscaling is not None and own.serverless.provisioned is None:
         raise UsageError(
             "a serverless endpoint scales by itself; sagemaker.autoscaling is for its provisioned concurrency, which is not given"

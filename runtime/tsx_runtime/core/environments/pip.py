@@ -66,7 +66,7 @@ def install(label: str, environment: Path, model_dir: Path, requirements: Requir
     begin = [str(environment / "bin" / "python"), "-I", "-m", "pip", "install", *OPTIONS]
     links = [f"--find-links={place}" for place in requirements.wheel_places]
     asked = ["--requirement", str(requirements.file)]
-    logger.info("%s: installing what %s asks for into an environment of its own", label, requirements.file)
+    logger.info("%s: installing the packages of %s into the model's own environment", label, requirements.file)
     began, failed = time.monotonic(), ""
     for index in (["--no-index"], []) if links else ([],):
         said = _run([*begin, *index, *links, *asked], label, model_dir, deadline, runs)
@@ -75,7 +75,7 @@ def install(label: str, environment: Path, model_dir: Path, requirements: Requir
             return
         failed = said
         if index:
-            logger.info("%s: the wheels in the archive are not all that it needs, so the package index is asked as well", label)
+            logger.info("%s: the archive lacks wheels of some requirements, so pip uses the package index as well", label)
     if "No module named pip" in failed:
         failed = f"pip is not installed where the server runs ({sys.prefix}). Install it there: python -m ensurepip"
     raise PipFailed(failed)

@@ -125,7 +125,7 @@ def _check_line(line: str, file: Path, inside: Path, found: _Found) -> None:
     elif not _NAMED.fullmatch(line):
         match = _PLACE.fullmatch(line)
         if match is None or not ("/" in match["place"] or match["place"].endswith((".whl", ".tar.gz", ".zip"))):
-            raise BadRequirements("that is no requirement. Write it as NAME, NAME==VERSION, a path in the archive or a URL")
+            raise BadRequirements("it is not a requirement. Write it as NAME, NAME==VERSION, a path in the archive or a URL")
         _check_place(match["place"], inside, found)
 
 
@@ -182,7 +182,7 @@ def _inside(inside: Path, path: Path, name: str) -> Path:
     except (OSError, ValueError, RuntimeError) as error:
         raise BadRequirements(f"{name} is no path: {error}") from error
     if not found.is_relative_to(inside):
-        raise BadRequirements(f"{name} leads out of the archive. Name a file that is in it")
+        raise BadRequirements(f"{name} leads out of the archive. Name a file in the archive")
     if not there:
         raise BadRequirements(f"{name} is not in the archive. Add it with --extra-files")
     return found

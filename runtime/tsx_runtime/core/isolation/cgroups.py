@@ -21,7 +21,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 MEMBERSHIP = Path("/proc/self/cgroup")
 SERVER = "tsx-server"  # the group that the server's own processes are moved to
 PERIOD = 100_000  # microseconds over which CPU time is counted
-ADVICE = "Start the server in a group of its own (systemd-run --user --scope -p Delegate=yes tsx serve ...), or set isolation_cgroup"
+ADVICE = "Start the server in its own cgroup (systemd-run --user --scope -p Delegate=yes tsx serve ...), or set isolation_cgroup"
 REMOVE_TRIES = 50  # a group is busy until the last of its processes, which were killed, is gone
 REMOVE_PAUSE = 0.02
 
@@ -77,7 +77,7 @@ def _move_own_processes(place: Path) -> None:
     pids = [int(pid) for pid in (place / "cgroup.procs").read_text().split()]
     own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     if strangers := sorted(set(pids) - own):
-        raise NoGroups(f"{place} has other processes than the server's ({', '.join(map(str, strangers[:5]))}). {ADVICE}")
+        raise NoGroups(f"{place} contains processes that do not belong to the server ({', '.join(map(str, strangers[:5]))}). {ADVICE}")
     if pids:
         below = place / SERVER
         below.mkdir(exist_ok=True)
@@ -122,4 +122,4 @@ class Group:
                 time.sleep(REMOVE_PAUSE)
             else:
                 return
-        logger.warning("the group %s cannot be removed: processes are left in it", self.path)
+        logger.warning("the cgroup %s cannot be removed: it still contains processes", self.path)

@@ -99,9 +99,9 @@ def check_isolation(settings: Settings) -> None:
         if isolation is None:
             continue
         if missing := "; ".join(lacking(isolation)):
-            raise SettingError(f"{name} is on, and this system does not have what it needs: {missing}")
+            raise SettingError(f"{name} is on, and this system lacks what it needs: {missing}")
         text = ", ".join(f"{what}: {value}" for what, value in isolation.describe().items())
-        logger.info("%s is on: %s", name, text if isolation.bounds else f"{text}; memory, CPU and processes are not bounded")
+        logger.info("%s is on: %s", name, text if isolation.bounds else f"{text}; memory, CPU and processes are not limited")
 
 
 def lacking(isolation: Isolation) -> Iterable[str]:
@@ -172,7 +172,7 @@ class Sandbox:
         if self._group is not None:
             if self._group.ran_out_of_memory():
                 logger.error(
-                    "%s: a worker was killed because it took more than isolation_memory, %d MB", self._label, self._isolation.memory
+                    "%s: a worker was killed because it used more than isolation_memory, %d MB", self._label, self._isolation.memory
                 )
             self._group.remove()
         if not self.scratch:
@@ -182,7 +182,7 @@ class Sandbox:
             if removing.wait(REMOVE_TIME):
                 logger.warning("%s: the scratch directory %s cannot be removed", self._label, self.scratch)
         except subprocess.TimeoutExpired:  # it goes on; the next worker need not wait for it
-            logger.warning("%s: the scratch directory %s holds so much that it is still being removed", self._label, self.scratch)
+            logger.warning("%s: the scratch directory %s is large and still being removed", self._label, self.scratch)
 
 
 def python_paths() -> list[str]:

@@ -30,7 +30,7 @@ class BenchmarkRecord(NamedTuple):
     def __str__(self) -> str:
         bound = f" under {self.slo}" if self.slo else ""
         figures = f"{self.throughput:,.4g} requests/s, p99 {self.p99_ms:,.3g} ms{bound}, with {self.configuration}"
-        away = "" if self.here else "; this machine is another, so expect other figures (`tsx bench` measures it here)"
+        away = "" if self.here else "; this machine is different, so expect different figures (run `tsx bench` to measure here)"
         return f"measured {self.date} on {self.machine}: {figures}{away}"
 
 
@@ -44,7 +44,7 @@ def read_benchmark_record(directory: Path) -> BenchmarkRecord | None:
         return None
     found = parse_measured(content)
     if found is None:
-        logger.warning("%s: %s is no measurement of tsx bench that this version reads; it is left out", directory.name, FILE)
+        logger.warning("%s: %s is not a tsx bench measurement that this version can read; it is ignored", directory.name, FILE)
     return found
 
 

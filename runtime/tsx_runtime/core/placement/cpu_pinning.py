@@ -76,7 +76,7 @@ def parse_pinning(text: str) -> Pinning:
         if value is not None and value < 1 and value != -1:  # run_cpu's word for "not given"
             raise ValueError(f"--{name.replace('_', '-')} must be 1 or more, not {value}")
     if given.latency_mode and given.throughput_mode:
-        raise ValueError("--latency-mode and --throughput-mode exclude each other")
+        raise ValueError("--latency-mode and --throughput-mode cannot be combined")
     return Pinning(
         cores_per_instance=LATENCY_CORES if given.latency_mode else _or_none(given.ncores_per_instance),
         instances=_or_none(given.ninstances),
@@ -96,7 +96,7 @@ def parse_cores(text: str) -> tuple[int, ...]:
     for part in filter(None, re.split(r"[,\s]+", text)):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError(f"'{part}' is no core, nor a range of cores such as 0-3")
+            raise ValueError(f"'{part}' is neither a core nor a range of cores such as 0-3")
         numbers += range(int(first), int(last or first) + 1)
     return tuple(dict.fromkeys(numbers))
 

@@ -57,7 +57,7 @@ def parallel_of(config: ModelConfig, gpus: int) -> Parallel:
         found = Parallel(ranks, config.parallel_level or ranks, broadcast, asked, asked.omp_number_threads)
         if (asked.nnodes or 1) > 1 and not asked.rdzv_endpoint:
             raise BadRequest(
-                f"torchrun in model-config.yaml asks for {asked.nnodes} nodes: give rdzv-endpoint, the HOST:PORT where they meet, as well."
+                f"torchrun in model-config.yaml asks for {asked.nnodes} nodes: set rdzv-endpoint as well, the HOST:PORT where they meet."
             )
     if found.ranks > 1 and found.broadcast:
         _check_step(config)
@@ -74,7 +74,7 @@ def _check_step(config: ModelConfig) -> None:
     for asked, key in ((config.continuous_batching, "continuousBatching"), (config.async_communication, "asyncCommunication")):
         if asked:
             raise BadRequest(
-                f"model-config.yaml asks for {key} and for a torchrun group whose ranks all get the requests: they would fall out of step. "
+                f"model-config.yaml asks for {key} and for a torchrun group whose ranks all get the requests: they would get out of sync. "
                 "Leave one of them out, or use parallelType: pp, where rank 0 alone gets them."
             )
 

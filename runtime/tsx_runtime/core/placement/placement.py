@@ -41,7 +41,7 @@ def machine(launcher: bool, arguments: str, visible: str | None) -> Machine:
     except ValueError as error:
         raise SettingError(f"cpu_launcher_args cannot be {arguments!r}: {error}") from error
     if not cpus:
-        logger.warning("cpu_launcher_enable is on, but this system does not let a process choose its cores, so none is pinned")
+        logger.warning("cpu_launcher_enable is on, but this system does not let a process choose its cores, so no worker is pinned")
     if pinning.ignored:
         text = "cpu_launcher_args: %s does nothing here; libraries that come before the interpreter are LD_PRELOAD of the server itself"
         logger.warning(text, ", ".join(pinning.ignored))

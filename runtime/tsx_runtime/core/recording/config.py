@@ -18,9 +18,11 @@ class RecordingConfig(BaseModel):
         100.0, gt=0, le=100, description="of the requests, in percent"
     )
     max_size: Annotated[int, BeforeValidator(where_text(parse_bytes))] = Field(
-        100_000_000, ge=SMALLEST, description="bytes of all files together, or a text such as 100MB; the oldest go first"
+        100_000_000,
+        ge=SMALLEST,
+        description="maximum size of all files together: bytes, or a string such as 100MB; the oldest are removed first",
     )
     max_age: Annotated[float, BeforeValidator(where_text(parse_seconds))] = Field(
-        86400.0, ge=1, le=3660 * 86400, description="seconds after which a request is removed, or a text such as 12h or 7d"
+        86400.0, ge=1, le=3660 * 86400, description="age at which a request is removed: seconds, or a string such as 12h or 7d"
     )
-    answers: bool = Field(False, description="keep the answers as well")
+    answers: bool = Field(False, description="record the answers as well")

@@ -84,7 +84,7 @@ class RecordingManager:
             try:
                 self._begin(name, RecordingConfig.model_validate(saved))
             except ValidationError as error:
-                logger.warning("model %s: the recording that was kept for it cannot go on: %s", name, error)
+                logger.warning("model %s: its saved recording cannot be resumed: %s", name, error)
 
     def _begin(self, name: str, config: RecordingConfig) -> None:
         directory = self.directory(name)

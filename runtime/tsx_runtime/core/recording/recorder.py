@@ -157,7 +157,7 @@ class Recorder:
                 counts["disk"] += 1
                 if not self._stumbled:
                     self._stumbled = True
-                    logger.exception("model %s: a request cannot be written; of others like it only the number is reported", self._name)
+                    logger.exception("model %s: a request cannot be written; further failures are only counted", self._name)
         self._loop.call_soon_threadsafe(self._written, counts, sum(noted.size for noted in batch), problem)
 
     def _write_one(self, noted: CapturedRequest) -> str:
@@ -193,7 +193,7 @@ class Recorder:
         try:
             self._segments.sweep(time.time())
         except OSError as error:
-            logger.warning("model %s: what was recorded cannot be tidied up: %s", self._name, error)
+            logger.warning("model %s: old recordings cannot be removed: %s", self._name, error)
 
 
 class _RecordedJob(ObservedJob):

@@ -114,7 +114,7 @@ class Registrar:
             if not is_model_name(value):
                 raise BadRequest(f"The {what} {value!r} cannot be used: letters, digits, '_', '-' and '.' only, a letter or digit first.")
         if number in PATHS:
-            raise BadRequest(f"The version {number!r} cannot be used: it stands for something else in the paths of the management API.")
+            raise BadRequest(f"The version {number!r} cannot be used: it has another meaning in the paths of the management API.")
         if self._table.is_taken(name, number) and (old is None or old.version != number):
             raise Conflict(f"Model version {number} is already registered for model {name}")
 
@@ -171,6 +171,8 @@ def _with_policy(chosen: VersionPlan, model: str, wanted: str | None, policies: 
     policy = policies.get(wanted)
     if policy is None:
         hint = suggestion(wanted, ["wait", *policies])
-        logger.warning("%s: batchPolicy %r is neither 'wait' nor a plugin that is loaded%s; it is served without", model, wanted, hint)
+        logger.warning(
+            "%s: batchPolicy %r is neither 'wait' nor a plugin that is loaded%s; it is served without a batch policy", model, wanted, hint
+        )
         return chosen
     return replace(chosen, wait=True, policy=policy)

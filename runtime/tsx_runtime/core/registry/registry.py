@@ -151,7 +151,9 @@ class Registry:
         """
         found = self.find(name, version)
         if found.workflow:
-            raise Conflict(f"Model {name} is a node of workflow {found.workflow}. Unregister that: DELETE /workflows/{found.workflow}")
+            raise Conflict(
+                f"Model {name} is a node of workflow {found.workflow}. Unregister the workflow: DELETE /workflows/{found.workflow}"
+            )
         if found.version == self.models[name].default and len(self.models[name].versions) > 1:
             raise CannotRemoveDefault(f"Cannot remove default version for model {name}")
         await self.withdraw(found)

@@ -112,7 +112,7 @@ class Replacer:
             raise Conflict(f"A version of model {name} is being replaced already. Try again when that is done.")
         old = model.versions.get(number) or model.versions[model.default]
         if old.workflow:
-            raise Conflict(f"Model {name} is a node of workflow {old.workflow}, and comes and goes with that.")
+            raise Conflict(f"Model {name} is a node of workflow {old.workflow}, and is replaced only together with it.")
         self._under_way.add(name)
         return old
 
@@ -152,7 +152,7 @@ class Replacer:
         try:
             await asyncio.wait_for(old.over(), self._table.timeout)
         except (TimeoutError, asyncio.TimeoutError):
-            text = "%s: was replaced, and is ended with what it still has: that took longer than unregister_model_timeout"
+            text = "%s: was replaced and is stopped with requests unanswered: draining took longer than unregister_model_timeout"
             logger.warning(text, old.label)
         await self._table.discard(old)
         handover.end()

@@ -56,7 +56,7 @@ class RolloutController:
         old = self._old(name, before, new)
         shadow = before.shadow and resolve_label(before.shadow.to, self._models[name].versions, before.labels)
         if shadow in (old.version, new.version):
-            text = f"Version {shadow} of model {name} is its shadow, and copies among its requests would count in what the rollout measures"
+            text = f"Version {shadow} of model {name} is its shadow, and the copied requests would distort what the rollout measures"
             how = f'PATCH /models/{name}/traffic with {{"shadow": null}}, or `tsx models shadow {name} --off`'
             raise Conflict(f"{text}. End it first: {how}")
         now = time.time()
@@ -151,7 +151,7 @@ class RolloutController:
             return
         if resolve_label(traffic.shadow.to, model.versions, traffic.labels) in (state.old, state.plan.version):
             raise Conflict(
-                f"Model {model.name} has a rollout under way, which copies to version {traffic.shadow.to} would mislead. Wait for it."
+                f"Model {model.name} has a rollout in progress, which copies to version {traffic.shadow.to} would mislead. Wait for it."
             )
 
     def _follow(self, name: str, running: _ActiveRollout) -> None:
@@ -317,7 +317,7 @@ class RolloutController:
         try:
             return None if kept is None else RolloutState.model_validate(kept)
         except ValidationError as error:
-            logger.warning("model %s: the rollout that was kept for it cannot be used: %s", name, error)
+            logger.warning("model %s: its saved rollout cannot be used: %s", name, error)
             return None
 
     def _save(self, name: str, running: _ActiveRollout) -> None:

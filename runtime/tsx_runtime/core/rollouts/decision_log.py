@@ -45,7 +45,7 @@ class DecisionLog:
             with open(file, "a", encoding="utf-8", opener=private_opener) as out:
                 out.write(f"{line}\n")
         except OSError as error:
-            logger.warning("a decision of a rollout is in no file: %s cannot be written: %s", file, error.strerror or error)
+            logger.warning("a rollout decision is not saved: %s cannot be written: %s", file, error.strerror or error)
 
 
 def _read_all(directory: Path) -> dict[str, list[dict[str, Any]]]:

@@ -44,15 +44,15 @@ class RolloutPlan(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    version: str = Field(description="the version that is to take over")
+    version: str = Field(description="the new version")
     steps: Annotated[tuple[float, ...], AfterValidator(_steps)] = Field((1.0, 5.0, 25.0, 100.0), description="its share, in percent")
     bake: float = Field(600.0, gt=0, le=30 * 86400, description="seconds of each step")
     max_error_rate: float | None = Field(None, ge=0, lt=1, description="share of its requests that may fail, from 0 to 1")
-    max_p99_ratio: float | None = Field(None, ge=1, allow_inf_nan=False, description="how many times the old version's p99 its own may be")
-    max_p99_ms: float | None = Field(None, gt=0, allow_inf_nan=False, description="milliseconds that its p99 may be")
-    min_requests: int = Field(100, ge=1, description="requests of the new version that a step needs")
+    max_p99_ratio: float | None = Field(None, ge=1, allow_inf_nan=False, description="maximum p99 as a multiple of the old version's p99")
+    max_p99_ms: float | None = Field(None, gt=0, allow_inf_nan=False, description="maximum p99, in milliseconds")
+    min_requests: int = Field(100, ge=1, description="minimum number of requests of the new version in a step")
     patience: float = Field(
-        10.0, ge=1, allow_inf_nan=False, description="how many times `bake` a step may take before the rollout goes back"
+        10.0, ge=1, allow_inf_nan=False, description="maximum time of a step, as a multiple of `bake`, before the rollout is rolled back"
     )
 
     @model_validator(mode="after")
@@ -148,13 +148,13 @@ def decide(plan: RolloutPlan, seen: Observation) -> Decision:
         return _wait_or_back(late, not_compared)
     exceeded = [finding.text for finding in findings if finding.exceeded]
     if exceeded:
-        return _wait_or_back(late, f"not clear yet whether by chance: {'; '.join(exceeded)}")
+        return _wait_or_back(late, f"not yet statistically significant: {'; '.join(exceeded)}")
     last = seen.step == len(plan.steps) - 1
-    return Decision(Action.FINISH if last else Action.ADVANCE, "every bound held")
+    return Decision(Action.FINISH if last else Action.ADVANCE, "all bounds were kept")
 
 
 def _wait_or_back(late: bool, why: str) -> Decision:
-    return Decision(Action.BACK, f"patience is over: {why}") if late else Decision(Action.WAIT, why)
+    return Decision(Action.BACK, f"the time for this step is over: {why}") if late else Decision(Action.WAIT, why)
 
 
 def _not_compared(plan: RolloutPlan, seen: Observation) -> str:
@@ -162,7 +162,7 @@ def _not_compared(plan: RolloutPlan, seen: Observation) -> str:
     needed = 0 if plan.max_error_rate is not None else plan.min_requests
     if seen.old.requests >= (needed if plan.max_p99_ratio is None else max(needed, FOR_P99)):
         return ""
-    few = f"the old version has answered {seen.old.requests} requests, too few to compare with"
+    few = f"the old version answered {seen.old.requests} requests, too few for a comparison"
     return f"{few}; name a max_error_rate, and a max_p99_ms in place of a ratio, to do without"
 
 

@@ -88,7 +88,7 @@ def apart(jobs: list[Job]) -> list[Suspects]:
 def halves(group: Suspects) -> list[Suspects]:
     """The next groups to try when one more worker has died with this one.
 
-    First two halves, then each request alone, so that one that kills workers has ended three at the most when it is found,
+    First two halves, then each request alone, so that one that kills workers has ended three at most when it is found,
     and the others are answered. A request that was alone is found: nothing is left to try.
     """
     jobs, deaths = group

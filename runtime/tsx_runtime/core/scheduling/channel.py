@@ -168,7 +168,7 @@ class Channel(asyncio.BufferedProtocol):
                 self._end += nbytes
                 self._read_small()
         except wire.FrameError as error:
-            logger.error("a worker sent what is not a frame, so it is ended: %s", error)
+            logger.error("a worker sent an invalid frame, so it is stopped: %s", error)
             self.abort()
 
     def abort(self) -> None:
@@ -240,7 +240,7 @@ class Channel(asyncio.BufferedProtocol):
             try:
                 self.owner.on_report(self, _facts(frame))
             except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise wire.FrameError(f"the worker's report is not as it should be: {error!r}") from error
+                raise wire.FrameError(f"the worker's report is invalid: {error!r}") from error
         else:
             raise wire.FrameError(f"a worker does not send {frame.kind.name} here")
 
@@ -252,7 +252,7 @@ class Channel(asyncio.BufferedProtocol):
 
     def _expect(self, frame: wire.Frame) -> Sent:
         if not self.sent or self.sent[0].batch != frame.batch:
-            raise wire.FrameError(f"an answer for batch {frame.batch}, which is not under way")
+            raise wire.FrameError(f"an answer for batch {frame.batch}, which is not in progress")
         return self.sent[0]
 
     def _on_loaded(self, frame: wire.Frame) -> None:

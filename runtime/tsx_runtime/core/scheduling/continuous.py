@@ -25,7 +25,7 @@ MOST_DEATHS = 4  # of workers with one request: the first, those that find the g
 def join(queue: JobQueue, workers: Sequence[SlotT], now: float, limits: BatchLimits) -> Assignment[SlotT]:
     """Take from `queue` what is to be done now; its only effect is that what it returns has left the queue.
 
-    A slot's `batches` are the requests that its worker has under way; it takes `limits.max_items` of them at the most.
+    A slot's `batches` are the requests that its worker has under way; it takes `limits.max_items` of them at most.
 
     1. Suspects first, a group at a time: it goes to the worker with the fewest under way that has none in quarantine. No request joins
        them there until they have left it. While a group waits for room, the worker with the fewest takes nothing else.
@@ -176,9 +176,7 @@ class JoiningDispatcher(Dispatcher):
         for channel in list(self._open_channels):
             if channel.began > before and not channel.held:  # nothing is read from it while a client is slow
                 for job in channel.overdue(before):
-                    text = (
-                        f"Worker did not answer within {self.response_timeout:g} s (responseTimeout), so it was told to drop the request."
-                    )
+                    text = f"Worker did not answer within {self.response_timeout:g} s (responseTimeout), so the request was cancelled."
                     self._refuse(job, WorkerDied(text))
             earliest = channel.earliest()
             oldest = earliest if oldest is None else min(oldest, earliest or oldest)

@@ -308,9 +308,9 @@ class Dispatcher:
 
     def _gone_or_late(self, job: Job) -> TsxError:
         if job.gone:
-            return ClientLeft(f"{self.label} did not reach the request before its client left.")
+            return ClientLeft(f"{self.label} did not start the request before its client disconnected.")
         seconds = self._seconds_to_empty()
-        return DeadlinePassed(f"{self.label} did not reach the request before its deadline; try again in {seconds} s.", retry_after=seconds)
+        return DeadlinePassed(f"{self.label} did not start the request before its deadline; try again in {seconds} s.", retry_after=seconds)
 
     def _seconds_to_empty(self) -> int:
         """What waits is done, by all workers that serve; where none does, by the first that will."""

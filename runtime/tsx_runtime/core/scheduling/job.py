@@ -101,7 +101,7 @@ class Answer:
             size += len(part)
             if size > most:
                 text = f"The parts of the answer have more than {most} bytes together (max_response_size)."
-                raise PredictionFailed(f"{text} Ask for it as a stream, or raise that.")
+                raise PredictionFailed(f"{text} Request it as a stream, or raise max_response_size.")
         return b"".join(parts)
 
 

@@ -138,7 +138,7 @@ class OpenChannel(Channel):
         flight = self.flights.get(frame.batch)
         if flight is None:
             if frame.batch not in self._given_up:
-                raise wire.FrameError(f"an answer for batch {frame.batch}, which is not under way")
+                raise wire.FrameError(f"an answer for batch {frame.batch}, which is not in progress")
             self._given_up.discard(frame.batch)
             return
         if len(frame.items) != 1:

@@ -17,7 +17,7 @@ from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.scheduling.sequences import LONGEST_REMEMBERED, Refusal, SequenceConfig, SequenceMark, Sequences
 from tsx_runtime.errors import BadRequest, TsxError, Unavailable
 
-NOT_BEGUN = "Its sequence was never begun: the client of its first request left, or had no more time. Start it anew."
+NOT_BEGUN = "Its sequence did not start: the client of its first request disconnected, or its deadline passed. Start a new sequence."
 
 
 class HeaderNames(NamedTuple):
@@ -78,7 +78,7 @@ class SequenceDispatcher(Dispatcher):
 
     def remove(self, channel: Channel) -> None:
         super().remove(channel)
-        self._refuse_each(self.sequences.lost(channel, "is over: the worker that held its state was removed. Start it anew"))
+        self._refuse_each(self.sequences.lost(channel, "is over: the worker that held its state was removed. Start a new sequence"))
         self._tell_leaving()
 
     async def release(self, channel: Channel) -> None:
@@ -89,7 +89,7 @@ class SequenceDispatcher(Dispatcher):
         await super().release(channel)
 
     def refuse_waiting(self, error: TsxError) -> None:
-        self.refuse_all([job for job, _ in self.sequences.drop_all("is over: no worker served the model. Start it anew")], error)
+        self.refuse_all([job for job, _ in self.sequences.drop_all("is over: no worker served the model. Start a new sequence")], error)
         self._tell_leaving()
 
     def retry_lost(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
@@ -114,7 +114,7 @@ class SequenceDispatcher(Dispatcher):
         return self._with_id(job, headers)
 
     def on_closed(self, channel: Channel) -> None:
-        self._refuse_each(self.sequences.lost(channel, "is over: the worker that held its state has died. Start it anew"))
+        self._refuse_each(self.sequences.lost(channel, "is over: the worker that held its state has died. Start a new sequence"))
         self._tell_leaving()
         super().on_closed(channel)
 

@@ -125,14 +125,14 @@ class Sequences(Generic[SlotT]):
             if lost is not None and not mark.start:
                 return f"Sequence {mark.id} {lost}"
             if len(self._chains) >= self.config.most:
-                return f"{len(self._chains)} sequences are active, which is the most (maxNumSequence)"
+                return f"{len(self._chains)} sequences are active, which is the limit (maxNumSequence)"
             chain = self._chains[mark.id] = Chain(mark.id, now)
         elif chain.ending:
-            return f"Sequence {mark.id} is closed: a request before this one has said that it was the last"
+            return f"Sequence {mark.id} is closed: an earlier request ended it"
         elif self.config.timeout is not None and now >= chain.began + self.config.timeout:
             return f"Sequence {mark.id} is over: it was started more than {self.config.timeout:g} s ago (sequenceTimeoutMSec)"
         elif len(chain.waiting) >= self.config.queue:
-            return f"{len(chain.waiting)} requests of sequence {mark.id} wait, which is the most (maxSequenceJobQueueSize)"
+            return f"{len(chain.waiting)} requests of sequence {mark.id} wait, which is the limit (maxSequenceJobQueueSize)"
         chain.touched = now
         chain.ending = mark.end
         chain.waiting.append(job)

@@ -60,7 +60,7 @@ class ShadowManager:
         problem = self._problem(model, traffic.shadow)
         if problem is None and (alone := answers_alone(model, traffic)):
             others = [number for number in model.versions if number != resolve_label(traffic.shadow.to, model.versions, traffic.labels)]
-            named = f"Name another version, such as {others[0]}." if others else "Register the version that is to be tried first."
+            named = f"Name another version, such as {others[0]}." if others else "Register the version to test first."
             problem = BadRequest(f"{alone} {named}")
         if problem is not None:
             raise problem
@@ -69,9 +69,7 @@ class ShadowManager:
         """Why the model cannot have this shadow."""
         stateful = next((version for version in model.versions.values() if version.plan.strategy.sequences is not None), None)
         if stateful is not None:
-            why = (
-                f"version {stateful.version} is stateful (sequenceBatching), and copies of some of its requests would make other sequences"
-            )
+            why = f"version {stateful.version} is stateful (sequenceBatching), and copies of some requests would form other sequences"
             return Conflict(f"Model {model.name} cannot have a shadow: {why}.")
         plugin = said.compare.name
         if plugin is not None and plugin not in self._plugins:
@@ -94,7 +92,7 @@ class ShadowManager:
             if old is not None:
                 self._stop(old)
                 if old.number != number:
-                    logger.info("the shadow of %s is version %s now, in place of %s; its counters are reset", name, number, old.number)
+                    logger.info("the shadow of %s is now version %s instead of %s; its counters are reset", name, number, old.number)
             old = self._by_model[name] = Mirror(name, number, said, self._judge)
         old.change(said)
         old.aim(model.versions.get(number))
@@ -128,7 +126,7 @@ class ShadowManager:
         except (TimeoutError, asyncio.TimeoutError):
             problem = f"{_named(how)} took more than {_patience(how):g} s"
         except Unavailable:
-            problem = f"{MOST_COMPARISONS} comparisons that took too long have not ended yet, and no more are begun"
+            problem = f"{MOST_COMPARISONS} comparisons that exceeded their time limit are still running, so no more are started"
         except Exception as error:  # the boundary to a plugin's code
             problem = f"{_named(how)} failed: {type(error).__name__}: {error}"[:1000]
             if not report.last_problem:
@@ -165,7 +163,7 @@ def answers_alone(model: Model, traffic: Traffic) -> str:
     number = resolve_label(traffic.shadow.to, model.versions, traffic.labels)
     if serving_versions(traffic, model.versions, model.default) != {number}:
         return ""
-    return f"Version {number} of model {model.name} answers all its requests itself, so there is nothing to copy to it."
+    return f"Version {number} of model {model.name} already answers all requests, so no requests can be copied to it."
 
 
 def _work(how: Compare, request: Body, first: ComparedAnswer, second: ComparedAnswer, plugin: Comparison | None) -> Difference | None:

@@ -45,12 +45,12 @@ def _with_tensors(value: Any, raw: bytes) -> Any:
         if size is None:
             continue
         if not 0 <= size <= len(raw) - start:
-            raise ValueError("the tensors are not all there")
+            raise ValueError("tensors are missing")
         data, letter = raw[start : start + size], LETTERS.get(output["datatype"])
         start += size
         output["data"] = list(data) if letter is None else list(struct.unpack(f"<{size // struct.calcsize('<' + letter)}{letter}", data))
     if start != len(raw):
-        raise ValueError("there is more than the tensors")
+        raise ValueError("there is data after the tensors")
     return value
 
 

@@ -47,7 +47,7 @@ class ErrorLog:
         for error in facts["errors"]:
             self.add_error(str(error["message"]), str(error["traceback"]), int(error["count"]))
         if facts["lost"]:
-            self.add_line(self._clock(), worker, "stderr", f"[{facts['lost']} lines are left out here]")
+            self.add_line(self._clock(), worker, "stderr", f"[{facts['lost']} lines omitted]")
         for at, stream, text, ids in facts["lines"]:
             self.add_line(float(at), worker, str(stream), str(text), [str(each) for each in ids])
 

@@ -64,7 +64,7 @@ def _read_section(path: Path, section: str, content: Any) -> list[DeclaredMetric
 
 def _read_entry(path: Path, place: str, kind: str, entry: Any) -> DeclaredMetric:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry["name"]:
-        raise _wrong(path, f"{place} has {entry!r}, which is no mapping with a name, a unit and dimensions")
+        raise _wrong(path, f"{place} has {entry!r}, which is not a mapping with a name, a unit and dimensions")
     dimensions = entry.get("dimensions") or []
     if not isinstance(dimensions, list) or not all(isinstance(one, str) for one in dimensions):
         raise _wrong(path, f"the dimensions of {place}.{entry['name']} are {dimensions!r}; they must be a list of names")

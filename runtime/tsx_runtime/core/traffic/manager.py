@@ -122,10 +122,12 @@ class TrafficManager:
         model = self._model(name)
         before = self._before.get(name)
         if before is None:
-            raise Conflict(f"Nothing to go back to: neither traffic, nor labels, nor the default version of model {name} were changed.")
+            raise Conflict(
+                f"There is no change to undo: neither the traffic, nor the labels, nor the default version of model {name} was changed."
+            )
         if before.default not in model.versions:
             why = f"version {before.default}, which was its default, is not registered any more. Register it first."
-            raise Conflict(f"Model {name} cannot go back: {why}")
+            raise Conflict(f"Model {name} cannot be rolled back: {why}")
         self._change(model, before)
         self._tell_managed()
 
@@ -159,7 +161,7 @@ class TrafficManager:
         if "traffic" not in saved:
             return
         if saved.get("digest") != configured.digest():
-            text = "model %s: the traffic that was set while the server ran is passed over, since the configuration was changed since"
+            text = "model %s: the traffic that was set while the server ran is ignored, because the configuration has changed since then"
             logger.warning(text, name)
             self._state.save(name, traffic=None, before=None, digest=None)
             return
@@ -168,12 +170,12 @@ class TrafficManager:
             if "before" in saved:
                 self._before[name] = TrafficState(parse_traffic(saved["before"]["traffic"]), str(saved["before"]["default"]))
         except (ValueError, TypeError, KeyError) as error:
-            logger.warning("model %s: the traffic that was kept for it cannot be used: %s", name, error)
+            logger.warning("model %s: its saved traffic policy cannot be used: %s", name, error)
 
     def on_version_added(self, version: ModelVersion) -> None:
         """It is among its model's versions."""
         if version.version in self.traffic(version.name).labels:
-            text = "model %s: version %s has the name of a label, which means nothing as long as it is registered"
+            text = "model %s: version %s has the name of a label; the label has no effect while that version is registered"
             logger.warning(text, version.name, version.version)
         self._tell_traffic(version.name)
 
@@ -259,7 +261,7 @@ def _check(model: Model, traffic: Traffic, said: Traffic) -> None:
     """What was `said` before stays possible: a way back must not fail for it. Raises BadRequest, Conflict."""
     workflow = next((version.workflow for version in model.versions.values() if version.workflow), "")
     if workflow and traffic != NOTHING:
-        raise Conflict(f"Model {model.name} is a node of workflow {workflow}, which asks it straight: its traffic cannot be shared out.")
+        raise Conflict(f"Model {model.name} is a node of workflow {workflow}, which calls it directly: its traffic cannot be split.")
     for label in traffic.labels:
         if label in model.versions and label not in said.labels:
             raise BadRequest(f"'{label}' cannot be a label of model {model.name}: it is one of its versions.")

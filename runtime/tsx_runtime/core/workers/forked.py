@@ -304,7 +304,7 @@ def _fork_server_is_stopped() -> bool:
 def _kill_fork_server() -> None:
     """The start that waits for it fails, and the next one has a fork server of its own. Workers that run do not notice."""
     if (pid := _fork_server_pid()) is not None:
-        logger.error("the process that workers are started from (pid %d) does not answer, so it is ended and started anew", pid)
+        logger.error("the fork server (pid %d) does not answer, so it is restarted", pid)
         os.kill(pid, signal.SIGKILL)  # ours, and not waited for yet: the number is still its own
 
 

@@ -88,7 +88,7 @@ class WorkerInstance:
             late = await self._is_late(EXIT_GRACE)
         if late:
             self.unheard = self.killed_because is None
-            self.kill(self.killed_because or "it closed its connection to the server, but did not end")
+            self.kill(self.killed_because or "it closed its connection to the server, but did not exit")
         return await self.ended
 
     async def _is_late(self, grace: float) -> bool:
@@ -138,7 +138,7 @@ def _descriptors(process: psutil.Process) -> int:
 def describe_exit(code: int | None) -> str:
     """A process's end in words."""
     if code is None:
-        return "exit code unknown, since the process that starts the workers had ended before"
+        return "exit code unknown, because the fork server had already exited"
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -156,5 +156,5 @@ def death(instance: WorkerInstance, code: int | None, lost: Sent, *, stopping: b
         return OutOfResources("Out of resources: the worker was killed, as the system does when memory runs out. Worker died.")
     now = "" if stopping else " A new worker is started; send the request again."
     if lost.deaths > 0:
-        now = " The request was tried again without those that it came with, and a worker died again: it is the cause."
+        now = " The request was retried without the others of its batch, and a worker died again: this request is the cause."
     return WorkerDied(f"Worker died. Cause: {because or describe_exit(code)}.{now}")

@@ -33,7 +33,7 @@ BACK_OFF = (0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 15
 SAME_LOAD_ERROR = 3
 SERVED_WELL = 60.0  # seconds; a worker that was there this long starts its back-off anew, even without a request
 TRY_AGAIN = 30.0  # seconds until a worker that could not be replaced is tried to be replaced again
-NOT_NEEDED = "it is not needed any more"
+NOT_NEEDED = "it is no longer needed"
 
 logger = logging.getLogger("tsx.supervisor")
 
@@ -148,7 +148,7 @@ class WorkerLifecycle:
         logger.info(ready, self._config.label, self._worker.id, instance.pid, instance.device, instance.load_seconds)
         self._config.dispatcher.add(instance.channel)
         if instance.loaded_memory >= self._config.recycling.memory * MEGA > 0:
-            text = "%s: worker %s has %d MB when it has loaded the model, so maxWorkerMemory, which is %d, cannot hold: raise it"
+            text = "%s: worker %s uses %d MB after it has loaded the model, more than maxWorkerMemory, which is %d: raise maxWorkerMemory"
             logger.warning(text, self._config.label, self._worker.id, instance.loaded_memory // MEGA, self._config.recycling.memory)
         self._worker.settle(None)
 
@@ -195,7 +195,7 @@ class WorkerLifecycle:
             try:
                 return await watch(instance)
             except Exception:  # the boundary of a task
-                logger.exception("%s: the watch over worker %s failed, and is begun anew", self._config.label, self._worker.id)
+                logger.exception("%s: watching worker %s failed and is restarted", self._config.label, self._worker.id)
                 await asyncio.sleep(self._config.heartbeat)
 
     async def _watch_response(self, instance: WorkerInstance) -> None:
@@ -223,9 +223,7 @@ class WorkerLifecycle:
             elif verdict is Verdict.STOPPED:
                 self._kill_stuck(instance, "stopped", "its process was stopped (SIGSTOP)")
             elif verdict is Verdict.SILENT:
-                self._kill_stuck(
-                    instance, "silent", f"it gave no sign of life for {self._config.heartbeat_timeout:g} s (heartbeat_timeout)"
-                )
+                self._kill_stuck(instance, "silent", f"it sent no heartbeat for {self._config.heartbeat_timeout:g} s (heartbeat_timeout)")
             if reason := self._reason_to_recycle(instance):
                 instance.reason = reason
                 instance.due.set()

@@ -19,7 +19,7 @@ from tsx_runtime.core.workers.lifecycle import NOT_NEEDED, SupervisionConfig, Wo
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadFailed
 
-_STOPPED = "it was stopped before it had answered"
+_STOPPED = "it was stopped before it answered"
 _GIVEN_UP = (
     ". Its workers were given up because they could not load the model, or kept dying: "
     "the model's description (GET /models/MODEL, or tsx models describe MODEL) has the last error"
@@ -144,7 +144,7 @@ class Supervisor:
         assert worker.task is not None
         _, late = await asyncio.wait([worker.task], timeout=EXIT_GRACE)
         if late:
-            worker.kill("it did not end when it was told to")
+            worker.kill("it did not stop when requested")
             await asyncio.wait([worker.task])
         if worker.retiring:
             await asyncio.wait(list(worker.retiring.values()))

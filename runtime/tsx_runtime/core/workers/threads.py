@@ -98,7 +98,7 @@ class ThreadStarter:
             self._programs.append(program)
             return program, front
         if self.stuck:
-            raise OSError("the thread of the worker before it still runs; this process has to end")
+            raise OSError("the thread of the previous worker is still running; this process must exit")
         front, back = socket.socketpair()
         front.setblocking(False)
         newest = next((thread for thread in reversed(self._threads) if thread.name == name), None)

@@ -142,7 +142,7 @@ class Predictions:
             scope[ENDED] = BROKEN
             request_id = headers[0][1].decode()
             about = {"request_id": request_id, "model": route.name}
-            logger.warning("request %s: its stream broke off: %s", request_id, error.message, extra=about)
+            logger.warning("request %s: its stream was interrupted: %s", request_id, error.message, extra=about)
         finally:
             watcher.cancel()
             job.gone = True

@@ -195,7 +195,7 @@ class Exchange:
 
     def _tell_broken(self, why: str) -> None:
         about = {"request_id": self.request_id.decode(), "model": self.served_by().name}
-        logger.warning("request %s: its stream broke off: %s", about["request_id"], why, extra=about)
+        logger.warning("request %s: its stream was interrupted: %s", about["request_id"], why, extra=about)
 
     def _end_stream(self, status: int, body: Buffer) -> None:
         self.go_on()

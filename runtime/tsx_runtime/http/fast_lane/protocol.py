@@ -8,7 +8,7 @@ one place, and both lanes answer alike. (Chunked bodies, HEAD, OPTIONS, HTTP/1.0
 and an unknown model go there.)
 
 The phases of a connection are those of `connection_limits.py`. What a client sends ahead waits within a bound (`pipelining.py`), and one
-turn of the event loop begins one of the requests in it at the most; a few connections have such a turn at once (`turns.py`).
+turn of the event loop begins one of the requests in it at most; a few connections have such a turn at once (`turns.py`).
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ def http_protocol(*, limited: bool = False) -> Any:
         missing = [f"{MODULE} ({error})"]
     if missing:
         logger.warning(
-            "this uvicorn is not one that the fast lane knows (it lacks %s): predictions are answered alike, but several times slower, "
-            "and slow or large headers are not refused; `pip install --upgrade tsx-serve`, or an older uvicorn, brings it back",
+            "the fast lane does not support this version of uvicorn (it lacks %s): predictions work, but several times slower, "
+            "and slow or large headers are not refused; `pip install --upgrade tsx-serve`, or an older uvicorn, restores the fast lane",
             ", ".join(missing),
         )
         return _cased_protocol(module)

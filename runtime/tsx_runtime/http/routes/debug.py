@@ -40,7 +40,7 @@ class RequestTimes(Camel):
     status: int
     error: str | None = Field(None, description="why no worker answered it")
     arrived: str
-    batch_size: int | None = Field(None, description="requests that the handler got together with it, and itself")
+    batch_size: int | None = Field(None, description="number of requests in its batch, including itself")
     milliseconds: dict[str, float] = Field(description="queue, batch, preprocess, inference, postprocess (as far as known), other, total")
 
 
@@ -64,20 +64,20 @@ def build_router(registry: Registry) -> APIRouter:
             if seen is not None:
                 return json_answer(_times(version, seen))
         raise RequestNotFound(
-            f"Request {request_id} is not known: its answer is not out yet, or it is neither among the newest {NEWEST} of its model "
+            f"Request {request_id} is not known: it is not answered yet, or it is neither among the newest {NEWEST} of its model "
             f"nor among the slowest {SLOWEST}. The id is in the answer's header x-request-id. "
-            "A request that is sent with x-tsx-timing: 1 is remembered however many others there are."
+            "A request that is sent with x-tsx-timing: 1 is always remembered."
         )
 
     @router.get(
         "/slowest",
-        summary="The slowest requests of the last half hour to hour",
+        summary="The slowest requests of the last 30 to 60 minutes",
         response_model=SlowRequests,
         responses=openapi.failures(400, 404),
     )
     async def slowest(
         model: Annotated[str | None, Query(description="of this model only")] = None,
-        count: Annotated[int, Query(ge=1, le=SLOWEST, description="how many at the most")] = SLOWEST,
+        count: Annotated[int, Query(ge=1, le=SLOWEST, description="how many at most")] = SLOWEST,
     ) -> Response:
         if model is not None and model not in registry.models:
             raise ModelNotFound(f"Model not found: {model}")

@@ -33,7 +33,7 @@ def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
 
     router.add_api_route("/livez", livez, methods=["GET"], summary="Is the server alive", response_model=Health)
     router.add_api_route("/livez", livez, methods=["HEAD"], include_in_schema=False)
-    summary = "Can the default version of every model serve"
+    summary = "Is the default version of every model ready"
     router.add_api_route(
         "/readyz", readyz, methods=["GET"], summary=summary, response_model=Readiness, responses={503: {"model": Readiness}}
     )

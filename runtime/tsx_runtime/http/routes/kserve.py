@@ -77,7 +77,7 @@ def _add_v1(router: APIRouter, registry: Registry) -> None:
 
 
 def _add_server(router: APIRouter, registry: Registry) -> None:
-    @router.get("/v2", summary="What server this is", response_model=ServerMetadata)
+    @router.get("/v2", summary="Name and version of the server", response_model=ServerMetadata)
     async def server() -> Response:
         return _json(ServerMetadata())
 
@@ -86,7 +86,7 @@ def _add_server(router: APIRouter, registry: Registry) -> None:
         return _json(Live())
 
     @router.get(
-        "/v2/health/ready", summary="Can the default version of every model serve", response_model=Ready, responses={503: {"model": Ready}}
+        "/v2/health/ready", summary="Is the default version of every model ready", response_model=Ready, responses={503: {"model": Ready}}
     )
     async def ready() -> Response:
         can = not registry.stopping and not not_ready(registry.models.values())
@@ -94,7 +94,7 @@ def _add_server(router: APIRouter, registry: Registry) -> None:
 
 
 def _add_v2_models(router: APIRouter, registry: Registry) -> None:
-    @router.get("/v2/models/{model}", summary="What the model is", response_model=ModelMetadata, responses=openapi.failures(404))
+    @router.get("/v2/models/{model}", summary="Metadata of the model", response_model=ModelMetadata, responses=openapi.failures(404))
     async def metadata(model: ModelName) -> Response:
         return _metadata(registry, model, None)
 
@@ -104,7 +104,7 @@ def _add_v2_models(router: APIRouter, registry: Registry) -> None:
 
     @router.get(
         "/v2/models/{model}/versions/{version}",
-        summary="What the version is",
+        summary="Metadata of the version",
         response_model=ModelMetadata,
         responses=openapi.failures(404),
     )

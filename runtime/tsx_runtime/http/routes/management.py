@@ -17,7 +17,7 @@ from tsx_runtime.http.routes.responses import json_answer, read_given
 
 ModelName = Annotated[str, Path(description="a registered model", examples=["digits"])]
 VersionName = Annotated[str, Path(description="one of its versions", examples=["1.0"])]
-Customized = Annotated[Flag, Query(description="ask the handler's describe_handle as well")]
+Customized = Annotated[Flag, Query(description="call the handler's describe_handle as well")]
 Changes = Annotated[ScaleParameters, Query()]
 Ignored = Annotated[str | None, Query(deprecated=True, description="accepted for TorchServe's clients; has no effect there or here")]
 
@@ -47,7 +47,7 @@ def _add_model_routes(router: APIRouter, management: ManagementService, limit: i
     @router.get("/models", summary="List the models", response_model=ModelList, responses=openapi.failures(400))
     async def list_(
         limit: Annotated[int, Query(description="models of one page, at most 100")] = PAGE,
-        next_page_token: Annotated[int, Query(description="where the page begins")] = 0,
+        next_page_token: Annotated[int, Query(description="first entry of the page")] = 0,
     ) -> Response:
         return json_answer(management.list(limit, next_page_token))
 

@@ -24,7 +24,7 @@ _WHY = {
     413: "the body is larger than max_request_size",
     429: "there is no room in the queue, where overload_status is 429",
     500: "the worker died, or could not load the model; the text has its traceback",
-    503: "no worker, a full queue, a deadline that cannot be kept, or the handler failed",
+    503: "no worker, a full queue, a deadline that cannot be met, or the handler failed",
     507: "the worker ran out of memory",
 }
 
@@ -108,7 +108,7 @@ def _inlined(part: Any, definitions: dict[str, Any]) -> Any:
 def prediction_paths() -> dict[str, Any]:
     """The paths of predictions and explanations. Any verb is taken; POST stands for them."""
     version = _parameter("version", "one of its versions; the default one if not given", "1.0")
-    rest = _parameter("rest", "handed to the handler as the request header `url_path`", "v1/completions")
+    rest = _parameter("rest", "passed to the handler as the request header `url_path`", "v1/completions")
     model = _parameter("model", "a registered model", "digits")
     paths: dict[str, Any] = {}
     for path, parameters in (
@@ -137,7 +137,7 @@ def workflow_path() -> dict[str, Any]:
     operation = _prediction(path, [_parameter("workflow", "a registered workflow", "dog_breed")])["post"]
     operation |= {
         "summary": "Run a workflow",
-        "description": "The nodes that none comes before get the request as it is, the others what the nodes before them answered. "
+        "description": "The first nodes get the request unchanged, the others get the answers of the nodes before them. "
         "The answer is the only leaf's, or one JSON object with each leaf's by its name.",
     }
     return {path: {"post": operation}}

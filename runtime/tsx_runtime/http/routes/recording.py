@@ -24,13 +24,13 @@ class ModelRecording(BaseModel):
     model: str
     recording: bool
     terms: RecordingConfig | None = None
-    directory: str | None = Field(None, description="where its files lie on the server; none where nothing can be kept")
+    directory: str | None = Field(None, description="directory of its files on the server; null if nothing can be stored")
     files: int
     bytes: int
     oldest: float | None = Field(None, description="seconds since 1970")
-    recorded: int = Field(0, description="requests, since it was begun or the server was started")
+    recorded: int = Field(0, description="number of requests since the recording or the server was started")
     dropped: dict[str, int] = Field({}, description="requests that were not recorded, by reason: slow, size, disk")
-    problem: str | None = Field(None, description="why the disk takes nothing")
+    problem: str | None = Field(None, description="why nothing can be written to disk")
 
 
 class RecordRoutes:
@@ -85,13 +85,13 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
     async def start(model: ModelName, request: Request) -> Response:
         return await routes.start(model, request)
 
-    @router.get("/models/{model}/record", summary="What is recorded", response_model=ModelRecording, responses=openapi.failures(404))
+    @router.get("/models/{model}/record", summary="Describe the recording", response_model=ModelRecording, responses=openapi.failures(404))
     async def show(model: ModelName) -> Response:
         return await routes.show(model)
 
-    @router.delete("/models/{model}/record", summary="Record no more", response_model=ModelRecording, responses=openapi.failures(404))
+    @router.delete("/models/{model}/record", summary="Stop recording", response_model=ModelRecording, responses=openapi.failures(404))
     async def stop(
-        model: ModelName, remove: Annotated[bool, Query(description="what was recorded as well; else it stays")] = False
+        model: ModelName, remove: Annotated[bool, Query(description="remove the recorded files as well; by default they are kept")] = False
     ) -> Response:
         return await routes.stop(model, remove)
 

@@ -82,7 +82,7 @@ class RolloutRoutes:
         self.registry.find(model)
         state = self.rollouts.find(model)
         if state is None:
-            raise RolloutNotFound(f"Model {model} has no rollout. Begin one: POST /models/{model}/rollout")
+            raise RolloutNotFound(f"Model {model} has no rollout. Start one: POST /models/{model}/rollout")
         await self.registry.state.written()
         return json_answer(describe(model, state, self.rollouts.log(model)))
 
@@ -98,7 +98,7 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
 
     @router.post(
         "/models/{model}/rollout",
-        summary="Move the requests to another version, step by step, as long as it does well",
+        summary="Move the requests to another version step by step while it stays within its bounds",
         response_model=ModelRollout,
         responses=openapi.failures(400, 404, 409, 413),
         openapi_extra=openapi.body_of(RolloutPlan, EXAMPLE),
@@ -108,7 +108,7 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
 
     @router.get(
         "/models/{model}/rollout",
-        summary="The rollout under way, or the last one",
+        summary="The current rollout, or the last one",
         response_model=ModelRollout,
         responses=openapi.failures(404),
     )
@@ -118,7 +118,7 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
     @router.delete("/models/{model}/rollout", summary="End it", response_model=ModelRollout, responses=openapi.failures(400, 404, 409))
     async def stop(
         model: ModelName,
-        back: Annotated[bool, Query(description="to the old version; else the shares stay as they are")] = True,
+        back: Annotated[bool, Query(description="return to the old version; if false, the shares stay as they are")] = True,
     ) -> Response:
         return await routes.stop(model, back)
 

@@ -186,7 +186,7 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
     router = APIRouter(tags=["traffic"])
     answers: dict[str, Any] = {"response_model": ShadowStatus}
 
-    @router.get("/models/{model}/shadow", summary="What the shadow has shown", responses=openapi.failures(404), **answers)
+    @router.get("/models/{model}/shadow", summary="Results of the shadow", responses=openapi.failures(404), **answers)
     async def show(model: ModelName) -> Response:
         return json_answer(report(registry, model))
 

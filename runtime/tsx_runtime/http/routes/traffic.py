@@ -22,7 +22,7 @@ from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic, warm_pat
 TRAFFIC = '{"weights": {"1.0": 90, "2.0": 10}}'
 LABEL = '{"version": "2.0"}'
 
-LabelName = Annotated[str, Path(description="another name of a version", examples=["canary"])]
+LabelName = Annotated[str, Path(description="a version with this label", examples=["canary"])]
 
 
 class Share(BaseModel):
@@ -41,7 +41,7 @@ class ModelTraffic(BaseModel):
     model_config = ConfigDict(json_schema_extra={"examples": [{"model": "digits", "default": "1.0", "traffic": {}, "table": []}]})
 
     model: str
-    default: str = Field(description="the version that answers where the traffic says nothing else")
+    default: str = Field(description="the version that answers requests without a traffic policy")
     traffic: Traffic
     table: list[Share]
 
@@ -116,7 +116,7 @@ class TrafficRoutes:
         given = await read_object(request, self.limit, LABEL)
         version = given.get("version")
         if not isinstance(version, str) or len(given) != 1:
-            raise BadRequest(f"A label takes the version that it means: {LABEL}.")
+            raise BadRequest(f"A label needs a version: {LABEL}.")
         changes = {"labels": {label: version}}
         self.registry.set_traffic(model, parsed(lambda: self.registry.traffic(model).changed(changes)))
         return await self.show(model)
@@ -155,7 +155,10 @@ def _add_traffic(router: APIRouter, routes: TrafficRoutes) -> None:
     some = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}, "example": {"sticky": None}}}}}
 
     @router.get(
-        "/models/{model}/traffic", summary="How requests are shared out", response_model=ModelTraffic, responses=openapi.failures(404)
+        "/models/{model}/traffic",
+        summary="How requests are split between versions",
+        response_model=ModelTraffic,
+        responses=openapi.failures(404),
     )
     async def show(model: ModelName) -> Response:
         return await routes.show(model)
@@ -166,7 +169,7 @@ def _add_traffic(router: APIRouter, routes: TrafficRoutes) -> None:
 
     @router.patch(
         "/models/{model}/traffic",
-        summary="Change some of it; null removes",
+        summary="Change parts of the traffic policy; null removes a part",
         response_model=ModelTraffic,
         responses=wrong,
         openapi_extra=some,
@@ -176,7 +179,7 @@ def _add_traffic(router: APIRouter, routes: TrafficRoutes) -> None:
 
     @router.delete(
         "/models/{model}/traffic",
-        summary="Have the default version answer everything",
+        summary="Send all requests to the default version",
         response_model=ModelTraffic,
         responses=openapi.failures(400, 404, 409),
     )
@@ -189,7 +192,7 @@ def _add_labels(router: APIRouter, routes: TrafficRoutes) -> None:
 
     @router.put(
         "/models/{model}/labels/{label}",
-        summary="Give a version another name",
+        summary="Set a label of a version",
         response_model=ModelTraffic,
         responses=openapi.failures(400, 404, 409, 413),
         openapi_extra=body,
@@ -199,7 +202,7 @@ def _add_labels(router: APIRouter, routes: TrafficRoutes) -> None:
 
     @router.delete(
         "/models/{model}/labels/{label}",
-        summary="Take the name away",
+        summary="Remove a label",
         response_model=ModelTraffic,
         responses=openapi.failures(400, 404, 409),
     )

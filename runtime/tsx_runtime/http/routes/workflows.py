@@ -81,7 +81,7 @@ def build_router(workflows: Workflows, limit: int) -> APIRouter:
     @router.get("/workflows", summary="List the workflows", response_model=WorkflowList, responses=openapi.failures(400))
     async def list_(
         limit: Annotated[int, Query(description="workflows of one page, at most 100")] = PAGE,
-        next_page_token: Annotated[int, Query(description="where the page begins")] = 0,
+        next_page_token: Annotated[int, Query(description="first entry of the page")] = 0,
     ) -> Response:
         ordered = sorted(workflows.workflows.values(), key=lambda workflow: workflow.name)
         page, following = page_of(ordered, limit, next_page_token)

@@ -9,8 +9,8 @@ from tsx_runtime.http.semantics.messages import Message, Scope, Send
 
 SERVED = "tsx.served"  # in a request's scope: where it was submitted, and the job
 ENDED = "tsx.ended"  # in the same: why its answer has no end, where that is not its client
-LEFT = "the client left"
-BROKEN = "the answer broke off"
+LEFT = "the client disconnected"
+BROKEN = "the answer was interrupted"
 
 
 class LoggedResponse:

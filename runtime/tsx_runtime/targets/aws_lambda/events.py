@@ -146,7 +146,7 @@ def _source(event: Any) -> str:
 def _refuse_foreign(event: Mapping[str, Any]) -> None:
     what = _source(event)
     if not what and isinstance(event.get("requestContext"), dict):
-        what = "a web socket" if "connectionId" in event["requestContext"] else "a request in a form that is not known"
+        what = "a web socket" if "connectionId" in event["requestContext"] else "a request in an unknown format"
     elif "triggerSource" in event:
         what = "Cognito"
     elif "awslogs" in event:
@@ -154,7 +154,7 @@ def _refuse_foreign(event: Mapping[str, Any]) -> None:
     if what:
         raise UnknownEvent(
             f"This function does not support events of {what}. It takes HTTP requests (API Gateway, function URL, ALB), messages of SQS, "
-            "events of EventBridge, and direct invocations with a model's input. Send others by way of SQS or EventBridge."
+            "events of EventBridge, and direct invocations with a model's input. Send other events through SQS or EventBridge."
         )
 
 

@@ -57,7 +57,7 @@ class Function:
         """Raises SettingError."""
         settings, _ = load_settings({}, environment.variables, find_config(None, env, Path.cwd()))
         if settings.otlp_endpoint is not None:
-            logger.warning("otlp_endpoint changes nothing here: a frozen environment sends no traces")
+            logger.warning("otlp_endpoint changes nothing here: a frozen environment cannot send traces")
         self.own = environment.own
         self.over = ""
         self._settings = settings
@@ -111,7 +111,7 @@ class Function:
         if any(worker.state is WorkerState.FAILED for worker in self._registry.workers()):
             return "the worker kept dying and is not restarted"
         if self._starter.restarted:
-            return "the worker ended by itself, as it does when the device does not answer"
+            return "the worker exited, as it does when the device stops responding"
         return ""
 
     async def _answer(self, event: Any, context: Any, write: Write | None) -> Any:
@@ -133,7 +133,7 @@ class Function:
 
     async def _load(self, models: list[StartModel]) -> None:
         await load_all(self._registry, models)
-        logger.info("the model was loaded %.2f s after its function began", time.monotonic() - self._began)
+        logger.info("the model was loaded %.2f s after its function started", time.monotonic() - self._began)
 
     async def _wait(self) -> None:
         """Wait for the model. Raises Unavailable where it does not load, and marks the environment to be ended."""
@@ -149,7 +149,7 @@ class Function:
     def _late(self) -> TsxError:
         """The error of a request that ran out of time. A worker that still runs it would delay the next one."""
         if not self._loading.done():
-            text = "The model is still loading, for %.0f s by now. Try again, or raise the timeout or the memory."
+            text = "The model has been loading for %.0f s. Try again, or raise the timeout or the memory."
             return StillLoading(text % (time.monotonic() - self._began), retry_after=1)
         if self.own.concurrency == 1 or self._hangs():
             self.over = "an invocation was abandoned, and the model may still be running it"

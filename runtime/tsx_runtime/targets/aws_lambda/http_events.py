@@ -84,7 +84,7 @@ class Http:
             handler = self._mangum.infer(event, context)
             return handler, self._scope(handler.scope, event), handler.body
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            text = "The event looks like an HTTP request, but is none that API Gateway, a function URL or a load balancer sends"
+            text = "The event looks like an HTTP request, but not like one from API Gateway, a function URL or a load balancer"
             raise UnknownEvent(f"{text}: {error!r}") from error
 
     def _scope(self, scope: Any, event: dict[str, Any]) -> Scope:
@@ -194,7 +194,7 @@ def too_late() -> TooLate:
 
 
 def broken_off() -> PredictionFailed:
-    return PredictionFailed("The answer broke off, since the handler failed in the middle of it; the function's log says why.")
+    return PredictionFailed("The answer was interrupted because the handler failed; see the function's log.")
 
 
 def too_large(size: int, body: int) -> AnswerTooLarge:

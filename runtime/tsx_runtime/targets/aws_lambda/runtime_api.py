@@ -67,7 +67,7 @@ class Connection:
         """Waits until there is an invocation. Raises ConnectionLost."""
         reply = await self._model_request("GET", "invocation/next")
         if reply.status != 200 or "lambda-runtime-aws-request-id" not in reply.headers:
-            raise ConnectionLost(f"Lambda answered {reply.status} where an invocation was asked for: {reply.body[:300]!r}")
+            raise ConnectionLost(f"Lambda answered {reply.status} to the request for the next invocation: {reply.body[:300]!r}")
         return Invocation(reply.headers, reply.body)
 
     async def answer(self, id: str, body: bytes) -> None:
@@ -162,10 +162,10 @@ class Parts:
                 await self._connection.begin("POST", f"invocation/{self._id}/response", headers)
             await self._connection.write(chunk)
         except OSError as error:
-            raise ConnectionLost(f"the Runtime API is gone: {error!r}") from error
+            raise ConnectionLost(f"the connection to the Runtime API is lost: {error!r}") from error
 
     async def end(self, kind: str = "", message: str = "") -> None:
-        """With a `kind` the answer broke off, and the trailers carry the error."""
+        """With a `kind` the answer was interrupted, and the trailers carry the error."""
         trailers = b""
         if kind:
             details = base64.b64encode(_error(kind, message, [], self._id)).decode()
@@ -174,7 +174,7 @@ class Parts:
             await self._connection.write(b"0\r\n" + trailers + b"\r\n")
             _check(await self._connection.reply())
         except (OSError, EOFError, ValueError, IndexError) as error:
-            raise ConnectionLost(f"the Runtime API is gone: {error!r}") from error
+            raise ConnectionLost(f"the connection to the Runtime API is lost: {error!r}") from error
 
 
 def _check(reply: Reply) -> None:

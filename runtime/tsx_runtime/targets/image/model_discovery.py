@@ -45,7 +45,7 @@ def found_model(directory: Path, env: Mapping[str, str], name: str | None = None
     if not archives and there and (laid_out := toolkit_model(directory, env, name or "model")) is not None:
         return laid_out
     what = f"{len(archives)} archives: {_listed(archives)}" if archives else f"no archive, but {_listed(there)}" if there else "nothing"
-    wanted = "one .mar, or what is in one (tsx archive unpack), or code/inference.py beside one .pt or .pth"
+    wanted = "one .mar, or the unpacked content of one (tsx archive unpack), or code/inference.py beside one .pt or .pth"
     raise SettingError(f"{directory} holds {what}; it must hold {wanted}")
 
 

@@ -44,7 +44,7 @@ def number(env: Mapping[str, str], name: str, default: float) -> float:
 def port_of(name: str, text: str) -> int:
     value = whole({name: text}, name) or 0
     if not 0 < value < 1 << 16:
-        raise SettingError(f"{name} is '{text}', which is no port")
+        raise SettingError(f"{name} is '{text}', which is not a port")
     return value
 
 
@@ -60,5 +60,5 @@ def one_of(env: Mapping[str, str], name: str, words: Sequence[str]) -> str:
     """In lower case, as `words` are; empty where it is not set."""
     text = text_of(env, name)
     if text and text.lower() not in words:
-        raise SettingError(f"{name} is '{text}'{suggestion(text.lower(), words) or '.'} It is one of {', '.join(words)}")
+        raise SettingError(f"{name} is '{text}'{suggestion(text.lower(), words) or '.'} Use one of {', '.join(words)}")
     return text.lower()

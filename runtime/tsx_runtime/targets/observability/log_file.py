@@ -47,7 +47,7 @@ class LogFile(logging.Handler):
             return
         if self._lost and self._clock() - self._logged_at >= CALM:
             lost, self._lost = self._lost, 0
-            logger.warning("%s is written again; %d lines of it were lost", self.path, lost)
+            logger.warning("%s can be written again; %d lines were lost", self.path, lost)
 
     def close(self) -> None:
         with suppress(OSError):

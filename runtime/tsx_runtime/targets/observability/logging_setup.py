@@ -50,7 +50,7 @@ def set_up_logging(settings: Settings) -> None:
     for name, level in config.levels.items():
         logging.getLogger(name).setLevel(level)
     if settings.metrics_location is not None and settings.log_location is None and settings.metrics_mode == "prometheus":
-        text = "metrics_location: nothing is written there, since metrics_mode is prometheus; set metrics_mode = log for lines as well"
+        text = "metrics_location: has no effect while metrics_mode is prometheus; set metrics_mode = log for lines as well"
         logging.getLogger("tsx.server").warning(text)
     if config.left_out:
         logging.getLogger("tsx.server").info("log_config: levels, sizes and numbers of files are used; not %s", ", ".join(config.left_out))

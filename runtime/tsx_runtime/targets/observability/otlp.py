@@ -34,7 +34,7 @@ def tracing(settings: Settings, env: Mapping[str, str]) -> Iterator[Tracer | Non
         sender = Sender(endpoint_of(settings.otlp_endpoint))
     except ImportError as error:
         if settings.otlp_endpoint is not None:
-            raise SettingError(f"otlp_endpoint needs the extra otel, and there is no {error.name}: {INSTALL}") from error
+            raise SettingError(f"otlp_endpoint needs the extra otel, and {error.name} is not installed: {INSTALL}") from error
         logger.warning("%s is set, but requests are not traced: %s", named, INSTALL)
         yield None
         return

@@ -139,7 +139,7 @@ class SageMaker:
         resolve(self.registry, target)  # before the body, which would be sent for nothing
         body = await read_body(scope, receive, self.predictions.limit)
         if next(lines_of(body), None) is None:
-            raise BadRequest("The request has no line: each line of its body is one input of the model.")
+            raise BadRequest("The body is empty: each line of it must be one input of the model.")
         route = resolve(self.registry, target, headers)
         job_of = _job_maker(scope, target, form, route)
         most = self.registry.settings.max_response_size
@@ -148,7 +148,7 @@ class SageMaker:
             line_of = partial(_line, given)
             answers = await unless_gone(receive, answer_each(lines_of(body), route, self._gate(target), job_of, line_of, most))
         except LineFailed as failure:
-            text = f"{failure} None of the lines is answered: correct that one, or leave it out."
+            text = f"{failure} No line is answered: correct that line or remove it."
             kind = BadRequest.type if failure.status < 500 else TsxError.type
             await self.answer(send, scope, request_id, failure.status, (JSON,), error_body(failure.status, kind, text))
             return
@@ -212,7 +212,7 @@ def _coming(version: ModelVersion) -> str:
 
 
 def _given_up(version: ModelVersion) -> str:
-    return f"the workers of {version.name} were given up: {version.last_error or 'they kept dying'}"
+    return f"the server stopped restarting the workers of {version.name}: {version.last_error or 'they kept dying'}"
 
 
 def _job_maker(scope: Scope, target: Target, form: Form, route: Route) -> Callable[[bytes], WaitingJob]:

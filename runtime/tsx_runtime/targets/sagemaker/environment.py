@@ -156,7 +156,7 @@ def _level(env: Mapping[str, str]) -> int | None:
 def _notices(env: Mapping[str, str]) -> list[str]:
     notices = []
     if env.get("SAGEMAKER_MODEL_SERVER_VMARGS"):
-        notices.append("SAGEMAKER_MODEL_SERVER_VMARGS is for a Java server and changes nothing here")
+        notices.append("SAGEMAKER_MODEL_SERVER_VMARGS is for a Java server and has no effect here")
     known = [*ORDERS, *OTHERS]
     for name in sorted(env):
         if name.startswith(("SAGEMAKER_TS_", "SAGEMAKER_MODEL_SERVER_")) and name not in known:

@@ -53,7 +53,7 @@ class Models:
         if name in self._loaded or name in self._coming:
             raise Conflict(f"Model {name} is loaded already.")
         if not name or not url:
-            raise BadRequest('A model is loaded by {"model_name": "NAME", "url": "DIRECTORY"}.')
+            raise BadRequest('Send {"model_name": "NAME", "url": "DIRECTORY"} to load a model.')
         self._coming[name] = 0
         try:
             self._coming[name] = await asyncio.to_thread(size_of, Path(url))
@@ -89,7 +89,7 @@ class Models:
         try:
             start = max(0, int(token or 0))
         except ValueError:
-            raise BadRequest(f"next_page_token is {token!r}, which is not a token of a page.") from None
+            raise BadRequest(f"next_page_token is {token!r}, which is not a valid page token.") from None
         return list(self._loaded.values())[start : start + PAGE], (str(start + PAGE) if len(self._loaded) > start + PAGE else None)
 
     async def _register(self, loaded: LoadedModel) -> None:
@@ -123,7 +123,7 @@ def registry_name(name: str) -> str:
 def size_of(directory: Path) -> int:
     """Bytes of the files: a loaded model takes at least as much memory. Raises BadRequest."""
     if not directory.is_dir():
-        raise BadRequest(f"The model's url is {directory}, which is no directory.")
+        raise BadRequest(f"The model's url is {directory}, which is not a directory.")
     return sum(os.lstat(Path(place, name)).st_size for place, _, names in os.walk(directory) for name in names)
 
 

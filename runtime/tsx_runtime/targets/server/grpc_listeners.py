@@ -84,7 +84,7 @@ def _installed(settings: Settings) -> bool:
     if missing:
         asked = any(name.startswith(("grpc_", "enable_grpc")) for name in settings.model_fields_set)
         level = logging.WARNING if asked else logging.INFO
-        logger.log(level, "gRPC is not served: %s is not installed. To have it: %s", missing[0], INSTALL)
+        logger.log(level, "gRPC is not served: %s is not installed. Install it: %s", missing[0], INSTALL)
     return not missing
 
 

@@ -64,7 +64,7 @@ def _read_jks(data: bytes, password: str) -> Pem | None:
     content, digest = data[:-_DIGEST], data[-_DIGEST:]
     secret = password.encode("utf-16-be")
     if not hmac.compare_digest(hashlib.sha1(secret + _WHITENER + content).digest(), digest):
-        raise ValueError("its digest does not fit the password")
+        raise ValueError("the password does not match its digest")
     stream = _Reader(content[len(JKS) :])
     version, count = stream.number(), stream.number()
     for _ in range(count):
@@ -111,7 +111,7 @@ def _recover(protected: bytes, secret: bytes) -> bytes:
     """PKCS8 from Sun's key protector: salt, key xor a chain of SHA-1, and a digest of the key."""
     algorithm, encrypted = _two_parts(protected)
     if _SUN_KEY_PROTECTOR not in algorithm:
-        raise ValueError("its key is protected in a way that JKS does not have")
+        raise ValueError("its key uses a protection that JKS does not define")
     salt, body, digest = encrypted[:_DIGEST], encrypted[_DIGEST:-_DIGEST], encrypted[-_DIGEST:]
     pad, link = b"", salt
     while len(pad) < len(body):
@@ -119,7 +119,7 @@ def _recover(protected: bytes, secret: bytes) -> bytes:
         pad += link
     key = bytes(a ^ b for a, b in zip(body, pad, strict=False))
     if not hmac.compare_digest(hashlib.sha1(secret + key).digest(), digest):
-        raise ValueError("its key has another password than the keystore")
+        raise ValueError("the password of its key differs from that of the keystore")
     return key
 
 

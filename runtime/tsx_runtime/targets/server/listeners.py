@@ -128,7 +128,7 @@ def _make_room(path: str, names: str) -> None:
     """Remove the file of a server that crashed; no process listens there."""
     try:
         if not stat.S_ISSOCK(Path(path).stat().st_mode):
-            raise SettingError(f"{names}: {path} is there already and is no socket. Choose another path, or remove it.")
+            raise SettingError(f"{names}: {path} exists and is not a socket. Choose another path, or remove it.")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.connect(path)
     except ConnectionRefusedError:
@@ -150,5 +150,7 @@ def _cannot_bind(address: Address, names: str, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"Port {address.port} on {address.host} is in use ({names}). Stop the program that uses it, or choose another port."
     if error.errno == errno.EACCES:
-        return f"Port {address.port} on {address.host} needs privileges that this process lacks ({names}). Choose a port from 1024 on."
+        return (
+            f"Port {address.port} on {address.host} needs privileges that this process does not have ({names}). Choose a port from 1024 on."
+        )
     return f"{names}: cannot bind to {address.host}:{address.port}: {error.strerror}"

@@ -211,7 +211,7 @@ async def _answer(
                 snapshots.end(registry)
             await _delay(0 if failure else settings.shutdown_delay, stopping.hurry)
             if failure is None:
-                text = "stopping: no new requests; what was accepted is answered within %d s. Ctrl-C again: at once"
+                text = "stopping: no new requests; accepted requests are answered within %d s. Press Ctrl-C again to stop at once"
                 logger.info(text, settings.drain_timeout)
             await servers.stop(registry, stopping.hurry, 0 if failure else settings.drain_timeout)
     finally:
@@ -246,7 +246,7 @@ async def _failure_to_load(
 async def _delay(seconds: float, hurry: asyncio.Event) -> None:
     """Keep answering while load balancers notice that the server is not ready any more."""
     if seconds:
-        logger.info("stopping: not ready any more; requests are taken for another %d s. Ctrl-C again: at once", seconds)
+        logger.info("stopping: no longer ready; requests are accepted for another %d s. Press Ctrl-C again to stop at once", seconds)
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             await asyncio.wait_for(hurry.wait(), seconds)
 

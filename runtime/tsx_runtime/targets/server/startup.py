@@ -122,7 +122,7 @@ def _from_snapshot(snapshot: Snapshot, store: Path | None) -> list[StartModel]:
 
 def _restored(name: str, number: str, saved: VersionSettings, store: Path | None) -> StartModel:
     if not saved.mar_name:
-        raise SettingError(f"model_snapshot.models.{name}.{number} has no marName: say which file of the model store it is")
+        raise SettingError(f"model_snapshot.models.{name}.{number} has no marName: name its file in the model store")
     order = RegisterOrder(
         url=saved.mar_name,
         model_name=name,
@@ -207,7 +207,7 @@ async def _load_workflow(workflows: Workflows, start: StartWorkflow, or_log: boo
 def log_privileges(settings: Settings, env: Mapping[str, str], *, platform_decides: bool) -> None:
     """`platform_decides`: whether the platform chooses the user that the server runs as."""
     if hasattr(os, "geteuid") and os.geteuid() == 0 and not platform_decides:
-        logger.warning("the server runs as root, and so does the code of every model; start it as a user of its own (see docs/security.md)")
+        logger.warning("the server runs as root, and so does the code of every model; run it as a separate user (see docs/security.md)")
     hidden = [name for name in hidden_variables(settings, env) if name not in SERVERS]
     if hidden:
-        logger.info("models do not see these variables, unless pass_env names them: %s", ", ".join(sorted(hidden)))
+        logger.info("models cannot read these environment variables unless pass_env names them: %s", ", ".join(sorted(hidden)))

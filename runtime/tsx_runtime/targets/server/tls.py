@@ -18,7 +18,7 @@ from tsx_runtime.settings.schema import ROLES, Settings
 from tsx_runtime.targets.server.keystore import Pem, read_keystore
 
 MAKE_ONE = (
-    "A pair for trying: openssl req -x509 -newkey rsa:2048 -nodes -days 30 -keyout key.pem -out cert.pem "
+    "To create a pair for testing: openssl req -x509 -newkey rsa:2048 -nodes -days 30 -keyout key.pem -out cert.pem "
     "-subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
 )
 
@@ -64,7 +64,7 @@ def _pair(settings: Settings, because: str) -> tuple[Path, Path]:
     _check_pem(certificate, "certificate_file", "CERTIFICATE")
     _check_pem(key, "private_key_file", "PRIVATE KEY")
     if key.stat().st_mode & stat.S_IROTH:
-        logger.warning("every user of this machine can read the private key; `chmod 600 %s` keeps it to this one", key)
+        logger.warning("every user of this machine can read the private key; run `chmod 600 %s`", key)
     return certificate, key
 
 
@@ -93,7 +93,7 @@ def _load(certificate: Path, key: Path) -> ssl.SSLContext:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise SettingError(
                 f"The key in {key} (private_key_file) does not belong to the first certificate in {certificate} (certificate_file). "
-                "Give the pair that was made together, with the server's own certificate before its chain."
+                "Use a matching pair, with the server's own certificate before its chain."
             ) from error
         raise SettingError(f"certificate_file {certificate} and private_key_file {key} cannot be used: {error.reason or error}.") from error
     return context

@@ -106,7 +106,7 @@ def read_inputs(body: Buffer) -> dict[str, bytearray]:
                 raise ValueError(f"it ends before {at}")
             inputs[str(view[start - name : start], "utf-8")] = bytearray(view[start:at])
     except (struct.error, ValueError) as error:
-        raise BadRequest(f"The body is not of the type {_INPUTS}, as it says: {error}.") from error
+        raise BadRequest(f"The body is not of the type {_INPUTS}, as its content type says: {error}.") from error
     return inputs
 
 
@@ -130,7 +130,7 @@ def decoded(content_type: str, body: Buffer) -> Any:
         try:
             return json.loads(str(body, "utf-8-sig"))
         except (ValueError, RecursionError) as error:
-            logger.warning("a body that says it is JSON is not, so the handler gets it as bytes: %s", error)
+            logger.warning("a body with a JSON content type is not JSON, so the handler gets it as bytes: %s", error)
     elif media_type.startswith("text/"):
         try:
             return str(body, _charset(options))
@@ -161,7 +161,7 @@ def read_multipart(content_type: str, body: Buffer) -> list[Part]:
         parser.write(_without_preamble(bytes(body), boundary))
         parser.finalize()
     except (FormParserError, ValueError) as error:  # ValueError: a boundary that the parser refuses
-        raise BadRequest(f"The multipart/form-data body cannot be read: it is not what its boundary says ({error}).") from error
+        raise BadRequest(f"The multipart/form-data body cannot be read: it does not match its boundary ({error}).") from error
     if not reader.complete:
         raise BadRequest("The multipart/form-data body is incomplete: its last boundary is missing.")
     return reader.parts

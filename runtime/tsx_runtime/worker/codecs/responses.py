@@ -70,7 +70,9 @@ def encode_answers(results: list[Any], context: Context, limit: int) -> list[Ans
         try:
             body = encode_body(value)
             if len(body) > limit:
-                raise PredictionFailed(f"The answer has {len(body)} bytes, but max_response_size is {limit}. Raise it, or answer less.")
+                raise PredictionFailed(
+                    f"The answer has {len(body)} bytes, but max_response_size is {limit}. Raise it, or return a smaller answer."
+                )
             processor = processors.get(idx)
             if processor is None:
                 answers.append((200, b"", body))
@@ -97,7 +99,7 @@ def mismatch(results: Any, expected: int, handler: str) -> PredictionFailed | No
     if not isinstance(results, list):
         return PredictionFailed(
             f"Invalid model predict output. Handler {handler} returned {type(results).__name__}; "
-            "it must return a list with one entry a request."
+            "it must return a list with one entry per request."
         )
     if len(results) != expected:
         return PredictionFailed(

@@ -99,7 +99,7 @@ def _read_input(tensor: Any, rest: memoryview, at: int) -> int:
             return at
         end = at + int(size)
         if not at <= end <= len(rest):
-            raise ValueError(f"its {end - at} bytes are not there")
+            raise ValueError(f"its {end - at} bytes are missing")
         tensor["data"] = array_of(tensor["datatype"], [int(length) for length in tensor["shape"]], rest[at:end])
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         name = tensor.get("name") if isinstance(tensor, dict) else tensor
@@ -231,7 +231,7 @@ def _as_output(output: dict[str, Any]) -> dict[str, Any]:
         else:
             values = np.asarray(data, DTYPES[datatype])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise PredictionFailed(f"The output {output['name']!r} of the handler is no tensor of {datatype}: {error}.") from error
+        raise PredictionFailed(f"The output {output['name']!r} of the handler is not a tensor of {datatype}: {error}.") from error
     return {**output, "data": values}
 
 
@@ -332,7 +332,7 @@ def _json(value: Any) -> bytes:
     try:
         return json.dumps(value).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise PredictionFailed(f"The handler returned what is neither a tensor nor JSON: {error}") from error
+        raise PredictionFailed(f"The handler returned a value that is neither a tensor nor JSON: {error}") from error
 
 
 def _listlike() -> type[np.ndarray[Any, Any]]:

@@ -84,7 +84,7 @@ def _full_shape(name: str, shape: Any, count: int) -> list[int]:
     """With the one -1 that it may have filled in."""
     sizes = shape if isinstance(shape, list) and all(type(size) is int and size >= -1 for size in shape) else None
     if sizes is None or sizes.count(-1) > 1 or len(sizes) > MOST_SIZES:
-        raise MalformedTensors(f"Input {name!r} has the shape {shape!r:.200}; it must be a list of sizes, {MOST_SIZES} at the most.")
+        raise MalformedTensors(f"Input {name!r} has the shape {shape!r:.200}; it must be a list of sizes, {MOST_SIZES} at most.")
     if -1 in sizes:
         known = math.prod(size for size in sizes if size != -1)
         sizes = [size if size != -1 else (count // known if known else 0) for size in sizes]

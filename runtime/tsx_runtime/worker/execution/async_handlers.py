@@ -93,7 +93,7 @@ class ConcurrentRequests:
         except BaseException as error:  # the boundary to a user's code: even SystemExit must not end the worker unanswered
             logger.error("the handler failed for the request %s", _id_of(items), exc_info=error)
             if is_device_lost(error):
-                logger.error("the device does not answer this process any more, so the worker ends")
+                logger.error("the device no longer responds to this process, so the worker exits")
                 self._end(None)
             return failure(error)
 

@@ -34,7 +34,7 @@ from tsx_runtime.worker.handler_api.metrics import Dimension, Metrics, MetricTyp
 
 WISHES = "\r\nexplain: true\r\n", "\r\ndescribe: true\r\n"  # headers, as they stand in a request's meta in lower case
 
-_GIVEN_UP = "%d more requests of the batch are failed, untried: those that were tried failed alike, or its time is nearly over. %s"
+_GIVEN_UP = "%d more requests of the batch fail without a retry: those retried failed alike, or time is nearly over. %s"
 
 logger = logging.getLogger("tsx.worker")
 
@@ -239,7 +239,7 @@ class _Batch:
         """Requests that can be tried again stay open; the others, and those whose answer has begun, are answered and logged."""
         model, positions = self._model, requests.positions
         if isinstance(error, ClientsGone):
-            logger.info("the handler is stopped: all clients of its batch have left")
+            logger.info("the handler is stopped: all clients of its batch have disconnected")
             self.answers.update({position: GONE for position in range(len(self._items)) if position not in self.answers})
             self.over = True
             return _Failure(GONE, place_of(error), "", "")
@@ -256,7 +256,9 @@ class _Batch:
         if memory and len(positions) > 1:
             note_out_of_memory(model, len(positions), bool(left))
         elif left:
-            logger.warning("the handler failed for %d requests at once; %d are now tried apart: %s", len(positions), len(left), words)
+            logger.warning(
+                "the handler failed for a batch of %d requests; %d of them are retried separately: %s", len(positions), len(left), words
+            )
         if len(left) == len(positions):
             trace = "" if memory else format_error(error)
             return _Failure(answer, place, words, trace, memory, left)
@@ -324,8 +326,8 @@ class _Batch:
 
 def note_out_of_memory(model: Model, size: int, again: bool) -> None:
     model.ceiling.failed(size)
-    text = "%d requests at once do not fit the device's memory: from now on the handler gets %d at the most%s"
-    logger.warning(text, size, model.ceiling.size, "; these are tried again" if again else "")
+    text = "%d requests at once do not fit the device's memory: from now on the handler gets %d at most%s"
+    logger.warning(text, size, model.ceiling.size, "; these are retried" if again else "")
     if again:
         model.metrics.add_counter("tsx_oom_retries_total", 1, dimensions=[Dimension("worker", model.worker)])
     tell_ceiling(model)

@@ -148,7 +148,7 @@ class ContinuousBatch:
         for member in failed:
             del self._by_batch[member.batch]
         if len(failed) < len(members) and not failed:
-            logger.warning("the handler failed for %d requests at once; those that came last are now tried apart: %r", len(members), error)
+            logger.warning("the handler failed for a batch of %d requests; the newest ones are retried separately: %r", len(members), error)
         else:
             ids = ", ".join(member.meta.partition("\r\n")[0] for member in failed)
             logger.error("the handler failed for the requests %s", ids, exc_info=error)
@@ -216,5 +216,7 @@ def _is_last(context: Context, idx: int, value: Any) -> bool:
     try:
         criterion = criteria[idx]
     except (IndexError, KeyError):
-        raise PredictionFailed(f"context.stopping_criteria has no entry for request {idx} of the batch; it needs one a request.") from None
+        raise PredictionFailed(
+            f"context.stopping_criteria has no entry for request {idx} of the batch; it needs one per request."
+        ) from None
     return bool(criterion(value))

@@ -161,7 +161,7 @@ def _is_for_one(data: Sequence[Any], context: Context) -> bool:
 
 def _as_list(result: Any, part: range) -> list[Any]:
     if not isinstance(result, list):
-        raise TypeError(f"postprocess returned {type(result).__name__} for a micro-batch; it must return a list with one entry a request")
+        raise TypeError(f"postprocess returned {type(result).__name__} for a micro-batch; it must return a list with one entry per request")
     if len(result) != len(part):
         raise ValueError(f"postprocess returned {len(result)} entries for a micro-batch of {len(part)} requests")
     return result

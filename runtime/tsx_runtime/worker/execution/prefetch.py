@@ -56,7 +56,9 @@ def overlaps(model: Model) -> bool:
     own = base is None or not isinstance(handler, base) or model.entry.call != base.handle.__get__(handler)
     if own or os.environ.get("ENABLE_TORCH_PROFILER"):
         if wanted is True:
-            text = "overlapPreprocessing is on, but %s is not derived from BaseHandler, or handles batches in its own way: nothing overlaps"
+            text = (
+                "overlapPreprocessing is on, but %s is not derived from BaseHandler, or overrides its handling of batches: nothing overlaps"
+            )
             logger.warning(text, model.entry.name)
         return False
     return wanted is True or type(handler).preprocess.__module__.startswith("tsx_runtime.")

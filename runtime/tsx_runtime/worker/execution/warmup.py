@@ -55,7 +55,7 @@ def _check(entry: WarmUp, answers: list[Answer]) -> None:
 def _tell(entry: WarmUp, what: str) -> None:
     if entry.strict:
         raise LoadError(f"The warm-up of the model failed: {what}")
-    logger.warning("warm-up: %s; the model is served nevertheless (`strict: true` would not)", what)
+    logger.warning("warm-up: %s; the model is served anyway (set `strict: true` to refuse it)", what)
 
 
 def _batches(
@@ -98,7 +98,7 @@ def _answers(model: Model, items: list[Item]) -> list[Answer]:
     else:
         outcome = answer_batch(model, items, _send_nowhere)
     if outcome.device_lost:
-        raise LoadError("The device does not answer this process any more: that happened in the warm-up of the model.")
+        raise LoadError("The device stopped responding to this process during the warm-up of the model.")
     return outcome.answers
 
 

@@ -102,7 +102,7 @@ class RequestProcessor:
 
     def report_status(self, code: int, reason_phrase: str | None = None) -> None:
         if not isinstance(code, int) or not 200 <= code <= 599:
-            raise ValueError(f"{code!r} is not the status of an answer; give a number from 200 to 599")
+            raise ValueError(f"{code!r} is not an HTTP status of an answer; use a number from 200 to 599")
         self._status_code = int(code)
         self._reason_phrase = reason_phrase
 
@@ -117,7 +117,7 @@ class RequestProcessor:
         if not _TOKEN.fullmatch(name):
             raise ValueError(f"{name!r} cannot be the name of a header")
         if any(character in text for character in "\r\n\0"):
-            raise ValueError(f"the value of header {name} holds a line break, which would let it add headers of its own: {text!r}")
+            raise ValueError(f"the value of header {name} holds a line break, which would add further headers: {text!r}")
         try:
             text.encode("latin-1")
         except UnicodeEncodeError as error:
@@ -266,7 +266,7 @@ class Context:
             self.drop_late(state.metas[state.local(idx)].partition("\r\n")[0])
             return
         if state.send_piece is None:
-            raise RuntimeError("an answer can be sent in parts only while the handler is answering a batch")
+            raise RuntimeError("an answer can be sent in parts only while the handler processes a batch")
         idx = state.local(idx)
         processor = state.processors.get(idx)
         state.send_piece(idx, processor.header_block() if processor else b"", body)
@@ -275,7 +275,7 @@ class Context:
         """Log, once in a row, that a thread of the handler still sends parts of a complete answer, which are dropped."""
         if request_id != self._late:
             self._late = request_id
-            logger.warning("request %s is answered already, so further parts of its answer are dropped", request_id)
+            logger.warning("request %s is already answered, so further parts of its answer are dropped", request_id)
 
     # What handlers use
 

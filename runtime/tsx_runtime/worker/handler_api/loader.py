@@ -97,7 +97,7 @@ def _load(handler: str, model_dir: Path, context: Context, coroutines: Coroutine
     elif builtin in BUILTIN | CPP | LAYOUTS:
         return _from_class(_builtin(builtin), builtin, context, coroutines)
     elif builtin in ELSEWHERE:
-        raise LoadError(f"tsx does not carry TorchServe's {builtin}: {ELSEWHERE[builtin]}")
+        raise LoadError(f"tsx does not include TorchServe's {builtin}: {ELSEWHERE[builtin]}")
     else:
         raise LoadError(_not_found(handler, model_dir))
     return _from_module(module, function_name, handler, context, coroutines)
@@ -189,7 +189,7 @@ def _from_module(module: ModuleType, function_name: str, handler: str, context: 
     if len(classes) > 1:
         names = ", ".join(member.__name__ for member in classes)
         raise LoadError(
-            f"Handler {handler} defines {len(classes)} classes ({names}), so it is not clear which one serves. "
+            f"Handler {handler} defines {len(classes)} classes ({names}), so the handler class is ambiguous. "
             "Keep one class in it and move the others to a module that it imports, or define a function handle(data, context)."
         )
     return _from_class(classes[0], handler, context, coroutines)

@@ -217,7 +217,9 @@ class Metrics:
             known[metric_name] = metric
         elif not self._full:
             self._full = True
-            logger.warning("metric %s is not kept, nor are others: there are %d names already; use dimensions", metric_name, MOST_METRICS)
+            logger.warning(
+                "metric %s is dropped, like further new metrics: there are already %d names; use dimensions", metric_name, MOST_METRICS
+            )
         return metric
 
     def get_metric(self, metric_name: str, metric_type: MetricTypes | str = MetricTypes.COUNTER) -> CachingMetric:
@@ -265,7 +267,7 @@ def _type_of(value: MetricTypes | str) -> MetricTypes:
         return MetricTypes(value)
     except ValueError:
         kinds = ", ".join(kind.value for kind in MetricTypes)
-        raise MetricsCacheTypeError(f"{value!r} is no type of metric; use one of MetricTypes: {kinds}") from None
+        raise MetricsCacheTypeError(f"{value!r} is not a metric type; use one of MetricTypes: {kinds}") from None
 
 
 class Metric:

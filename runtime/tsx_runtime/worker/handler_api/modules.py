@@ -110,7 +110,7 @@ class OwnModules:
 
     def _tell_hidden(self, names: Sequence[str]) -> None:
         if names:
-            logger.info("imports of %s mean the server's modules, not those that the archive has of these names", ", ".join(names))
+            logger.info("imports of %s load the server's modules, not the archive's modules of the same names", ", ".join(names))
 
     def _install(self) -> None:
         """Installed once there is a private module: archives without such names have no cost."""

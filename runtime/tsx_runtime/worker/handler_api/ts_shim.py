@@ -80,7 +80,7 @@ class ShimFinder(MetaPathFinder, Loader):
             return spec
         if fullname.startswith("ts."):
             carried = ", ".join(sorted(NAMES.keys() - PACKAGES))
-            raise ModuleNotFoundError(f"tsx does not carry TorchServe's module {fullname!r}. It carries: {carried}", name=fullname)
+            raise ModuleNotFoundError(f"tsx does not include TorchServe's module {fullname!r}. It includes: {carried}", name=fullname)
         return None
 
     def exec_module(self, module: ModuleType) -> None:

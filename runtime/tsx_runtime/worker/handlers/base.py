@@ -206,5 +206,5 @@ def choose_device(gpu_id: int | str | None) -> torch.device:
         return torch.device(f"xpu:{gpu_id}")
     if torch.backends.mps.is_available():
         return torch.device("mps")
-    logger.warning("the worker was given GPU %s, but torch finds none here, so it uses the CPU", gpu_id)
+    logger.warning("the worker was assigned GPU %s, but torch finds no GPU here, so it uses the CPU", gpu_id)
     return torch.device("cpu")

@@ -10,8 +10,8 @@ from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import BaseHandler
 
 _WHY = (
-    "PiPPy, which this handler runs its model by, was given up when its work went into torch, and does not run on torch 2.6 and later. "
-    "Cut the model by torch.distributed.pipelining, or spread its layers by accelerate's `device_map`, in a handler of your own."
+    "This handler needs PiPPy, which was discontinued when it moved into torch and does not run on torch 2.6 and later. "
+    "Split the model with torch.distributed.pipelining, or distribute its layers with accelerate's `device_map`, in your own handler."
 )
 
 

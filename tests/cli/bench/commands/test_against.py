@@ -119,7 +119,7 @@ def test_a_server_that_accepts_nothing_is_an_error_that_says_why(served: Running
     Path("x").write_text("x")
     done = run("bench", "--against", served.address("predictions"), "--model", "ehco", "--input", "x", *SHORT)
     assert done.code == 1
-    assert "accepted not one request: 404" in done.err
+    assert "accepted no request: 404" in done.err
     assert "is the model called ehco" in done.err
 
 
@@ -142,7 +142,10 @@ def test_a_server_that_accepts_nothing_is_an_error_that_says_why(served: Running
         (("--against", "http://a b", "--model", "m", "--input-kind", "text"), "is not the address of a server"),
         (("--against", "http://h", "--model", "m", "--input-kind", "text", "--token", "a\r\nb: c"), "a token is one word"),
         (("--against", "http://h", "--model", "m", "--input-kind", "text", "--token", ""), "a token is one word"),
-        ((*TEXT, "--input-kind", "text", "--content-type", "a/b"), "--content-type is that of --input"),
+        (
+            (*TEXT, "--input-kind", "text", "--content-type", "a/b"),
+            "--content-type applies to --input only; samples of an archive and generated inputs have their own",
+        ),
         ((*TEXT, "--input-kind", "text", "--speed", "2", "--rate", "9"), "--speed is that of a recording"),
         ((*TEXT, "--input-kind", "text", "--certificate", "c.pem"), "--certificate: 'http://h' is not an https address"),
         ((*TEXT, "--input-kind", "text", "--upload", "s3:x"), "--upload: 's3:x' is not a target"),

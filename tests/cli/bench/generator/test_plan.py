@@ -53,7 +53,7 @@ def plan(**more: Any) -> LoadPlan:
         ({"mode": "open", "rate": 0.0}, "needs a rate"),
         ({"mode": "open", "rate": math.nan}, "needs a rate"),
         ({"mode": "open", "rate": 1e9}, "too much"),
-        ({"mode": "open", "rate": 1.0, "arrivals": "recorded", "payloads": TIMED}, "exclude each other"),
+        ({"mode": "open", "rate": 1.0, "arrivals": "recorded", "payloads": TIMED}, "cannot be combined"),
         ({"mode": "open", "arrivals": "recorded"}, "recorded arrivals need a recording"),
         ({"mode": "open", "arrivals": "recorded", "payloads": TIMED, "speed": 0.0}, "--speed: 0"),
         ({"mode": "open", "arrivals": "recorded", "payloads": TIMED, "speed": 1e9}, "--speed 1e+09"),

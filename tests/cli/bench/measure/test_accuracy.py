@@ -41,14 +41,14 @@ def test_each_way_to_compare_can_be_said(
 @pytest.mark.parametrize(
     ("tolerance", "same_top", "said"),
     [
-        ("1e-2", None, "'1e-2' is not a tolerance; say rtol=1e-2,atol=1e-3"),
+        ("1e-2", None, "'1e-2' is not a tolerance; use rtol=1e-2,atol=1e-3"),
         ("rtol=1e-2,", None, "'' is not a tolerance"),
         ("rtol=1.2.3", None, "'rtol=1.2.3' is not a tolerance"),
         ("rtol=1,rtol=2", None, "'rtol=2' is not a tolerance"),
         ("rtol=-1", None, "'rtol=-1' is not a tolerance"),
         ("rtol=9e999", None, "'rtol=9e999' is not a tolerance"),
         (None, 0, "1 to 1000"),
-        ("exact", 1, "two ways to compare"),
+        ("exact", 1, "--tolerance and --same-top cannot be combined; give one of them"),
     ],
 )
 def test_what_is_no_tolerance_is_refused(tolerance: str | None, same_top: int | None, said: str) -> None:

@@ -148,7 +148,7 @@ def test_a_handler_that_streams_is_measured_too(model: Write) -> None:
     [
         ("raise RuntimeError('no weights here')", {}, HERE, "no weights here"),
         ("def handle(data, context):\n    return data and data[3]\n", {}, HERE, "a batch of 1 was answered 503: .*list index out of range"),
-        ("def handle(data, context):\n    return data\n", {}, Configuration(precision="bf16"), "does not heed `precision`"),
+        ("def handle(data, context):\n    return data\n", {}, Configuration(precision="bf16"), "its handler ignores `precision`: see"),
         (TELLING.replace('"cpu"', '"cuda:0"'), {}, HERE, "runs on cuda:0, not on cpu"),
         (
             "import signal\n\ndef handle(data, context):\n    return data and signal.pause()\n",
@@ -168,8 +168,8 @@ def test_what_cannot_be_measured_says_why(model: Write, source: str, config: dic
 @pytest.mark.parametrize(
     ("config", "variant", "said"),
     [
-        ({"sequenceBatching": True, "sequenceMaxIdleMSec": 10}, HERE, "no batch has a time of its own"),
-        ({"asyncCommunication": True}, HERE, "no batch has a time of its own"),
+        ({"sequenceBatching": True, "sequenceMaxIdleMSec": 10}, HERE, "so the time of a batch cannot be measured"),
+        ({"asyncCommunication": True}, HERE, "so the time of a batch cannot be measured"),
         ({"useVenv": True}, HERE, "useVenv"),
         ({}, Configuration(device="cuda"), "there is no GPU here"),
     ],

@@ -64,7 +64,7 @@ def test_the_page_shows_the_winner_each_chart_and_what_became_of_each_configurat
         "Latency distribution",
         "Where the time goes",
         "Batches",
-        "One worker by itself",
+        "One worker without a server",
         "CPU",
         "Memory",
     ):
@@ -117,7 +117,7 @@ def test_a_spreadsheet_takes_no_error_for_a_formula(found: Results, tmp_path: Pa
 
 def test_markdown_has_the_same_figures(report: Path) -> None:
     text = (report / "report.md").read_text()
-    assert "The most throughput within p99\\<100ms: **cpu, 2 workers, 1 thread, batch 4**" in text
+    assert "Highest throughput within p99\\<100ms: **cpu, 2 workers, 1 thread, batch 4**" in text
     assert "| cpu, 2 workers, 1 thread, batch 4 | winner | 2 connections |" in text
     assert "## Where the time goes" in text
     assert "[profile/flame.svg](profile/flame.svg)" in text
@@ -162,7 +162,7 @@ def test_a_stall_does_not_hide_in_percentiles(found: Results, tmp_path: Path) ->
 
 def test_the_winner_is_told_beside_the_baseline_as_they_were_measured_in_turn(found: Results) -> None:
     def told(paired: list[PairedComparison]) -> tuple[str, str]:
-        tile = next(each for each in tiles(found.model_copy(update={"paired": paired})) if each.name == "Beside the baseline")
+        tile = next(each for each in tiles(found.model_copy(update={"paired": paired})) if each.name == "Compared with the baseline")
         return tile.value, tile.beside
 
     apart = told([PairedComparison(first=3, second=1, ratio=1.3, low=1.2, high=1.4, real=True)])
@@ -184,10 +184,10 @@ def test_a_run_that_found_little_still_has_a_report(found: Results, tmp_path: Pa
         write_report(each, tmp_path / name)
         show(each)
         told[name] = (tmp_path / name / "report.html").read_text()
-        assert "This run did not come to its end" in told[name]
-        assert "This run did not come to its end" in capsys.readouterr().out
+        assert "This run is incomplete: the report shows what was measured before it stopped." in told[name]
+        assert "This run is incomplete: the report shows what was measured before it stopped." in capsys.readouterr().out
     assert "Nothing was measured" in told["nothing"]
-    assert "None held the bound" in told["low"]
+    assert "No configuration met the bound" in told["low"]
     assert "never within p99&lt;100ms" in told["low"]
 
 

@@ -178,17 +178,17 @@ class OpenMachine(Machine):
 @pytest.mark.parametrize(
     ("stands", "rates", "said"),
     [
-        (170, [160], "With 160 requests/s that come at random: p99 30 ms."),
+        (170, [160], "With 160 requests/s that arrive at random: p99 30 ms."),
         (
             130,
             [160, 80, 120],
-            "Of requests that come at random it holds 120 a second (p99 30 ms); with 160 it breaks the bounds (p99 600 ms).",
+            "With requests that arrive at random it sustains 120/s (p99 30 ms); with 160 it breaks the bounds (p99 600 ms).",
         ),
         (90, [160, 80, 120], "it holds 80 a second (p99 30 ms); with 120 it breaks"),
         (
             10,
             [160, 80, 40],
-            "With 40 requests/s that come at random it breaks the bounds (p99 600 ms): the bound holds for 4 connections, asking",
+            "With 40 requests/s that arrive at random it breaks the bounds (p99 600 ms): the bound holds for 4 connections, asking",
         ),
     ],
 )
@@ -241,9 +241,9 @@ def test_the_verdict_names_the_winner_or_says_what_nobody_can() -> None:
     results = results_of(machine.trials)
     results.paired = pairs
     conclude(results)
-    assert "cpu, 1 worker, batch 2 does the most, within p99<50ms" in results.why
+    assert "cpu, 1 worker, batch 2 has the highest throughput, within p99<50ms" in results.why
     assert "times the baseline, one worker and one request at a time" in results.why
-    assert "requests/s that come at random" in results.why
+    assert "requests/s that arrive at random" in results.why
     slow = Trial(configuration=Configuration().as_json())
     with_round(slow.points, OfferedLoad(), one_round(5, 200), SLO)
     nobody = results_of([slow])

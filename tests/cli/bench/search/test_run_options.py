@@ -23,22 +23,22 @@ HANDLER = "def handle(data, context):\n    return None if data is None else ['ok
     [
         ([], "name an archive: tsx bench model.mar"),
         (["m.mar", "--slo", "fast"], "'fast' is not a bound"),
-        (["m.mar", "--batch-sizes", "0..4"], "--batch-sizes: '0..4' is no number from 1"),
-        (["m.mar", "--workers", "many"], "--workers: 'many' is no number from 1"),
+        (["m.mar", "--batch-sizes", "0..4"], "--batch-sizes: '0..4' is not a number from 1"),
+        (["m.mar", "--workers", "many"], "--workers: 'many' is not a number from 1"),
         (["m.mar", "--threads", "8..4"], "--threads: '8..4' is no number"),
         (["m.mar", "--devices", "tpu"], "--devices: 'tpu' is none of cpu, cuda"),
         (["m.mar", "--precision", "fp8"], "--precision: 'fp8' is none of fp32, fp16, bf16"),
         (["m.mar", "--compile", "yes"], "--compile: 'yes' is none of off, on"),
         (["m.mar", "--tolerance", "some"], "--tolerance: 'some' is not a tolerance"),
-        (["m.mar", "--tolerance", "exact", "--same-top", "1"], "--tolerance and --same-top are two ways"),
+        (["m.mar", "--tolerance", "exact", "--same-top", "1"], "--tolerance and --same-top cannot be combined; give one of them"),
         (["m.mar", "--batch-sizes", "9" * 5000], "--batch-sizes: '999"),
         (["m.mar", "--slo", f"p99<{'9' * 400}ms"], "is not a bound"),
         (["m.mar", "--duration", "9" * 400], "is no time"),
         (["m.mar", "--duration", "5m", "--input", "a.txt"], "one round of 300 s is longer than the run may take"),
         (["m.mar", "--content-type", "a\r\nb: c"], "--content-type: 'a"),
-        (["m.mar", "--duration", "soon"], "--duration: 'soon' is no time; write 30s, 10m or 1h"),
+        (["m.mar", "--duration", "soon"], "--duration: 'soon' is not a time; write 30s, 10m or 1h"),
         (["m.mar", "--time-limit", "0s"], "--time-limit: '0s' is no time"),
-        (["m.mar", "--confidence-width", "200%"], "--confidence-width: '200%' is no share"),
+        (["m.mar", "--confidence-width", "200%"], "--confidence-width: '200%' is not a share"),
         (["m.mar", "--rate", "100"], "--rate is for an open loop"),
         (["m.mar", "--mode", "open", "--connections", "8"], "--connections is for a closed loop"),
         (["m.mar", "--arrivals", "constant"], "--arrivals is for an open loop"),
@@ -46,9 +46,9 @@ HANDLER = "def handle(data, context):\n    return None if data is None else ['ok
         (["m.mar", "--connections", "1.5"], "--connections: '1.5' is not a list of numbers"),
         (["m.mar", "--mode", "ajar"], "'ajar' is not one of"),
         (["m.mar", "--rounds", "0"], "--rounds"),
-        (["m.mar"], "m.mar has no samples, and what it takes is not known: give --input FILE"),
+        (["m.mar"], "m.mar has no samples, and its input type is not known: give --input FILE"),
         (["flow.war"], "is a workflow"),
-        (["--resume", "here", "--slo", "p99<1s"], "--resume goes on with what the run was asked for; leave --slo out"),
+        (["--resume", "here", "--slo", "p99<1s"], "--resume uses the options of the original run; leave --slo out"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_what_to_do(run: Run, words: list[str], said: str) -> None:
@@ -100,7 +100,7 @@ def test_a_journal_on_a_full_disk_ends_the_run_and_says_what_to_do(tmp_path: Pat
     journal = Journal(tmp_path)
     with Path("/dev/full").open("a") as full:
         journal._file = full
-        with pytest.raises(CliError, match=r"No space left on device.*make room, and go on with tsx bench --resume"):
+        with pytest.raises(CliError, match=r"No space left on device.*free some disk space, and continue with tsx bench --resume"):
             journal.begin({}, sha256=None)
         journal.close()
 
@@ -162,7 +162,7 @@ def test_a_journal_gives_back_what_it_was_told_whatever_its_end(tmp_path: Path) 
         whole.replace('"at":0', '"at":"x"', 1),
     ):
         path.write_text(damaged)
-        with pytest.raises(CliError, match="measure anew, without --resume"):
+        with pytest.raises(CliError, match="has changed since that run started; start a new run without --resume"):
             read_journal(tmp_path)
     path.write_bytes(b"\xff\n" + whole.encode())
     with pytest.raises(CliError, match="line 1, is damaged"):

@@ -59,7 +59,7 @@ def test_a_cloud_that_is_not_there_is_told_in_words(monkeypatch: pytest.MonkeyPa
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
-    with pytest.raises(CliError, match=r"took no figures: You must specify a region\. Check AWS_REGION"):
+    with pytest.raises(CliError, match=r"accepted no figures: You must specify a region\. Check AWS_REGION"):
         upload(results(), "models/bench")
 
 

@@ -91,9 +91,9 @@ def test_what_means_nothing_here_is_told_once(tmp_path: Path) -> None:
     more = MODEL.replace("    exec_env: local", "") + '    docker_runtime: "nvidia"\n    backend_profiling: True\n'
     plan = read_plan(written(tmp_path, model=more, top=TOP + "colour: red\n"))
     assert [note for note in plan.notes if note.startswith(("docker_runtime", "backend_profiling", "colour"))] == [
-        "colour: nothing here knows it",
-        "backend_profiling: it means nothing here",
-        "docker_runtime: it means nothing here",
+        "colour: tsx does not know it",
+        "backend_profiling: it has no effect",
+        "docker_runtime: it has no effect",
     ]
 
 
@@ -216,7 +216,7 @@ def test_a_server_is_managed_at_its_next_port(inference: str, management: str) -
     [
         (("--token", "t"), 2, "go with --against"),
         (("--certificate", "c"), 2, "go with --against"),
-        (("--against", "unix:/run/tsx.sock"), 2, "say which with --management URL"),
+        (("--against", "unix:/run/tsx.sock"), 2, "has another management address: give it with --management URL"),
         (("--against", "http://h", "--certificate", "c"), 2, "is not an https address"),
         (("--against", "ftp://h"), 2, "is not the address of a server"),
         (("--against", "http://h", "--logs", "gone"), 1, "--logs: there is no directory 'gone'"),

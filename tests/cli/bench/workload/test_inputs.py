@@ -70,7 +70,7 @@ def test_a_list_has_a_request_a_line(tmp_path: Path) -> None:
         ('{"body": 1, "headers": {"a": "b\\r\\nc: d"}}', "the header 'a' cannot be sent"),
         ('{"body": 1, "headers": {"a b": "c"}}', "the header 'a b' cannot be sent"),
         ('{"body": 1, "headers": {"": "c"}}', "the header '' cannot be sent"),
-        ('{"body": 1, "headers": {"Content-Type": "a/b"}}', "say the Content-Type as 'content_type'"),
+        ('{"body": 1, "headers": {"Content-Type": "a/b"}}', "give the Content-Type as 'content_type' and not in the headers"),
         ('{"body": 1, "content_type": "a\\r\\nc: d"}', "the header 'content-type' cannot be sent"),
         ('{"body": "\\ud800"}', "surrogates not allowed"),
         ('{"body": ' + 100_000 * "[", "recursion"),
@@ -170,7 +170,7 @@ def test_texts_numbers_and_files_that_are_made_up() -> None:
         (lambda: parse_shape("1,x"), "'1,x' is not a shape"),
         (lambda: parse_shape("0"), "is not a shape"),
         (lambda: choose_payloads(None), "--input FILE"),
-        (lambda: choose_payloads(None, [Path("a")], kind="text"), "one or the other"),
+        (lambda: choose_payloads(None, [Path("a")], kind="text"), "a worker supports only one of them. Remove one."),
     ],
 )
 def test_what_cannot_be_made_up_says_what_to_do(call: Callable[[], Any], told: str) -> None:
@@ -183,7 +183,7 @@ def test_what_cannot_be_made_up_says_what_to_do(call: Callable[[], Any], told: s
 def test_an_archive_s_samples_come_first_then_its_warm_up_then_what_its_handler_takes(tmp_path: Path) -> None:
     made = make_model(tmp_path / "m", HANDLE, config="warmup:\n  - file: warm.json\n")
     (made / "warm.json").write_text("[1]")
-    assert choose_payloads(made) == ([Payload(b"[1]", "application/json")], "what the archive is warmed up with")
+    assert choose_payloads(made) == ([Payload(b"[1]", "application/json")], "the warm-up requests of the archive")
     (made / "samples").mkdir()
     for name in ("b.json", "a.txt", ".c"):
         (made / "samples" / name).write_text("[2]")

@@ -168,7 +168,7 @@ def test_a_canary_that_is_left_keeps_its_share_and_is_picked_up(deploy: Deploy, 
 
     clock.happens = leave
     deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=130)
-    assert "keeps its share of the requests, and its alarms are not watched until this runs again" in deploy.err
+    assert "keeps its share of the requests, and its alarms are not checked until this command runs again." in deploy.err
     assert alias() == {"version": "1", "weights": {"2": 0.2}}
     assert deploy.told("status")["canary"] == [{"version": "2", "percent": 20.0, "model": "digits/1.0"}]
     clock.now += timedelta(minutes=8)  # of ten
@@ -262,7 +262,7 @@ def test_an_update_that_fails_leaves_the_former_version_and_is_picked_up(deploy:
     course.failure = "ECR image is gone"
     deploy.apply("--image", OTHER_IMAGE, code=1)
     assert "digits is as it was before: ECR image is gone" in deploy.err
-    assert "The container wrote no line" not in deploy.err
+    assert "The container wrote no log line: the image was not started, or the role does not allow logs." not in deploy.err
     assert alias()["version"] == "1"
     course.failure = ""
     deploy.apply("--image", OTHER_IMAGE)
@@ -320,7 +320,7 @@ def test_a_function_that_somebody_else_has_made_is_left_alone(deploy: Deploy, co
         FunctionName="digits", PackageType="Image", Code={"ImageUri": IMAGE}, Role="arn:aws:iam::123456789012:role/deployed"
     )
     deploy.apply(code=1)
-    assert "Function digits is there already, and tsx deploy did not make it; choose another --name" in deploy.err
+    assert "Function digits already exists, and tsx deploy did not make it; choose another --name" in deploy.err
     deploy.verb("destroy", "--yes", code=1)
     assert "there is no deployment 'digits'" in deploy.err
 
@@ -329,11 +329,11 @@ def test_a_function_that_somebody_else_has_made_is_left_alone(deploy: Deploy, co
     ("words", "said"),
     [
         (["--set", "lambda.memry=2"], "deploy has no key 'lambda.memry'; did you mean 'memory'?"),
-        (["--set", "lambda.memory=20000"], "lambda.memory: Lambda gives at most 10240 MiB; more has lambda.managed_instances"),
+        (["--set", "lambda.memory=20000"], "lambda.memory: Lambda gives at most 10240 MiB; use lambda.managed_instances for more"),
         (["--set", "lambda.managed_instances.concurrency=4"], "lambda.managed_instances needs subnets and operator_role"),
         (["--set", "lambda.queue.arn=arn:aws:sqs:a:1:c.fifo", "--set", "lambda.queue.batch_size=11"], "a queue that is not FIFO"),
         (["--set", "lambda.queue.arn=images"], "lambda.queue.arn: String should match pattern '^arn:aws"),
-        (["--role", "digits"], "lambda.role: a role is named by its ARN, such as arn:aws:iam::123456789012:role/digits (it is 'digits')"),
+        (["--role", "digits"], "lambda.role: a role must be an ARN, such as arn:aws:iam::123456789012:role/digits (it is 'digits')"),
         (["--set", "lambda.timeout=20m"], "lambda.timeout: Input should be less than or equal to 900"),
     ],
 )
@@ -345,7 +345,7 @@ def test_what_makes_no_sense_is_told_before_anything_is_asked_of_aws(deploy: Dep
 
 def test_a_role_is_made_on_request_and_removed_with_the_rest(deploy: Deploy, course: Course) -> None:
     deploy.apply("--create-role", "--role", "arn:aws:iam::123456789012:role/deployed", code=2)
-    assert "--role names a role that is there, and --create-role makes one" in deploy.err
+    assert "--role uses an existing role, and --create-role creates one." in deploy.err
     deploy.apply("--create-role")
     client = boto3.client("iam")
     made = client.get_role(RoleName="tsx-digits-lambda")["Role"]
@@ -360,7 +360,7 @@ def test_a_canary_that_somebody_takes_back_meanwhile_is_not_begun_again(deploy: 
     deploy.apply(*CANARY)
     clock.happens = lambda waits: deploy.verb("rollback", "--yes") if alias()["weights"] else None
     deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=1)
-    assert "digits:live was put back to what it was before, and not by this run" in deploy.err
+    assert "digits:live was rolled back to its previous state, but not by this run" in deploy.err
 
 
 def test_a_canary_that_is_gone_on_with_and_taken_back_meanwhile_is_not_begun_again(deploy: Deploy, course: Course, clock: Clock) -> None:
@@ -369,7 +369,7 @@ def test_a_canary_that_is_gone_on_with_and_taken_back_meanwhile_is_not_begun_aga
     deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=130)
     clock.happens = lambda waits: deploy.verb("rollback", "--yes") if alias()["weights"] else None
     deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=1)
-    assert "digits:live was put back to what it was before, and not by this run" in deploy.err
+    assert "digits:live was rolled back to its previous state, but not by this run" in deploy.err
     assert alias() == {"version": "1", "weights": {}}
     assert alias() == {"version": "1", "weights": {}}
 

@@ -57,7 +57,7 @@ def test_a_start_that_fails_shows_the_log_and_what_it_tells(
     assert f"The last 40 lines of {GROUP}:\n| line 11\n" in said
     assert "Likely: The image has no module 'cv2'. Add its package" in said
     assert "exec format error" not in said
-    assert "did not pass the ping health check. Please check CloudWatch logs. Made before it, and there now:" in said
+    assert "did not pass the ping health check. Please check CloudWatch logs. Created by this run and still there:" in said
     assert main(["deploy", "status", *NAMED]) == 0
     assert "Likely: The image has no module 'cv2'." in capsys.readouterr().out
     assert main(["deploy", "status", *NAMED, "--json"]) == 0
@@ -69,8 +69,8 @@ def test_a_container_that_says_nothing_is_told_of(course: Course, archive: str, 
     course.failure = PING
     assert main(["deploy", archive, *SAID]) == 1
     said = capsys.readouterr().err
-    assert "Likely: Nothing answered /ping with 200 in the time that it has for its start. If the log shows" in said
-    assert "Likely: The container wrote no line: the image was not started, or may not write logs." in said
+    assert "Likely: Nothing answered /ping with 200 within the startup timeout. If the log shows" in said
+    assert "Likely: The container wrote no log line: the image was not started, or the role does not allow logs." in said
 
 
 def test_lines_are_shown_by_number_and_by_age(course: Course, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +109,7 @@ def test_ctrl_c_leaves_it_to_aws_and_says_how_to_pick_it_up(
         assert main(["deploy", archive, *SAID]) == 130
     said = capsys.readouterr().err
     assert "Endpoint m: begun, about 6 min; Ctrl-C leaves it" in said
-    assert "left at Endpoint m: AWS goes on with what has begun. Run the same command again to go on from here" in said
+    assert "left at Endpoint m: AWS continues what has started. Run the same command again to continue" in said
     assert main(["deploy", archive, *SAID]) == 0
     assert "InService" in capsys.readouterr().out
     assert len(course.calls) == 1

@@ -106,7 +106,7 @@ def test_earlier_versions_beyond_those_that_are_kept_go(deploy: Deploy, docker: 
 
 @pytest.mark.parametrize(
     ("health", "said"),
-    [("exited", "ended with 1. Its last words:\nloading digits\nRuntimeError: no weights"), ("unhealthy", "runs and is not well")],
+    [("exited", "ended with 1. Its last log lines:\nloading digits\nRuntimeError: no weights"), ("unhealthy", "is running but unhealthy")],
 )
 def test_one_that_does_not_get_well_makes_way_for_the_one_before(deploy: Deploy, docker: Engine, health: str, said: str) -> None:
     deploy.apply()

@@ -236,7 +236,7 @@ def test_a_file_that_somebody_else_wrote_or_changed_is_left_alone(deploy: Deploy
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "Dockerfile").write_text("FROM scratch\n")
     deploy("--emit", "dockerfile", "out", code=1)
-    assert "out/Dockerfile would be overwritten, and tsx has not written it" in deploy.err
+    assert "out/Dockerfile would be overwritten, but tsx did not write it" in deploy.err
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["Dockerfile"]
     deploy("--emit", "dockerfile", "other")
     with (tmp_path / "other" / ".dockerignore").open("a") as file:

@@ -112,7 +112,7 @@ def test_a_cluster_that_does_not_answer_is_told_without_what_kubectl_writes_for_
     inner = 'E1121 22:12:23.389374   22390 memcache.go:265] "Unhandled Error" err="connection refused"\n'
     said = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
     assert last_output(subprocess.CompletedProcess([], 1, "", inner * 3 + said)) == said
-    assert "--set kubernetes.context=NAME takes another" in advice(said)
+    assert "lists the available clusters; --set kubernetes.context=NAME chooses another." in advice(said)
 
 
 def test_destroy_leaves_nothing(deploy: Deploy, cluster: Cluster) -> None:
@@ -127,7 +127,8 @@ def test_what_the_cluster_does_not_know_is_told_with_what_leaves_it_out(deploy: 
     Cluster(monkeypatch, unknown=frozenset({"ServiceMonitor", "InferenceService", "ClusterServingRuntime"}))
     deploy.apply(code=1)
     assert (
-        "has no ServiceMonitor. It is what Prometheus' operator reads; where there is none, --set kubernetes.monitoring=false" in deploy.err
+        "has no ServiceMonitor. The Prometheus operator reads it; without the operator, omit it with --set kubernetes.monitoring=false"
+        in deploy.err
     )
     deploy.apply("--set", "kubernetes.monitoring=false")
     deploy("destroy", "--yes")
@@ -137,7 +138,7 @@ def test_a_deployment_of_somebody_else_is_left_alone(deploy: Deploy, cluster: Cl
     metadata: dict[str, Any] = {"name": "digits", "generation": 1, "labels": {}, "annotations": {}}
     cluster.objects["Deployment", "digits"] = {"metadata": metadata, "spec": {}}
     deploy.apply(code=1)
-    assert "Deployment digits is there already, and tsx deploy did not make it" in deploy.err
+    assert "Deployment digits already exists, and tsx deploy did not make it" in deploy.err
 
 
 def test_a_model_is_asked_through_the_connection_of_kubectl(deploy: Deploy, cluster: Cluster, tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_without_kubectl_and_without_a_place_for_the_image_the_ways_are_told(dep
     said = ["deploy", "digits.mar", "--name", "digits", "--target", "kubernetes", "--no-check", "--yes", "--set", "build.wheel=w.whl"]
     (tmp_path / "w.whl").touch()
     assert main(said) == 2
-    assert "neither image nor repository is given: --image names one" in deploy.capsys.readouterr().err
+    assert "neither image nor repository is given: set --image" in deploy.capsys.readouterr().err
     (tmp_path / "kubectl").unlink()
     deploy.apply(code=1)
     assert "kubectl is not installed; install it, or write the manifests with --emit kubernetes DIR" in deploy.err

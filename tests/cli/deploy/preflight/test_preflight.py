@@ -45,7 +45,7 @@ def test_the_archive_is_loaded_before_anything_is_created(course: Course, capsys
     assert main(["deploy", str(broken), *SAID, "--yes"]) == 1
     said = capsys.readouterr().err
     assert "does not load" in said
-    assert "Nothing was changed. If it needs what only the image has (a package, a GPU), --no-check deploys it all the same" in said
+    assert "Nothing was changed. If it needs something that only the image has (a package, a GPU), --no-check deploys it anyway" in said
     assert course.calls == []
     assert main(["deploy", str(broken), *SAID, "--yes", "--no-check"]) == 0
     assert "was not loaded here (--no-check)" in capsys.readouterr().err
@@ -79,9 +79,9 @@ def test_what_the_target_does_not_take_stops_before_anything_is_asked(
     archive = measured(make_model(tmp_path / "m.mar", HANDLER), best__p99_ms=61_000.0, inputs__largest=7 << 20)
     assert main(["deploy", "plan", str(archive), *SAID]) == 1
     said = capsys.readouterr().err
-    assert "does not fit SageMaker: what its benchmark sent has 7 MiB, and SageMaker takes requests of 6 MiB" in said
+    assert "does not fit SageMaker: a request of its benchmark has 7 MiB, and SageMaker takes requests of 6 MiB" in said
     assert "SageMaker ends one after 60 s" in said
-    assert "Nothing was changed; --no-check deploys it all the same" in said
+    assert "Nothing was changed; --no-check deploys it anyway" in said
     assert main(["deploy", "plan", str(archive), *SAID, "--no-check", "--json"]) == 2
     told = json.loads(capsys.readouterr().out)
     assert [each["level"] for each in told["findings"]] == ["error", "error"]
@@ -112,7 +112,7 @@ def test_scaling_that_comes_too_late_is_told() -> None:
     fine = outlook(kept, read_spec(None, {**given, "sagemaker": {"autoscaling": {"min": 1, "max": 3, "target": 1}}}))
     assert late is not None
     assert fine is not None
-    assert late.lines()[-1].endswith(f"autoscaling.target = 500 lets more wait before another starts: {late.fitting_target} fits")
+    assert late.lines()[-1].endswith(f"autoscaling.target = 500 lets more wait before a replica starts: {late.fitting_target} fits")
     assert f"1 instance like that machine: {kept.best.throughput:,.4g} requests/s, 3 {3 * kept.best.throughput:,.4g}" in fine.lines()[-1]
     serverless = outlook(kept, read_spec(None, {**given, "sagemaker": {"serverless": {}}}))
     assert serverless is not None
@@ -131,7 +131,7 @@ def test_a_function_has_the_limits_that_it_was_given() -> None:
     assert (place.limits["memory"].most, place.limits["time"].most, place.limits["request"].most) == (1 << 30, 20, 6 << 20)
     assert place.has_gpu is True
     found = findings(place, ModelProfile(packed=1, unpacked=1, p99_ms=25_000.0))
-    assert found[0].text.endswith("Lambda ends one after 20 s. Raise lambda.timeout, make batches smaller, or take a faster machine")
+    assert found[0].text.endswith("Lambda ends one after 20 s. Raise lambda.timeout, make batches smaller, or use a faster machine")
 
 
 @pytest.mark.parametrize(

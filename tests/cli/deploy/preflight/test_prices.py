@@ -107,10 +107,13 @@ def test_prices_are_read_as_aws_gives_them_and_what_has_another_unit_is_left_out
         ({"serverless": {"memory": 4096}}, "cost: $0.00 an hour, $0.00 a month, for a serverless endpoint at rest; while it works, $0.29"),
         (
             {"instance_type": "ml.p9.big"},
-            "cost: unknown, as the prices of 2026-11-21 have none of ml.p9.big: is it right? tsx deploy prices",
+            "cost: unknown, because the prices of 2026-11-21 do not include ml.p9.big: check the name, or run tsx deploy prices",
         ),
-        ({"serverless": {"memory": 2048}}, "cost: unknown, as the prices of 2026-11-21 have none of a serverless endpoint with 2048 MB"),
-        ({"serverless": {"provisioned": 1}}, "cost: unknown, as the price list says provisioned concurrency"),
+        (
+            {"serverless": {"memory": 2048}},
+            "cost: unknown, because the prices of 2026-11-21 have none of a serverless endpoint with 2048 MB",
+        ),
+        ({"serverless": {"provisioned": 1}}, "cost: unknown, because the price list has provisioned concurrency"),
     ],
 )
 def test_an_endpoint_costs_what_its_instances_do(prices: Prices, more: dict[str, Any], said: str) -> None:
@@ -124,9 +127,9 @@ def test_an_endpoint_costs_what_its_instances_do(prices: Prices, more: dict[str,
             {"memory": 2048},
             ["cost: $0.00 an hour, $0.00 a month, for a function at rest with 2048 MiB", "and $3.53 for a million requests"],
         ),
-        ({"memory": 2048, "provisioned": 2}, ["cost: unknown, as the prices of 2026-11-21 do not have all of Lambda on x86_64"]),
-        ({"architecture": "arm64"}, ["cost: unknown, as the prices of 2026-11-21 do not have all of Lambda on arm64"]),
-        ({"managed_instances": {"provider": "x"}}, ["cost: unknown, as Managed Instances are EC2 instances of your account"]),
+        ({"memory": 2048, "provisioned": 2}, ["cost: unknown, because the prices of 2026-11-21 do not have all of Lambda on x86_64"]),
+        ({"architecture": "arm64"}, ["cost: unknown, because the prices of 2026-11-21 do not have all of Lambda on arm64"]),
+        ({"managed_instances": {"provider": "x"}}, ["cost: unknown, because Managed Instances are EC2 instances of your account"]),
     ],
 )
 def test_a_function_costs_by_its_requests(prices: Prices, more: dict[str, Any], said: list[str]) -> None:
@@ -139,16 +142,18 @@ def test_concurrency_that_is_kept_costs_while_nobody_asks(prices: Prices) -> Non
     own = {"memory": 1024, "autoscaling": {"min": 2, "max": 4}}
     told = cost(spec(target="lambda", **{"lambda": own}), REGION, prices)
     assert told.lines(TODAY)[0].startswith("cost: $0.030 to $0.060 an hour, $21.90 to $43.80 a month, for 2 kept ready with 1024 MiB")
-    assert told.lines(TODAY)[1].strip().startswith("what requests add is unknown, as its archive was never measured")
+    assert told.lines(TODAY)[1].strip().startswith("the cost per request is unknown, because its archive was never measured")
 
 
 def test_machines_of_ones_own_have_no_price(prices: Prices) -> None:
-    assert cost(spec(target="container"), "", prices).lines(TODAY)[0].startswith("cost: unknown, as the machines are yours; `tsx plan")
+    assert (
+        cost(spec(target="container"), "", prices).lines(TODAY)[0].startswith("cost: unknown, because the machines are your own; `tsx plan")
+    )
 
 
 def test_what_is_not_known_is_said_to_be_unknown_and_never_nothing(prices: Prices) -> None:
     told = cost(spec(), "us-west-2", prices)
-    assert told.lines(TODAY) == ["cost: unknown, as there are no prices of us-west-2 on this machine: tsx deploy prices --refresh"]
+    assert told.lines(TODAY) == ["cost: unknown, because there are no prices for us-west-2 on this machine: tsx deploy prices --refresh"]
     assert (told.as_json()["per_hour"], told.as_json()["per_month"], told.as_json()["prices_of"]) == (None, None, None)
 
 
@@ -162,7 +167,7 @@ def test_the_file_keeps_other_regions_and_a_damaged_one_is_told(prices: Prices, 
     keep_prices(REGION, prices.regions[REGION], place)
     assert read_prices(place).regions == {"us-east-1": prices.regions[REGION], REGION: prices.regions[REGION]}
     place.write_text("{")
-    with pytest.raises(CliError, match=r"prices\.json is damaged: tsx deploy prices --refresh writes it anew"):
+    with pytest.raises(CliError, match=r"prices\.json is damaged: tsx deploy prices --refresh writes it again"):
         read_prices(place)
     keep_prices(REGION, prices.regions[REGION], place)
     assert list(read_prices(place).regions) == [REGION]
@@ -170,7 +175,7 @@ def test_the_file_keeps_other_regions_and_a_damaged_one_is_told(prices: Prices, 
 
 def test_a_person_refreshes_and_sees_them(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["deploy", "prices", "--region", REGION]) == 1
-    assert f"there are no prices of {REGION} on this machine: tsx deploy prices --refresh --region {REGION}" in capsys.readouterr().err
+    assert f"there are no prices for {REGION} on this machine: tsx deploy prices --refresh --region {REGION}" in capsys.readouterr().err
     assert main(["deploy", "prices", "--refresh", "--region", REGION]) == 0
     assert f"{REGION}: prices of 2 instance types of SageMaker, 1 size of serverless endpoints, Lambda, as of " in capsys.readouterr().out
     assert main(["deploy", "prices", "--region", REGION, "--json"]) == 0

@@ -78,12 +78,12 @@ def test_going_back_gives_the_endpoint_its_earlier_configuration(deploy: Deploy,
 def test_nobody_can_hurry_a_canary_of_sagemaker_and_promote_says_so(deploy: Deploy, course: Course) -> None:
     deploy.apply()
     deploy.verb("promote", "--yes", code=1)
-    assert "digits has no canary: nothing is being moved" in deploy.err
+    assert "digits has no canary: no traffic is being moved" in deploy.err
     course.looks = 9
     config = json.loads(deploy.verb("status", "--json"))["configuration"]
     boto3.client("sagemaker").update_endpoint(EndpointName="digits", EndpointConfigName=config)
     deploy.verb("promote", "--yes", code=1)
-    assert "SageMaker moves the rest to the new version by itself, once it has baked" in deploy.err
+    assert "SageMaker moves the rest to the new version by itself, after the bake time" in deploy.err
 
 
 def test_versions_beyond_those_that_are_kept_go(deploy: Deploy, course: Course) -> None:
@@ -103,7 +103,7 @@ def test_a_canary_has_its_alarms_before_it_begins(deploy: Deploy, course: Course
 def test_a_creation_that_fails_says_why_and_what_is_there_and_is_picked_up(deploy: Deploy, course: Course) -> None:
     course.failure = "The primary container for production variant AllTraffic did not pass the ping health check."
     deploy.apply(code=1)
-    assert "did not pass the ping health check. Made before it, and there now: Bucket" in deploy.err
+    assert "did not pass the ping health check. Created by this run and still there: Bucket" in deploy.err
     course.failure = ""
     assert actions(deploy.plan(code=2)) == dict.fromkeys(["Bucket", "ModelData", "Model", "EndpointConfig"], "same") | {
         "Endpoint": "replace"
@@ -133,7 +133,7 @@ def test_destroy_leaves_nothing_but_what_was_uploaded_and_purge_not_even_that(de
     deploy.apply("--canary", "10", "--set", "sagemaker.autoscaling.max=3")
     deploy.apply("--set", "sagemaker.instances=2")
     deploy.verb("destroy", code=1)
-    assert "give --yes where there is no terminal to confirm at" in deploy.err
+    assert "nothing was removed; without a terminal, confirm with --yes" in deploy.err
     deploy.verb("destroy", "--purge", "--yes")
     client = boto3.client("sagemaker")
     assert not [*client.list_models()["Models"], *client.list_endpoint_configs()["EndpointConfigs"], *client.list_endpoints()["Endpoints"]]
@@ -158,7 +158,7 @@ def test_what_somebody_else_has_made_is_left_alone(deploy: Deploy, course: Cours
     client.create_endpoint(EndpointName="theirs", EndpointConfigName=config)
     said = [str(deploy.archive), "--target", "sagemaker", "--name", "theirs", "--role", ROLE, "--image", IMAGE, "--yes", "--no-check"]
     deploy(*said, code=1)
-    assert "Endpoint theirs is there already, and tsx deploy did not make it; choose another --name" in deploy.err
+    assert "Endpoint theirs already exists, and tsx deploy did not make it; choose another --name" in deploy.err
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_what_somebody_else_has_made_is_left_alone(deploy: Deploy, course: Cours
         (["--alarm", "5xx>1ms"], "5xx is a number of answers in a minute and has no unit: 5xx>1"),
         (["--set", "sagemaker.serverless.memory=2048", "--canary", "10"], "a serverless endpoint has no canary"),
         (["--set", "sagemaker.autoscaling.min=5", "--set", "sagemaker.autoscaling.max=2"], "sagemaker.autoscaling: min is 5, and max is 2"),
-        (["--set", "sagemaker.autoscaling.min=0"], "which SageMaker has for asynchronous endpoints only"),
+        (["--set", "sagemaker.autoscaling.min=0"], "which SageMaker allows for asynchronous endpoints only"),
     ],
 )
 def test_what_makes_no_sense_is_told_before_anything_is_asked_of_aws(deploy: Deploy, course: Course, words: list[str], said: str) -> None:
@@ -197,7 +197,7 @@ def test_without_a_region_the_way_to_name_one_is_told(deploy: Deploy, course: Co
     with monkeypatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", "localhost")
         deploy.apply(code=1)
-    assert "Invalid endpoint: localhost: AWS_ENDPOINT_URL is to be an address such as http://" in deploy.err
+    assert "Invalid endpoint: localhost: AWS_ENDPOINT_URL must be an address such as http://" in deploy.err
     monkeypatch.delenv("AWS_REGION")
     deploy.apply(code=1)
     assert "no region: give --region eu-central-1, or set AWS_REGION" in deploy.err
@@ -278,7 +278,7 @@ def test_an_endpoint_that_is_moving_is_not_sent_back_further_than_before(
         patch.setattr(locations, "Engine", partial(engine.Engine, sleep=leave))
         deploy.apply("--set", "sagemaker.instances=3", "--canary", "10", code=130)
     deploy.verb("rollback", "--yes", code=1)
-    assert "digits is Updating, and SageMaker takes no order until that is over" in deploy.err
+    assert "digits is Updating, and SageMaker accepts no changes until that ends" in deploy.err
 
 
 def test_purge_removes_what_was_uploaded_for_versions_that_are_gone_and_no_repository_of_others(

@@ -36,7 +36,7 @@ def test_figures_from_here_are_told_as_such_and_others_as_others() -> None:
     assert elsewhere is not None
     assert not elsewhere.here
     assert "p99 38.4 ms, with" in str(elsewhere)
-    assert str(elsewhere).endswith("this machine is another, so expect other figures (`tsx bench` measures it here)")
+    assert str(elsewhere).endswith("this machine is different, so expect different figures (run `tsx bench` to measure here)")
 
 
 @given(JSON, OUTER, INNER)

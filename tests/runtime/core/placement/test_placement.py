@@ -113,7 +113,7 @@ def test_processes_and_gpus_of_a_worker(yaml, gpus, expected):
         ({"parallelType": "tp", "torchrun": {"nproc-per-node": 4}}, 2, "takes 4 GPUs, and this server has 2"),
         ({"torchrun": {"nproc-per-node": "gpu"}}, 0, "this server has no GPU"),
         ({"torchrun": {"nproc-per-node": "many"}}, 0, "must be a number, cpu, gpu or auto"),
-        ({"torchrun": {"nnodes": 2}}, 0, "give rdzv-endpoint"),
+        ({"torchrun": {"nnodes": 2}}, 0, "set rdzv-endpoint as well, the HOST:PORT where they meet."),
         ({"torchrun": {"nproc-per-node": 2}, "continuousBatching": True}, 0, "continuousBatching .* would fall out of step"),
         ({"torchrun": {"nproc-per-node": 2}, "asyncCommunication": True}, 0, "asyncCommunication .* would fall out of step"),
     ],
@@ -169,7 +169,7 @@ def test_where_a_process_cannot_choose_its_cores_the_launchers_arguments_are_pas
     monkeypatch.setattr("tsx_runtime.core.placement.placement.read_cpus", list)
     here = machine(True, "--core-list 0,1", None)
     assert placement_of(here, Parallel(), threads=None, worker=0, workers=1, gpus=()).cores == ()
-    assert "so none is pinned" in caplog.text
+    assert "so no worker is pinned" in caplog.text
 
 
 def test_only_who_needs_it_is_a_program_of_its_own():

@@ -80,7 +80,7 @@ def test_a_version_that_nothing_is_compared_with_has_kept_no_bound() -> None:
     plan = RolloutPlan(version="2", bake=60)
     decision = decide(plan, seen(Counts(1000, 1000), Counts(5)))
     assert decision.action is Action.WAIT
-    assert "too few to compare with" in decision.reason
+    assert "too few for a comparison" in decision.reason
     assert decide(plan, seen(Counts(1000, 1000), Counts(5), seconds=600)).action is Action.BACK
 
 
@@ -88,7 +88,7 @@ def test_a_p99_of_few_requests_is_no_hard_bound() -> None:
     plan = RolloutPlan(version="2", bake=60, max_p99_ratio=1.0, max_error_rate=0.5)
     back = sum(decide(plan, seen(drawn(5000, 0, 0.01, seed), drawn(500, 0, 0.01, seed + 99))).action is Action.BACK for seed in range(40))
     assert back <= 6
-    assert "too few to compare with" in decide(plan, seen(drawn(5000, 0, 0.01, 1), drawn(399, 0, 0.01, 2))).reason
+    assert "too few for a comparison" in decide(plan, seen(drawn(5000, 0, 0.01, 1), drawn(399, 0, 0.01, 2))).reason
 
 
 def test_counts_in_other_buckets_are_added_without_them() -> None:

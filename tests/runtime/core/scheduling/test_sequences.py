@@ -216,7 +216,7 @@ def test_the_last_request_closes_its_sequence_once_it_is_answered():
     sequences, worker = started()
     job = FakeJob()
     sequences.admit(job, mark(end=True), 1.0)
-    closed = "Sequence a is closed: a request before this one has said that it was the last"
+    closed = "Sequence a is closed: an earlier request ended it"
     assert sequences.admit(FakeJob(), mark(), 1.0) == closed
     sequences.assign([worker], 1.0, LIMITS)
     sequences.answered(job, 2.0)
@@ -226,9 +226,9 @@ def test_the_last_request_closes_its_sequence_once_it_is_answered():
 
 def test_no_more_sequences_than_the_model_says_and_no_longer_queues():
     sequences, _ = started(SequenceConfig(10, None, most=1, queue=1))
-    assert sequences.admit(FakeJob(), mark("b", start=True), 1.0) == "1 sequences are active, which is the most (maxNumSequence)"
+    assert sequences.admit(FakeJob(), mark("b", start=True), 1.0) == "1 sequences are active, which is the limit (maxNumSequence)"
     sequences.admit(FakeJob(), mark(), 1.0)
-    too_many = "1 requests of sequence a wait, which is the most (maxSequenceJobQueueSize)"
+    too_many = "1 requests of sequence a wait, which is the limit (maxSequenceJobQueueSize)"
     assert sequences.admit(FakeJob(), mark(), 1.0) == too_many
 
 
@@ -299,7 +299,10 @@ def test_who_follows_a_request_that_left_before_it_began_its_sequence_is_told_so
         for job in jobs:
             dispatcher.submit(job)
         dispatcher.leave(jobs[0])
-        with pytest.raises(Unavailable, match="Its sequence was never begun"):
+        with pytest.raises(
+            Unavailable,
+            match=r"Its sequence did not start: the client of its first request disconnected, or its deadline passed\.",
+        ):
             await jobs[1].done
         with pytest.raises(ClientLeft):
             await jobs[0].done

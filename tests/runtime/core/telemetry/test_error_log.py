@@ -68,6 +68,6 @@ def test_a_report_says_what_it_left_out() -> None:
     kept = ErrorLog(Clock())
     error = {"message": "failed", "traceback": "Traceback", "count": 2}
     kept.add_report("9000", {"errors": [error], "lost": 7, "lines": [[5.0, "stderr", "last", ["id-1"]]]})
-    assert [(line.worker, line.text) for line in kept.lines] == [("9000", "[7 lines are left out here]"), ("9000", "last")]
+    assert [(line.worker, line.text) for line in kept.lines] == [("9000", "[7 lines omitted]"), ("9000", "last")]
     assert [line.request_ids for line in kept.lines] == [[], ["id-1"]]
     assert (kept.total, kept.errors[0].times) == (2, 2)

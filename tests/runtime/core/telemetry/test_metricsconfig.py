@@ -68,7 +68,7 @@ def test_without_a_file_everything_is_shown() -> None:
         ("ts_metrics: [a]", "ts_metrics must be a mapping"),
         ("ts_metrics: {timer: []}", "'timer', which is none of"),
         ("model_metrics: {gauge: 5}", "model_metrics.gauge must be a list of metrics, not 5"),
-        ("model_metrics: {gauge: [{unit: ms}]}", "no mapping with a name"),
+        ("model_metrics: {gauge: [{unit: ms}]}", "which is not a mapping with a name,"),
         ("model_metrics: {gauge: [{name: A, dimensions: Level}]}", "dimensions of model_metrics.gauge.A"),
         ("a: !!python/object/apply:os.system [echo]", "cannot be read as YAML"),
         ("a: [", "cannot be read as YAML"),

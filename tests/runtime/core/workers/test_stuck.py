@@ -251,5 +251,5 @@ def test_a_watch_that_fails_is_told_and_begun_anew(tmp_path, monkeypatch, caplog
         assert await ask(version, "hello") == "hello"
 
     with_registry(test, **FAST)
-    assert "the watch over worker 9000 failed, and is begun anew" in caplog.text
+    assert "watching worker 9000 failed and is restarted" in caplog.text
     assert "nobody foresaw this" in caplog.text

@@ -84,7 +84,7 @@ def test_a_client_that_leaves_is_told_of(traced: Any, until: Callable[..., None]
     file.touch()
     until(lambda: REQUEST in kept.of(trace))
     request = kept.of(trace)[REQUEST]
-    assert request.error == "the client left"
+    assert request.error == "the client disconnected"
     assert "http.response.status_code" not in request.attributes
 
 

@@ -249,7 +249,7 @@ def test_no_shadow_copies_to_a_version_that_is_measured(served: RunningServer) -
     begin(served, bake=60)
     answer = served.management.put("/models/m/shadow", json={"to": "2.0", "share": 10})
     assert answer.status_code == 409
-    assert "has a rollout under way" in answer.json()["message"]
+    assert "has a rollout in progress, which copies to version" in answer.json()["message"]
 
 
 @pytest.mark.usefixtures("processes")
@@ -289,7 +289,7 @@ def test_after_a_restart_it_says_what_it_waits_for(interrupted: RunningServer) -
     again = interrupted.management.post("/models/m/rollout", json={"version": "1.0"})
     assert "has a rollout of version 2.0 under way" in again.json()["message"]
     shadow = interrupted.management.put("/models/m/shadow", json={"to": "2.0", "share": 10})
-    assert (shadow.status_code, "has a rollout under way" in shadow.text) == (409, True)
+    assert (shadow.status_code, "has a rollout in progress, which copies to version" in shadow.text) == (409, True)
     interrupted.management.put("/models/m/labels/next", json={"version": "2.0"}).raise_for_status()
     register(interrupted, "m2.mar")
     told = shown(interrupted)

@@ -295,7 +295,7 @@ def test_what_cannot_be_copied_is_told(twins: RunningServer, until: Until) -> No
 
 def test_a_version_that_answers_everything_is_no_shadow(twins: RunningServer, until: Until, error_of: Any) -> None:
     """Nothing would ever be copied to it."""
-    why = "Version 1.0 of model twin answers all its requests itself, so there is nothing to copy to it."
+    why = "Version 1.0 of model twin already answers all requests, so no requests can be copied to it."
     said = {"to": "1.0", "share": 100}
     refused = error_of(twins.management.put("/models/twin/shadow", json=said))
     assert refused == ("BadRequestException", f"{why} Name another version, such as 2.0.")
@@ -332,7 +332,7 @@ def test_a_plugin_that_fails_or_hangs_is_told_and_holds_nothing_up(twins: Runnin
         ask(twins, "hang")
         report = settled(twins, until, count)
     assert report["errors"]["comparison"] == 6
-    assert report["last_problem"] == "4 comparisons that took too long have not ended yet, and no more are begun"
+    assert report["last_problem"] == "4 comparisons that exceeded their time limit are still running, so no more are started"
     module.go.set()
 
     def compares_again() -> bool:

@@ -445,7 +445,7 @@ def test_a_version_that_refuses_what_comes_has_no_more_errors_than_requests(rout
         ("PATCH", "/models/talker/traffic", b'{"weights": {"1.0": -5}}', "BadRequestException", "weights.1.0: Input should be greater"),
         ("PUT", "/models/talker/traffic", b'{"labels": {"2.0": "1.0"}}', "BadRequestException", "'2.0' cannot be a label of model talker"),
         ("PUT", "/models/talker/labels/all", b'{"version": "1.0"}', "BadRequestException", "labels.all: 'all' cannot be a label"),
-        ("PUT", "/models/talker/labels/a", b'{"versio": "1.0"}', "BadRequestException", "A label takes the version that it means"),
+        ("PUT", "/models/talker/labels/a", b'{"versio": "1.0"}', "BadRequestException", "A label needs a version:"),
         ("DELETE", "/models/talker/labels/none", b"", "ModelVersionNotFoundException", "Model talker has no label none."),
         ("GET", "/models/nobody/traffic", b"", "ModelNotFoundException", "Model not found: nobody"),
         ("PUT", "/models/nobody/traffic", b"{}", "ModelNotFoundException", "Model not found: nobody"),

@@ -261,7 +261,7 @@ def test_the_clients_own_time_is_kept_through_the_nodes(flows: RunningServer, tm
     response = call(flows, "sequence", do="wait@m1", x_file=tmp_path / "go", x_tsx_timeout_ms=1500)  # enough for `pre`
     (tmp_path / "go").touch()
     assert (response.status_code, error_of(response)[0]) == (503, "ServiceUnavailableException")
-    assert "Error executing m1: the time that the client gave the request is over" in response.text
+    assert "Error executing m1: the deadline of the request has passed" in response.text
     assert error_of(call(flows, "sequence", x_tsx_timeout_ms="soon"))[0] == "BadRequestException"
 
 
@@ -317,7 +317,7 @@ def test_paths_and_verbs_that_mean_nothing_are_refused(flows: RunningServer) -> 
 
 
 BAD: dict[str, tuple[str, int, str, str]] = {
-    "cycle": ("dag: {pre: [post], post: [pre]}", 400, "InvalidDAGException", "Not a valid DAG. spec.yaml: the nodes of its dag wait"),
+    "cycle": ("dag: {pre: [post], post: [pre]}", 400, "InvalidDAGException", "Not a valid DAG. spec.yaml: its dag has a cycle"),
     "unknown": (
         "models: {m1: {url: m1.mar}}\ndag: {m1: [nosuch]}",
         500,
@@ -419,7 +419,7 @@ def test_a_workflow_can_be_registered_by_json_under_a_name_of_its_own_and_leaves
     refused = flows.management.delete("/models/mine__m1")
     assert (refused.status_code, refused.json()["message"]) == (
         409,
-        "Model mine__m1 is a node of workflow mine. Unregister that: DELETE /workflows/mine",
+        "Model mine__m1 is a node of workflow mine. Unregister the workflow: DELETE /workflows/mine",
     )
     assert flows.management.delete("/workflows/mine").json() == {"status": 'Workflow "mine" unregistered'}
     assert flows.management.get("/models/mine__m1").status_code == 404

@@ -108,8 +108,8 @@ def test_a_stream_without_an_end_says_so(start_server, until, tmp_path, lane):
     logger.removeHandler(handler)
     told = [json.loads(line) for line in lines]
     assert [(line["status"], line["model"], line["broken"]) for line in told] == [
-        (200, "talker", "the answer broke off"),
-        (200, "talker", "the client left"),
+        (200, "talker", "the answer was interrupted"),
+        (200, "talker", "the client disconnected"),
     ]
 
 
@@ -118,11 +118,11 @@ def test_in_text_the_reason_stands_behind_the_line(caplog):
     with caplog.at_level(logging.INFO, "ACCESS_LOG"):
 
         async def add() -> None:
-            log.add(("127.0.0.1", 5), "POST /a HTTP/1.1", 200, time.monotonic(), "id", "m", "1.0", "the client left")
+            log.add(("127.0.0.1", 5), "POST /a HTTP/1.1", 200, time.monotonic(), "id", "m", "1.0", "the client disconnected")
 
         asyncio.run(add())
         log.flush()
-    assert re.search(r'/127\.0\.0\.1:5 "POST /a HTTP/1\.1" 200 \d+ \(the client left\)$', caplog.messages[0])
+    assert re.search(r'/127\.0\.0\.1:5 "POST /a HTTP/1\.1" 200 \d+ \(the client disconnected\)$', caplog.messages[0])
 
 
 def test_a_request_cannot_forge_a_line():

@@ -50,7 +50,7 @@ def test_the_client_is_amazons_where_that_will_do(env: dict[str, str], own: bool
     ("env", "text"),
     [
         ({"TSX_LAMBDA_RUNTIME": "awslambda"}, "is 'awslambda'; did you mean 'awslambdaric'"),
-        ({"TSX_LAMBDA_ANSWERS": "?"}, r"is '\?'. It is one of buffered, streamed"),
+        ({"TSX_LAMBDA_ANSWERS": "?"}, r"is '\?'. Use one of buffered, streamed"),
         ({"TSX_LAMBDA_RESULTS": "bucket"}, "takes s3://BUCKET/PREFIX"),
         ({"TSX_LAMBDA_INIT_WAIT": "long"}, "takes a number"),
         ({"TSX_LAMBDA_STREAM": "1"}, "TSX_LAMBDA_STREAM is not a setting"),

@@ -86,7 +86,7 @@ def test_a_handler_that_never_returns_is_given_up_with_its_environment(tmp_path:
 
 def test_a_device_that_is_lost_ends_the_environment(tmp_path: Path) -> None:
     """No other thread of the process gets over it, though one is started for the requests that are there."""
-    told = "a fresh one takes its place: the worker ended by itself"
+    told = "a fresh one takes its place: the worker exited"
     with function(lay(tmp_path, LOST), {"TSX_LAMBDA_RUNTIME": "tsx"}) as running:
         for _ in range(3):  # the worker may take the second with it, and is started anew for the third
             assert running.invoke({"a": 1}).error

@@ -121,7 +121,7 @@ def test_a_full_disk_costs_whole_lines_and_the_servers_log_says_so_once(open_log
     assert log.path.read_text() == "first\nshort\nafter\n"
     said = [record.getMessage() for record in caplog.records]
     assert said[0].startswith(f"{log.path} cannot be written, so its lines are lost until it can: ")
-    assert said[1:] == [f"{log.path} is written again; 2 lines of it were lost"]
+    assert said[1:] == [f"{log.path} can be written again; 2 lines were lost"]
 
 
 def test_what_cannot_be_formatted_costs_nothing_else(open_log, monkeypatch):

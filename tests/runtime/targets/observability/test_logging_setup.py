@@ -212,7 +212,7 @@ def test_metrics_have_their_files_where_the_rest_goes_to_stderr(tmp_path):
 
 @pytest.mark.usefixtures("processes")
 def test_a_place_for_metrics_that_nobody_writes_to_is_told(tmp_path):
-    assert "metrics_location: nothing is written there, since metrics_mode is prometheus" in log_by(tmp_path, metrics_location="numbers")
+    assert "metrics_location: has no effect while metrics_mode is prometheus" in log_by(tmp_path, metrics_location="numbers")
 
 
 @pytest.mark.usefixtures("processes")

@@ -77,11 +77,11 @@ def test_the_kind_is_told_by_its_bytes(place: Path) -> None:
     ("name", "password", "reason"),
     [
         ("none", "changeit", "cannot read"),
-        ("JKS", "wrong", "its digest does not fit the password. Is keystore_pass right?"),
+        ("JKS", "wrong", "the password does not match its digest. Is keystore_pass right?"),
         ("PKCS12", "wrong", "Is keystore_pass right?"),
         ("JKS-without-key", "changeit", "holds no private key"),
         ("PKCS12-without-key", "changeit", "holds no private key"),
-        ("other-key-password", "changeit", "its key has another password than the keystore"),
+        ("other-key-password", "changeit", "the password of its key differs from that of the keystore"),
         ("JCEKS", "changeit", "is JCEKS, which tsx does not read. keytool -importkeystore"),
     ],
 )

@@ -110,7 +110,7 @@ def test_a_workflow_may_be_named_on_the_command_line_wherever_it_lies(stores: tu
         tmp_path,
         {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "false"},
     )
-    assert "--workers, --batch-size and --device go with models" in ended.stderr
+    assert "--workers, --batch-size and --device apply to models" in ended.stderr
     ended = tsx(
         ["serve", "quiet.war", "--model-store", models, *FREE_PORTS],
         tmp_path,

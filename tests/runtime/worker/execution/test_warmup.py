@@ -139,4 +139,4 @@ LOST = 'raise RuntimeError("CUDA error: device-side assert triggered")'
 def test_a_worker_whose_device_was_lost_does_not_serve(start_worker: StartWorker, handler: str, mode: str) -> None:
     handler = handler.replace('raise ValueError("no such thing")', LOST)
     worker = start_worker(handler, files={"bad": "bad"}, model_config={"warmup": ["bad"]}, mode=mode, batch_size=2)
-    assert worker.report["message"].startswith("The device does not answer this process any more")
+    assert worker.report["message"].startswith("The device stopped responding to this process during the warm-up of the model.")

@@ -173,7 +173,7 @@ def test_parts_that_come_after_the_answer_are_dropped_and_logged_once(context: C
         context.send_piece(0, b"late")
     assert sent == [(0, b"", b"in time")]
     (record,) = caplog.records
-    assert record.getMessage() == "request late is answered already, so further parts of its answer are dropped"
+    assert record.getMessage() == "request late is already answered, so further parts of its answer are dropped"
 
 
 def test_headers_are_a_dict_to_json_and_pickle() -> None:

@@ -72,7 +72,7 @@ def test_of_several_classes_the_only_one_that_handles_and_initialises_is_meant(s
 def test_a_handler_of_torchserves_that_is_not_carried_says_what_to_do_instead(start_worker: StartWorker, name: str) -> None:
     worker = start_worker(handler=name)
     assert not worker.loaded
-    assert f"tsx does not carry TorchServe's {name}" in worker.report["message"]
+    assert f"tsx does not include TorchServe's {name}" in worker.report["message"]
     assert "OpenAI routes" in worker.report["message"]
 
 
@@ -135,7 +135,7 @@ def test_an_async_function_is_awaited_when_it_loads_and_when_it_serves(start_wor
             "could not load the model: TypeError",
         ),
         ("def handle(data, context):\n    raise OSError('no disk')", "could not load the model: OSError: no disk"),
-        ("import ts.no_such_module", "tsx does not carry TorchServe's module 'ts.no_such_module'"),
+        ("import ts.no_such_module", "tsx does not include TorchServe's module 'ts.no_such_module'"),
     ],
 )
 def test_a_handler_that_cannot_be_used_is_reported_as_what_it_is(start_worker: StartWorker, source: str, said: str) -> None:

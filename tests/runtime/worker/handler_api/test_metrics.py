@@ -189,5 +189,5 @@ def test_names_of_metrics_do_not_fill_the_memory(
     assert [len(known) for known in metrics.cache.values()] == [3, 0, 0]
     assert sum(value for _, _, _, value, _ in taken(metrics)) == 9
     assert [record.getMessage() for record in caplog.records] == [
-        "metric c3 is not kept, nor are others: there are 3 names already; use dimensions"
+        "metric c3 is dropped, like further new metrics: there are already 3 names; use dimensions"
     ]

@@ -200,7 +200,7 @@ def test_a_helper_class_beside_the_only_model_does_no_harm(start_worker: StartWo
         ("weights.pth", "holds weights but not the model that they belong to"),
         ("weights.safetensors", "holds weights but not the model that they belong to"),
         ("nothing.pt", "nothing.pt is not in the archive"),
-        ("empty.pt", "empty.pt is empty (0 bytes); copy or download it again. Pack the archive again with a file that works."),
+        ("empty.pt", "empty.pt is empty (0 bytes); copy or download it again. Pack the archive again with a valid file."),
         ("cut.pt", "cut short"),
         ("junk.pt", "junk.pt"),
     ],

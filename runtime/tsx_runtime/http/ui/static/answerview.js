@@ -50,7 +50,7 @@ function bars({ labels }) {
     meter.style.width = percent(share, 2).replace(" ", "");
     return h("li", {}, h("span", { class: "label" }, label), h("div", { class: "track", "aria-hidden": "true" }, meter), h("span", { class: "number" }, percent(share)));
   });
-  return h("div", {}, h("ol", { class: "bars", "aria-label": "Labels, the likeliest first" }, items), labels.length > SHOWN_LABELS && h("p", { class: "quiet" }, `${labels.length - SHOWN_LABELS} more labels are in the answer.`));
+  return h("div", {}, h("ol", { class: "bars", "aria-label": "Labels, the most likely first" }, items), labels.length > SHOWN_LABELS && h("p", { class: "quiet" }, `${labels.length - SHOWN_LABELS} more labels are in the answer.`));
 }
 
 function overlay(image, marks) {
@@ -73,7 +73,7 @@ function boxMarks(found, image) {
 
 function boxTable(found) {
   const rows = found.map(({ box, label, score }) => [label, score === null ? "" : percent(score), box.map((side) => number(Math.round(side))).join(", ")]);
-  return table("What was found", ["Label", "Score", "Left, top, right, bottom"], rows, [1]);
+  return table("Detected objects", ["Label", "Score", "Left, top, right, bottom"], rows, [1]);
 }
 
 function maskFigure(found, image) {
@@ -106,7 +106,7 @@ export function raw(answer, open) {
   const cut = answer.text.length > SHOWN_RAW;
   const pretty = indented(answer.text.slice(0, SHOWN_RAW));
   return h("details", { class: "raw", open },
-    h("summary", {}, `As it came, ${bytes(answer.body.size)}`),
+    h("summary", {}, `Raw answer,  ${bytes(answer.body.size)}`),
     h("pre", { tabindex: "0" }, cut ? `${pretty}\n…` : pretty),
     cut && rest(answer));
 }

@@ -65,7 +65,7 @@ export async function call(method, where, options = {}) {
     text = await response.text();
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Unreachable(`the server broke off: ${error.message}`);
+    throw new Unreachable(`the connection was lost: ${error.message}`);
   }
   let value = null;
   try {

@@ -45,7 +45,7 @@ function update() {
   say(status, state?.server.stopping && connection === "live" ? "stopping" : words[connection]);
   const banner = document.getElementById("banner");
   show(banner, connection === "lost");
-  if (connection === "lost") say(banner, `The server does not answer. What you see is from before; this page tries again until it does.`);
+  if (connection === "lost") say(banner, `The server does not answer. This page shows the last known state and keeps trying to reconnect.`);
   if (connection === "locked") askToken(live.error);
   show(document.getElementById("forget"), token.get() !== null && connection !== "locked");
   document.body.classList.toggle("stale", connection === "lost");

@@ -8,7 +8,7 @@ import { watched } from "./watched.js";
 
 export function errorsTab(name) {
   const list = h("div", { class: "errors" });
-  const empty = h("p", { class: "quiet", hidden: true }, "Nothing went wrong so far.");
+  const empty = h("p", { class: "quiet", hidden: true }, "No errors so far.");
   const poll = watched(async () => {
     const found = await get(`ui/api/errors/${path(name)}`);
     show(empty, !found.length);
@@ -20,7 +20,7 @@ export function errorsTab(name) {
   return {
     node: h("div", {},
       h("section", { class: "card", "aria-label": "Errors" }, h("h2", {}, "Last errors"),
-        h("p", { class: "quiet" }, "What handlers raised and how workers ended, newest first."), empty, list),
+        h("p", { class: "quiet" }, "Exceptions from handlers and exits of workers, newest first."), empty, list),
       log.node),
     wake: poll.start,
     rest: poll.stop,
@@ -40,7 +40,7 @@ function logPanel(name) {
   };
   return {
     node: h("section", { class: "card", "aria-label": "Log" }, h("h2", {}, "Log"),
-      field("Filter", filter, "by text, worker or request id; the last lines that workers printed from Python, and what the server logged of them"), lines),
+      field("Filter", filter, "by text, worker or request id; the last lines that workers printed from Python and that the server logged about them"), lines),
     async load() {
       found = await get(`ui/api/log/${path(name)}`);
       draw();

@@ -9,7 +9,7 @@ import { watched } from "./watched.js";
 export function metricsTab(name) {
   const body = h("tbody");
   const filter = h("input", { type: "search", autocomplete: "off", spellcheck: "false", oninput: () => draw() });
-  const empty = h("p", { class: "quiet", hidden: true }, "No metric has that in its name.");
+  const empty = h("p", { class: "quiet", hidden: true }, "No metric matches the filter.");
   let found = [];
   const draw = () => {
     const wanted = filter.value.trim().toLowerCase();
@@ -27,7 +27,7 @@ export function metricsTab(name) {
   return {
     node: h("div", {}, explainPanel(), slowest.node, h("section", { class: "card", "aria-label": "Metrics" }, h("h2", {}, "Metrics"), field("Filter", filter, "by name or label; GET /metrics on the metrics address has all of them, with the buckets of histograms"),
       h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Metrics of this model" },
-        h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Metric"), h("th", { scope: "col" }, "Labels"), h("th", { scope: "col", class: "number" }, "Value"), h("th", { scope: "col" }, "What it is"))), body)),
+        h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Metric"), h("th", { scope: "col" }, "Labels"), h("th", { scope: "col", class: "number" }, "Value"), h("th", { scope: "col" }, "Description"))), body)),
       empty)),
     wake: poll.start,
     rest: poll.stop,
@@ -57,7 +57,7 @@ function explainPanel() {
     }
   };
   return h("section", { class: "card", "aria-label": "Explain a request" }, h("h2", {}, "Explain a request"),
-    h("p", { class: "quiet" }, "Where its time went. The id is in the answer's header x-request-id; the newest 2000 of each version are known, and the slowest."),
+    h("p", { class: "quiet" }, "Where its time went. The id is in the answer's header x-request-id; the server remembers the newest 2000 of each version, and the slowest."),
     h("form", { class: "inline", onsubmit: send }, field("Request id", id), h("button", { type: "submit" }, "Explain")),
     problem, about, times.node);
 }
@@ -65,7 +65,7 @@ function explainPanel() {
 function slowestPanel(name) {
   const place = h("div");
   const node = h("section", { class: "card", "aria-label": "Slowest requests", hidden: true }, h("h2", {}, "Slowest requests"),
-    h("p", { class: "quiet" }, "Of the last half hour to hour, and where their time went."), place);
+    h("p", { class: "quiet" }, "From the last 30 to 60 minutes, with the time of each stage."), place);
   let known = "";
   return {
     node,

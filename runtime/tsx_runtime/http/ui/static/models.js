@@ -67,7 +67,7 @@ function update({ tiles, rate, latency, body, empty, filter, search, list, add }
   show(search, models.length > FEW || wanted);
   show(list, found.length);
   show(empty, !found.length);
-  if (models.length) say(empty, "No model has that in its name.");
+  if (models.length) say(empty, "No model matches the filter.");
   else say(empty, server.modelApi ? "No model is registered. “Register a model” takes one from the model store or from a URL." : "No model is registered.");
   show(add, server.modelApi);
 }
@@ -119,8 +119,8 @@ function registerForm(close) {
     h("form", { class: "fields", onsubmit: send },
       field("Archive", url, "a file of the model store, or a URL that the server allows"), archives,
       field("Name", name, "the archive's own if left empty"),
-      field("Workers", workers, "1 if left empty; where it takes a version's place, as many as that has"), field("Batch size", batch, "the archive's own if left empty"), field("Handler", handler, "the archive's own if left empty"),
-      h("p", { class: "whole" }, replace, h("label", { for: "replace" }, " Take the place of the version that is served, once this one is loaded; no request is lost")),
+      field("Workers", workers, "1 if left empty; when it replaces a version, as many as that version has"), field("Batch size", batch, "the archive's own if left empty"), field("Handler", handler, "the archive's own if left empty"),
+      h("p", { class: "whole" }, replace, h("label", { for: "replace" }, " Replace the version that is served once this one is loaded; no request is lost")),
       h("div", { class: "row" }, submit, h("button", { type: "button", onclick: close }, "Cancel"))),
     known);
   return {

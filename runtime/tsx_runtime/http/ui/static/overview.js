@@ -9,17 +9,17 @@ import { live } from "./live.js";
 import { act, ask } from "./talk.js";
 
 const COLORS = 8; // of lines that can be told apart
-const SPANS = [["1 minute", 60], ["10 minutes", 600], ["All there is", null]];
+const SPANS = [["1 minute", 60], ["10 minutes", 600], ["All data", null]];
 const LIMITS = {
-  batch_size: "Batch size", max_batch_delay: "Longest wait for company, ms", job_queue_size: "Requests that may wait",
-  response_timeout: "Seconds for an answer", client_timeout: "Milliseconds until a request is given up (0: never)",
+  batch_size: "Batch size", max_batch_delay: "Longest wait for a full batch, ms", job_queue_size: "Queue size",
+  response_timeout: "Response timeout, seconds", client_timeout: "Deadline of a request, ms (0: none)",
 };
 
 export function overviewTab(name) {
   const rate = chart("Requests a second", number);
   const latency = chart("Latency", duration);
   const failures = chart("Failures a second", number);
-  const queue = chart("Requests that wait", number);
+  const queue = chart("Requests in the queue", number);
   const versions = h("div");
   const left = h("p", { class: "quiet", hidden: true });
   let wanted = null;
@@ -40,7 +40,7 @@ export function overviewTab(name) {
     failures.update(lines((point) => point.failures), live.newest, span);
     queue.update(lines((point) => point.waiting), live.newest, span);
     show(left, drawn.length < model.versions.length);
-    say(left, `The charts show ${drawn.length} of ${model.versions.length} versions: those with the most requests lately.`);
+    say(left, `The charts show ${drawn.length} of ${model.versions.length} versions: those with the most recent requests.`);
   };
   return {
     node: h("div", {}, spans, h("div", { class: "charts" }, rate.node, latency.node, failures.node, queue.node), left, h("h2", {}, "Versions"), versions),
@@ -75,7 +75,7 @@ function versionCard(name, { version }) {
   const scale = scaleForm(where);
   const about = h("p", { class: "quiet" });
   const measured = h("p", { class: "quiet", hidden: true });
-  const why = h("p", { hidden: true }, "Not all of its workers serve. ", h("a", { href: `#/model/${encodeURIComponent(name)}/errors` }, "Errors and log"), " says why.");
+  const why = h("p", { hidden: true }, "Not all of its workers are ready. ", h("a", { href: `#/model/${encodeURIComponent(name)}/errors` }, "Errors and log"), " says why.");
   const node = h("section", { class: "card", "aria-label": `Version ${version}` },
     h("div", { class: "row" }, h("h3", {}, `Version ${version}`), state.node, isDefault, h("span", { class: "grow" }), makeDefault, remove),
     about, measured, why,

@@ -79,7 +79,7 @@ export function playgroundTab(name) {
       if (key !== known) {
         known = key;
         const before = versions.value;
-        versions.replaceChildren(h("option", { value: "" }, `as its traffic goes (default ${model.default})`), ...names.map((each) => h("option", { value: each }, each)),
+        versions.replaceChildren(h("option", { value: "" }, `by traffic policy (default ${model.default})`), ...names.map((each) => h("option", { value: each }, each)),
           ...labels.map(([label, version]) => h("option", { value: label }, `${label}, a label of ${version}`)));
         versions.value = before;
         if (versions.selectedIndex < 0) versions.value = "";
@@ -87,7 +87,7 @@ export function playgroundTab(name) {
       }
       const asked = model.labels[versions.value] ?? (versions.value || model.default);
       const told = model.versions.find(({ version }) => version === asked);
-      say(hint, told?.input ? `Its handler takes ${{ image: "images", text: "text", json: "JSON", file: "files" }[told.input]}.` : "Its handler does not say what it takes; choose below.");
+      say(hint, told?.input ? `Its handler takes ${{ image: "images", text: "text", json: "JSON", file: "files" }[told.input]}.` : "Its handler does not declare its input type; choose one below.");
       const wanted = told?.input ?? kind ?? "file";
       if (!picked && wanted !== kind) choose(wanted);
     },
@@ -107,7 +107,7 @@ function resultView() {
   const times = stagesList();
   const view = h("div");
   const lines = h("div", { class: "lines" });
-  const empty = h("p", { class: "quiet" }, "The answer will be here.");
+  const empty = h("p", { class: "quiet" }, "The answer appears here.");
   const node = h("section", { class: "card answer", "aria-label": "Answer" }, h("h2", {}, "Answer"), h("div", { "aria-live": "polite" }, empty, h("p", { class: "status" }, status, passed), id, problem), times.node, view, lines);
   const urls = []; // of what is shown and can be saved
   const urlOf = (body) => urls[urls.push(URL.createObjectURL(body)) - 1];
@@ -134,7 +134,7 @@ function resultView() {
         const response = await send("POST", `ui/api/predict/${path(...[request.model, request.version].filter(Boolean))}`, { body: request.body, headers: { "Content-Type": request.type, "x-tsx-timing": "1" }, signal });
         const answer = await read(response, (sofar, text) => {
           size = sofar;
-          say(status, "The answer is coming in …");
+          say(status, "Receiving the answer …");
           if (text !== null && !coming.isConnected) view.replaceChildren(coming);
           say(coming, text ?? "");
           coming.scrollTop = coming.scrollHeight;
@@ -151,7 +151,7 @@ function resultView() {
         if (response.ok && answer.text === null) lines.replaceChildren(...repeat({ ...request, output: fileOf(answer) }, saved));
       } catch (error) {
         say(status, signal.aborted ? "Stopped." : "No answer.");
-        if (!signal.aborted) fail(error instanceof Unreachable ? error.message : `The answer broke off: ${error.message}`);
+        if (!signal.aborted) fail(error instanceof Unreachable ? error.message : `The answer was interrupted: ${error.message}`);
       } finally {
         clearInterval(timer);
         say(passed, "");
@@ -202,8 +202,8 @@ async function read(response, sofar) {
 function repeat(request, saved) {
   const found = snippets(request, live.state.server, location.hostname);
   const file = fileOfRequest(request);
-  return [h("h3", {}, "Do it again elsewhere"),
-    saved && h("p", { class: "quiet" }, `These lines read ${file} from the directory that they run in. `, h("a", { href: saved, download: request.name || file }, "Save it")),
+  return [h("h3", {}, "Code for this request"),
+    saved && h("p", { class: "quiet" }, `This code reads ${file} from the current directory. `, h("a", { href: saved, download: request.name || file }, "Save it")),
     ...found.map(([label, text]) =>
     h("div", { class: "snippet" }, h("div", { class: "row" }, h("span", { class: "quiet" }, label), h("span", { class: "grow" }), copyButton(() => text, `the line for ${label}`)), h("pre", { tabindex: "0", "data-for": label }, text)))].filter(Boolean);
 }

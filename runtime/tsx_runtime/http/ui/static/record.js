@@ -15,12 +15,12 @@ export function recordPanel(name, changed) {
   const problem = h("p", { class: "problem" });
   const tiles = { recorded: tile("Recorded"), dropped: tile("Left out"), size: tile("On the disk"), oldest: tile("The oldest") };
   const line = h("pre", { tabindex: "0", "data-for": "replay" });
-  const replay = h("div", { class: "snippet" }, h("div", { class: "row" }, h("span", { class: "quiet" }, "Send them again, on the server's machine"), h("span", { class: "grow" }), copyButton(() => line.textContent, "the line that sends them again")), line);
+  const replay = h("div", { class: "snippet" }, h("div", { class: "row" }, h("span", { class: "quiet" }, "Replay them, on the server's machine"), h("span", { class: "grow" }), copyButton(() => line.textContent, "the replay command")), line);
   const remove = h("button", { type: "button", class: "danger", onclick: async () =>
-    (await ask("Remove the files of what was recorded? That cannot be undone.", "Remove")) && (await act(remove, "DELETE", where, { remove: "true" }, "What was recorded is gone.")) && changed() }, "Remove the files");
+    (await ask("Remove all recorded files? This cannot be undone.", "Remove")) && (await act(remove, "DELETE", where, { remove: "true" }, "The recorded files are removed.")) && changed() }, "Remove the files");
   const begin = beginForm(where, changed);
   const node = h("section", { class: "card", "aria-label": "Recording", hidden: true }, h("h2", {}, "Recording"),
-    h("p", { class: "quiet" }, "A share of the requests that name no version is written to files on the server: to try a version with them, or to warm a model up. Bodies are written as they come."),
+    h("p", { class: "quiet" }, "A share of the requests that name no version is written to files on the server: to try a version with them, or to warm a model up. Bodies are written unchanged."),
     h("div", { class: "row" }, state.node, about, h("span", { class: "grow" }), remove), problem,
     h("dl", { class: "tiles small" }, Object.values(tiles).map((each) => each.node)), replay, begin.node);
 
@@ -44,7 +44,7 @@ export function recordPanel(name, changed) {
     state.update(recording ? "ready" : "idle");
     say(state.node, recording ? "running" : "off");
     say(about, recording ? `${number(terms.share)} % of the requests, ${terms.answers ? "with" : "without"} answers, up to ${decimal(terms.max_size)}, for ${number(terms.max_age / 3600)} h` : "");
-    say(problem, told.problem ? `The disk takes nothing: ${told.problem}` : "");
+    say(problem, told.problem ? `Nothing can be written to disk: ${told.problem}` : "");
     const left = Object.entries(told.dropped).filter(([, count]) => count);
     tiles.recorded.update(number(told.recorded));
     tiles.dropped.update(left.length ? left.map(([reason, count]) => `${number(count)} ${reason}`).join(", ") : "0");
@@ -64,7 +64,7 @@ function beginForm(where, changed) {
   const age = h("input", { value: "1d", class: "short", autocomplete: "off", spellcheck: "false", required: true });
   const answers = h("input", { type: "checkbox", id: "record-answers" });
   const submit = h("button", { type: "submit" }, "Record");
-  const stop = h("button", { type: "button", onclick: async () => (await act(stop, "DELETE", where, {}, "No request is recorded any more. The files stay.")) && changed() }, "Stop recording");
+  const stop = h("button", { type: "button", onclick: async () => (await act(stop, "DELETE", where, {}, "Recording is stopped. The files are kept.")) && changed() }, "Stop recording");
   const send = async (event) => {
     event.preventDefault();
     submit.disabled = true;
@@ -78,8 +78,8 @@ function beginForm(where, changed) {
       changed();
     }
   };
-  const fields = [field("Percent recorded", share), field("At most", size, "100MB, 2GB: the oldest go first"), field("For", age, "30m, 12h, 7d")];
-  const whole = h("p", { class: "whole" }, answers, h("label", { for: answers.id }, " Keep the answers as well, so that a replay can tell whether they are still the same"));
+  const fields = [field("Percent recorded", share), field("At most", size, "100MB, 2GB: the oldest are removed first"), field("For", age, "30m, 12h, 7d")];
+  const whole = h("p", { class: "whole" }, answers, h("label", { for: answers.id }, " Record the answers as well, so that a replay can compare them"));
   return {
     node: h("form", { class: "fields", onsubmit: send }, fields, whole, h("div", { class: "row" }, submit, stop)),
     update({ recording }) {

@@ -20,7 +20,7 @@ export function rolloutPanel(name, changed) {
   const end = (button, back, question, yes) => async () => (await ask(question, yes)) && (await act(button, "DELETE", where, { back }, "Done.")) && changed();
   const back = h("button", { type: "button", class: "danger" }, "Go back");
   const stop = h("button", { type: "button" }, "Stop here");
-  back.addEventListener("click", end(back, "true", "Have the old version answer all requests again, as before the rollout?", "Go back"));
+  back.addEventListener("click", end(back, "true", "Send all requests to the old version again, as before the rollout?", "Go back"));
   stop.addEventListener("click", end(stop, "false", "End the rollout, and leave the shares as they are now?", "Stop here"));
   const buttons = h("div", { class: "row" }, back, stop);
   const shown = h("div", { hidden: true },
@@ -112,9 +112,9 @@ function startForm(where, changed) {
   let known = "";
   return {
     node: h("form", { class: "fields", onsubmit: send, hidden: true },
-      field("To version", version), field("Steps, percent", steps), field("Minutes of a step", bake),
-      field("Most errors, percent", errors, "empty: as many as the old version has"), field("Slowest p99, times the old one", slower, "empty: no bound"), field("Slowest p99, milliseconds", slowest, "empty: no bound"),
-      field("Requests that a step needs", least), h("div", { class: "row" }, submit)),
+      field("To version", version), field("Steps, percent", steps), field("Minutes per step", bake),
+      field("Maximum error rate, percent", errors, "empty: the error rate of the old version"), field("Maximum p99, times the old version's", slower, "empty: no limit"), field("Maximum p99, milliseconds", slowest, "empty: no limit"),
+      field("Minimum requests per step", least), h("div", { class: "row" }, submit)),
     update(versions, preset) {
       const told = JSON.stringify([versions, preset]);
       if (told === known) return;

@@ -5,7 +5,7 @@ import { h, show } from "./dom.js";
 /** `touch()` is called at each change. `put(rules)` shows rules, `take()` gives what the form says; an empty row is none. */
 export function rulesForm(touch) {
   const rows = h("div", { class: "rules" });
-  const none = h("p", { class: "quiet" }, "No rule: what sticks and the weights decide.");
+  const none = h("p", { class: "quiet" }, "No rules: stickiness and weights choose the version.");
   const changed = () => {
     show(none, !rows.children.length);
     touch();
@@ -16,7 +16,7 @@ export function rulesForm(touch) {
     rows.lastChild.querySelector("input").focus();
   } }, "Add a rule");
   const node = h("fieldset", { class: "group" }, h("legend", {}, "Rules"),
-    h("p", { class: "quiet" }, "They come before what sticks and the weights. The first that fits counts."), none, rows, add);
+    h("p", { class: "quiet" }, "Rules apply before stickiness and weights. The first rule that matches decides."), none, rows, add);
   return {
     node,
     put(rules) {

@@ -6,7 +6,7 @@ import { chip, tile } from "./figures.js";
 import { bytes, clock, duration, number, percent } from "./format.js";
 import { act, firstLines, note } from "./talk.js";
 
-const KINDS = { exact: "exactly", numeric: "numbers within a tolerance", "top-k": "the likeliest labels", plugin: "by a plugin" };
+const KINDS = { exact: "exactly", numeric: "numbers within a tolerance", "top-k": "the most likely labels", plugin: "by a plugin" };
 const STATES = { running: "ready", waiting: "loading", off: "idle" };
 
 export function shadowPanel(name, changed) {
@@ -14,7 +14,7 @@ export function shadowPanel(name, changed) {
   const begin = beginForm(where, path("models", name, "traffic"), changed);
   const results = resultsView(where, changed);
   const node = h("section", { class: "card", "aria-label": "Shadow", hidden: true }, h("h2", {}, "Shadow"),
-    h("p", { class: "quiet" }, "Another version gets copies of requests. Clients see nothing of it; both answers are compared."), results.node, begin.node);
+    h("p", { class: "quiet" }, "Another version gets copies of requests. Clients do not get its answers; both answers are compared."), results.node, begin.node);
   return {
     node,
     async load(versions, preset) {
@@ -39,7 +39,7 @@ function beginForm(where, traffic, changed) {
   const more = comparisonFields();
   const fit = () => more.fit(kind.value);
   const submit = h("button", { type: "submit" }, "Copy requests");
-  const off = h("button", { type: "button", onclick: () => change(() => put("PATCH", traffic, { shadow: null }), "No request is copied any more.") }, "Stop copying");
+  const off = h("button", { type: "button", onclick: () => change(() => put("PATCH", traffic, { shadow: null }), "Copying is stopped.") }, "Stop copying");
   let now = null;
   const node = h("form", { class: "fields", onsubmit: (event) => {
     event.preventDefault();
@@ -88,10 +88,10 @@ function beginForm(where, traffic, changed) {
 const OPTIONS = [
   ["rtol", "numeric", "Relative tolerance", { type: "number", min: "0", step: "any", placeholder: "1e-4" }],
   ["atol", "numeric", "Absolute tolerance", { type: "number", min: "0", step: "any", placeholder: "1e-6" }],
-  ["k", "top-k", "How many labels", { type: "number", min: "1", max: "1000", placeholder: "1" }],
+  ["k", "top-k", "Number of labels", { type: "number", min: "1", max: "1000", placeholder: "1" }],
   ["name", "plugin", "Plugin", {}],
-  ["timeout", "plugin", "Seconds it may take", { type: "number", min: "0.001", max: "60", step: "any", placeholder: "1" }],
-  ["ignore", "exact numeric top-k", "Fields that do not count", { placeholder: "id, outputs.*.took" }],
+  ["timeout", "plugin", "Timeout, seconds", { type: "number", min: "0.001", max: "60", step: "any", placeholder: "1" }],
+  ["ignore", "exact numeric top-k", "Fields to ignore", { placeholder: "id, outputs.*.took" }],
 ];
 
 function comparisonFields() {

@@ -8,7 +8,7 @@ const SHORT = 6000; // ms that good news stays
 
 /** A line at the lower edge; an error stays until it is put away. */
 export function note(text, bad = false) {
-  const close = h("button", { class: "plain", "aria-label": "Put this note away", onclick: () => node.remove() }, "×");
+  const close = h("button", { class: "plain", "aria-label": "Dismiss this message", onclick: () => node.remove() }, "×");
   const node = h("div", { class: bad ? "note bad" : "note" }, h("span", {}, text), close);
   document.getElementById("notes").append(node);
   if (!bad) setTimeout(() => node.remove(), SHORT);
@@ -59,7 +59,7 @@ export function askToken(why) {
   const enter = async (event) => {
     event.preventDefault();
     const typed = input.value.trim();
-    if (!/^[!-~]+$/.test(typed)) return (problem.textContent = "A token has letters, digits and signs of ASCII only, and no space.");
+    if (!/^[!-~]+$/.test(typed)) return (problem.textContent = "A token has ASCII letters, digits and punctuation only, and no spaces.");
     token.set(typed);
     try {
       await call("GET", "ui/api/store");
@@ -68,14 +68,14 @@ export function askToken(why) {
       refresh();
     } catch (error) {
       token.forget();
-      problem.textContent = error instanceof Refused ? "The server does not take this token." : error.message;
+      problem.textContent = error instanceof Refused ? "The server rejects this token." : error.message;
       input.select();
     }
   };
   const dialog = h("dialog", { id: "login", "aria-labelledby": title, oncancel: (event) => event.preventDefault(), onclose: () => dialog.isConnected && dialog.showModal() }, // a second Escape closes it all the same
     h("form", { onsubmit: enter },
-      h("h2", { id: title }, "This server asks for a token"),
-      h("p", { class: "quiet" }, "It is the management token: of the setting management_token, or “management” in the key file that the server named when it started. It stays in this tab."),
+      h("h2", { id: title }, "This server requires a token"),
+      h("p", { class: "quiet" }, "Enter the management token: the setting management_token, or “management” in the key file that the server named when it started. The token stays in this tab."),
       field("Management token", input), problem,
       h("div", { class: "row end" }, h("button", { class: "primary", type: "submit" }, "Open"))));
   document.body.append(dialog);

@@ -18,13 +18,13 @@ export function trafficTab(name) {
   const body = h("tbody");
   const sticky = h("input", { autocomplete: "off", spellcheck: "false", placeholder: "header:X-User", oninput: () => touch() });
   const apply = h("button", { class: "primary", type: "submit" }, "Apply");
-  const back = h("button", { type: "button", onclick: () => change(back, "POST", path("models", name, "rollback"), "What was before the last change holds again.") }, "Undo the last change");
+  const back = h("button", { type: "button", onclick: () => change(back, "POST", path("models", name, "rollback"), "The last change is undone.") }, "Undo the last change");
   const clear = h("button", { type: "button", onclick: () => change(clear, "DELETE", where, "All requests go to the default version.") }, "All to the default");
   const rules = rulesForm(() => touch());
   const form = h("form", { onsubmit: (event) => submit(event) },
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Versions and their shares" },
       h("table", {}, h("thead", {}, h("tr", {}, ["Version", "State", "Labels", "Weight", "Share now", "Requests", "Errors"].map((text) => h("th", { scope: "col" }, text)))), body)),
-    field("Keep a client on one version by", sticky, "header:NAME, cookie:NAME or field:NAME of a JSON body; empty: each request is drawn anew"),
+    field("Keep a client on one version by", sticky, "header:NAME, cookie:NAME or field:NAME of a JSON body; empty: each request is assigned at random"),
     rules.node, h("div", { class: "row" }, apply, back, clear));
   const labels = labelForm(name, () => poll.now());
   const none = h("p", { class: "quiet", hidden: true });
@@ -79,7 +79,7 @@ export function trafficTab(name) {
       drawn = text;
     }
     show(none, single);
-    say(none, "With a second version registered, requests can be shared out between the two.");
+    say(none, "With a second version registered, requests can be split between the two.");
   }
 
   async function submit(event) {
@@ -93,7 +93,7 @@ export function trafficTab(name) {
     try {
       await put("PATCH", where, change);
       settled();
-      note("Traffic is shared out as you said.");
+      note("The traffic policy is changed.");
     } catch (error) {
       note(firstLines(error.message), true);
     } finally {
@@ -146,7 +146,7 @@ function labelForm(name, changed) {
     try {
       const wanted = version.value.trim();
       await (wanted ? put("PUT", where, { version: wanted }) : call("DELETE", where));
-      note(wanted ? `${label.value.trim()} means version ${wanted}.` : `The label ${label.value.trim()} is gone.`);
+      note(wanted ? `${label.value.trim()} means version ${wanted}.` : `The label ${label.value.trim()} is removed.`);
     } catch (error) {
       note(firstLines(error.message), true);
     } finally {
@@ -155,6 +155,6 @@ function labelForm(name, changed) {
     }
   };
   return h("section", { class: "card", "aria-label": "Labels" }, h("h2", {}, "Labels"),
-    h("p", { class: "quiet" }, `A label is a name for a version that can stand wherever a version can, as in /predictions/${name}/canary. Without a version the label is removed.`),
+    h("p", { class: "quiet" }, `A label is a movable name of a version that can be used wherever a version can, as in /predictions/${name}/canary. Without a version the label is removed.`),
     h("form", { class: "inline", onsubmit: send }, field("Label", label), field("Version", version), submit));
 }

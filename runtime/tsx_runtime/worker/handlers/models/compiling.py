@@ -106,7 +106,7 @@ def compiled(model: Any, pt2: Any) -> Any:
     if options is None:
         return model
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
-        logger.warning("pt2 in model-config.yaml asks for torch.compile, which a %s cannot be given to", type(model).__name__)
+        logger.warning("pt2 in model-config.yaml asks for torch.compile, which does not support a %s", type(model).__name__)
         return model
     backend = options.get("backend")
     if isinstance(backend, str) and not is_backend(backend):

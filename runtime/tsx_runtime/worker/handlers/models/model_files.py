@@ -37,8 +37,8 @@ def load_model_file(
     if compile_ahead:
         logger.warning("pt2 asks for aot_compile, which takes an exported program (torch.export.save): %s runs as it is", path.name)
     if file.kind == "unknown":
-        problem = file.problem or f"{path.name} is no kind of model that is known."
-        raise LoadError(f"{problem} Pack the archive again with a file that works.")
+        problem = file.problem or f"{path.name} is not a known kind of model."
+        raise LoadError(f"{problem} Pack the archive again with a valid file.")
     if model_file is not None:
         return load_eager(model_file, path, weights_only=weights_only).to(device).eval()
     if file.whole_object is not None and not weights_only:

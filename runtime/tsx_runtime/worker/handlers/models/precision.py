@@ -46,8 +46,8 @@ def in_precision(model: Any, precision: str, device: torch.device) -> Any:
         return Cast(model.to(dtype), dtype)
     if not isinstance(model, nn.Module):
         raise LoadError(
-            f"precision: {precision} cannot be given to a {type(model).__name__}, whose precision was settled when it was compiled: "
-            f"compile it in {precision}, and take the key out of model-config.yaml."
+            f"precision: {precision} cannot be given to a {type(model).__name__}, whose precision was fixed when it was compiled: "
+            f"compile it in {precision}, and remove the key from model-config.yaml."
         )
     model.to(dtype)
     model.register_forward_pre_hook(lambda _, args, kwargs: cast((args, kwargs), dtype), with_kwargs=True)
@@ -90,8 +90,8 @@ def _check_types(found: set[torch.dtype | None], precision: str) -> None:
     if found - {DTYPES[precision]}:
         has = ", ".join(sorted("another" if dtype is None else str(dtype).removeprefix("torch.") for dtype in found))
         raise LoadError(
-            f"precision: {precision} cannot be given to this model: it was exported in {has}, and its graph says so at each step. "
-            f"Export it in {precision}, or take the key out of model-config.yaml."
+            f"precision: {precision} cannot be given to this model: it was exported in {has}, and its graph contains that precision. "
+            f"Export it in {precision}, or remove the key from model-config.yaml."
         )
 
 
@@ -102,7 +102,7 @@ def _check_script(model: Any, precision: str) -> None:
     if any(value.is_floating_point() and value.ndim and value.dtype != DTYPES[precision] for value in constants):
         raise LoadError(
             f"precision: {precision} cannot be given to this model: it is frozen TorchScript, whose weights are constants. "
-            f"Freeze it in {precision}, pack it without torch.jit.freeze, or take the key out of model-config.yaml."
+            f"Freeze it in {precision}, pack it without torch.jit.freeze, or remove the key from model-config.yaml."
         )
 
 

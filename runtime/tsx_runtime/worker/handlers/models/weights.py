@@ -45,12 +45,12 @@ def new_model(model_file: Path) -> nn.Module:
     else:
         names = ", ".join(found.__name__ for found in models or classes)
         raise LoadError(
-            f"The model file {model_file.name} defines several classes ({names}), so it is not clear which is the model. "
+            f"The model file {model_file.name} defines several classes ({names}), so the model class is ambiguous. "
             "Keep the model in it and import the others from another file."
         )
     if required := _required(kind):
         raise LoadError(
-            f"Class {kind.__name__} of {model_file.name} cannot be made without arguments: it wants {', '.join(required)}. "
+            f"Class {kind.__name__} of {model_file.name} cannot be created without arguments: it needs {', '.join(required)}. "
             "Give them defaults."
         )
     model: nn.Module = kind()

@@ -55,7 +55,7 @@ class Joining:
             except Exception as error:  # the boundary to a user's code: one bad input must not fail the others
                 if is_out_of_device_memory(error):
                     raise  # a smaller batch will do
-                logger.warning("requests that were put together failed, and are run one by one: %s", in_words(error))
+                logger.warning("a batch of requests failed, and its requests are run one by one: %s", in_words(error))
         results = [self._alone(each) for each in given]
         if agreed < TRIALS:
             self._try(kind, given, results)
@@ -97,9 +97,9 @@ class Joining:
             if all(agrees(one, other) for one, other in zip(results, joined, strict=True)):
                 self._agreed[kind] = (way, agreed + 1)
                 return
-            why = why or "the answers are others than those of the requests alone"
+            why = why or "the answers differ from those to single requests"
         self._refused.add(kind)
-        text = "requests are not put together (%s); a batch_predict_fn(inputs, model) in your program can answer them at once"
+        text = "requests are not batched (%s); a batch_predict_fn(inputs, model) in your program can answer them at once"
         logger.info(text, why)
 
 

@@ -208,7 +208,7 @@ def functions_of(program: ModuleType | None) -> dict[str, Callable[..., Any]]:
     found = {name: given for name in ARGUMENTS if callable(given := getattr(program, name, None))}
     clash = [name for name in ("input_fn", "predict_fn", "output_fn", "batch_predict_fn") if name in found]
     if "transform_fn" in found and clash:
-        raise LoadError(f"The program has transform_fn and {', '.join(clash)}, which it stands for. Keep one way or the other.")
+        raise LoadError(f"The program has transform_fn and {', '.join(clash)}, which it replaces. Remove transform_fn or the others.")
     return {name: _with_context(name, given, ARGUMENTS[name]) for name, given in found.items()}
 
 
@@ -221,7 +221,7 @@ def _with_context(name: str, given: Callable[..., Any], count: int) -> Callable[
     positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     needed = [each for each in positional if each.default is each.empty]
     if len(needed) > count + 1 or (len(positional) < count and not any(each.kind is each.VAR_POSITIONAL for each in parameters)):
-        raise LoadError(f"{name} takes {len(needed)} arguments; it is called with {count}, or with the context as one more.")
+        raise LoadError(f"{name} takes {len(needed)} arguments; it is called with {count}, or with the context in addition.")
     if len(positional) > count and (len(needed) > count or positional[count].name == "context"):
         return lambda context, *arguments: given(*arguments, context)
     return lambda context, *arguments: given(*arguments)

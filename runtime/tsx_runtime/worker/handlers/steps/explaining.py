@@ -100,7 +100,7 @@ def _column(model: Any, inputs: torch.Tensor, target: Any) -> int | None:
             raise PredictionException(f"The model cannot be explained by gradients: {in_words(error)}", 501) from error
     column = _class_of(output, target)
     if not output.requires_grad:
-        raise PredictionException(f"A {type(model).__name__} has no gradients to explain its answers by: override get_insights.", 501)
+        raise PredictionException(f"A {type(model).__name__} has no gradients to explain its answers: override get_insights.", 501)
     return column
 
 

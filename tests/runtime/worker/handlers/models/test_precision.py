@@ -90,7 +90,7 @@ def test_what_cannot_be_converted_says_why_and_what_to_do(
     (tmp_path / file).write_bytes(onnx_bytes if file == "model.onnx" else model_bytes[file])
     load = {"frozen.pt": load_torchscript, "program.pt2": load_exported, "model.onnx": load_onnx}[file]
     model = load(tmp_path / file, CPU)
-    with pytest.raises(LoadError, match=rf"precision: bf16 cannot be given to this model: .*{said}.*take the key out"):
+    with pytest.raises(LoadError, match=rf"precision: bf16 cannot be given to this model: .*{said}.*remove the key"):
         in_precision(model, "bf16", CPU)
     same = in_precision(load(tmp_path / file, CPU), "fp32", CPU)
     with torch.inference_mode():
@@ -108,7 +108,7 @@ def test_a_program_that_was_exported_in_that_precision_takes_float32() -> None:
 
 
 def test_what_torch_cannot_say_the_precision_of_is_refused() -> None:
-    with pytest.raises(LoadError, match=r"precision: fp32 cannot be given to a builtin_function_or_method.*take the key out"):
+    with pytest.raises(LoadError, match=r"precision: fp32 cannot be given to a builtin_function_or_method.*remove the key"):
         in_precision(len, "fp32", CPU)
 
 

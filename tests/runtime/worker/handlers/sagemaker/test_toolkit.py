@@ -150,7 +150,7 @@ def test_transform_fn_stands_for_the_three(start_worker: StartWorker) -> None:
     [answer] = start(start_worker, program).ask(of_type(b"x", "text/csv", "text/csv"))
     assert (answer.body, answer.headers["content-type"]) == (b"3 x text/csv text/csv", "text/csv")
     report = start(start_worker, program + "\n        def input_fn(data, content_type): return data\n").report
-    assert "transform_fn and input_fn, which it stands for" in report["message"]
+    assert "transform_fn and input_fn, which it replaces" in report["message"]
 
 
 @pytest.fixture(scope="module")
