@@ -116,7 +116,7 @@ def test_the_same_model_twice_is_told_with_the_way_to_name_each(run: Run) -> Non
 def test_a_model_store_that_is_no_directory_is_named(run: Run) -> None:
     ended = run("serve", "--model-store", "nowhere", *FREE_PORTS)
     assert ended.code == 1
-    assert "the model store 'nowhere' is no directory" in ended.err
+    assert "the model store 'nowhere' is not a directory" in ended.err
 
 
 def test_options_of_a_bare_model_do_not_go_with_an_archive(run: Run) -> None:

@@ -172,7 +172,7 @@ def show_prices(region: str | None, profile: str | None, *, refresh: bool, as_js
         cloud = Cloud(region, profile)
         found = fetch_prices(cloud, date.today())
         if not (found.instances or found.functions):
-            raise CliError(f"AWS's price list has nothing of {cloud.region}: is the region right? What was there is kept")
+            raise CliError(f"AWS's price list has nothing for {cloud.region}: check the region. The stored prices are kept")
         keep_prices(cloud.region, found)
     prices = read_prices()
     regions = {name: each for name, each in prices.regions.items() if region in (None, name)}

@@ -234,9 +234,7 @@ def _device(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]
         yield LimitFinding(False, f"{kind} is an ARM machine: the image must be built for linux/arm64")
     if known.device == "gpu" and place.has_gpu is False:
         where = f"{kind} has" if kind else f"{place.name} has here"
-        yield LimitFinding(
-            False, f"the archive is configured for a GPU, and {where} none: it will run on the CPU, slower than measured"
-        )
+        yield LimitFinding(False, f"the archive is configured for a GPU, and {where} none: it will run on the CPU, slower than measured")
     if known.device == "cpu" and place.has_gpu:
         text = f"{kind or place.name} has a GPU, and the archive is configured for the CPU (deviceType): measure it there with tsx bench"
         yield LimitFinding(False, text)

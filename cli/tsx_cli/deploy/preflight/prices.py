@@ -142,7 +142,9 @@ def _endpoint(spec: DeploySpec, known: Region) -> Cost:
 
 def _serverless(memory: int, provisioned: int | None, known: Region) -> Cost:
     if provisioned is not None:
-        return Cost(on=known.date, why="the price list has provisioned concurrency of a serverless endpoint in a format that tsx cannot read")
+        return Cost(
+            on=known.date, why="the price list has provisioned concurrency of a serverless endpoint in a format that tsx cannot read"
+        )
     second = known.serverless.get(memory // 1024)
     if second is None:
         return Cost(on=known.date, why=f"the prices of {known.date} have none of a serverless endpoint with {memory} MB: {REFRESH}")

@@ -277,7 +277,7 @@ def test_a_recording_has_its_own_rate(results_file: Path, tmp_path: Path, capsys
         (["--results", "FILE"], 2, "--rps 300"),
         (["--results", "FILE", "--rps", "0"], 2, "--rps"),
         (["--results", "FILE", "--rps", "nan"], 2, "--rps"),
-        (["--results", "FILE", "--rps", "5", "--price-per-hour", "inf"], 2, "--price-per-hour: inf is no number"),
+        (["--results", "FILE", "--rps", "5", "--price-per-hour", "inf"], 2, "--price-per-hour: inf is not a number"),
         (["--results", "FILE", "--rps", "5", "--headroom", "much"], 2, "--headroom"),
         (["--results", "FILE", "--rps", "5", "--headroom", "-5%"], 2, "--headroom"),
         (["--results", "FILE", "--rps", "5", "--slo", "fast"], 2, "--slo"),

@@ -129,7 +129,7 @@ def test_a_server_that_accepts_nothing_is_an_error_that_says_why(served: Running
         (("--against", "http://h"), "--model NAME"),
         (("--against", "http://h", "--model", "m"), "--input FILE"),
         (("--against", "ftp://h", "--model", "m", "--input-kind", "text"), "is not the address of a server"),
-        (("--against", "http://h", "--model", "m", "--input-kind", "text", "--warm-up", "long"), "--warm-up: 'long' is no time"),
+        (("--against", "http://h", "--model", "m", "--input-kind", "text", "--warm-up", "long"), "--warm-up: 'long' is not a time"),
         (("--against", "http://h", "--model", "m", "--input-kind", "text", "--slo", "p42<1ms"), "--slo: 'p42<1ms'"),
         (("--against", "http://h", "--model", "m", "--input-kind", "text", "--arrivals", "constant"), "needs a rate"),
         (("--against", "http://h", "--model", "m", "--input-kind", "text", "--rounds", "0"), "--rounds: 0"),

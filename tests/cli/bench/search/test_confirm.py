@@ -184,7 +184,7 @@ class OpenMachine(Machine):
             [160, 80, 120],
             "With requests that arrive at random it sustains 120/s (p99 30 ms); with 160 it breaks the bounds (p99 600 ms).",
         ),
-        (90, [160, 80, 120], "it holds 80 a second (p99 30 ms); with 120 it breaks"),
+        (90, [160, 80, 120], "it sustains 80/s (p99 30 ms); with 120 it breaks"),
         (
             10,
             [160, 80, 40],

@@ -105,7 +105,7 @@ def test_scripts_import_every_name_in_every_way_and_nothing_heavy_with_it() -> N
     environment = {**os.environ, "PYTHONPATH": str(SHIMS)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert json.loads(done.stdout) == [[], NAMES, str(SHIMS / "ts" / "launcher.py")]
-    assert "tsx does not include TorchServe's module 'ts.wfdl'. It carries: ts.context, ts.handler_utils." in done.stderr
+    assert "tsx does not include TorchServe's module 'ts.wfdl'. It includes: ts.context, ts.handler_utils." in done.stderr
 
 
 def test_nothing_of_it_is_seen_outside_of_workers() -> None:
