@@ -295,7 +295,7 @@ def test_no_accepted_name_leads_outside(name: str) -> None:
     assert ".." not in landed.parts
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     names=st.lists(st.lists(PARTS, min_size=1, max_size=4).map("/".join).filter(bool), max_size=4),
     damage=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=3),

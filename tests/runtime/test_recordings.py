@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.recordings import NotARecording, Recorded, encode, file_head, read
@@ -31,7 +31,6 @@ ENTRIES = st.lists(
 )
 
 
-@settings(max_examples=60)
 @given(ENTRIES, st.integers(0, 60))
 def test_what_was_written_is_read_in_the_order_in_which_it_came_up_to_where_the_file_ends(
     tmp_path_factory: pytest.TempPathFactory, entries: list[Recorded], cut: int

@@ -386,7 +386,7 @@ def check_alike(lanes: Lanes, token: bool, requests: list[Sent], cuts: list[int]
     return fast
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(plan=PLAN, token=st.booleans())
 def test_both_lanes_answer_alike(lanes: Lanes, plan: Any, token: bool) -> None:
     requests, malformed, cuts, pipelined = plan

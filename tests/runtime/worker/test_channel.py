@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime import wire
@@ -34,7 +34,6 @@ def bodies(found: wire.Frame | None) -> list[bytes]:
     return [bytes(body) for _, _, body in found.items]
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.sampled_from([0, 1, 100, SMALL // 2, SMALL - 100, SMALL, SMALL * 2]), max_size=6), st.integers(1, SMALL * 2))
 def test_frames_are_read_whatever_pieces_they_come_in(sizes: list[int], chunk: int) -> None:
     front, back = socket.socketpair()

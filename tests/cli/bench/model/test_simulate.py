@@ -18,7 +18,7 @@ from tsx_runtime.core.scheduling.queue import BatchLimits
 pytestmark = pytest.mark.slow
 
 
-FEW = settings(max_examples=30)
+FEW = settings(max_examples=10)
 
 
 @pytest.mark.parametrize(("use", "spread"), [(0.3, 0.0), (0.5, 0.0), (0.7, 0.0), (0.5, 0.5), (0.5, 1.0)])

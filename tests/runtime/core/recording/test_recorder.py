@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -65,7 +65,6 @@ def entry(at: float, size: int) -> Recorded:
     return Recorded(at, "1.0", "", (), b"x" * size)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9000)), max_size=60), st.integers(0, 3))
 def test_files_never_hold_more_than_they_may_and_lose_the_oldest_first(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int]], restart: int

@@ -137,7 +137,7 @@ class Play(RuleBasedStateMachine):
         assert self.sequences.active <= TERMS.most
 
 
-Play.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+Play.TestCase.settings = settings(stateful_step_count=30)
 TestPlay = Play.TestCase
 
 

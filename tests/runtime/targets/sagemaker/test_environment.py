@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_archiver import ArchiveError
@@ -31,7 +31,6 @@ JSON_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=40)
 @given(st.lists(JSON_VALUES, max_size=8))
 def test_any_answers_are_as_many_json_lines_that_say_the_same(values: list[Any]) -> None:
     pretty = [json.dumps(value, indent=2).encode() for value in values]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -28,7 +28,6 @@ def test_the_tensor_is_torchvisions(width: int, height: int) -> None:
     assert mean_difference.max() < STEP / 4
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(1, 700), st.integers(1, 700))
 def test_any_size_becomes_224_by_224(width: int, height: int) -> None:
     assert imagenet(sample(width, height)).shape == (3, 224, 224)
