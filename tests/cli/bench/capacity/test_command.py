@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,12 @@ pytestmark = pytest.mark.slow
 
 WON = Configuration(workers=2, batch_size=4)
 TIMING = Timing((1, 2, 4, 8), (12.0, 14.0, 18.0, 26.0), None, 0.05)
+
+
+@pytest.fixture(autouse=True)
+def _fewer_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Are simulated than for a plan that somebody relies on."""
+    monkeypatch.setattr("tsx_cli.bench.capacity.report.plan", partial(planning.plan, requests=6000))
 
 
 def replica(configuration: Configuration = WON, scale: float = 1.0, queue: int = 100) -> Replica:
