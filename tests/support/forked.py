@@ -224,9 +224,12 @@ def _fork_program(
         return types.SimpleNamespace(pid=pid, returncode=None)
     os.environ.clear()
     os.environ.update(env)
-    keep = sorted({0, 1, 2, *pass_fds})
-    for low, high in zip(keep, [*keep[1:], 1024], strict=True):
-        os.closerange(low + 1, high)
+    gc.freeze()  # what the server has is never collected here
+    with open(os.devnull) as nothing:  # a number that is free would be taken by others, and closed by libuv at the next fork
+        for number in {int(entry.name) for entry in Path("/proc/self/fd").iterdir()} - {0, 1, 2, *pass_fds, nothing.fileno()}:
+            with contextlib.suppress(OSError):  # that of the listing
+                os.fstat(number)
+                os.dup2(nothing.fileno(), number, inheritable=False)
     atexit._clear()
     thread._threads_queues.clear()  # type: ignore[attr-defined]  # private: the thread that forked is now the main one
     util._finalizer_registry.clear()  # type: ignore[attr-defined]  # private

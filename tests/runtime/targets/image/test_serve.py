@@ -34,7 +34,9 @@ def container(directory: Path, ports: list[int], **more: str) -> Generator[tuple
     with started(command, directory, environment, last_line="") as running:
         assert running.process.stdout is not None
         while f"at http://0.0.0.0:{ports[0]}" not in running.lines[-1]:
-            running.lines.append(running.process.stdout.readline())
+            line = running.process.stdout.readline()
+            assert line, f"the container ended: {running.lines}"
+            running.lines.append(line)
         yield running, environment
 
 
