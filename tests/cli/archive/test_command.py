@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.cli.conftest import DIGITS, Run
-from tests.support.servers import screen
+from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, screen
 from tsx_archiver import BUILTIN_HANDLERS
 from tsx_cli.archive.model_file import NOT_SERVED
 from tsx_runtime.worker.handler_api.loader import BUILTIN, ELSEWHERE
@@ -317,7 +317,7 @@ def test_a_file_that_is_no_archive_is_refused(
 ) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    ports = ["--port", "0", "--management-port", "0", "--metrics-port", "0"] if command == ["serve"] else []
+    ports = [*FREE_PORTS, *FREE_GRPC_PORTS] if command == ["serve"] else []
     ended = run(*command, name, *ports)
     assert ended.code == 1
     assert reason in ended.err

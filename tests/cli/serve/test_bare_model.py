@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import DIGITS, Run
-from tests.support.servers import FREE_PORTS, screen, started, tsx
+from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, screen, started, tsx
 from tsx_cli.archive.model_file import Parts
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.main import main
@@ -108,13 +108,13 @@ def test_a_file_that_is_nowhere_is_named(run: Run, tmp_path: Path) -> None:
 
 def test_the_same_model_twice_is_told_with_the_way_to_name_each(run: Run) -> None:
     assert run("archive", DIGITS / "digits.pt").code == 0
-    ended = run("serve", "digits.mar", "digits.mar", *FREE_PORTS)
+    ended = run("serve", "digits.mar", "digits.mar", *FREE_PORTS, *FREE_GRPC_PORTS)
     assert ended.code == 1
     assert "Model version 1.0 is already registered for model digits; give each file its own name, as NAME=FILE" in ended.err
 
 
 def test_a_model_store_that_is_no_directory_is_named(run: Run) -> None:
-    ended = run("serve", "--model-store", "nowhere", *FREE_PORTS)
+    ended = run("serve", "--model-store", "nowhere", *FREE_PORTS, *FREE_GRPC_PORTS)
     assert ended.code == 1
     assert "the model store 'nowhere' is not a directory" in ended.err
 
