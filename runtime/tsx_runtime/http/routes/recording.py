@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -33,66 +33,49 @@ class ModelRecording(BaseModel):
     problem: str | None = Field(None, description="why nothing can be written to disk")
 
 
-class RecordRoutes:
-    """The routes' bodies. Each answers with what holds now, once that is kept on the disk."""
-
-    def __init__(self, registry: Registry, limit: int) -> None:
-        self.registry = registry
-        self.recorders = registry.recorders
-        self.limit = limit
-
-    async def start(self, model: str, request: Request) -> Response:
-        terms = parameters_of(RecordingConfig, await read_object(request, self.limit, TERMS))
-        await self.recorders.start(model, terms)
-        return await self.show(model)
-
-    async def stop(self, model: str, remove: bool) -> Response:
-        await self.recorders.stop(model, remove=remove)
-        return await self.show(model)
-
-    async def show(self, model: str) -> Response:
-        self.recorders.find(model)  # an unknown model is refused without waiting
-        await self.registry.state.written()
-        recorder = self.recorders.find(model)
-        kept = await (self.recorders.kept(model) if recorder is None else recorder.kept())
-        directory = self.recorders.directory(model)
-        described = ModelRecording(
-            model=model,
-            recording=recorder is not None,
-            terms=recorder.config if recorder else None,
-            directory=None if directory is None else str(directory.absolute()),
-            files=kept.files,
-            bytes=kept.size,
-            oldest=kept.oldest,
-            recorded=recorder.recorded if recorder else 0,
-            dropped=dict(recorder.dropped) if recorder else {},
-            problem=recorder.problem if recorder else None,
-        )
-        return json_answer(described)
+async def describe(registry: Registry, model: str) -> ModelRecording:
+    """What holds now, once that is kept on the disk. Raises ModelNotFound."""
+    recorders = registry.recorders
+    recorders.find(model)  # an unknown model is refused without waiting
+    await registry.state.written()
+    recorder = recorders.find(model)
+    kept = await (recorders.kept(model) if recorder is None else recorder.kept())
+    directory = recorders.directory(model)
+    return ModelRecording(
+        model=model,
+        recording=recorder is not None,
+        terms=recorder.config if recorder else None,
+        directory=None if directory is None else str(directory.absolute()),
+        files=kept.files,
+        bytes=kept.size,
+        oldest=kept.oldest,
+        recorded=recorder.recorded if recorder else 0,
+        dropped=dict(recorder.dropped) if recorder else {},
+        problem=recorder.problem if recorder else None,
+    )
 
 
 def build_router(registry: Registry, limit: int) -> APIRouter:
     router = APIRouter(tags=["traffic"])
-    routes = RecordRoutes(registry, limit)
+    path = "/models/{model}/record"
+    answers: dict[str, Any] = {"response_model": ModelRecording}
+    wrong, body = openapi.failures(400, 404, 409, 413), openapi.body_of(RecordingConfig, EXAMPLE)
 
-    @router.put(
-        "/models/{model}/record",
-        summary="Record its requests",
-        response_model=ModelRecording,
-        responses=openapi.failures(400, 404, 409, 413),
-        openapi_extra=openapi.body_of(RecordingConfig, EXAMPLE),
-    )
+    @router.put(path, summary="Record its requests", responses=wrong, openapi_extra=body, **answers)
     async def start(model: ModelName, request: Request) -> Response:
-        return await routes.start(model, request)
+        terms = parameters_of(RecordingConfig, await read_object(request, limit, TERMS))
+        await registry.recorders.start(model, terms)
+        return await show(model)
 
-    @router.get("/models/{model}/record", summary="Describe the recording", response_model=ModelRecording, responses=openapi.failures(404))
+    @router.get(path, summary="Describe the recording", responses=openapi.failures(404), **answers)
     async def show(model: ModelName) -> Response:
-        return await routes.show(model)
+        return json_answer(await describe(registry, model))
 
-    @router.delete("/models/{model}/record", summary="Stop recording", response_model=ModelRecording, responses=openapi.failures(404))
+    @router.delete(path, summary="Stop recording", responses=openapi.failures(404), **answers)
     async def stop(
         model: ModelName, remove: Annotated[bool, Query(description="remove the recorded files as well; by default they are kept")] = False
     ) -> Response:
-        return await routes.stop(model, remove)
+        await registry.recorders.stop(model, remove=remove)
+        return await show(model)
 
     return router

@@ -65,61 +65,40 @@ def describe(name: str, state: RolloutState, log: list[dict[str, Any]]) -> Model
     )
 
 
-class RolloutRoutes:
-    """The routes' bodies. Each answers with the rollout as it is now, once that is kept on the disk."""
-
-    def __init__(self, registry: Registry, limit: int) -> None:
-        self.registry = registry
-        self.rollouts = registry.rollouts
-        self.limit = limit
-
-    async def start(self, model: str, request: Request) -> Response:
-        plan = parameters_of(RolloutPlan, await read_object(request, self.limit, PLAN))
-        self.rollouts.start(model, plan)
-        return await self.show(model)
-
-    async def show(self, model: str) -> Response:
-        self.registry.find(model)
-        state = self.rollouts.find(model)
-        if state is None:
-            raise RolloutNotFound(f"Model {model} has no rollout. Start one: POST /models/{model}/rollout")
-        await self.registry.state.written()
-        return json_answer(describe(model, state, self.rollouts.log(model)))
-
-    async def stop(self, model: str, back: bool) -> Response:
-        self.registry.find(model)
-        self.rollouts.stop(model, back=back)
-        return await self.show(model)
-
-
 def build_router(registry: Registry, limit: int) -> APIRouter:
+    """Every route answers with the current rollout, once it is kept on the disk."""
     router = APIRouter(tags=["traffic"])
-    routes = RolloutRoutes(registry, limit)
+    rollouts = registry.rollouts
+    path = "/models/{model}/rollout"
+    answers: dict[str, Any] = {"response_model": ModelRollout}
 
     @router.post(
-        "/models/{model}/rollout",
+        path,
         summary="Move the requests to another version step by step while it stays within its bounds",
-        response_model=ModelRollout,
         responses=openapi.failures(400, 404, 409, 413),
         openapi_extra=openapi.body_of(RolloutPlan, EXAMPLE),
+        **answers,
     )
     async def start(model: ModelName, request: Request) -> Response:
-        return await routes.start(model, request)
+        rollouts.start(model, parameters_of(RolloutPlan, await read_object(request, limit, PLAN)))
+        return await show(model)
 
-    @router.get(
-        "/models/{model}/rollout",
-        summary="The current rollout, or the last one",
-        response_model=ModelRollout,
-        responses=openapi.failures(404),
-    )
+    @router.get(path, summary="The current rollout, or the last one", responses=openapi.failures(404), **answers)
     async def show(model: ModelName) -> Response:
-        return await routes.show(model)
+        registry.find(model)
+        state = rollouts.find(model)
+        if state is None:
+            raise RolloutNotFound(f"Model {model} has no rollout. Start one: POST /models/{model}/rollout")
+        await registry.state.written()
+        return json_answer(describe(model, state, rollouts.log(model)))
 
-    @router.delete("/models/{model}/rollout", summary="End it", response_model=ModelRollout, responses=openapi.failures(400, 404, 409))
+    @router.delete(path, summary="End it", responses=openapi.failures(400, 404, 409), **answers)
     async def stop(
         model: ModelName,
         back: Annotated[bool, Query(description="return to the old version; if false, the shares stay as they are")] = True,
     ) -> Response:
-        return await routes.stop(model, back)
+        registry.find(model)
+        rollouts.stop(model, back=back)
+        return await show(model)
 
     return router

@@ -75,7 +75,7 @@ class ShadowAnswer(BaseModel):
     body: Content
 
 
-class Difference(BaseModel):
+class ShadowExample(BaseModel):
     at: datetime
     why: str
     request_id: str
@@ -101,7 +101,7 @@ class ShadowStatus(BaseModel):
     errors: Errors | None = None
     last_problem: str | None = Field(default=None, description="why an answer was not compared")
     latency: Latencies | None = None
-    examples: list[Difference] | None = Field(default=None, description="of answers that differ, the newest first")
+    examples: list[ShadowExample] | None = Field(default=None, description="of answers that differ, the newest first")
 
 
 def report(registry: Registry, name: str) -> ShadowStatus:
@@ -128,7 +128,7 @@ def report(registry: Registry, name: str) -> ShadowStatus:
         errors=Errors(primary=shown.primary_errors, shadow=shown.shadow_errors, comparison=shown.uncompared),
         last_problem=shown.last_problem or None,
         latency=_latencies(len(shown.pairs), shown.latencies()),
-        examples=[_difference(example) for example in reversed(shown.examples)],
+        examples=[_example(example) for example in reversed(shown.examples)],
     )
 
 
@@ -153,8 +153,8 @@ def _latencies(count: int, both: tuple[LatencyQuantiles, LatencyQuantiles] | Non
     return Latencies(requests=count, primary=first, shadow=second)
 
 
-def _difference(example: Example) -> Difference:
-    return Difference(
+def _example(example: Example) -> ShadowExample:
+    return ShadowExample(
         at=example.at,
         why=example.why,
         request_id=example.request_id,

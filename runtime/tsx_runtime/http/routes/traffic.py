@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
@@ -78,61 +78,6 @@ def _share(number: str, version: ModelVersion | None, policy: Traffic, share: fl
     return Share(version=number, labels=labels, ready=version.ready, share=share, requests=requests, errors=stats.errors)
 
 
-class TrafficRoutes:
-    """The routes' bodies. Each answers with what holds now, once that is kept on the disk."""
-
-    def __init__(self, registry: Registry, limit: int) -> None:
-        self.registry = registry
-        self.limit = limit
-
-    async def show(self, model: str) -> Response:
-        await self.registry.state.written()
-        return json_answer(describe(self.registry, model))
-
-    async def replace(self, model: str, request: Request) -> Response:
-        given = await self._given(request)
-        self.registry.set_traffic(model, parsed(lambda: parse_traffic(given)))
-        return await self.show(model)
-
-    async def merge(self, model: str, request: Request) -> Response:
-        given = await self._given(request)
-        self.registry.set_traffic(model, parsed(lambda: self.registry.traffic(model).changed(given)))
-        return await self.show(model)
-
-    async def _given(self, request: Request) -> dict[str, Any]:
-        """With its patterns compiled already, in a thread: a long one takes tens of milliseconds."""
-        given = await read_object(request, self.limit, TRAFFIC)
-        patterns = [rule.get("matches") for rule in given.get("rules") or () if isinstance(rule, dict)]
-        await asyncio.to_thread(warm_patterns, [pattern for pattern in patterns if isinstance(pattern, str)])
-        return given
-
-    async def clear(self, model: str) -> Response:
-        """Labels stay: clients use them; requests that name no version are not affected."""
-        self.registry.set_traffic(model, Traffic(labels=self.registry.traffic(model).labels))
-        return await self.show(model)
-
-    async def label(self, model: str, label: str, request: Request) -> Response:
-        """A version that is not registered yet may have one."""
-        given = await read_object(request, self.limit, LABEL)
-        version = given.get("version")
-        if not isinstance(version, str) or len(given) != 1:
-            raise BadRequest(f"A label needs a version: {LABEL}.")
-        changes = {"labels": {label: version}}
-        self.registry.set_traffic(model, parsed(lambda: self.registry.traffic(model).changed(changes)))
-        return await self.show(model)
-
-    async def unlabel(self, model: str, label: str) -> Response:
-        policy = self.registry.traffic(model)
-        if model in self.registry.models and label not in policy.labels:
-            raise ModelVersionNotFound(f"Model {model} has no label {label}.")
-        self.registry.set_traffic(model, policy.changed({"labels": {label: None}}))
-        return await self.show(model)
-
-    async def rollback(self, model: str) -> Response:
-        self.registry.rollback(model)
-        return await self.show(model)
-
-
 def parsed(parse: Callable[[], Traffic]) -> Traffic:
     try:
         return parse()
@@ -142,78 +87,79 @@ def parsed(parse: Callable[[], Traffic]) -> Traffic:
 
 
 def build_router(registry: Registry, limit: int) -> APIRouter:
+    """Every route answers with the current traffic, once it is kept on the disk."""
     router = APIRouter(tags=["traffic"])
-    routes = TrafficRoutes(registry, limit)
-    _add_traffic(router, routes)
-    _add_labels(router, routes)
-    return router
-
-
-def _add_traffic(router: APIRouter, routes: TrafficRoutes) -> None:
-    wrong = openapi.failures(400, 404, 409, 413)
+    path = "/models/{model}/traffic"
+    answers: dict[str, Any] = {"response_model": ModelTraffic}
+    wrong, conflict = openapi.failures(400, 404, 409, 413), openapi.failures(400, 404, 409)
     whole = openapi.body_of(Traffic, {"weights": {"1.0": 90, "2.0": 10}, "sticky": "header:X-User"})
     some = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}, "example": {"sticky": None}}}}}
 
-    @router.get(
-        "/models/{model}/traffic",
-        summary="How requests are split between versions",
-        response_model=ModelTraffic,
-        responses=openapi.failures(404),
-    )
+    async def given_traffic(request: Request) -> dict[str, Any]:
+        """With its patterns compiled already, in a thread: a long one takes tens of milliseconds."""
+        given = await read_object(request, limit, TRAFFIC)
+        patterns = [rule.get("matches") for rule in given.get("rules") or () if isinstance(rule, dict)]
+        await asyncio.to_thread(warm_patterns, [pattern for pattern in patterns if isinstance(pattern, str)])
+        return given
+
+    async def answer(model: str) -> Response:
+        await registry.state.written()
+        return json_answer(describe(registry, model))
+
+    async def change(model: str, changes: dict[str, Any]) -> Response:
+        registry.set_traffic(model, parsed(lambda: registry.traffic(model).changed(changes)))
+        return await answer(model)
+
+    @router.get(path, summary="How requests are split between versions", responses=openapi.failures(404), **answers)
     async def show(model: ModelName) -> Response:
-        return await routes.show(model)
+        return await answer(model)
 
-    @router.put("/models/{model}/traffic", summary="Set it", response_model=ModelTraffic, responses=wrong, openapi_extra=whole)
+    @router.put(path, summary="Set it", responses=wrong, openapi_extra=whole, **answers)
     async def replace(model: ModelName, request: Request) -> Response:
-        return await routes.replace(model, request)
+        given = await given_traffic(request)
+        registry.set_traffic(model, parsed(lambda: parse_traffic(given)))
+        return await answer(model)
 
-    @router.patch(
-        "/models/{model}/traffic",
-        summary="Change parts of the traffic policy; null removes a part",
-        response_model=ModelTraffic,
-        responses=wrong,
-        openapi_extra=some,
-    )
+    @router.patch(path, summary="Change parts of the traffic policy; null removes a part", responses=wrong, openapi_extra=some, **answers)
     async def merge(model: ModelName, request: Request) -> Response:
-        return await routes.merge(model, request)
+        return await change(model, await given_traffic(request))
 
-    @router.delete(
-        "/models/{model}/traffic",
-        summary="Send all requests to the default version",
-        response_model=ModelTraffic,
-        responses=openapi.failures(400, 404, 409),
-    )
+    @router.delete(path, summary="Send all requests to the default version", responses=conflict, **answers)
     async def clear(model: ModelName) -> Response:
-        return await routes.clear(model)
+        # Labels stay: clients use them; requests that name no version are not affected.
+        registry.set_traffic(model, Traffic(labels=registry.traffic(model).labels))
+        return await answer(model)
 
-
-def _add_labels(router: APIRouter, routes: TrafficRoutes) -> None:
-    body = openapi.body_of(LabelTarget, {"version": "2.0"})
-
-    @router.put(
-        "/models/{model}/labels/{label}",
-        summary="Set a label of a version",
-        response_model=ModelTraffic,
-        responses=openapi.failures(400, 404, 409, 413),
-        openapi_extra=body,
-    )
-    async def label(model: ModelName, label: LabelName, request: Request) -> Response:
-        return await routes.label(model, label, request)
-
-    @router.delete(
-        "/models/{model}/labels/{label}",
-        summary="Remove a label",
-        response_model=ModelTraffic,
-        responses=openapi.failures(400, 404, 409),
-    )
-    async def unlabel(model: ModelName, label: LabelName) -> Response:
-        return await routes.unlabel(model, label)
+    _add_labels(router, registry, limit, change)
 
     @router.post(
         "/models/{model}/rollback",
         summary="Undo the last change of traffic, labels or default version",
-        response_model=ModelTraffic,
         responses=openapi.failures(404, 409),
+        **answers,
     )
     async def rollback(model: ModelName) -> Response:
-        return await routes.rollback(model)
+        registry.rollback(model)
+        return await answer(model)
+
+    return router
+
+
+def _add_labels(router: APIRouter, registry: Registry, limit: int, change: Callable[[str, dict[str, Any]], Awaitable[Response]]) -> None:
+    path = "/models/{model}/labels/{label}"
+    answers: dict[str, Any] = {"response_model": ModelTraffic}
+    wrong, body = openapi.failures(400, 404, 409, 413), openapi.body_of(LabelTarget, {"version": "2.0"})
+
+    @router.put(path, summary="Set a label of a version", responses=wrong, openapi_extra=body, **answers)
+    async def label(model: ModelName, label: LabelName, request: Request) -> Response:
+        given = await read_object(request, limit, LABEL)
+        version = given.get("version")
+        if not isinstance(version, str) or len(given) != 1:
+            raise BadRequest(f"A label needs a version: {LABEL}.")
+        return await change(model, {"labels": {label: version}})  # the version need not be registered yet
+
+    @router.delete(path, summary="Remove a label", responses=openapi.failures(400, 404, 409), **answers)
+    async def unlabel(model: ModelName, label: LabelName) -> Response:
+        if model in registry.models and label not in registry.traffic(model).labels:
+            raise ModelVersionNotFound(f"Model {model} has no label {label}.")
+        return await change(model, {"labels": {label: None}})
