@@ -311,8 +311,8 @@ def error_body(status: int, type: str, message: str) -> bytes:
 
 
 def _error_body(status: int, type: str, message: str) -> bytes:
-    told = json.dumps(message, ensure_ascii=False)  # the rest is put around by hand: `indent` takes five times as long
-    return f'{{\n  "code": {status},\n  "type": "{type}",\n  "message": {told}\n}}\n'.encode(errors="replace")
+    text = json.dumps(message, ensure_ascii=False)  # the rest is put around by hand: `indent` takes five times as long
+    return f'{{\n  "code": {status},\n  "type": "{type}",\n  "message": {text}\n}}\n'.encode(errors="replace")
 
 
 _remembered = lru_cache(maxsize=64)(_error_body)  # a server that refuses much refuses with the same words
@@ -329,7 +329,7 @@ def read_error(body: bytes) -> dict[str, Any]:
     if len(body) > LONGEST_READ or not body.startswith(b"{"):
         return {}
     try:
-        told: dict[str, Any] = json.loads(body)
+        error: dict[str, Any] = json.loads(body)
     except (ValueError, RecursionError):
         return {}
-    return told if isinstance(told.get("message"), str) else {}
+    return error if isinstance(error.get("message"), str) else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
@@ -20,6 +20,11 @@ VersionName = Annotated[str, Path(description="one of its versions", examples=["
 Customized = Annotated[Flag, Query(description="call the handler's describe_handle as well")]
 Changes = Annotated[ScaleParameters, Query()]
 Ignored = Annotated[str | None, Query(deprecated=True, description="accepted for TorchServe's clients; has no effect there or here")]
+
+DESCRIBED: dict[str, Any] = {"response_model": DescribedModels, "responses": openapi.failures(404, 503)}
+UNDER_WAY: dict[int | str, dict[str, Any]] = {202: {"model": Status, "description": "under way"}}
+SCALED: dict[str, Any] = {"response_model": Status, "responses": openapi.failures(400, 404, 500) | UNDER_WAY}
+UNREGISTERED: dict[str, Any] = {"response_model": Status, "responses": openapi.failures(403, 404, 405, 408, 409)}
 
 
 def build_router(registry: Registry, limit: int) -> APIRouter:
@@ -63,47 +68,25 @@ def _add_model_routes(router: APIRouter, management: ManagementService, limit: i
         parameters = parameters_of(RegisterParameters, await read_given(request, limit))
         return json_answer(*await management.register(parameters))
 
-    @router.get(
-        "/models/{model}", summary="Describe its default version", response_model=DescribedModels, responses=openapi.failures(404, 503)
-    )
+    @router.get("/models/{model}", summary="Describe its default version", **DESCRIBED)
     async def describe(model: ModelName, customized: Customized = False) -> Response:
         return json_answer(await management.describe(model, None, customized))
 
-    @router.put(
-        "/models/{model}",
-        summary="Scale its default version, or change its limits",
-        response_model=Status,
-        responses=openapi.failures(400, 404, 500) | {202: {"model": Status, "description": "under way"}},
-    )
+    @router.put("/models/{model}", summary="Scale its default version, or change its limits", **SCALED)
     async def scale(request: Request, model: ModelName, wanted: Changes) -> Response:
         return json_answer(*await management.change(model, wanted.model_version, wanted, request.query_params))
 
-    @router.delete(
-        "/models/{model}",
-        summary="Unregister its default version",
-        response_model=Status,
-        responses=openapi.failures(403, 404, 405, 408, 409),
-    )
+    @router.delete("/models/{model}", summary="Unregister its default version", **UNREGISTERED)
     async def unregister(model: ModelName, synchronous: Ignored = None, timeout: Ignored = None) -> Response:
         return json_answer(await management.unregister(model, None))
 
 
 def _add_version_routes(router: APIRouter, management: ManagementService) -> None:
-    @router.get(
-        "/models/{model}/{version}",
-        summary="Describe one version, or with the version `all` every one",
-        response_model=DescribedModels,
-        responses=openapi.failures(404, 503),
-    )
+    @router.get("/models/{model}/{version}", summary="Describe one version, or with the version `all` every one", **DESCRIBED)
     async def describe(model: ModelName, version: VersionName, customized: Customized = False) -> Response:
         return json_answer(await management.describe(model, version, customized))
 
-    @router.put(
-        "/models/{model}/{version}",
-        summary="Scale one version, or change its limits",
-        response_model=Status,
-        responses=openapi.failures(400, 404, 500) | {202: {"model": Status, "description": "under way"}},
-    )
+    @router.put("/models/{model}/{version}", summary="Scale one version, or change its limits", **SCALED)
     async def scale(request: Request, model: ModelName, version: VersionName, wanted: Changes) -> Response:
         return json_answer(*await management.change(model, version, wanted, request.query_params))
 
@@ -113,12 +96,7 @@ def _add_version_routes(router: APIRouter, management: ManagementService) -> Non
     async def set_default(model: ModelName, version: VersionName) -> Response:
         return json_answer(await management.set_default(model, version))
 
-    @router.delete(
-        "/models/{model}/{version}",
-        summary="Unregister one version",
-        response_model=Status,
-        responses=openapi.failures(403, 404, 405, 408, 409),
-    )
+    @router.delete("/models/{model}/{version}", summary="Unregister one version", **UNREGISTERED)
     async def unregister(model: ModelName, version: VersionName, synchronous: Ignored = None, timeout: Ignored = None) -> Response:
         return json_answer(await management.unregister(model, version))
 
