@@ -1,4 +1,4 @@
-"""AWS on this machine: moto's server, with what it lacks of SageMaker and is documented filled in.
+"""AWS in this process: moto, with what it lacks of SageMaker and is documented filled in. A call of boto3 is answered without a socket.
 
 `UpdateEndpoint` is not there, instance types are those of 2020, and what is created is there at once: here endpoints take as many looks
 as a test says, fail with a reason, and go back where a test says so.
@@ -6,7 +6,6 @@ as a test says, fail with a reason, and go back where a test says so.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -14,10 +13,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from typing import Any
-from urllib.request import Request, urlopen
 
 import boto3
 import pytest
+from botocore import handlers
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 from tests.support.platforms.aws_lambda import patch_lambda
 
@@ -54,45 +54,52 @@ class Course:
 class Account:
     """What boto3 finds by the environment; `emptied` begins anew."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self) -> None:
         self.course = Course()
 
     def emptied(self) -> Course:
-        urlopen(Request(f"{self.url}/moto-api/reset", method="POST")).close()
+        from moto.moto_api._internal.models import moto_api_backend
+
+        moto_api_backend.reset()
         self.course = Course()
         return self.course
 
 
 @contextmanager
 def aws() -> Generator[Account, None, None]:
-    """One server and one session of boto3, whose descriptions of the services take half a second to read, for many tests."""
+    """One account and one session of boto3, whose descriptions of the services take half a second to read, for many tests."""
     from moto.sagemaker.models import FakeEndpointConfig
     from moto.sagemaker.responses import SageMakerResponse
-    from moto.server import ThreadedMotoServer
 
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    account = Account(f"http://{host}:{port}")
+    account = Account()
     make = boto3.session.Session
     with pytest.MonkeyPatch.context() as patch:
-        given = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": REGION, "REGION": REGION, "ENDPOINT_URL": account.url}
+        given = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": REGION, "REGION": REGION}
         for name, value in given.items():
             patch.setenv(f"AWS_{name}", value)
-        patch.delenv("AWS_PROFILE", raising=False)
+        for name in ("PROFILE", "ENDPOINT_URL"):
+            patch.delenv(f"AWS_{name}", raising=False)
+        patch.setattr(handlers, "BUILTIN_HANDLERS", [*handlers.BUILTIN_HANDLERS, ("before-send", _answer)])
+        patch.setattr(boto3, "DEFAULT_SESSION", None)
         patch.setattr("boto3.session.Session", cache(lambda **which: _heard(make(**which), account)))
         patch.setattr(FakeEndpointConfig, "validate_instance_type", lambda self, instance_type: None)
         patch.setattr(SageMakerResponse, "update_endpoint", lambda self: _update(self, account.course), raising=False)
         for name in ("create_endpoint", "describe_endpoint"):
             patch.setattr(SageMakerResponse, name, _watched(name, getattr(SageMakerResponse, name), account))
         patch_lambda(patch, account)
-        patch.setattr(logging.getLogger("werkzeug"), "level", logging.ERROR)
         try:
             yield account
         finally:
             account.emptied()
-            server.stop()
+
+
+def _answer(request: AWSPreparedRequest, **rest: Any) -> AWSResponse:
+    from moto.core.botocore_stubber import BotocoreStubber, MockRawResponse
+
+    answer = BotocoreStubber().process_request(request)
+    assert answer is not None, f"no test calls {request.url}"
+    status, headers, body = answer
+    return AWSResponse(request.url, status, headers, MockRawResponse(body))
 
 
 def _heard(session: Any, account: Account) -> Any:
