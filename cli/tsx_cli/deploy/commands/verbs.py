@@ -180,7 +180,7 @@ def show_prices(region: str | None, profile: str | None, *, refresh: bool, as_js
         print_json(prices.model_copy(update={"regions": regions}).model_dump(mode="json", exclude_none=True))
         return
     if not regions:
-        where, words = (f" of {region}", f" --region {region}") if region else ("", " --region REGION")
+        where, words = (f" for {region}", f" --region {region}") if region else ("", " --region REGION")
         raise CliError(f"there are no prices{where} on this machine: {REFRESH}{words}")
     for name, each in sorted(regions.items()):
         print(f"{name}: {_prices_text(each)}, as of {each.date}")

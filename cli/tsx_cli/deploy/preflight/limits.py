@@ -124,7 +124,7 @@ def _payload(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding
     limit = place.limits.get("request")
     if limit is None:
         return
-    for whose, sizes in (("its sample", known.samples), ("the requests of its benchmark", known.measured)):
+    for whose, sizes in (("its sample", known.samples), ("a request of its benchmark", known.measured)):
         for content_type, size in sizes.items():
             wide = place.target in IN_BASE64 and not TEXT.match(content_type)
             most = limit.most * 3 / 4 if wide else limit.most

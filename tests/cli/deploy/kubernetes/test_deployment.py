@@ -146,7 +146,7 @@ def test_a_model_is_asked_through_the_connection_of_kubectl(deploy: Deploy, clus
     (tmp_path / "in.json").write_text("{}")
     cluster.forwarded = "error: unable to forward port because pod is not running"
     deploy("invoke", "in.json", code=1)
-    assert "no way to digits: error: unable to forward port" in deploy.err
+    assert "digits cannot be reached: error: unable to forward port" in deploy.err
 
 
 def test_kserve_serves_an_archive_that_lies_elsewhere(deploy: Deploy, cluster: Cluster) -> None:
