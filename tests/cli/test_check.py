@@ -57,7 +57,7 @@ def test_the_files_of_init_pass_as_they_are(run: Run, tmp_path: Path) -> None:
     words = line.split()[1:]
     ended = run(*[str(place / word) if (place / word).exists() else word for word in words])
     assert ended.code == 0, ended.err + ended.out
-    assert "2 samples answered alike" in ended.out
+    assert "2 samples got the same answers" in ended.out
 
 
 def test_a_sample_given_goes_before_those_of_the_archive(run: Run, check: Check, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import sys
 import threading
 import traceback
 import types
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import thread
 from multiprocessing import forkserver, resource_tracker, util
@@ -54,7 +55,9 @@ class Popen(subprocess.Popen[Any]):
         self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *rest: Any
     ) -> None:
         in_shell_or_session = rest[2] or any(rest[14:15])
-        program = None if preexec_fn or pass_fds or in_shell_or_session or sys.platform != "linux" else _program(args)
+        finds_others = env is not None and env.get("PYTHONPATH") != os.environ.get("PYTHONPATH")  # a sitecustomize, for one
+        cannot = preexec_fn or pass_fds or in_shell_or_session or finds_others or sys.platform != "linux"
+        program = None if cannot else _program(args)
         if program is None:
             super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)  # type: ignore[misc]
             return
@@ -208,7 +211,6 @@ def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["environment"])
-    sys.path[:0] = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place and place not in sys.path]
     _measure_no_more_than(os.environ)
     _open_streams()
     hidden_credentials.Popen = _fork_program  # type: ignore[assignment]  # of a server: its fork server and resource tracker
@@ -252,7 +254,9 @@ def _run(kind: str, what: str, *arguments: str) -> object:
         sys.modules["__main__"] = types.ModuleType("__main__")
         exec(compile(what, "<string>", "exec"), vars(sys.modules["__main__"]))
     elif kind == "-m":
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # that it is imported already
+            runpy.run_module(what, run_name="__main__", alter_sys=True)
     else:
         sys.path.insert(0, str(Path(what).resolve().parent))
         runpy.run_path(what, run_name="__main__")

@@ -58,7 +58,7 @@ def test_numbers_are_not_counted_one_by_one() -> None:
 
 @pytest.mark.parametrize("raw", [b"\xff" * 100_000, b"\x2a", b"\x2a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f", b"\x80" * 50_000])
 def test_what_is_no_message_is_a_bad_request(raw: bytes) -> None:
-    with pytest.raises(BadRequest, match="is no ModelInferRequest"):
+    with pytest.raises(BadRequest, match="is not a ModelInferRequest"):
         read(ModelInferRequest, raw)
 
 

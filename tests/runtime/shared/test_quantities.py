@@ -25,7 +25,7 @@ def test_a_share_is_of_one_and_a_percentage_of_a_hundred() -> None:
 @pytest.mark.parametrize("parse", [parse_seconds, parse_bytes, parse_percent, parse_share])
 @pytest.mark.parametrize("text", ["", "soon", "1e999", "nan", "10 parsecs", "1 0", "%", "9" * 400 + "m"])
 def test_other_text_is_refused_with_what_is_taken(parse, text) -> None:
-    with pytest.raises(ValueError, match=r"^it takes a .* such as "):
+    with pytest.raises(ValueError, match=r"^it must be a .* such as "):
         parse(text)
 
 

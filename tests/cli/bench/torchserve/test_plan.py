@@ -105,7 +105,7 @@ def test_what_means_nothing_here_is_told_once(tmp_path: Path) -> None:
         ("requests: 20", "requests: [1, 2]", "requests is \\[1, 2\\]"),
         ("./input.txt", "./absent.txt", "absent.txt is not there"),
         ('url: "{url}"', "", "has no url of an archive"),
-        ('"{url}"', "nlp.war", "asks for nothing"),
+        ('"{url}"', "nlp.war", "contains no load"),
         ('"gpus": "all"', '"tpu"', "processors is"),
         ("benchmark_engine:", "content_type: [a]\n    benchmark_engine:", "content_type is \\['a'\\]"),
         ("benchmark_engine:", "inference_model_url: v1/x\n    benchmark_engine:", "models are asked at predictions/NAME"),

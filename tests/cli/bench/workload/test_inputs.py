@@ -120,7 +120,7 @@ def test_inputs_that_are_none_say_so(tmp_path: Path) -> None:
     for name, told in (
         ("gone", "there is no input"),
         ("empty", "holds no file"),
-        ("bad.tsxrec", "no recording"),
+        ("bad.tsxrec", "not a recording"),
         ("none.jsonl", "no request"),
     ):
         with pytest.raises(CliError, match=told):
@@ -170,7 +170,7 @@ def test_texts_numbers_and_files_that_are_made_up() -> None:
         (lambda: parse_shape("1,x"), "'1,x' is not a shape"),
         (lambda: parse_shape("0"), "is not a shape"),
         (lambda: choose_payloads(None), "--input FILE"),
-        (lambda: choose_payloads(None, [Path("a")], kind="text"), "a worker supports only one of them. Remove one."),
+        (lambda: choose_payloads(None, [Path("a")], kind="text"), "give only one of them"),
     ],
 )
 def test_what_cannot_be_made_up_says_what_to_do(call: Callable[[], Any], told: str) -> None:
@@ -189,7 +189,7 @@ def test_an_archive_s_samples_come_first_then_its_warm_up_then_what_its_handler_
         (made / "samples" / name).write_text("[2]")
     assert choose_payloads(made) == ([Payload(b"[2]", "text/plain"), Payload(b"[2]", "application/json")], "samples/ of the archive")
     found, source = choose_payloads(made, kind="text", count=2)
-    assert (len(found), source) == (2, "made up: 2 different text requests")
+    assert (len(found), source) == (2, "generated: 2 different text requests")
     assert choose_payloads(made, shape=(2,), count=1)[0][0].content_type == "application/json"
     (tmp_path / "x").write_text("x")
     assert choose_payloads(made, [tmp_path / "x"]) == ([Payload(b"x", "text/plain; charset=utf-8")], "x")

@@ -32,7 +32,7 @@ def test_beyond_the_most_a_call_is_refused_until_one_has_ended() -> None:
         threads, gate = DaemonThreads(2, "downloads"), threading.Event()
         calls = [asyncio.create_task(threads.call(gate.wait)) for _ in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(Unavailable, match="2 downloads are under way"):
+        with pytest.raises(Unavailable, match="2 downloads are running"):
             await threads.call(int)
         gate.set()
         assert await asyncio.gather(*calls) == [True, True]

@@ -84,11 +84,11 @@ def test_no_path_leads_out_of_the_archive(tmp_path, line):
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("a" + " " * 30_000 + "!", "no requirement"),  # each took from seconds to years, in which the front end answered nobody
+        ("a" + " " * 30_000 + "!", "not a requirement"),  # each took from seconds to years, in which the front end answered nobody
         ("a" + " " * 30_000 + "#" + " " * 30_000 + "b", None),
-        ("a" + " \\\n" * 15_000 + "!", "no requirement"),
-        ("a;" + " --hash=a:0" * 2_500 + "!", "no requirement"),
-        ("a==1" + ",==1" * 8_000 + "?", "no requirement"),
+        ("a" + " \\\n" * 15_000 + "!", "not a requirement"),
+        ("a;" + " --hash=a:0" * 2_500 + "!", "not a requirement"),
+        ("a==1" + ",==1" * 8_000 + "?", "not a requirement"),
         ("a" * 40_000, "at most 32768 are read"),
     ],
     ids=["blanks", "comment", "continued", "hashes", "versions", "length"],
@@ -137,7 +137,7 @@ def test_wheels_of_the_archive_are_found_wherever_they_lie(tmp_path):
 
 def test_an_included_file_that_is_wrong_is_named_with_its_own_line(tmp_path):
     (tmp_path / "more.txt").write_text("six\nfoo | sh\n")
-    with pytest.raises(BadRequirements, match=r"^line 2 of more.txt, 'foo \| sh': that is no requirement"):
+    with pytest.raises(BadRequirements, match=r"^line 2 of more.txt, 'foo \| sh': it is not a requirement"):
         read(tmp_path, "numpy\n-r more.txt\n")
 
 

@@ -136,7 +136,7 @@ def test_requirements_that_pip_must_not_see_are_refused_before_it_is_started(tmp
     directory = model(tmp_path / "m", "iniconfig; $(touch here)\n")
 
     async def test(registry):
-        with pytest.raises(InvalidModel, match=r"installation failed for model m\nline 1 of requirements.txt, .* that is no requirement"):
+        with pytest.raises(InvalidModel, match=r"installation failed for model m\nline 1 of requirements.txt, .* it is not a requirement"):
             await registry.register_path(directory, order())
         assert not (directory / "here").exists()
 

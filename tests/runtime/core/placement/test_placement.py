@@ -114,8 +114,8 @@ def test_processes_and_gpus_of_a_worker(yaml, gpus, expected):
         ({"torchrun": {"nproc-per-node": "gpu"}}, 0, "this server has no GPU"),
         ({"torchrun": {"nproc-per-node": "many"}}, 0, "must be a number, cpu, gpu or auto"),
         ({"torchrun": {"nnodes": 2}}, 0, "set rdzv-endpoint as well, the HOST:PORT where they meet."),
-        ({"torchrun": {"nproc-per-node": 2}, "continuousBatching": True}, 0, "continuousBatching .* would fall out of step"),
-        ({"torchrun": {"nproc-per-node": 2}, "asyncCommunication": True}, 0, "asyncCommunication .* would fall out of step"),
+        ({"torchrun": {"nproc-per-node": 2}, "continuousBatching": True}, 0, "continuousBatching .* would get out of sync"),
+        ({"torchrun": {"nproc-per-node": 2}, "asyncCommunication": True}, 0, "asyncCommunication .* would get out of sync"),
     ],
 )
 def test_a_group_that_cannot_be_is_refused(yaml, gpus, text):

@@ -43,4 +43,4 @@ def test_a_link_in_the_place_of_a_log_is_not_followed(tmp_path: Path, caplog: py
     logs.add("digits", {"step": 1})
     logs.close()
     assert not (tmp_path / "victim").exists()
-    assert "a rollout decision is not saved: %s cannot be written: %s" in caplog.text
+    assert "cannot be written: " in caplog.text

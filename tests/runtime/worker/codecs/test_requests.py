@@ -68,7 +68,7 @@ def test_a_header_whose_name_only_ends_like_it_is_not_the_content_type() -> None
 @pytest.mark.parametrize("body", [b"{", b"", b"\xff\xfe\x00", b"[" * 100_000])
 def test_bad_json_is_raw_bytes_with_a_warning(body: bytes, caplog: pytest.LogCaptureFixture) -> None:
     assert inputs(body, "application/json") == {"body": bytearray(body)}
-    assert "a body with a JSON content type is not JSON, so the handler gets it as bytes: %s" in caplog.text
+    assert "a body with a JSON content type is not JSON, so the handler gets it as bytes: " in caplog.text
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "text/html; charset=utf-8", "TEXT/CSV"])
@@ -167,7 +167,7 @@ def test_of_a_repeated_field_the_last_counts() -> None:
         (b"", MULTIPART, "incomplete"),
         (b"nonsense", MULTIPART, "cannot be read: the boundary that its Content-Type header names is not in it"),
         (b"--xyy\r\n" + form((named("a"), b"1"))[7:], MULTIPART, "the boundary that its Content-Type header names is not in it"),
-        (b"--xyz\r\nno header\r\n", MULTIPART, "it does not match its boundary ("),
+        (b"--xyz\r\nno header\r\n", MULTIPART, "it does not match its boundary"),
         (form(("Content-Type: text/plain", b"1")), MULTIPART, "no name"),
         (form((named("a"), b"1")), f"multipart/form-data; boundary={'b' * 10_000}", "multipart"),
     ],

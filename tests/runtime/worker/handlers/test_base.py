@@ -164,7 +164,7 @@ WANTS = "from torch import nn\nclass Sized(nn.Module):\n    def __init__(self, w
         ("list.pth", MODEL, "holds a list, not weights"),
         ("weights.pth", EMPTY, "model.py defines no class"),
         ("weights.pth", TWO, "defines several classes (A, B)"),
-        ("weights.pth", WANTS, "it wants width. Give them defaults"),
+        ("weights.pth", WANTS, "it needs width. Give them defaults"),
         ("weights.pth", "import not_there", "The model file model.py does not import: No module named 'not_there'"),
         ("weights.pth", None, "model.py is not in the archive"),
     ],
@@ -201,7 +201,7 @@ def test_a_helper_class_beside_the_only_model_does_no_harm(start_worker: StartWo
         ("weights.safetensors", "holds weights but not the model that they belong to"),
         ("nothing.pt", "nothing.pt is not in the archive"),
         ("empty.pt", "empty.pt is empty (0 bytes); copy or download it again. Pack the archive again with a valid file."),
-        ("cut.pt", "cut short"),
+        ("cut.pt", "truncated"),
         ("junk.pt", "junk.pt"),
     ],
 )
