@@ -11,6 +11,7 @@ import contextlib
 import gc
 import importlib
 import json
+import logging
 import os
 import runpy
 import signal
@@ -232,6 +233,10 @@ def _fork_program(
             with contextlib.suppress(OSError):  # that of the listing
                 os.fstat(number)
                 os.dup2(nothing.fileno(), number, inheritable=False)
+    for logger in [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]:  # as the server has set it up
+        logger.handlers.clear()
+        logger.setLevel(logging.WARNING if logger is logging.root else logging.NOTSET)
+        logger.propagate, logger.disabled = True, False
     atexit._clear()
     thread._threads_queues.clear()  # type: ignore[attr-defined]  # private: the thread that forked is now the main one
     util._finalizer_registry.clear()  # type: ignore[attr-defined]  # private
