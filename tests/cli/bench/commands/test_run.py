@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support import forked
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, clean, serving, tsx
 from tsx_archiver import inspect_archive, verify_archive
@@ -149,7 +150,7 @@ def begin(place: Path, tmp_path: Path) -> Iterator[Callable[[str], subprocess.Po
     def start(until: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "tsx_cli", *map(str, words)]
         environment = clean({"TMPDIR": str(temporary)})
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = forked.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         begun.append(process)
         assert process.stderr is not None
         assert any(until in line for line in process.stderr)

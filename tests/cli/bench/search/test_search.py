@@ -86,7 +86,7 @@ def modelled(truth: Curve, cores: int, errors: Callable[[Configuration], float] 
     return machine
 
 
-def optimum(state: State, machine: Machine, fine: int = 40) -> float:
+def optimum(state: State, machine: Machine, fine: int = 20) -> float:
     best = 0.0
     for configuration in state.configurations:
         most = 2 * (configuration.workers + 1) * configuration.batch_size + 2
@@ -126,7 +126,7 @@ def test_the_best_is_found_with_few_measurements(slo: str | None, first: float, 
 def test_the_best_is_found_although_predictions_are_wrong() -> None:
     """Each configuration does up to a seventh more or less than the curve says, and all of them less, by one factor."""
     regained = []
-    for seed in range(25):
+    for seed in range(12):
         chance = random.Random(seed)
         configurations = space((1, 2, 4), (1, 4, 16))
         errors = {each: chance.uniform(0.87, 1.15) for each in configurations}
@@ -149,7 +149,7 @@ def test_the_best_is_found_on_a_simulated_server_with_noise(slo: str | None) -> 
         times = [6 + 1.5 * size for size in range(1, configuration.batch_size + 1)]
         slow = [max(1.0, active / 4) for active in range(configuration.workers + 1)]
         told = simulate(
-            times, range(300), workers=configuration.workers, connections=offered.connections, slow=slow, spread=0.1, overhead_ms=0.5
+            times, range(150), workers=configuration.workers, connections=offered.connections, slow=slow, spread=0.1, overhead_ms=0.5
         )
         return told.throughput * chance.gauss(1, 0.01), told.p99_ms * chance.gauss(1, 0.02)
 
@@ -349,7 +349,8 @@ def test_what_an_earlier_run_only_predicted_may_be_measured() -> None:
     assert passed_over(replace(state, trials=told)) == passed_over(state)
 
 
-def test_rates_are_searched_for_in_an_open_loop() -> None:
+def test_rates_are_searched_for_in_an_open_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tsx_cli.bench.model.predict.REQUESTS", 1000)
     truth = curve(4, 2)
 
     def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,14 @@ pytestmark = pytest.mark.slow
 
 
 LOADS = (1, 2)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _fewer_draws() -> Iterator[None]:
+    """A bootstrap of 60 draws: tests/cli/bench/model/test_statistics.py covers the intervals."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tsx_cli.bench.model.statistics.DRAWS", 60)
+        yield
 
 
 @pytest.fixture(scope="module")
