@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 
 import psutil
 
@@ -119,7 +121,7 @@ async def random_frames(trial: Trial) -> None:
 
 async def poisoned_batch(trial: Trial, poison: str) -> None:
     """Hold the only worker, have 32 requests wait, one of them poisoned, and let go: 31 answers and one error."""
-    gate = trial.directory / f"gate{trial.round}"
+    gate = Path(tempfile.mkdtemp(dir=trial.directory)) / "gate"  # not the one that an earlier trial has opened
     holder = trial.client()
     held = asyncio.create_task(holder.ask(f"wait {gate}"))
 
