@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.support import line_coverage  # isort: skip  # before the product
 from benchmarks import servers
 from tests.support.servers import Running, clean, started
+from tsx_runtime.core.isolation import hidden_credentials
 from tsx_runtime.core.placement.devices import cpu_count
 from tsx_runtime.core.workers.forked import PRELOAD_EXPORTED, _ensure_fork_server
 
@@ -38,6 +40,7 @@ def with_torch_for_workers(request: pytest.FixtureRequest) -> Iterator[None]:
     ask_for, fork = forkserver.set_forkserver_preload, forkserver.connect_to_new_process
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forkserver, "connect_to_new_process", lambda descriptors: _begun.append("a worker") or fork(descriptors))
+        patch.setattr(hidden_credentials, "Popen", line_coverage.Popen)
         patch.setattr(forkserver, "set_forkserver_preload", lambda modules: ask_for([PRELOAD_EXPORTED]))
         patch.delenv("VIRTUAL_ENV", raising=False)  # of the tester's own environment, which workers would have from the fork server
         if (
@@ -137,12 +140,6 @@ def without_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the tester has set for tsx decides nothing here."""
     for name in [name for name in os.environ if name.startswith("TSX_")]:
         monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No coverage of the processes that this test starts, which halves their speed: other tests count the same lines."""
-    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from benchmarks import servers
 
 
 @pytest.fixture(autouse=True)
-def light_servers(processes: None, monkeypatch: pytest.MonkeyPatch, uncounted: None) -> None:
+def light_servers(processes: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured is started as it is at anybody's; here only that it can be measured."""
     own = servers.clean_environment
     monkeypatch.setattr(servers, "clean_environment", lambda: own() | {"TSX_WORKER_PRELOAD": "false"})

@@ -14,7 +14,6 @@ from benchmarks.chaos.trial import SHORT, Scenario, run_in_turn
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the faults, and the looks from outside, are Linux's"),
-    pytest.mark.usefixtures("uncounted"),
 ]
 
 SCENARIOS = [*workers.SCENARIOS, *clients.SCENARIOS, *surroundings.SCENARIOS, *stop.SCENARIOS]

@@ -66,7 +66,7 @@ def serving(command: Sequence[str | Path], directory: Path, store: Path, ports: 
     directory.mkdir()
     properties = directory / "config.properties"
     properties.write_text(PROPERTIES.format(*ports, store=store, models=",".join(f"{name}.mar" for name in MODELS)))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TS_", "TSX_", "PYTHONPATH", "COVERAGE_"))}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TS_", "TSX_", "PYTHONPATH"))}
     environment |= {"PATH": f"{path}{os.pathsep}{os.environ['PATH']}", "TEMP": str(directory), "LOG_LOCATION": str(directory)}
     if command[0] == sys.executable and "PYTHONPATH" in os.environ:
         environment["PYTHONPATH"] = os.environ["PYTHONPATH"]

@@ -110,7 +110,6 @@ def reader(
     return Reader(tmp_path, user_environment | ports | {"TSX_ENABLE_GRPC": "true"}, start_server)
 
 
-@pytest.mark.usefixtures("uncounted")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_shows_is_what_happens(page: Path, reader: Reader) -> None:
     if page.name == "README.md":  # the first that people read runs as it does at theirs

@@ -29,6 +29,7 @@ from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.support import line_coverage  # isort: skip  # noqa: F401  # before the product
 from tsx_runtime.core.isolation import hidden_credentials
 
 COMMANDS = {"tsx": "tsx_cli.main", "torchserve": "tsx_cli.serve.torchserve"}
@@ -212,7 +213,6 @@ def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["environment"])
-    _measure_no_more_than(os.environ)
     _open_streams()
     hidden_credentials.Popen = _fork_program  # type: ignore[assignment]  # of a server: its fork server and resource tracker
     _end(lambda: _run(*order["program"]))
@@ -300,13 +300,6 @@ def _open_streams() -> None:
     sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     sys.stdout.reconfigure(line_buffering=sys.stdout.isatty(), write_through=now)
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
-
-
-def _measure_no_more_than(environment: Mapping[str, str]) -> None:
-    if "COVERAGE_PROCESS_CONFIG" not in environment and "coverage" in sys.modules:
-        running = importlib.import_module("coverage").Coverage.current()
-        if running is not None:
-            running.stop()
 
 
 if __name__ == "__main__":

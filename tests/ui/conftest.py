@@ -112,7 +112,7 @@ def start(processes: None, store: Path, tmp_path_factory: pytest.TempPathFactory
         def begin(words: Sequence[object] = (), **settings: str) -> Running:
             place = tmp_path_factory.mktemp("server")
             environment = {"TSX_CACHE_DIR": str(store / "cache"), "TSX_STATE_DIR": str(place / "state")}
-            environment |= {"TSX_WORKER_PRELOAD": "false", "COVERAGE_PROCESS_CONFIG": ""}
+            environment |= {"TSX_WORKER_PRELOAD": "false"}
             environment |= {f"TSX_{name.upper()}": value for name, value in settings.items()}
             return held.enter_context(serving(["serve", "--model-store", store, *words], place, environment))
 

@@ -47,7 +47,6 @@ def by_name(told: dict[str, Any]) -> dict[str, tuple[bool | None, str]]:
     return {each["what"]: (each["ok"], each["way"]) for each in told["checks"]}
 
 
-@pytest.mark.usefixtures("uncounted")
 def test_sagemakers_host_is_played_and_each_promise_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     archive = make_model(tmp_path / "echo.mar", ECHO)
     for name, body in (("good.bin", b"good"), ("stream.bin", b"stream")):
@@ -68,7 +67,6 @@ def test_sagemakers_host_is_played_and_each_promise_is_measured(capsys: pytest.C
     assert all(each["measured"] for each in told["checks"] if each["limit"])
 
 
-@pytest.mark.usefixtures("uncounted")
 def test_lambda_is_played_with_its_runtime_api(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     archive = make_model(tmp_path / "echo.mar", ECHO)
     for name, body in (("good.bin", b"good"), ("bad.bin", b"bad"), ("large.bin", bytes(5 << 20))):
@@ -84,7 +82,6 @@ def test_lambda_is_played_with_its_runtime_api(capsys: pytest.CaptureFixture[str
     assert {"an answer within a timeout of 30 s", "ends on SIGTERM", "1 sample, the slowest"} <= found.keys()
 
 
-@pytest.mark.usefixtures("uncounted")
 def test_what_does_not_hold_is_told_with_what_to_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     archive, samples = make_model(tmp_path / "echo.mar", ECHO), tmp_path / "samples"
     samples.mkdir()
@@ -98,7 +95,6 @@ def test_what_does_not_hold_is_told_with_what_to_do(capsys: pytest.CaptureFixtur
     assert "echo.mar does not keep 2 promises of container's contract" in said.err
 
 
-@pytest.mark.usefixtures("uncounted")
 def test_a_start_that_fails_shows_the_log_and_a_diagnosis(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     archive = make_model(tmp_path / "broken.mar", "import nothing_like_this\n")
     told = checked(capsys, archive, "--contract", "sagemaker", code=1)

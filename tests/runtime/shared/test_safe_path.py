@@ -43,13 +43,6 @@ def ran(hostile: Path) -> list[str]:
     return sorted(path.name for path in hostile.parent.glob("ran-*"))
 
 
-@pytest.fixture(autouse=True)
-def without_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Coverage is imported by a .pth file of new processes, before tsx has a say: from the working directory, where that is on the path."""
-    for name in [name for name in os.environ if name.startswith("COVERAGE_")]:
-        monkeypatch.delenv(name)
-
-
 def run(words: list[str], place: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     env = clean(environment)
     return subprocess.run(words, cwd=place, env=env, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)

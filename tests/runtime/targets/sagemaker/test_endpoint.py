@@ -20,8 +20,6 @@ from tests.support.platforms.aws import aws
 from tests.support.platforms.sagemaker_host import STOP, Host, container, unpack
 from tests.support.platforms.sagemaker_runtime import Loader, runtime
 
-pytestmark = pytest.mark.usefixtures("uncounted")
-
 # Says how many came with it; the word decides what else it does.
 HANDLER = """
 import json, os, time

@@ -14,8 +14,6 @@ from tests.support.clients.rawhttp import RawConnection, chunked, request
 from tests.support.models import make_model
 from tests.support.servers import DEADLINE, FREE_PORTS, Running, serving
 
-pytestmark = pytest.mark.usefixtures("uncounted")
-
 HANDLER = """
 import time
 from pathlib import Path
