@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
+from tests.support import forked
 from tests.support.models import make_model
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "handler_efficiency.py"
@@ -17,5 +17,6 @@ def test_the_bare_loop_loads_a_handler(tmp_path: Path) -> None:
     body = tmp_path / "body"
     body.write_bytes(b"x")
     command = [sys.executable, SCRIPT, "--bare", model, body, "--batch", "2", "--seconds", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = forked.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rate"] > 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import os
 import subprocess
+import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,16 +20,18 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[2]
 MEASURED = ("archiver", "cli", "packages", "runtime", "templates")
+FORK_SERVER = "from multiprocessing.forkserver import main;"
 NEVER = 2**31 - 1  # SlipCover would replace the functions of a running program after so many calls, to win a few percent
 
 
 class Popen(subprocess.Popen[bytes]):
-    """Of `python OPTIONS -c CODE`, as multiprocessing starts its fork server."""
+    """Of a fork server as multiprocessing starts it (`python OPTIONS -c CODE`), whose workers count too."""
 
     def __init__(self, args: Sequence[str | bytes], **options: Any) -> None:
         *words, code = map(os.fsdecode, args)
         if "LINE_COVERAGE" in os.environ:
-            code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {__name__}; del sys.path[0]; {code}"
+            begin = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {__name__}; del sys.path[0]; {FORK_SERVER}"
+            code = code.replace(FORK_SERVER, begin)
         super().__init__([*words, code], **options)
 
 
@@ -50,13 +53,17 @@ def _start(files: str) -> None:
     def forget() -> None:
         lines.newly_seen = defaultdict(set)
 
+    def begin_anew() -> None:
+        forget()
+        lines.lock = threading.RLock()  # another thread of the parent may have held it, for an import
+
     def save_and_end(status: int) -> NoReturn:
         save()
         end(status)
 
     lines.newly_seen |= {str(path): set() for name in MEASURED for path in (ROOT / name).rglob("*.py")}  # those that nothing imports too
     ImportManager(lines, FileMatcher([ROOT / name for name in MEASURED])).__enter__()
-    os.register_at_fork(after_in_child=forget)
+    os.register_at_fork(after_in_child=begin_anew)
     os._exit = save_and_end
     atexit.register(save)
 

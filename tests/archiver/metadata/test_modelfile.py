@@ -7,7 +7,6 @@ import os
 import pickle
 import shutil
 import struct
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from onnx import TensorProto, helper
 from safetensors.numpy import save_file
 
+from tests.support import forked
 from tsx_archiver import ArchiveSpec, describe_model_file, inspect_archive, write_archive
 from tsx_archiver.errors import InputMissing
 
@@ -50,7 +50,8 @@ torch.export.save(torch.export.export(net, (torch.zeros(1, 4),)), "program.pt2")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("torch")
     (directory / "write.py").write_text(WRITE_WITH_TORCH)  # TorchScript wants to read its source
-    subprocess.run([sys.executable, "-W", "ignore", "write.py"], cwd=directory, check=True, timeout=120)
+    done = forked.run([sys.executable, "write.py"], cwd=directory, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
     return directory
 
 

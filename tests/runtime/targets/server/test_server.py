@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
+from tests.support import forked
 from tests.support.models import make_model
 from tsx_runtime.targets.server.uvicorn_servers import _listening
 
@@ -65,7 +66,7 @@ def handle(data, context):
 @contextlib.contextmanager
 def server(*models: Path, **settings: object) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", SERVER, json.dumps(settings, default=str), *map(str, models)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:
