@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import settings
 
 from tests.support import line_coverage  # isort: skip  # before the product
 from benchmarks import servers
+from tests.support import forked
 from tests.support.servers import Running, clean, started
 from tsx_runtime.core.isolation import hidden_credentials
 from tsx_runtime.core.placement.devices import cpu_count
@@ -51,6 +55,23 @@ def with_torch_for_workers(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def forked_programs() -> Iterator[None]:
+    """Programs that commands start when a test calls them in its own process."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("bench.generator.run", "bench.measure.server", "check.entry", "check.lambda_host"):
+            patch.setattr(f"tsx_cli.{module}.subprocess", forked.SUBPROCESS)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_ssl_context() -> Iterator[None]:
+    """Each client of httpx reads the system's certificates anew, which takes 25 ms of the processor."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("httpx._transports.default.create_ssl_context", cache(httpx.create_ssl_context))
+        yield
+
+
 # No test asserts speed. What decides whether a change lands draws the same examples each time; whoever works on it draws new ones.
 settings.register_profile("everyday", deadline=None, max_examples=30, derandomize="CI" in os.environ)
 settings.register_profile("nightly", deadline=None, max_examples=500)  # pytest --hypothesis-profile nightly
@@ -59,6 +80,14 @@ settings.load_profile("everyday")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="only tests that start no process and take less than a second")
+
+
+gc.disable()  # until the tests are there: what their modules make stays, and to look through it again and again takes a fifth of the time
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -13,6 +13,7 @@ import importlib
 import json
 import logging
 import os
+import resource
 import runpy
 import signal
 import socket
@@ -56,9 +57,9 @@ class Popen(subprocess.Popen[Any]):
     def _execute_child(  # type: ignore[override]  # private, and of other arguments in each version
         self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *rest: Any
     ) -> None:
-        in_shell_or_session = rest[2] or any(rest[14:15])
+        in_shell, in_session = rest[2], any(rest[14:15])
         finds_others = env is not None and env.get("PYTHONPATH") != os.environ.get("PYTHONPATH")  # a sitecustomize, for one
-        cannot = preexec_fn or pass_fds or in_shell_or_session or finds_others or sys.platform != "linux"
+        cannot = preexec_fn or pass_fds or in_shell or finds_others or sys.platform != "linux"
         program = None if cannot else _program(args)
         if program is None:
             super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)  # type: ignore[misc]
@@ -68,7 +69,8 @@ class Popen(subprocess.Popen[Any]):
         environment = {os.fsdecode(name): os.fsdecode(value) for name, value in (os.environ if env is None else env).items()}
         self._ended, theirs = socket.socketpair()
         with theirs:
-            order = {"program": program, "cwd": os.fspath(cwd or Path.cwd()), "environment": environment}
+            order = {"program": program, "cwd": os.fspath(cwd or Path.cwd()), "environment": environment, "session": in_session}
+            order["files"] = resource.getrlimit(resource.RLIMIT_NOFILE)
             self.pid = _forker().fork(order, [*streams, theirs.fileno()])
         self._child_created = True
         self._close_pipe_fds(*rest[3:9])  # type: ignore[attr-defined]  # private
@@ -110,6 +112,9 @@ def run(
             process.kill()
             raise
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+SUBPROCESS = types.SimpleNamespace(**{**vars(subprocess), "Popen": Popen, "run": run})  # in the place of the module
 
 
 def _program(command: Any) -> list[str] | None:
@@ -210,6 +215,9 @@ def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     gc.unfreeze()
+    if order["session"]:
+        os.setsid()
+    resource.setrlimit(resource.RLIMIT_NOFILE, order["files"])
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["environment"])

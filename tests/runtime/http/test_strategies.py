@@ -391,7 +391,8 @@ def test_who_leaves_makes_room(server: Any, until: Any, lane: str) -> None:
     version = version_of(server, "talk")
     content: Any = "forever" if lane == "fast" else iter([b"forever"])  # a body in chunks takes the other lane
     with server.inference.stream("POST", "/predictions/talk", content=content) as answer:
-        assert next(answer.iter_text()).startswith("forever ")
+        parts = answer.iter_text()  # held: with it the connection would end
+        assert next(parts).startswith("forever ")
         assert version.workers[0].channel.batches == 1
     until(lambda: version.workers[0].channel.batches == 0)
     assert ask(server, "talk", "a").text == "a "
