@@ -25,10 +25,10 @@ def compiled(*arguments: str, source: str = "pyproject.toml", text: str | None =
     """The pinned packages, each with its hashes, as blocks of lines."""
     command = ["uv", "pip", "compile", source, "--universal", "--python-version", "3.10", "--generate-hashes", "--quiet"]
     command += ["--no-header", "--no-annotate", "--constraint", "constraints.txt", *arguments]
-    told = subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, check=False)
-    if told.returncode != 0:
-        sys.exit(told.stderr)
-    blocks = re.split(r"\n(?=[\w.-]+==)", told.stdout.strip("\n"))
+    done = subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(done.stderr)
+    blocks = re.split(r"\n(?=[\w.-]+==)", done.stdout.strip("\n"))
     return [block for block in blocks if not OF_TORCH.match(block)]
 
 

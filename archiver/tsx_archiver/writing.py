@@ -173,7 +173,7 @@ class ZipSink:
         info = zipfile.ZipInfo(member.name, _ZIP_TIME)
         info.create_system = 3
         info.external_attr = (0o100000 | _FILE_MODE) << 16
-        info.file_size = member.size  # decides on zip64 beforehand
+        info.file_size = member.size  # decides on zip64 before the data is written
         info.compress_type = zipfile.ZIP_STORED if self._stored(member) else zipfile.ZIP_DEFLATED
         with self._zip.open(info, "w") as out:
             shutil.copyfileobj(stream, out, MIB)

@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(command: Any, prog_name: str, argv: Sequence[str]) -> int:
     """Run a command and turn whatever ends it into an exit code and, where it failed, one message."""
     debug, argv = hoist_debug(argv)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal or a log of another character set is told what it can hold
+    if isinstance(sys.stdout, io.TextIOWrapper):  # for a terminal or a log of another character set
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         command.main(args=list(argv), prog_name=prog_name)

@@ -52,8 +52,8 @@ def encode(entry: Recorded) -> bytes:
     answer: dict[str, Any] = {"status": entry.status, "seconds": round(entry.seconds, 6)}
     if entry.answer is not None:
         answer |= {"headers": entry.answer_headers, "body": len(entry.answer)}
-    told = {"at": round(entry.at, 6), "version": entry.version, "query": entry.query, "headers": entry.headers, "body": len(entry.body)}
-    head = json.dumps(told | {"answer": answer}).encode()
+    fields = {"at": round(entry.at, 6), "version": entry.version, "query": entry.query, "headers": entry.headers, "body": len(entry.body)}
+    head = json.dumps(fields | {"answer": answer}).encode()
     return b"%b\n%b%b\n" % (head, entry.body, entry.answer or b"")
 
 

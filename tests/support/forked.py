@@ -245,6 +245,9 @@ def _fork_program(
         logger.handlers.clear()
         logger.setLevel(logging.WARNING if logger is logging.root else logging.NOTSET)
         logger.propagate, logger.disabled = True, False
+    importlib._bootstrap._module_locks.clear()  # type: ignore[attr-defined]  # private: of imports that another thread of the server had begun
+    for name in [name for name, module in sys.modules.items() if getattr(getattr(module, "__spec__", None), "_initializing", False)]:
+        del sys.modules[name]
     atexit._clear()
     thread._threads_queues.clear()  # type: ignore[attr-defined]  # private: the thread that forked is now the main one
     util._finalizer_registry.clear()  # type: ignore[attr-defined]  # private

@@ -122,7 +122,7 @@ def _takes_messages(host: Host, sample: Sample, report: Report) -> None:
     response = invocation.json() if invocation.error is None else {}
     failures = response.get("batchItemFailures") if isinstance(response, dict) else None
     measured = "failed" if failures is None else f"{len(failures)} of 2 failed"
-    report.add("two messages of a queue", failures is not None, measured, "told one by one", "see its log")
+    report.add("two messages of a queue", failures is not None, measured, "reported one by one", "see its log")
 
 
 def _takes_the_largest(host: Host, report: Report) -> None:

@@ -1,6 +1,6 @@
 """What Lambda does to a container, by its documentation: start it, serve it the Runtime API, freeze it between invocations, end it.
 
-Limits: 10 s to start (then it is started anew, in the invocation's time), the function's timeout for an invocation, 6 MB each way. An
+Limits: 10 s to start (then it is started again, in the time of the invocation), the function's timeout for an invocation, 6 MB each way. An
 environment whose process has ended, or did not answer in time, is replaced at the next invocation.
 https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html, lambda-runtime-environment.html, gettingstarted-limits.html
 """
@@ -171,7 +171,7 @@ class Host:
         return self._process is not None and self._process.poll() is None
 
     def _start(self) -> bool:
-        """A fresh environment; whether it came to ask for an invocation. One that takes too long is begun anew, without that limit."""
+        """A fresh environment; whether it asked for an invocation. One that takes too long is restarted without that limit."""
         for limit in (self._init, self.timeout):
             self._waiting = queue.Queue()
             self._ready.clear()

@@ -39,10 +39,10 @@ def explain(
 def lines(timeline: dict[str, Any]) -> list[str]:
     spent = timeline["milliseconds"]
     what = f"was refused ({timeline['error']})" if timeline.get("error") else "was answered"
-    company = {None: "", 1: ", alone in its batch"}.get(timeline.get("batchSize"), f", in a batch of {timeline.get('batchSize')}")
+    batch = {None: "", 1: ", alone in its batch"}.get(timeline.get("batchSize"), f", in a batch of {timeline.get('batchSize')}")
     shown = [
         f"{timeline['requestId']} {what} with {timeline['status']} after {milliseconds(spent['total'])}",
-        f"{timeline['modelName']} {timeline['modelVersion']}{company}; it arrived at {timeline['arrived']}",
+        f"{timeline['modelName']} {timeline['modelVersion']}{batch}; it arrived at {timeline['arrived']}",
     ]
     known = [part for part in PARTS if part in spent]
     if known:

@@ -132,7 +132,7 @@ def run_server(
     ready_line: str | None = None,
     options: ServeOptions = DEFAULT_OPTIONS,
 ) -> None:
-    """Serve until told to stop. `ready_line` is printed when requests are answered, for programs that wait for it."""
+    """Serve until stopped. `ready_line` is printed when requests are answered, for programs that wait for it."""
     if settings.model_store is not None and not settings.model_store.is_dir():
         raise CliError(f"the model store '{settings.model_store}' is not a directory; create it, or name another with --model-store")
     keep_going()  # a full disk, or a reader that is gone or asleep, is no reason not to serve

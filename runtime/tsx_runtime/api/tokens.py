@@ -81,7 +81,7 @@ class Keys(NamedTuple):
         key.renew(token)
 
     def write(self, new: Mapping[str, str] = {}) -> None:
-        """Write the file anew, for its owner alone: a reader sees the old one or the new one. Raises OSError.
+        """Replace the file, readable by its owner alone: a reader sees the old one or the new one. Raises OSError.
 
         `new`: tokens, by their kind, that are about to be right.
         """

@@ -1,4 +1,4 @@
-"""What was changed while a server ran and shall hold when it is started again: one JSON file a model, written beside the loop."""
+"""Changes to a running server that hold after a restart: one JSON file a model, written beside the loop."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every setting of a server, typed. Where their values come from is in `sources.py`.
 
 What belongs to one model (batch size, workers, device) is in its archive's `model-config.yaml` (`tsx_archiver.ModelConfig`).
-A server may set it anew for a model: `[models.NAME]` in `tsx.toml`, `--set models.NAME.batch_size=8`.
+A server may override it for a model: `[models.NAME]` in `tsx.toml`, `--set models.NAME.batch_size=8`.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class _StallGuard:
 
 
 class _TcpConnection(HTTPConnection):
-    """Cut where the head of an answer takes too long: a socket's timeout begins anew with each byte."""
+    """Cut where the head of an answer takes too long: a socket's timeout restarts with each byte."""
 
     _late = False
 

@@ -61,7 +61,7 @@ def headers_for(given: list[tuple[bytes, bytes]], content_type: bytes | None) ->
 def merge(outputs: Mapping[str, Output]) -> bytes:
     """Several leaves as one JSON object, by node. Raises ValueError with the name of a leaf whose output is not JSON.
 
-    What is JSON is put in as it is written: numbers keep their digits, and nothing is written anew.
+    What is JSON is put in as it is written: numbers keep their digits, and nothing is re-encoded.
     """
     members = []
     for name, output in outputs.items():

@@ -100,7 +100,7 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
                     bench.note("The run was interrupted: the best configuration may not have been measured. --resume continues the run.")
                 except BaseException:
                     results.complete = False
-                    with suppress(CliError):  # what ended the run is told
+                    with suppress(CliError):  # the reason that ended the run is reported
                         write_results(results, request.directory)
                     raise
                 write_results(results, request.directory)

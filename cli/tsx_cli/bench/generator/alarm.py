@@ -49,7 +49,7 @@ class Alarm:
     def _rings(self) -> None:
         try:
             os.read(self._descriptor, 8)
-        except BlockingIOError:  # it was set anew meanwhile
+        except BlockingIOError:  # it was set again in between
             return
         self._ring()
 

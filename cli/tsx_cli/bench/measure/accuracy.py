@@ -1,7 +1,7 @@
 """The accuracy guard: whether a configuration answers as the archive does as it is, one request at a time.
 
 Answers are compared as those of a shadow are (`core/shadowing/comparison.py`). A model that answers the same request differently each time
-cannot be compared; that is told by comparing it with itself.
+cannot be compared; comparing it with itself shows that.
 """
 
 from __future__ import annotations

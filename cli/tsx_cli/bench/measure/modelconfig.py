@@ -39,7 +39,7 @@ def _compiled(own: Any, *, enable: bool) -> dict[str, Any] | None:
 def with_keys(text: str, changed: Mapping[str, Any]) -> str:
     """The document with these keys at its top set, or removed where they are None; what else there is stays as it is written.
 
-    Where that cannot be done line by line (a document in braces, aliases), it is written anew, without its comments.
+    Where that cannot be done line by line (a document in braces, aliases), the whole file is rewritten, without its comments.
     """
     before = yaml.safe_load(text)
     known = dict(before) if isinstance(before, dict) else {}

@@ -42,7 +42,7 @@ class WorkerFailed(Exception):
 
 
 class WorkerSpec(NamedTuple):
-    """How a worker is started, and what it is told."""
+    """How a worker is started, and its load order."""
 
     load: LoadOrder
     launch: Launch

@@ -39,7 +39,7 @@ class TrialFailed(Exception):
 
 
 class LoadMeasurement(NamedTuple):
-    """What one load told."""
+    """What one load measured."""
 
     round: Round
     stages: Stages

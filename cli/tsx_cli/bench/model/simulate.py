@@ -16,7 +16,7 @@ from tsx_runtime.shared.quantiles import nearest_rank
 UNCOUNTED = 0.1  # of the requests, at the beginning: the queue starts empty, which it is not later
 HALF = 0.002  # seconds of idleness after which a worker is half as slow to begin as it ever is: measured, caches and cores cool down alike
 PHASE = 2.0  # seconds for which a machine is as quick as it is, where it is now quicker and now slower
-NOISES = 4096  # drawn beforehand, since drawing one costs as much as all else of a batch
+NOISES = 4096  # drawn in advance, since drawing one costs as much as all else of a batch
 
 
 class SimulationResult(NamedTuple):
@@ -208,7 +208,7 @@ class _Run:
                     sent += 1
 
     def step(self) -> list[_Request]:
-        """The next that happens by itself: a batch ends, or what waits for company has waited enough. Returns who was answered."""
+        """The next that happens by itself: a batch ends, or the wait to fill a batch is over. Returns who was answered."""
         if not self.running or self.wake < self.running[0][0]:
             self.now, self.wake = self.wake, NEVER
             self.flush()

@@ -106,7 +106,7 @@ def throughput(rounds: Sequence[Round], confidence: float = CONFIDENCE) -> Figur
 
 
 def percentile_figure(rounds: Sequence[Round], which: Which = "p99_ms", confidence: float = CONFIDENCE, seed: int = 0) -> Figure:
-    """A percentile of all rounds' answers together. Its interval is by bootstrap: rounds are drawn anew, and answers within them.
+    """A percentile of all rounds' answers together. Its interval is by bootstrap: rounds are resampled, and answers within them.
 
     One round has none: its answers waited in one queue, so that they tell much less than as many that were drawn apart.
     """
@@ -118,7 +118,7 @@ def percentile_figure(rounds: Sequence[Round], which: Which = "p99_ms", confiden
     if count == 1:
         return Figure(value=value, low=value, high=value, confidence=confidence)
     drawn = _redrawn(histograms, quantile, random.Random(seed))
-    # Few rounds, drawn anew, differ less than rounds do: hence the factor, and t for so few.
+    # A few resampled rounds differ less than rounds do; the factor and the t distribution correct for that.
     half = t_quantile(count - 1, confidence) * stdev(drawn) * math.sqrt(count / (count - 1))
     return Figure(value=value, low=max(0.0, value - half), high=value + half, confidence=confidence)
 

@@ -79,7 +79,7 @@ class Line(NamedTuple):
 
 
 def shown_point(trial: Trial) -> Point | None:
-    """Its best within the bounds; where none is, the one that is told in its stead: of the lowest p99."""
+    """Its best within the bounds; where there is none, the one of the lowest p99."""
     if trial.chosen is not None:
         return trial.chosen
     return min(trial.points, key=lambda point: point.p99_ms.value, default=None)

@@ -53,7 +53,7 @@ class Journal:
         self._write({"kind": "point", "at": at, "number": number, "point": point.model_dump(mode="json")})
 
     def close(self) -> None:
-        with suppress(OSError):  # of what could not be written: it was told
+        with suppress(OSError):  # that it could not be written was reported
             self._file.close()
         self._lock.close()
 

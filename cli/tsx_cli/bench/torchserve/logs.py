@@ -39,7 +39,7 @@ def figures(place: LogPosition) -> dict[str, list[float]]:
 
 def _read(file: Path, start: int) -> list[tuple[str, float]]:
     try:
-        if file.stat().st_size < start:  # it was renamed, and begun anew
+        if file.stat().st_size < start:  # the log was rotated
             start = 0
         with file.open("rb") as lines:
             lines.seek(start)

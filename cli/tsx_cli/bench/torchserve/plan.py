@@ -17,7 +17,7 @@ WORKERS, BATCH_SIZES, DELAY, REQUESTS, CONCURRENCY = [1], [1], 200, 100, 10  # w
 USED = {"url", "workers", "batch_size", "batch_delay", "input", "content_type", "requests", "concurrency", "processors"}
 USED |= {"handler_profiling", "inference_model_url"}
 LISTS = ("workers", "batch_size")
-ALWAYS = {"exec_env": "local", "backend_profiling": False, "generate_graphs": False, "benchmark_engine": "ab"}  # nothing to be told about
+ALWAYS = {"exec_env": "local", "backend_profiling": False, "generate_graphs": False, "benchmark_engine": "ab"}  # the defaults need no note
 UNUSED = {
     "ts_version": "no TorchServe is installed: tsx is measured, or with --against the server that runs there",
     "metrics_cmd": "that command is not run; --upload cloudwatch:NAMESPACE sends the figures",

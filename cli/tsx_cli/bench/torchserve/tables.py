@@ -27,7 +27,7 @@ PROFILED = {f"handler_{step}_mean": f"ts_handler_{step}" for step in ("preproces
 
 
 def row(case: Case, point: Point, times: Mapping[str, Sequence[float]]) -> Row:
-    """Milliseconds, percent and requests per second. What no log told is 0, as it is there."""
+    """Milliseconds, percent and requests per second. A value that is in no log is 0, as in TorchServe."""
     sent = sum(each.sent for each in point.rounds)
     failed = sent - sum(each.ok for each in point.rounds)
     latency = point.latency

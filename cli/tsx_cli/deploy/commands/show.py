@@ -35,11 +35,11 @@ USUAL: Mapping[tuple[str, str], float] = {  # seconds, from experience: what AWS
 TODO: Mapping[Action, str] = {
     "create": "to create",
     "update": "to update",
-    "replace": "to make anew",
+    "replace": "to recreate",
     "delete": "to delete",
     "same": "as it should be",
 }
-WORDS = {"create": "created", "update": "updated", "replace": "made anew", "delete": "deleted", "same": "as it should be"}
+WORDS = {"create": "created", "update": "updated", "replace": "recreated", "delete": "deleted", "same": "as it should be"}
 
 
 def show_plan(planned: Plan) -> None:

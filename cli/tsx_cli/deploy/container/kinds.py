@@ -210,4 +210,4 @@ def _story(name: str, found: Mapping[str, Any] | None, health: str, late: bool, 
     else:
         what = f"ended with {state.get('ExitCode', 'no exit code')}"
     last = "\n".join(log)
-    return f"{name} {what}. Its last log lines:\n{last}" if last else f"{name} {what}, and said nothing"
+    return f"{name} {what}. Its last log lines:\n{last}" if last else f"{name} {what}, and printed nothing"

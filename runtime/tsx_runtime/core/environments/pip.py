@@ -133,4 +133,4 @@ def _run(command: list[str], label: str, directory: Path, deadline: float, runs:
             process.wait()
     if late.is_set():
         said.append("It was ended, because it took longer than install_timeout allows: raise that, or put wheels into the archive.")
-    return None if code == 0 else "\n".join(said) or f"pip ended with exit code {code} and said nothing."
+    return None if code == 0 else "\n".join(said) or f"pip ended with exit code {code} and printed nothing."

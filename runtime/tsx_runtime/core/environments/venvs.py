@@ -31,7 +31,7 @@ from tsx_runtime.errors import InvalidModel
 
 MOST_UNUSED = 64  # environments, however small
 BUILDERS = 4  # at once; more wait for their turn
-SCHEME = 1  # of what an environment looks like: another number makes all of them anew
+SCHEME = 1  # of the layout of an environment; a new number recreates all of them
 
 
 @dataclass
@@ -146,7 +146,7 @@ def _rename_scripts(directory: Path, final: Path) -> None:
 
 
 def _sizes(directory: Path) -> dict[str, int]:
-    """By path. Compiled files are left out, since Python may write them anew."""
+    """By path. Compiled files are left out, since Python may rewrite them."""
     sizes = {}
     for place, _, names in os.walk(directory):
         for name in names:

@@ -35,7 +35,7 @@ class BenchmarkRecord(NamedTuple):
 
 
 def read_benchmark_record(directory: Path) -> BenchmarkRecord | None:
-    """Of an unpacked archive. What cannot be read is told in the log and counts as absent: it came with the archive."""
+    """Of an unpacked archive. What cannot be read is logged and counts as absent: it came with the archive."""
     path = directory / FILE
     try:
         with path.open("rb") as file:

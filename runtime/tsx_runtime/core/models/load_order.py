@@ -1,4 +1,4 @@
-"""What a worker is told to load: the load order of a model, made of its archive, its plan, its worker's place and the settings."""
+"""What a worker loads: the load order of a model, made of its archive, its plan, its worker's place and the settings."""
 
 from __future__ import annotations
 

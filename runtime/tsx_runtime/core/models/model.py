@@ -80,7 +80,7 @@ class ModelVersion:
         self.workflow = order.workflow
         self.measured = read_benchmark_record(archive.directory)
         self.changed: dict[str, Any] = {}  # limits, since it was registered
-        self.scaled = order.initial_workers is not None  # how many workers it has was asked for, so that its archive has no say in it
+        self.scaled = order.initial_workers is not None  # the client chose the number of workers, which the archive then does not change
         self.replaced: str | None = None  # the version whose place it has taken
         self.predecessors: list[ModelVersion] = []  # whose places it has taken, and which have sequences that are not over
         self.min_workers = chosen.min_workers
@@ -179,7 +179,7 @@ class ModelVersion:
         return mine or any(old.carries(job) for old in self.predecessors)
 
     def learn_losses_of(self, old: ModelVersion) -> None:
-        """Have those told whose sequences the old one lost, or will lose."""
+        """Report sequences that the old one lost, or will lose, to their clients."""
         if isinstance(self._dispatcher, SequenceDispatcher) and isinstance(old._dispatcher, SequenceDispatcher):
             self._dispatcher.sequences.share_losses(old._dispatcher.sequences)
 
@@ -210,7 +210,7 @@ class ModelVersion:
         self._supervisor.set_timeouts(self.plan.response_timeout, self.plan.startup_timeout)
 
     def retry_after(self) -> int | None:
-        """Whole seconds until a worker serves, as far as can be told; None where none does nor is on its way."""
+        """Whole seconds until a worker serves, as far as is known; None where no worker serves or is starting."""
         seconds = self._supervisor.seconds_until_ready()
         return None if seconds is None else retry_after(0, 0.0, seconds)
 

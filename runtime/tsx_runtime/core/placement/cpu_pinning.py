@@ -114,7 +114,7 @@ def check_pinning(pinning: Pinning, cpus: Sequence[Cpu]) -> None:
 def choose_cores(pinning: Pinning, cpus: Sequence[Cpu], instance: int, workers: int) -> tuple[int, ...]:
     """The cores of one worker of so many; empty where it is not pinned.
 
-    Instances lie side by side in the order of nodes, packages and cores. Where there are more workers than room, they begin anew,
+    Instances lie side by side in the order of nodes, packages and cores. Where there are more workers than room, they start over,
     and share.
     """
     usable = _usable(pinning, cpus)

@@ -30,7 +30,7 @@ class Parallel(NamedTuple):
             "nnodes": asked.nnodes or 1,
             "nproc-per-node": self.ranks,
             "node-rank": asked.node_rank or 0,
-            "max-restarts": 0,  # the front end starts a group anew, with pauses, and says so
+            "max-restarts": 0,  # the front end restarts a group, with pauses, and logs it
             "monitor-interval": asked.monitor_interval or None,  # seconds; torch's own is a tenth of one
             "rdzv-id": group,
             "rdzv-backend": (asked.rdzv_backend or "c10d") if meeting else None,

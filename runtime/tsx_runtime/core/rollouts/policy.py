@@ -85,7 +85,7 @@ class Counts:
         return Counts(self.requests + other.requests, self.errors + other.errors, latencies)
 
     def since(self, before: Counts) -> Counts:
-        """The difference of two readings; where the counters began anew in between, all that the later one has."""
+        """The difference of two readings; where the counters were reset in between, all that the later one has."""
         if self.requests < before.requests or self.errors < before.errors or len(self.latencies) != len(before.latencies):
             return self
         if any(now < then for now, then in zip(self.latencies, before.latencies, strict=True)):

@@ -37,7 +37,7 @@ class Assignment(Generic[SlotT]):
     batches: list[tuple[SlotT, list[Job]]]
     retries: list[tuple[SlotT, Suspects]]
     skipped: list[Job]  # their client is gone, or their deadline has passed: to be answered, not to be run
-    wake: float  # when to ask again although nothing arrives: for a deadline, or where requests wait for company
+    wake: float  # when to ask again although nothing arrives: for a deadline, or where requests wait to fill a batch
 
 
 def assign(queue: JobQueue, workers: Sequence[SlotT], now: float, limits: BatchLimits) -> Assignment[SlotT]:
@@ -47,7 +47,7 @@ def assign(queue: JobQueue, workers: Sequence[SlotT], now: float, limits: BatchL
     Then there are three cases for a worker:
 
     1. It is idle: it takes what is there, up to the caps; suspects first, as they have waited longest. Only where the
-       model asks for company by name does it leave a batch that is not full, until one request in it has waited for
+       model configures a wait does it leave a batch that is not full, until one request in it has waited for
        `limits.wait`, or for half of the time until its deadline.
     2. It holds one batch and is the model's only worker: it takes one more, early, but only a full one, so that late
        arrivals still join the next. With several workers a batch sent early could wait behind a slow one while another

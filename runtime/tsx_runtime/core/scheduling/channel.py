@@ -41,7 +41,7 @@ class Owner(Protocol):
     def on_reply(self, channel: Channel, sent: Sent, frame: wire.Frame) -> None: ...
 
     def on_begun(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
-        """An answer begins to stream: its headers, as its client shall get them."""
+        """An answer begins to stream: its headers, as the client gets them."""
 
     def on_report(self, channel: Channel, facts: dict[str, Any]) -> None:
         """What the handler raised and printed, in the form of `wire`."""

@@ -29,7 +29,7 @@ def join(queue: JobQueue, workers: Sequence[SlotT], now: float, limits: BatchLim
 
     1. Suspects first, a group at a time: it goes to the worker with the fewest under way that has none in quarantine. No request joins
        them there until they have left it. While a group waits for room, the worker with the fewest takes nothing else.
-    2. Each request goes to the worker with the fewest under way that has room, in the queue's order. Nothing waits for company.
+    2. Each request goes to the worker with the fewest under way that has room, in the queue's order. Nothing waits to fill a batch.
     """
     skipped = queue.drop_over(now) if queue.some_left or queue.earliest <= now else []
     load = {index: worker.batches for index, worker in enumerate(workers) if not worker.suspected}
@@ -66,7 +66,7 @@ def blame(left: list[Job], blamed: list[Job], lost: int) -> list[Suspects]:
 
 
 class JoiningDispatcher(Dispatcher):
-    """Requests join what a worker has under way as soon as there is room; each has `response_timeout` to itself, counted anew
+    """Requests join what a worker has under way as soon as there is room; each has `response_timeout` to itself, counted again
     from each piece of its answer.
 
     What a worker had under way when it died is tried again unless its answer had begun: in halves and then alone, but only

@@ -206,8 +206,8 @@ class Dispatcher:
         _, jobs, at, _, free, arrivals = sent  # by name, each field costs as much as all of them
         _, _, codes, items, extra = frame
         size = len(jobs)
-        told = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else _times_in(extra)
-        batch = (free, at, now, size, told, arrivals, None if codes.count(200) == size else codes)
+        times = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else _times_in(extra)
+        batch = (free, at, now, size, times, arrivals, None if codes.count(200) == size else codes)
         self.service_rate.add(size, now - max(at, channel.replied), now - at)
         channel.replied = now
         self._full = None

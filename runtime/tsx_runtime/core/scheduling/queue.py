@@ -17,7 +17,7 @@ NEVER = math.inf
 class BatchLimits(NamedTuple):
     max_items: int = 1
     max_bytes: int = 64 << 20
-    wait: float | None = None  # seconds a request may wait for company; None: never
+    wait: float | None = None  # seconds a request may wait to fill a batch; None: never
     policy: BatchPolicy | None = None  # a plugin, which may end that earlier
 
 
@@ -135,7 +135,7 @@ class JobQueue:
         return len(self.jobs) >= limits.max_items or self.size > limits.max_bytes
 
     def due(self, limits: BatchLimits, now: float) -> float:
-        """When the next batch must leave where requests wait for company: when it is full, or when one has waited long enough."""
+        """When the next batch must leave where requests wait to fill it: when it is full, or when one has waited long enough."""
         assert limits.wait is not None
         if self.fills(limits):
             return -NEVER
@@ -180,7 +180,7 @@ def _is_over(job: Job, now: float) -> bool:
 
 
 def _latest_leave(job: Job, wait: float) -> float:
-    """Waiting for company may cost a request half of the time that it has, no more."""
+    """The wait to fill a batch may take half of the time that a request has, no more."""
     if job.deadline is not None:
         wait = min(wait, (job.deadline - job.arrived) / 2)
     return job.arrived + wait

@@ -29,7 +29,7 @@ class HeaderNames(NamedTuple):
 
 
 class SequenceDispatcher(Dispatcher):
-    """A worker that dies, or is scaled away, takes its sequences with it: the next request of each is refused and told why.
+    """A worker that dies, or is scaled away, takes its sequences with it: the next request of each is refused with the reason.
 
     A request of a sequence is never run twice, since its first run may have changed the state.
     """
@@ -40,7 +40,7 @@ class SequenceDispatcher(Dispatcher):
         super().__init__(label, limits, bounds)
         self.sequences: Sequences[Channel] = Sequences(config)
         self._names = names
-        self._given: set[Job] = set()  # whose sequence's id was made up here, so that the client is to be told
+        self._given: set[Job] = set()  # whose sequence's id was generated here, and is sent to the client
         self._over = asyncio.Event()  # set when there may be no sequence any more
         self._leaving: dict[Channel, asyncio.Event] = {}  # they serve the sequences that they have, and no new one
 
@@ -161,7 +161,7 @@ class SequenceDispatcher(Dispatcher):
         """Hook: called after a batch was sent."""
 
     def _with_id(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
-        """The client is told once the id that was made up for its sequence, unless the handler does."""
+        """Sends the client the generated id of its sequence once, unless the handler does."""
         if job not in self._given:
             return headers
         self._given.discard(job)

@@ -17,7 +17,7 @@ from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, urgency
 
 REMEMBERED = 4096  # sequences that were lost, and why, for clients that go on with them
 LONGEST_REMEMBERED = 512  # characters of an id: clients choose them, and together they must not fill the memory
-LEFT_OVER = 64  # entries of sequences that have ended, which the heap may hold before it is made anew
+LEFT_OVER = 64  # entries of sequences that have ended, which the heap may hold before it is rebuilt
 AT_ONCE = 1000
 CLOSED = "is closed"
 
@@ -102,14 +102,14 @@ class Sequences(Generic[SlotT]):
         return self._held[worker]
 
     def knows(self, id: str) -> bool:
-        """Whether a sequence of that id is under way, or was lost and its client has not been told yet."""
+        """Whether a sequence of that id is under way, or was lost and its client does not know yet."""
         return id in self._chains or id in self._lost
 
     def is_active(self, id: str) -> bool:
         return id in self._chains
 
     def share_losses(self, old: Sequences[SlotT]) -> None:
-        """From now on, clients that go on here with a sequence that was lost there are told as well."""
+        """From now on, a client that continues a sequence here that was lost there gets the error too."""
         self._lost.update(old._lost)
         old._lost = self._lost
         while len(self._lost) > REMEMBERED:
@@ -117,7 +117,7 @@ class Sequences(Generic[SlotT]):
 
     def admit(self, job: Job, mark: SequenceMark, now: float) -> str | None:
         """Take a request, or say why not. The first of an id starts a sequence, also where it does not say so. But where one of that id
-        was lost, a request that means to go on with it is told, once.
+        was lost, a request that continues it gets an error, once.
         """
         chain = self._chains.get(mark.id)
         if chain is None:
@@ -254,7 +254,7 @@ class Sequences(Generic[SlotT]):
         return [refusal for chain in list(self._chains.values()) for refusal in self._end(chain, why)]
 
     def _watch(self, chain: Chain[SlotT]) -> None:
-        """Have it looked at when it may be over. An end that has moved away since is found then, and looked at anew."""
+        """Have it looked at when it may be over. An end that has moved since is found then, and scheduled again."""
         end = self._end_of(chain)
         if end < chain.looked_at:
             chain.looked_at = end

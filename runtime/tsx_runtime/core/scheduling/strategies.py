@@ -44,8 +44,8 @@ def strategy(config: ModelConfig) -> Strategy:
     mode = "continuous" if config.continuous_batching else "async" if config.async_communication else "batch"
     if config.batch_policy and (mode != "batch" or config.sequence_batching):
         raise BadRequest(
-            f"model-config.yaml asks for batchPolicy: {config.batch_policy}, which has no say in sequences, continuous "
-            "batching and asynchronous handlers: there nothing waits for company. Remove it."
+            f"model-config.yaml asks for batchPolicy: {config.batch_policy}, which does not apply to sequences, continuous "
+            "batching and asynchronous handlers: they do not wait to fill a batch. Remove it."
         )
     return Strategy(mode, _sequences(config), bool(config.use_job_ticket))
 

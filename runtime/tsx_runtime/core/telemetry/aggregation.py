@@ -79,10 +79,10 @@ class BatchAggregator:
         """As `batch_times` and `BatchTimes` have it for one."""
         import numpy as np
 
-        of_free, of_sent, of_answered, numbers, told, arrivals, odd = (rows[place::WIDTH] for place in range(WIDTH))
+        of_free, of_sent, of_answered, numbers, times, arrivals, odd = (rows[place::WIDTH] for place in range(WIDTH))
         counted, size = self._totals, len(numbers)
         free, sent, answered = np.frombuffer(struct.pack(f"{3 * size}d", *of_free, *of_sent, *of_answered)).reshape(3, size)
-        began, seconds, *steps = np.frombuffer(b"".join(told), "<f8").reshape(size, -1).T.copy()
+        began, seconds, *steps = np.frombuffer(b"".join(times), "<f8").reshape(size, -1).T.copy()
         arrived = np.frombuffer(b"".join(arrivals))
         most = answered - sent
         free = np.minimum(free, sent)

@@ -3,7 +3,7 @@
     arrived ... free ... sent ... began ... done ... answered
        |  queue  |    batch wait    |  worker  |
 
-`queue`: no worker was free for the request. `batch wait`: one was, but the request waited for its batch: for company, where the model
+`queue`: no worker was free for the request. `batch wait`: one was, but the request waited for its batch to fill, where the model
 asks for that, or behind the batch before it where its own was sent early. Within the worker's time are the handler's steps.
 All points are time.monotonic(), which all processes of a machine share.
 """

@@ -93,7 +93,7 @@ class TimeSeries:
             track = tracks.get(key)
             if track is None:
                 track = _Track(version, now)
-            elif track.version is not version:  # another took its place, whose counters begin anew
+            elif track.version is not version:  # a replacement, whose counters start at zero
                 track.version, track.last = version, read(version.stats, now)
             else:
                 reading = read(version.stats, now)

@@ -1,7 +1,7 @@
 """How the requests of every model are distributed: its traffic, its labels, its default version, and what they were before.
 
 A change is kept across restarts (`state.py`), and so is what one call undoes. What `tsx.toml` says of a model holds until the
-management API says otherwise, and anew once it was itself changed since.
+management API changes it, and again once the file itself has changed since.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class TrafficManager:
         self._state.forget(name)
 
     def refresh(self) -> bool:
-        """Make the tables anew. Whether requests may go elsewhere than before."""
+        """Rebuild the tables. Whether requests may go elsewhere than before."""
         for name in self._splitters.keys() - self.models:
             del self._splitters[name]
         changed = [model for model in self.models.values() if self._refresh(model)]

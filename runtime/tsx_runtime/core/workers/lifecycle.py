@@ -31,7 +31,7 @@ from tsx_runtime.errors import LoadFailed
 
 BACK_OFF = (0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)  # seconds
 SAME_LOAD_ERROR = 3
-SERVED_WELL = 60.0  # seconds; a worker that was there this long starts its back-off anew, even without a request
+SERVED_WELL = 60.0  # seconds; a worker that ran this long resets its back-off, even without a request
 TRY_AGAIN = 30.0  # seconds until a worker that could not be replaced is tried to be replaced again
 NOT_NEEDED = "it is no longer needed"
 
@@ -45,7 +45,7 @@ class SupervisionConfig:
     label: str
     dispatcher: Dispatcher
     starter: Starter
-    order: Callable[[Worker], wire.LoadOrder]  # made anew for each start, since threads depend on how many workers there are
+    order: Callable[[Worker], wire.LoadOrder]  # made for each start, since threads depend on how many workers there are
     launch: Callable[[Worker], Launch | None]  # as a program of its own, where a fork will not do
     response_timeout: float
     startup_timeout: float

@@ -81,7 +81,7 @@ class Supervisor:
         self._config.set_timeouts(response, startup)
 
     def seconds_until_ready(self) -> float | None:
-        """Until the first of those that are on their way serves, as far as can be told. None where none is."""
+        """Until the first starting worker serves, as far as is known. None where none is starting."""
         now = time.monotonic()
         left = [worker.seconds_until_ready(now, self._config.load_seconds) for worker in self.workers]
         return min((seconds for seconds in left if seconds is not None), default=None)

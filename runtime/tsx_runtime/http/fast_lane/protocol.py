@@ -224,7 +224,7 @@ class FastLane(LimitedConnection):
         """To the next request."""
         if self._ahead:
             self._phase = HEAD
-            # Not at once: answers that are at hand would be nested without bound. And in a context of its own, as all turns are: this may
+            # Not at once: answers that are ready would be nested without bound. And in a context of its own, as all turns are: this may
             # be the task of the request before, whose client and span the next one must not have.
             self.turns.call_soon(self._go_on)
         else:

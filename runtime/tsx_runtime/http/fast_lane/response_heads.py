@@ -32,7 +32,7 @@ class ResponseHeadCache:
         self.renew()
 
     def renew(self) -> None:
-        """uvicorn has written its own headers anew."""
+        """uvicorn has rewritten its own headers."""
         self.default = self.server_state.default_headers
         self._known.clear()
         self.before, behind = _split_around_request_id(

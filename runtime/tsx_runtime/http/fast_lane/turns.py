@@ -1,4 +1,4 @@
-"""Work that many connections have at hand at once, shared out over the turns of the event loop, so that none of them takes long."""
+"""Work that many connections have at once, spread over the turns of the event loop, so that none of them takes long."""
 
 from __future__ import annotations
 

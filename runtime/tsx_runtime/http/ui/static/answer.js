@@ -1,4 +1,4 @@
-// What kind of answer a model gave, told from its shape alone: how it is best looked at. No page, no drawing: see answerview.js.
+// What kind of answer a model gave, derived from its shape alone, which decides how it is shown. No page, no drawing: see answerview.js.
 
 const MOST_LABELS = 1000;
 const MOST_ROWS = 500;
@@ -114,7 +114,7 @@ export function placeOfMask({ width, height, paired }, image) {
 export function stages(header) {
   return (header ?? "").split(",").flatMap((part) => {
     const [name, ...more] = part.trim().split(";");
-    const told = more.map((each) => each.trim()).find((each) => each.startsWith("dur="));
-    return name && told && isNumber(Number(told.slice(4))) ? [{ name, seconds: Number(told.slice(4)) / 1000 }] : [];
+    const duration = more.map((each) => each.trim()).find((each) => each.startsWith("dur="));
+    return name && duration && isNumber(Number(duration.slice(4))) ? [{ name, seconds: Number(duration.slice(4)) / 1000 }] : [];
   });
 }

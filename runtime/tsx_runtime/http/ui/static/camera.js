@@ -21,8 +21,10 @@ export function cameraButton(taken) {
     }
     if (!open.isConnected) return close(); // asked for, and then left
     video.srcObject = stream;
+    shoot.disabled = true; // without a frame there is no picture
     show(panel, true);
     await video.play().catch(() => {}); // closed already
+    shoot.disabled = false;
     show(open, false);
     shoot.focus();
   } }, "Use the camera");

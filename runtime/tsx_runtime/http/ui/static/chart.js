@@ -21,8 +21,8 @@ export function chart(title, format) {
     node,
     update(lines, newest, span) {
       shown = { lines, newest, span };
-      const told = lines.map(({ name, points, value }) => `${name} ${format(lastOf(points, value, newest))}`);
-      plot.setAttribute("aria-label", `${title}, now: ${told.join(", ") || "nothing"}`);
+      const values = lines.map(({ name, points, value }) => `${name} ${format(lastOf(points, value, newest))}`);
+      plot.setAttribute("aria-label", `${title}, now: ${values.join(", ") || "nothing"}`);
       describe(legend, lines, newest, format);
       draw();
     },
@@ -101,12 +101,12 @@ function hover(event, plot, tip, shown, format) {
   const { width, from } = scale(plot, shown);
   const box = plot.getBoundingClientRect();
   const number = Math.round(from + ((event.clientX - box.left - LEFT) / (width - LEFT - RIGHT)) * shown.span);
-  const told = shown.lines.flatMap(({ name, points, value }) => {
+  const values = shown.lines.flatMap(({ name, points, value }) => {
     const point = points.find((each) => each.number === number);
     return point && value(point) !== null ? [`${name}: ${format(value(point))}`] : [];
   });
-  tip.hidden = !told.length;
-  say(tip, `${told.join(" · ")} · ${Math.max(0, shown.newest - number)} s ago`);
+  tip.hidden = !values.length;
+  say(tip, `${values.join(" · ")} · ${Math.max(0, shown.newest - number)} s ago`);
   tip.style.left = `${Math.min(Math.max(event.clientX - box.left, 90), box.width - 90)}px`;
 }
 

@@ -71,7 +71,7 @@ export function newId() {
 /** A field of a form under its label. */
 export function field(label, input, hint) {
   input.id ||= newId();
-  const told = hint && h("small", { id: newId(), class: "quiet" }, hint);
-  if (told) input.setAttribute("aria-describedby", told.id);
-  return h("div", { class: "field" }, h("label", { for: input.id }, label), input, told);
+  const note = hint && h("small", { id: newId(), class: "quiet" }, hint);
+  if (note) input.setAttribute("aria-describedby", note.id);
+  return h("div", { class: "field" }, h("label", { for: input.id }, label), input, note);
 }

@@ -50,8 +50,8 @@ function logPanel(name) {
 
 function logRow({ at, worker, stream, text, request_ids: ids }) {
   const bad = ["error", "critical", "warn", "warning"].includes(stream);
-  const told = ids?.length ? `printed while these requests ran: ${ids.join(", ")}` : null;
-  return { node: h("p", { class: bad ? "bad" : null, title: told }, h("time", {}, clock(at)), h("span", { class: "quiet" }, worker), h("span", {}, text)) };
+  const hint = ids?.length ? `printed while these requests ran: ${ids.join(", ")}` : null;
+  return { node: h("p", { class: bad ? "bad" : null, title: hint }, h("time", {}, clock(at)), h("span", { class: "quiet" }, worker), h("span", {}, text)) };
 }
 
 function errorRow(error) {

@@ -50,13 +50,13 @@ function fileInput(kind, changed) {
   let held = null; // {body, type, name, image}
   const picker = h("input", { type: "file", accept: isImage && "image/*", onchange: () => picker.files[0] && put(picker.files[0]) });
   const preview = h("img", { class: "picture preview", alt: isImage ? "The image to be sent" : "The file to be sent", hidden: true });
-  const told = h("p", { class: "quiet", "aria-live": "polite" }, isImage ? "Drop an image here, paste one, or choose a file." : "Drop a file here, or choose one.");
+  const status = h("p", { class: "quiet", "aria-live": "polite" }, isImage ? "Drop an image here, paste one, or choose a file." : "Drop a file here, or choose one.");
   const camera = isImage ? cameraButton((file) => put(file)) : null;
-  const zone = h("div", { class: "drop" }, field(isImage ? "Image" : "File", picker), camera?.node, told, preview);
+  const zone = h("div", { class: "drop" }, field(isImage ? "Image" : "File", picker), camera?.node, status, preview);
   async function put(file, name = file.name) {
     if (held?.image) URL.revokeObjectURL(held.image.url);
     held = { body: file, type: file.type || ANY_TYPE, name, text: null, image: null };
-    say(told, `${name}, ${bytes(file.size)}`);
+    say(status, `${name}, ${bytes(file.size)}`);
     if (file.type.startsWith("image/")) held.image = await measured(file);
     show(preview, held.image);
     if (held.image) preview.src = held.image.url;

@@ -18,8 +18,8 @@ export function metricsTab(name) {
     show(empty, found.length && !rows.length);
   };
   const poll = watched(async () => {
-    const told = await get(`ui/api/metrics/${path(name)}`);
-    found = told.map((metric) => ({ ...metric, key: `${metric.name} ${labelsOf(metric)}` }));
+    const timeline = await get(`ui/api/metrics/${path(name)}`);
+    found = timeline.map((metric) => ({ ...metric, key: `${metric.name} ${labelsOf(metric)}` }));
     draw();
     await slowest.load();
   }, 2000);
@@ -45,10 +45,10 @@ function explainPanel() {
   const send = async (event) => {
     event.preventDefault();
     try {
-      const told = await get(`debug/requests/${path(id.value.trim())}`);
-      const company = told.batchSize ? `, ${told.batchSize === 1 ? "alone in its batch" : `in a batch of ${told.batchSize}`}` : "";
-      say(about, `${told.modelName} ${told.modelVersion}: ${told.status}${told.error ? ` (${told.error})` : ""} after ${millis(told.milliseconds.total)}${company}; it arrived at ${told.arrived}`);
-      times.update(Object.entries(told.milliseconds).map(([part, value]) => ({ name: part, seconds: value / 1000 })));
+      const timeline = await get(`debug/requests/${path(id.value.trim())}`);
+      const batch = timeline.batchSize ? `, ${timeline.batchSize === 1 ? "alone in its batch" : `in a batch of ${timeline.batchSize}`}` : "";
+      say(about, `${timeline.modelName} ${timeline.modelVersion}: ${timeline.status}${timeline.error ? ` (${timeline.error})` : ""} after ${millis(timeline.milliseconds.total)}${batch}; it arrived at ${timeline.arrived}`);
+      times.update(Object.entries(timeline.milliseconds).map(([part, value]) => ({ name: part, seconds: value / 1000 })));
       say(problem, "");
     } catch (error) {
       say(problem, error.message);

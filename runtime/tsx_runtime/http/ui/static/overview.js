@@ -8,7 +8,7 @@ import { bytes, duration, number, since } from "./format.js";
 import { live } from "./live.js";
 import { act, ask } from "./talk.js";
 
-const COLORS = 8; // of lines that can be told apart
+const COLORS = 8; // of lines that can be distinguished
 const SPANS = [["1 minute", 60], ["10 minutes", 600], ["All data", null]];
 const LIMITS = {
   batch_size: "Batch size", max_batch_delay: "Longest wait for a full batch, ms", job_queue_size: "Queue size",

@@ -86,9 +86,9 @@ export function playgroundTab(name) {
         sampleButtons(samples, name, model.default, chosen).catch(() => show(samples, false));
       }
       const asked = model.labels[versions.value] ?? (versions.value || model.default);
-      const told = model.versions.find(({ version }) => version === asked);
-      say(hint, told?.input ? `Its handler takes ${{ image: "images", text: "text", json: "JSON", file: "files" }[told.input]}.` : "Its handler does not declare its input type; choose one below.");
-      const wanted = told?.input ?? kind ?? "file";
+      const served = model.versions.find(({ version }) => version === asked);
+      say(hint, served?.input ? `Its handler takes ${{ image: "images", text: "text", json: "JSON", file: "files" }[served.input]}.` : "Its handler does not declare its input type; choose one below.");
+      const wanted = served?.input ?? kind ?? "file";
       if (!picked && wanted !== kind) choose(wanted);
     },
     rest: () => ways.image.close(),

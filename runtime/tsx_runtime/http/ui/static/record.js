@@ -27,34 +27,34 @@ export function recordPanel(name, changed) {
   return {
     node,
     async load() {
-      let told;
+      let report;
       try {
-        told = await call("GET", where);
+        report = await call("GET", where);
       } catch (error) {
         if (error instanceof Refused) show(node, false); // a server that records nothing
         return;
       }
       show(node, true);
-      draw(told);
+      draw(report);
     },
   };
 
-  function draw(told) {
-    const { recording, terms } = told;
+  function draw(report) {
+    const { recording, terms } = report;
     state.update(recording ? "ready" : "idle");
     say(state.node, recording ? "running" : "off");
     say(about, recording ? `${number(terms.share)} % of the requests, ${terms.answers ? "with" : "without"} answers, up to ${decimal(terms.max_size)}, for ${number(terms.max_age / 3600)} h` : "");
-    say(problem, told.problem ? `Nothing can be written to disk: ${told.problem}` : "");
-    const left = Object.entries(told.dropped).filter(([, count]) => count);
-    tiles.recorded.update(number(told.recorded));
+    say(problem, report.problem ? `Nothing can be written to disk: ${report.problem}` : "");
+    const left = Object.entries(report.dropped).filter(([, count]) => count);
+    tiles.recorded.update(number(report.recorded));
     tiles.dropped.update(left.length ? left.map(([reason, count]) => `${number(count)} ${reason}`).join(", ") : "0");
-    tiles.size.update(bytes(told.bytes));
-    tiles.oldest.update(told.oldest ? since(told.oldest, live.state.server.now) : "–");
-    for (const { node: each } of Object.values(tiles)) show(each.parentNode, recording || told.files);
-    show(remove, told.files && !recording);
-    show(replay, told.files);
-    say(line, `tsx replay ${quoted(told.directory ?? "")}`);
-    begin.update(told);
+    tiles.size.update(bytes(report.bytes));
+    tiles.oldest.update(report.oldest ? since(report.oldest, live.state.server.now) : "–");
+    for (const { node: each } of Object.values(tiles)) show(each.parentNode, recording || report.files);
+    show(remove, report.files && !recording);
+    show(replay, report.files);
+    say(line, `tsx replay ${quoted(report.directory ?? "")}`);
+    begin.update(report);
   }
 }
 

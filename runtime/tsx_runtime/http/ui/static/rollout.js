@@ -41,9 +41,9 @@ export function rolloutPanel(name, changed) {
     say(share, percent(rollout.share / 100, 0));
     say(reason, rollout.reason);
     show(buttons, running);
-    const told = JSON.stringify([fresh, old, rollout.log.length]);
-    if (told === known) return;
-    known = told;
+    const current = JSON.stringify([fresh, old, rollout.log.length]);
+    if (current === known) return;
+    known = current;
     counts.replaceChildren(table("Both versions at this step", ["Version", "Requests", "Errors", "Error rate", "p50", "p99"],
       [[plan.version, fresh], [rollout.old, old]].map(([version, each]) =>
         [version, number(each.requests), number(each.errors), percent(each.error_rate, 2), millis(each.p50_ms), millis(each.p99_ms)]), [1, 2, 3, 4, 5]));
@@ -116,9 +116,9 @@ function startForm(where, changed) {
       field("Maximum error rate, percent", errors, "empty: the error rate of the old version"), field("Maximum p99, times the old version's", slower, "empty: no limit"), field("Maximum p99, milliseconds", slowest, "empty: no limit"),
       field("Minimum requests per step", least), h("div", { class: "row" }, submit)),
     update(versions, preset) {
-      const told = JSON.stringify([versions, preset]);
-      if (told === known) return;
-      known = told;
+      const current = JSON.stringify([versions, preset]);
+      if (current === known) return;
+      known = current;
       const before = version.value;
       const others = versions.filter((each) => each !== preset);
       version.replaceChildren(...others.map((value) => h("option", { value }, value)));

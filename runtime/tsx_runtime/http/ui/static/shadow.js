@@ -67,9 +67,9 @@ function beginForm(where, traffic, changed) {
     update(versions, preset, shadow) {
       now = shadow;
       show(off, shadow);
-      const told = JSON.stringify([versions, preset, shadow]);
-      if (told === known) return;
-      known = told;
+      const current = JSON.stringify([versions, preset, shadow]);
+      if (current === known) return;
+      known = current;
       const before = version.value;
       const others = versions.filter((each) => each !== preset);
       version.replaceChildren(...others.map((value) => h("option", { value }, value)));

@@ -19,8 +19,8 @@ export async function act(button, method, where, query = {}, done = null) {
   button.disabled = true;
   button.setAttribute("aria-busy", "true");
   try {
-    const told = await call(method, where, { query });
-    note(done ?? told?.status ?? "Done.");
+    const reply = await call(method, where, { query });
+    note(done ?? reply?.status ?? "Done.");
     return true;
   } catch (error) {
     note(firstLines(error.message), true);

@@ -12,7 +12,7 @@ import { watched } from "./watched.js";
 
 export function trafficTab(name) {
   const where = path("models", name, "traffic");
-  let told = null; // the newest answer
+  let latest = null; // the newest answer
   let edited = false; // there is something in the form that the server does not know
   let drawn = null; // the rules that the form was filled with
   const body = h("tbody");
@@ -33,9 +33,9 @@ export function trafficTab(name) {
   const record = recordPanel(name, () => poll.now());
   const poll = watched(async () => {
     await load();
-    if (!told) return;
-    const versions = told.table.filter((row) => row.registered !== false).map((row) => row.version);
-    await Promise.all([rollout.load(versions, told.default), shadow.load(versions, told.default), record.load()]);
+    if (!latest) return;
+    const versions = latest.table.filter((row) => row.registered !== false).map((row) => row.version);
+    await Promise.all([rollout.load(versions, latest.default), shadow.load(versions, latest.default), record.load()]);
   }, 2000);
 
   function touch() {
@@ -52,7 +52,7 @@ export function trafficTab(name) {
 
   async function load() {
     try {
-      told = await call("GET", where);
+      latest = await call("GET", where);
     } catch (error) {
       if (error instanceof Refused) {
         show(form, false);
@@ -68,11 +68,11 @@ export function trafficTab(name) {
   function draw() {
     show(form, true);
     show(labels, true);
-    keyed(body, told.table, ({ version }) => version, (row) => versionRow(row, touch));
-    const { weights = {}, sticky: kept = "", rules: own = [] } = told.traffic;
-    const single = told.table.length < 2;
+    keyed(body, latest.table, ({ version }) => version, (row) => versionRow(row, touch));
+    const { weights = {}, sticky: kept = "", rules: own = [] } = latest.traffic;
+    const single = latest.table.length < 2;
     if (!edited) {
-      for (const [version, { weight }] of body.kept) weight.value = weight.filled = String(weights[version] ?? (!Object.keys(weights).length && version === told.default ? 1 : 0));
+      for (const [version, { weight }] of body.kept) weight.value = weight.filled = String(weights[version] ?? (!Object.keys(weights).length && version === latest.default ? 1 : 0));
       sticky.value = kept ?? "";
       const text = JSON.stringify(own);
       if (text !== drawn) rules.put(own);

@@ -22,9 +22,10 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_is_where_torch_looks_and_made_before_anybody_else_can(temporary: Path) -> None:
+    protect_compiler_cache()
+
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # here: seconds of each process that collects tests
 
-    protect_compiler_cache()
     assert os.environ[VARIABLE] == default_cache_dir()
     assert Path(os.environ[VARIABLE]).stat().st_mode & 0o777 == 0o700
 
