@@ -19,7 +19,8 @@ import machine
 import servers
 import wrk
 
-from tsx_cli.bench.generator import LoadPlan, measure
+from tsx_cli.bench.generator.plan import LoadPlan
+from tsx_cli.bench.generator.run import measure
 from tsx_cli.bench.workload.payloads import Payload
 
 MODELS = Path(__file__).parent / "models"
@@ -50,7 +51,7 @@ CASES = (
 def ours(url: str, model: str, connections: int, seconds: float) -> tuple[Figures, str | None]:
     """And why the figures tell of the generator, where they do."""
     plan = LoadPlan(url, model, (Payload(BODY, "application/json"),), connections=connections, seconds=seconds, warm_up=WARM_UP)
-    told = measure(plan).round
+    told = measure(plan)
     assert told.ok == told.sent, told
     return Figures(told.throughput, told.latency.p50_ms, told.latency.p99_ms), told.generator.limited
 

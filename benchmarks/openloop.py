@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tsx_cli.bench.generator import LoadPlan, LoadResult, measure
+from tsx_cli.bench.generator.plan import LoadPlan
+from tsx_cli.bench.generator.run import measure
+from tsx_cli.bench.model.results import Round
 from tsx_cli.bench.workload.payloads import Payload
 
 
@@ -76,13 +78,13 @@ def planned(
     )
 
 
-def row(plan: LoadPlan, measured: LoadResult, limit_ms: float | None) -> Result:
-    told = measured.round
+def row(plan: LoadPlan, told: Round, limit_ms: float | None) -> Result:
     latency, side = told.latency, told.generator
-    in_time = told.throughput if limit_ms is None else min(told.throughput, measured.histogram.within(limit_ms / 1000) / told.seconds)
+    within = sum(count for end, count in told.histogram if limit_ms is not None and end <= limit_ms)
+    in_time = told.throughput if limit_ms is None else min(told.throughput, within / told.seconds)
     return Result(
         *(plan.rate or 0.0, plan.seconds, "Poisson" if plan.arrivals == "poisson" else "constant", plan.connections),
         *(told.sent + told.unsent, told.ok, told.refused, told.errors, told.unanswered, told.unsent),
         *(in_time, latency.p50_ms, latency.p90_ms, latency.p99_ms, latency.p999_ms, latency.max_ms),
-        *(1000 * measured.refused.quantile(0.99), side.waited, side.late_p99_ms, side.cpu, side.starved, side.limited),
+        *(told.refused_p99_ms, side.waited, side.late_p99_ms, side.cpu, side.starved, side.limited),
     )

@@ -9,7 +9,8 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from tsx_cli.bench.generator import LoadPlan, Progress, measure
+from tsx_cli.bench.generator.plan import LoadPlan
+from tsx_cli.bench.generator.run import Progress, measure
 from tsx_cli.bench.measure.environment import environment
 from tsx_cli.bench.model.points import point_of
 from tsx_cli.bench.model.results import ModelInfo, Point, Results, Round, Trial
@@ -41,7 +42,7 @@ def run_against(
     done: list[Round] = []
     for number in range(rounds):
         text = None if on_progress is None else _of_round(on_progress, number)
-        done.append(measure(replace(plan, seed=plan.seed + number), on_progress=text).round)
+        done.append(measure(replace(plan, seed=plan.seed + number), on_progress=text))
         if not done[-1].ok:
             raise CliError(_nothing(plan, done[-1]))
     point = point_of(plan.offered, done, slo)

@@ -68,7 +68,7 @@ def bench_against(
         raise UsageError("--against needs the name of the model: --model NAME")
     from tsx_cli.bench.commands.against import progress_line, run_against, show_against, write_json
     from tsx_cli.bench.commands.tokens import read_token
-    from tsx_cli.bench.generator import LoadPlan
+    from tsx_cli.bench.generator.plan import LoadPlan
     from tsx_cli.bench.model.slo import parse_slo
     from tsx_cli.bench.report import write_report
     from tsx_cli.bench.search.run_options import command_line, seconds

@@ -32,7 +32,7 @@ def main() -> None:
     except CliError as error:
         tell(error=error.message, usage=isinstance(error, UsageError))
         return
-    tell(result=measured.as_json())
+    tell(result=measured.model_dump(mode="json"))
 
 
 async def _main(plan: LoadPlan, on_progress: Any) -> Any:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tsx_cli.bench.generator.load import SLOT, Mark
 from tsx_cli.bench.generator.plan import LoadPlan
@@ -36,22 +37,7 @@ class LoadRecord(NamedTuple):
     starved: float
 
 
-class LoadResult(NamedTuple):
-    """A round, and the latencies that it was made from, exact enough to be added to those of other rounds."""
-
-    round: Round
-    histogram: Histogram  # of accepted answers
-    refused: Histogram
-
-    def as_json(self) -> dict[str, Any]:
-        return {"round": self.round.model_dump(mode="json"), "histogram": self.histogram.as_json(), "refused": self.refused.as_json()}
-
-    @classmethod
-    def of_json(cls, given: Mapping[str, Any]) -> LoadResult:
-        return cls(Round.model_validate(given["round"]), *(Histogram.of_json(given[name]) for name in ("histogram", "refused")))
-
-
-def account(plan: LoadPlan, noted: LoadRecord) -> LoadResult:
+def account(plan: LoadPlan, noted: LoadRecord) -> Round:
     marks = [Mark(noted.start, 0, 0, 0, Counter()), *noted.marks]
     slots = [after.answers - before.answers for before, after in pairwise(marks[:-1])]
     skipped = _warm_up(plan, slots)
@@ -74,11 +60,12 @@ def account(plan: LoadPlan, noted: LoadRecord) -> LoadResult:
         waited=noted.waited,
         limited=limit(noted.cpu, noted.starved, late_p99, latency.p99_ms),
     )
-    result = Round(
+    return Round(
         seconds=seconds,
         sent=len(accepted) + len(refused) + errors.total() + noted.unanswered,
         ok=len(accepted),
         refused=len(refused),
+        refused_p99_ms=1000 * refused.quantile(0.99),
         errors=dict(errors),
         unanswered=noted.unanswered,
         unsent=noted.unsent,
@@ -90,7 +77,6 @@ def account(plan: LoadPlan, noted: LoadRecord) -> LoadResult:
         corrected_p99_ms=corrected_p99(accepted, stalls, in_time / seconds) if plan.mode == "closed" and stalls else None,
         generator=side,
     )
-    return LoadResult(result, accepted, refused)
 
 
 def find_stalls(
@@ -108,7 +94,7 @@ def corrected_p99(accepted: Histogram, stalls: Sequence[tuple[float, float]], ra
     """Milliseconds: what clients that arrive at the mean rate would have seen. In a closed loop no more than its connections wait for the
     end of a stall; those clients arrive all through it, and each waits for what is left of it and then as long as others do."""
     usual = accepted.quantile(0.5)
-    seen = Histogram(accepted.counts, accepted.total, accepted.greatest)
+    seen = deepcopy(accepted)
     for _, length in stalls:
         count = round(rate * length)
         seen.add([length * (number + 0.5) / count + usual for number in range(count)])

@@ -16,8 +16,9 @@ from typing import NamedTuple
 from tsx_cli.bench.generator.load import SLOT, Load
 from tsx_cli.bench.generator.loops import ClosedLoop, OpenLoop
 from tsx_cli.bench.generator.plan import MOST_CONNECTIONS, LoadPlan, write_plan
-from tsx_cli.bench.generator.result import LoadRecord, LoadResult, account
+from tsx_cli.bench.generator.result import LoadRecord, account
 from tsx_cli.bench.generator.schedule import due_times
+from tsx_cli.bench.model.results import Round
 from tsx_cli.bench.workload.protocols import GRPC
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.server_address import distrust
@@ -39,7 +40,7 @@ class Progress(NamedTuple):
 OnProgress = Callable[[Progress], None]
 
 
-async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> LoadResult:
+async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> Round:
     """In this process, which had better do nothing else. Raises CliError where there is no server."""
     load = await _make(plan)
     slots = max(1, round((plan.lead + plan.seconds) / SLOT))
@@ -69,7 +70,7 @@ async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> Loa
     return account(plan, _record(load, *shares))
 
 
-def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> LoadResult:
+def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> Round:
     """In a process of its own. Raises CliError."""
     boot = _BOOT.format(path=[place for place in sys.path if place])  # as here, and nothing from the working directory
     command = [sys.executable, "-c", boot]  # in a session of its own: Ctrl-C is for this process, which ends it
@@ -81,7 +82,7 @@ def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> LoadRes
             for line in child.stdout:
                 message = json.loads(line)
                 if "result" in message:
-                    return LoadResult.of_json(message["result"])
+                    return Round.model_validate(message["result"])
                 if "error" in message:
                     raise (UsageError if message["usage"] else CliError)(message["error"])
                 if on_progress is not None:

@@ -15,8 +15,7 @@ from urllib.parse import quote
 import psutil
 
 from tsx_archiver import OpenArchive
-from tsx_cli.bench.generator import LoadPlan
-from tsx_cli.bench.generator.plan import recorded_rate
+from tsx_cli.bench.generator.plan import LoadPlan, recorded_rate
 from tsx_cli.bench.generator.run import OnProgress, measure, most_connections
 from tsx_cli.bench.measure import scrape
 from tsx_cli.bench.measure.server import NotStarted, ServerProcess, new_place, serving
@@ -96,7 +95,7 @@ class Candidate:
         try:
             before = self._scrape()
             with UsageSampler(self.server.pid, gpu=self.configuration.device != "cpu") as sampler:
-                result = measure(plan, on_progress=on_progress).round
+                result = measure(plan, on_progress=on_progress)
             after = self._scrape()
             self._check()
         except UsageError:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tsx_cli.bench.model.results import Latency
 from tsx_cli.bench.model.statistics import QUANTILES
@@ -31,9 +30,9 @@ def upper(index: int, bits: int = BITS) -> int:
 class Histogram:
     """Of seconds. The mean and the greatest are exact."""
 
-    def __init__(self, counts: Mapping[int, int] | None = None, total: float = 0.0, greatest: float = 0.0) -> None:
-        self.counts: Counter[int] = Counter(counts or {})
-        self.total, self.greatest = total, greatest
+    def __init__(self) -> None:
+        self.counts: Counter[int] = Counter()
+        self.total = self.greatest = 0.0
 
     def __len__(self) -> int:
         return sum(self.counts.values())
@@ -53,11 +52,6 @@ class Histogram:
         self.total += float(seconds.sum())
         self.greatest = max(self.greatest, float(seconds.max()))
 
-    def merge(self, other: Histogram) -> None:
-        self.counts.update(other.counts)
-        self.total += other.total
-        self.greatest = max(self.greatest, other.greatest)
-
     def quantile(self, which: float) -> float:
         """Seconds: the upper end of the bucket that holds the smallest value that so large a share does not exceed; 0 of nothing."""
         ordered = sorted(self.counts)
@@ -65,11 +59,6 @@ class Histogram:
             return 0.0
         index = ordered[bucket_of((self.counts[index] for index in ordered), which)]
         return min(upper(index) * UNIT, self.greatest)
-
-    def within(self, seconds: float) -> int:
-        """How many there are up to so many seconds; those of the bucket that this falls into count."""
-        limit = bucket(round(seconds / UNIT))
-        return sum(count for index, count in self.counts.items() if index <= limit)
 
     def latency(self) -> Latency:
         count = len(self)
@@ -84,10 +73,3 @@ class Histogram:
         for index, count in self.counts.items():
             counts[bucket(upper(index), COARSE_BITS)] += count
         return [(round(upper(index, COARSE_BITS) * UNIT * 1000, 6), counts[index]) for index in sorted(counts)]
-
-    def as_json(self) -> dict[str, Any]:
-        return {"counts": list(self.counts.items()), "total": self.total, "greatest": self.greatest}
-
-    @classmethod
-    def of_json(cls, given: Mapping[str, Any]) -> Histogram:
-        return cls(dict(given["counts"]), given["total"], given["greatest"])

@@ -92,6 +92,7 @@ class Round(Part):
     sent: int
     ok: int
     refused: int = 0  # 429 and 503
+    refused_p99_ms: float = 0.0  # their latency
     errors: dict[str, int] = Field(default_factory=dict)  # by status, or `closed`, `timeout`
     unanswered: int = 0
     unsent: int = 0

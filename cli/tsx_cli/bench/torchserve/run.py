@@ -12,7 +12,8 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from tsx_cli.bench.commands.interrupts import interruptible
-from tsx_cli.bench.generator import LoadPlan, measure
+from tsx_cli.bench.generator.plan import LoadPlan
+from tsx_cli.bench.generator.run import measure
 from tsx_cli.bench.measure.environment import environment
 from tsx_cli.bench.measure.server import NotStarted, new_place, serving
 from tsx_cli.bench.model.points import point_of
@@ -166,12 +167,12 @@ def _load(case: Case, running: RunningServer, url: str, seconds: float) -> tuple
             token=running.token,
             certificate=running.certificate,
         )
-        pilot = measure(replace(plan, seconds=PILOT)).round
+        pilot = measure(replace(plan, seconds=PILOT))
         if not pilot.ok:
             raise CliError(f"no request was accepted: {pilot.errors or 'no answer came'}")
         time.sleep(WRITTEN)
         place = logs.begin(running.logs) if running.logs is not None else None
-        result = measure(replace(plan, seconds=length_of(case.requests, pilot.throughput, seconds), warm_up=0.0)).round
+        result = measure(replace(plan, seconds=length_of(case.requests, pilot.throughput, seconds), warm_up=0.0))
         return point_of(offered, [result], None), place
     finally:
         server.call("DELETE", path("models", case.served_as)).body()

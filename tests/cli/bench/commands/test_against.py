@@ -14,7 +14,8 @@ import pytest
 from tests.support.clients.scripted import OK, scripted
 from tests.support.models import make_model
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving
-from tsx_cli.bench.generator import LoadPlan, run_load
+from tsx_cli.bench.generator.plan import LoadPlan
+from tsx_cli.bench.generator.run import run_load
 from tsx_cli.bench.model.results import read_results
 from tsx_cli.bench.search.run_options import command_line
 from tsx_cli.bench.workload.payloads import Payload
@@ -45,7 +46,7 @@ def test_every_protocol_is_answered(served: Running, protocol: str) -> None:
     url = served.address("gRPC predictions" if "grpc" in protocol else "predictions")
     payloads = (Payload(b"[1, 2]", "application/json"), Payload(b"\xff", "image/png"))
     plan = LoadPlan(url, "echo", payloads, protocol, connections=2, seconds=0.1, warm_up=0.0)
-    told = asyncio.run(run_load(plan)).round
+    told = asyncio.run(run_load(plan))
     assert (told.errors, told.refused, told.unanswered) == ({}, 0, 0)
     assert told.ok == told.sent > 0
 
@@ -55,7 +56,7 @@ def test_a_model_that_is_not_there_is_an_error_of_grpc_too(served: Running) -> N
     plan = LoadPlan(
         served.address("gRPC predictions"), "ehco", payloads, "grpc", mode="open", rate=100.0, connections=9, seconds=0.1, warm_up=0.0
     )
-    told = asyncio.run(run_load(plan)).round
+    told = asyncio.run(run_load(plan))
     assert told.ok == 0
     assert set(told.errors) == {"INTERNAL"}  # as TorchServe says it
 

@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_cli.bench.generator import LoadPlan
 from tsx_cli.bench.generator.connection import _plain_ok
 from tsx_cli.bench.generator.load import Mark
-from tsx_cli.bench.generator.plan import read_plan, write_plan
-from tsx_cli.bench.generator.result import LoadRecord, LoadResult, account, corrected_p99, find_stalls, limit
+from tsx_cli.bench.generator.plan import LoadPlan, read_plan, write_plan
+from tsx_cli.bench.generator.result import LoadRecord, account, corrected_p99, find_stalls, limit
 from tsx_cli.bench.generator.schedule import constant, poisson, recorded
 from tsx_cli.bench.model.histogram import BITS, UNIT, Histogram, bucket, upper
 from tsx_cli.bench.workload.payloads import Payload
@@ -114,10 +113,9 @@ def test_a_bucket_holds_what_differs_by_no_more_than_a_thousandth(units: int) ->
 
 @given(st.lists(st.floats(0, 100), max_size=50), st.lists(st.floats(0, 100), max_size=50), st.sampled_from([0.5, 0.9, 0.99, 0.999]))
 def test_percentiles_are_those_of_all_values_and_of_all_rounds(first: list[float], second: list[float], which: float) -> None:
-    histogram, other = Histogram(), Histogram()
+    histogram = Histogram()
     histogram.add(first)
-    other.add(second)
-    histogram.merge(other)
+    histogram.add(second)
     ordered = sorted(first + second)
     assert len(histogram) == len(ordered)
     assert sum(count for _, count in histogram.coarse()) == len(ordered)
@@ -128,9 +126,6 @@ def test_percentiles_are_those_of_all_values_and_of_all_rounds(first: list[float
     assert exact - UNIT <= histogram.quantile(which) <= exact * 1.001 + 2 * UNIT
     assert histogram.latency().max_ms == pytest.approx(1000 * ordered[-1])
     assert histogram.latency().mean_ms == pytest.approx(1000 * sum(ordered) / len(ordered))
-    assert histogram.within(exact) >= sum(value <= exact for value in ordered)
-    again = Histogram.of_json(json.loads(json.dumps(histogram.as_json())))
-    assert again.latency() == histogram.latency()
 
 
 @pytest.mark.parametrize("name", [b"content-length", b"Content-Length"])
@@ -194,15 +189,12 @@ def test_the_warm_up_is_found_where_it_ends_and_rounds_go_together() -> None:
     accepted = array("f", [0.5] * 100 + [0.01] * (answers + 1 - 100))
     noted = LoadRecord(0.0, marks, accepted, array("f"), array("f"), [], 2, 0, 0, 0.1, 0.0)
     measured = account(plan(seconds=5.0, warm_up="auto"), noted)
-    assert measured.round.warm_up_seconds == pytest.approx(1.0)
-    assert measured.round.throughput == pytest.approx(1000)
-    assert measured.round.errors == {"404": 60}
-    assert measured.round.ok == 6001
-    assert measured.round.sent == 6001 + 60 + 2
-    assert measured.round.latency.max_ms == pytest.approx(10, rel=0.001)
-    again = LoadResult.of_json(json.loads(json.dumps(measured.as_json())))
-    assert again.round == measured.round
-    assert again.histogram.latency() == measured.round.latency
+    assert measured.warm_up_seconds == pytest.approx(1.0)
+    assert measured.throughput == pytest.approx(1000)
+    assert measured.errors == {"404": 60}
+    assert measured.ok == 6001
+    assert measured.sent == 6001 + 60 + 2
+    assert measured.latency.max_ms == pytest.approx(10, rel=0.001)
 
 
 def sent(protocol: str, payload: Payload = ONE[0], **more: Any) -> tuple[str, dict[str, str], bytes]:
