@@ -78,8 +78,6 @@ def bench_command(
     else:
         if model is None:
             raise UsageError("name an archive: tsx bench model.mar")
-        if mode is options.Mode.CLOSED and _given(context, "arrivals"):
-            raise UsageError("--arrivals is for an open loop: leave it out, or give --mode open")
         bench_options = BenchOptions(
             slo=slo,
             inputs=tuple(str(path.absolute()) for path in inputs or ()),

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
-from tsx_cli.bench.commands.against_command import OrAgainst
-
+AGAINST = "tsx_cli.bench.commands.against_command"
 TORCHSERVE = "tsx_cli.bench.torchserve.command"
 COMPARE = "tsx_cli.bench.commands.compare_command"
 
 
-class OrAnother(OrAgainst):
-    """A command that becomes another one where its words say so."""
+class OrAnother(TyperCommand):
+    """A command that becomes another one where its words say so: a server that runs already has other options."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         module = another(args)
@@ -27,12 +27,13 @@ class OrAnother(OrAgainst):
 
 
 def another(words: Sequence[str]) -> str | None:
-    """The module of the command that these words mean; None: that of an archive, or of a server that runs."""
+    """The module of the command that these words mean; None: that of an archive."""
     if words and words[0] == "compare":
         return COMPARE
-    if any(word == "--torchserve-config" or word.startswith("--torchserve-config=") for word in words):
+    options = {word.partition("=")[0] for word in words if word.startswith("--")}
+    if "--torchserve-config" in options or any(word.endswith((".yaml", ".yml")) for word in _by_themselves(words)):
         return TORCHSERVE
-    return TORCHSERVE if any(word.endswith((".yaml", ".yml")) for word in _by_themselves(words)) else None
+    return AGAINST if "--against" in options else None
 
 
 def _by_themselves(words: Sequence[str]) -> Iterator[str]:

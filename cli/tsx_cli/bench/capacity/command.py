@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from tsx_cli.common.failure import CliError
 from tsx_cli.common.options import AsJson
+from tsx_cli.common.output import print_json
 
 app = typer.Typer(add_completion=False)
 
@@ -33,18 +35,19 @@ def plan_command(
     as_json: AsJson = False,
 ) -> None:
     """Simulate the batching of a measured model and print how many replicas keep the bounds, with their latency and their cost."""
-    from tsx_cli.bench.capacity.report import tell_plan  # here, as it imports the simulation, and help must be quick
+    from tsx_cli.bench.capacity import report  # here, both of them, as they import the simulation, and help must be quick
+    from tsx_cli.bench.capacity.planning import plan
 
-    tell_plan(
-        archive,
-        rps=rps,
-        slo=slo,
-        workers=workers,
-        batch_size=batch_size,
-        recording=recording,
-        price_per_hour=price_per_hour,
-        headroom=headroom,
-        results=results,
-        seed=seed,
-        as_json=as_json,
-    )
+    measured, moments = report.measured_in(archive, results), report.moments_of(recording)
+    rate, bounds = report.rate_of(rps, moments), report.bounds_of(slo or measured.slo)
+    replica = report.replica_of(measured, archive, workers, batch_size)
+    planned = plan(replica, rate, bounds, headroom=report.share_of(headroom), moments=moments, seed=seed)
+    if planned is None:
+        alone = f"one request at a time takes {replica.times[0]:.3g} ms already"
+        raise CliError(f"no number of replicas keeps {bounds}: {alone}; find a quicker way to run the model with tsx bench")
+    price = None if price_per_hour is None else report.known(price_per_hour, "--price-per-hour")
+    found = report.as_json(measured, replica, planned, rate, bounds, price)
+    if as_json:
+        print_json(found)
+    else:
+        report.show(found, planned)

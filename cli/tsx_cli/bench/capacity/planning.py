@@ -37,13 +37,12 @@ def plan(
     headroom: float = 0.0,
     moments: Sequence[float] = (),
     seed: int = 0,
-    requests: int = REQUESTS,
 ) -> CapacityPlan | None:
     """The least number of replicas that keeps the bounds with this share more of requests; None where no number does.
 
     Each request goes to one of them by chance. `moments` are those of a recording, which come closer or further apart to make the rate.
     """
-    arrivals = _Arrivals(tuple(moments), seed, requests)
+    arrivals = _Arrivals(tuple(moments), seed)
     most = rate * (1 + headroom)
     found = least(replica, most, slo, arrivals)
     if found is None:
@@ -60,13 +59,12 @@ def plan(
 class _Arrivals(NamedTuple):
     moments: tuple[float, ...]  # of a recording; none: by chance
     seed: int
-    requests: int
 
     def of_one(self, rate: float, replicas: int) -> list[float]:
         """When the requests of one of so many come."""
         if len(self.moments) > 1:
-            return _drawn(recorded(self.moments, rate), replicas, self.requests, self.seed)
-        return poisson(rate / replicas, self.requests, self.seed)
+            return _drawn(recorded(self.moments, rate), replicas, self.seed)
+        return poisson(rate / replicas, REQUESTS, self.seed)
 
 
 def least(replica: Replica, most: float, slo: Slo | None, arrivals: _Arrivals, fewest: int = 1) -> int | None:
@@ -90,11 +88,11 @@ def least(replica: Replica, most: float, slo: Slo | None, arrivals: _Arrivals, f
     return high
 
 
-def _drawn(moments: Sequence[float], replicas: int, requests: int, seed: int) -> list[float]:
+def _drawn(moments: Sequence[float], replicas: int, seed: int) -> list[float]:
     """Those that come to one replica, of a recording that begins again until there are enough."""
     chance = random.Random(seed)
     period = moments[-1] * len(moments) / (len(moments) - 1)
-    wanted = min(requests * replicas, 20 * requests)  # of many replicas most is thrown away
+    wanted = min(replicas, 20) * REQUESTS  # of many replicas most is thrown away
     rounds = max(1, round(wanted / len(moments)))
     return [turn * period + moment for turn in range(rounds) for moment in moments if replicas == 1 or chance.random() * replicas < 1]
 

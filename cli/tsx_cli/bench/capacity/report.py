@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_archiver import ModelConfig, inspect_archive
-from tsx_cli.bench.capacity.planning import CapacityPlan, plan
+from tsx_cli.bench.capacity.planning import CapacityPlan
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.predict import timing_of
 from tsx_cli.bench.model.replica import Replica, fitted
@@ -17,7 +17,7 @@ from tsx_cli.bench.model.results import read_results
 from tsx_cli.bench.model.slo import Slo, parse_slo
 from tsx_cli.bench.storage.archive_record import ArchiveRecord, read_record, record_of
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.output import print_json, print_table
+from tsx_cli.common.output import print_table
 from tsx_runtime.core.placement.hardware import describe
 from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.recordings import NotARecording, read
@@ -28,39 +28,8 @@ STEEP = 1.3  # times the p99 that the slowest round would have had more than the
 CROWDED = 0.85  # of what a replica can do: beyond it queues grow and shrink by chance for minutes
 
 
-def tell_plan(
-    archive: Path | None,
-    *,
-    rps: float | None,
-    slo: str | None,
-    workers: int | None,
-    batch_size: int | None,
-    recording: Path | None,
-    price_per_hour: float | None,
-    headroom: str,
-    results: Path | None,
-    seed: int,
-    as_json: bool,
-) -> None:
-    """What the options ask for, on a terminal or as JSON. Raises CliError, UsageError."""
-    measured = _measured(archive, results)
-    moments = _moments(recording)
-    rate = _rate(rps, moments)
-    bounds = _bounds(slo or measured.slo)
-    replica = _replica(measured, _config(archive), workers, batch_size)
-    planned = plan(replica, rate, bounds, headroom=_share(headroom), moments=moments, seed=seed)
-    if planned is None:
-        alone = f"one request at a time takes {replica.times[0]:.3g} ms already"
-        raise CliError(f"no number of replicas keeps {bounds}: {alone}; find a quicker way to run the model with tsx bench")
-    price = None if price_per_hour is None else _known(price_per_hour, "--price-per-hour")
-    report = _report(measured, replica, planned, rate, bounds, price)
-    if as_json:
-        print_json(report)
-    else:
-        _show(report, planned)
-
-
-def _measured(archive: Path | None, results: Path | None) -> ArchiveRecord:
+def measured_in(archive: Path | None, results: Path | None) -> ArchiveRecord:
+    """Raises CliError, UsageError."""
     if results is not None:
         found = read_results(results)
         if found.winner is None or found.trials[found.winner].chosen is None or not found.curves:
@@ -77,11 +46,8 @@ def _measured(archive: Path | None, results: Path | None) -> ArchiveRecord:
     return kept
 
 
-def _config(archive: Path | None) -> ModelConfig:
-    return ModelConfig() if archive is None else inspect_archive(archive).config
-
-
-def _moments(recording: Path | None) -> list[float]:
+def moments_of(recording: Path | None) -> list[float]:
+    """In order; none without a recording. Raises CliError."""
     if recording is None:
         return []
     try:
@@ -93,33 +59,35 @@ def _moments(recording: Path | None) -> list[float]:
     return moments
 
 
-def _rate(rps: float | None, moments: list[float]) -> float:
+def rate_of(rps: float | None, moments: list[float]) -> float:
     if rps is not None:
-        return _known(rps, "--rps")
+        return known(rps, "--rps")
     if not moments:
         raise UsageError("give the request rate: --rps 300, or --recording FILE")
     return (len(moments) - 1) / (moments[-1] - moments[0])
 
 
-def _known(value: float, option: str) -> float:
+def known(value: float, option: str) -> float:
     """nan is within any range. Raises UsageError."""
     if not math.isfinite(value):
         raise UsageError(f"{option}: {value} is not a number; write one such as 50")
     return value
 
 
-def _bounds(text: str | None) -> Slo | None:
+def bounds_of(text: str | None) -> Slo | None:
     return parse_slo(text) if text else None
 
 
-def _share(text: str) -> float:
+def share_of(text: str) -> float:
     with suppress(ValueError):
         if 0 <= (share := parse_share(text)) <= 100:
             return share
     raise UsageError(f"--headroom: '{text}' is not a share; write 20% or 0.2")
 
 
-def _replica(measured: ArchiveRecord, config: ModelConfig, workers: int | None, batch_size: int | None) -> Replica:
+def replica_of(measured: ArchiveRecord, archive: Path | None, workers: int | None, batch_size: int | None) -> Replica:
+    """Raises CliError."""
+    config = ModelConfig() if archive is None else inspect_archive(archive).config
     won = Configuration(**measured.best.configuration)
     found = next((curve for curve in measured.curves if curve.variant == won.variant), None)
     timing = None if found is None else timing_of(found)
@@ -134,7 +102,7 @@ def _replica(measured: ArchiveRecord, config: ModelConfig, workers: int | None, 
     return replica.of(replace(won, workers=workers or won.workers, batch_size=batch_size or won.batch_size))
 
 
-def _report(
+def as_json(
     measured: ArchiveRecord, replica: Replica, planned: CapacityPlan, rate: float, bounds: Slo | None, price: float | None
 ) -> dict[str, Any]:
     at, low, high = planned.at, planned.quickest, planned.slowest
@@ -182,7 +150,7 @@ def _cores_left(replica: Replica) -> float:
     return max(0.0, replica.cores - taken)
 
 
-def _show(report: dict[str, Any], planned: CapacityPlan) -> None:
+def show(report: dict[str, Any], planned: CapacityPlan) -> None:
     rows: list[tuple[str, object]] = [
         ("replicas", report["replicas"]),
         ("each of them", report["describes"]),

@@ -6,14 +6,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.generator.run import Progress, measure
 from tsx_cli.bench.measure.environment import environment
 from tsx_cli.bench.model.points import point_of
-from tsx_cli.bench.model.results import ModelInfo, Point, Results, Round, Trial
+from tsx_cli.bench.model.results import ModelInfo, Point, Results, Round, Trial, now
 from tsx_cli.bench.model.slo import Slo
 from tsx_cli.bench.search.run_options import plain
 from tsx_cli.bench.workload.payloads import mix
@@ -38,17 +38,17 @@ def run_against(
     """
     if rounds < 1:
         raise UsageError(f"--rounds: {rounds} is too few; give 1 or more")
-    started = _now()
+    started = now()
     done: list[Round] = []
     for number in range(rounds):
-        text = None if on_progress is None else _of_round(on_progress, number)
-        done.append(measure(replace(plan, seed=plan.seed + number), on_progress=text))
+        tell = None if on_progress is None else partial(on_progress, number)
+        done.append(measure(replace(plan, seed=plan.seed + number), on_progress=tell))
         if not done[-1].ok:
             raise CliError(_nothing(plan, done[-1]))
     point = point_of(plan.offered, done, slo)
     return Results(
         started=started,
-        ended=_now(),
+        ended=now(),
         command=command,
         model=ModelInfo(name=plan.model, version=plan.version),
         against=plan.url,
@@ -128,10 +128,6 @@ def progress_line(rounds: int) -> Callable[[int, Progress], None] | None:
     return show
 
 
-def _of_round(on_progress: Callable[[int, Progress], None], number: int) -> Callable[[Progress], None]:
-    return lambda progress: on_progress(number, progress)
-
-
 def _failures(rounds: Sequence[Round]) -> list[tuple[str, object]]:
     counts = {"refused (429, 503)": sum(each.refused for each in rounds)}
     for each in rounds:
@@ -178,7 +174,3 @@ def _nothing(plan: LoadPlan, result: Round) -> str:
 def _shown_name(field: str) -> str:
     name = field.removesuffix("_ms")
     return {"p999": "p99.9", "mean": "latency mean", "max": "the slowest"}.get(name, name)
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).astimezone().isoformat(timespec="seconds")

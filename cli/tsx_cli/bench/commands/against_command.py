@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from tsx_cli.bench.commands import options
-from tsx_cli.common.failure import FAILED, UsageError
+from tsx_cli.common.failure import FAILED, CliError, UsageError
 
 app = typer.Typer(add_completion=False)
-OPTION = "--against"
-
-
-class OrAgainst(TyperCommand):
-    """A command that becomes this one where `--against` is among its words: a server that runs already has other options."""
-
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        if any(word == OPTION or word.startswith(f"{OPTION}=") for word in args):
-            return typer.main.get_command(app).make_context(info_name, args, parent, **extra)
-        return super().make_context(info_name, args, parent, **extra)
 
 
 @app.command("bench")
@@ -33,10 +22,8 @@ def bench_against(
     protocol: Annotated[
         str, typer.Option(help="tsx, torchserve, kserve-v1, kserve-v2, invocations, grpc, kserve-v2-grpc; post: to URL itself.")
     ] = "tsx",
-    token: Annotated[str | None, typer.Option(metavar="TOKEN|@FILE", help="Token for the server, or the file that contains it.")] = None,
-    certificate: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificate to trust, in addition to this machine's and certificate_file.")
-    ] = None,
+    token: options.Token = None,
+    certificate: options.Certificate = None,
     sources: options.Inputs = None,
     content_type: options.ContentType = None,
     input_kind: options.InputKind = None,
@@ -67,7 +54,6 @@ def bench_against(
     if model is None:
         raise UsageError("--against needs the name of the model: --model NAME")
     from tsx_cli.bench.commands.against import progress_line, run_against, show_against, write_json
-    from tsx_cli.bench.commands.tokens import read_token
     from tsx_cli.bench.generator.plan import LoadPlan
     from tsx_cli.bench.model.slo import parse_slo
     from tsx_cli.bench.report import write_report
@@ -132,3 +118,19 @@ def trusted(given: Path | None, url: str) -> str | None:
 
         given = read_settings(None)[0].certificate_file
     return None if given is None else str(given.absolute())
+
+
+def read_token(given: str | None, option: str = "--token") -> str | None:
+    """`TOKEN`, or what is in the file of `@FILE`. Raises UsageError, CliError."""
+    if given is None:
+        return None
+    token = given
+    if given.startswith("@"):
+        try:
+            token = Path(given[1:]).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or error
+            raise CliError(f"{option}: {given[1:]} cannot be read: {reason}") from error
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise UsageError(f"{option}: a token is one word of plain letters, digits and signs; @FILE reads it from a file")
+    return token

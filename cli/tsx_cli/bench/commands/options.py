@@ -73,4 +73,8 @@ Upload = Annotated[
     str | None,
     typer.Option(metavar="cloudwatch:NAMESPACE", help="Also send the figures to CloudWatch, with the environment's credentials."),
 ]
+Token = Annotated[str | None, typer.Option(metavar="TOKEN|@FILE", help="Token for the server, or the file that contains it.")]
+Certificate = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Certificate to trust, in addition to this machine's and certificate_file.")
+]
 Seed = Annotated[int, typer.Option(help="Seed of random arrivals.")]

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.generator.run import most_connections
@@ -17,7 +16,7 @@ from tsx_cli.bench.measure.latency_curve import measure_curve
 from tsx_cli.bench.measure.trial import Candidate, Servers, Target, TrialFailed
 from tsx_cli.bench.model.configuration import Configuration, Variant
 from tsx_cli.bench.model.points import best_point, confirmed_best, winner_of, with_round
-from tsx_cli.bench.model.results import OfferedLoad, Results, Trial
+from tsx_cli.bench.model.results import OfferedLoad, Results, Trial, now
 from tsx_cli.bench.search import budget
 from tsx_cli.bench.search.confirm import confirm
 from tsx_cli.bench.search.run_options import BenchOptions, configurations
@@ -70,7 +69,7 @@ class Bench:
     def finish(self) -> None:
         """The winner, and what to know, of what there is."""
         results = self.results
-        results.ended = datetime.now().astimezone().isoformat(timespec="seconds")
+        results.ended = now()
         for trial in results.trials:
             trial.best = confirmed_best(trial.points)
         results.winner = winner_of(self.order(), self.trial)

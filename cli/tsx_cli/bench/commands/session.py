@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import FrameType
 
 from tsx_archiver import OpenArchive, open_archive
 from tsx_archiver.storage.atomic_file import whole_file
-from tsx_cli.bench.commands.interrupts import interruptible
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.commands.run import Bench
 from tsx_cli.bench.measure.environment import environment
 from tsx_cli.bench.measure.profile import profile_best
 from tsx_cli.bench.measure.server import sweep
 from tsx_cli.bench.measure.trial import Target
-from tsx_cli.bench.model.results import ModelInfo, Results
+from tsx_cli.bench.model.results import ModelInfo, Results, now
 from tsx_cli.bench.search.budget import FULL
 from tsx_cli.bench.search.run_options import BenchOptions, command_line, plain
 from tsx_cli.bench.storage.journal import Journal, PastRun, has_run, read_journal
 from tsx_cli.bench.workload.inputs import choose_payloads, parse_shape
 from tsx_cli.bench.workload.payloads import Payload, mix
-from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.failure import INTERRUPTED, CliError, UsageError
 from tsx_cli.common.inputs import is_workflow
 from tsx_runtime.settings.schema import Settings
 
 RESULTS = "results.json"
+SIGNALS = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,8 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
     sweep()
     with open_archive(request.model, cache=settings.cache_dir, limits=settings.archive_limits()) as archive:
         payloads, source = chosen_inputs(request.options, archive)
-        _check_past(request, archive)
+        if request.past is not None and request.past.sha256 != archive.digest:
+            raise CliError(f"--resume: {request.model} has changed since that run started; start a new run without --resume")
         begun = time.monotonic()
         ends = begun + (float("inf") if request.time_limit is None else request.time_limit)
         with Progress(ends, quiet=request.quiet) as progress, _journal(request) as journal:
@@ -140,7 +145,7 @@ def _results(request: RunRequest, archive: OpenArchive, payloads: Sequence[Paylo
     size = request.model.stat().st_size if request.model.is_file() else None
     manifest = archive.manifest
     results = Results(
-        started=past.started if past is not None else datetime.now().astimezone().isoformat(timespec="seconds"),
+        started=past.started if past is not None else now(),
         command=command_line(),
         model=ModelInfo(
             name=manifest.model_name,
@@ -162,11 +167,6 @@ def _results(request: RunRequest, archive: OpenArchive, payloads: Sequence[Paylo
     return results
 
 
-def _check_past(request: RunRequest, archive: OpenArchive) -> None:
-    if request.past is not None and request.past.sha256 != archive.digest:
-        raise CliError(f"--resume: {request.model} has changed since that run started; start a new run without --resume")
-
-
 @contextmanager
 def _journal(request: RunRequest) -> Iterator[Journal]:
     try:
@@ -178,3 +178,28 @@ def _journal(request: RunRequest) -> Iterator[Journal]:
         yield journal
     finally:
         journal.close()
+
+
+@contextmanager
+def interruptible(abandon: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and the end of the terminal: the first raises KeyboardInterrupt where the run is, which reports what there is; the
+    second ends this process once `abandon` is done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came = 0
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        came += 1
+        if came == 1:
+            raise KeyboardInterrupt
+        abandon()
+        os._exit(INTERRUPTED)
+
+    before = {number: signal.signal(number, on_signal) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

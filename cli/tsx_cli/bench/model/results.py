@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -283,6 +284,11 @@ class Results(Part):
     paired: list[PairedComparison] = Field(default_factory=list)  # the winner and others
     why: str = ""  # the winner, in a sentence or two
     notes: list[str] = Field(default_factory=list)  # what a reader of the figures must know
+
+
+def now() -> str:
+    """As results have a moment."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def _finite(text: str) -> float:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tsx_cli.bench.commands import options
 from tsx_cli.common.failure import FAILED, CliError, UsageError
 
 app = typer.Typer(add_completion=False)
@@ -24,23 +25,18 @@ def bench_torchserve(
     management: Annotated[
         str | None, typer.Option(metavar="URL", help="Its management address; by default the next port of the same host.")
     ] = None,
-    token: Annotated[
-        str | None, typer.Option(metavar="TOKEN|@FILE", help="Token for its predictions, or the file that contains it.")
-    ] = None,
+    token: options.Token = None,
     management_token: Annotated[str | None, typer.Option(metavar="TOKEN|@FILE", help="Token for its management address.")] = None,
-    certificate: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificate to trust, in addition to this machine's and certificate_file.")
-    ] = None,
+    certificate: options.Certificate = None,
     logs: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Directory of its logs, if it runs on this machine: adds times inside the server.")
     ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Directory of the reports.")] = OUTPUT,
     time_limit: Annotated[str, typer.Option(metavar="TIME", help="Longest duration of one load, however many requests it has.")] = "2m",
-    upload: Annotated[str | None, typer.Option(metavar="cloudwatch:NAMESPACE", help="Also send the figures there.")] = None,
+    upload: options.Upload = None,
 ) -> None:
     """Run a configuration file of TorchServe's auto-benchmark and write its reports: ab_report.csv and report.md."""
-    from tsx_cli.bench.commands.against_command import trusted
-    from tsx_cli.bench.commands.tokens import read_token
+    from tsx_cli.bench.commands.against_command import read_token, trusted
     from tsx_cli.bench.report import show
     from tsx_cli.bench.search.run_options import command_line, seconds
     from tsx_cli.bench.storage import cloudwatch

@@ -6,18 +6,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from tsx_cli.bench.commands.interrupts import interruptible
+from tsx_cli.bench.commands.session import interruptible
 from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.generator.run import measure
 from tsx_cli.bench.measure.environment import environment
 from tsx_cli.bench.measure.server import NotStarted, new_place, serving
 from tsx_cli.bench.model.points import point_of
-from tsx_cli.bench.model.results import Environment, ModelInfo, OfferedLoad, Point, Results, Trial
+from tsx_cli.bench.model.results import Environment, ModelInfo, OfferedLoad, Point, Results, Trial, now
 from tsx_cli.bench.report import write_report
 from tsx_cli.bench.torchserve import logs, tables
 from tsx_cli.bench.torchserve.plan import Case, Plan
@@ -79,7 +79,7 @@ def run_plan(
     A case that fails is a result: it has no ab_report.csv, and its reason is in the report. No load lasts longer than `seconds`.
     An interrupt is raised once the reports tell what there is.
     """
-    started, here = _now(), environment()
+    started, here = now(), environment()
     done: list[CaseResult] = []
     interrupted = False
     try:
@@ -196,7 +196,7 @@ def _results(group: Sequence[CaseResult], against: RunningServer | None, here: E
     plain = next((index for index, each in enumerate(group) if (each.case.workers, each.case.batch_size) == (1, 1)), None)
     return Results(
         started=started,
-        ended=_now(),
+        ended=now(),
         command=command,
         model=ModelInfo(name=f"{case.model} ({case.mode})", archive=case.url),
         against=None if against is None else against.inference,
@@ -220,7 +220,3 @@ def _version(against: RunningServer | None) -> str:
         return f"{str(result['title']).removesuffix(' APIs')} {result['version']} at {against.inference}"
     except (CliError, ValueError, KeyError, TypeError):
         return against.inference
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).astimezone().isoformat(timespec="seconds")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,7 +47,7 @@ TIMING = Timing((1, 2, 4, 8), (12.0, 14.0, 18.0, 26.0), None, 0.05)
 @pytest.fixture(autouse=True)
 def _fewer_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Are simulated than for a plan that somebody relies on."""
-    monkeypatch.setattr("tsx_cli.bench.capacity.report.plan", partial(planning.plan, requests=6000))
+    monkeypatch.setattr(planning, "REQUESTS", 6000)
 
 
 def replica(configuration: Configuration = WON, scale: float = 1.0, queue: int = 100) -> Replica:
@@ -56,7 +55,7 @@ def replica(configuration: Configuration = WON, scale: float = 1.0, queue: int =
 
 
 def plan(replica: Replica, rate: float, slo: Slo | None, headroom: float = 0.0, moments: Sequence[float] = ()) -> CapacityPlan | None:
-    return planning.plan(replica, rate, slo, headroom=headroom, moments=moments, requests=6000)
+    return planning.plan(replica, rate, slo, headroom=headroom, moments=moments)
 
 
 @pytest.mark.parametrize("rate", [20, 300, 1500])

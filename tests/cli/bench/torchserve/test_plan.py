@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.benchmarked import one_round, point
 from tests.support.models import make_model
-from tsx_cli.bench.dispatch import COMPARE, TORCHSERVE, another
+from tsx_cli.bench.dispatch import AGAINST, COMPARE, TORCHSERVE, another
 from tsx_cli.bench.model.results import Trial, read_results
 from tsx_cli.bench.torchserve import logs, run
 from tsx_cli.bench.torchserve.plan import Case, read_plan
@@ -192,7 +192,7 @@ def test_the_words_say_which_command_it_is() -> None:
     assert another(["config.yaml", "--against", "http://h"]) == TORCHSERVE
     assert another(["--against", "http://h", "config.yml"]) == TORCHSERVE
     assert another(["--against=http://h", "config.yml"]) == TORCHSERVE
-    assert another(["--against", "http://h", "--input", "body.yaml"]) is None
+    assert another(["--against", "http://h", "--input", "body.yaml"]) == AGAINST
     assert another(["--torchserve-config=c"]) == TORCHSERVE
     assert another(["model.mar", "--slo", "p99<1s"]) is None
     assert another([]) is None
