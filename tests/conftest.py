@@ -100,13 +100,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def processes() -> None:
-    """What a test uses, itself or by its fixtures, that starts processes: `scripts/test --fast` leaves it out."""
+    """A test uses it, itself or by its fixtures, that starts processes: `scripts/test --fast` leaves it out."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    _begun.clear()
 
 
 @pytest.fixture(autouse=True)
 def no_unmarked_process(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With --fast, a test that starts a process fails: it should use the fixture `processes`."""
-    _begun.clear()
+    """With --fast, a test that starts a process fails, itself or by a fixture: it should use the fixture `processes`."""
     yield
     assert not (_begun and request.config.getoption("fast")), f"it starts {_begun}: add pytest.mark.usefixtures('processes')"
 

@@ -148,6 +148,7 @@ def test_two_members_for_one_file_are_refused(
     refused(make_tar((f"tiny/{one}", b"1"), (f"tiny/{other}", b"2")), DuplicateMember)
 
 
+@pytest.mark.slow
 def test_a_member_that_unpacks_to_far_more_than_its_size_is_refused(
     make_zip: MakeZip, make_tar: MakeTar, refused: Callable[..., str]
 ) -> None:

@@ -77,6 +77,7 @@ def test_what_does_not_compress_is_stored(spec: ArchiveSpec, tmp_path: Path) -> 
         assert {info.compress_type for info in archive.infolist()} == {zipfile.ZIP_STORED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["default", "tgz"])
 @pytest.mark.parametrize("head", [b"", random.Random(2).randbytes(200_000)])
 def test_a_file_of_zeros_does_not_become_what_readers_take_for_a_bomb(

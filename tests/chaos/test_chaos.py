@@ -28,6 +28,7 @@ def kind(scenario: Scenario) -> str:
 TURNS = [list(group) for _, group in itertools.groupby(sorted(SCENARIOS, key=kind), key=kind)]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("scenarios", TURNS, ids=[", ".join(scenario.name for scenario in group) for group in TURNS])
 def test_nothing_is_lost_when(scenarios: list[Scenario], tmp_path: Path) -> None:
     if reason := scenarios[0].why_not():

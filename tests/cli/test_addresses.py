@@ -40,12 +40,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pair(place: Path) -> Pair:
+def pair(processes: None, place: Path) -> Pair:
     return make_certificate(place)
 
 
 @pytest.fixture(scope="module")
-def at_sockets(place: Path, session_cache: Path) -> Iterator[Running]:
+def at_sockets(processes: None, place: Path, session_cache: Path) -> Iterator[Running]:
     addresses = {f"TSX_{role.upper()}_ADDRESS": f"unix:{place / role}.sock" for role in ROLES}
     with serving(
         ["serve", "echo.mar"], place, {"TSX_CACHE_DIR": str(session_cache), "TSX_WORKER_PRELOAD": "false", **addresses}
@@ -80,6 +80,7 @@ def client_of(server: Running, pair: Pair, **versions: ssl.TLSVersion) -> Iterat
         yield client
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 @pytest.mark.parametrize("server", ["at_sockets", "with_tls"])
 def test_the_curl_line_works_as_it_stands(server: str, request: pytest.FixtureRequest) -> None:
@@ -182,6 +183,7 @@ def refusal_of(greet: Callable[[socket.socket], object], certificate: Path | Non
     return caught.value.message
 
 
+@pytest.mark.usefixtures("processes")
 def test_every_doubt_about_a_certificate_is_told_with_the_next_step(tmp_path: Path) -> None:
     assert "is its address one with http://?" in refusal_of(lambda plain: plain.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
     other = make_certificate(tmp_path, hosts="DNS:models.example.org")

@@ -37,6 +37,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_script_starts_asks_and_stops_a_server(short_path: Path, free_ports: Callable[[int], list[int]]) -> None:
     for directory in ("store", "tmp"):
         (short_path / directory).mkdir()

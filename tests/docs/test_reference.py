@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tsx_archiver.metadata.configkeys import KEYS, LIMIT_KEYS, TSX_KEYS
 from tsx_runtime.settings.schema import Settings
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.usefixtures("processes")
 def test_file_tree_and_settings_are_those_of_the_code() -> None:
     command = [sys.executable, ROOT / "scripts" / "update_docs.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

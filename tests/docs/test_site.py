@@ -8,6 +8,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -40,6 +42,7 @@ def leads_somewhere(url: str, page: Path, site: Path, pages: dict[Path, Html]) -
     return target.is_file() and (target not in pages or unquote(parts.fragment) in pages[target].anchors)
 
 
+@pytest.mark.usefixtures("processes")
 def test_site_builds_strictly_and_its_links_lead_somewhere(tmp_path: Path) -> None:
     site = tmp_path.resolve() / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", site]

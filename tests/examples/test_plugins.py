@@ -29,7 +29,7 @@ NAMES = "execution-parameters,signed-tokens,half-full,statsd,share,nearly-the-sa
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the package is installed."""
     directory = tmp_path_factory.mktemp("site")
     command = [
@@ -73,7 +73,9 @@ def statsd() -> Iterator[socket.socket]:
 
 
 @pytest.fixture(scope="module")
-def server(environment: dict[str, str], statsd: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(
+    processes: None, environment: dict[str, str], statsd: socket.socket, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     store = tmp_path_factory.mktemp("store")
     make_model(store / "counting.mar", HANDLER, config="batchSize: 4\nmaxBatchDelay: 5000\nbatchPolicy: half-full\n")
     settings = {

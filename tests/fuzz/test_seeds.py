@@ -21,6 +21,7 @@ print("done")
 """
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("name", ["archive", "form", "frame", "lanes", "traffic"])
 def test_seeds_do_no_harm(name: str) -> None:
     seeds = sorted((CORPORA / name).iterdir())

@@ -46,16 +46,19 @@ def promtool(*words: str, cwd: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.usefixtures("processes")
 @needs_promtool
 def test_prometheus_takes_the_rules() -> None:
     assert "SUCCESS" in promtool("check", "rules", RULES.name, cwd=RULES.parent)
 
 
+@pytest.mark.usefixtures("processes")
 @needs_promtool
 def test_the_rules_alert_when_they_should_and_not_otherwise() -> None:
     assert "SUCCESS" in promtool("test", "rules", RULES_TESTS.name, cwd=RULES.parent)
 
 
+@pytest.mark.usefixtures("processes")
 @needs_promtool
 def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
     text = (INFRA / "prometheus" / "prometheus.yml").read_text()

@@ -32,7 +32,7 @@ PACKAGES = {
 
 
 @pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dist(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sdist, and the wheel that was made from it."""
     made = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", made, ROOT]

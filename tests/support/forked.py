@@ -68,6 +68,7 @@ class Popen(subprocess.Popen[Any]):
         streams = [own if given == -1 else given for own, given in enumerate((p2cread, c2pwrite, errwrite))]
         environment = {os.fsdecode(name): os.fsdecode(value) for name, value in (os.environ if env is None else env).items()}
         self._ended, theirs = socket.socketpair()
+        sys.audit("subprocess.Popen", executable, args, cwd, env)  # as where it is started
         with theirs:
             order = {"program": program, "cwd": os.fspath(cwd or Path.cwd()), "environment": environment, "session": in_session}
             order["files"] = resource.getrlimit(resource.RLIMIT_NOFILE)

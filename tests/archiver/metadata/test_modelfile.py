@@ -47,7 +47,7 @@ torch.export.save(torch.export.export(net, (torch.zeros(1, 4),)), "program.pt2")
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("torch")
     (directory / "write.py").write_text(WRITE_WITH_TORCH)  # TorchScript wants to read its source
     done = forked.run([sys.executable, "write.py"], cwd=directory, capture_output=True, text=True, timeout=120)

@@ -12,6 +12,8 @@ from tests.support.models import make_model
 from tsx_cli.check import aws_lambda, container, sagemaker, web
 from tsx_cli.main import main
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 QUICK = ["--env", "TSX_WORKER_PRELOAD=false"]
 ECHO = """
 from ts.handler_utils.utils import send_intermediate_predict_response
@@ -82,6 +84,7 @@ def test_lambda_is_played_with_its_runtime_api(capsys: pytest.CaptureFixture[str
     assert {"an answer within a timeout of 30 s", "ends on SIGTERM", "1 sample, the slowest"} <= found.keys()
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_does_not_hold_is_told_with_what_to_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     archive, samples = make_model(tmp_path / "echo.mar", ECHO), tmp_path / "samples"
     samples.mkdir()

@@ -31,7 +31,7 @@ def handle(data, context):
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def served(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     store = tmp_path_factory.mktemp("replay")
     for version in ("1.0", "2.0"):
         make_model(store / f"echo-{version}.mar", ECHO, name="echo", version=version, config="batchSize: 8\n")
@@ -101,6 +101,7 @@ def test_without_recorded_answers_nothing_is_compared(served: RunningServer, run
     assert (missing.code, "--model and --version choose where the requests go" in missing.err) == (1, True)
 
 
+@pytest.mark.usefixtures("processes")
 def test_requests_that_are_all_refused_now_are_no_success(run: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "a.tsxrec").write_bytes(file_head("echo") + encode(Recorded(1.0, "1.0", "", (), b"x", 200, 0.1)))
     with running_server(make_settings(tmp_path, inference_token="secret")) as locked:

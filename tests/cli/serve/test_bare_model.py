@@ -32,6 +32,7 @@ def test_of_a_bare_model_the_code_is_copied_and_all_else_linked() -> None:
     assert (DIGITS / "digits.pth").exists()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_bare_model_is_served_with_a_page_and_ends_on_ctrl_c_without_a_trace(
     tmp_path: Path, short_path: Path, session_cache: Path
 ) -> None:
@@ -62,6 +63,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("debug", [False, True])
 def test_a_model_that_does_not_load_ends_the_start_with_its_reason(broken: Path, session_cache: Path, debug: bool) -> None:
     words = ["serve", "broken.mar", *FREE_PORTS, *(["--debug"] if debug else [])]
@@ -74,6 +76,7 @@ def test_a_model_that_does_not_load_ends_the_start_with_its_reason(broken: Path,
     assert ("tsx_cli" in ended.stderr) is debug
 
 
+@pytest.mark.usefixtures("processes")
 def test_weights_that_do_not_fit_the_network_are_told(tmp_path: Path, session_cache: Path) -> None:
     (tmp_path / "model.py").write_text("import torch\n\nclass Net(torch.nn.Module):\n    pass\n")
     ended = tsx(["serve", DIGITS / "digits.pth", "--model-file", "model.py", *FREE_PORTS], tmp_path, {"TSX_CACHE_DIR": str(session_cache)})
@@ -81,6 +84,7 @@ def test_weights_that_do_not_fit_the_network_are_told(tmp_path: Path, session_ca
     assert "Error: digits.pth does not load: digits.pth does not fit model.py: 8 unexpected keys" in ended.stderr
 
 
+@pytest.mark.usefixtures("processes")
 def test_torchserve_serves_a_model_store_and_asks_for_tokens(
     run: Run, tmp_path: Path, session_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +110,7 @@ def test_a_file_that_is_nowhere_is_named(run: Run, tmp_path: Path) -> None:
     assert "there is no file 'x.mar', nor in the model store 'store'" in run("serve", "n=x.mar", "--model-store", "store").err
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_same_model_twice_is_told_with_the_way_to_name_each(run: Run) -> None:
     assert run("archive", DIGITS / "digits.pt").code == 0
     ended = run("serve", "digits.mar", "digits.mar", *FREE_PORTS, *FREE_GRPC_PORTS)

@@ -40,7 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(place: Path, session_cache: Path) -> Iterator[Running]:
+def server(processes: None, place: Path, session_cache: Path) -> Iterator[Running]:
     words = ["serve", "digits.mar", "echo=echo1.0.mar", *FREE_PORTS]
     with serving(words, place, {"TSX_CACHE_DIR": str(session_cache)}) as running:
         yield running

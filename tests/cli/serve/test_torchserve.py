@@ -146,6 +146,7 @@ def test_a_planted_pid_file_is_neither_followed_nor_waited_for(tmp_path: Path) -
     assert not (tmp_path / "victim").exists()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_pid_file_that_names_no_server_of_this_user_ends_nothing(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     assert find_server(file) is None
@@ -162,6 +163,7 @@ def test_a_pid_file_that_names_no_server_of_this_user_ends_nothing(tmp_path: Pat
     bystander.communicate()
 
 
+@pytest.mark.usefixtures("processes")
 def test_of_two_servers_one_has_the_file(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     other = subprocess.Popen([sys.executable, "-c", "input()", MARK], stdin=subprocess.PIPE)
@@ -172,6 +174,7 @@ def test_of_two_servers_one_has_the_file(tmp_path: Path) -> None:
     other.communicate()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_server_that_nobody_waits_for_has_ended_all_the_same(tmp_path: Path) -> None:
     orphan = subprocess.Popen([sys.executable, "-c", "input()", MARK], stdin=subprocess.PIPE)  # a zombie once it has ended
     assert end_server(psutil.Process(orphan.pid))

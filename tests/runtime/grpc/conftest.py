@@ -119,7 +119,7 @@ class Client(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def generated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def generated(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """What TorchServe's users have: modules made by protoc from the .proto files."""
     directory = tmp_path_factory.mktemp("generated")
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTOS}", f"--python_out={directory}", f"--grpc_python_out={directory}"]

@@ -171,7 +171,7 @@ def handle(data, context):
 
 
 @pytest.fixture(scope="module")
-def enveloped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def enveloped(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server as KServe starts it: every model has the envelope of the protocol."""
     directory = tmp_path_factory.mktemp("enveloped")
     make_model(directory / "m.mar", ENVELOPED)

@@ -22,6 +22,7 @@ def fields(message: Any) -> dict[str, int]:
     return {field.name: field.number for field in message.DESCRIPTOR.fields}
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_modules_are_what_the_files_make() -> None:
     pinned = re.search(r"^grpcio-tools==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned is not None

@@ -32,7 +32,7 @@ TOKENS = {"inference": "for-predictions", "management": "for-models"}
 
 
 @pytest.fixture(scope="module")
-def guarded(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Pair]]:
+def guarded(processes: None, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Pair]]:
     """With TLS, tokens, and connections for managing that live for a second."""
     directory = tmp_path_factory.mktemp("guarded")
     pair = make_certificate(directory)
@@ -167,6 +167,7 @@ def test_one_port_for_both_has_both_services(store: Path, tmp_path: Path, genera
             check_free(grpc_addresses(Settings(grpc_inference_port=port, grpc_management_port=port)))
 
 
+@pytest.mark.usefixtures("processes")
 def test_without_the_extra_rest_is_served_and_the_way_to_grpc_is_told_once(store: Path, tmp_path: Path) -> None:
     without = "import sys; sys.modules['grpc'] = None; from tsx_cli.main import main; sys.exit(main(sys.argv[1:]))"
     environment = {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "false", "TSX_ENABLE_GRPC": "true"}

@@ -20,7 +20,7 @@ def handle(data, context):
 
 
 @pytest.fixture(scope="module")
-def enveloped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def enveloped(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Two models: the server's envelope is for the one whose archive names none."""
     store: Path = tmp_path_factory.mktemp("enveloped")
     with running_server(make_settings(store, service_envelope="kserve")) as server:

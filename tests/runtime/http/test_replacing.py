@@ -70,7 +70,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(place: Path) -> Iterator[RunningServer]:
+def served(processes: None, place: Path) -> Iterator[RunningServer]:
     with running_server(make_settings(place)) as running:
         for kind in (*KINDS, "sums"):
             running.register(f"{kind}-one.mar", initial_workers=2)

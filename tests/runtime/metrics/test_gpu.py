@@ -49,6 +49,7 @@ def write_tool(directory, script):
     tool.chmod(0o755)
 
 
+@pytest.mark.usefixtures("processes")
 def test_gpus_are_read_from_the_tool(tmp_path, monkeypatch):
     write_tool(tmp_path, f"cat <<'END'\n{OUTPUT}END")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -56,11 +57,13 @@ def test_gpus_are_read_from_the_tool(tmp_path, monkeypatch):
     assert asyncio.run(read_gpus()) == {0: parse(OUTPUT)[1]}
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_machine_without_the_tool_has_no_gpus(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert asyncio.run(read_gpus()) == {}
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_tool_that_hangs_is_ended(tmp_path, monkeypatch):
     write_tool(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 600")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -108,6 +111,7 @@ def test_the_library_is_asked_where_it_is_there(monkeypatch):
     assert (gpus[0].uuid, gpus[0].utilization, gpus[0].memory_total) == ("GPU-2", None, 81559)
 
 
+@pytest.mark.usefixtures("processes")
 def test_without_a_driver_the_tool_is_asked(tmp_path, monkeypatch):
     library = FakeLibrary(init=lambda: (_ for _ in ()).throw(FakeLibrary.NVMLError()))
     monkeypatch.setattr(gpu, "_find_library", lambda: Nvml(library))

@@ -161,6 +161,7 @@ def test_a_program_that_fails_is_told_and_no_more(command, caplog, start_server,
     assert system.read() == []
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_program_that_runs_when_the_server_stops_is_ended_with_it(tmp_path, until):
     begun = tmp_path / "begun"
     system = System(Settings(system_metrics_cmd=f"sh -c 'echo $$ > {begun}; exec sleep 600'"))

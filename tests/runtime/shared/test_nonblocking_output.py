@@ -175,12 +175,14 @@ class Kept(logging.Handler):
         self.records.append(record)
 
 
+@pytest.mark.usefixtures("processes")
 def test_programs_print_and_log_as_ever(tmp_path):
     done = subprocess.run([sys.executable, "-c", PRINTS], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "to be read \\ud800\n"
     assert sorted(done.stderr.splitlines()) == ["INFO logged", "an error"]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("where", ["1>/dev/full 2>/dev/full", "1>&- 2>&-", "2>&-", "1>&-"])
 def test_a_program_whose_output_cannot_be_written_goes_on(tmp_path, where):
     (tmp_path / "prints.py").write_text(PRINTS + "open('end', 'w').close()\n")
@@ -189,6 +191,7 @@ def test_a_program_whose_output_cannot_be_written_goes_on(tmp_path, where):
     assert (tmp_path / "end").exists()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_file_is_appended_to_as_it_was(tmp_path: Path):
     file = tmp_path / "log"
     file.write_text("before\n")

@@ -22,6 +22,8 @@ from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.shared.safe_path import CLEAN, run_module
 from tsx_runtime.worker.launch.group import RANK_BOOT
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 NAMES = (
     *("json", "torch", "yaml", "typing", "logging", "numpy", "socket", "selectors", "signal", "struct", "ctypes", "contextlib", "pathlib"),
     *("__future__", "multiprocessing", "tempfile", "threading", "subprocess", "traceback", "random", "http", "typer", "psutil"),

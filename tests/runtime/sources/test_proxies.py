@@ -121,6 +121,7 @@ def looked_up(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setattr("tsx_runtime.sources.http_download.addresses_of", lambda host, port: [address])
 
 
+@pytest.mark.usefixtures("processes")
 def test_https_goes_by_the_proxy_to_the_address_that_was_looked_at(
     proxy: Proxy, tls: None, part: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +149,7 @@ def test_http_is_not_asked_of_a_proxy_that_would_look_the_name_up_again(proxy: P
     assert not proxy.asked
 
 
+@pytest.mark.usefixtures("processes")
 def test_where_any_address_will_do_the_proxy_gets_the_name(proxy: Proxy, tls: None, part: Path) -> None:
     download(parse_url(f"http://{HOST}:8000/m.mar?x=1"), part, rules(private=True))
     assert part.read_bytes() == b"forwarded"

@@ -90,6 +90,7 @@ def test_the_model_of_a_directory_is_its_only_archive_or_what_was_in_one(tmp_pat
     assert found_model(make_model(tmp_path / "c", ECHO), {}).path == tmp_path / "c"
 
 
+@pytest.mark.usefixtures("processes")
 def test_an_uploaded_archive_is_served_as_sagemaker_wants_it(short_path: Path, free_ports: Callable[[int], list[int]]) -> None:
     unpack(make_model(short_path / "digits.mar", ECHO), short_path)
     with container(short_path, *free_ports(1), {"TSX_WORKER_PRELOAD": "false", "SAGEMAKER_TS_BATCH_SIZE": "4"}) as host:
@@ -103,6 +104,7 @@ def test_an_uploaded_archive_is_served_as_sagemaker_wants_it(short_path: Path, f
         assert host.stop() == 0
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_model_that_does_not_load_ends_the_container_with_its_traceback(short_path: Path, free_ports: Callable[[int], list[int]]) -> None:
     unpack(make_model(short_path / "broken.mar", "raise RuntimeError('no weights')\n"), short_path)
     with container(short_path, *free_ports(1), {"TSX_WORKER_PRELOAD": "false"}) as host:
@@ -111,6 +113,7 @@ def test_a_model_that_does_not_load_ends_the_container_with_its_traceback(short_
         assert "RuntimeError: no weights" in host.log
 
 
+@pytest.mark.usefixtures("processes")
 def test_another_word_than_serve_is_a_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tsx_runtime.targets.entry", "echo", "a word"]
     assert subprocess.check_output(command, cwd=tmp_path, env=clean(dict(os.environ)), text=True) == "a word\n"
@@ -123,6 +126,7 @@ def test_a_word_that_is_no_command_is_told(capsys: pytest.CaptureFixture[str]) -
     )
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_is_no_archive_is_told_without_a_traceback(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "digits.mar").write_text("no archive")

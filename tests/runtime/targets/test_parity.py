@@ -58,7 +58,9 @@ def by_lambda(running: Any, form: Callable[..., dict[str, Any]]) -> ModelRequest
 
 
 @pytest.fixture(scope="module")
-def targets(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Iterator[dict[str, ModelRequest]]:
+def targets(
+    processes: None, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]
+) -> Iterator[dict[str, ModelRequest]]:
     """Each has its own process and its own copy of torch, which is what this takes its time for."""
     place = tmp_path_factory.mktemp("p")
     archive = place / "model" / "digits.mar"

@@ -63,7 +63,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(place: Path) -> Results:
+def results(processes: None, place: Path) -> Results:
     """What a run found, which wrote it into the archive."""
     loads = ("--batch-sizes", "1,2,4,8", "--connections", "4", "--exhaustive")
     words = ["bench", "lengths.mar", "--slo", "p99<20s", *loads, *QUICK, "-o", "out", "--write"]
@@ -164,6 +164,7 @@ def begin(place: Path, tmp_path: Path) -> Iterator[Callable[[str], subprocess.Po
         assert not list(Path(temporary).glob("tsx-bench-*")), "a run leaves nothing behind, however it ends"
 
 
+@pytest.mark.usefixtures("processes")
 def test_ctrl_c_leaves_a_report_and_no_server_and_the_run_goes_on_later(
     begin: Callable[[str], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -188,6 +189,7 @@ def test_ctrl_c_leaves_a_report_and_no_server_and_the_run_goes_on_later(
     assert best_point(whole.trials[0].points) is not None
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_second_ctrl_c_ends_at_once_and_leaves_no_server_either(begin: Callable[[str], subprocess.Popen[str]]) -> None:
     begun = begin("a batch takes")
     servers = psutil.Process(begun.pid).children(recursive=True)

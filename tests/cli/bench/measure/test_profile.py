@@ -67,6 +67,7 @@ def with_spy(monkeypatch: pytest.MonkeyPatch, place: Path, script: str | None) -
     )
 
 
+@pytest.mark.usefixtures("processes")
 def test_without_py_spy_there_is_a_profile_by_cprofile(archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_spy(monkeypatch, tmp_path / "bin", None)
     monkeypatch.chdir(tmp_path)
@@ -80,6 +81,7 @@ def test_without_py_spy_there_is_a_profile_by_cprofile(archive: OpenArchive, tmp
     assert "batch 2" in (tmp_path / "out" / "steps.txt").read_text()
 
 
+@pytest.mark.usefixtures("processes")
 def test_with_py_spy_the_graph_is_its_own(archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_spy(monkeypatch, tmp_path / "bin", 'kill -0 "$3" && echo "$@" > "$9"')
     told = profile(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.1)
@@ -89,6 +91,7 @@ def test_with_py_spy_the_graph_is_its_own(archive: OpenArchive, tmp_path: Path, 
     assert told.notes == ["There is no trace of torch's: the handler does not run the steps of BaseHandler."]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(
     shutil.which("py-spy", path=str(Path(sys.executable).parent)) is None, reason="needs py-spy, which brings the extra bench"
 )
@@ -101,6 +104,7 @@ def test_the_real_py_spy_sees_what_the_handler_calls(archive: OpenArchive, tmp_p
     assert any(title.startswith("weigh (") and "samples" in title for title in titles)
 
 
+@pytest.mark.usefixtures("processes")
 def test_where_py_spy_may_not_look_the_reason_is_told(archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_spy(monkeypatch, tmp_path / "bin", "echo Permission denied; exit 1")
     told = profile(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.1)
@@ -118,6 +122,7 @@ def results_of(**more: Any) -> Results:
     return Results.model_validate(given | more)
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_best_is_what_is_profiled_and_what_fails_is_a_note(
     archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

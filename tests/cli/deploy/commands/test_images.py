@@ -19,6 +19,8 @@ from tsx_cli.deploy.image.programs import Builder
 from tsx_cli.deploy.sagemaker import kinds as sagemaker_kinds
 from tsx_cli.main import main
 
+pytestmark = pytest.mark.slow
+
 HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
 ROLE = "arn:aws:iam::123456789012:role/endpoint"
 HOST = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"

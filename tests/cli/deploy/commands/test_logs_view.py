@@ -17,6 +17,8 @@ from tsx_cli.deploy.engine.engine import Engine
 from tsx_cli.deploy.sagemaker import kinds as sagemaker_kinds
 from tsx_cli.main import main
 
+pytestmark = pytest.mark.slow
+
 GROUP, STREAM = "/aws/sagemaker/Endpoints/m", "AllTraffic/i-0"
 NAMED = ["--name", "m", "--target", "sagemaker"]
 SAID = [*NAMED, "--role", "arn:aws:iam::123456789012:role/r", "--yes", "--no-check"]

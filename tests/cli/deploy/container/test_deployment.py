@@ -65,6 +65,7 @@ def deploy(place: Path, capsys: pytest.CaptureFixture[str]) -> Deploy:
     return Deploy(place, capsys)
 
 
+@pytest.mark.usefixtures("processes")
 def test_an_image_is_built_and_its_container_runs_until_it_is_well(deploy: Deploy, place: Path) -> None:
     docker = Engine(place / "bin")
     assert deploy.plan(code=2) == {"Image": "create", "Container": "create"}
@@ -119,6 +120,7 @@ def test_one_that_does_not_get_well_makes_way_for_the_one_before(deploy: Deploy,
     assert len(docker.state["containers"]) == 1
 
 
+@pytest.mark.usefixtures("processes")
 def test_what_a_container_says_is_shown_and_what_its_last_words_mean_is_told(deploy: Deploy, docker: Engine) -> None:
     deploy.verb("logs", code=1)
     deploy.apply()
@@ -128,6 +130,7 @@ def test_what_a_container_says_is_shown_and_what_its_last_words_mean_is_told(dep
     assert "Likely: The image has no module 'cv2'. Add its package" in deploy.err
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_log_is_that_of_the_one_that_runs(deploy: Deploy, place: Path) -> None:
     Engine(place / "bin")
     deploy.verb("logs", code=1)
@@ -165,6 +168,7 @@ def test_a_given_image_is_not_built(deploy: Deploy, docker: Engine) -> None:
     assert docker.calls("run")[0][-1] == "registry.example.com/digits:1"
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_container_that_has_stopped_is_started_again(deploy: Deploy, docker: Engine) -> None:
     deploy.apply()
     (name,) = docker.running
@@ -177,6 +181,7 @@ def test_a_container_that_has_stopped_is_started_again(deploy: Deploy, docker: E
     assert docker.running == [name]
 
 
+@pytest.mark.usefixtures("processes")
 def test_without_a_program_that_works_the_ways_out_are_told(deploy: Deploy, place: Path) -> None:
     deploy.apply(code=1)
     assert "docker is not installed; podman is not installed. Install one of them, or write the files with --emit compose DIR" in deploy.err

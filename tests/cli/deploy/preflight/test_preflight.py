@@ -40,6 +40,7 @@ def measured(archive: Path, **changes: Any) -> Path:
     return archive
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_archive_is_loaded_before_anything_is_created(course: Course, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     broken = make_model(tmp_path / "broken.mar", "import nothing_like_this\n")
     assert main(["deploy", str(broken), *SAID, "--yes"]) == 1

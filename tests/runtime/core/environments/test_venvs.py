@@ -19,6 +19,8 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import InvalidModel
 from tsx_runtime.settings.schema import Settings
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 HANDLER = """
 import json, os, subprocess, sys
 import iniconfig, psutil

@@ -106,6 +106,7 @@ def real() -> Iterator[Path]:
     place.rmdir()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_process_joins_its_group_before_it_is_restricted_and_is_ended_with_it(real, tmp_path):
     group = cgroups.Group(real, {"cgroup.max.depth": "0"})
     sandbox = Sandbox(Isolation(), [], gpu=False, output="", label="")

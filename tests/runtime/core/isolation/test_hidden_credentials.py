@@ -43,6 +43,7 @@ def handle(data, context):
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_an_attackers_handler_finds_no_credential_in_its_process_and_where_it_came_from(tmp_path: Path) -> None:
     for name in ("spy", "trusted"):
         make_model(tmp_path / f"{name}.mar", SPY)
@@ -64,6 +65,7 @@ def ask(address: str, model: str) -> str:
         return str(answer.read(), "utf-8")
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_program_of_its_own_is_started_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """As for an environment of its own and for torchrun, whose processes have the program's variables."""
     plant(monkeypatch)
@@ -76,6 +78,7 @@ def test_a_program_of_its_own_is_started_without(monkeypatch: pytest.MonkeyPatch
     assert not PLANTED.keys() & block.keys()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_spawned_worker_is_started_without(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
@@ -90,6 +93,7 @@ def test_a_spawned_worker_is_started_without(monkeypatch: pytest.MonkeyPatch) ->
     assert not PLANTED.keys() & block.keys()
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_program_of_the_machines_numbers_is_started_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plant(monkeypatch)
     system = System(Settings(system_metrics_cmd=f"sh -c 'env > {tmp_path}/env'"))

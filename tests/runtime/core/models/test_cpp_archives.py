@@ -43,6 +43,7 @@ def saved(tensor: torch.Tensor) -> bytes:
     return buffer.getvalue()
 
 
+@pytest.mark.usefixtures("processes")
 def test_torchscript_of_a_cpp_archive_takes_and_gives_tensors_as_torch_saves_them(tmp_path):
     path = archive(tmp_path / "double.mar")
 

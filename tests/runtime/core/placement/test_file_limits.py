@@ -41,6 +41,7 @@ def predict(address):
         return None
 
 
+@pytest.mark.usefixtures("processes")
 def test_it_allows_itself_what_the_system_allows_and_leaves_its_workers_as_they_were(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     before = min(soft, 500)
@@ -54,6 +55,7 @@ def test_it_allows_itself_what_the_system_allows_and_leaves_its_workers_as_they_
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.usefixtures("processes")
 def test_more_connections_than_it_may_have_cost_it_nothing_but_those_connections(tmp_path):
     with server(make_model(tmp_path / "one", HANDLER)) as process, contextlib.ExitStack() as stack:
         started = ready(process)

@@ -16,6 +16,8 @@ from tsx_runtime.errors import Conflict, LoadFailed, ModelVersionNotFound, TsxEr
 from tsx_runtime.settings.schema import ModelSettings
 from tsx_runtime.settings.traffic_policy import parse_traffic
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 SEQUENCES = "sequenceBatching: true\nsequenceMaxIdleMSec: {idle}\nmaxNumSequence: 10\nmaxSequenceJobQueueSize: 10\n"
 WHO = "def handle(data, context):\n    return [{who!r}] * len(data or [])\n"
 WAITS = "import time\nfrom pathlib import Path\nPath('began').touch()\nwhile not Path('go').exists():\n    time.sleep(0.005)\n"

@@ -40,6 +40,7 @@ def held(version) -> list[int]:
     return [channel.batches for channel in version._dispatcher.channels]
 
 
+@pytest.mark.usefixtures("processes")
 def test_each_of_several_workers_holds_a_full_batch_that_it_prepares(tmp_path):
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m", HANDLER, config=CONFIG), order(initial_workers=2, batch_size=2))
@@ -56,6 +57,7 @@ def test_each_of_several_workers_holds_a_full_batch_that_it_prepares(tmp_path):
     with_registry(test)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_one_that_kills_its_worker_while_it_is_prepared_takes_no_other_with_it(tmp_path, workers):
     async def test(registry):

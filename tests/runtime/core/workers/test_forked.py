@@ -48,6 +48,7 @@ async def ask(directory: Path, settings: Settings) -> str:
         return (await answer.whole(1 << 20)).decode()
 
 
+@pytest.mark.usefixtures("processes")
 def test_ctrl_c_is_no_traceback_while_torch_is_imported(tmp_path):
     (tmp_path / "handler.py").write_text(HANDLER)
     asyncio.run(ask(tmp_path, Settings(default_service_handler="handler.py")))
@@ -55,6 +56,7 @@ def test_ctrl_c_is_no_traceback_while_torch_is_imported(tmp_path):
     assert signals("SigBlk", status) & STOPS == STOPS  # from its first moment on
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_program_that_a_handler_starts_can_be_stopped(tmp_path):
     (tmp_path / "handler.py").write_text(HANDLER)
     status = asyncio.run(ask(tmp_path, Settings(default_service_handler="handler.py")))
@@ -74,6 +76,7 @@ print("SigIgn" in asyncio.run(ask(directory, Settings(default_service_handler="h
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_workers_start_however_long_the_path_of_tmpdir_is(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "handler.py").write_text(HANDLER)
@@ -84,6 +87,7 @@ def test_workers_start_however_long_the_path_of_tmpdir_is(tmp_path):
     assert ended.stdout == "True\n", ended.stderr
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
 def test_sockets_lie_in_no_directory_of_another_user(tmp_path, short_path, monkeypatch):
     """Its owner could take the socket's directory away, and be asked for workers in its place."""

@@ -55,6 +55,7 @@ async def told(version) -> dict:
     return json.loads(await ask(version, ""))
 
 
+@pytest.mark.usefixtures("processes")
 def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_starts_a_new_group(tmp_path):
     directory = talker(tmp_path / "m", handler(), config=TENSOR)
 
@@ -91,6 +92,7 @@ def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_starts_a_n
     with_registry(test)
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("mode", ["", "continuousBatching: true\n"])
 def test_a_pipeline_is_fed_by_rank_0_and_a_group_that_is_killed_leaves_nobody_behind(tmp_path, mode):
     directory = talker(tmp_path / "m", handler(pipeline=True), config=f"parallelType: pp\nparallelLevel: 2\n{mode}")
@@ -105,6 +107,7 @@ def test_a_pipeline_is_fed_by_rank_0_and_a_group_that_is_killed_leaves_nobody_be
     with_registry(test)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_rank_that_cannot_load_is_named_with_its_reason(tmp_path):
     directory = talker(tmp_path / "m", handler(fails=True), config=TENSOR)
 

@@ -13,6 +13,8 @@ from tests.support.clients.talker import HANDLER, TIMEOUT, ask, order, submit, t
 from tsx_runtime.api.describe import describe_version
 from tsx_runtime.core.workers.worker import WorkerState
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 LEAK = """
 import os
 held = []

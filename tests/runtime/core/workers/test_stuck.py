@@ -47,6 +47,7 @@ def handle(data, context):
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_worker_that_is_stopped_while_it_works_is_replaced_and_its_batch_answered_as_it_is(tmp_path):
     async def test(registry):
         go = tmp_path / "go"
@@ -64,6 +65,7 @@ def test_a_worker_that_is_stopped_while_it_works_is_replaced_and_its_batch_answe
     with_registry(test, **FAST)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_request_that_stops_its_worker_is_not_tried_without_end(tmp_path):
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m", STUCK), order())
@@ -75,6 +77,7 @@ def test_a_request_that_stops_its_worker_is_not_tried_without_end(tmp_path):
     with_registry(test, **FAST)
 
 
+@pytest.mark.usefixtures("processes")
 def test_an_idle_worker_that_gives_no_sign_of_life_is_replaced(tmp_path):
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m", NEVER), order())
@@ -95,6 +98,7 @@ def handle(data, context):
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_worker_whose_threads_are_busy_is_left_alone(tmp_path):
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m", STUCK), order())
@@ -108,6 +112,7 @@ def test_a_worker_whose_threads_are_busy_is_left_alone(tmp_path):
     with_registry(test, **FAST)
 
 
+@pytest.mark.usefixtures("processes")
 def test_workers_and_what_they_do_survive_the_death_of_the_process_they_come_from(tmp_path):
     async def test(registry):
         go = tmp_path / "go"
@@ -129,6 +134,7 @@ def test_workers_and_what_they_do_survive_the_death_of_the_process_they_come_fro
     with_registry(test)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_stopped_fork_server_is_replaced_and_no_start_hangs(tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.forked.LOOK", 0.1)
 
@@ -141,6 +147,7 @@ def test_a_stopped_fork_server_is_replaced_and_no_start_hangs(tmp_path, monkeypa
     with_registry(test)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_worker_that_cannot_be_started_for_want_of_descriptors_is_not_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 0, 0, 0, 0, 0.1))
 
@@ -176,6 +183,7 @@ def handle(data, context):
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_child_that_a_handler_left_behind_does_not_hide_the_workers_end(tmp_path):
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m", LEFT_BEHIND), order())
@@ -189,6 +197,7 @@ def test_a_child_that_a_handler_left_behind_does_not_hide_the_workers_end(tmp_pa
         os.kill(int((tmp_path / "m" / "child").read_text()), signal.SIGKILL)
 
 
+@pytest.mark.usefixtures("processes")
 def test_restarts_leave_no_descriptor_behind(tmp_path):
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m"), order())
@@ -209,6 +218,7 @@ def test_restarts_leave_no_descriptor_behind(tmp_path):
         gc.enable()
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_model_that_does_not_start_disturbs_no_other(tmp_path):
     async def test(registry):
         good = await registry.register_path(talker(tmp_path / "good"), order(initial_workers=2))
@@ -232,6 +242,7 @@ def test_a_model_that_does_not_start_disturbs_no_other(tmp_path):
     with_registry(test, heartbeat_interval=1)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_watch_that_fails_is_told_and_begun_anew(tmp_path, monkeypatch, caplog):
     looked, look = [], WorkerInstance.is_stopped
 

@@ -175,6 +175,7 @@ AHEAD_OF_UVICORN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("data", "answers"), AHEAD_OF_UVICORN.values(), ids=AHEAD_OF_UVICORN)
 def test_uvicorn_gets_one_request_at_a_time_however_many_come_at_once(data: bytes, answers: list[bytes]) -> None:
     async def main() -> None:
@@ -216,6 +217,7 @@ def test_answers_of_both_lanes_keep_the_order_of_their_requests(server: RunningS
     assert own == expected[: len(own)]
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_server_neither_grows_nor_stands_still_while_forty_clients_pipeline(tmp_path: Path) -> None:
     """Without a bound it grew by hundreds of megabytes and answered nobody for seconds."""
     archive = make_model(tmp_path / "talker.mar", TALKER)

@@ -24,7 +24,7 @@ class Kept:
 
 
 @pytest.fixture(scope="module")
-def traced(store: Path) -> Iterator[tuple[RunningServer, Kept]]:
+def traced(processes: None, store: Path) -> Iterator[tuple[RunningServer, Kept]]:
     kept = Kept()
     tracer = Tracer(0.0, lambda make: kept.spans.extend(make()))
     with running_server(make_settings(store), tracer=tracer) as server:
@@ -99,6 +99,7 @@ def test_the_version_that_a_split_has_picked_is_told(traced: Any, until: Callabl
     assert kept.of(300)[REQUEST].attributes["tsx.model.version"] == "2.0"
 
 
+@pytest.mark.usefixtures("processes")
 def test_of_requests_without_a_trace_the_share_begins_one_of_its_own(store: Path, until: Callable[..., None]) -> None:
     kept = Kept()
     with running_server(make_settings(store), tracer=Tracer(1.0, lambda make: kept.spans.extend(make()))) as server:

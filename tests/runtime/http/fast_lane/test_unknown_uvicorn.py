@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.support.clients.rawhttp import RawConnection, request
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, serving
@@ -24,6 +26,7 @@ theirs.HttpToolsProtocol = HttpToolsProtocol
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_server_with_an_unknown_uvicorn_warns_once_and_answers_by_fastapi(tmp_path: Path) -> None:
     make_model(tmp_path / "echo", HANDLER)
     (tmp_path / "newer").mkdir()

@@ -30,6 +30,7 @@ def recorded(server: RunningServer, place: Path) -> list[Recorded]:
     return list(read(Path(told["directory"]))) if told["files"] else []
 
 
+@pytest.mark.usefixtures("processes")
 def test_requests_are_recorded_as_they_came_and_without_what_tells_who_asked(place: Path, error_of: Any) -> None:
     settings = make_settings(place, state_dir=place / "state")
     with running_server(settings) as server:
@@ -80,6 +81,7 @@ def test_requests_are_recorded_as_they_came_and_without_what_tells_who_asked(pla
             assert words in text
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_share_of_the_requests_is_recorded_and_only_named_headers(place: Path) -> None:
     with running_server(make_settings(place, record_headers=["X-Own"])) as server:
         server.register("talker.mar", initial_workers=1)

@@ -33,7 +33,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def started(models: Path) -> Iterator[RunningServer]:
+def started(processes: None, models: Path) -> Iterator[RunningServer]:
     with running_server(make_settings(models)) as running:
         for number in range(1, 5):
             running.register(f"m{number}.mar", initial_workers=1)

@@ -92,7 +92,7 @@ Until = Callable[[Callable[[], object]], None]
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def served(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     store, packages = tmp_path_factory.mktemp("twins"), tmp_path_factory.mktemp("packages")
     for number in ("1.0", "2.0"):
         make_model(store / f"twin-{number}.mar", TWINS, name="twin", version=number)

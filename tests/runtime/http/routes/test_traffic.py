@@ -28,7 +28,7 @@ SEQUENCES = "sequenceBatching: true\nsequenceMaxIdleMSec: 60000\nmaxNumSequence:
 
 
 @pytest.fixture(scope="module")
-def served(store: Path) -> Iterator[RunningServer]:
+def served(processes: None, store: Path) -> Iterator[RunningServer]:
     make_model(store / "adder.mar", STATEFUL, config=SEQUENCES)
     make_model(store / "adder2.mar", STATEFUL, config=SEQUENCES, name="adder", version="2.0")
     with running_server(make_settings(store)) as running:

@@ -65,7 +65,7 @@ class Load:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[RunningServer]:
+def served(processes: None, tmp_path: Path) -> Iterator[RunningServer]:
     for number in ("1.0", "2.0", "3.0"):
         make_model(tmp_path / f"notes-{number}.mar", NOTES.format(notes=str(tmp_path / "notes")), name="notes", version=number)
     with running_server(make_settings(tmp_path, job_queue_size=1000)) as running:

@@ -24,6 +24,8 @@ from tests.support.platforms.lambda_api import (
 )
 from tests.support.servers import DEADLINE
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 ECHO = """
 import time
 from pathlib import Path
@@ -84,7 +86,6 @@ def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield running
 
 
-@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_request_of_any_service_is_answered_in_its_form(host: Host, kind: str) -> None:
     event = KINDS[kind]("/predictions/echo", '{"a": "ä"}', headers={**JSON, "x-said": "hello"})
@@ -199,7 +200,6 @@ def test_six_megabytes_go_through_and_more_is_told(host: Host) -> None:
     assert host.started == 1  # none of this has ended the environment
 
 
-@pytest.mark.usefixtures("processes")
 def test_what_runs_too_long_is_told_and_a_fresh_environment_takes_over(tmp_path: Path) -> None:
     """Requests by HTTP need the token, where there is one."""
     given = {"TSX_INFERENCE_TOKEN": "secret", "TSX_LAMBDA_INIT_WAIT": str(DEADLINE)}

@@ -51,6 +51,7 @@ def predict(port: int, path: str, **body: object) -> Any:
         return json.loads(answer.read())
 
 
+@pytest.mark.usefixtures("processes")
 def test_kserves_layout_of_torchserve_is_served_and_its_health_told(short_path: Path, free_ports: Callable[[int], list[int]]) -> None:
     make_model(short_path / "store.mar", HANDLER, name="digits").rename(short_path / "digits.mar")
     (short_path / "model-store").mkdir()

@@ -46,7 +46,7 @@ STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
 
 
 @pytest.fixture(scope="module")
-def logs(tmp_path_factory):
+def logs(processes: None, tmp_path_factory):
     """The files that a server left, and what it said on its own stderr."""
     directory = tmp_path_factory.mktemp("logs")
     make_model(directory / "printer.mar", PRINTER)
@@ -342,6 +342,7 @@ async def handle(data, context):
 """
 
 
+@pytest.mark.usefixtures("processes")
 def test_on_a_console_that_is_no_terminal_what_handlers_print_and_log_is_json_with_their_requests(tmp_path):
     make_model(tmp_path / "talker.mar", TALKER, config="asyncCommunication: true\n")
     with serving(["serve", "talker.mar", *FREE_PORTS, "--set", "access_log=true"], tmp_path, {}) as running:

@@ -84,7 +84,7 @@ def ask_by_grpc(target: str, model: str, metadata: dict[str, str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Collector, dict[str, Any]]:
+def told(processes: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Collector, dict[str, Any]]:
     """What came to the collector by the server's end, and what clients were answered."""
     directory = tmp_path_factory.mktemp("otlp")
     make_model(directory / "mine.mar", HANDLER, version="2.5")

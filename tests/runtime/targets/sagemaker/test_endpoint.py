@@ -65,7 +65,9 @@ LARGE, ROOM = 260 << 20, 450  # bytes of a large model; MB that all may take: on
 
 
 @pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Iterator[tuple[Host, Any, Path]]:
+def endpoint(
+    processes: None, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]
+) -> Iterator[tuple[Host, Any, Path]]:
     place = tmp_path_factory.mktemp("e")
     unpack(make_model(place / "echo.mar", HANDLER, config="batchSize: 4\n"), place)
     held = place / "held"
@@ -172,7 +174,9 @@ def test_an_asynchronous_request_goes_from_s3_to_s3(endpoint: tuple[Host, Any, P
 
 
 @pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Iterator[tuple[Host, Loader, Any]]:
+def many(
+    processes: None, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]
+) -> Iterator[tuple[Host, Loader, Any]]:
     place = tmp_path_factory.mktemp("m")
     for name in ("a", "b", "c", "broken", "large1", "large2"):
         text = HANDLER.replace("answer(idx, row", "take(idx, row") + f"\n\ndef take(idx, body, together, context):\n    return '{name}'\n"
@@ -248,6 +252,7 @@ def test_a_model_without_room_is_refused_with_507_and_comes_in_the_place_of_othe
     assert len(host.processes()) >= len(loader.loaded)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_directory_of_the_toolkit_is_served_in_real_batches(short_path: Path, free_ports: Callable[[int], list[int]]) -> None:
     code = short_path / "model" / "code"
     code.mkdir(parents=True)

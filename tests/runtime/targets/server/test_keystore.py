@@ -21,7 +21,7 @@ FORMS = ("PKCS12", "JKS")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("keytool") is None:
         pytest.skip("needs Java's keytool")
     place = tmp_path_factory.mktemp("keystores")

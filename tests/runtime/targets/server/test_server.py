@@ -24,6 +24,8 @@ from tests.support import forked
 from tests.support.models import make_model
 from tsx_runtime.targets.server.uvicorn_servers import _listening
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 TIMEOUT = 90.0  # of a machine that has other things to do
 
 SERVER = """

@@ -14,6 +14,8 @@ from tests.support.clients.rawhttp import RawConnection, chunked, request
 from tests.support.models import make_model
 from tests.support.servers import DEADLINE, FREE_PORTS, Running, serving
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 HANDLER = """
 import time
 from pathlib import Path

@@ -91,6 +91,7 @@ def test_what_was_served_is_what_the_next_server_serves(tmp_path: Path) -> None:
     with_registry(settings, serve_again)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_default_version_that_came_by_a_rollout_or_a_rollback_is_kept(tmp_path: Path) -> None:
     store, place = tmp_path / "store", tmp_path / "config"
     store.mkdir()

@@ -14,6 +14,8 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import is_url
 from tsx_runtime.targets.server.startup import workflows_from_settings
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 HANDLER = """
 def handle(data, context):
     return None if data is None else [bytes(row.get("body") or b"") + b"!" for row in data]

@@ -15,7 +15,7 @@ from tsx_runtime.targets.server.tls import is_trusted_as, tls_context
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def pair(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_certificate(tmp_path_factory.mktemp("tls"))
 
 

@@ -100,6 +100,7 @@ def test_the_list_of_names_is_complete() -> None:
     assert ts_shim.NAMES.keys() == NAMES.keys()
 
 
+@pytest.mark.usefixtures("processes")
 def test_scripts_import_every_name_in_every_way_and_nothing_heavy_with_it() -> None:
     command = [sys.executable, "-c", EVERY_WAY, json.dumps(list(NAMES))]
     environment = {**os.environ, "PYTHONPATH": str(SHIMS)}

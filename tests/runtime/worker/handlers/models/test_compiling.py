@@ -28,6 +28,7 @@ def test_each_form_gives_the_arguments_of_torch_compile(pt2: Any, options: dict[
     assert compile_options(pt2) == options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pt2", [{"backend": "no_such_backend"}, {"backend": "eager", "no_such_option": 1}])
 def test_what_cannot_be_compiled_runs_eager_with_a_warning(pt2: Any, caplog: pytest.LogCaptureFixture) -> None:
     model = torch.nn.Identity()
