@@ -99,6 +99,12 @@ def inspect_archive(path: Path, *, limits: Limits = Limits()) -> Inspection:  # 
         )
 
 
+def manifest_of(path: Path, *, limits: Limits = Limits()) -> Manifest:  # noqa: B008
+    """Reads the list of members and the manifest, which takes as long as a `.tar.gz` is large. Raises ArchiveError."""
+    with _opened(path, limits) as source:
+        return source.manifest
+
+
 def read_member(path: Path, name: str, *, most: int, limits: Limits = Limits()) -> bytes | None:  # noqa: B008
     """The bytes of a small file; None where there is none. Raises ArchiveError, also for one of more than `most` bytes."""
     with _opened(Path(path), limits) as source:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from tests.cli.conftest import DIGITS, Run
-from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, screen
+from tests.support.servers import screen
 from tsx_archiver import BUILTIN_HANDLERS
 from tsx_cli.archive.model_file import NOT_SERVED
 from tsx_runtime.worker.handler_api.loader import BUILTIN, ELSEWHERE
@@ -317,8 +318,9 @@ def test_a_file_that_is_no_archive_is_refused(
 ) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    ports = [*FREE_PORTS, *FREE_GRPC_PORTS] if command == ["serve"] else []
-    ended = run(*command, name, *ports)
+    with socket.create_server(("127.0.0.1", 0)) as in_use:  # it is refused before a port is taken
+        port = ["--port", in_use.getsockname()[1]] if command == ["serve"] else []
+        ended = run(*command, name, *port)
     assert ended.code == 1
     assert reason in ended.err
     assert "Traceback" not in ended.err

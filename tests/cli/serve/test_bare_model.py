@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -111,9 +112,10 @@ def test_a_file_that_is_nowhere_is_named(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("processes")
-def test_the_same_model_twice_is_told_with_the_way_to_name_each(run: Run) -> None:
+def test_the_same_model_twice_is_refused_before_a_port_is_taken(run: Run) -> None:
     assert run("archive", DIGITS / "digits.pt").code == 0
-    ended = run("serve", "digits.mar", "digits.mar", *FREE_PORTS, *FREE_GRPC_PORTS)
+    with socket.create_server(("127.0.0.1", 0)) as in_use:
+        ended = run("serve", "digits.mar", "digits.mar", "--port", in_use.getsockname()[1])
     assert ended.code == 1
     assert "Model version 1.0 is already registered for model digits; give each file its own name, as NAME=FILE" in ended.err
 

@@ -37,7 +37,15 @@ from tsx_runtime.targets.observability.worker_output import worker_output
 from tsx_runtime.targets.server.grpc_listeners import GrpcAddresses, bind, check_free, grpc_addresses, prepare
 from tsx_runtime.targets.server.listeners import Listener, listeners
 from tsx_runtime.targets.server.snapshots import Snapshots
-from tsx_runtime.targets.server.startup import StartModel, StartWorkflow, load_all, load_workflows, log_privileges, register_all
+from tsx_runtime.targets.server.startup import (
+    StartModel,
+    StartWorkflow,
+    check_models,
+    load_all,
+    load_workflows,
+    log_privileges,
+    register_all,
+)
 from tsx_runtime.targets.server.tls import tls_context
 from tsx_runtime.targets.server.uvicorn_servers import ServerGroup
 from tsx_runtime.workflows.manager import Workflow, Workflows
@@ -127,6 +135,8 @@ async def serve_async(
     tls = tls_context(settings)
     _stop_on_signals(stopping)
     read_metrics_config(settings.metrics_config)
+    if not options.answer_first and options.hosted is None:
+        check_models(models, settings)
     grpc = grpc_addresses(settings)
     check_free(grpc)
     with contextlib.ExitStack() as held:

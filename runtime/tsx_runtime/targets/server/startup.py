@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tsx_archiver import ARCHIVE_SUFFIXES, OpenArchive
+from tsx_archiver.inspecting import manifest_of
 from tsx_archiver.metadata.model_limits import SAVED
 from tsx_runtime.core.isolation.hidden_credentials import SERVERS, hidden_variables
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.errors import LoadFailed, SettingError, TsxError
+from tsx_runtime.errors import Conflict, LoadFailed, SettingError, TsxError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.torchserve import Snapshot, VersionSettings
 from tsx_runtime.sources import Trust, is_url
@@ -34,6 +35,19 @@ class StartModel:
     order: RegisterOrder
     default: bool = False  # of several versions, the one for requests that name none
     archive: OpenArchive | None = None  # opened already, where the path holds no manifest
+
+
+def check_models(models: Sequence[StartModel], settings: Settings) -> None:
+    """Refuse, before any port is bound, archives that cannot be read and two of one name and version. Raises ArchiveError, Conflict."""
+    taken = set()
+    for model in models:
+        if model.path is None or model.archive is not None or model.path.name.endswith(".gz"):  # reading it takes long
+            continue
+        manifest = manifest_of(model.path, limits=settings.archive_limits())
+        name, version = model.order.model_name or manifest.model_name, model.order.version or manifest.version
+        if (name, version) in taken:
+            raise Conflict(f"Model version {version} is already registered for model {name}")
+        taken.add((name, version))
 
 
 async def load_all(registry: Registry, models: Sequence[StartModel]) -> list[ModelVersion]:
