@@ -346,10 +346,12 @@ def ask(lanes: Lanes, token: bool, fast: bool, requests: list[Sent], cuts: list[
                 elif first is not None and not closes(first):
                     connection.send(sent.body)
             else:
-                if sent.head in MALFORMED:  # uvicorn would answer it before those that it took already, and lose them
+                # uvicorn answers what is malformed before those that it took, and closes before it has read a body: answers are lost
+                alone = sent.head in MALFORMED or b" HTTP/1.0\r" in sent.head or b"close\r" in sent.head.lower()
+                if alone:
                     answers += read(connection, waiting)
                 waiting.append(sent)
-                connection.send(*cut(sent.head + sent.body, [] if sent.head in MALFORMED else cuts))
+                connection.send(*cut(sent.head + sent.body, [] if alone else cuts))
                 if not pipelined:
                     answers += read(connection, waiting)
             if any(answer is None or closes(answer) for answer in answers):
@@ -406,6 +408,18 @@ def test_on_the_fast_lane_what_is_wrong_waits_for_the_answers_before_it(lanes: L
         connection.send(request(target=b"/predictions/echo", body=b"x") * 2 + b"GARBAGE\r\n\r\n")
         answers = [connection.answer() for _ in range(4)]
     assert [answer and answer.status for answer in answers] == [200, 200, 400, None]
+
+
+@pytest.mark.parametrize("last", [(b"HTTP/1.0", b"X: y"), (b"HTTP/1.1", b"Connection: close")], ids=str)
+def test_on_the_fast_lane_a_refusal_before_the_body_closes_the_connection_behind_the_body(lanes: Lanes, last: tuple[bytes, bytes]) -> None:
+    """Closed before, it would be reset, and the client would lose the answers that it has yet to read."""
+    large = request(target=b"/predictions/echo", headers=[(b"X-Do", b"bytes")])
+    refused = b"POST /predictions/nobody %b\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n%b\r\n\r\n" % last
+    with RawConnection(lanes.addresses[False, True], lanes.turn) as connection:
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+        connection.send(large, large + refused, b"b" * 500, b"b" * 500)
+        answers = [connection.answer() for _ in range(4)]
+    assert [answer and (answer.status, answer.whole) for answer in answers] == [(200, True), (200, True), (404, True), None]
 
 
 @pytest.mark.parametrize("upgrade", [b"h2c", b"websocket"])

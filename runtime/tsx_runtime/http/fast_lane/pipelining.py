@@ -8,7 +8,7 @@ read and answered. A client that sends further ahead than `AHEAD` is not read fr
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
@@ -17,6 +17,7 @@ from tsx_runtime.http.fast_lane.turns import Turns
 
 if TYPE_CHECKING:
     from uvicorn.config import Config
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
     from uvicorn.server import ServerState
 
 END = b"\r\n\r\n"  # of each head, and of each chunked body
@@ -73,6 +74,20 @@ class ReadFlow(FlowControl):
         self.resume_reading()
 
 
+class ResponseTransport:
+    """What uvicorn's cycle writes to. It closes once the body is read: before, the client could lose the answer (RFC 9112, 9.6)."""
+
+    def __init__(self, connection: PipeliningProtocol, cycle: RequestResponseCycle) -> None:
+        self._connection, self._cycle = connection, cycle
+        self.write, self.is_closing = connection.transport.write, connection.transport.is_closing
+
+    def close(self) -> None:
+        if self._cycle.response_complete:
+            self._connection.close_after_body()
+        else:  # the client sees by the early end that the answer is incomplete
+            self._connection.transport.close()
+
+
 class PipeliningProtocol(CasedProtocol):
     """`_feed` what comes while a request is read, `_keep` what comes before it is answered."""
 
@@ -89,10 +104,17 @@ class PipeliningProtocol(CasedProtocol):
         self._head_size = 0
         self._length = 0  # bytes of the present body, where the head has the length
         self._filled = 0  # and those that have come
+        self._closes = False  # once the present body is read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
         self.flow = ReadFlow(transport, self.turns)
+
+    def close_after_body(self) -> None:
+        if self._reading:
+            self._closes = True
+        else:
+            self.transport.close()
 
     def _keep(self, data: bytes | memoryview) -> None:
         """Store it until the request before is answered."""
@@ -151,6 +173,8 @@ class PipeliningProtocol(CasedProtocol):
         self._in_head = False
         self._length = _plain_length(self.headers)
         super().on_headers_complete()
+        if self.cycle is not None:
+            self.cycle.transport = cast("asyncio.Transport", ResponseTransport(self, self.cycle))
 
     def on_body(self, body: bytes) -> None:
         self._filled += len(body)
@@ -159,6 +183,8 @@ class PipeliningProtocol(CasedProtocol):
     def on_message_complete(self) -> None:
         self._reading = False
         super().on_message_complete()
+        if self._closes:
+            self.transport.close()
 
 
 def _plain_length(headers: list[tuple[bytes, bytes]]) -> int:
