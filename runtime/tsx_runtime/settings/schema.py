@@ -140,15 +140,15 @@ class Settings(BaseModel):
     management_address: Address = Field("http://127.0.0.1:8081", description="address of the management API")
     metrics_address: Address = Field("http://127.0.0.1:8082", description="address of the metrics for Prometheus")
     enable_metrics_api: bool = Field(True, description="listen at metrics_address")
-    certificate_file: Path | None = Field(None, description="PEM file with the certificate, and its chain, of https addresses")
+    certificate_file: Path | None = Field(None, description="PEM file with the certificate and its chain for https addresses")
     private_key_file: Path | None = Field(None, description="PEM file with the certificate's private key")
     keystore: Path | None = Field(None, description="Java keystore, PKCS12 or JKS, in place of the two PEM files")
     keystore_pass: str = Field("changeit", description="password of the keystore and of its key")
-    enable_grpc: bool = Field(True, description="serve gRPC as well, if the extra `grpc` is installed")
+    enable_grpc: bool = Field(True, description="also serve gRPC, if the extra `grpc` is installed")
     grpc_inference_address: Host = Field("127.0.0.1", description="host of the gRPC inference API")
-    grpc_inference_port: int = Field(7070, ge=0, le=65535, description="its port; 0 chooses a free one")
+    grpc_inference_port: int = Field(7070, ge=0, le=65535, description="port of the gRPC inference API; 0 chooses a free one")
     grpc_management_address: Host = Field("127.0.0.1", description="host of the gRPC management API")
-    grpc_management_port: int = Field(7071, ge=0, le=65535, description="its port; 0 chooses a free one")
+    grpc_management_port: int = Field(7071, ge=0, le=65535, description="port of the gRPC management API; 0 chooses a free one")
     grpc_inference_max_connection_age_ms: int | None = Field(None, ge=1, description="age at which a connection is closed; none if not set")
     grpc_inference_max_connection_age_grace_ms: int | None = Field(
         None, ge=1, description="maximum time for calls to finish after that; unlimited if not set"
@@ -171,9 +171,9 @@ class Settings(BaseModel):
     enable_grpc_ssl: bool = Field(False, description="encrypt gRPC with certificate_file and private_key_file")
     model_store: Path | None = Field(None, description="directory of the archives that can be registered by file name")
     allowed_urls: list[str] = Field([], description="sources for model downloads: hosts, or regular expressions that match whole URLs")
-    allow_private_urls: bool = Field(False, description="download from addresses that are not public as well")
+    allow_private_urls: bool = Field(False, description="also download from addresses that are not public")
     s3_endpoint_url: str | None = Field(
-        None, min_length=1, description="endpoint for s3:// URLs; if not set, that of AWS or of boto3's configuration"
+        None, min_length=1, description="endpoint for s3:// URLs; if not set, the one of AWS or of boto3's configuration"
     )
     load_models: list[str] = Field([], description="models to load at start: archives, [name=]file, or 'all' in the model store")
     workflow_store: Path | None = Field(None, description="directory that workflows are registered from; the model store if not set")
@@ -205,7 +205,7 @@ class Settings(BaseModel):
     )
     body_idle_timeout: int = Field(10, ge=1, description="maximum pause in receiving a request's body, in seconds")
     body_min_rate: int = Field(16_384, ge=1, description="minimum rate of a body after body_timeout, in bytes per second")
-    write_timeout: int = Field(30, ge=1, description="maximum time that a client may read nothing of its answer, in seconds")
+    write_timeout: int = Field(30, ge=1, description="maximum time in which a client reads nothing of its answer, in seconds")
     keep_alive_timeout: int = Field(75, ge=1, description="maximum idle time of a connection between requests, in seconds")
     number_of_gpu: int | None = Field(None, ge=0, description="number of GPUs to use; all visible GPUs if not set")
     limit_max_image_pixels: bool = Field(True, description="refuse images that would decode to a very large size")
@@ -250,10 +250,10 @@ class Settings(BaseModel):
     cors_allowed_methods: HeaderText | None = Field(None, description="methods that such pages may use, such as GET, POST, PUT, OPTIONS")
     cors_allowed_headers: HeaderText | None = Field(None, description="headers that such pages may send, such as X-Custom-Header")
     allowed_hosts: list[str] = Field(
-        [], description="additional hosts that Host and Origin of predictions on loopback may name; * for any, from any site"
+        [], description="additional values of Host and Origin that predictions on loopback accept; * for any host and any site"
     )
     metrics_mode: Annotated[Literal["prometheus", "log", "legacy"], BeforeValidator(_lower)] = Field(
-        "prometheus", description="prometheus: /metrics alone; log, or legacy: lines in ts_metrics.log and model_metrics.log as well"
+        "prometheus", description="prometheus: only /metrics; log or legacy: also lines in ts_metrics.log and model_metrics.log"
     )
     metrics_config: Path | None = Field(None, description="a metrics.yaml, which declares the metrics of the server and of handlers")
     model_metrics_auto_detect: bool = Field(True, description="show metrics of handlers that metrics_config does not declare")
@@ -261,16 +261,18 @@ class Settings(BaseModel):
     system_metrics_cmd: str | None = Field(
         None, min_length=1, description="program that prints the machine's metrics, instead of tsx's own collection"
     )
-    metric_time_interval: int = Field(60, ge=1, description="seconds between two runs of it, and between the machine's lines in the log")
+    metric_time_interval: int = Field(
+        60, ge=1, description="seconds between two runs of system_metrics_cmd, and between the machine's lines in the log"
+    )
     server_timing_share: float = Field(0.0, ge=0, le=1, description="share of the answers with a Server-Timing header")
     access_log: LogShare = Field(0.0, description="write a line for each answer: true, false, or a share of the answers such as 1%")
     log_format: Annotated[Literal["auto", "text", "json"], BeforeValidator(_lower)] = Field(
-        "auto", description="text, or json; auto: JSON where the log goes to stderr and that is no terminal"
+        "auto", description="text or json; auto: JSON if the log goes to stderr and stderr is not a terminal"
     )
     otlp_endpoint: Collector | None = Field(
         None, description="collector that traces are sent to, such as http://127.0.0.1:4318 (OTLP over HTTP); see observability.md"
     )
-    trace_share: float = Field(0.01, ge=0, le=1, description="share of the requests without a client's trace for which a trace is started")
+    trace_share: float = Field(0.01, ge=0, le=1, description="share of the requests without a client's trace that start a new trace")
     log_location: Path | None = Field(None, description="directory for ts_log.log, access_log.log and model_log.log; stderr if not set")
     metrics_location: Path | None = Field(
         None, description="directory for ts_metrics.log and model_metrics.log (metrics_mode = log); log_location if not set"
@@ -286,19 +288,20 @@ class Settings(BaseModel):
         60, ge=0, description="time without a heartbeat after which an idle worker is killed, in seconds; 0 = never"
     )
     shutdown_delay: int = Field(
-        0, ge=0, description="time for which a stopping server still accepts requests while it reports that it is not ready, in seconds"
+        0, ge=0, description="time in which a stopping server reports that it is not ready but still accepts requests, in seconds"
     )
     drain_timeout: int = Field(30, ge=0, description="maximum time to answer accepted requests after a stop was requested, in seconds")
     pass_env: list[str] = Field([], description="credentials in the environment that workers can read: names, or patterns such as AWS_*")
-    pass_headers: list[str] = Field([], description="those of Authorization, Proxy-Authorization and Cookie that handlers can read")
+    pass_headers: list[str] = Field([], description="which of Authorization, Proxy-Authorization and Cookie handlers can read")
     blacklist_env_vars: Pattern = Field(
-        None, description="regular expression that matches the whole name of variables that workers must not read"
+        None, description="regular expression for the whole names of environment variables that workers must not read"
     )
     state_dir: Path | None = Field(
         None, description="directory for changes made while serving; .tsx in the model store, or the user's state directory, if not set"
     )
     record_headers: list[str] | None = Field(
-        None, description="additional headers that recordings store; if not set, all that do not identify the client"
+        None,
+        description="headers that recordings store in addition to those a replay needs; if not set, all that do not identify the client",
     )
     cache_dir: Path | None = Field(
         None, description="directory where archives are unpacked; the user's cache directory, or a temporary one, if not set"
@@ -311,7 +314,7 @@ class Settings(BaseModel):
     cpu_launcher_enable: bool = Field(False, description="pin each CPU worker to its own cores")
     cpu_launcher_args: str = Field("", description="which cores: options of torch.backends.xeon.run_cpu")
     plugins: list[str] = Field([], description="plugins to load: names of entry points of installed packages")
-    metrics_push_interval: int = Field(10, ge=1, description="seconds between two calls of plugins' metrics sinks")
+    metrics_push_interval: int = Field(10, ge=1, description="seconds between two calls of the plugins' metrics sinks")
     isolation: Literal["off", "on"] = Field(
         "off", description="on: workers are isolated from the network, from files, from other processes; see security.md"
     )
