@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tsx_archiver.errors import InvalidConfig
 from tsx_archiver.metadata.configkeys import ConfigKey, whole
 from tsx_archiver.metadata.safeyaml import load_yaml_file
 from tsx_archiver.names import is_model_name, shown
-from tsx_archiver.workflow.graph import complete, find_cycle, leaves_of, parents_of
 
+Edges: TypeAlias = Mapping[str, tuple[str, ...]]  # for each node, in the order of the specification, those that its output goes to
 MOST_NODES = 256  # each is at least one process
 JOINT = "__"  # a node's model is called WORKFLOW__NODE
 
@@ -62,7 +63,7 @@ class WorkflowSpec:
     """Checked: no cycle, no edge to what is not there. `nodes` and `edges` are in the order of the specification."""
 
     nodes: Mapping[str, Node]
-    edges: Mapping[str, tuple[str, ...]]
+    edges: Edges
     settings: NodeSettings = NodeSettings()  # what holds for every model that says nothing of its own
     problems: tuple[str, ...] = ()
     parents: Mapping[str, tuple[str, ...]] = field(init=False)
@@ -182,3 +183,32 @@ def _not_there(name: str, models: Mapping[str, Node], has_handler: bool) -> str:
 
 def _kind(value: Any) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
+
+
+def complete(edges: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
+    """With an entry for each node that is only ever named as a successor, and each edge once."""
+    nodes = dict.fromkeys(edges) | {node: None for following in edges.values() for node in following}
+    return {node: tuple(dict.fromkeys(edges.get(node, ()))) for node in nodes}
+
+
+def parents_of(edges: Edges) -> dict[str, tuple[str, ...]]:
+    """For each node, the nodes whose output it takes; none for those that take the request itself."""
+    parents: dict[str, list[str]] = {node: [] for node in edges}
+    for node, following in edges.items():
+        for successor in following:
+            parents[successor].append(node)
+    return {node: tuple(above) for node, above in parents.items()}
+
+
+def leaves_of(edges: Edges) -> tuple[str, ...]:
+    """The nodes whose output is the workflow's answer."""
+    return tuple(node for node, following in edges.items() if not following)
+
+
+def find_cycle(edges: Edges) -> Sequence[str] | None:
+    """Nodes that feed one another in a circle, the first one again at the end; None where there is no such circle."""
+    try:
+        TopologicalSorter(parents_of(edges)).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return None

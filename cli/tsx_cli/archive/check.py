@@ -14,7 +14,7 @@ from tsx_cli.archive.answer_comparison import difference, findings
 from tsx_cli.common.inputs import guess_content_type, samples_in
 from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.registry.standalone import open_model
+from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.shadowing.difference import excerpt
 from tsx_runtime.errors import LoadFailed, TsxError

@@ -17,8 +17,7 @@ from tsx_runtime.errors import Conflict, DownloadFailed, ModelFileExists, ModelN
 from tsx_runtime.plugins import Source
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.redaction import redacted
-from tsx_runtime.sources.transfer import CHUNK, Rules
-from tsx_runtime.sources.urls import AllowList, ModelUrl, file_name, parse_url
+from tsx_runtime.sources.urls import CHUNK, AllowList, ModelUrl, Rules, file_name, parse_url
 
 NO_SOURCES: Mapping[str, Source] = {}
 SSE_KMS = {"x-amz-server-side-encryption": "aws:kms"}

@@ -22,7 +22,7 @@ from tsx_cli.bench.measure.modelconfig import changes
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_runtime import wire
-from tsx_runtime.core.models.cpp_archives import handler_of
+from tsx_runtime.core.models.handlers import handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order
 from tsx_runtime.core.models.plan import RegisterOrder, plan
 from tsx_runtime.core.placement.devices import cpu_count, gpu_count

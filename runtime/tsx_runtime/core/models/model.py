@@ -11,13 +11,11 @@ from tsx_runtime import wire
 from tsx_runtime.core.environments.venvs import Environment
 from tsx_runtime.core.isolation.config import Sandbox, isolation_of
 from tsx_runtime.core.models.benchmark_record import read_benchmark_record
-from tsx_runtime.core.models.cpp_archives import handler_of
-from tsx_runtime.core.models.handlers import chosen_handler
+from tsx_runtime.core.models.handlers import chosen_handler, handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order
 from tsx_runtime.core.models.plan import RegisterOrder, VersionPlan, check_workers
 from tsx_runtime.core.placement.placement import Machine, WorkerPlacement, placement_of
-from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.scheduling.route import Headers
+from tsx_runtime.core.scheduling.job import Headers, Job
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
 from tsx_runtime.core.scheduling.service_rate import retry_after
 from tsx_runtime.core.scheduling.strategies import entrance, make_dispatcher

@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.persistence import StateStore
 from tsx_runtime.core.rollouts.decision_log import DecisionLog
-from tsx_runtime.core.rollouts.policy import Action, Counts, Decision, Observation, RolloutPlan, decide
-from tsx_runtime.core.rollouts.state import RolloutState, Status
+from tsx_runtime.core.rollouts.policy import Action, Counts, Decision, Observation, RolloutPlan, RolloutState, Status, decide
 from tsx_runtime.core.telemetry.histogram import quantile
 from tsx_runtime.core.traffic.manager import TrafficManager, TrafficState
 from tsx_runtime.core.traffic.routing import resolve_label, weighted_versions

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
-from tsx_runtime.core.scheduling.route import Headers
+from tsx_runtime.core.scheduling.job import Headers
 from tsx_runtime.errors import ModelNotFound, ModelVersionNotFound
 from tsx_runtime.settings.traffic_policy import Pattern, Rule, Traffic, compile_pattern
 from tsx_runtime.wire import COPIED, Body, Parts

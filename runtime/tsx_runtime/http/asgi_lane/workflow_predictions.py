@@ -8,13 +8,11 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.headers import check_status, handler_headers
+from tsx_runtime.api.headers import check_status, handler_headers, new_request_id
 from tsx_runtime.api.priority import deadline, priority_and_timeout
-from tsx_runtime.api.request_ids import new_request_id
 from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.header_names import as_sent
-from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, read_body, rest_of, send_whole
+from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, as_sent, read_body, rest_of, send_whole
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.workflows.manager import Workflows
 from tsx_runtime.workflows.node import Request

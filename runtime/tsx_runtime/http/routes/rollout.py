@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tsx_runtime.api.parameters import parameters_of
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.rollouts.controller import numbers_of
-from tsx_runtime.core.rollouts.policy import RolloutPlan
-from tsx_runtime.core.rollouts.state import RolloutState, Status
+from tsx_runtime.core.rollouts.policy import RolloutPlan, RolloutState, Status
 from tsx_runtime.errors import RolloutNotFound
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName

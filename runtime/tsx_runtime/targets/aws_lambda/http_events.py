@@ -10,7 +10,7 @@ from typing import Any, cast
 from mangum import Mangum
 from mangum.adapter import DEFAULT_TEXT_MIME_TYPES
 
-from tsx_runtime.api.request_ids import new_request_id
+from tsx_runtime.api.headers import new_request_id
 from tsx_runtime.errors import PayloadTooLarge, PredictionFailed, TsxError, Unavailable
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send, send_whole

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tsx_runtime.shared.suggestions import suggestion
-from tsx_runtime.targets.image.variables import EnvironmentSettings, flag, one_of, port_of, text_of, whole
+from tsx_runtime.targets.image.environment import EnvironmentSettings, flag, one_of, port_of, text_of, whole
 
 PORT = 8080
 LARGEST = 1 << 30  # bytes of a body: what an asynchronous endpoint takes; the platform refuses earlier where it takes less
