@@ -184,18 +184,14 @@ def _legacy(file: BinaryIO, path: Path, size: int) -> ModelFile:
     file.seek(0)
     try:
         for _ in range(3):
-            _skip_pickle(file)
+            for _ in pickletools.genops(file):  # skip it
+                pass
         whole = _pickled_class(file.read(_MAX_PICKLE))
     except ValueError:
         return _broken(path, size, "is truncated; copy or download it again")
     return ModelFile(
         path, "eager", size, "in the format of torch before 1.6" + (f", {_eager_detail(whole)}" if whole else ""), whole_object=whole
     )
-
-
-def _skip_pickle(file: BinaryIO) -> None:
-    for _ in pickletools.genops(file):
-        pass
 
 
 def _eager_detail(whole: str | None) -> str:

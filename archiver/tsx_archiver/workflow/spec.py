@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -123,11 +123,12 @@ def _models(data: Any, source: str, problems: list[str]) -> tuple[dict[str, Node
         if not isinstance(url, str) or not url:
             raise InvalidSpec(f"{source}: model {shown(str(name))} has no url. Name its archive: url: FILE.mar")
         rest = {key: value for key, value in own.items() if key != URL}
-        nodes[str(name)] = Node(str(name), url, _over(_settings(rest, f"models.{name}.", problems), settings))
+        nodes[str(name)] = Node(str(name), url, _settings(rest, f"models.{name}.", problems, settings))
     return nodes, settings
 
 
-def _settings(data: Mapping[Any, Any], under: str, problems: list[str]) -> NodeSettings:
+def _settings(data: Mapping[Any, Any], under: str, problems: list[str], shared: NodeSettings = NodeSettings()) -> NodeSettings:
+    """Those of `shared` where `data` has none that can be used."""
     by_name = {key.name: key for key in KEYS}
     values = {}
     for name, value in data.items():
@@ -139,16 +140,7 @@ def _settings(data: Mapping[Any, Any], under: str, problems: list[str]) -> NodeS
             values[key.field], fault = key.read(value)
             if fault:
                 problems.append(f"{under}{name}: {value!r} is invalid: {fault}")
-    return NodeSettings(**values)
-
-
-def _over(own: NodeSettings, shared: NodeSettings) -> NodeSettings:
-    """`own`, with the values of `shared` where it has none."""
-    return NodeSettings(*(mine if mine is not None else theirs for mine, theirs in zip(_values(own), _values(shared), strict=True)))
-
-
-def _values(settings: NodeSettings) -> list[int | None]:
-    return [getattr(settings, key.field) for key in KEYS]
+    return replace(shared, **{name: value for name, value in values.items() if value is not None})
 
 
 def _edges(data: Any, source: str) -> dict[str, tuple[str, ...]]:
