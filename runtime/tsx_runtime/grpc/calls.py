@@ -115,17 +115,13 @@ async def answer_parts(context: Context, pending: PendingRequest) -> AsyncGenera
 
 async def _first(context: Context, pending: PendingRequest) -> Answer:
     """As `PendingRequest.answer`. A refusal carries the version, where a split had picked one."""
-    send_request_id(context, pending)
+    context.set_trailing_metadata((("x-request-id", pending.id),))
     try:
         return await pending.answer()
     except (TsxError, CallRefused):
         if pending.job.routed is not None:
             context.set_trailing_metadata((("x-request-id", pending.id), (HEADER.decode(), pending.version.version)))
         raise
-
-
-def send_request_id(context: Context, pending: PendingRequest) -> None:
-    context.set_trailing_metadata((("x-request-id", pending.id),))
 
 
 async def send_headers(context: Context, pending: PendingRequest, answer: Answer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
@@ -203,9 +203,7 @@ class ServerApp(FastAPI):
                 raise  # half an answer is out: only closing the connection tells the client
 
     async def _refuse(self, scope: Scope, send: Send, request_id: bytes, error: TsxError) -> None:
-        status, headers, body = errors.fault(error)
-        if scope["path"].startswith(errors.V2):
-            body = errors.for_v2(body)
+        status, headers, body = errors.fault(error, scope["path"])
         self.counts.add(status)
         await send_whole(send, scope, status, headers, request_id, body)
 
@@ -242,34 +240,22 @@ def build_apps(
 
     `series` is what the web page's charts show, `addresses` where each role really answers; the settings' own if not given.
     """
-    shared = _Shared(
-        registry,
-        workflows or Workflows(registry),
-        settings,
-        keys or build_keys(settings),
-        ResponseCounts(),
-        System(settings),
-        series or TimeSeries(registry.models.values),
-        addresses or {},
-    )
-    return [_build_app(shared, roles) for roles in listeners]
+    workflows, keys, series = workflows or Workflows(registry), keys or build_keys(settings), series or TimeSeries(registry.models.values)
+    counts, system = ResponseCounts(), System(settings)
+    return [_build_app(roles, registry, workflows, settings, keys, counts, system, series, addresses or {}) for roles in listeners]
 
 
-class _Shared(NamedTuple):
-    """What the apps of all listeners have in common."""
-
-    registry: Registry
-    workflows: Workflows
-    settings: Settings
-    keys: Keys
-    counts: ResponseCounts
-    system: System
-    series: TimeSeries
-    addresses: Mapping[str, str]
-
-
-def _build_app(shared: _Shared, roles: Collection[str]) -> ServerApp:
-    registry, workflows, settings, keys, counts, system, series, addresses = shared
+def _build_app(
+    roles: Collection[str],
+    registry: Registry,
+    workflows: Workflows,
+    settings: Settings,
+    keys: Keys,
+    counts: ResponseCounts,
+    system: System,
+    series: TimeSeries,
+    addresses: Mapping[str, str],
+) -> ServerApp:
     plugins = registry.plugins
     guards = build_guards(settings, keys, plugins.authentication.values())
     app = ServerApp(f"tsx {', '.join(role for role in ROLES if role in roles)}", counts, settings, system)
@@ -279,8 +265,7 @@ def _build_app(shared: _Shared, roles: Collection[str]) -> ServerApp:
     limit = settings.max_request_size
     most = min(limit, settings.max_management_size)
     if "inference" in roles:
-        app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions)
-        app.predictions.timing_share = settings.server_timing_share
+        app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions, settings.server_timing_share)
         app.workflow_predictions = WorkflowPredictions(workflows, limit, guards.inference, counts)
     if "management" in roles:
         app.include_router(traffic.build_router(registry, most))  # before those that take any word for a version

@@ -8,6 +8,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
@@ -118,10 +119,10 @@ async def metric_tasks(registry: Registry, counts: ResponseCounts, system: Syste
     tasks = [asyncio.create_task(system.follow())]
     log = MetricLog(registry, counts, system, settings) if settings.metrics_mode != "prometheus" else None
     if log is not None:
-        tasks.append(asyncio.create_task(_write_for_ever(log)))
+        tasks.append(asyncio.create_task(_at_intervals(EVERY, log.write)))
     read = reader(registry, counts, system)
     for name, sink in registry.plugins.metrics_sinks.items():
-        tasks.append(asyncio.create_task(_feed(name, sink, read, settings.metrics_push_interval)))
+        tasks.append(asyncio.create_task(_at_intervals(settings.metrics_push_interval, partial(feed_once, name, sink, read))))
     for task in tasks:
         task.add_done_callback(_log_failure)
     try:
@@ -140,10 +141,10 @@ def _log_failure(task: asyncio.Task[None]) -> None:
         logger.error("metrics are no longer logged until the server is restarted", exc_info=error)
 
 
-async def _write_for_ever(log: MetricLog) -> None:
+async def _at_intervals(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
     while True:
-        await asyncio.sleep(EVERY)
-        await log.write()
+        await asyncio.sleep(seconds)
+        await work()
 
 
 def _millis(seconds: float) -> float:
@@ -155,14 +156,8 @@ def _plain(text: str) -> str:
     return "".join("_" if character in ":|,#" or not character.isprintable() else character for character in text)
 
 
-async def _feed(name: str, sink: MetricsSink, read: Callable[[], Awaitable[Families]], interval: float) -> None:
-    """Give a plugin's sink all that `/metrics` would show. A sink that is slow or fails delays no other, and is called again."""
-    while True:
-        await asyncio.sleep(interval)
-        await feed_once(name, sink, read)
-
-
 async def feed_once(name: str, sink: MetricsSink, read: Callable[[], Awaitable[Families]]) -> None:
+    """Give a plugin's sink all that `/metrics` would show. A sink that is slow or fails delays no other, and is called again."""
     families = await read()
     samples = [Sample(sample.name, metric.type, sample.labels, sample.value) for metric in families.collect() for sample in metric.samples]
     try:

@@ -30,11 +30,7 @@ from tsx_runtime.core.shadowing.manager import ShadowManager
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.core.workers.forked import ProcessStarter, Starter
 from tsx_runtime.core.workers.worker import Worker
-from tsx_runtime.errors import (
-    BadRequest,
-    CannotRemoveDefault,
-    Conflict,
-)
+from tsx_runtime.errors import BadRequest, CannotRemoveDefault, Conflict
 from tsx_runtime.plugins import load_plugins
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Trust

@@ -75,10 +75,6 @@ class RolloutController:
             state.reason = f"after a restart it waits until {missing} is registered"
         return state
 
-    def log(self, name: str) -> list[dict[str, Any]]:
-        """Each decision with its numbers, the newest last."""
-        return self.logs.read(name)
-
     def stop(self, name: str, *, back: bool) -> RolloutState:
         """End it by hand: `back` to the old version, or stay at the shares of now. Raises Conflict where none is under way."""
         running = self._running.get(name) or self._waiting(name)

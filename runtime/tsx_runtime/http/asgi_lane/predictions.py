@@ -12,6 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tsx_runtime import wire
@@ -33,18 +34,16 @@ from tsx_runtime.metrics.response_counts import ResponseCounts
 logger = logging.getLogger("tsx.http")
 
 
+@dataclass(eq=False)
 class Predictions:
     """The routes of `urls.py`, any verb (contract 1.2)."""
 
-    def __init__(
-        self, registry: Registry, limit: int, guard: Guard | None, counts: ResponseCounts, describe: Callable[[str], dict[str, Any]]
-    ) -> None:
-        self.registry = registry
-        self.limit = limit
-        self.guard = guard
-        self.counts = counts
-        self.describe = describe  # the OpenAPI document of one model
-        self.timing_share = 0.0  # of the answers that have `Server-Timing` without being asked for it
+    registry: Registry
+    limit: int
+    guard: Guard | None
+    counts: ResponseCounts
+    describe: Callable[[str], dict[str, Any]]  # the OpenAPI document of one model
+    timing_share: float = 0.0  # of the answers that have `Server-Timing` without being asked for it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = new_request_id()

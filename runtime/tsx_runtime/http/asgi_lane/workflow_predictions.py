@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tsx_runtime.api.auth import Guard
@@ -27,14 +28,14 @@ def runs_workflow(path: str) -> bool:
     return path.startswith(PREFIX)
 
 
+@dataclass(eq=False)
 class WorkflowPredictions:
     """Any verb; what follows the workflow's name in the path means nothing, as in TorchServe."""
 
-    def __init__(self, workflows: Workflows, limit: int, guard: Guard | None, counts: ResponseCounts) -> None:
-        self.workflows = workflows
-        self.limit = limit
-        self.guard = guard
-        self.counts = counts
+    workflows: Workflows
+    limit: int
+    guard: Guard | None
+    counts: ResponseCounts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = new_request_id()

@@ -128,7 +128,8 @@ def _api(registry: Registry, series: TimeSeries, read_metrics: Any, guard: Guard
     @router.get("/samples/{model}/{version}")
     async def samples(model: str, version: str) -> Response:
         found = await asyncio.to_thread(uistate.samples_of, registry.find(model, version))
-        return _json([{"name": path.name, "type": _type_of(path.name), "size": size} for path, size in found])
+        types = [mimetypes.guess_type(path.name, strict=False)[0] or "application/octet-stream" for path, _ in found]
+        return _json([{"name": path.name, "type": type, "size": size} for (path, size), type in zip(found, types, strict=True)])
 
     @router.get("/samples/{model}/{version}/{name}")
     async def sample(model: str, version: str, name: str) -> Response:
@@ -203,10 +204,6 @@ def without_secrets(scope: Scope) -> Scope:
     if len(names) == len(scope["headers"]):
         fields[HEADER_NAMES] = [names[position] for position in kept]
     return {**scope, **fields}
-
-
-def _type_of(name: str) -> str:
-    return mimetypes.guess_type(name, strict=False)[0] or "application/octet-stream"
 
 
 def _json(value: Any) -> Response:

@@ -212,7 +212,5 @@ async def _refused(scope: Scope, error: TsxError) -> _BufferedAnswer:
 
 
 async def _refuse(scope: Scope, error: TsxError, send: Send) -> None:
-    status, headers, body = errors.fault(error)
-    if scope["path"].startswith(errors.V2):
-        body = errors.for_v2(body)
+    status, headers, body = errors.fault(error, scope["path"])
     await send_whole(send, scope, status, headers, new_request_id(), body)
