@@ -1,7 +1,6 @@
 """The .war archive: a workflow's specification, its functions and its manifest, written and opened as models' archives are."""
 
-from tsx_archiver.workflow.manifest import WorkflowManifest
-from tsx_archiver.workflow.opening import OpenWorkflow, open_workflow
+from tsx_archiver.workflow.opening import OpenWorkflow, WorkflowManifest, open_workflow
 from tsx_archiver.workflow.packing import WorkflowArchiveSpec, write_workflow_archive
 from tsx_archiver.workflow.spec import (
     JOINT,

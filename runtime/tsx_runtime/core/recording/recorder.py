@@ -210,27 +210,22 @@ class _RecordedJob(ObservedJob):
         self._size = 0
 
     def seen_piece(self, headers: Buffer, body: Buffer) -> None:
-        if self._parts is not None:
-            self._headers = self._headers or bytes(headers)
-            self._add(body)
-
-    def seen_answer(self, status: int, headers: Buffer, body: Buffer) -> None:
-        if self._parts is not None:
-            self._headers = self._headers or bytes(headers)
-            self._add(body)
-        self._note(status)
-
-    def seen_refusal(self, error: TsxError) -> None:
-        self._parts = None
-        self._note(error.status)
-
-    def _add(self, body: Buffer) -> None:
-        assert self._parts is not None
+        if self._parts is None:
+            return
+        self._headers = self._headers or bytes(headers)
         self._size += len(body)
         if self._size > LONGEST_ANSWER:
             self._parts = None
         else:
             self._parts.append(bytes(body))
+
+    def seen_answer(self, status: int, headers: Buffer, body: Buffer) -> None:
+        self.seen_piece(headers, body)
+        self._note(status)
+
+    def seen_refusal(self, error: TsxError) -> None:
+        self._parts = None
+        self._note(error.status)
 
     def _note(self, status: int) -> None:
         seconds = time.monotonic() - self.arrived

@@ -226,20 +226,15 @@ class RolloutController:
         if decision.action is Action.BACK:
             self._back(name, running, decision.reason)
         elif decision.action is Action.FINISH:
-            self._finish(name, running)
+            with running:  # the new version is the default one, and there are no weights any more
+                self._traffic.set_default(name, state.plan.version, undoable=False)
+            self._set(name, running, parse_traffic({**state.before, "weights": {}}))
+            self._end(name, running, "finished", state.reason)
         elif decision.action is Action.ADVANCE:
             self._note(name, running, "advance")
             state.old_last = self._baseline(state)
             state.step, state.seconds, state.new, state.old_now, state.changed = state.step + 1, 0.0, Counts(), Counts(), time.time()
             self._step(name, running)
-
-    def _finish(self, name: str, running: _ActiveRollout) -> None:
-        """The new version is the default one, and there are no weights any more."""
-        state = running.state
-        with running:
-            self._traffic.set_default(name, state.plan.version, undoable=False)
-        self._set(name, running, parse_traffic({**state.before, "weights": {}}))
-        self._end(name, running, "finished", state.reason)
 
     def _back(self, name: str, running: _ActiveRollout, reason: str) -> None:
         self._set(name, running, parse_traffic(running.state.before), checked=False)
