@@ -84,7 +84,9 @@ def frontier(results: Results) -> Chart | None:
     if any(each.style == "other" for each in lines):
         legend.append(Key("other", "other configurations"))
     rules = [Rule(bound.limit, bound.text) for bound in bounds if bound.figure == figure]
-    x, y = axis("accepted answers per second", widths, log=False), axis(f"{shown.word(figure)}, ms", heights, log=_spread(heights) > WIDE)
+    there = [value for value in heights if value > 0]
+    x = axis("accepted answers per second", widths, log=False)
+    y = axis(f"{shown.word(figure)}, ms", heights, log=bool(there) and max(there) > WIDE * min(there))
     return Chart(
         "Throughput and latency",
         "Each point is a measured load; a line joins the closed loops or the open loops of one configuration. "
@@ -92,11 +94,6 @@ def frontier(results: Results) -> Chart | None:
         plot("Throughput and latency of each configuration", x, y, lines, rules),
         legend,
     )
-
-
-def _spread(values: Sequence[float]) -> float:
-    there = [value for value in values if value > 0]
-    return max(there) / min(there) if there else 1.0
 
 
 def _mark(point: Point, figure: str, name: str) -> Mark:

@@ -92,8 +92,14 @@ def next_trial(state: State) -> Candidate | None:
     open_ones = [each for each in left if state.exhaustive or each.most > best * GAIN]
     if not open_ones:
         return None
-    nearest = _nearest_to_win(state)
-    chosen = max(open_ones, key=lambda each: (each.expected, -_distance(state, each.configuration, nearest), _small(each)))
+    order = ranking(state.trials, state.excluded)
+    nearest = state.trials[order[0]].how() if order else baseline(state.configurations)
+
+    def promise(one: Outlook) -> tuple[float, ...]:
+        how = one.configuration
+        return one.expected, -_distance(state, how, nearest), -how.workers, -how.batch_size
+
+    chosen = max(open_ones, key=promise)
     return _candidate(state, chosen)
 
 
@@ -284,11 +290,6 @@ def _best_throughput(state: State) -> float:
     return 0.0 if point is None else point.throughput.value
 
 
-def _nearest_to_win(state: State) -> Configuration:
-    order = ranking(state.trials, state.excluded)
-    return state.trials[order[0]].how() if order else baseline(state.configurations)
-
-
 def _chosen(trial: Trial) -> Point | None:
     best = confirmed_best(trial.points)
     return None if best is None or trial.state != "measured" else trial.points[best]
@@ -326,7 +327,3 @@ def _kind(state: State, configuration: Configuration) -> tuple[Any, ...]:
 def _distance(state: State, one: Configuration, other: Configuration) -> float:
     steps = abs(math.log2(one.workers / other.workers)) + 0.5 * abs(math.log2(one.batch_size / other.batch_size))
     return steps + (OTHER_KIND if _kind(state, one) != _kind(state, other) else 0.0)
-
-
-def _small(one: Outlook) -> tuple[Any, ...]:
-    return (-one.configuration.workers, -one.configuration.batch_size)
