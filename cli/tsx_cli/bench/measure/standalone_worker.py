@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import signal
 import socket
@@ -232,7 +231,3 @@ def batch_of(items: Sequence[Item], size: int, number: int) -> list[Item]:
     """Batch `number`, from 0: the items in turn, so that each stands beside others."""
     start = number * size
     return [items[position % len(items)] for position in range(start, start + size)]
-
-
-def is_known(seconds: float) -> bool:
-    return not math.isnan(seconds)
