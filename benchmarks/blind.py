@@ -33,8 +33,8 @@ def of_front_end() -> list[tuple[FunctionType, CodeType]]:
     from tsx_runtime.http.fast_lane.exchange import Exchange
 
     batch = {
-        "told = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else _times_in(extra)": "",
-        "batch = (free, at, now, size, told, arrivals, None if codes.count(200) == size else codes)": "batch = ()",
+        "times = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else _times_in(extra)": "",
+        "batch = (free, at, now, size, times, arrivals, None if codes.count(200) == size else codes)": "batch = ()",
         "self.stats.add_batch(batch, jobs)": "",
     }
     vars(channel)["just_now"] = struct.Struct("d").pack  # a batch that is sent while nothing is counted may come back when something is
