@@ -33,7 +33,7 @@ def traffic(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Show how requests are shared out among the versions of a model, or change it; what is not named stays."""
+    """Show or change how a model's requests are split among its versions; what is not given stays unchanged."""
     server, target = management(url, config), path("models", name, "traffic")
     wanted = [bool(weights), sticky is not None, bool(rule), no_rules]
     if clear and any(wanted):
@@ -66,7 +66,7 @@ def label(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Give versions other names, which can stand in URLs in their place; without any, show those there are."""
+    """Give versions labels, which URLs can use in place of version numbers; without arguments, list the labels."""
     server, target = management(url, config), path("models", name, "traffic")
     given = [_label(text) for text in labels or []]
     words = [*(word for word, _ in given), *(remove or [])]
@@ -92,7 +92,7 @@ def label(
 
 
 def rollback(name: ModelName, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
-    """Undo the last change of a model's traffic, labels or default version; once more, and it is there again."""
+    """Undo the last change of a model's traffic, labels or default version; a second rollback restores it."""
     _show(management(url, config).call("POST", path("models", name, "rollback")).json(), as_json)
 
 

@@ -36,8 +36,8 @@ app = typer.Typer(add_completion=False)
 def replay(
     recording: Annotated[Path, typer.Argument(metavar="FILE|DIRECTORY", help="A recording, or a directory of recordings.")],
     speed: Annotated[float, typer.Option(min=0.001, help="Speed factor relative to the recording.")] = 1.0,
-    model: Annotated[str | None, typer.Option(help="Send them to this model; by default that of the recording.")] = None,
-    version: Annotated[str | None, typer.Option(help="Send them to this version or label.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model to send the requests to; by default that of the recording.")] = None,
+    version: Annotated[str | None, typer.Option(help="Version or label to send the requests to.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests to send.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Connections; further concurrent requests wait for a free one.")] = 64,
     as_json: AsJson = False,

@@ -24,13 +24,13 @@ def serve_command(
     model_file: ModelFile = None,
     extra_files: ExtraFiles = None,
     model_store: Annotated[Path | None, typer.Option(help="Directory that models are registered from.")] = None,
-    host: Annotated[str | None, typer.Option(help="Host of all addresses.")] = None,
+    host: Annotated[str | None, typer.Option(help="Host name or IP address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for predictions; 0 chooses a free one.")] = None,
     management_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for managing models.")] = None,
     metrics_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for Prometheus.")] = None,
-    grpc_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for predictions by gRPC.")] = None,
-    grpc_management_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for managing models by gRPC.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Workers of each model.")] = None,
+    grpc_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for gRPC predictions.")] = None,
+    grpc_management_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for managing models over gRPC.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of workers per model.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests in a batch.")] = None,
     device: Annotated[Literal["cpu", "gpu"] | None, typer.Option(help="Where the models run.")] = None,
     config: Config = None,
@@ -38,7 +38,7 @@ def serve_command(
 ) -> None:
     """Serve archives, model directories or bare model files until Ctrl-C or SIGTERM.
 
-    Without a file it loads what the settings `load_models` and `load_workflows` name, or starts empty.
+    Without a file, the server loads what the settings `load_models` and `load_workflows` name, or starts empty.
     """
     from tsx_cli.serve import server
 

@@ -49,13 +49,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--models", metavar="[NAME=]FILE", nargs="+", help="models to load: files of the model store, or all")
     made.add_argument("--foreground", action="store_true", help="run in the foreground")
     made.add_argument("--no-config-snapshots", "--ncs", action="store_true", dest="ncs", help="do not write snapshots or start from one")
-    made.add_argument("--disable-token-auth", "--dt", action="store_true", help="serve without tokens")
-    made.add_argument("--enable-model-api", action="store_true", help="let requests register and remove models")
+    made.add_argument("--disable-token-auth", "--dt", action="store_true", help="do not require tokens")
+    made.add_argument("--enable-model-api", action="store_true", help="allow requests to register and remove models")
     made.add_argument(
         "--log-config", metavar="FILE", type=Path, help="a log4j2.xml, for its levels and sizes, or a file for Python's logging.config"
     )
-    made.add_argument("--cpp-log-config", metavar="FILE", type=Path, help="accepted: there is no C++ backend")
-    made.add_argument("--plugins-path", "--ppath", metavar="PATH", type=Path, help="accepted: Java plugins cannot be loaded")
+    made.add_argument("--cpp-log-config", metavar="FILE", type=Path, help="accepted and ignored: there is no C++ backend")
+    made.add_argument("--plugins-path", "--ppath", metavar="PATH", type=Path, help="accepted and ignored: Java plugins cannot be loaded")
     made.add_argument("--tell", type=int, help=argparse.SUPPRESS)  # between this command and the server that it starts
     return made
 

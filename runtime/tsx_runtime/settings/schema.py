@@ -245,7 +245,7 @@ class Settings(BaseModel):
     token_failure_status: Annotated[int, OneOf((400, 401))] = Field(
         400, description="status of a request whose token is wrong: 400, as in TorchServe, or 401"
     )
-    enable_model_api: bool = Field(True, description="let requests register and remove models")
+    enable_model_api: bool = Field(True, description="allow requests to register and remove models")
     cors_allowed_origin: HeaderText | None = Field(None, description="origin whose pages may read answers, such as https://my.site, or *")
     cors_allowed_methods: HeaderText | None = Field(None, description="methods that such pages may use, such as GET, POST, PUT, OPTIONS")
     cors_allowed_headers: HeaderText | None = Field(None, description="headers that such pages may send, such as X-Custom-Header")
