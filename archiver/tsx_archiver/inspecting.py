@@ -157,7 +157,7 @@ def _check_members(source: _Source, path: Path) -> list[Finding]:
             findings.append(Finding(True, None, error.message))
             break
     if not checksums:
-        text = "the manifest has no sha-256 of its members: another archiver wrote it; only lengths and CRCs were checked"
+        text = "the manifest has no sha-256 of its members, because another archiver wrote it; only lengths and CRCs were checked"
         findings.append(Finding(False, None, text))
     missing = sorted(set(checksums) - seen) if not any(finding.is_fault and finding.member is None for finding in findings) else []
     return findings + [Finding(True, name, f"{shown(name)} is missing, and the manifest has a sha-256 for it") for name in missing]
@@ -187,7 +187,7 @@ def _model(source: _Source, path: Path) -> ModelFile | None:
             return describe_model_stream(file, inner)
     if member.size > _LARGEST_LOOKED_INTO:
         return ModelFile(
-            inner, "unknown", member.size, problem=f"{inner} is too large to look into while packed; unpack the archive first."
+            inner, "unknown", member.size, problem=f"{inner} is too large to read inside the archive; unpack the archive first."
         )
     with tempfile.TemporaryFile() as copy:
         for other, stream in source.container.stream():

@@ -213,7 +213,7 @@ def _write(stream: BinaryIO, path: Path, size: int, source: str, name: str) -> s
             digest.update(chunk)
             out.write(chunk)
     if left:
-        raise CorruptMember(f"{source}: {shown(name)} does not have the {size} bytes that it claims. Copy or download the file again.")
+        raise CorruptMember(f"{source}: {shown(name)} does not have the declared {size} bytes. Copy or download the file again.")
     return digest.hexdigest()
 
 
@@ -255,12 +255,12 @@ def refuse_foreign_link(path: Path, root: Path, source: Path) -> None:
     """What the server reads of a directory lies in it: an error quotes values, and a link may lead to any file. Raises UnsafePath."""
     if not is_inside(path, root):
         name = shown(str(path.relative_to(root)))
-        raise UnsafePath(f"{source}: {name} is a link that leads out of the model's directory. Put the file itself there.")
+        raise UnsafePath(f"{source}: {name} is a link to a file outside the model's directory. Replace the link with the file.")
 
 
 def _refuse_foreign(names: list[str], source: Path) -> None:
     if not names:
-        raise EmptyArchive(f"{source} holds no files. Check the path.")
+        raise EmptyArchive(f"{source} contains no files. Check the path.")
     if not any(name.endswith((".py", *MODEL_SUFFIXES)) for name in names):
         raise ForeignFile(
             f"{source} is not a model archive: it has neither {MANIFEST_PATH} nor a handler or model file. Pack it with 'tsx archive'."

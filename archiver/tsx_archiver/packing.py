@@ -157,7 +157,7 @@ def _check_names(spec: ArchiveSpec) -> None:
             rf"The allowed regular expression filter for model name is: ^[A-Za-z0-9][A-Za-z0-9_\-.]*$ (given: {shown(spec.model_name)})"
         )
     if not spec.version or path_fault(spec.version) or "/" in spec.version:
-        raise CannotPack(f"The version {shown(spec.version)} cannot be used: it becomes part of addresses. Use a form such as 1.0.")
+        raise CannotPack(f"The version {shown(spec.version)} cannot be used: a version is part of URLs. Use a form such as 1.0.")
     if spec.runtime not in RUNTIMES:
         raise CannotPack(f"The runtime {shown(spec.runtime)} is unknown. Use one of {', '.join(RUNTIMES)}.")
 

@@ -101,7 +101,7 @@ def _refuse_collisions(old: _SourceArchive, replace: Mapping[str, bytes]) -> Non
     for name in replace:
         twin = present.get(collision_key(name), name)
         if twin != name or any(inner.startswith(f"{collision_key(name)}/") for inner in present):
-            raise CannotPack(f"{old.path} holds {shown(twin)} where {shown(name)} is to be put. Rename one of them.")
+            raise CannotPack(f"{old.path} holds {shown(twin)} where {shown(name)} would be added. Rename one of them.")
 
 
 def _write(old: _SourceArchive, replace: Mapping[str, bytes], model: Mapping[str, str], out: BinaryIO, size: int) -> None:

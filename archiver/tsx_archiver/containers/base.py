@@ -57,7 +57,7 @@ class MemberList:
         self.total += member.size
         if self.total > self.limits.total:
             raise ArchiveTooLarge(
-                f"{self.source} unpacks to more than {human(self.limits.total)} by its own headers. {REFUSED} "
+                f"{self.source} would unpack to more than {human(self.limits.total)}, according to its headers. {REFUSED} "
                 "Raise the limit only if you know the archive."
             )
         if member.packed is not None and self.limits.too_dense(member.size, member.packed):
@@ -70,7 +70,7 @@ class MemberList:
         twin = self._seen.get(key)
         if twin is not None and not (twin.is_directory and member.is_directory):
             raise DuplicateMember(
-                f"{self.source} holds two members for one file, {shown(twin.name)} and {shown(member.name)}. {REFUSED} Pack it again."
+                f"{self.source} has two members for one file, {shown(twin.name)} and {shown(member.name)}. {REFUSED} Pack it again."
             )
         self._seen[key] = member
 

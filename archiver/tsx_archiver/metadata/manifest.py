@@ -84,7 +84,7 @@ class Manifest:
             if key == "handler":
                 name = self.handler_file if self.handler_file.endswith(".py") else None
             if name and normal(name) not in present:
-                problems.append(f"the manifest names {key} {name}, which the archive does not hold")
+                problems.append(f"the manifest names {key} {name}, which the archive does not contain")
         return problems
 
     @property

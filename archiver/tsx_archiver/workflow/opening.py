@@ -69,7 +69,7 @@ def _open_directory(directory: Path, source: Path) -> OpenWorkflow:
         manifest = parse_workflow_manifest(path.read_bytes(), source=str(source))
         handler = _handler(root, manifest, source)
         if not (root / manifest.spec_file).is_file():
-            raise InvalidManifest(f"{source}: the manifest names specFile {manifest.spec_file}, which the archive does not hold.")
+            raise InvalidManifest(f"{source}: the manifest names specFile {manifest.spec_file}, which the archive does not contain.")
         refuse_foreign_link(root / manifest.spec_file, root, source)
         spec = read_spec(root / manifest.spec_file, has_handler=handler is not None)
     except OSError as error:
@@ -84,7 +84,7 @@ def _handler(root: Path, manifest: WorkflowManifest, source: Path) -> str | None
     name = name if name.endswith(".py") else f"{name}.py"
     refuse_foreign_link(root / name, root, source)
     if not (root / name).is_file():
-        raise InvalidManifest(f"{source}: the manifest names handler {shown(name)}, which the archive does not hold. Pack it again.")
+        raise InvalidManifest(f"{source}: the manifest names handler {shown(name)}, which the archive does not contain. Pack it again.")
     return name
 
 

@@ -25,7 +25,7 @@ def findings(names: Sequence[str], alone: Sequence[ComparedAnswer], batched: Seq
             continue
         others = (other for other in range(len(alone)) if other != position)
         owner = next((other for other in others if difference(alone[other], batched[position], tolerance) is None), None)
-        text = first.between("alone", "in a batch") if owner is None else f"in a batch it got the answer to {names[owner]}"
+        text = first.between("alone", "in a batch") if owner is None else f"in a batch, its answer was the answer to {names[owner]}"
         found.append(f"{name}: {text}")
     return found
 

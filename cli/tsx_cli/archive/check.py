@@ -70,7 +70,7 @@ async def _compare(version: ModelVersion, samples: list[Sample], tolerance: floa
     again = await _send(version, samples[0])
     if difference(alone[0], again, tolerance) is not None:
         both = f"{excerpt(alone[0].body)}, {excerpt(again.body)}"
-        return [f"{samples[0].name}: two answers to it alone differ: {both}; is the model in eval mode?"]
+        return [f"{samples[0].name}: two answers to the same request, sent alone, differ: {both}; is the model in eval mode?"]
     # One more than a batch holds: whether the first or the last of them leaves alone, the others fill a batch that has every sample.
     order = [index % len(samples) for index in range(version.batch_size + 1)]
     batched = await asyncio.gather(*(_send(version, samples[index]) for index in order))

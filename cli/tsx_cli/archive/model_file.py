@@ -48,7 +48,7 @@ class Parts:
 def work_out(path: Path | None, parts: Parts, *, name: str | None = None, version: str | None = None) -> tuple[ArchiveSpec, list[str]]:
     """What to pack, and lines that say what was worked out. Raises `UsageError` where something is missing, and `ArchiveError`."""
     if path is None and not (parts.own_handler and name):
-        raise UsageError("name a model file, or for a model without one give --name and a --handler of your own")
+        raise UsageError("name a model file; for a model without one, give --name and your own --handler")
     handler = parts.handler or DEFAULT_HANDLER
     chosen = name or default_model_name(path or "")
     notes = []
@@ -60,7 +60,7 @@ def work_out(path: Path | None, parts: Parts, *, name: str | None = None, versio
             notes.append(f"note: {model.problem} It is packed anyway, because your own handler may be able to load it.")
     notes.append(f"name {chosen}, version {version or DEFAULT_VERSION}")
     notes.append(
-        f"handler {handler}" + ("" if parts.handler else ": tensors in, tensors out, as JSON (--handler image_classifier takes pictures)")
+        f"handler {handler}" + ("" if parts.handler else ": tensors in, tensors out, as JSON (--handler image_classifier accepts images)")
     )
     if handler in NOT_SERVED:
         notes.append(f"note: TorchServe has {handler}, but this version of tsx does not, so it cannot serve the model")
@@ -95,7 +95,7 @@ def check(model: ModelFile, parts: Parts) -> None:
         raise CliError(model.problem)
     if model.whole_object is not None:
         raise UsageError(
-            f"{model.path} is a whole pickled {model.whole_object}, which only loads together with the code that wrote it. "
+            f"{model.path} is a whole pickled {model.whole_object}, which loads only together with the code that defines it. "
             "Save torch.save(model.state_dict(), FILE) and add --model-file with the class, or torch.export.save a program"
         )
     if model.kind in NEEDS_MODEL_FILE and parts.model_file is None:

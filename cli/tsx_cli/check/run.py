@@ -50,7 +50,7 @@ def _tell_log(report: Report) -> None:
     for line in report.log:
         print(f"| {escaped(line)}")
     count = len(report.failed)
-    raise CliError(f"{report.model} does not keep {count} promise{'' if count == 1 else 's'} of {report.contract}'s contract")
+    raise CliError(f"{report.model} does not meet {count} requirement{'' if count == 1 else 's'} of {report.contract}'s contract")
 
 
 def _variables(env: Sequence[str]) -> dict[str, str]:

@@ -114,7 +114,7 @@ def scale(
 ) -> None:
     """Change how many workers serve a model, and wait until they are ready."""
     if (workers is None) == (minimum is None and maximum is None):
-        raise UsageError(f"say how many workers '{name}' should have: `tsx models scale {name} 2`, or --min and --max")
+        raise UsageError(f"give the number of workers for '{name}': `tsx models scale {name} 2`, or --min and --max")
     least = workers if minimum is None else minimum
     most = workers if maximum is None else maximum
     query = path("models", name, *([] if version is None else [version]), min_worker=least, max_worker=most, synchronous=not no_wait)

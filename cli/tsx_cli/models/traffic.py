@@ -140,7 +140,7 @@ def _weights(texts: Sequence[str]) -> dict[str, float]:
 def _rule(text: str) -> dict[str, str]:
     found = RULE.fullmatch(text.strip())
     if found is None:
-        raise UsageError(f"a rule looks like 'header X-Beta=1 -> 2.0', or 'header X-User~test-.* -> 2.0' for a pattern, not '{text}'")
+        raise UsageError(f"a rule has the form 'header X-Beta=1 -> 2.0', or 'header X-User~test-.* -> 2.0' for a pattern, not '{text}'")
     return {"header": found["header"], "equals" if found["sign"] == "=" else "matches": found["value"], "to": found["to"]}
 
 

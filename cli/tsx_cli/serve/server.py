@@ -44,7 +44,7 @@ __all__ = ["Parts", "run_server", "serve_words", "split_list", "with_addresses",
 def serve_words(words: Sequence[str], settings: Settings, parts: Parts, chosen: Mapping[str, object]) -> None:
     """The files and directories that are named, else what the settings name. `chosen` is for each model; None leaves it open."""
     if chosen.get("device_type") == "gpu" and not gpu_count():
-        raise UsageError("--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); leave it out to run on CPU")
+        raise UsageError("--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); omit --device to run on the CPU")
     of_workflows = [word for word in words if is_workflow(_split(word)[1])]
     of_models = [word for word in words if word not in of_workflows]
     check_parts(parts, of_models)
@@ -81,7 +81,7 @@ def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | 
         old = parse_address(getattr(settings, setting))
         if old.scheme == "unix" and (host, port) != (None, None):
             if port is None:
-                raise UsageError(f"{setting} is {old}, which has no host; give a port as well, or leave --host out")
+                raise UsageError(f"{setting} is {old}, which has no host; give a port as well, or remove --host")
             old = parse_address("http://127.0.0.1:0")
         changed[setting] = str(old._replace(host=old.host if host is None else host, port=old.port if port is None else port))
         try:
@@ -94,7 +94,7 @@ def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | 
 def check_parts(parts: Parts, words: list[str]) -> None:
     """What goes with a bare model file, where there is none."""
     if parts.given and all(is_archive(_split(word)[1]) for word in words):
-        raise UsageError("--handler, --model-file and --extra-files go with a bare model file; archives and directories have their own")
+        raise UsageError("--handler, --model-file and --extra-files apply to bare model files; archives and directories have their own")
 
 
 def find_model(word: str, settings: Settings, parts: Parts, stack: ExitStack) -> StartModel:

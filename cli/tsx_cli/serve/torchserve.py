@@ -147,7 +147,7 @@ def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) 
     except SettingError as error:
         if not restored:
             raise
-        raise SettingError(f"{error.message}. That is the last snapshot; --ncs starts without it") from error
+        raise SettingError(f"{error.message}. This is the last snapshot; --ncs starts without it") from error
     settings = settings.model_copy(update={name: value for name, value in defaults(env).items() if origins.get(name) == "default"})
     base = load_properties(file) if file is not None and file.suffix != ".toml" else {}
     base |= {name: as_text(value) for name, value in kept.items() if value}

@@ -145,7 +145,7 @@ class ClientLimits:
         full_at = self.failures.take(client.failures, now)
         if full_at is None:
             raise self._too_many(
-                f"Clients may send {self.numbers[2]} wrong tokens a minute each (max_failed_tokens). A right one is accepted at any time.",
+                f"Clients may send {self.numbers[2]} wrong tokens a minute each (max_failed_tokens). The correct token is always accepted.",
                 self.failures.wait(client.failures, now),
             )
         client.failures = full_at

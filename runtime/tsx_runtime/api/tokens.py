@@ -72,12 +72,12 @@ class Keys(NamedTuple):
         if key is None:
             raise InvalidToken(f"{FAILED}. Parameter type is {kind!r}: it must be {' or '.join(KINDS)}.")
         if key.lifetime is None:
-            raise BadRequest(f"The {kind} token was set when the server was started, so it is not this server's to change.")
+            raise BadRequest(f"The {kind} token was set when the server was started, so it cannot be changed while the server runs.")
         token = _draw()
         try:
             self.write({kind: token})
         except OSError as error:
-            raise TsxError(f"The new {kind} token cannot be written to {self.file}: {error.strerror}. The old one holds.") from error
+            raise TsxError(f"The new {kind} token cannot be written to {self.file}: {error.strerror}. The old one stays valid.") from error
         key.renew(token)
 
     def write(self, new: Mapping[str, str] = {}) -> None:

@@ -122,7 +122,7 @@ def pack_contents(tensor: Any) -> bytes:
     try:
         return _little(array(TYPED[datatype].code, values)).tobytes()
     except OverflowError as error:
-        raise BadRequest(f"The input {name!r} holds a number that is no {datatype}: {error}.") from error
+        raise BadRequest(f"The input {name!r} contains a value that is not {datatype}: {error}.") from error
 
 
 def unpack_contents(contents: Any, datatype: str, raw: bytes) -> None:

@@ -24,7 +24,7 @@ def socket_place() -> str:
             return directory
     places = ", ".join(SHORT)
     raise SettingError(
-        f"TMPDIR is {usual}, which cannot hold the sockets by which workers are started: {problem}; and none of {places} can. "
+        f"TMPDIR is {usual}, which cannot hold the sockets that start workers: {problem}; and none of {places} can. "
         f"Set TMPDIR to a directory of your own, of at most {LONGEST} characters."
     )
 

@@ -80,7 +80,7 @@ class Fetcher:
             if target in beside:
                 target = next(free for number in itertools.count(2) if not os.path.lexists(free := _numbered(target, number)))
             if target in self._under_way:
-                raise Conflict(f"{target.name} is being downloaded for another registration; wait for that, or use another file name")
+                raise Conflict(f"{target.name} is already being downloaded by another registration; wait for it, or use another file name")
             if os.path.lexists(target):
                 raise ModelFileExists(f"Model file already exists {target.name}")
             self._under_way.add(target)

@@ -31,7 +31,7 @@ INPUT_KINDS = ("image", "text", "json", "file")
 
 logger = logging.getLogger("tsx.worker")
 
-_HOW_TO_APPLY = "In its initialize, say `self.model = self.in_precision(self.model)`, which BaseHandler has, or take the key away."
+_HOW_TO_APPLY = "In its initialize, call `self.model = self.in_precision(self.model)`, a method of BaseHandler, or remove the key."
 
 
 def load_model(order: LoadOrder) -> Model:
@@ -63,7 +63,7 @@ def load_model(order: LoadOrder) -> Model:
     if not applies_precision(entry.instance, context.model_yaml_config):
         logger.warning("precision in model-config.yaml has no effect: %s does not apply it. %s", entry.name, _HOW_TO_APPLY)
     if order["mode"] == "async" and order["envelope"]:
-        raise LoadError("asyncCommunication does not go with a service_envelope: its requests would run one after the other. Remove one.")
+        raise LoadError("asyncCommunication and service_envelope exclude each other: requests would run one after the other. Remove one.")
     model = Model(
         entry,
         context,

@@ -130,7 +130,7 @@ def test_options_of_a_bare_model_do_not_go_with_an_archive(run: Run) -> None:
     assert run("archive", DIGITS / "digits.pt").code == 0
     ended = run("serve", "digits.mar", "--handler", "image_classifier")
     assert ended.code == 2
-    assert "go with a bare model file; archives and directories have their own" in ended.err
+    assert "apply to bare model files; archives and directories have their own" in ended.err
     assert run("serve", "--model-file", DIGITS / "model.py").code == 2
 
 

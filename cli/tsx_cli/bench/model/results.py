@@ -295,7 +295,7 @@ def _finite(text: str) -> float:
     """Raises ValueError."""
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text} is no number")
+        raise ValueError(f"{text} is not a number")
     return value
 
 

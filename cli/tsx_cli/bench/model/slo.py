@@ -57,7 +57,7 @@ def parse_slo(text: str) -> Slo:
             )
         limit = float(found[2])
         if limit <= 0 and found[1] != "errors":
-            raise UsageError(f"--slo: '{part.strip()}' can hold for no answer; give a time above 0")
+            raise UsageError(f"--slo: '{part.strip()}' is a bound that no answer can meet; give a time above 0")
         share = found[1] == "errors"
         bounds.append(Bound("errors" if share else PERCENTILES[found[1]], limit / 100 if share else limit * _MS[found[3]], part.strip()))
     figures = [bound.figure for bound in bounds]

@@ -82,7 +82,7 @@ def words(text: str, known: Sequence[str], option: str) -> list[str]:
     found = list(dict.fromkeys(part.strip().lower() for part in text.split(",")))
     for word in found:
         if word not in known:
-            raise UsageError(f"{option}: '{word}' is none of {', '.join(known)}; separate several with commas")
+            raise UsageError(f"{option}: '{word}' is not one of {', '.join(known)}; separate several with commas")
     return found
 
 

@@ -140,7 +140,7 @@ def _own(case: Case, place: Path) -> Iterator[tuple[RunningServer, str]]:
         url = case.url
     else:
         if not local.exists():
-            raise CliError(f"{case.url} is not there; give the path of an archive, or its http(s) or s3 URL")
+            raise CliError(f"{case.url} does not exist; give the path of an archive, or its http(s) or s3 URL")
         more["model_store"], url = local.absolute().parent, local.name
     if case.device == "cpu":
         more["number_of_gpu"] = 0

@@ -94,7 +94,7 @@ class EventSourceMapping(Kind):
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
         arguments = {"ScalingConfig": {}, **resource.properties, "UUID": found.outputs["Ref"]}
         arguments.pop("EventSourceArn")
-        doing = f"changing how messages come to {arguments['FunctionName']}"
+        doing = f"changing the event source of {arguments['FunctionName']}"
         if any(field.path.split(".")[0] != "tags" for field in fields):
             cloud.call("lambda", "update_event_source_mapping", doing, **arguments)
         cloud.call("lambda", "tag_resource", doing, Resource=found.outputs["Arn"], Tags=dict(resource.tags))

@@ -117,7 +117,7 @@ class Container(Kind):
         before = self._stop_others(cloud, resource)
         try:
             if found.properties["Running"]:
-                cloud.program.ask("stop", resource.name, doing=f"stopping {resource.name}, which is not well")
+                cloud.program.ask("stop", resource.name, doing=f"stopping {resource.name}, which is unhealthy")
             cloud.program.ask("start", resource.name, doing=f"starting {resource.name}")
             self._until_well(cloud, resource)
         except CloudError as error:

@@ -109,7 +109,7 @@ def found(choice: str, among: Sequence[str], instead: str) -> Program:
         if done.returncode == 0:
             return Program(name)
         output.append(f"{name}: {((done.stderr.strip() or done.stdout.strip()).splitlines() or ['it does not work'])[-1]}")
-    raise CliError(f"there is nothing here to work with containers: {'; '.join(output)}. {instead}")
+    raise CliError(f"no working container program was found: {'; '.join(output)}. {instead}")
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ class Kubernetes:
         there = cloud.get(TYPES["Deployment"], name, doing=f"looking for the Deployment {name}")
         if there is None:
             raise CloudError(
-                f"there is no Deployment {name} in {cloud.region}; an InferenceService is asked at the address that status shows"
+                f"there is no Deployment {name} in {cloud.region}; `tsx deploy status` shows the address of an InferenceService"
             )
         model = _annotations(there).get("tsx/model", name).partition("/")[0]
         lines = cloud.program.lines("port-forward", "--namespace", cloud.namespace, f"service/{name}", ":8080")

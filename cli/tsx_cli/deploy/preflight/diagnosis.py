@@ -25,7 +25,7 @@ LINES: tuple[Rule, ...] = (
     _rule(
         r"executable file not found|exec\b.*: no such file or directory|No module named '?tsx_runtime",
         "the image does not start tsx",
-        'Its end must be ENTRYPOINT ["python", "-P", "-m", "tsx_runtime.targets.entry"] (without -P for Python 3.10) and CMD ["serve"]; '
+        'It must end with ENTRYPOINT ["python", "-P", "-m", "tsx_runtime.targets.entry"] (without -P for Python 3.10) and CMD ["serve"]; '
         "tsx deploy builds such an image",
     ),
     _rule(

@@ -150,7 +150,7 @@ def _time(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
         return
     if known.p99_ms is not None:
         seconds, way = known.p99_ms / 1000, _longer(place, limit)
-        text = f"in its benchmark one request in a hundred took {seconds:.3g} s or more"
+        text = f"in its benchmark, one request in a hundred took {seconds:.3g} s or more"
         if seconds > limit.most:
             yield LimitFinding(True, f"{text}, and {place.name} ends one after {limit.most:g} s. {way}", limit.source)
         elif seconds > limit.most / 2:
@@ -187,14 +187,14 @@ def _room(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     if memory is not None:
         where = place.instance_type or place.name
         way = f"raise {memory.key}" if memory.key else "choose one with more"
-        text = f"what is in the archive has {size_of(known.unpacked)}"
+        text = f"the content of the archive has {size_of(known.unpacked)}"
         if known.unpacked > memory.most:
             yield LimitFinding(True, f"{text}, and {where} has {size_of(memory.most)} of memory: {way}", memory.source)
         elif known.unpacked > memory.most / 2:
             text = f"{text}, and {where} has {size_of(memory.most)} of memory, for torch and the requests too: {way} if it is killed"
             yield LimitFinding(False, text, memory.source)
     if disk is not None and known.packed + known.unpacked > disk.most:
-        text = f"the archive and what is in it take {size_of(known.packed + known.unpacked)} of disk"
+        text = f"the archive and its content take {size_of(known.packed + known.unpacked)} of disk"
         way = f"raise {disk.key}" if disk.key else "make the model smaller, or deploy to instances"
         yield LimitFinding(True, f"{text}, and there are {size_of(disk.most)}: {way}", disk.source)
 
@@ -203,8 +203,8 @@ def _image(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     limit = place.limits.get("image")
     if limit is None or known.image_bytes is None:
         return
-    text = f"the image has {size_of(known.image_bytes)} packed, and {place.name} takes {size_of(limit.most)} unpacked"
-    way = "Build it with the CPU's wheels of torch (TORCH_INDEX_URL), and with fewer other packages"
+    text = f"the image has {size_of(known.image_bytes)} compressed, and {place.name} accepts {size_of(limit.most)} uncompressed"
+    way = "Build it with torch's CPU wheels (TORCH_INDEX_URL) and with fewer other packages"
     if known.image_bytes > limit.most:
         yield LimitFinding(True, f"{text}. {way}", limit.source)
     elif known.image_bytes > 0.4 * limit.most:  # torch unpacks to about two and a half times its packed size
@@ -217,10 +217,10 @@ def _environment(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFin
         yield LimitFinding(True, f"env has {len(place.env)} variables, and {place.name} takes {count.most:g}", count.source)
     for name, value in place.env.items():
         if each is not None and max(len(name.encode()), len(value.encode())) > each.most:
-            yield LimitFinding(True, f"env.{name} is longer than {each.most:g} bytes: put it into a file of the archive", each.source)
+            yield LimitFinding(True, f"env.{name} is longer than {each.most:g} bytes: put it into a file in the archive", each.source)
     size = sum(len(name.encode()) + len(value.encode()) for name, value in place.env.items())
     if total is not None and size > total.most:
-        text = f"env has {size_of(size)}, and {place.name} takes {size_of(total.most)} in all: put some of it into a file of the archive"
+        text = f"env has {size_of(size)}, and {place.name} accepts {size_of(total.most)} in all: put part of it into a file in the archive"
         yield LimitFinding(True, text, total.source)
 
 
@@ -234,7 +234,7 @@ def _device(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]
         yield LimitFinding(False, f"{kind} is an ARM machine: the image must be built for linux/arm64")
     if known.device == "gpu" and place.has_gpu is False:
         where = f"{kind} has" if kind else f"{place.name} has here"
-        yield LimitFinding(False, f"the archive is configured for a GPU, and {where} none: it will run on the CPU, slower than measured")
+        yield LimitFinding(False, f"the archive is configured for a GPU, but {where} none: it will run on the CPU, slower than measured")
     if known.device == "cpu" and place.has_gpu:
         text = f"{kind or place.name} has a GPU, and the archive is configured for the CPU (deviceType): measure it there with tsx bench"
         yield LimitFinding(False, text)

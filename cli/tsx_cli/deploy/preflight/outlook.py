@@ -88,7 +88,7 @@ class Outlook:
             return [f"an environment answers one request at a time: {1000 / self.alone_ms:,.3g} requests/s each on such a machine"]
         if not self.scales:
             return []
-        held = f"one kept its bounds with {self.in_flight:.3g} requests in flight"
+        held = f"one replica kept its bounds with {self.in_flight:.3g} requests in flight"
         if self.target is None:
             return [f"{held}: to scale, autoscaling.target = {self.fitting_target}"]
         if self.target > self.in_flight:

@@ -148,7 +148,7 @@ def _serverless(memory: int, provisioned: int | None, known: Region) -> Cost:
     second = known.serverless.get(memory // 1024)
     if second is None:
         return Cost(on=known.date, why=f"the prices of {known.date} have none of a serverless endpoint with {memory} MB: {REFRESH}")
-    return Cost(0.0, on=known.date, what=f"a serverless endpoint at rest; while it works, {money(second * 3600)} an hour")
+    return Cost(0.0, on=known.date, what=f"an idle serverless endpoint; while it works, {money(second * 3600)} an hour")
 
 
 def money(value: float) -> str:

@@ -29,7 +29,7 @@ class DaemonThreads:
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
         """What it returns or raises. Cancelling this leaves the call to itself. Raises Unavailable."""
         if self._busy >= self._most:
-            raise Unavailable(f"{self._busy} {self._what} are running, which is the limit. Try again when one of them has ended.")
+            raise Unavailable(f"{self._busy} {self._what} are running, which is the limit. Try again when one has ended.")
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[ResultT] = loop.create_future()
         self._busy += 1

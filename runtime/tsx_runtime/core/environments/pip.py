@@ -132,5 +132,5 @@ def _run(command: list[str], label: str, directory: Path, deadline: float, runs:
             end(process)
             process.wait()
     if late.is_set():
-        said.append("It was ended, because it took longer than install_timeout allows: raise that, or put wheels into the archive.")
+        said.append("It was stopped after install_timeout: raise install_timeout, or put wheels into the archive.")
     return None if code == 0 else "\n".join(said) or f"pip ended with exit code {code} and printed nothing."

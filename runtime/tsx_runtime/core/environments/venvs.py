@@ -81,7 +81,7 @@ class Environments:
 
     def _open(self, model: str, model_dir: Path, requirements_file: str | None) -> Environment:
         if os.name == "nt":
-            raise _failed(model, "An environment of its own needs Linux or macOS. Install what the model needs where tsx runs.")
+            raise _failed(model, "A model's own environment needs Linux or macOS. Install the model's packages where tsx runs.")
         try:
             requirements = read_requirements(model_dir, requirements_file)
             cache = Cache(self._cache_dir or default_cache(), self._keep, "environments")

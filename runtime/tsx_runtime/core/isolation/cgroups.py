@@ -69,7 +69,7 @@ def prepare(parent: Path | None, files: Mapping[str, str]) -> Path:
         (place / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in wanted))
         Group(place, {}).remove()  # whether it can be written
     except OSError as error:
-        raise NoGroups(f"groups cannot be made in {place}: {error.strerror}. {ADVICE}") from error
+        raise NoGroups(f"cgroups cannot be created in {place}: {error.strerror}. {ADVICE}") from error
     return place
 
 

@@ -110,7 +110,7 @@ def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: in
 
 def check_workers(count: int) -> None:
     if count > MOST_WORKERS:
-        raise BadRequest(f"{count} workers are too many: a version of a model has {MOST_WORKERS} at most. Ask for fewer.")
+        raise BadRequest(f"{count} workers are too many: the limit is {MOST_WORKERS} per version of a model. Request fewer.")
 
 
 def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings) -> tuple[int, int]:

@@ -105,10 +105,10 @@ def check_pinning(pinning: Pinning, cpus: Sequence[Cpu]) -> None:
     """Raises ValueError for cores that this machine, or this process, does not have."""
     have = {cpu.number for cpu in cpus}
     if missing := [number for number in pinning.core_list if number not in have]:
-        raise ValueError(f"core {missing[0]} is not among those that this process may use ({_spans(have)})")
+        raise ValueError(f"core {missing[0]} is not available to this process, which may use {_spans(have)}")
     nodes = {cpu.node for cpu in cpus}
     if pinning.node is not None and pinning.node not in nodes:
-        raise ValueError(f"there is no node {pinning.node}; this process may use node {_spans(nodes)}")
+        raise ValueError(f"there is no NUMA node {pinning.node}; this process may use node {_spans(nodes)}")
 
 
 def choose_cores(pinning: Pinning, cpus: Sequence[Cpu], instance: int, workers: int) -> tuple[int, ...]:

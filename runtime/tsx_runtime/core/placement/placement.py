@@ -43,7 +43,7 @@ def machine(launcher: bool, arguments: str, visible: str | None) -> Machine:
     if not cpus:
         logger.warning("cpu_launcher_enable is on, but this system does not let a process choose its cores, so no worker is pinned")
     if pinning.ignored:
-        text = "cpu_launcher_args: %s does nothing here; libraries that come before the interpreter are LD_PRELOAD of the server itself"
+        text = "cpu_launcher_args: %s does nothing here; to preload libraries, set LD_PRELOAD for the server itself"
         logger.warning(text, ", ".join(pinning.ignored))
     return Machine(cpu_count(), tuple(cpus), pinning, visible)
 

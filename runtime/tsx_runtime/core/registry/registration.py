@@ -114,7 +114,7 @@ class Registrar:
             if not is_model_name(value):
                 raise BadRequest(f"The {what} {value!r} cannot be used: letters, digits, '_', '-' and '.' only, a letter or digit first.")
         if number in PATHS:
-            raise BadRequest(f"The version {number!r} cannot be used: it has another meaning in the paths of the management API.")
+            raise BadRequest(f"The version {number!r} cannot be used: it is a reserved word in the paths of the management API.")
         if self._table.is_taken(name, number) and (old is None or old.version != number):
             raise Conflict(f"Model version {number} is already registered for model {name}")
 

@@ -109,7 +109,7 @@ class Replacer:
         if model is None:
             return None
         if name in self._under_way:
-            raise Conflict(f"A version of model {name} is being replaced already. Try again when that is done.")
+            raise Conflict(f"A version of model {name} is already being replaced. Try again when that is done.")
         old = model.versions.get(number) or model.versions[model.default]
         if old.workflow:
             raise Conflict(f"Model {name} is a node of workflow {old.workflow}, and is replaced only together with it.")

@@ -177,7 +177,7 @@ class RolloutController:
         model = self._models[name]
         others = weighted_versions(before, model.versions, model.default) - {new.version}
         if not others:
-            raise BadRequest(f"Version {new.version} of model {name} has all requests already")
+            raise BadRequest(f"Version {new.version} of model {name} already gets all requests")
         if len(others) > 1:
             text = f"The requests of model {name} are shared by the versions {' and '.join(sorted(others))}"
             how = f"PUT /models/{name}/traffic, or `tsx models traffic {name} {min(others)}=1`"

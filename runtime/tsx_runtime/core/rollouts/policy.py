@@ -127,7 +127,7 @@ class _Finding:
 
 def decide(plan: RolloutPlan, seen: Observation) -> Decision:
     if seen.new_failed:
-        return Decision(Action.BACK, f"version {plan.version} does not serve any more: {seen.new_failed}")
+        return Decision(Action.BACK, f"version {plan.version} no longer serves: {seen.new_failed}")
     findings = [*_errors(plan, seen), *_slowness(plan, seen)]
     over = seen.seconds >= plan.bake
     limit = FINAL if over else EARLY
@@ -163,7 +163,7 @@ def _not_compared(plan: RolloutPlan, seen: Observation) -> str:
     if seen.old.requests >= (needed if plan.max_p99_ratio is None else max(needed, FOR_P99)):
         return ""
     few = f"the old version answered {seen.old.requests} requests, too few for a comparison"
-    return f"{few}; name a max_error_rate, and a max_p99_ms in place of a ratio, to do without"
+    return f"{few}; to roll out without a comparison, set max_error_rate, and max_p99_ms instead of a ratio"
 
 
 def _errors(plan: RolloutPlan, seen: Observation) -> list[_Finding]:

@@ -53,7 +53,7 @@ class SequenceDispatcher(Dispatcher):
         if not self.accepting:
             self._reject(job, self._no_worker())
         elif len(mark.id) > LONGEST_REMEMBERED:
-            self._reject(job, BadRequest(f"The sequence's id has {len(mark.id)} characters; it may have {LONGEST_REMEMBERED}."))
+            self._reject(job, BadRequest(f"The sequence's id has {len(mark.id)} characters; the limit is {LONGEST_REMEMBERED}."))
         elif self.sequences.size and self.sequences.size + len(job.body) > self.bounds.size:
             self._reject(job, self._refusal(f"The queue is full: requests with {self.sequences.size} bytes wait (maxQueueBytes)."))
         else:

@@ -39,7 +39,7 @@ def strategy(config: ModelConfig) -> Strategy:
     """Raises BadRequest for what cannot be had together; `parallel_of` says what a group of processes cannot have."""
     if config.continuous_batching and config.async_communication:
         raise BadRequest(
-            "model-config.yaml asks for continuousBatching and asyncCommunication: a worker supports only one of them. Remove one."
+            "model-config.yaml asks for continuousBatching and asyncCommunication: a worker supports only one of the two. Remove one."
         )
     mode = "continuous" if config.continuous_batching else "async" if config.async_communication else "batch"
     if config.batch_policy and (mode != "batch" or config.sequence_batching):

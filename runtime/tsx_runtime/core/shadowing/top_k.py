@@ -81,7 +81,7 @@ def _best(ranking: Ranking, k: int) -> str:
 
 
 def _order(value: float) -> float:
-    """What is no number is the worst; a whole number beyond all floats still has its place."""
+    """What is not a number is the worst; a whole number beyond all floats still has its place."""
     if value != value:
         return -math.inf
     return value

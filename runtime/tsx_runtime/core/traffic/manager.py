@@ -126,7 +126,7 @@ class TrafficManager:
                 f"There is no change to undo: neither the traffic, nor the labels, nor the default version of model {name} was changed."
             )
         if before.default not in model.versions:
-            why = f"version {before.default}, which was its default, is not registered any more. Register it first."
+            why = f"version {before.default}, its previous default, is no longer registered. Register it first."
             raise Conflict(f"Model {name} cannot be rolled back: {why}")
         self._change(model, before)
         self._tell_managed()

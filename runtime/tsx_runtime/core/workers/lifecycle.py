@@ -93,7 +93,7 @@ class WorkerLifecycle:
             wait = next(waits, BACK_OFF[-1])
             waited += wait
             if waited > self._config.max_retry_timeout or (len(errors) >= SAME_LOAD_ERROR and len(set(errors[-SAME_LOAD_ERROR:])) == 1):
-                logger.error("%s: worker %s is given up; the last error is in the model's description", self._config.label, self._worker.id)
+                logger.error("%s: worker %s is not restarted; the last error is in its description", self._config.label, self._worker.id)
                 self._config.set_state(self._worker, WorkerState.FAILED)
                 return
             self._count_restart()
@@ -279,7 +279,7 @@ class WorkerLifecycle:
         if self._worker.stopping.is_set():
             return
         self._config.tell_error(message, trace)
-        text = "%s: worker %s (pid %s) has reached its limit of %s but goes on, since no other could take over: %s"
+        text = "%s: worker %s (pid %s) has reached its limit of %s but continues, since no other worker could take over: %s"
         logger.error(text, self._config.label, self._worker.id, instance.pid, instance.reason, message)
         instance.not_before = time.monotonic() + TRY_AGAIN
 

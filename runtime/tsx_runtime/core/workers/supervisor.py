@@ -21,7 +21,7 @@ from tsx_runtime.errors import LoadFailed
 
 _STOPPED = "it was stopped before it answered"
 _GIVEN_UP = (
-    ". Its workers were given up because they could not load the model, or kept dying: "
+    ". Its workers are no longer restarted, because they could not load the model or kept dying: "
     "the model's description (GET /models/MODEL, or tsx models describe MODEL) has the last error"
 )
 

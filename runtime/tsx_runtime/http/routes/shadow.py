@@ -203,7 +203,7 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
         await registry.state.written()
         return json_answer(report(registry, model))
 
-    @router.delete("/models/{model}/shadow", summary="Reset the counters", responses=openapi.failures(404), **answers)
+    @router.delete("/models/{model}/shadow", summary="Reset counters", responses=openapi.failures(404), **answers)
     async def reset(model: ModelName) -> Response:
         """The shadow itself stays: `PATCH /models/{model}/traffic` with `{"shadow": null}` ends it."""
         report(registry, model)

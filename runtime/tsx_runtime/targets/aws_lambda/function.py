@@ -152,7 +152,7 @@ class Function:
             text = "The model has been loading for %.0f s. Try again, or raise the timeout or the memory."
             return StillLoading(text % (time.monotonic() - self._began), retry_after=1)
         if self.own.concurrency == 1 or self._hangs():
-            self.over = "an invocation was abandoned, and the model may still be running it"
+            self.over = "an invocation was abandoned; the model may still be processing it"
         return too_late()
 
     def _hangs(self) -> bool:
@@ -243,7 +243,7 @@ async def begin(env: MutableMapping[str, str]) -> Function:
 def leave(why: str, code: int = 1) -> None:
     """End the process at once, since a thread that hangs would delay an orderly exit. Lambda starts a fresh environment."""
     if why:
-        print(f"this environment ends, and a fresh one takes its place: {why}", file=sys.stderr)
+        print(f"this environment ends, and Lambda starts a new one: {why}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

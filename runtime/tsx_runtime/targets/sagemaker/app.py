@@ -139,7 +139,7 @@ class SageMaker:
         resolve(self.registry, target)  # before the body, which would be sent for nothing
         body = await read_body(scope, receive, self.predictions.limit)
         if next(lines_of(body), None) is None:
-            raise BadRequest("The body is empty: each line of it must be one input of the model.")
+            raise BadRequest("The body is empty: each of its lines must be one input of the model.")
         route = resolve(self.registry, target, headers)
         job_of = _job_maker(scope, target, form, route)
         most = self.registry.settings.max_response_size
@@ -148,7 +148,7 @@ class SageMaker:
             line_of = partial(_line, given)
             answers = await unless_gone(receive, answer_each(lines_of(body), route, self._gate(target), job_of, line_of, most))
         except LineFailed as failure:
-            text = f"{failure} No line is answered: correct that line or remove it."
+            text = f"{failure} No line was processed: correct that line or remove it."
             kind = BadRequest.type if failure.status < 500 else TsxError.type
             await self.answer(send, scope, request_id, failure.status, (JSON,), error_body(failure.status, kind, text))
             return

@@ -326,7 +326,7 @@ class _Batch:
 
 def note_out_of_memory(model: Model, size: int, again: bool) -> None:
     model.ceiling.failed(size)
-    text = "%d requests at once do not fit the device's memory: from now on the handler gets %d at most%s"
+    text = "%d requests do not fit the device's memory together: from now on the handler gets at most %d%s"
     logger.warning(text, size, model.ceiling.size, "; these are retried" if again else "")
     if again:
         model.metrics.add_counter("tsx_oom_retries_total", 1, dimensions=[Dimension("worker", model.worker)])

@@ -41,14 +41,14 @@ def test_each_limit_says_where_it_is_written(limits: dict[str, Limit]) -> None:
         ("sagemaker", {"p99_ms": 31_000.0}, {}, False, ", which slower machines may exceed."),
         ("sagemaker", {"response_timeout": 120}, {}, False, "responseTimeout of the archive is 120 s, but SageMaker"),
         ("sagemaker serverless", {"packed": 2 * GIB, "unpacked": 4 * GIB}, {}, True, "take 6 GiB of disk, and there are 5 GiB"),
-        ("lambda", {"image_bytes": 11 * GIB}, {}, True, "the image has 11 GiB packed, and Lambda takes 10 GiB unpacked"),
-        ("lambda", {"image_bytes": 5 * GIB}, {}, False, "it may be too large. Build it with the CPU's wheels of torch"),
-        ("lambda", {}, {"env": {"A": "x" * 5000}}, True, "env has 4.88 KiB, and Lambda takes 4 KiB in all"),
-        ("sagemaker", {}, {"env": {"A": "x" * 1025}}, True, "env.A is longer than 1024 bytes: put it into a file of the archive"),
+        ("lambda", {"image_bytes": 11 * GIB}, {}, True, "the image has 11 GiB compressed, and Lambda accepts 10 GiB uncompressed"),
+        ("lambda", {"image_bytes": 5 * GIB}, {}, False, "it may be too large. Build it with torch's CPU wheels"),
+        ("lambda", {}, {"env": {"A": "x" * 5000}}, True, "env has 4.88 KiB, and Lambda accepts 4 KiB in all"),
+        ("sagemaker", {}, {"env": {"A": "x" * 1025}}, True, "env.A is longer than 1024 bytes: put it into a file in the archive"),
         ("sagemaker", {}, {"env": {f"A{n}": "" for n in range(101)}}, True, "env has 101 variables, and SageMaker takes 100"),
         ("sagemaker", {}, {"instance_type": "ml.inf2.xlarge"}, True, "ml.inf2.xlarge has AWS's own accelerators"),
         ("sagemaker", {}, {"instance_type": "ml.c7g.large"}, False, "ml.c7g.large is an ARM machine"),
-        ("sagemaker", {"device": "gpu"}, {"instance_type": "ml.c6i.large", "has_gpu": False}, False, "and ml.c6i.large has none"),
+        ("sagemaker", {"device": "gpu"}, {"instance_type": "ml.c6i.large", "has_gpu": False}, False, "but ml.c6i.large has none"),
         ("sagemaker", {"device": "cpu"}, {"instance_type": "ml.g5.xlarge", "has_gpu": True}, False, "ml.g5.xlarge has a GPU"),
     ],
 )  # fmt: skip
@@ -69,7 +69,7 @@ def test_limits_that_the_deployment_sets_name_the_key_that_raises_them() -> None
     (found,) = told("sagemaker serverless", {"unpacked": 3 * GIB}, memory)
     assert found == (
         True,
-        "what is in the archive has 3 GiB, and SageMaker serverless has 2 GiB of memory: raise sagemaker.serverless.memory",
+        "the content of the archive has 3 GiB, and SageMaker serverless has 2 GiB of memory: raise sagemaker.serverless.memory",
     )
     (found,) = told("sagemaker serverless", {"unpacked": GIB + GIB // 2}, memory)
     assert found[0] is False

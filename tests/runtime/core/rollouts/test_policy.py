@@ -115,7 +115,7 @@ def test_a_step_without_requests_ends_when_patience_is_over() -> None:
 
 def test_a_version_that_does_not_serve_any_more_goes_back_at_once() -> None:
     decision = decide(PLAN, Observation(0, 1, Counts(), Counts(), new_serves=False, new_failed="it was unregistered"))
-    assert decision == (decision.__class__(Action.BACK, "version 2 does not serve any more: it was unregistered"))
+    assert decision == (decision.__class__(Action.BACK, "version 2 no longer serves: it was unregistered"))
 
 
 def test_chance_alone_seldom_sends_a_good_version_back() -> None:

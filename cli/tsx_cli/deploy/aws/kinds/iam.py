@@ -21,7 +21,7 @@ class Role(Kind):
         answer = cloud.find("iam", "get_role", f"looking for the role {name}", RoleName=name)
         if answer is None:
             return None
-        found, doing, policies = answer["Role"], f"looking for what the role {name} may do", []
+        found, doing, policies = answer["Role"], f"looking for the permissions of the role {name}", []
         for each in cloud.call("iam", "list_role_policies", doing, RoleName=name)["PolicyNames"]:
             policy = cloud.call("iam", "get_role_policy", doing, RoleName=name, PolicyName=each)
             policies.append({"PolicyName": each, "PolicyDocument": policy["PolicyDocument"]})

@@ -25,7 +25,7 @@ class Bucket(Kind):
             return None
         closed: dict[str, bool] = {}
         try:
-            doing = f"looking whether the bucket {name} is closed to the public"
+            doing = f"checking that the bucket {name} blocks public access"
             closed = cloud.call("s3", "get_public_access_block", doing, Bucket=name)["PublicAccessBlockConfiguration"]
         except CloudError as error:
             if error.code != "NoSuchPublicAccessBlockConfiguration":
@@ -39,7 +39,7 @@ class Bucket(Kind):
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
         """Also the second half of making one."""
         client, closed = cloud.client("s3"), resource.properties["PublicAccessBlockConfiguration"]
-        with translated_errors(f"closing the bucket {resource.name} to the public"):
+        with translated_errors(f"blocking public access to the bucket {resource.name}"):
             client.put_bucket_tagging(Bucket=resource.name, Tagging={"TagSet": tag_list(resource.tags)})
             client.put_public_access_block(Bucket=resource.name, PublicAccessBlockConfiguration=closed)
 

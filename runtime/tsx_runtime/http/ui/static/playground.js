@@ -1,4 +1,4 @@
-// Try a model: give it something, see what it answers, how long it took, and how to do the same elsewhere.
+// The playground: send an input to a model, see the answer and its times, and copy the request as code.
 
 import { path, saidBy, send, Unreachable } from "./api.js";
 import { fileOf, parsed, stages } from "./answer.js";
