@@ -104,7 +104,7 @@ def test_a_token_that_cannot_be_told_takes_nobodys_place(tmp_path):
     old = b"Bearer " + keys.inference.token.encode()
     keys.remove()
     (tmp_path / "place").rmdir()
-    with pytest.raises(TsxError, match="The old one holds"):
+    with pytest.raises(TsxError, match="The old one stays valid"):
         keys.renew("inference")
     assert keys.inference.is_right(old)
 
@@ -114,7 +114,7 @@ def test_tokens_of_the_users_own_are_kept_and_only_the_others_made_up(tmp_path):
     assert keys.inference.token == "mine"
     assert keys.inference.seconds_left is None
     assert keys.management.seconds_left > 0
-    with pytest.raises(BadRequest, match="not this server's to change"):
+    with pytest.raises(BadRequest, match="cannot be changed while the server runs"):
         keys.renew("inference")
     own = build_keys(made_up(tmp_path, inference_token="a", management_token="b", api_token="c"))
     assert own.file is None
