@@ -24,7 +24,7 @@ class Member(NamedTuple):
     is_directory: bool = False
 
 
-class Container(Protocol):
+class ArchiveFile(Protocol):
     """An open archive file. `members` has been checked: making it raised where anything was unsafe."""
 
     form: str

@@ -10,11 +10,11 @@ from types import TracebackType
 from rich.console import Console
 from rich.status import Status
 
-from tsx_cli.bench.generator.run import Progress as LoadProgress
+from tsx_cli.bench.generator.run import LoadProgress
 from tsx_runtime.shared.log_format import escaped
 
 
-class Progress:
+class ProgressLine:
     """`ends` is the moment, by time.monotonic, at which the run is to be over."""
 
     def __init__(self, ends: float, *, quiet: bool = False) -> None:
@@ -23,7 +23,7 @@ class Progress:
         self._status: Status | None = None
         self._doing = ""
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressLine:
         if self._console.is_terminal and not self._console.quiet:
             self._status = self._console.status("")
             self._status.start()
