@@ -1,4 +1,4 @@
-"""How much an archive may unpack to before it is taken for a bomb."""
+"""The limits beyond which an archive counts as a zip bomb."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which names are safe: of members, of models, and of files that a manifest points at."""
+"""Checks names of members, of models, and of files in a manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens an archive, or a directory, as a model's directory for a worker."""
+"""Opens an archive or a directory as the model directory of a worker."""
 
 from __future__ import annotations
 

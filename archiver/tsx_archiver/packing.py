@@ -1,4 +1,4 @@
-"""What goes into an archive: the plan of its members and its manifest, checked before a byte is written."""
+"""Plans the members and the manifest of an archive, and checks them before a byte is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts a few files into an archive that is there: whole or not at all, the other members as they were, with their digests."""
+"""Adds or replaces files in an existing archive, atomically; the other members and their digests stay unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes an archive: in one pass, in constant memory, the same bytes for the same inputs, and whole or not at all."""
+"""Writes an archive in one pass, in constant memory, reproducibly and atomically."""
 
 from __future__ import annotations
 

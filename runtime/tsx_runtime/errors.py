@@ -1,4 +1,4 @@
-"""Everything that can go wrong while serving, as one tree with one table of statuses.
+"""The errors of serving, as one tree with one table of statuses.
 
     TsxError                     500  InternalServerException
     ├── BadRequest               400  BadRequestException

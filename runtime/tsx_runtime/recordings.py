@@ -1,4 +1,4 @@
-"""Recordings of requests: how they lie in files, and a way to read them. Workers, the server and the command line have this in common.
+"""The file format of recordings, and a reader, for workers, the server and the command line.
 
 A file begins with a line of JSON, `{"tsx": "recording", "format": 1, "model": "digits"}`. Each request is a line of JSON, as many bytes as
 its `body` says, as many as its `answer.body` says (none where it does not), and a newline:

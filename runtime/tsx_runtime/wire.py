@@ -1,4 +1,4 @@
-"""The frame that the front end and a worker speak, over one stream socket per worker. Knows nothing else.
+"""The frames between the front end and a worker, over one stream socket per worker.
 
 A frame is a fixed header, a table, the items, and an extra, all little-endian:
 

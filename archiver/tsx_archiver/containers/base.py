@@ -1,4 +1,4 @@
-"""Zip and tar.gz behind one interface: a list of members that is safe to unpack, and their bytes, never more than declared."""
+"""One interface for zip and tar.gz: a checked list of members, and their bytes, never more than declared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which form an archive file has, by its first bytes."""
+"""Detects the format of an archive file by its first bytes."""
 
 from __future__ import annotations
 

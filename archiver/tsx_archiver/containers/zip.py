@@ -1,4 +1,4 @@
-"""A .mar: the zip directory is checked before anything is read, the bytes while they are read."""
+"""Reads .mar files: the zip directory is checked first, the bytes while they are read."""
 
 from __future__ import annotations
 

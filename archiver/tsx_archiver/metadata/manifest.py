@@ -1,4 +1,4 @@
-"""MAR-INF/MANIFEST.json: what an archive says of itself. Unknown fields are kept."""
+"""MAR-INF/MANIFEST.json, the manifest of an archive. Unknown fields are kept."""
 
 from __future__ import annotations
 

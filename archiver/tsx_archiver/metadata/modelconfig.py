@@ -1,4 +1,4 @@
-"""model-config.yaml: the keys that the server reads (contract 3.3), checked, and the rest left to the handler."""
+"""model-config.yaml: validates the keys that the server reads (contract 3.3); the handler gets the others."""
 
 from __future__ import annotations
 

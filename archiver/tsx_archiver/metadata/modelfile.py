@@ -1,4 +1,4 @@
-"""The kind of a model file, detected from its bytes, without torch and without running anything."""
+"""Detects the kind of a model file from its bytes, without torch and without running code."""
 
 from __future__ import annotations
 

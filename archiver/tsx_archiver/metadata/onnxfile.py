@@ -1,4 +1,4 @@
-"""ONNX has no magic number: a file is one if it is a protobuf message with the fields of ModelProto, to its last byte."""
+"""Detects ONNX files, which have no magic number: the whole file must be a protobuf message with the fields of ModelProto."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unpacked archives by the sha-256 of their file: made once, shared by every process, and cleaned up.
+"""The cache of unpacked archives, by the sha-256 of their file: created once, shared by all processes, and cleaned up.
 
     <cache>/archives/
         entries/<sha256>.<random>/    complete, and renamed into place whole

@@ -1,4 +1,4 @@
-"""A workflow's graph: which node feeds which. Pure functions; nothing here knows what a node does."""
+"""The graph of a workflow: which node feeds which. Pure functions, independent of what a node does."""
 
 from __future__ import annotations
 

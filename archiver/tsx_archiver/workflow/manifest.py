@@ -1,4 +1,4 @@
-"""WAR-INF/MANIFEST.json: what a workflow's archive says of itself (contract 1.6). Unknown fields are kept."""
+"""WAR-INF/MANIFEST.json, the manifest of a workflow's archive (contract 1.6). Unknown fields are kept."""
 
 from __future__ import annotations
 

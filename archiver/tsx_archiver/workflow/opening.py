@@ -1,4 +1,4 @@
-"""Opens a .war, or a directory, as a workflow's directory with its checked specification."""
+"""Opens a .war or a directory as a workflow's directory, and checks its specification."""
 
 from __future__ import annotations
 

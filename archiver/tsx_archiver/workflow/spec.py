@@ -1,4 +1,4 @@
-"""A workflow's specification: YAML with `models`, which nodes are models, and `dag`, what feeds what (contract 1.6)."""
+"""A workflow's specification: YAML with `models`, the nodes that are models, and `dag`, the edges (contract 1.6)."""
 
 from __future__ import annotations
 

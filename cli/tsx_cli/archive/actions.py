@@ -1,4 +1,4 @@
-"""What `tsx archive` and its commands do, and what they print of it."""
+"""The actions of `tsx archive` and its commands, and their output."""
 
 from __future__ import annotations
 

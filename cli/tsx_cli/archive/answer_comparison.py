@@ -1,4 +1,4 @@
-"""Whether a model answers inputs in a batch as it answers each alone, apart from rounding."""
+"""Compares a model's answers in a batch with its answers one by one, apart from rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tsx archive --check`: a model must answer an input in a batch as it answers it alone."""
+"""`tsx archive --check`: a model's answer in a batch must equal its answer alone."""
 
 from __future__ import annotations
 

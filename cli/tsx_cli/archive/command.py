@@ -1,4 +1,4 @@
-"""`tsx archive`: the words of its command lines: pack a model, look into an archive, take one apart, check one."""
+"""`tsx archive`: the command lines that pack a model, and inspect, unpack or verify an archive."""
 
 from __future__ import annotations
 

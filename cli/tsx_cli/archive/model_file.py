@@ -1,4 +1,4 @@
-"""What follows from a model file: the kind of model, its name, and what has to go with it; and how that is said to a person."""
+"""Derives the kind, the name and the required files of a model from its file, and describes them for people."""
 
 from __future__ import annotations
 

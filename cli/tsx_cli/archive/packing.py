@@ -1,4 +1,4 @@
-"""The steps of `tsx archive FILE`: work out, pack, check; each says what it did."""
+"""The steps of `tsx archive FILE`: detect, pack, check; each reports its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tsx bench`: from the words of the command line to a run, and back to an exit code."""
+"""`tsx bench`: from the command line to a run and its exit code."""
 
 from __future__ import annotations
 

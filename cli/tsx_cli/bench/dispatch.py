@@ -1,4 +1,4 @@
-"""Which of its commands `tsx bench` is, by its words: for an archive, a server that runs, a comparison, TorchServe's files."""
+"""Chooses the command of `tsx bench` by its arguments: an archive, a running server, a comparison, TorchServe's files."""
 
 from __future__ import annotations
 

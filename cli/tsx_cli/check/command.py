@@ -1,4 +1,4 @@
-"""`tsx check`: the words of its command line."""
+"""`tsx check`: the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of a container of one's own, and of a pod: the image's health check, requests, and the end within the grace period."""
+"""The contract of a container or pod: the health check, requests, and the end within the grace period."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The entry of an image as a process of this machine, and how a platform talks to it: HTTP, a signal, and then no more patience."""
+"""The entry point of an image as a process on this machine, and a platform's side of it: HTTP, SIGTERM, then SIGKILL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Lambda does to a container, by its documentation: start it, serve it the Runtime API, freeze it between invocations, end it.
+"""Simulates Lambda by its documentation: starts a container, serves the Runtime API, freezes it between invocations, ends it.
 
 Limits: 10 s to start (then it is started again, in the time of the invocation), the function's timeout for an invocation, 6 MB each way. An
 environment whose process has ended, or did not answer in time, is replaced at the next invocation.

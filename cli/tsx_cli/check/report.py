@@ -1,4 +1,4 @@
-"""What was checked: each promise with its limit, what was measured, and what to do where it does not hold."""
+"""The report of a check: each requirement with its limit, the measurement, and what to do if it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks an archive against a platform's contract, in a directory that is laid out as the platform lays it out."""
+"""Checks an archive against a platform's contract, in a directory with the platform's layout."""
 
 from __future__ import annotations
 

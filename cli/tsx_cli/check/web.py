@@ -1,4 +1,4 @@
-"""What platforms that speak HTTP ask of a container alike: to become ready, to answer, to stay well meanwhile, and to end in order."""
+"""The checks that HTTP platforms share: a container becomes ready, answers, stays healthy under load, and stops in order."""
 
 from __future__ import annotations
 

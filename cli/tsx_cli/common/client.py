@@ -1,4 +1,4 @@
-"""The commands' way to a running server, over HTTP."""
+"""The HTTP client of the commands."""
 
 from __future__ import annotations
 

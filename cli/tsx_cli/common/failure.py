@@ -1,4 +1,4 @@
-"""How a command ends when something is wrong: one message, an exit code, and a traceback only when asked for."""
+"""How a command fails: one message, an exit code, and a traceback only with --debug."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of commands that import a command's module only when that command runs, so that help and completion stay quick."""
+"""Command groups that import a command's module only when it runs, so that help and completion stay fast."""
 
 from __future__ import annotations
 

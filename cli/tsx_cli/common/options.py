@@ -1,4 +1,4 @@
-"""Options that several commands have, and the settings that follow from them."""
+"""Options that several commands share, and the resulting settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a server is, and whose certificate is trusted there: for the client of the commands and for the load generator."""
+"""The address of a server and its trusted certificate, for the commands' client and the load generator."""
 
 from __future__ import annotations
 

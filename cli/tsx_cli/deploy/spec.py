@@ -1,4 +1,4 @@
-"""What a person wants deployed, and where: the flags of `tsx deploy` over `[deploy]` and `[deploy.NAME]` of tsx.toml.
+"""The specification of a deployment: the options of `tsx deploy` over `[deploy]` and `[deploy.NAME]` of tsx.toml.
 
 A key that is not known is an error that names the nearest; a value that no platform takes is an error before anything is asked of it.
 """

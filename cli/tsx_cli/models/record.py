@@ -1,4 +1,4 @@
-"""`tsx models record`: a share of a model's requests is written to files on the server."""
+"""`tsx models record`: writes a share of a model's requests to files on the server."""
 
 from __future__ import annotations
 

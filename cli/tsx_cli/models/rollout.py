@@ -1,4 +1,4 @@
-"""`tsx models rollout`: have another version take over step by step, and watch it."""
+"""`tsx models rollout`: moves requests to another version step by step, and watches it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tsx models traffic`, `label` and `rollback`: how the requests of a model are shared out among its versions."""
+"""`tsx models traffic`, `label` and `rollback`: how a model's requests are split among its versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tsx replay`: the requests of a recording are sent again, as far apart as they came."""
+"""`tsx replay`: sends the requests of a recording again, with their original spacing."""
 
 from __future__ import annotations
 

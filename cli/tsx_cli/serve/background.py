@@ -1,4 +1,4 @@
-"""The server that `torchserve` leaves running: its process, the file with its number, its end (contract 4.3)."""
+"""The background server of `torchserve`: its process, its pid file, its stop (contract 4.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tsx serve`: the words of its command line."""
+"""`tsx serve`: the command line."""
 
 from __future__ import annotations
 

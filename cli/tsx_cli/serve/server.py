@@ -1,4 +1,4 @@
-"""What `tsx serve` and `torchserve` serve: from words and settings to a server, and back when it ends."""
+"""Runs the server of `tsx serve` and `torchserve` from arguments and settings."""
 
 from __future__ import annotations
 

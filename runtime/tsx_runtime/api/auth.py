@@ -1,4 +1,4 @@
-"""Who may call what: bearer tokens, and, on loopback, no web page of another site. Pure decisions on a request's headers.
+"""Authorization: bearer tokens, and, on loopback, no web page of another site. Pure functions of a request's headers.
 
 A browser sends a request to 127.0.0.1 for any page that asks it to, so a server on loopback is open to every page its
 user visits. Such a request names a foreign `Host` (a rebound name) or a foreign `Origin`, and is refused. One that a browser marks with

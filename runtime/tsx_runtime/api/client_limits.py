@@ -1,4 +1,4 @@
-"""How much one client may take: connections, requests a second, wrong tokens a minute. Decisions alone; clock and sockets are passed in.
+"""Limits per client: connections, requests per second, wrong tokens per minute. Decisions only; clock and sockets are passed in.
 
 A client is an IPv4 address, or the /64 network of an IPv6 address, since such a network has one owner. Behind a reverse proxy that
 `trusted_proxies` names it is the address in the proxy's `X-Forwarded-For`; from any other peer that header is ignored. Each listener

@@ -1,4 +1,4 @@
-"""Header pairs that HTTP responses and gRPC metadata share: what a handler may set, and what keeps answers out of caches."""
+"""Headers that HTTP responses and gRPC metadata share: those that a handler may set, and those against caching."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request says of its own urgency: the headers `x-tsx-priority` and `x-tsx-timeout-ms`."""
+"""The priority and the deadline of a request: the headers `x-tsx-priority` and `x-tsx-timeout-ms`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes to a running server that hold after a restart: one JSON file a model, written beside the loop."""
+"""Persists changes to a running server: one JSON file per model, written outside the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which calls are let in, and for how long they may take: the bounds that gRPC's core does not have."""
+"""Admission of calls and their timeouts: the limits that gRPC's core lacks."""
 
 from __future__ import annotations
 

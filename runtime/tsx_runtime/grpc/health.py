@@ -1,4 +1,4 @@
-"""gRPC's health checking: the server under the empty name, its services and its models under theirs."""
+"""gRPC health checking: of the server (empty name), its services and its models."""
 
 from __future__ import annotations
 

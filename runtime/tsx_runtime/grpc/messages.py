@@ -1,4 +1,4 @@
-"""From the bytes of a message to the message: unpacked, and refused where it is too large or is none."""
+"""Parses messages: unpacks them, and refuses large or invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call's metadata as a request's headers, and an answer's headers as metadata."""
+"""Converts a call's metadata to request headers, and answer headers to metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gRPC servers: one a port, on the event loop of the HTTP servers, with the services of the roles that share it."""
+"""The gRPC servers: one per port, on the event loop of the HTTP servers, with the services of the port's roles."""
 
 from __future__ import annotations
 

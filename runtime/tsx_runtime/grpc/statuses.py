@@ -1,4 +1,4 @@
-"""From what went wrong to a gRPC status: one mapping, TorchServe's (contract section 2)."""
+"""Maps errors to gRPC statuses, as TorchServe does (contract section 2)."""
 
 from __future__ import annotations
 

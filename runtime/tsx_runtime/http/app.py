@@ -1,4 +1,4 @@
-"""The FastAPI apps of the three listeners, each made of the routes of its roles."""
+"""The FastAPI apps of the three listeners, each with the routes of its roles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/metrics`: the core's plain integers and the machine's numbers as Prometheus text, put together when it is read.
+"""`/metrics`: the core's counters and the machine's metrics as Prometheus text, rendered on demand.
 
 The names and labels are TorchServe's (contract 1.7) and, for what it has no name for, begin with `tsx_`. What TorchServe
 has once for the host and tsx has for each version carries the version in further labels.

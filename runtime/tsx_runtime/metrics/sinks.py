@@ -1,4 +1,4 @@
-"""Metrics for plugins: every so often each sink gets all that `/metrics` would show."""
+"""Metrics for plugins: at intervals each sink gets all metrics of `/metrics`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metric log: what TorchServe writes into ts_metrics.log and model_metrics.log, in its words (contract 1.7)."""
+"""The metric log: ts_metrics.log and model_metrics.log in TorchServe's format (contract 1.7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plugin is, by kind: plain functions and plain values, so that one can be tried without a server."""
+"""The kinds of plugins: plain functions and plain values, which can be tested without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A seccomp filter, built by libseccomp: system calls that an isolated process is refused, with an error instead of its death.
+"""The seccomp filter, built by libseccomp: refuses system calls of an isolated process with an error instead of killing it.
 
 It is a list of what is refused: torch, CUDA and Python use more calls than can be listed. Refused are
 

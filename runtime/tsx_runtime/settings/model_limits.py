@@ -1,4 +1,4 @@
-"""The table of a model's limits as pydantic fields: of requests, of settings, of snapshots and of descriptions."""
+"""A model's limits as pydantic fields of requests, settings, snapshots and descriptions."""
 
 from __future__ import annotations
 

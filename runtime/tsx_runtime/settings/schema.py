@@ -1,4 +1,4 @@
-"""Every setting of a server, typed. Where their values come from is in `sources.py`.
+"""The settings of a server, typed. `sources.py` finds their values.
 
 What belongs to one model (batch size, workers, device) is in its archive's `model-config.yaml` (`tsx_archiver.ModelConfig`).
 A server may override it for a model: `[models.NAME]` in `tsx.toml`, `--set models.NAME.batch_size=8`.

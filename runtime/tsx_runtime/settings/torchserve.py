@@ -1,4 +1,4 @@
-"""TorchServe's configuration: the keys of config.properties, the variables TS_* that go before them, and models described in it."""
+"""TorchServe's configuration: the keys of config.properties, the TS_* variables that override them, and its models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where sockets between the server's own processes lie: short enough for a socket's path, and where no other user can swap them."""
+"""Paths of sockets between the server's own processes: short enough for a socket, and safe from other users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a URL to an archive in the model store: allowed, downloaded beside it, checked, and only then given its name."""
+"""Fetches an archive from a URL into the model store: checks the URL, downloads, verifies, and then renames it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for one transfer, however it is made."""
+"""The rules of a transfer, for all protocols."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's URL says, and whether it is allowed: decisions without a network."""
+"""Parses a model's URL and decides whether it is allowed, without a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker's end of its socket: blocking, exact reads of frames, and writes that leave bodies where they are."""
+"""The worker's end of its socket: blocking, exact reads of frames, and writes without copies of bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model's process: load once, then one frame in, one frame out, until the front end closes the socket."""
+"""The main loop of a worker: load the model, then answer one frame after the other until the front end closes the socket."""
 
 from __future__ import annotations
 

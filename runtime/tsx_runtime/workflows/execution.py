@@ -1,4 +1,4 @@
-"""A request on its way through a workflow: every node as soon as its inputs are there, until the leaves are done or one fails."""
+"""Executes a request in a workflow: starts each node when its inputs are ready, until the leaves are done or one fails."""
 
 from __future__ import annotations
 

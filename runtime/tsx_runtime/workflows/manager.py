@@ -1,4 +1,4 @@
-"""The workflows of a server: register, find, unregister. Each is registered whole, or not at all."""
+"""The workflows of a server: register, find, unregister. Registration is atomic."""
 
 from __future__ import annotations
 

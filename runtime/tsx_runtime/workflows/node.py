@@ -1,4 +1,4 @@
-"""One node of a running workflow: its request, retries where it fails, and its timeout."""
+"""One node of a running workflow: its request, its retries, and its timeout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tsx plan`: the words of its command line."""
+"""`tsx plan`: the command line."""
 
 from __future__ import annotations
 

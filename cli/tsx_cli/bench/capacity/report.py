@@ -1,4 +1,4 @@
-"""`tsx plan`: how many replicas a rate of requests takes, and what they cost, without a server."""
+"""`tsx plan`: the replicas that a request rate needs, and their cost, without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tsx bench --against`: one load on a server that runs already, whatever it is, as long as it speaks one of the protocols."""
+"""`tsx bench --against`: one load on any running server that speaks one of the protocols."""
 
 from __future__ import annotations
 

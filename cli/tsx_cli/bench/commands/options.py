@@ -1,4 +1,4 @@
-"""The options of `tsx bench`, with what their help says."""
+"""The options of `tsx bench` and their help."""
 
 from __future__ import annotations
 

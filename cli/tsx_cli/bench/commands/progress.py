@@ -1,4 +1,4 @@
-"""How far a run is: one line that changes on a terminal, a line for each thing that was found elsewhere. All of it on stderr."""
+"""The progress of a run, on stderr: one changing line on a terminal, else a line per result."""
 
 from __future__ import annotations
 

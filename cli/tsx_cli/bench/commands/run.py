@@ -1,4 +1,4 @@
-"""A run: what the search asks for is measured until it asks for nothing, then the best again side by side; all of it is kept."""
+"""A run: measures what the search requests until it is done, then the best configurations in turn; all results are saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the words of the command line to a run that can go: the archive, what is sent to it, the directory, and what went before."""
+"""Prepares a run from the command line: the archive, the inputs, the directory, and an earlier run to resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A timer that wakes an event loop at the microsecond: those of the loops themselves count in milliseconds, too coarse for arrivals."""
+"""A timer for event loops with microsecond precision: the loops' own timers count in milliseconds, too coarse for arrivals."""
 
 from __future__ import annotations
 

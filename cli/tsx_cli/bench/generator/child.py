@@ -1,4 +1,4 @@
-"""The generator's process: a plan comes in by stdin, progress and the result go out by stdout, a line of JSON each."""
+"""The generator's process: it reads a plan from stdin, and writes progress and result to stdout, a line of JSON each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One connection of the generator: it sends a request, and reads one answer, quickly where that is plain and whole."""
+"""One connection of the generator: sends a request and reads its answer, with a fast path for plain, complete answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Closed and open loops over connections, and what became of each request."""
+"""Closed and open loops over connections, and the outcome of each request."""
 
 from __future__ import annotations
 

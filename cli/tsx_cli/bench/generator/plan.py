@@ -1,4 +1,4 @@
-"""What a load is to be, and the way of that from one process to another."""
+"""The specification of a load, and its transfer between processes."""
 
 from __future__ import annotations
 

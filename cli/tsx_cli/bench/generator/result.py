@@ -1,4 +1,4 @@
-"""From what a load has noted to the figures of a round; no clock and no socket here."""
+"""Computes the figures of a round from a load's records; no clock and no socket here."""
 
 from __future__ import annotations
 

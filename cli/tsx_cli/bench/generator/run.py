@@ -1,4 +1,4 @@
-"""A load, from its plan to its figures: in this process, or in one of its own, whose event loop has nothing else to do."""
+"""Runs a load, from its plan to its figures, in this process or in a separate one with its own event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the requests of an open loop are due: at an even rate, at random, or as they once came."""
+"""The due times of an open loop's requests: constant, random, or as recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The accuracy guard: whether a configuration answers as the archive does as it is, one request at a time.
+"""The accuracy guard: compares a configuration's answers with those of the unchanged archive, one request at a time.
 
 Answers are compared as those of a shadow are (`core/shadowing/comparison.py`). A model that answers the same request differently each time
 cannot be compared; comparing it with itself shows that.

@@ -1,4 +1,4 @@
-"""t(n): how long one worker takes for a batch of n requests, by device, precision, compilation and threads, without a server.
+"""The latency curve t(n): one worker's time for a batch of n requests, by device, precision, compilation and threads, without a server.
 
 Of each size, batches are repeated until they do not get quicker any more, which is the warm-up, and then until the median is known well
 enough or the size's share of the time is used up. Sizes come in their order, so that what fails for memory ends the curve and nothing else.

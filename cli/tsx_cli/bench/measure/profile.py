@@ -1,4 +1,4 @@
-"""`--profile`: why a worker is as slow as it is. A flame graph, a trace of torch's, and how long each step takes, as files.
+"""`--profile`: shows where a worker spends its time, as files: a flame graph, a torch trace, and the time of each step.
 
 The flame graph is py-spy's where that is installed (the extra `bench`) and may look into other processes; it slows nothing down. Else there
 is a profile by cProfile, from the switch `TS_BENCHMARK`. The trace comes by `ENABLE_TORCH_PROFILER`, for handlers that are BaseHandlers.

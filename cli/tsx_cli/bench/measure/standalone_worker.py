@@ -1,4 +1,4 @@
-"""A worker without a server: the real process, which is loaded and asked here as the front end would, one batch after the other."""
+"""A worker without a server: a real worker process that loads a model and answers one batch after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One configuration: its server, what it answers, and how it does under a load."""
+"""A trial: one configuration, its server, its answers and its figures under load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Latencies counted in buckets as wide as 0.1 % of what they hold, as HDR histograms have them, so that many rounds can be put together."""
+"""Latency histograms with buckets of 0.1 % width, like HDR histograms, so that rounds can be merged."""
 
 from __future__ import annotations
 

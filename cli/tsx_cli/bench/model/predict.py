@@ -1,4 +1,4 @@
-"""What a configuration would do, from the curve t(n) of one worker: throughput and latency at a load, before anything is started."""
+"""Predicts a configuration's throughput and latency from the curve t(n) of one worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a benchmark found, as it is kept in results.json: the schema that reports, comparisons and `tsx plan` read.
+"""results.json, the results of a benchmark: the schema that reports, comparisons and `tsx plan` read.
 
 Times end in `_ms` (milliseconds) or `_seconds`, sizes in `_mib`; shares go from 0 to 1. A reader passes over what it does not know
 and refuses another `format`.

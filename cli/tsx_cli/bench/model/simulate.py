@@ -1,4 +1,4 @@
-"""A model under load, in simulated time: the batching function that serves, on the measured times of batches, with so many workers."""
+"""Simulates a model under load: the server's own batching function, with the measured times of batches and a number of workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of a service: `p99<100ms`, `p50<20ms,errors<0.1%`."""
+"""Service level objectives: `p99<100ms`, `p50<20ms,errors<0.1%`."""
 
 from __future__ import annotations
 

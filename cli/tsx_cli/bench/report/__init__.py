@@ -1,4 +1,4 @@
-"""What a benchmark found, for people and programs: report.html, report.md, results.csv, results.json, and a table in the terminal."""
+"""The reports of a benchmark: report.html, report.md, results.csv, results.json, and a table in the terminal."""
 
 from __future__ import annotations
 

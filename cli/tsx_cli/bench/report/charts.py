@@ -1,4 +1,4 @@
-"""Charts as SVG by hand: lines, bars, stacked bars, in the page's own colours, so that they follow its theme and need no library."""
+"""Draws charts as SVG without a library: lines, bars, stacked bars, in the colours of the page's theme."""
 
 from __future__ import annotations
 

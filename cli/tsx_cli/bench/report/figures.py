@@ -1,4 +1,4 @@
-"""What each chart of the report shows of the results."""
+"""The charts of the report, from the results."""
 
 from __future__ import annotations
 

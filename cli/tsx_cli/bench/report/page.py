@@ -1,4 +1,4 @@
-"""report.html: one file with all that it needs, for any browser, light and dark."""
+"""report.html: one self-contained file for any browser, light and dark."""
 
 from __future__ import annotations
 

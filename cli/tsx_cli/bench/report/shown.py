@@ -1,4 +1,4 @@
-"""How figures, loads and trials read: the words that the page, the tables and the terminal share."""
+"""Formats figures, loads and trials for the page, the tables and the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `tsx bench` prints at its end: the best configurations, the winner, and why."""
+"""The final output of `tsx bench`: the best configurations, the winner, and why."""
 
 from __future__ import annotations
 

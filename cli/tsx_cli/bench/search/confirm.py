@@ -1,5 +1,5 @@
-"""The end of a run: the best, the next best and the baseline measured again in turn, so that what disturbs one disturbs all; and how
-many requests the best stands that come at random."""
+"""The end of a run: the best, the second-best and the baseline are measured again in turn, so that disturbances affect all of them;
+then the rate of random arrivals that the best sustains."""
 
 from __future__ import annotations
 

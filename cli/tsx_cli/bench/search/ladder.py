@@ -1,4 +1,4 @@
-"""The loads that one configuration is measured at: up until a bound breaks or no more comes out, then between."""
+"""The loads of one configuration: increasing until a bound breaks or throughput stops growing, then between these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run was asked for: the options that decide what is measured, and the configurations that follow from them."""
+"""The options of a run that decide what is measured, and the resulting configurations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which configuration is measured next, and at which load: one pure function of what has been measured so far.
+"""Chooses the next configuration and load to measure: a pure function of the measurements so far.
 
 Every configuration is predicted from its variant's curve, and what has been measured corrects the predictions of what is near it. The most
 promising is measured first, up and down a ladder of loads until the most that it does within the bounds is known. The search is over when

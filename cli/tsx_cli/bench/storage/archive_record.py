@@ -1,4 +1,4 @@
-"""`tsx-bench.json` of an archive: what `tsx bench --write` measured of it, for `tsx serve`, `tsx plan` and people."""
+"""`tsx-bench.json` of an archive: the measurements of `tsx bench --write`, for `tsx serve`, `tsx plan` and people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of a benchmark as CloudWatch metrics, sent by boto3, on request only."""
+"""Sends the figures of a benchmark to CloudWatch by boto3, on request only."""
 
 from __future__ import annotations
 

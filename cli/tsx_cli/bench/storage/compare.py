@@ -1,4 +1,4 @@
-"""`tsx bench compare`: two results.json side by side, which differences are real, and whether one is a reason to fail."""
+"""`tsx bench compare`: compares two results.json files, tests differences for significance, and applies --fail-if."""
 
 from __future__ import annotations
 

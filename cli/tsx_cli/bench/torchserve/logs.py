@@ -1,4 +1,4 @@
-"""ts_metrics.log and model_metrics.log, which tsx writes as TorchServe does: the figures of a load."""
+"""Reads the figures of a load from ts_metrics.log and model_metrics.log, which tsx writes like TorchServe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each case of an auto-benchmark: the model is registered as TorchServe's own script does it, asked, and taken away again."""
+"""Runs each case of an auto-benchmark: registers the model like TorchServe's script, sends the load, and unregisters it."""
 
 from __future__ import annotations
 

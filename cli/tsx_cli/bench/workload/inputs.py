@@ -1,4 +1,4 @@
-"""Which requests a model is measured with: those that were given, those that its archive brings along, or made-up ones."""
+"""The inputs of a benchmark: given ones, the samples of the archive, or generated ones."""
 
 from __future__ import annotations
 

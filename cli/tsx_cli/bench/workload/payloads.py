@@ -1,4 +1,4 @@
-"""What a benchmark sends: files, directories, lists of requests, recordings, a model's own samples, or what is made up for it."""
+"""The payloads of a benchmark: files, directories, lists of requests, recordings, samples, or generated data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a request looks on the wire, for each protocol that a server may speak."""
+"""Encodes requests for each supported protocol."""
 
 from __future__ import annotations
 

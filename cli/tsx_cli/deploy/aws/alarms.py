@@ -1,4 +1,4 @@
-"""Alarms in the words of `--alarm`: `5xx>0`, `p95>300ms`, or the name of an existing alarm."""
+"""Parses `--alarm`: `5xx>0`, `p95>300ms`, or the name of an existing alarm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log of what was deployed, as CloudWatch has it: its last lines, those since a moment, and those that still come.
+"""The CloudWatch log of a deployment: its last lines, those since a time, and new ones.
 
 One permission is needed for all of it, logs:FilterLogEvents.
 """

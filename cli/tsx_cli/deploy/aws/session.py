@@ -1,4 +1,4 @@
-"""One AWS account and region: clients that are made when they are needed, and errors in plain words."""
+"""One AWS account and region: clients created on demand, and readable errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is there of a Lambda function: its parts, its earlier versions, how it does."""
+"""The state of a Lambda function: its resources, its earlier versions, its health."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lambda's functions, their versions, and the alias that requests come by; `lambda_parts` has what stands around them."""
+"""Lambda functions, their versions, and the alias that receives requests; `lambda_parts` has the related resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands around a Lambda function: its URL and who may call it, its queue, its provisioned concurrency, its managed instances."""
+"""Resources around a Lambda function: its URL and permissions, its queue, its provisioned concurrency, its managed instances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Lambda function as resources: the function, a version of it, the alias that requests come by, and what brings them.
+"""A Lambda function as resources: the function, a version, the alias that receives requests, and their sources.
 
 A version cannot be changed and has a number that is not known before; so the function's description begins with a hash of all that
 makes it what it is, and a version is found by the hash that it was published with.

@@ -1,4 +1,4 @@
-"""`tsx deploy`: the words of its verbs."""
+"""`tsx deploy`: the command lines of its verbs."""
 
 from __future__ import annotations
 

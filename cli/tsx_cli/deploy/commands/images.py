@@ -1,4 +1,4 @@
-"""The image of a deployment where none is given: built here, pushed where the target takes it from, as resources of the plan."""
+"""The image of a deployment without `--image`: built here and pushed to the target's registry, as resources of the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a deployment is: its target, and the account, the machine or the cluster that it is in."""
+"""The location of a deployment: its target, and its account, machine or cluster."""
 
 from __future__ import annotations
 

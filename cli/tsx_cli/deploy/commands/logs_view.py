@@ -1,4 +1,4 @@
-"""What `tsx deploy logs` shows, and what is shown of a failure: the platform's reason, the log's end, the likely causes."""
+"""The output of `tsx deploy logs`, and of a failure: the platform's reason, the end of the log, the likely causes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees of a deployment: the plan, how far it is, what is there."""
+"""The output of `tsx deploy`: the plan, the progress, the state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is there of a deployment on this machine: its containers, one of which runs, and what it answers."""
+"""The state of a deployment on this machine: its containers, one of which runs, and its answers."""
 
 from __future__ import annotations
 

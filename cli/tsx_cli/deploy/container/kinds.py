@@ -1,4 +1,4 @@
-"""Containers and images of this machine, by docker or podman. Labels are all that is remembered.
+"""Containers and images of this machine, by docker or podman. Labels are the only state.
 
 Each version is a container of its own, whose name is made of what it says; one of a deployment's runs, those before it are kept, stopped.
 One that does not get well is removed, and the one before it is started again.

@@ -1,4 +1,4 @@
-"""Carries a plan out: one change after the other, each waited for, with a word on what exists where it fails.
+"""Applies a plan: one change after the other, each waited for; a failure reports what exists.
 
 There is no state file. What is there is asked for before each run, so a run that was interrupted is picked up by running it again.
 """

@@ -1,4 +1,4 @@
-"""What the engine asks of a kind of resource, and what several kinds share."""
+"""The interface of a kind of resource, and code that several kinds share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a deployment is made of: resources in the words of the platform's API, and what is there of them."""
+"""The resources of a deployment, with the properties of the platform's API, and their current state."""
 
 from __future__ import annotations
 

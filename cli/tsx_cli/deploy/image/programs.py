@@ -1,4 +1,4 @@
-"""docker, podman, buildah and kubectl as they are driven here: as programs, by their documented words, their errors in one sentence."""
+"""Runs docker, podman, buildah and kubectl as programs, and shortens their errors to one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The image of a deployment, as files of a build: pure functions of what is wanted and what this machine has."""
+"""The build files of a deployment's image: pure functions of the specification and this machine's versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is there of a deployment on a Kubernetes cluster, and how it does."""
+"""The state of a deployment on a Kubernetes cluster, and its health."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects of a Kubernetes cluster, by kubectl: applied on the server's side, and compared with what is there.
+"""Objects of a Kubernetes cluster, by kubectl: applied on the server side, and compared with the current state.
 
 What a pod template was is kept by Kubernetes itself, as replica sets, so going back is `kubectl rollout undo`.
 """

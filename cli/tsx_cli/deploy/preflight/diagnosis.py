@@ -1,4 +1,4 @@
-"""Why something did not start, and what to do: rules over what the platform said and the lines of the container's log.
+"""Diagnoses a failed start: rules over the platform's message and the container's log, with what to do.
 
 A pure function. The first rule that knows a line of the log goes before those that only know the platform's sentence, which often says
 no more than that nothing answered.

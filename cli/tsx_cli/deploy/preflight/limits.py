@@ -1,4 +1,4 @@
-"""What each target takes, with where that is written, held against what is known of an archive: pure functions.
+"""The limits of each target, with their sources, compared with the facts of an archive: pure functions.
 
 A finding is an error where the platform would refuse or fail for certain, and else something to know before money is spent.
 """

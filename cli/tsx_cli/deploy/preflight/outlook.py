@@ -1,4 +1,4 @@
-"""What the benchmark in an archive says of a deployment: how much so many instances answer, and at what load they should scale.
+"""Applies an archive's benchmark to a deployment: the throughput of its instances, and the load at which to scale.
 
 Figures of one machine hold for machines like it, so they are shown with the machine they were measured on.
 """

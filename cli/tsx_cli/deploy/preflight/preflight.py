@@ -1,4 +1,4 @@
-"""What is looked at before anything is created: the archive whole, within the target's limits, and loaded on this machine.
+"""The checks before anything is created: the archive is intact, within the target's limits, and loads on this machine.
 
 It also says what the archive's own benchmark promises, and what it will cost.
 """

@@ -1,4 +1,4 @@
-"""What a deployment costs, from a dated file of AWS's list prices that `tsx deploy prices --refresh` writes.
+"""The cost of a deployment, from the dated list prices that `tsx deploy prices --refresh` stores.
 
 There is no price in tsx itself: without the file, or for what it does not know, the cost is said to be unknown. Prices are in US dollars,
 on demand, without taxes, transfer, storage and what is agreed on with AWS.

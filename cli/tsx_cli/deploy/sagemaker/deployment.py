@@ -1,4 +1,4 @@
-"""What is there of a SageMaker endpoint: its parts, its earlier versions, how it does."""
+"""The state of a SageMaker endpoint: its resources, its earlier versions, its health."""
 
 from __future__ import annotations
 

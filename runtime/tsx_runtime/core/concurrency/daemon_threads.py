@@ -1,4 +1,4 @@
-"""Threads for calls whose duration the server does not control: downloads, and calls of plugins.
+"""Threads for calls of unknown duration: downloads and plugins.
 
 The event loop's own pool is for what ends soon. A few calls that hang would fill it and block every other
 user of it, and then the shutdown of the server, which waits for the pool. These are separate daemon threads with a limit on their number.

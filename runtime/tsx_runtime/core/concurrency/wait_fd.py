@@ -1,4 +1,4 @@
-"""Waits for a process's end, or for a pipe, on the event loop."""
+"""Waits on the event loop for the end of a process, or for a pipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pip, run for an environment that is being built: what it says is logged as it says it, and it has a time limit."""
+"""Runs pip for a new environment, with its output logged as it appears, and with a time limit."""
 
 from __future__ import annotations
 

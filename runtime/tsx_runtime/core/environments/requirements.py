@@ -1,4 +1,4 @@
-"""What an archive's requirements file asks for, checked before pip reads it. Contract sections 5.7 and 10, row 13.
+"""Checks an archive's requirements file before pip reads it. Contract sections 5.7 and 10, row 13.
 
 pip is started without a shell, so nothing in the file is ever run by one. What is refused here is what would lead it out of the
 model's directory, or is no requirement at all; the error names the line.

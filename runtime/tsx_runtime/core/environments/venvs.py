@@ -1,4 +1,4 @@
-"""The Python environments of models with packages of their own: built once, kept by what they are made of, shared by all that ask alike.
+"""The Python environments of models with their own packages: built once, named by a digest of their inputs, and shared.
 
 An environment is a venv that also sees the server's own packages, so pip installs only what these do not meet. Its name is a
 digest of the requirements, of the wheels in the archive, of this Python, of what is installed with it, and of pip's options; it is

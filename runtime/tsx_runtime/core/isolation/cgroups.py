@@ -1,4 +1,4 @@
-"""Groups of cgroup v2 that bound the memory, CPU time and number of processes of isolated workers: one group a worker's process.
+"""cgroup v2 groups that limit memory, CPU time and number of processes of isolated workers: one group per worker process.
 
 https://docs.kernel.org/admin-guide/cgroup-v2.html. Only a group without processes of its own may hand controllers to groups below it.
 So a server that was given its group (systemd: `Delegate=yes`; root; a container whose /sys/fs/cgroup can be written) moves its own

@@ -1,4 +1,4 @@
-"""Isolated workers: what the settings promise for a model, whether this system can hold it, and what is left to each process.
+"""Isolated workers: the isolation that the settings require, whether this system supports it, and the rights that each process keeps.
 
 The mechanisms are the kernel's own and need no root: Landlock (files, signals), seccomp (system calls, network), no_new_privs and dropped
 capabilities, cgroup v2 (memory, CPU time, processes). `tsx_runtime/sandbox` has the system calls; an isolated worker is a program that

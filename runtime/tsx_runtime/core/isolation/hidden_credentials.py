@@ -1,4 +1,4 @@
-"""What a model's code does not get: the server's secrets and cloud credentials in its environment, its callers' rights in headers.
+"""Hides the server's secrets, cloud credentials and clients' credentials from a model's code.
 
 `pass_env` and `pass_headers`, for all models or in `[models.NAME]`, name what models do get. Nothing in an archive can.
 """

@@ -1,4 +1,4 @@
-"""C++ archives (`runtime: LSP`): their TorchScript runs in Python, and whatever else is in them is refused with the reason."""
+"""C++ archives (`runtime: LSP`): TorchScript in them runs in Python; other content is refused with the reason."""
 
 from __future__ import annotations
 

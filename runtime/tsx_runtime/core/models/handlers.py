@@ -1,4 +1,4 @@
-"""Which handler a model is served with, and which one may be asked for."""
+"""Chooses the handler of a model, and checks the handler of a registration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a version is served with: what its registration asks for, its model-config.yaml says and the settings have, weighed."""
+"""The plan of a version: merges its registration, its model-config.yaml and the settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cores a CPU worker keeps to: `cpu_launcher_enable` and `cpu_launcher_args`, without the launcher. Contract section 6.12.
+"""Pins CPU workers to cores: `cpu_launcher_enable` and `cpu_launcher_args`, without the launcher. Contract section 6.12.
 
 TorchServe starts each worker through `python -m torch.backends.xeon.run_cpu ARGS --ninstances N --rank I`, which needs numactl or
 taskset. The same options decide here, and the worker sets its own affinity: memory is then taken from the node of its cores by

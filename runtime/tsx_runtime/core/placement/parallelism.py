@@ -1,4 +1,4 @@
-"""How many processes and GPUs one worker of a model takes, from `parallelType`, `parallelLevel` and `torchrun`. Contract section 6.7."""
+"""The number of processes and GPUs of one worker, from `parallelType`, `parallelLevel` and `torchrun`. Contract section 6.7."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a worker runs: its cores, threads, GPUs and processes, as one decision from what the model asks for and the machine has."""
+"""The placement of a worker: cores, threads, GPUs and processes, decided from the model's needs and the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of a recording: which share of a model's requests, for how long, how large."""
+"""The settings of a recording: share of the requests, maximum age, maximum size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models are recorded, on this server and after a restart."""
+"""The active recordings of this server, also after a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A quick look into an archive before it is opened."""
+"""Checks whether an archive contains an exported program, before the archive is opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archives that came from URLs, and go with the versions that they came for."""
+"""Downloaded archives, which are removed with their versions."""
 
 from __future__ import annotations
 

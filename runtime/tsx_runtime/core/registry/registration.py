@@ -1,4 +1,4 @@
-"""Registration: what an order names, be it a URL, a path or an open archive, becomes a version with workers, or nothing of it is left."""
+"""Registration: turns a URL, a path or an open archive into a version with workers, or leaves nothing behind."""
 
 from __future__ import annotations
 

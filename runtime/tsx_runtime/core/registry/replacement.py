@@ -1,4 +1,4 @@
-"""Hot replacement: a version that has loaded beside another takes its place between two requests, and no request is lost."""
+"""Hot replacement: a loaded version replaces another between two requests, and no request is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs rollouts: reads the counters at intervals, does what `policy.decide` returns, and continues after a restart."""
+"""Runs rollouts: reads the counters at intervals, applies the decision of `policy.decide`, and continues after a restart."""
 
 from __future__ import annotations
 

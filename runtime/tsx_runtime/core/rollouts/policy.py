@@ -1,4 +1,4 @@
-"""What a rollout does next: pure functions of its plan and of what was counted at its step.
+"""Decides the next action of a rollout: pure functions of its plan and the counts of its step.
 
 A step sends a share of the requests to the new version for a time (`bake`). At the end of it the next step begins, where both versions
 answered enough requests and every bound holds. As soon as a bound is broken beyond chance, all requests go back to the old version:

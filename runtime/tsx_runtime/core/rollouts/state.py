@@ -1,4 +1,4 @@
-"""A model's rollout, or its last one, as it is kept across restarts."""
+"""A model's current or last rollout, as saved across restarts."""
 
 from __future__ import annotations
 

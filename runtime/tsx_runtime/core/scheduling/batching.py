@@ -1,4 +1,4 @@
-"""Which requests go to which worker now: the whole decision, without I/O and without a clock."""
+"""Assigns queued requests to workers: the whole decision, without I/O and without a clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The front end's end of one worker's socket: a batch goes out as one frame, one frame comes back."""
+"""The front end's end of a worker's socket: sends a batch as one frame, and receives one frame."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dispatch to workers that take requests while they work on others: continuous batching and asynchronous handlers.
+"""Dispatches to workers that accept requests while they work on others: continuous batching and asynchronous handlers.
 
 `join` is to `JoiningDispatcher` what `assign` is to `Dispatcher`: the whole decision, without I/O and without a clock.
 """

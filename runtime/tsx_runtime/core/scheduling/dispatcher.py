@@ -1,4 +1,4 @@
-"""A version's queue and its workers: calls `assign` on each arrival and each reply, and carries out the assignment."""
+"""A version's queue and its workers: calls `assign` on arrivals and replies, and applies the assignment."""
 
 from __future__ import annotations
 

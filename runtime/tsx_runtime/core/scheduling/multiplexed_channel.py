@@ -1,4 +1,4 @@
-"""The channel of a worker that takes requests while it works on others, and answers them in any order.
+"""The channel of a worker that accepts requests while it works on others, and answers them in any order.
 
 Each request is a batch of its own. What a client is too slow for must not hold up its neighbours, so a stream that is held
 goes on being read, until `HELD_MOST` bytes wait for its client; only then nothing is read from the worker until the client

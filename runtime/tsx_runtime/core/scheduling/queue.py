@@ -1,4 +1,4 @@
-"""The requests of one version that wait, in the order in which they are served."""
+"""The waiting requests of one version, in the order in which they are served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a request for a model is submitted."""
+"""The interface to which requests for a model are submitted."""
 
 from __future__ import annotations
 

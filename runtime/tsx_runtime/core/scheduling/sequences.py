@@ -1,4 +1,4 @@
-"""The sequences of a stateful model: which requests belong together, which worker has their state, and when they are over.
+"""The sequences of a stateful model: their requests, their worker, and their end.
 
 Everything here is decided without I/O and without a clock. Contract section 6.3.
 """

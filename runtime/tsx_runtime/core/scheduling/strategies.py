@@ -1,4 +1,4 @@
-"""Which dispatcher serves a version, by what its model-config.yaml asks for: one of four, and a gate before it.
+"""Chooses the dispatcher of a version by its model-config.yaml: one of four, and an optional gate.
 
 | model-config.yaml                          | dispatcher                | the worker's loop                       |
 |--------------------------------------------|---------------------------|-----------------------------------------|

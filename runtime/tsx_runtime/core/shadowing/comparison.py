@@ -1,4 +1,4 @@
-"""Whether two answers agree: exactly, within a tolerance, by their top labels, or as a plugin judges. Pure functions.
+"""Compares two answers: exactly, within a tolerance, by their top labels, or by a plugin. Pure functions.
 
 Each returns None where the answers agree, else the first difference.
 """

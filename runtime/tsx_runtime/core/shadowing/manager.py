@@ -1,4 +1,4 @@
-"""The shadows of all models: starts and stops them as the traffic settings say, and compares answers without blocking the event loop."""
+"""The shadows of all models: starts and stops them by the traffic policies, and compares answers without blocking the event loop."""
 
 from __future__ import annotations
 

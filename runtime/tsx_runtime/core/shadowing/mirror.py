@@ -1,4 +1,4 @@
-"""The shadow of a model: a share of its requests is copied to another version, and both answers are compared.
+"""The shadow of a model: copies a share of its requests to another version, and compares both answers.
 
 A copy is made once the client has its answer, so that nothing of this is in the client's way, and it is the first to be given up: where
 there is more to do than can be done, requests are not copied, and `ShadowReport.shed` counts why.

@@ -1,4 +1,4 @@
-"""Throughput and latency of each version, a point a second for ten minutes: what the charts of the web page show."""
+"""Throughput and latency of each version, one point per second for ten minutes, for the charts of the web page."""
 
 from __future__ import annotations
 

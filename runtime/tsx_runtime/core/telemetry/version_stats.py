@@ -1,4 +1,4 @@
-"""What happened to a version's requests, as plain integers and floats that `/metrics` renders when it is read."""
+"""The statistics of a version's requests, as plain integers and floats that `/metrics` renders on demand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the requests of every model are distributed: its traffic, its labels, its default version, and what they were before.
+"""The traffic policies, labels and default versions of all models, and their previous state for a rollback.
 
 A change is kept across restarts (`state.py`), and so is what one call undoes. What `tsx.toml` says of a model holds until the
 management API changes it, and again once the file itself has changed since.

@@ -1,4 +1,4 @@
-"""Which version answers a request: pure functions of the table, the request, and a random number."""
+"""Chooses the version that answers a request: pure functions of the table, the request, and a random number."""
 
 from __future__ import annotations
 

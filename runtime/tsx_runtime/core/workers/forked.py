@@ -1,4 +1,4 @@
-"""Worker processes, from a fork server that has torch imported already; where fork is not to be had, spawned.
+"""Worker processes, forked from a server that has torch imported, or spawned where fork is not available.
 
 A worker with packages of its own, or of several processes, is a program instead (`core/workers/subprocesses.py`).
 """

@@ -1,4 +1,4 @@
-"""How a worker's process is started where forking will not do: another interpreter, packages of the model's own, a torchrun group."""
+"""The command line of a worker that cannot be forked: another interpreter, the model's own packages, a torchrun group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lifecycle of one worker: a process that loads the model and serves, then the next one, until it is stopped or given up.
+"""The lifecycle of one worker: a process that loads the model and serves, then its successors, until the worker is stopped or failed.
 
 The end of the stream on the channel is a process's death, whatever killed it. Restarts back off as TorchServe's do, and give
 up visibly: after the same load error three times in a row, or when the next wait would go past `maxRetryTimeoutInSec`

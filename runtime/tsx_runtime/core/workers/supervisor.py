@@ -1,4 +1,4 @@
-"""The workers of one version: as many as are asked for. Each lives a life of its own (`lifecycle.py`); here they are begun and ended."""
+"""The workers of one version: starts and stops as many as configured. `lifecycle.py` runs each of them."""
 
 from __future__ import annotations
 

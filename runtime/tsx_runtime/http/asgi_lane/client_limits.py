@@ -1,4 +1,4 @@
-"""What one client may send, on the lane of FastAPI: the same limits and answers as `limited_lane.py` has for the fast lane."""
+"""Limits per client on the ASGI lane: the same limits and answers as `limited_lane.py` has for the fast lane."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request of the fast lane from its submission to its answer: the job that the core sees, and that writes to its connection."""
+"""One request of the fast lane, from submission to answer: the core's job, which writes the answer to its connection."""
 
 from __future__ import annotations
 

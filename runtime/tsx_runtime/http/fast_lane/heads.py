@@ -1,4 +1,4 @@
-"""The head of a request for the fast lane: request line and headers, read once and remembered.
+"""Parses and caches the heads of requests for the fast lane: request line and headers.
 
 A client that keeps its connection sends the same head again and again, so the bytes of a head are looked up among those that
 were read before, and only a new one is parsed. What is read depends on nothing but the bytes of the head and the table of models: a

@@ -1,4 +1,4 @@
-"""What the connections of one listener share."""
+"""State that the connections of one listener share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The route of a request that no model answers: an unknown model or path, a wrong token.
+"""The route of a refused request: an unknown model or path, a wrong token.
 
 The fast lane remembers it with the head, so that a flood of such requests costs no more than answers do.
 """

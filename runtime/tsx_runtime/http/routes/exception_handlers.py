@@ -1,4 +1,4 @@
-"""What FastAPI and its routes refuse, as the error JSON; beside `errors.py`, which predictions have without a framework."""
+"""Exception handlers that turn FastAPI's errors into the error JSON; predictions use `errors.py` without a framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of the OpenAPI documents that no signature gives: predictions, whose bodies are opaque, and examples."""
+"""Parts of the OpenAPI documents that signatures cannot give: predictions, whose bodies are opaque, and examples."""
 
 from __future__ import annotations
 

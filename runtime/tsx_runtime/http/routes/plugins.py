@@ -1,4 +1,4 @@
-"""Endpoints that plugins bring: routes of their own, on the listener of their role and behind its guard."""
+"""Endpoints of plugins: routes on the listener of their role, with its authorization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the management routes share: parameters from a query string or a JSON body, and JSON answers."""
+"""Code that the management routes share: parameters from a query string or a JSON body, and JSON answers."""
 
 from __future__ import annotations
 

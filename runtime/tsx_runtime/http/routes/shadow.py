@@ -1,4 +1,4 @@
-"""The management routes of shadows: what a copied share of a model's requests has shown, and how to begin."""
+"""The management routes of shadows: start one, show its results, stop it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Header names as the client wrote them, beside the lower-case ones of ASGI: TorchServe's handlers look them up that way."""
+"""The client's original header names, in addition to ASGI's lower-case ones: TorchServe's handlers look them up that way."""
 
 from __future__ import annotations
 

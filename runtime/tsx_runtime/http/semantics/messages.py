@@ -1,4 +1,4 @@
-"""Reading a request's body and writing an answer straight on ASGI, without a framework in between."""
+"""Reads a request's body and writes an answer directly on ASGI, without a framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a hosting platform asks for in its own way: it comes before the server's own routes, on both lanes."""
+"""The hook for a hosting platform's own routes, which come before the server's routes on both lanes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of the web page, as they lie in `static/`, and the headers that keep a browser to them."""
+"""The files of the web page in `static/`, and the headers that restrict a browser to them."""
 
 from __future__ import annotations
 

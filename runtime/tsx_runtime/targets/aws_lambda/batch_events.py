@@ -1,4 +1,4 @@
-"""Requests that do not come by HTTP: those of one event are submitted to the model together, and so run as batches."""
+"""Requests in other events than HTTP: those of one event are submitted to the model together, and so run as batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model as a Lambda function: it loads while the environment starts, and answers events of every kind.
+"""A model as a Lambda function: loads while the environment starts, and answers events of every kind.
 
 Between two invocations the environment is frozen, and the event loop with it: nothing here relies on time that passes then. The worker is
 a thread of this process, on the same channel as any other; its event loop runs while the model is waited for, and during invocations.

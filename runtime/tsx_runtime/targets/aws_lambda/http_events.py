@@ -1,4 +1,4 @@
-"""HTTP requests that come as events: Mangum makes an ASGI scope of each and the platform's form of the answer, whole or part by part."""
+"""HTTP requests in events: Mangum converts each to an ASGI scope, and the answer to the platform's format, whole or streamed."""
 
 from __future__ import annotations
 

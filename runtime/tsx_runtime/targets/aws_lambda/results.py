@@ -1,4 +1,4 @@
-"""Where the answers to SQS messages go: objects in S3, or messages of another queue. boto3 is imported once there is something to send."""
+"""Sends the answers to SQS messages to S3, or to another queue. boto3 is imported on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of a container, by its variables and by the layout of its model directory; reads no file but tests which exist.
+"""The settings of a container, from its environment variables and the layout of its model directory.
 
     TSX_MODEL_DIR     where the model lies, /opt/ml/model if not set; KServe puts it into /mnt/models
     TSX_MODEL_NAME    what the one model is called, in place of its archive's own name

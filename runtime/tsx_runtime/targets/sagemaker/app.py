@@ -1,4 +1,4 @@
-"""The routes that SageMaker needs beside predictions and metrics: `/ping`, `/execution-parameters`, bodies of many lines.
+"""The routes that SageMaker needs in addition to predictions and metrics: `/ping`, `/execution-parameters`, bodies of many lines.
 
 https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html and your-algorithms-batch-code.html
 """

@@ -1,4 +1,4 @@
-"""Which models and workflows a server loads at its start, and loading them."""
+"""Loads the models and workflows of a server at its start."""
 
 from __future__ import annotations
 

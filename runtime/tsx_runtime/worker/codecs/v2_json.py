@@ -1,4 +1,4 @@
-"""Tensors in JSON, as the Open Inference Protocol writes them: a name, a shape, a datatype and the numbers in one row.
+"""Tensors in the JSON of the Open Inference Protocol: a name, a shape, a datatype and the flat numbers.
 
 https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md
 """

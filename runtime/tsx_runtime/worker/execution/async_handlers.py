@@ -1,4 +1,4 @@
-"""Asynchronous handlers: each request is a task of its own on one event loop, and is answered when it is done.
+"""Asynchronous handlers: each request is a separate task on one event loop, and is answered when it is done.
 
 `async def handle(self, data, context)` gets one request at a time, and a context of its own; it shares with the others
 the attributes that the handler set on the context when it was loaded. Contract section 6.6.

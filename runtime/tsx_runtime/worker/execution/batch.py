@@ -1,4 +1,4 @@
-"""One batch: parse the bodies, call the handler, encode its results. Whatever a handler does, each request gets an answer."""
+"""Runs one batch: parses the bodies, calls the handler, encodes its results. Whatever a handler does, each request gets an answer."""
 
 from __future__ import annotations
 

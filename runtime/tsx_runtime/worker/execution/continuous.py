@@ -1,4 +1,4 @@
-"""Continuous batching: the handler is called again and again with the current requests, until each answer is complete.
+"""Continuous batching: calls the handler repeatedly with the current requests, until each answer is complete.
 
 The handler's result for a request is the next part of its answer. `context.stopping_criteria` says whether it was the
 last: one callable a request, in the batch's order, which gets the handler's result for it. A handler that sets none

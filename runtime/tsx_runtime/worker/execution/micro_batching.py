@@ -1,4 +1,4 @@
-"""Micro-batches: a batch is cut, and its parts pass through preprocess, inference and postprocess side by side.
+"""Micro-batches: splits a batch, and runs its parts through preprocess, inference and postprocess in parallel.
 
 So the next part is preprocessed while the model runs this one. Contract section 6.2:
 

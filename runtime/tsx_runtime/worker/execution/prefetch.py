@@ -1,4 +1,4 @@
-"""Prepares the next batch while the model runs this one: one thread reads frames and preprocesses, the worker's own runs the model.
+"""Prepares the next batch while the model runs this one: one thread reads frames and preprocesses, the main thread runs the model.
 
 Only for handlers with three separate steps: those derived from `BaseHandler` that have no `handle` of their own. Batches
 are answered in their order. A batch that cannot be prepared ahead is handled in its turn, as without a second thread.

@@ -1,4 +1,4 @@
-"""The first requests of a model, before the server knows that it is loaded: `warmup` of its model-config.yaml.
+"""Warm-up requests, sent to a model before it counts as loaded: `warmup` of its model-config.yaml.
 
 What is slow once (kernels that are chosen, graphs that are compiled, caches that are filled) is not slow for a client.
 """

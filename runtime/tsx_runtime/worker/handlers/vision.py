@@ -1,4 +1,4 @@
-"""The base of the handlers for images: from rows to a batch of tensors. Contract section 5.4."""
+"""The base of image handlers: converts rows to a batch of tensors. Contract section 5.4."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first functions in a worker's process. The front end imports this module to name the first, so it imports nothing itself."""
+"""The entry functions of worker processes. The front end imports this module to refer to them, so it imports nothing itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first steps of a worker that is a program of its own."""
+"""The first steps of a worker that runs as a separate program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process of a group: rank 0 answers the front end, and passes its frames on to the others.
+"""One process of a group: rank 0 answers the front end, and forwards its frames to the others.
 
 Every rank loads the model, since they meet while they do. With `broadcast` every rank then gets every batch: the handler runs in
 step on all of them, and only what rank 0 returns is an answer. Without it (pipelines) rank 0 alone gets requests, and what the

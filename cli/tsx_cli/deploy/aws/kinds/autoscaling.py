@@ -1,4 +1,4 @@
-"""Application Auto Scaling: what may be scaled, and by which rule. Both are written whole by one call that makes or changes them."""
+"""Application Auto Scaling: scalable targets and scaling policies. One call creates or replaces each of them."""
 
 from __future__ import annotations
 

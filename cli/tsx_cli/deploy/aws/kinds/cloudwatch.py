@@ -1,4 +1,4 @@
-"""CloudWatch alarms: they send a bad version back, and tell people."""
+"""CloudWatch alarms, which roll back a bad version and notify people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ECR: repositories, and images that are built on this machine and pushed there."""
+"""ECR: repositories, and images built on this machine and pushed there."""
 
 from __future__ import annotations
 

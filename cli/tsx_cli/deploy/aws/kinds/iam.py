@@ -1,4 +1,4 @@
-"""Execution roles, which are made only where that is asked for."""
+"""Execution roles, created only on request."""
 
 from __future__ import annotations
 

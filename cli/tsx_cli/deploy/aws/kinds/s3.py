@@ -1,4 +1,4 @@
-"""Buckets, and the objects that a deployment puts there."""
+"""S3 buckets, and the objects that a deployment uploads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where torch.compile keeps what it has compiled. Its own choice, /tmp/torchinductor_USER, is a name that any user can take first."""
+"""The cache directory of torch.compile. Its default, /tmp/torchinductor_USER, is a name that any user can take first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the default `input_fn` and `output_fn` of SageMaker's PyTorch toolkit read and write: JSON, CSV, npy, npz, and JSON lines."""
+"""The formats of the default `input_fn` and `output_fn` of SageMaker's PyTorch toolkit: JSON, CSV, npy, npz, and JSON lines."""
 
 from __future__ import annotations
 

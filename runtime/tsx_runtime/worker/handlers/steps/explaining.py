@@ -1,4 +1,4 @@
-"""Why a model answers as it does, by Captum (the extra `explain`). https://captum.ai/api"""
+"""Explains a model's answers by Captum (the extra `explain`). https://captum.ai/api"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`index_to_name.json`: from the number of a class to its name. Contract section 5.4."""
+"""`index_to_name.json`: maps class numbers to names. Contract section 5.4."""
 
 from __future__ import annotations
 
