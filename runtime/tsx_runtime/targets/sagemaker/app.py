@@ -62,7 +62,7 @@ TOLD = b"x-amzn-sagemaker-"  # prefix of the answer headers that SageMaker passe
 
 
 class SageMakerApp:
-    """One model, which loads while SageMaker sends health checks. See `http.semantics.platform_hook.Platform`."""
+    """One model, which loads while SageMaker sends health checks. See `http.semantics.platform_hook.PlatformHook`."""
 
     def __init__(
         self, environment: SageMakerSettings, registry: Registry, app: ServerApp, takes_lines: Callable[[ModelVersion], bool]
