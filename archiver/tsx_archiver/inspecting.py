@@ -57,7 +57,7 @@ class Inspection:
 
 
 class Finding(NamedTuple):
-    """Something that `verify_archive` noticed. A fault makes the archive unusable; the rest is for its author to know."""
+    """A finding of `verify_archive`. A fault makes the archive unusable; other findings inform its author."""
 
     is_fault: bool
     member: str | None

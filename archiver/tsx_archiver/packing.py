@@ -36,7 +36,7 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ArchiveSpec:
-    """What is to be packed; the fields are the flags of torch-model-archiver (contract 3.2).
+    """The input of packing; the fields are the flags of torch-model-archiver (contract 3.2).
 
     `handler` is a name that comes with the server, or `path/file.py`, `path/file` or either with `:function`.
     `extra_files` is a comma list as on the command line, or a sequence of paths; patterns are expanded, a directory stands

@@ -132,7 +132,7 @@ def _reporter(progress: Progress | None, name: str, before: int, total: int) -> 
 
 
 class CountingStream:
-    """The bytes of one input on their way into the archive: hashed, reported, and held to the size that was planned."""
+    """The bytes of one input while it is packed: hashed, reported, and checked against the planned size."""
 
     def __init__(self, raw: BinaryIO, member: PlannedMember, report: Callable[[int], None]) -> None:
         self._raw = raw

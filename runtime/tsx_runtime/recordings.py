@@ -26,7 +26,7 @@ Headers = Sequence[tuple[str, str]]
 
 
 class NotARecording(ValueError):
-    """The file is none, or is damaged; the words say where."""
+    """The file is not a recording, or is damaged; the message says where."""
 
 
 class Recorded(NamedTuple):

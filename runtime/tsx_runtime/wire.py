@@ -107,7 +107,7 @@ class DeclaredMetric(TypedDict):
 
 
 class LoadOrder(TypedDict):
-    """What a worker needs to know to load a model."""
+    """The data that a worker needs to load a model."""
 
     model_name: str
     model_version: str

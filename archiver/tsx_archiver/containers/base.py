@@ -25,7 +25,7 @@ class Member(NamedTuple):
 
 
 class ArchiveFile(Protocol):
-    """An open archive file. `members` has been checked: making it raised where anything was unsafe."""
+    """An open archive file. The constructor has checked `members` and raises if anything is unsafe."""
 
     form: str
     members: list[Member]

@@ -40,7 +40,7 @@ logger = logging.getLogger("tsx.archive")
 
 
 class CacheLimits(NamedTuple):
-    """The bounds of unused entries in the cache."""
+    """The limits for unused entries in the cache."""
 
     age: float = 30 * DAY
     total: int = 64 * GIB

@@ -20,7 +20,7 @@ SUFFIX = ".war"
 
 @dataclass(frozen=True)
 class WorkflowArchiveSpec:
-    """What is to be packed; the fields are the flags of torch-workflow-archiver (contract 1.6)."""
+    """The input of packing; the fields are the flags of torch-workflow-archiver (contract 1.6)."""
 
     workflow_name: str
     spec_file: Path | str

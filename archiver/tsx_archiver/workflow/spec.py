@@ -33,12 +33,12 @@ class InvalidSpec(InvalidConfig):
 
 
 class CycleInSpec(InvalidSpec):
-    """Its nodes wait for one another."""
+    """The graph of the workflow has a cycle."""
 
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What the specification says of a node's model, or of all of them; None where it is not set."""
+    """Settings in the specification for one node's model, or for all; None if not set."""
 
     min_workers: int | None = None
     max_workers: int | None = None
@@ -59,7 +59,7 @@ class Node:
 
 @dataclass(frozen=True)
 class WorkflowSpec:
-    """Checked: no cycle, no edge to what is not there. `nodes` and `edges` are in the order of the specification."""
+    """A checked specification: no cycle, no edge to an unknown node. `nodes` and `edges` keep the order of the specification."""
 
     nodes: Mapping[str, Node]
     edges: Mapping[str, tuple[str, ...]]

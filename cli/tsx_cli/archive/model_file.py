@@ -28,7 +28,7 @@ NEEDS_MODEL_FILE = ("eager", "safetensors")
 
 @dataclass(frozen=True)
 class HandlerFiles:
-    """What goes with a model file."""
+    """The handler of a model file, and its other files."""
 
     handler: str | None = None
     model_file: Path | None = None

@@ -26,7 +26,7 @@ NOTHING_SENT = 3  # exit code: the model loads, but there was no sample to send
 
 @dataclass(frozen=True)
 class Packing:
-    """What the command line says of how to pack."""
+    """The packing options of the command line."""
 
     parts: HandlerFiles
     name: str | None
@@ -54,7 +54,7 @@ class Packing:
 
 @dataclass(frozen=True)
 class Packed:
-    """What became of one file, for a person and for `--json`."""
+    """The result of packing one file, for people and for `--json`."""
 
     archive: str
     name: str | None = None

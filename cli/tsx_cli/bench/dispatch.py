@@ -15,7 +15,7 @@ COMPARE = "tsx_cli.bench.commands.compare_command"
 
 
 class OrAnother(TyperCommand):
-    """A command that becomes another one where its words say so: a server that runs already has other options."""
+    """A command that another one replaces, depending on its arguments: a running server has other options."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         module = another(args)

@@ -36,7 +36,7 @@ class RequestTooLarge(Exception):
 
 @dataclass
 class HostedInvocation:
-    """One of them, from `begin` to its answer."""
+    """One invocation, from `begin` to its answer."""
 
     payload: bytes
     id: str = field(default_factory=lambda: str(uuid.uuid4()))

@@ -13,7 +13,7 @@ MARKS = {True: "ok", False: "FAILED", None: "-"}
 
 @dataclass(frozen=True)
 class Check:
-    """`ok` is None where there was nothing to check it with, which `way` explains."""
+    """One check. `ok` is None if there was nothing to check with; `way` says why."""
 
     what: str
     ok: bool | None

@@ -21,7 +21,7 @@ CLIENTS, LOAD = 4, 2.0  # at a time, and for how many seconds
 
 @dataclass(frozen=True)
 class Web:
-    """Where a platform finds what, and how long it waits."""
+    """The paths and time limits of a platform."""
 
     port: int
     health: str

@@ -28,7 +28,7 @@ class CliError(Exception):
 
 
 class UsageError(CliError):
-    """What was asked for makes no sense, whatever the state of the world."""
+    """The command line itself is wrong, whatever the state of server and files."""
 
     exit_code = USAGE
 

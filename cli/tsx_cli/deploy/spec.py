@@ -73,7 +73,7 @@ class SpecSection(BaseModel):
 
 
 class Canary(SpecSection):
-    """The new version gets a share first, and goes back by itself when an alarm goes off while it does."""
+    """The new version gets a share of the requests first, and is rolled back if an alarm goes off."""
 
     percent: Percent = Field(default=10, ge=1, le=50)
     bake: Annotated[Seconds, Field(ge=0, le=3600)] = 600
@@ -149,7 +149,7 @@ class Queue(SpecSection):
 
 
 class ManagedInstances(SpecSection):
-    """Instances of one's own that Lambda manages: environments take several requests at a time there, and have GPUs."""
+    """Instances in the user's account that Lambda manages: their environments take several requests at a time, and can have GPUs."""
 
     provider: str | None = None  # ARN of a capacity provider; without it one is made, of what follows
     subnets: Words = ()
@@ -163,7 +163,7 @@ class ManagedInstances(SpecSection):
 
 
 class LambdaScaling(Autoscaling):
-    """Of provisioned concurrency."""
+    """Autoscaling of provisioned concurrency."""
 
     min: int = Field(default=1, ge=1)
     target: float = Field(default=0.7, ge=0.1, le=0.9)  # the share of it that is in use
@@ -187,7 +187,7 @@ class Lambda(SpecSection):
 
 
 class Build(SpecSection):
-    """The image that is built where none is given."""
+    """The image that is built if none is given."""
 
     tool: Literal["auto", "docker", "podman", "buildah"] = "auto"
     base: str | None = None  # image with Python; python:3.X-slim of the Python that runs this command, if not set

@@ -91,7 +91,7 @@ def target_of(entry: Recorded, model: str | None, version: str | None) -> str:
 
 @dataclass
 class Run:
-    """Latencies count from when a request was due: a server that holds up the generator does not get away with it."""
+    """Latencies count from the due time of a request, so a server that delays the generator does not look faster."""
 
     server: Server
     model: str | None

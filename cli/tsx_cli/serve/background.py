@@ -24,7 +24,7 @@ _MAIN = CLEAN + "from tsx_cli.serve.torchserve import main; sys.exit(main())"
 
 
 class AlreadyRunning(Exception):
-    """Another server has the file."""
+    """Another server holds the pid file."""
 
 
 def pid_file() -> Path:

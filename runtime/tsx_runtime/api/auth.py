@@ -24,7 +24,7 @@ FAILED = "Token Authorization failed. Token either incorrect, expired, or not pr
 
 
 class Guard(NamedTuple):
-    """What a request to some routes must show; raises a `TsxError` when it does not."""
+    """The authorization of a group of routes; raises a `TsxError` for a request without it."""
 
     key: BearerToken | None = None
     hosts: frozenset[str] | None = None  # names beyond loopback's own that may be called; None: any
@@ -93,7 +93,7 @@ def _ask_plugins(plugins: Iterable[Authenticate], role: str, headers: Iterable[P
 
 
 class Guards(NamedTuple):
-    """One a kind of route; None where nothing is to be checked, so that such routes pay nothing."""
+    """One guard per kind of route; None if there is nothing to check, so that such routes pay nothing."""
 
     inference: Guard | None
     management: Guard | None

@@ -34,7 +34,7 @@ logger = logging.getLogger("tsx.http")
 
 
 class RateLimit:
-    """So many a period, as a token bucket (GCRA: the bucket's level is one point in time per client). 0: any number."""
+    """A number of events per period, as a token bucket (GCRA: the level is one point in time per client). 0: unlimited."""
 
     def __init__(self, count: float, period: float, burst: float) -> None:
         self.interval = period / count if count else 0.0
@@ -63,7 +63,7 @@ class Client:
 
 
 class ClientLimits:
-    """The clients of one listener. Those with an open connection are all known; of the others, those that came last."""
+    """The clients of one listener: all with an open connection, and the most recent others."""
 
     def __init__(
         self,

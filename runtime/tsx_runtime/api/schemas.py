@@ -141,7 +141,7 @@ _DESCRIBED: dict[str, Any] = {
 
 
 class DescribedMeasurement(Camel):
-    """What `tsx bench --write` left in the archive."""
+    """The measurements of `tsx bench --write` in the archive."""
 
     date: str
     machine: str

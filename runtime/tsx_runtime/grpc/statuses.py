@@ -41,7 +41,7 @@ _CODES = {
 
 
 class Refusal(NamedTuple):
-    """How a call ends that is not answered."""
+    """The end of a call without an answer."""
 
     code: StatusCode
     details: str

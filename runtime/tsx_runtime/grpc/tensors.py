@@ -45,7 +45,7 @@ TYPED = {
 
 
 class PackedRequest(NamedTuple):
-    """A request as a worker reads it."""
+    """A request in the form that a worker reads."""
 
     head: int  # bytes of the JSON
     body: Body

@@ -36,7 +36,7 @@ SYSTEM = frozenset(
 
 
 class Reading(NamedTuple):
-    """All that one answer is made of."""
+    """The data of one answer of `/metrics`."""
 
     host: str
     models: list[Model]

@@ -84,7 +84,7 @@ class _CamelModel(BaseModel):
 
 @with_limits(SAVED)
 class VersionSettings(_CamelModel):
-    """What `models`, or a snapshot, says of one version of a model."""
+    """The settings of one version in `models` or in a snapshot."""
 
     default_version: bool = False
     mar_name: str | None = None
@@ -97,7 +97,7 @@ Versions = dict[str, dict[str, VersionSettings]]  # by model, then by version
 
 
 class Snapshot(_CamelModel):
-    """The models that a server had. `name` and `created` (milliseconds) say which and when."""
+    """The models of a server. `created` is in milliseconds."""
 
     name: str | None = None
     model_count: int | None = None
@@ -117,7 +117,7 @@ class PropertiesKey(NamedTuple):
 
 
 class TorchServeConfig(NamedTuple):
-    """What a config.properties sets, and what a person should hear about it."""
+    """The settings in a config.properties, and warnings about them."""
 
     keys: list[PropertiesKey]
     notices: list[str]

@@ -210,7 +210,7 @@ def _check_patterns(rules: object) -> object:
 
 
 class Traffic(_Part):
-    """Of one model. What names a version that is not registered, or not ready, has no effect until it is."""
+    """The traffic policy of one model. Entries for a version that is not registered or not ready have no effect until it is."""
 
     weights: Annotated[dict[Target, Weight], _few] = Field(default={}, description="by version or label; only their proportions matter")
     sticky: Annotated[str, AfterValidator(_check_sticky)] | None = None

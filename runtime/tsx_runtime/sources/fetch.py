@@ -25,7 +25,7 @@ SSE_KMS = {"x-amz-server-side-encryption": "aws:kms"}
 
 
 class Trust(enum.Enum):
-    """Whose word a URL is."""
+    """The source of a URL, which decides what it may name."""
 
     CLIENT = "a client of the management API: allowed_urls decides"
     OPERATOR = "the command line or the configuration: they may name any URL"

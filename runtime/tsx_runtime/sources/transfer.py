@@ -11,7 +11,7 @@ CHUNK = 1 << 20
 
 
 class Rules(NamedTuple):
-    """What holds for one transfer. `check` raises where a URL, also that of a redirect, is not allowed."""
+    """The rules of one transfer. `check` raises where a URL, also that of a redirect, is not allowed."""
 
     check: Callable[[ModelUrl], None]
     private: bool  # whether addresses that are not public may be connected to

@@ -37,7 +37,7 @@ SIGNALS = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := geta
 
 @dataclass(frozen=True)
 class RunRequest:
-    """One run, whether it is new or goes on."""
+    """One run, new or resumed."""
 
     model: Path
     options: BenchOptions

@@ -18,7 +18,7 @@ clock = time.perf_counter  # CLOCK_MONOTONIC, where this matters
 
 
 class PreciseTimer:
-    """Calls `ring` at the time that was set last, in seconds of `clock`."""
+    """Calls `ring` at the last set time, in seconds of `clock`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._loop, self._ring = loop, ring

@@ -20,7 +20,7 @@ TIMEOUT = "timeout"
 
 
 class LoadClient(Protocol):
-    """What carries one request at a time."""
+    """A connection that carries one request at a time."""
 
     since: float
     sent: float
@@ -48,7 +48,7 @@ class SlotCounts(NamedTuple):
 
 
 class Load(ABC):
-    """What both loops have in common. Times are those of `clock`; latencies are seconds, in the order of the answers.
+    """The base of both loops. Times are those of `clock`; latencies are seconds, in the order of the answers.
 
     `loops` says when a connection that is free is to send.
     """

@@ -15,7 +15,7 @@ NO_CONNECTION = "connect"
 
 
 class ClosedLoop(Load):
-    """Each connection asks again as soon as it is answered."""
+    """Each connection sends its next request as soon as it is answered."""
 
     def __init__(self, connect: Connect, requests: Sequence[bytes], connections: int, timeout: float) -> None:
         super().__init__(connect, connections, timeout)
@@ -39,7 +39,7 @@ class ClosedLoop(Load):
 
 
 class OpenLoop(Load):
-    """Each request leaves when it is due, by a connection that is free; latency counts from then, also where none is."""
+    """Sends each request when it is due, on a free connection; latency counts from the due time, even if no connection is free."""
 
     def __init__(self, connect: Connect, requests: Sequence[bytes], connections: int, timeout: float, due: array[float]) -> None:
         super().__init__(connect, connections, timeout)

@@ -40,7 +40,7 @@ CONTENTS |= {f"INT{size}": "int" for size in (8, 16, 32)} | {f"UINT{size}": "uin
 
 
 class RpcConnection:
-    """A channel of its own, and one call at a time on it."""
+    """A gRPC channel that carries one call at a time."""
 
     def __init__(self, load: Load, channel: Any, method: str, metadata: Sequence[tuple[str, str]]) -> None:
         self.load, self.channel, self.metadata = load, channel, metadata

@@ -30,7 +30,7 @@ _BOOT = "import sys; sys.path[:] = {path!r}; from tsx_cli.bench.generator.child 
 
 
 class LoadProgress(NamedTuple):
-    """How far a load is; `answers` are all there were."""
+    """The progress of a load; `answers` counts all answers so far."""
 
     seconds: float
     of: float

@@ -56,7 +56,7 @@ def parse_tolerance(tolerance: str | None = None, same_top: int | None = None) -
 
 
 class ModelServer(Protocol):
-    """A server of some configuration."""
+    """A server with one configuration."""
 
     configuration: Configuration
 
@@ -65,7 +65,7 @@ class ModelServer(Protocol):
 
 
 class AccuracyGuard:
-    """Compares with the archive as it is, one request at a time; `note` says why nothing is compared, where that is so."""
+    """Compares answers with those of the unchanged archive, one request at a time; `note` says why if it does not compare."""
 
     def __init__(self, payloads: Sequence[Payload], tolerance: Compare, clock: Callable[[], float] = time.monotonic) -> None:
         self._payloads = payloads[:COMPARED]

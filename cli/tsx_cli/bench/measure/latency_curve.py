@@ -31,7 +31,7 @@ PRECISE = 0.02  # of the median, that it is known by
 
 
 class BatchTiming(NamedTuple):
-    """Of one batch, in seconds; NaN for a step that the handler does not have."""
+    """The times of one batch, in seconds; NaN for a step that the handler does not have."""
 
     seconds: float
     stages: tuple[float, float, float]

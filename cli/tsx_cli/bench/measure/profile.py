@@ -41,7 +41,7 @@ FLAME, PROFILE, TRACE, STEPS = "flame.svg", "worker.prof", "torch-trace.json", "
 
 @dataclass
 class ProfileReport:
-    """The files that were written, and what is missing and why, in words."""
+    """The written files, and why others are missing."""
 
     files: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

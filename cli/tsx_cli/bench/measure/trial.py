@@ -34,11 +34,11 @@ MOST_COMPARED = 32
 
 
 class TrialFailed(Exception):
-    """A result, not an end: says why."""
+    """A trial failed, which is a result and does not end the run; the message says why."""
 
 
 class LoadMeasurement(NamedTuple):
-    """What one load measured."""
+    """The measurement of one load."""
 
     round: Round
     stages: Stages
@@ -48,7 +48,7 @@ class LoadMeasurement(NamedTuple):
 
 @dataclass(frozen=True)
 class TrialTarget:
-    """What every trial has in common."""
+    """Data that all trials of a run share."""
 
     archive: OpenArchive
     payloads: Sequence[Payload]
@@ -65,7 +65,7 @@ class TrialTarget:
 
 @dataclass
 class RunningCandidate:
-    """A configuration whose server runs."""
+    """A configuration with a running server."""
 
     configuration: Configuration
     server: ServerProcess

@@ -28,7 +28,7 @@ def upper(index: int, bits: int = BITS) -> int:
 
 
 class Histogram:
-    """Of seconds. The mean and the greatest are exact."""
+    """A histogram of seconds. Mean and maximum are exact."""
 
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()

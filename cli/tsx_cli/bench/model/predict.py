@@ -19,7 +19,7 @@ REQUESTS = 3000  # that are simulated where the loop is open
 
 
 class Timing(NamedTuple):
-    """A curve as it is calculated with."""
+    """A latency curve, prepared for calculations."""
 
     sizes: tuple[int, ...]
     times: tuple[float, ...]  # milliseconds

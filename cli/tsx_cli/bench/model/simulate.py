@@ -20,7 +20,7 @@ NOISES = 4096  # drawn in advance, since drawing one costs as much as all else o
 
 
 class SimulationResult(NamedTuple):
-    """What came out. Latencies are of answered requests; `utilisation` is the workers' share of the time at work."""
+    """The result of a simulation. Latencies are of answered requests; `utilisation` is the workers' share of the time at work."""
 
     throughput: float  # answers per second
     utilisation: float

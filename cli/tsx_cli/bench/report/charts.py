@@ -41,7 +41,7 @@ class Series(NamedTuple):
 
 
 class ReferenceLine(NamedTuple):
-    """A level that something is not to exceed."""
+    """A horizontal line at a limit."""
 
     y: float
     label: str

@@ -24,7 +24,7 @@ NEAR = 0.21  # of its most: rates that are closer are not parted any more
 
 
 class Measurer(Protocol):
-    """What of the run this needs."""
+    """The part of a run that the confirmation uses."""
 
     options: BenchOptions
 

@@ -14,7 +14,7 @@ STEP = 2.0  # the most that a load grows by at once
 
 
 class Rung(NamedTuple):
-    """A load that was measured. `slack` is the latency in bounds: beyond 1 it breaks one; 0 without bounds."""
+    """A measured load. `slack` is the latency in bounds: beyond 1 it breaks one; 0 without bounds."""
 
     level: float  # connections, or requests per second
     throughput: float

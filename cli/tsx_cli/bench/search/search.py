@@ -31,7 +31,7 @@ OUT_OF_TIME = "the time was over"
 
 
 class Candidate(NamedTuple):
-    """A configuration, at a load. While the configuration stays the same its server can go on."""
+    """A configuration and a load. The server can continue while the configuration stays the same."""
 
     configuration: Configuration
     offered: OfferedLoad
@@ -41,7 +41,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """All that the next step depends on. `trials` are in the order in which they were begun; their points in any order."""
+    """Everything that the next step depends on. `trials` are in the order of their start; their points in any order."""
 
     configurations: Sequence[Configuration]
     curves: Sequence[Curve] = ()
@@ -61,7 +61,7 @@ class State:
 
 
 class Forecast(NamedTuple):
-    """What a configuration is expected to do at its best load, and what it could do at most."""
+    """The expected throughput of a configuration at its best load, and its maximum."""
 
     configuration: Configuration
     level: float  # connections or rate

@@ -21,7 +21,7 @@ QUANTILES = 200  # of what is noted of a distribution
 
 
 class Best(Part):
-    """How the winner did, at most load within the bounds."""
+    """The winner's figures at the highest load within the bounds."""
 
     configuration: dict[str, Any]
     describes: str  # the configuration in words

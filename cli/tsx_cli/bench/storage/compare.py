@@ -42,7 +42,7 @@ class Condition(NamedTuple):
 
 
 class FigureChange(NamedTuple):
-    """Of one figure. `change` is a share of the first, or for `errors` the difference of their rates.
+    """The change of one figure. `change` is a share of the first, or for `errors` the difference of their rates.
 
     `low`, `high` and `sure` are None where one of the two has no interval.
     """
@@ -57,7 +57,7 @@ class FigureChange(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """The same configuration under the same load, in both."""
+    """The same configuration under the same load, in both runs."""
 
     name: str
     load: str

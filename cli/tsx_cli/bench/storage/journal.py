@@ -78,7 +78,7 @@ def has_run(directory: Path) -> bool:
 
 @dataclass
 class PastRun:
-    """What a journal has."""
+    """The content of a journal."""
 
     asked: dict[str, Any]
     sha256: str | None

@@ -18,7 +18,7 @@ WANTED = {
 
 
 class LogPosition(NamedTuple):
-    """Where the logs are, and how long each was when the load began."""
+    """The log files, and their lengths at the start of the load."""
 
     directory: Path
     sizes: Mapping[str, int]

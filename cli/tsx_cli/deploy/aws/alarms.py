@@ -14,7 +14,7 @@ _NAME = re.compile(r"[^>]{1,255}")
 
 
 class AlarmMetrics(NamedTuple):
-    """Where a target counts failures and times."""
+    """The CloudWatch metrics in which a target counts failures and times."""
 
     namespace: str
     errors: str

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Shift:
-    """How requests go over to a new version."""
+    """The plan of moving requests to a new version."""
 
     percent: float
     bake: int  # seconds
@@ -22,7 +22,7 @@ class Shift:
 
 
 class Baking(NamedTuple):
-    """A canary that is there."""
+    """A running canary."""
 
     version: str
     percent: float
@@ -38,11 +38,11 @@ class Wait(NamedTuple):
 
 
 class Move(NamedTuple):
-    """All requests to the new version."""
+    """The decision to send all requests to the new version."""
 
 
 class Rollback(NamedTuple):
-    """All requests to the former one."""
+    """The decision to send all requests to the previous version."""
 
     reason: str
 

@@ -119,7 +119,7 @@ class PublishedVersion(ResourceKind):
 
 
 class Alias(ResourceKind):
-    """Its name is `function:alias`. A canary is a second version with a share of the requests; Lambda watches none, so it is watched here.
+    """Its name is `function:alias`. A canary is a second version with a share of the requests; Lambda does not watch canaries, so tsx does.
 
     Since when it has been there stands in the alias's description, so that any run goes on with it.
     """

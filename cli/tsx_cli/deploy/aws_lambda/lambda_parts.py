@@ -106,7 +106,7 @@ class EventSourceMapping(ResourceKind):
 
 
 class ProvisionedConcurrency(ResourceKind):
-    """Environments that are there before requests are. Its name is `function:alias`, whose versions share them."""
+    """Environments that are started before requests arrive. Its name is `function:alias`, whose versions share them."""
 
     traits = Traits(is_tagged=False, fixed=frozenset({"FunctionName", "Qualifier"}))
     poll, patience = 5.0, 3600.0
@@ -133,7 +133,7 @@ class ProvisionedConcurrency(ResourceKind):
 
 
 class CapacityProvider(ResourceKind):
-    """The instances of one's own that Lambda manages."""
+    """Instances in the user's account that Lambda manages."""
 
     traits = Traits(fixed=frozenset(PROVIDER[:3]))
     poll, patience = 5.0, 1800.0

@@ -27,7 +27,7 @@ LINES = 40  # of its log, where it does not get well
 
 @dataclass(frozen=True)
 class ContainerHost:
-    """This machine's containers."""
+    """Runs docker or podman on this machine."""
 
     program: Program
     sleep: Callable[[float], None] = time.sleep
@@ -159,7 +159,7 @@ class DockerContainer(ResourceKind):
 
 
 class LocalImage(ResourceKind):
-    """An image that is built here and stays here."""
+    """An image that is built and used on this machine."""
 
     traits = Traits(is_tagged=False)
     poll, patience = POLL, 3600.0

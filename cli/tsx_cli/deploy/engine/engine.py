@@ -18,7 +18,7 @@ from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource
 
 @dataclass(frozen=True)
 class Event:
-    """Something to show: of which change, and how far it is."""
+    """The progress of a change, for display."""
 
     change: Change
     stage: Literal["begun", "waiting", "done", "failed"]
@@ -32,7 +32,7 @@ OnEvent = Callable[[Event], None]
 
 
 class DeployFailed(CliError):
-    """One change failed: what was made before it is there, and running the command again goes on from there."""
+    """One change failed: earlier changes are kept, and running the command again continues after them."""
 
     def __init__(self, message: str, change: Change) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class DeployFailed(CliError):
 
 
 class DeployInterrupted(CliError):
-    """Interrupted (Ctrl-C) while a change was under way."""
+    """Interrupted (Ctrl-C) during a change."""
 
     exit_code = INTERRUPTED
 

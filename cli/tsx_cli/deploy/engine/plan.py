@@ -51,7 +51,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Plan:
-    """Changes in the order in which they can be made."""
+    """Changes, in an order in which they can be applied."""
 
     changes: tuple[Change, ...]
 

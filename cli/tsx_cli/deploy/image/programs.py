@@ -26,7 +26,7 @@ MACHINES = {"x86_64": "linux/amd64", "amd64": "linux/amd64", "aarch64": "linux/a
 
 
 class ProgramError(CloudError):
-    """A program said no. `said` is its stderr."""
+    """A program failed. `said` is its stderr."""
 
     def __init__(self, message: str, output: str) -> None:
         super().__init__(message, "Program")
@@ -114,7 +114,7 @@ def found(choice: str, among: Sequence[str], instead: str) -> Program:
 
 @dataclass(frozen=True)
 class Builder:
-    """Builds and pushes images with what this machine has."""
+    """Builds and pushes images with the program of this machine."""
 
     choice: str = "auto"
 

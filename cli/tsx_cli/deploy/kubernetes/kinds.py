@@ -69,7 +69,7 @@ def selector(name: str) -> str:
 
 
 class KubernetesObject(ResourceKind):
-    """Of one kind. A resource's properties are the object itself."""
+    """An object of one kind. Its properties are the object itself."""
 
     traits = Traits(is_tagged=False, unseen=frozenset({"apiVersion", "kind"}), updates_failed=True)
     poll, patience = 2.0, 7200.0
@@ -104,7 +104,7 @@ class KubernetesObject(ResourceKind):
 
 
 class Revision(ResourceKind):
-    """What a Deployment's pods are like: one of its replica sets, which it is sent back to."""
+    """An earlier revision of a Deployment's pods: one of its replica sets, the target of a rollback."""
 
     traits = Traits(is_tagged=False, unseen=frozenset({"Revision"}), updates_failed=True)
     poll, patience = 2.0, 7200.0

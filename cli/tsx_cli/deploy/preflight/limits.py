@@ -77,7 +77,7 @@ ARM = re.compile(r"ml\.[a-z]+\d+g[a-z]*\.")  # c7g, m7gd: Graviton
 
 @dataclass(frozen=True)
 class TargetProfile:
-    """A target as one deployment asks for it. What is None is not known."""
+    """A target with the options of one deployment. None means unknown."""
 
     target: str  # of LIMITS
     limits: Mapping[str, TargetLimit]
@@ -92,7 +92,7 @@ class TargetProfile:
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """What is known of an archive before it is deployed. What is None is not known."""
+    """The known facts of an archive before it is deployed. None means unknown."""
 
     packed: int  # bytes of the archive
     unpacked: int

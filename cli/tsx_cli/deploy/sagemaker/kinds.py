@@ -31,7 +31,7 @@ BROKEN = frozenset({"Failed", "OutOfService", "UpdateRollbackFailed"})
 
 
 class Immutable(ResourceKind):
-    """A model or an endpoint configuration: of what it says only the tags can change."""
+    """A model or an endpoint configuration: only its tags can change."""
 
     poll, patience = 2.0, 120.0
 

@@ -35,7 +35,7 @@ class PipFailed(Exception):
 
 
 class Runs:
-    """The pip processes that are under way, so that a server that stops can end them."""
+    """The running pip processes, so that a stopping server can end them."""
 
     def __init__(self, hidden: Collection[str] = ()) -> None:
         self.hidden = frozenset(hidden)  # variables that what pip builds must not have

@@ -40,7 +40,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 class BadRequirements(ValueError):
-    """The file cannot be handed to pip: which line, and why."""
+    """The file cannot be passed to pip; the message names the line and the reason."""
 
 
 class Requirements(NamedTuple):

@@ -59,7 +59,7 @@ class ModelEnvironment:
 
 
 class Environments:
-    """Builds them in threads and processes of their own: the event loop never waits."""
+    """Builds environments in threads and separate processes, so that the event loop never waits."""
 
     def __init__(self, cache_dir: Path | None, *, timeout: float, size: int, hidden: Collection[str] = ()) -> None:
         """`size`: bytes of environments that are kept while no version uses them. `hidden`: variables that packages must not have."""

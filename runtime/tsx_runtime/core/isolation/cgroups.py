@@ -31,7 +31,7 @@ logger = logging.getLogger("tsx.isolation")
 
 
 class NoGroups(Exception):
-    """Why groups cannot be made, and what to do."""
+    """Cgroups cannot be created; the message says why, and what to do."""
 
 
 def bounds(*, memory: int, cpus: float, processes: int) -> dict[str, str]:

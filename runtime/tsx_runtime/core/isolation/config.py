@@ -50,7 +50,7 @@ logger = logging.getLogger("tsx.isolation")
 
 
 class Isolation(NamedTuple):
-    """What the settings say of one model's workers. Of `memory`, `cpus` and `processes` 0 is no bound."""
+    """The isolation settings of one model's workers. 0 in `memory`, `cpus` and `processes` means no limit."""
 
     network: bool = False
     memory: int = 0  # megabytes

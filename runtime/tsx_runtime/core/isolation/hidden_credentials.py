@@ -48,7 +48,7 @@ def passed_variables(settings: Settings, model: str, environ: Mapping[str, str])
 
 
 class HiddenHeaders:
-    """By model, in lower case."""
+    """The hidden headers of each model, in lower case."""
 
     def __init__(self, settings: Settings) -> None:
         self._usual = _less(frozenset(map(str.encode, HEADERS)), settings.pass_headers)

@@ -34,7 +34,7 @@ from tsx_runtime.shared.redaction import redacted
 
 
 class ServerResources(NamedTuple):
-    """What all versions of this server share."""
+    """Resources that all versions of this server share."""
 
     settings: Settings
     starter: Starter
@@ -47,7 +47,7 @@ class ServerResources(NamedTuple):
 
 
 class ModelVersion:
-    """One version that is registered. `submit` takes requests at once; they wait while workers are on their way."""
+    """A registered version. `submit` accepts requests at once; they wait while workers start."""
 
     def __init__(
         self,
@@ -283,7 +283,7 @@ class ModelVersion:
 
 
 class Model:
-    """The versions of one name. The first that is registered is the default until another is set."""
+    """The versions of one name. The first registered one is the default until another is set."""
 
     def __init__(self, name: str) -> None:
         self.name = name

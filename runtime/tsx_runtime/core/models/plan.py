@@ -25,7 +25,7 @@ MOST_WORKERS = 1024  # of one version: a slip of the keyboard must not fill the 
 
 @dataclass(frozen=True)
 class RegisterOrder(ModelLimits["int | None"]):
-    """What a registration asks for; None leaves it to the archive's model-config.yaml, then to the settings."""
+    """The parameters of a registration; None defers to the archive's model-config.yaml, then to the settings."""
 
     url: str
     model_name: str | None = None
@@ -53,7 +53,7 @@ def with_own_settings(order: RegisterOrder, own: ModelSettings | None) -> Regist
 
 @dataclass(frozen=True)
 class VersionPlan(ModelLimits[int]):
-    """What holds for a version once registration, model-config.yaml and settings are weighed, in that order."""
+    """The effective configuration of a version: registration, then model-config.yaml, then settings."""
 
     max_retry_timeout: int  # s
     min_workers: int

@@ -30,7 +30,7 @@ class Cpu(NamedTuple):
 
 
 class Pinning(NamedTuple):
-    """What `cpu_launcher_args` asks for."""
+    """The parsed `cpu_launcher_args`."""
 
     cores_per_instance: int | None = None
     instances: int | None = None  # None: as many as the model has workers

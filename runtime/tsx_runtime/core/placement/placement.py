@@ -15,7 +15,7 @@ logger = logging.getLogger("tsx.places")
 
 
 class Machine(NamedTuple):
-    """What all workers of this server share."""
+    """The hardware that all workers of this server share."""
 
     cores: int  # that it may use
     cpus: tuple[Cpu, ...] = ()  # which these are; looked for only to pin workers

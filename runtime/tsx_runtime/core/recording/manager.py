@@ -21,7 +21,7 @@ logger = logging.getLogger("tsx.recording")
 
 
 class RecordingManager:
-    """One recording a model at most. Lives on the event loop."""
+    """At most one recording per model. For the event loop."""
 
     def __init__(self, traffic: TrafficManager, state: StateStore, headers: Sequence[str] | None) -> None:
         """`headers`: see `HeaderFilter`."""

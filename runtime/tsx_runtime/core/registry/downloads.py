@@ -18,7 +18,7 @@ MOST = 16  # at a time
 
 
 class Downloads:
-    """They lie in the model store."""
+    """The downloaded archives in the model store."""
 
     def __init__(self, settings: Settings, sources: Mapping[str, Source]) -> None:
         self._fetcher = Fetcher(settings, sources=sources)

@@ -33,7 +33,7 @@ def in_place_of(old: ModelVersion, order: RegisterOrder, config: ModelConfig) ->
 
 
 class Adjustments(NamedTuple):
-    """What the management API had set on a version at some time."""
+    """The changes that the management API has made to a version."""
 
     limits: dict[str, Any]
     workers: tuple[int, int]
@@ -96,7 +96,7 @@ class Handover:
 
 
 class Replacer:
-    """Runs replacements, one of a model at a time."""
+    """Runs replacements, one per model at a time."""
 
     def __init__(self, table: ModelTable, background: TaskGroup) -> None:
         self._table = table

@@ -30,7 +30,7 @@ logger = logging.getLogger("tsx.rollout")
 
 
 class RolloutController:
-    """One rollout a model at most. Lives on the event loop."""
+    """At most one rollout per model. For the event loop."""
 
     def __init__(self, traffic: TrafficManager, state: StateStore, stopping: Callable[[], bool]) -> None:
         """`stopping`: whether a stop of the server was asked for. Then its rollouts are left to the next one."""

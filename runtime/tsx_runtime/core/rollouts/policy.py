@@ -40,7 +40,7 @@ def _steps(steps: tuple[float, ...]) -> tuple[float, ...]:
 
 
 class RolloutPlan(BaseModel):
-    """What is asked for."""
+    """The parameters of a rollout."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -71,7 +71,7 @@ class Action(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Counts:
-    """What one version answered."""
+    """The counted answers of one version."""
 
     requests: int = 0
     errors: int = 0
@@ -100,7 +100,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class StepObservation:
-    """All that a decision looks at."""
+    """The inputs of a decision."""
 
     step: int  # from 0
     seconds: float  # at this step

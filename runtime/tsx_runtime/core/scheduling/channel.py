@@ -23,7 +23,7 @@ logger = logging.getLogger("tsx.channel")
 
 
 class SentBatch(NamedTuple):
-    """A batch on its way."""
+    """A batch that was sent to the worker."""
 
     batch: int
     jobs: list[Job]
@@ -34,7 +34,7 @@ class SentBatch(NamedTuple):
 
 
 class Owner(Protocol):
-    """What makes the channel, and gets its replies and its end."""
+    """The owner of a channel, which gets its replies and its end."""
 
     def new_channel(self) -> Channel: ...
 
@@ -53,7 +53,7 @@ class Owner(Protocol):
 
 
 class Channel(asyncio.BufferedProtocol):
-    """Holds at most a few batches, in order; the first is being worked on, the others have not begun.
+    """Holds at most a few batches, in order; the worker runs the first, the others have not started.
 
     `loaded` gets the facts of the LOADED frame, or the `WorkerLoadError` of a FAILED frame or of an early end.
     """

@@ -28,7 +28,7 @@ _NO_WORKER = (
 
 
 class Bounds(NamedTuple):
-    """Of the queue; requests beyond them are refused with `overload_status`."""
+    """The limits of the queue; further requests are refused with `overload_status`."""
 
     items: int = 100
     size: int = 1 << 30  # bytes of bodies; one request alone may exceed it

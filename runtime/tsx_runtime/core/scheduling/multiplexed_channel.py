@@ -27,7 +27,7 @@ class OpenOwner(Owner, Protocol):
 
 @dataclass(eq=False, slots=True)
 class Flight:
-    """A request that is under way."""
+    """A request in flight."""
 
     batch: int
     job: Job

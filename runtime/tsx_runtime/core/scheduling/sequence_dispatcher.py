@@ -21,7 +21,7 @@ NOT_BEGUN = "Its sequence did not start: the client of its first request disconn
 
 
 class HeaderNames(NamedTuple):
-    """Of the headers that say to which sequence a request belongs."""
+    """The names of the headers that assign a request to a sequence."""
 
     id: str = "ts_request_sequence_id"
     start: str = "ts_request_sequence_start"

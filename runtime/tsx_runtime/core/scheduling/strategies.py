@@ -28,7 +28,7 @@ MOST_AT_ONCE = 1024  # requests that an asynchronous handler has under way; its 
 
 
 class Strategy(NamedTuple):
-    """What model-config.yaml says of how requests come to workers."""
+    """The dispatch settings of model-config.yaml."""
 
     mode: str = "batch"  # the worker's loop: batch, continuous or async
     sequences: SequenceConfig | None = None  # of a stateful model
@@ -79,7 +79,7 @@ def entrance(dispatcher: Dispatcher, chosen: Strategy) -> Callable[[Job], None]:
 
 
 class Gate:
-    """`useJobTicket`: a request is taken only where a worker has room for it now; nothing waits."""
+    """`useJobTicket`: accepts a request only if a worker has room for it now; no request waits."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher

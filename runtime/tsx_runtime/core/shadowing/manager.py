@@ -31,7 +31,7 @@ logger = logging.getLogger("tsx.shadow")
 
 
 class ShadowManager:
-    """By model. What was seen stays to be read once a shadow is off, until there is another one or the model goes."""
+    """The shadows by model. Results stay readable after a shadow is stopped, until another one starts or the model is removed."""
 
     def __init__(self, traffic: TrafficManager, plugins: Mapping[str, Comparison]) -> None:
         self._models = traffic.models

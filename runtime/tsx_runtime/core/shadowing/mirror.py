@@ -170,7 +170,7 @@ class _MirroredJob(ObservedJob):
 
 
 class Copy:
-    """The job of the shadow: `job` once more, under an id of its own."""
+    """The job of the shadow: a copy of `job` with its own id."""
 
     def __init__(self, mirror: Mirror, target: ModelVersion, job: Job, version: str, answer: ComparedAnswer, seconds: float) -> None:
         """`answer` is what the client got from `version`, after so many seconds."""
@@ -213,7 +213,7 @@ class Copy:
 
 
 class ResponsePair:
-    """Two answers to one request, to be compared."""
+    """Two answers to one request, for comparison."""
 
     def __init__(self, mirror: Mirror, copy: Copy, second: ComparedAnswer, seconds: float) -> None:
         """`seconds` the shadow took for its answer, `second`."""
@@ -225,7 +225,7 @@ class ResponsePair:
 
 
 class ResponseBuffer:
-    """An answer, unless it is too large to be kept."""
+    """Collects an answer, unless it is too large."""
 
     __slots__ = ("_headers", "_parts", "_size", "too_large")
 

@@ -44,7 +44,7 @@ class Parent(NamedTuple):
 
 
 class Span(NamedTuple):
-    """One that has ended. Times are of time.monotonic()."""
+    """A finished span. Times are of time.monotonic()."""
 
     trace_id: int
     span_id: int

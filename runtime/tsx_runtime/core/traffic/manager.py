@@ -23,7 +23,7 @@ logger = logging.getLogger("tsx.registry")
 
 
 class TrafficState(NamedTuple):
-    """What one call can undo."""
+    """The state that a rollback restores."""
 
     traffic: Traffic
     default: str

@@ -51,7 +51,7 @@ class CompiledRule(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Who answers requests that name no version. It names versions that are ready, and the default one for when none is."""
+    """The versions that answer requests without a version: the ready ones, or the default if none is ready."""
 
     model: str
     default: str

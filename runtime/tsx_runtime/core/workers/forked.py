@@ -47,7 +47,7 @@ logger = logging.getLogger("tsx.processes")
 
 
 class Process(Protocol):
-    """What runs a worker, as its life sees it: a process, or what stands in for one."""
+    """The interface of a worker's process, or of a thread in its place."""
 
     pid: int
     unheard_grace: float | None
@@ -117,7 +117,7 @@ class WorkerProcess(ProcessState):
 
 
 class Starter(Protocol):
-    """What a server starts its workers with."""
+    """The interface that starts workers."""
 
     hidden: Collection[str]  # environment variables that are none of the workers' business
 

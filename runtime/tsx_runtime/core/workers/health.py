@@ -46,7 +46,7 @@ class Heartbeat:
 
 
 class Recycling(NamedTuple):
-    """After what a worker is replaced by a fresh one; 0: never."""
+    """The limits at which a worker is replaced; 0: never."""
 
     requests: int = 0
     memory: int = 0  # megabytes, resident

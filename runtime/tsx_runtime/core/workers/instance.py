@@ -21,7 +21,7 @@ UNHEARD_GRACE = 0.5  # that one may which closed it while requests wait for its 
 
 
 class ResourceUsage(NamedTuple):
-    """What a worker takes of the machine; of several processes, the sum."""
+    """The resource usage of a worker, summed over its processes."""
 
     pids: tuple[int, ...]
     memory: int  # resident bytes

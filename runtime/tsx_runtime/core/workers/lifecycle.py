@@ -74,7 +74,7 @@ class SupervisionConfig:
 
 
 class WorkerLifecycle:
-    """`run` returns when the worker is stopped or given up."""
+    """`run` returns when the worker is stopped or has failed."""
 
     def __init__(self, worker: Worker, config: SupervisionConfig) -> None:
         self._worker = worker

@@ -29,7 +29,7 @@ logger = logging.getLogger("tsx.supervisor")
 
 
 class Supervisor:
-    """Tells the dispatcher whether a worker serves, or will."""
+    """Starts and stops the workers of a version, and tells the dispatcher whether a worker serves or is starting."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ logger = logging.getLogger("tsx.http")
 
 
 class Connection(Protocol):
-    """What an exchange needs of the connection that it came from."""
+    """The part of a connection that an exchange uses."""
 
     lane: Lane
 

@@ -40,7 +40,7 @@ ValueT = TypeVar("ValueT")
 
 
 class Head(NamedTuple):
-    """What the fast lane needs to know of a request before its body is there."""
+    """The facts that the fast lane needs about a request before its body arrives."""
 
     target: Target
     meta: bytes  # of the request (see `wire.request_meta`), without its id
@@ -228,7 +228,7 @@ def parse(raw: bytes) -> Found | None:
 
 
 class Found:
-    """What the parser calls out."""
+    """The callbacks of the parser."""
 
     url = b""
     messages = 0

@@ -13,7 +13,7 @@ from tsx_runtime.errors import TsxError
 
 
 class RefusalRoute:
-    """A `Route` that refuses what is submitted to it."""
+    """A `Route` that refuses every request."""
 
     client_timeout = 0.0
     name = version = ""  # of the model, in the access log

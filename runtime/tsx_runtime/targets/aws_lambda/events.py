@@ -28,7 +28,7 @@ WARMERS = {"serverless-plugin-warmup"}
 
 
 class ModelRequest(NamedTuple):
-    """A request that did not come by HTTP."""
+    """A request from an event other than HTTP."""
 
     body: bytes
     headers: tuple[tuple[str, str], ...] = ()

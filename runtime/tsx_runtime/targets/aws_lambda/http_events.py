@@ -33,7 +33,7 @@ class AnswerTooLarge(PayloadTooLarge):
 
 
 class TooLate(Unavailable):
-    """The function's own time is nearly over."""
+    """The function's timeout is nearly over."""
 
     status = 504
 

@@ -139,7 +139,7 @@ class RuntimeApiConnection:
 
 
 class StreamedReply:
-    """An answer that is sent as it comes. Nothing is sent before its first part."""
+    """A streamed answer. Nothing is sent before its first part."""
 
     def __init__(self, connection: RuntimeApiConnection, id: str) -> None:
         self._connection = connection

@@ -63,7 +63,7 @@ async def _run(env: MutableMapping[str, str]) -> int:
 
 
 class Poller:
-    """One invocation after the other."""
+    """Handles one invocation after the other."""
 
     def __init__(self, function: Function, connection: RuntimeApiConnection) -> None:
         self._busy = self._leaving = False

@@ -12,7 +12,7 @@ from tsx_runtime.shared.suggestions import suggestion
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSettings:
-    """What a platform's variables set, in tsx's own words."""
+    """The settings in a platform's variables, as tsx's settings."""
 
     variables: dict[str, str]  # TSX_*, as a server's settings are read from
     order: dict[str, Any]  # of each model's registration

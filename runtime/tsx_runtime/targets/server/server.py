@@ -74,7 +74,7 @@ class HostedPlatform(PlatformHook, Protocol):
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """How a server starts where that differs from `tsx serve`."""
+    """Options of a server's start that differ from `tsx serve`."""
 
     answer_first: bool = False  # models load while the server already answers, and it continues without those that fail
     snapshots: Snapshots | None = None

@@ -32,7 +32,7 @@ logger = logging.getLogger("tsx.worker")
 
 
 class ConcurrentRequests:
-    """The tasks of the running requests."""
+    """The tasks of running requests."""
 
     def __init__(
         self, channel: FrameSocket, model: ServedModel, on_other: Callable[[FrameSocket, Frame], None], on_request: Callable[[], None]

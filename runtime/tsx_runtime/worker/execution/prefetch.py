@@ -34,7 +34,7 @@ logger = logging.getLogger("tsx.worker")
 
 
 class OutOfTurn(RuntimeError):
-    """In `preprocess` a handler does something that only the current batch may do."""
+    """A handler did something in `preprocess` that only the current batch may do."""
 
 
 class ReadBatch(NamedTuple):

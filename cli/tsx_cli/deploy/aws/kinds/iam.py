@@ -13,7 +13,7 @@ from tsx_cli.deploy.engine.resources import Observed, Resource
 
 
 class Role(ResourceKind):
-    """With one policy of its own."""
+    """An execution role with one inline policy."""
 
     poll, patience = 2.0, 120.0
 
