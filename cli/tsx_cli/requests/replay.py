@@ -25,7 +25,7 @@ from tsx_cli.common.output import one_line, print_json, print_table
 from tsx_runtime.recordings import NotARecording, Recorded, read
 from tsx_runtime.shared.quantiles import nearest_rank
 
-AHEAD = 1000  # requests that may wait for a connection: who is that late reads no more of the recording
+AHEAD = 1000  # requests that may wait for a connection; beyond it no more of the recording is read
 SHOWN = 5  # requests whose answers differ
 TICK = 0.2  # seconds between two looks at the progress
 

@@ -116,7 +116,7 @@ def teller(descriptor: int | None) -> Callable[[], None]:
     os.set_inheritable(descriptor, False)
 
     def tell() -> None:
-        with suppress(OSError):  # who started it has gone
+        with suppress(OSError):  # the starting process has gone
             os.write(descriptor, b"1")
         os.close(descriptor)
 

@@ -136,7 +136,7 @@ def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) 
     kept = {"model_store": arguments.model_store, "workflow_store": arguments.workflow_store, "load_models": split_list(arguments.models)}
     given = {
         **kept,
-        "disable_token_authorization": arguments.disable_token_auth,  # not kept: who starts a server again says again that it is open
+        "disable_token_authorization": arguments.disable_token_auth,  # not kept: a restart must ask for open access again
         "enable_model_api": arguments.enable_model_api,
         "log_config": arguments.log_config,
     }

@@ -16,7 +16,7 @@ from tsx_runtime.core.placement.file_limits import raise_limit
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who waits for the result decides what becomes of this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent, which waits for the result, decides
     raise_limit()  # a thousand connections are more than a shell lets its programs have
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # nothing else goes out there

@@ -113,7 +113,7 @@ def write_plan(plan: LoadPlan, to: IO[bytes]) -> None:
 
 
 def read_plan(source: IO[bytes]) -> LoadPlan | None:
-    """None where it ends before there was a plan: who wanted it was interrupted."""
+    """None if stdin ends before there is a plan: the parent was interrupted."""
     line = source.readline()
     if not line.endswith(b"\n"):
         return None

@@ -208,7 +208,7 @@ class _Run:
                     sent += 1
 
     def step(self) -> list[_Request]:
-        """The next that happens by itself: a batch ends, or the wait to fill a batch is over. Returns who was answered."""
+        """The next that happens by itself: a batch ends, or the wait to fill a batch is over. Returns the answered requests."""
         if not self.running or self.wake < self.running[0][0]:
             self.now, self.wake = self.wake, NEVER
             self.flush()

@@ -30,7 +30,7 @@ class Slo(NamedTuple):
         return next((bound.limit for bound in self.bounds if bound.figure == "errors"), 0.0)
 
     def broken(self, latency: Mapping[str, float], errors: float) -> list[Bound]:
-        """The bounds that do not hold. A run with more errors than allowed holds none of them, since who fails is quick."""
+        """The bounds that do not hold. A run with more errors than allowed holds none of them, since failing is fast."""
         broken = [bound for bound in self.bounds if bound.figure != "errors" and latency[bound.figure] > bound.limit]
         if errors > self.errors:
             limits = [bound for bound in self.bounds if bound.figure == "errors"]

@@ -19,7 +19,7 @@ from tsx_cli.bench.model.results import Curve, OfferedLoad, Point, Prediction, T
 from tsx_cli.bench.model.slo import Slo
 from tsx_cli.bench.search.ladder import Rung, next_level
 
-GAIN = 1.01  # who cannot do more than so many times the best is not measured
+GAIN = 1.01  # a configuration that cannot exceed the best by this factor is not measured
 UNSURE = (0.25, 0.35)  # of the logarithm of a prediction before anything was measured: of the throughput, of the p99
 WRONG = (-1.4, 0.7)  # the same, of one measurement at most: what is further off tells of a curve that was disturbed, and nothing of others
 SIGMAS = 1.6  # that a prediction may be wrong by

@@ -168,7 +168,7 @@ class CapacityProvider(ResourceKind):
 
 def statements(cloud: Cloud, place: str) -> list[dict[str, Any]]:
     """Of the policy of `function:alias`."""
-    found = cloud.find("lambda", "get_policy", f"looking for who may call {place}", **_which(place))
+    found = cloud.find("lambda", "get_policy", f"looking for the callers that {place} permits", **_which(place))
     return [] if found is None else list(json.loads(found["Policy"])["Statement"])
 
 

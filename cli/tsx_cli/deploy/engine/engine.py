@@ -118,7 +118,7 @@ class Engine:
             if not left and not updates_failed:
                 break
             if is_over:
-                raise CloudError(f"{resource.name} is as it was before{f': {settled.reason}' if settled.reason else ''}")
+                raise CloudError(f"{resource.name} was returned to its previous state{f': {settled.reason}' if settled.reason else ''}")
             if (has_moved and settled.properties == before) or (has_begun and UNDER_WAY not in settled.outputs):
                 raise CloudError(f"{resource.name} was rolled back to its previous state, but not by this run")
             text, updates_failed = kind.update(self.cloud, resource, settled, left), False

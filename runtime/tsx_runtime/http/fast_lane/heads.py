@@ -50,7 +50,7 @@ class Head(NamedTuple):
     timeout_ms: int | None  # that the client will wait
     waits_for_go: bool  # whether the client sends the body only after "100 Continue"
     line: str  # its first, for the access log
-    headers: list[Pair]  # names in lower case, for those who share requests out by them
+    headers: list[Pair]  # names in lower case, for the splitter, which may route by them
     timing: TimingRequest | None
     parent: Parent | None  # of its trace, where requests are traced
 

@@ -31,7 +31,7 @@ class Requests(BaseModel):
 
 
 class Errors(BaseModel):
-    """Of the requests that were compared, answers with 500 or more; and comparisons that could not be made."""
+    """Answers of 500 or more, of the compared requests; and failed comparisons."""
 
     primary: int
     shadow: int
@@ -39,7 +39,7 @@ class Errors(BaseModel):
 
 
 class Rate(BaseModel):
-    """Of the answers that were compared, from 0 to 1. With 95 % confidence the true rate lies between `low` and `high`."""
+    """A share of the compared answers, from 0 to 1. With 95 % confidence the true rate lies between `low` and `high`."""
 
     rate: float
     low: float

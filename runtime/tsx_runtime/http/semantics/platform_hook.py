@@ -19,6 +19,6 @@ class PlatformHook(Protocol):
 
 
 def raw_path(scope: Scope) -> bytes:
-    """As it was sent, as far as the server tells."""
+    """The path as it was sent, as far as the server reports it."""
     path: bytes | None = scope.get("raw_path")
     return quote(scope["path"]).encode() if path is None else path

@@ -49,7 +49,7 @@ def read_input(entry: Any) -> dict[str, Any]:
 
 
 def output_tensor(name: str, value: Any) -> dict[str, Any]:
-    """Of a tensor or an array, or of numbers and texts in lists; what is neither stands in a row of its own, as BYTES."""
+    """A tensor from an array, or from numbers and texts in lists; any other value becomes one row of BYTES."""
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
         kind = str(value.dtype).rpartition(".")[2]
         if kind in DATATYPES:

@@ -41,7 +41,7 @@ logger = logging.getLogger("tsx.worker")
 
 
 class OwnModules:
-    """Of the one model that a process serves."""
+    """The modules of the one model that a process serves."""
 
     def __init__(self) -> None:
         self.root: Path | None = None  # the model's directory

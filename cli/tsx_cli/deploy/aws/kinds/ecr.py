@@ -23,7 +23,7 @@ class Repository(ResourceKind):
         if answer is None:
             return None
         [found] = answer["repositories"]
-        if name.startswith(OWN):  # who deploys need not be allowed to ask it of others
+        if name.startswith(OWN):  # the deploying identity may lack the permission for others
             doing = f"looking for the tags of the repository {name}"
             tags = tag_map(cloud.call("ecr", "list_tags_for_resource", doing, resourceArn=found["repositoryArn"])["tags"])
         return Observed(name, {}, tags, {"Arn": found["repositoryArn"], "RepositoryUri": found["repositoryUri"], "Ref": name})

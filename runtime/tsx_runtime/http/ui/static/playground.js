@@ -19,7 +19,7 @@ export function playgroundTab(name) {
   const hint = h("p", { class: "quiet" });
   const group = newId();
   let kind = null;
-  let picked = false; // by the user, who knows better than the handler
+  let picked = false; // by the user, which overrides the handler
   let running = null;
   const pick = (wanted) => {
     picked = true;
