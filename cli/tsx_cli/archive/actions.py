@@ -22,7 +22,7 @@ from tsx_archiver import (
 )
 from tsx_archiver.limits import human
 from tsx_archiver.storage.cache import Cache
-from tsx_cli.archive.model_file import HandlerFiles, kind_in_words
+from tsx_cli.archive.model_file import Parts, kind_in_words
 from tsx_cli.archive.packing import NOTHING_SENT, Packed, Packing, check, pack
 from tsx_cli.common.failure import FAILED, CliError, UsageError
 from tsx_cli.common.inputs import is_archive, split_list
@@ -33,7 +33,7 @@ from tsx_runtime.core.models.benchmark_record import LARGEST as MOST_MEASURED
 from tsx_runtime.core.models.benchmark_record import parse_measured
 from tsx_runtime.shared.log_format import escaped
 
-__all__ = ["HandlerFiles", "Packing", "inspect", "pack_files", "split_list", "unpack", "verify"]
+__all__ = ["Packing", "Parts", "inspect", "pack_files", "split_list", "unpack", "verify"]
 
 
 def pack_files(files: Sequence[Path], order: Packing, check_it: bool, tolerance: float, as_json: bool) -> None:

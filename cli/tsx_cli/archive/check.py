@@ -25,7 +25,7 @@ MOST_IN_A_BATCH = 16
 
 
 @dataclass(frozen=True)
-class ModelSample:
+class Sample:
     name: str
     content_type: str
     body: bytes
@@ -53,7 +53,7 @@ def check_archive(path: Path, samples: Sequence[Path], settings: Settings, toler
         raise LoadFailed(f"{path} does not load: {error.message}", traceback=error.traceback) from error
 
 
-async def _check(path: Path, samples: list[ModelSample], settings: Settings, tolerance: float) -> CheckResult:
+async def _check(path: Path, samples: list[Sample], settings: Settings, tolerance: float) -> CheckResult:
     begin = time.monotonic()
     async with open_model(path, settings, batch_size=min(max(len(samples), 2), MOST_IN_A_BATCH)) as version:
         seconds = time.monotonic() - begin
@@ -64,7 +64,7 @@ async def _check(path: Path, samples: list[ModelSample], settings: Settings, tol
         return CheckResult(version.name, version.version, seconds, [sample.name for sample in samples], sizes, list(found))
 
 
-async def _compare(version: ModelVersion, samples: list[ModelSample], tolerance: float) -> list[str]:
+async def _compare(version: ModelVersion, samples: list[Sample], tolerance: float) -> list[str]:
     """Send each sample alone, then all in one full batch; where they do not fill it, they come again."""
     alone = [await _send(version, sample) for sample in samples]
     again = await _send(version, samples[0])
@@ -77,7 +77,7 @@ async def _compare(version: ModelVersion, samples: list[ModelSample], tolerance:
     return findings([samples[index].name for index in order], [alone[index] for index in order], batched, tolerance)
 
 
-async def _send(version: ModelVersion, sample: ModelSample) -> ComparedAnswer:
+async def _send(version: ModelVersion, sample: Sample) -> ComparedAnswer:
     headers = [(b"content-type", sample.content_type.encode()), (b"content-length", str(len(sample.body)).encode())]
     job = WaitingJob(wire.request_meta(uuid.uuid4().hex, b"", headers), sample.body, time.monotonic())
     version.submit(job)
@@ -90,6 +90,6 @@ async def _send(version: ModelVersion, sample: ModelSample) -> ComparedAnswer:
     return ComparedAnswer(answer.status, given, body)
 
 
-def read_sample(path: Path) -> ModelSample:
+def read_sample(path: Path) -> Sample:
     body = path.read_bytes()
-    return ModelSample(path.name, guess_content_type(path.name, body), body)
+    return Sample(path.name, guess_content_type(path.name, body), body)

@@ -57,7 +57,7 @@ def pack_command(
     """
     from tsx_cli.archive import actions
 
-    parts = actions.HandlerFiles(handler, model_file, actions.split_list(extra_files), index_to_name)
+    parts = actions.Parts(handler, model_file, actions.split_list(extra_files), index_to_name)
     order = actions.Packing(parts, name, version, requirements_file, config_file, export_path, format, force, samples or [])
     actions.pack_files(files or [], order, check_it, tolerance, as_json)
 

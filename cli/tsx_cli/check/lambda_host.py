@@ -35,7 +35,7 @@ class RequestTooLarge(Exception):
 
 
 @dataclass
-class HostedInvocation:
+class Invocation:
     """One invocation, from `begin` to its answer."""
 
     payload: bytes
@@ -89,8 +89,8 @@ class Host:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] = self.log_file.open("ab")
-        self._waiting: queue.Queue[HostedInvocation | None] = queue.Queue()
-        self.under_way: dict[str, HostedInvocation] = {}
+        self._waiting: queue.Queue[Invocation | None] = queue.Queue()
+        self.under_way: dict[str, Invocation] = {}
         self._ready = threading.Event()  # the environment has asked for its first invocation, or has ended
         self._began = 0.0
         self._server = _Server(self)
@@ -113,17 +113,17 @@ class Host:
         """Whether the environment has taken all that was begun."""
         return self._waiting.empty()
 
-    def invoke(self, event: Any) -> HostedInvocation:
+    def invoke(self, event: Any) -> Invocation:
         """Synchronously, as `RequestResponse`. Raises RequestTooLarge."""
         invocation = self.begin(event)
         self.wait(invocation)
         return invocation
 
-    def begin(self, event: Any) -> HostedInvocation:
+    def begin(self, event: Any) -> Invocation:
         payload = event if isinstance(event, bytes) else json.dumps(event).encode()
         if len(payload) > LARGEST_REQUEST:
             raise RequestTooLarge(f"Request must be smaller than {LARGEST_REQUEST} bytes for the InvokeFunction operation")
-        invocation = HostedInvocation(payload)
+        invocation = Invocation(payload)
         with self._lock:
             if not self._is_there() and not self._start():
                 head = self.init_error or {}
@@ -135,7 +135,7 @@ class Host:
             self._waiting.put(invocation)
         return invocation
 
-    def wait(self, invocation: HostedInvocation) -> None:
+    def wait(self, invocation: Invocation) -> None:
         """Until it is answered, or its time is over, or its environment has ended."""
         while not invocation.done.wait(0.02 if self._process is None or self._process.poll() is not None else 0.25):
             process = self._process
@@ -219,7 +219,7 @@ class Host:
 
     # What the Runtime API calls
 
-    def next(self) -> HostedInvocation | None:
+    def next(self) -> Invocation | None:
         """None: the environment has ended."""
         waiting = self._waiting
         self._ready.set()
@@ -229,7 +229,7 @@ class Host:
                     self._process.send_signal(signal.SIGSTOP)
         return waiting.get()
 
-    def answered(self, invocation: HostedInvocation, body: bytes, *, failed: bool = False) -> int:
+    def answered(self, invocation: Invocation, body: bytes, *, failed: bool = False) -> int:
         """The status of the Runtime API's answer."""
         if self.under_way.pop(invocation.id, None) is None:
             return 400
@@ -295,7 +295,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._reply(host.answered(invocation, body, failed=verb == "error"), b'{"status":"OK"}')
 
-    def _stream(self, host: Host, invocation: HostedInvocation) -> int:
+    def _stream(self, host: Host, invocation: Invocation) -> int:
         invocation.streamed = True
         whole = b""
         for part in self._chunks():

@@ -7,8 +7,8 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tsx_cli.archive.check import ModelSample
-from tsx_cli.check.entry import EntryProcess, free_ports, started, try_request
+from tsx_cli.archive.check import Sample
+from tsx_cli.check.entry import Entry, free_ports, started, try_request
 from tsx_cli.check.report import Report
 from tsx_cli.check.web import Web, answers_samples, becomes_ready, ends_in_order, has_metrics, stays_well_under_load, takes_the_largest
 from tsx_cli.deploy.engine.facts import model_data
@@ -17,7 +17,7 @@ from tsx_cli.deploy.preflight.limits import LIMITS
 PING, CONNECT, STOP = 2.0, 0.25, 30.0  # seconds
 
 
-def check(report: Report, archive: Path, samples: Sequence[ModelSample], env: Mapping[str, str], place: Path, startup: float) -> None:
+def check(report: Report, archive: Path, samples: Sequence[Sample], env: Mapping[str, str], place: Path, startup: float) -> None:
     """As the host does: the model unpacked at one place, `serve` started, asked, and stopped."""
     unpack_model(archive, place)
     limits = LIMITS["sagemaker"]
@@ -60,7 +60,7 @@ def _tells(web: Web, report: Report) -> None:
     report.add(what, right, batch.body[:100].decode(errors="replace"), "three keys", "this is a bug in tsx: please report it")
 
 
-def _is_up(entry: EntryProcess, report: Report) -> None:
+def _is_up(entry: Entry, report: Report) -> None:
     code = "" if entry.is_up else f"ended with {entry.process.returncode}"
     if not report.add("still up after all of that", entry.is_up, code, "", "see its log"):
         report.log = entry.lines

@@ -46,4 +46,4 @@ def serve_command(
     settings = server.with_addresses(settings, host, {"inference": port, "management": management_port, "metrics": metrics_port})
     settings = server.with_grpc_addresses(settings, host, {"grpc_inference": grpc_port, "grpc_management": grpc_management_port})
     chosen = {"initial_workers": workers, "batch_size": batch_size, "device_type": device}
-    server.serve_words(models or [], settings, server.HandlerFiles(handler, model_file, server.split_list(extra_files)), chosen)
+    server.serve_words(models or [], settings, server.Parts(handler, model_file, server.split_list(extra_files)), chosen)

@@ -16,7 +16,7 @@ from rich.console import Console
 from tsx_archiver import plan_archive
 from tsx_archiver.names import MANIFEST_PATH
 from tsx_archiver.storage.private_directory import temporary_place
-from tsx_cli.archive.model_file import HandlerFiles, work_out
+from tsx_cli.archive.model_file import Parts, work_out
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import is_archive, is_workflow, split_list
 from tsx_cli.common.output import one_line
@@ -38,10 +38,10 @@ from tsx_runtime.targets.server.startup import (
     workflows_from_settings,
 )
 
-__all__ = ["HandlerFiles", "run_server", "serve_words", "split_list", "with_addresses", "with_grpc_addresses"]
+__all__ = ["Parts", "run_server", "serve_words", "split_list", "with_addresses", "with_grpc_addresses"]
 
 
-def serve_words(words: Sequence[str], settings: Settings, parts: HandlerFiles, chosen: Mapping[str, object]) -> None:
+def serve_words(words: Sequence[str], settings: Settings, parts: Parts, chosen: Mapping[str, object]) -> None:
     """The files and directories that are named, else what the settings name. `chosen` is for each model; None leaves it open."""
     if chosen.get("device_type") == "gpu" and not gpu_count():
         raise UsageError("--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); omit --device to run on the CPU")
@@ -91,13 +91,13 @@ def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | 
     return settings.model_copy(update=changed)
 
 
-def check_parts(parts: HandlerFiles, words: list[str]) -> None:
+def check_parts(parts: Parts, words: list[str]) -> None:
     """What goes with a bare model file, where there is none."""
     if parts.given and all(is_archive(_split(word)[1]) for word in words):
         raise UsageError("--handler, --model-file and --extra-files apply to bare model files; archives and directories have their own")
 
 
-def find_model(word: str, settings: Settings, parts: HandlerFiles, stack: ExitStack) -> StartModel:
+def find_model(word: str, settings: Settings, parts: Parts, stack: ExitStack) -> StartModel:
     """What `[NAME=]FILE` means: a path, else a file of the model store. A bare model file becomes a directory that `stack` removes."""
     name, path = _split(word)
     path = _there(path, "model store", settings.model_store)
@@ -158,7 +158,7 @@ def _split(word: str) -> tuple[str | None, Path]:
 
 
 @contextmanager
-def unpacked(path: Path, parts: HandlerFiles, name: str | None = None) -> Iterator[tuple[Path, list[str]]]:
+def unpacked(path: Path, parts: Parts, name: str | None = None) -> Iterator[tuple[Path, list[str]]]:
     """A model file as a directory like an unpacked archive, as long as the context lasts, and lines that say what was worked out.
 
     Code is copied, all else linked. Raises `UsageError` and `ArchiveError`.

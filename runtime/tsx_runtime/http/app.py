@@ -33,7 +33,7 @@ from tsx_runtime.http.semantics.access_log import LoggedResponse
 from tsx_runtime.http.semantics.cors import adding, cors_headers, is_preflight
 from tsx_runtime.http.semantics.errors import NOT_FOUND
 from tsx_runtime.http.semantics.messages import COUNTED, ClientGone, CountedBytes, Message, Receive, Scope, Send, send_whole
-from tsx_runtime.http.semantics.platform_hook import PlatformHook, raw_path
+from tsx_runtime.http.semantics.platform_hook import Platform, raw_path
 from tsx_runtime.http.semantics.tracing import traced
 from tsx_runtime.http.semantics.urls import RESERVED_PATHS, check_query, runs_model
 from tsx_runtime.http.ui import routes as ui
@@ -80,7 +80,7 @@ class ServerApp(FastAPI):
         self.system = system or System(settings)
         self.workflow_predictions: WorkflowPredictions | None = None
         self.playground: Playground | None = None
-        self.platform: PlatformHook | None = None
+        self.platform: Platform | None = None
         self.clients: ClientLimits | None = None  # None: no client is limited
         self.guards: dict[str, Guard | None] = {}  # by the first segment of the path
         exception_handlers.install(self)

@@ -105,7 +105,7 @@ class Snapshot(_CamelModel):
     models: Versions = Field(default_factory=dict)
 
 
-class PropertiesKey(NamedTuple):
+class Key(NamedTuple):
     name: str
     text: str
     origin: str
@@ -119,7 +119,7 @@ class PropertiesKey(NamedTuple):
 class TorchServeConfig(NamedTuple):
     """The settings in a config.properties, and warnings about them."""
 
-    keys: list[PropertiesKey]
+    keys: list[Key]
     notices: list[str]
 
 
@@ -129,7 +129,7 @@ def read_torchserve_config(path: Path, env: Mapping[str, str], settings: Collect
 
 
 def interpret(given: Mapping[str, str], env: Mapping[str, str], settings: Collection[str], origin: str) -> TorchServeConfig:
-    values = {name: PropertiesKey(name, _with_variables(name, text, env, origin), origin) for name, text in given.items()}
+    values = {name: Key(name, _with_variables(name, text, env, origin), origin) for name, text in given.items()}
     values |= {key.name: key for key in _from_variables(given, env)}
     known = {*settings, MODELS, SNAPSHOT}
     idle: dict[str, list[str]] = {}
@@ -215,7 +215,7 @@ def _json_object(text: str, name: str, origin: str) -> dict[str, Any]:
     return data
 
 
-def _from_variables(given: Mapping[str, str], env: Mapping[str, str]) -> Iterator[PropertiesKey]:
+def _from_variables(given: Mapping[str, str], env: Mapping[str, str]) -> Iterator[Key]:
     """The TS_* variables, where the file lets them in. `allowed_urls` keeps a lock of its own: it says whose code may run."""
     if not _is_true(given.get(ENABLE_ENV)):
         return
@@ -224,7 +224,7 @@ def _from_variables(given: Mapping[str, str], env: Mapping[str, str]) -> Iterato
         # two of the keys begin with `ts_` themselves, and TorchServe does not say it twice
         variable = name.upper() if name.startswith("ts_") else f"{ENV_PREFIX}{name.upper()}"
         if variable in env:
-            yield PropertiesKey(name, env[variable], f"environment variable {variable}")
+            yield Key(name, env[variable], f"environment variable {variable}")
 
 
 def _with_variables(name: str, text: str, env: Mapping[str, str], origin: str) -> str:
@@ -238,7 +238,7 @@ def _with_variables(name: str, text: str, env: Mapping[str, str], origin: str) -
     return _VARIABLE.sub(value, text)
 
 
-def _with_port(key: PropertiesKey) -> PropertiesKey:
+def _with_port(key: Key) -> Key:
     """An address without a port has that of its scheme."""
     match = _PORTLESS.fullmatch(key.text.strip()) if key.name in _ADDRESSES else None
     return key._replace(text=f"{match[1]}:{443 if match[2] else 80}") if match else key

@@ -10,11 +10,10 @@ from types import TracebackType
 from rich.console import Console
 from rich.status import Status
 
-from tsx_cli.bench.generator.run import LoadProgress
 from tsx_runtime.shared.log_format import escaped
 
 
-class ProgressLine:
+class Progress:
     """`ends` is the moment, by time.monotonic, at which the run is to be over."""
 
     def __init__(self, ends: float, *, quiet: bool = False) -> None:
@@ -23,7 +22,7 @@ class ProgressLine:
         self._status: Status | None = None
         self._doing = ""
 
-    def __enter__(self) -> ProgressLine:
+    def __enter__(self) -> Progress:
         if self._console.is_terminal and not self._console.quiet:
             self._status = self._console.status("")
             self._status.start()
@@ -45,7 +44,7 @@ class ProgressLine:
         if self._status is not None:
             self._status.update(f"{_clock(self._ends - time.monotonic())} left · {text}{more}".replace("[", r"\["))
 
-    def load(self, progress: LoadProgress) -> None:
+    def load(self, progress: Progress) -> None:
         self.doing(self._doing, f" · {progress.answers:,} answers in {progress.seconds:.0f} s")
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from tsx_cli.bench.commands.progress import ProgressLine
+from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.generator.run import most_connections
 from tsx_cli.bench.measure.accuracy import AccuracyGuard
 from tsx_cli.bench.measure.environment import NOISY
 from tsx_cli.bench.measure.latency_curve import measure_curve
-from tsx_cli.bench.measure.trial import RunningCandidate, Servers, TrialFailed, TrialTarget
+from tsx_cli.bench.measure.trial import Candidate, Servers, Target, TrialFailed
 from tsx_cli.bench.model.configuration import Configuration, Variant
 from tsx_cli.bench.model.points import best_point, confirmed_best, winner_of, with_round
 from tsx_cli.bench.model.results import OfferedLoad, Results, Trial, now
@@ -35,10 +35,10 @@ class Bench:
     """`results` is filled as the run goes on, and is sound whenever it is interrupted."""
 
     options: BenchOptions
-    target: TrialTarget
+    target: Target
     results: Results
     journal: Journal
-    progress: ProgressLine
+    progress: Progress
     ends: float  # by time.monotonic
     clock: Callable[[], float] = time.monotonic
     excluded: dict[Variant, str] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class Bench:
         except TrialFailed as error:
             raise CliError(f"{self.target.name} does not run unchanged: {error}") from error
 
-    def _server(self, configuration: Configuration, *, beside: bool = False) -> RunningCandidate:
+    def _server(self, configuration: Configuration, *, beside: bool = False) -> Candidate:
         began = self.clock()
         known = configuration in self.servers
         candidate = self.servers.get(configuration, beside=beside)
@@ -194,7 +194,7 @@ class Bench:
         expected = max((point.throughput.value for point in trial.points), default=predicted)
         return budget.seconds_in_search(self.options.duration, expected)
 
-    def load(self, at: int, candidate: RunningCandidate, offered: OfferedLoad) -> None:
+    def load(self, at: int, candidate: Candidate, offered: OfferedLoad) -> None:
         """One round, into the trial's point of that load. Raises TrialFailed."""
         trial = self.results.trials[at]
         self.progress.doing(f"{trial.how()}, {offered}")

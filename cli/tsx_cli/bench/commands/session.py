@@ -15,12 +15,12 @@ from types import FrameType
 
 from tsx_archiver import OpenArchive, open_archive
 from tsx_archiver.storage.atomic_file import whole_file
-from tsx_cli.bench.commands.progress import ProgressLine
+from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.commands.run import Bench
 from tsx_cli.bench.measure.environment import environment
 from tsx_cli.bench.measure.profile import profile_best
 from tsx_cli.bench.measure.server import sweep
-from tsx_cli.bench.measure.trial import TrialTarget
+from tsx_cli.bench.measure.trial import Target
 from tsx_cli.bench.model.results import ModelInfo, Results, now
 from tsx_cli.bench.search.budget import FULL
 from tsx_cli.bench.search.run_options import BenchOptions, command_line, plain
@@ -81,7 +81,7 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
             raise CliError(f"--resume: {request.model} has changed since that run started; start a new run without --resume")
         begun = time.monotonic()
         ends = begun + (float("inf") if request.time_limit is None else request.time_limit)
-        with ProgressLine(ends, quiet=request.quiet) as progress, _journal(request) as journal:
+        with Progress(ends, quiet=request.quiet) as progress, _journal(request) as journal:
             progress.doing("examining this machine")
             results = _results(request, archive, payloads, source)
             if request.past is None:
@@ -92,7 +92,7 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
                     started=results.started,
                 )
             seconds = request.options.duration or FULL
-            target = TrialTarget(archive, payloads, seconds, request.options.seed, sizes=sizes(settings, payloads))
+            target = Target(archive, payloads, seconds, request.options.seed, sizes=sizes(settings, payloads))
             bench = Bench(request.options, target, results, journal, progress, ends)
             with interruptible(bench.servers.abandon):
                 try:

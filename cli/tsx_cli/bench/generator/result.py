@@ -9,7 +9,7 @@ from copy import deepcopy
 from itertools import pairwise
 from typing import NamedTuple
 
-from tsx_cli.bench.generator.load import SLOT, SlotCounts
+from tsx_cli.bench.generator.load import SLOT, Mark
 from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.model.histogram import Histogram
 from tsx_cli.bench.model.results import GeneratorSide, Round
@@ -25,7 +25,7 @@ class LoadRecord(NamedTuple):
     """What a load came to; latencies in seconds, in the order of the answers. The last mark is that of the end of waiting."""
 
     start: float
-    marks: Sequence[SlotCounts]
+    marks: Sequence[Mark]
     accepted: array[float]
     refused: array[float]
     late: array[float]
@@ -38,7 +38,7 @@ class LoadRecord(NamedTuple):
 
 
 def account(plan: LoadPlan, noted: LoadRecord) -> Round:
-    marks = [SlotCounts(noted.start, 0, 0, 0, Counter()), *noted.marks]
+    marks = [Mark(noted.start, 0, 0, 0, Counter()), *noted.marks]
     slots = [after.answers - before.answers for before, after in pairwise(marks[:-1])]
     skipped = _warm_up(plan, slots)
     begin, end = marks[skipped], marks[-2]

@@ -29,7 +29,7 @@ TRUST = "give --certificate FILE with it, or with that of the authority that sig
 _BOOT = "import sys; sys.path[:] = {path!r}; from tsx_cli.bench.generator.child import main; main()"
 
 
-class LoadProgress(NamedTuple):
+class Progress(NamedTuple):
     """The progress of a load; `answers` counts all answers so far."""
 
     seconds: float
@@ -37,7 +37,7 @@ class LoadProgress(NamedTuple):
     answers: int
 
 
-OnProgress = Callable[[LoadProgress], None]
+OnProgress = Callable[[Progress], None]
 
 
 async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> Round:
@@ -61,7 +61,7 @@ async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> Rou
                 took = time.perf_counter() - began
                 shares = (time.process_time() - used) / took, (starvation() - starved) / took
             elif on_progress is not None and number % TOLD_EVERY == 0:
-                on_progress(LoadProgress(number * SLOT, slots * SLOT, load.answers))
+                on_progress(Progress(number * SLOT, slots * SLOT, load.answers))
 
         await load.run(slots, min(plan.grace, plan.timeout), tick)
     finally:
@@ -86,7 +86,7 @@ def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> Round:
                 if "error" in message:
                     raise (UsageError if message["usage"] else CliError)(message["error"])
                 if on_progress is not None:
-                    on_progress(LoadProgress(*message["progress"]))
+                    on_progress(Progress(*message["progress"]))
         except BrokenPipeError:
             pass
         finally:

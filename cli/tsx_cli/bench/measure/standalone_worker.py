@@ -49,7 +49,7 @@ class WorkerSpec(NamedTuple):
     startup_timeout: float
 
 
-class BatchReply(NamedTuple):
+class Reply(NamedTuple):
     """Of one batch: the status and the body, of an answer that streams its last part, of each item. The seconds are the worker's own:
     in all, and in preprocess, inference and postprocess (NaN: it has no such step)."""
 
@@ -145,7 +145,7 @@ class StandaloneWorker:
             raise WorkerFailed(reply["message"])
         self.device, self.precision = reply["device"], reply.get("precision")
 
-    def answer(self, batch: Sequence[Item]) -> BatchReply:
+    def answer(self, batch: Sequence[Item]) -> Reply:
         """Raises WorkerFailed where the worker dies of it, or runs out of memory."""
         self._send(Kind.BATCH, next(self._batches), batch)
         late = f"a batch of {len(batch)} was not answered within {self._response_timeout:g} seconds (responseTimeout)"
@@ -155,7 +155,7 @@ class StandaloneWorker:
         _, seconds, *stages = wire.TIMES.unpack_from(extra)
         if any(metric["name"] == OUT_OF_MEMORY for metric in json.loads(extra[wire.TIMES.size :] or b"[]")):
             raise WorkerFailed(f"a batch of {len(batch)} does not fit the memory of {self.device}")
-        return BatchReply([(status, bytes(body)) for status, _, body in frame.items], seconds, (stages[0], stages[1], stages[2]))
+        return Reply([(status, bytes(body)) for status, _, body in frame.items], seconds, (stages[0], stages[1], stages[2]))
 
     def cpu_seconds(self) -> float:
         """Of the process and all that it has started, so far."""

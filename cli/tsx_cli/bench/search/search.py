@@ -60,7 +60,7 @@ class State:
     most_connections: int = MOST_CONNECTIONS
 
 
-class Forecast(NamedTuple):
+class Outlook(NamedTuple):
     """The expected throughput of a configuration at its best load, and its maximum."""
 
     configuration: Configuration
@@ -158,17 +158,17 @@ def ranking(trials: Sequence[Trial], excluded: Mapping[Variant, str] | None = No
     return [position for *_, position in sorted(may)]
 
 
-def outlook(state: State, configuration: Configuration) -> Forecast:
+def outlook(state: State, configuration: Configuration) -> Outlook:
     curve = _curve(state, configuration)
     if curve is None:
-        return Forecast(configuration, _unpredicted_level(state, configuration), None, 0.0, math.inf)
+        return Outlook(configuration, _unpredicted_level(state, configuration), None, 0.0, math.inf)
     (rate, rate_error), (tail, tail_error) = learned(state, configuration)
     sure = _best_load(state, curve, configuration, math.exp(tail))
     hopeful = _best_load(state, curve, configuration, math.exp(tail - SIGMAS * tail_error))
     could = _holds(state, hopeful[1], tail - SIGMAS * tail_error)
     most = max(hopeful[1].throughput, sure[1].throughput) * math.exp(rate + SIGMAS * rate_error) if could else 0.0
     expected = sure[1].throughput * math.exp(rate) * _chance(state, configuration) if _holds(state, sure[1], tail) else 0.0
-    return Forecast(configuration, *sure, expected, most)
+    return Outlook(configuration, *sure, expected, most)
 
 
 def _holds(state: State, prediction: Prediction, tail: float) -> bool:
@@ -257,14 +257,14 @@ def _offered(state: State, level: float) -> OfferedLoad:
     return OfferedLoad(mode="open", rate=level, arrivals=state.arrivals)
 
 
-def _candidate(state: State, one: Forecast, why: str) -> Candidate:
+def _candidate(state: State, one: Outlook, why: str) -> Candidate:
     offered = _offered(state, state.loads[0] if state.loads else one.level)
     curve = _curve(state, one.configuration)
     prediction = None if curve is None else predict(curve, one.configuration, offered, state.overhead_ms, state.cores)
     return Candidate(one.configuration, offered, prediction, why)
 
 
-def _why(one: Forecast, best: float) -> str:
+def _why(one: Outlook, best: float) -> str:
     if one.predicted is None:
         return "there is no curve to predict it from"
     return f"{one.expected:.0f} requests/s expected, {one.most:.0f} at most; the best so far is {best:.0f}"
@@ -337,5 +337,5 @@ def _distance(state: State, one: Configuration, other: Configuration) -> float:
     return steps + (OTHER_KIND if _kind(state, one) != _kind(state, other) else 0.0)
 
 
-def _small(one: Forecast) -> tuple[Any, ...]:
+def _small(one: Outlook) -> tuple[Any, ...]:
     return (-one.configuration.workers, -one.configuration.batch_size)

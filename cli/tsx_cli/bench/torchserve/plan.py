@@ -58,13 +58,13 @@ class Case(NamedTuple):
         return Configuration(device=self.device, workers=self.workers, batch_size=self.batch_size)
 
 
-class AutoBenchmarkPlan(NamedTuple):
+class Plan(NamedTuple):
     hardware: str
     cases: list[Case]
     notes: list[str]  # of keys that mean nothing here
 
 
-def read_plan(file: Path) -> AutoBenchmarkPlan:
+def read_plan(file: Path) -> Plan:
     """The auto-benchmark's file, or one of a model. Raises CliError and UsageError."""
     given = _mapping(file)
     if "models" not in given:
@@ -86,10 +86,10 @@ def read_plan(file: Path) -> AutoBenchmarkPlan:
     return _plan(hardware, cases, notes, file)
 
 
-def _plan(hardware: str, cases: list[Case], notes: Mapping[str, str], file: Path) -> AutoBenchmarkPlan:
+def _plan(hardware: str, cases: list[Case], notes: Mapping[str, str], file: Path) -> Plan:
     if not cases:
         raise UsageError(f"{file} contains no load: a model needs a mode with a url, workers and batch_size")
-    return AutoBenchmarkPlan(hardware, list(dict.fromkeys(cases)), [f"{key}: {text}" for key, text in notes.items()])
+    return Plan(hardware, list(dict.fromkeys(cases)), [f"{key}: {text}" for key, text in notes.items()])
 
 
 def _mapping(file: Path) -> dict[str, Any]:

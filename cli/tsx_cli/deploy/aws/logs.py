@@ -19,7 +19,7 @@ POLL = 2.0  # seconds between two questions for new lines: CloudWatch itself is 
 LOOKS = (600, 3600, 6 * 3600, 48 * 3600, 14 * 86400)  # seconds that are looked back, until there is enough
 
 
-class LogLine(NamedTuple):
+class Line(NamedTuple):
     at: int | None  # milliseconds since 1970; None where it is part of the line, if anywhere
     stream: str
     text: str
@@ -32,11 +32,11 @@ class LogLine(NamedTuple):
 class Log(Protocol):
     group: str  # what it is called
 
-    def last(self, count: int, since: float | None = None) -> list[LogLine]:
+    def last(self, count: int, since: float | None = None) -> list[Line]:
         """So many of the newest, no older than `since` (seconds since 1970); none where there is no log yet. Raises CloudError."""
         ...
 
-    def onwards(self, count: int, since: float | None = None) -> Iterator[LogLine]:
+    def onwards(self, count: int, since: float | None = None) -> Iterator[Line]:
         """These, then new ones as they arrive, until the iterator is closed."""
         ...
 
@@ -47,22 +47,22 @@ class CloudWatch:
     ) -> None:
         self._cloud, self.group, self._now, self._sleep = cloud, group, now, sleep
 
-    def last(self, count: int, since: float | None = None) -> list[LogLine]:
+    def last(self, count: int, since: float | None = None) -> list[Line]:
         for look in LOOKS:
             start = max(self._now() - look, since or 0)
-            found: deque[LogLine] = deque((line for _, line in self._events(start)), maxlen=count)
+            found: deque[Line] = deque((line for _, line in self._events(start)), maxlen=count)
             if len(found) == count or start == since:
                 break
         return list(found)
 
-    def onwards(self, count: int, since: float | None = None) -> Iterator[LogLine]:
+    def onwards(self, count: int, since: float | None = None) -> Iterator[Line]:
         seen = self.last(count, since)
         yield from seen
         again = set(seen)
         start = seen[-1].at if seen else None
         yield from (line for line in self.follow(self._now() if start is None else start / 1000) if line not in again)
 
-    def follow(self, since: float) -> Iterator[LogLine]:
+    def follow(self, since: float) -> Iterator[Line]:
         """Lines since then, then new ones as they arrive, until the iterator is closed. Each line once."""
         seen_ids: dict[str, int] = {}
         start = since
@@ -76,9 +76,9 @@ class CloudWatch:
             seen_ids = {id: at for id, at in seen_ids.items() if at >= start * 1000}
             self._sleep(POLL)
 
-    def _events(self, start: float) -> Iterator[tuple[str, LogLine]]:
+    def _events(self, start: float) -> Iterator[tuple[str, Line]]:
         """In the order of their time."""
         which = {"logGroupName": self.group, "startTime": max(0, round(start * 1000))}
         found = self._cloud.listed("logs", "filter_log_events", "events", f"reading the log {self.group}", **which)
         for event in sorted(found, key=lambda event: int(event["timestamp"])):
-            yield event["eventId"], LogLine(event["timestamp"], event.get("logStreamName", ""), event["message"].rstrip("\n"))
+            yield event["eventId"], Line(event["timestamp"], event.get("logStreamName", ""), event["message"].rstrip("\n"))

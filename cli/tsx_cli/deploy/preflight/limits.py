@@ -22,7 +22,7 @@ _IMAGES = f"{_DOCS}/lambda/latest/dg/images-create.html"
 SET = "what you have set"
 
 
-class TargetLimit(NamedTuple):
+class Limit(NamedTuple):
     """`most` is in bytes, seconds, or a number of things."""
 
     most: float
@@ -31,40 +31,40 @@ class TargetLimit(NamedTuple):
 
 
 _ENVIRONMENT = {  # of a SageMaker container, of whichever kind of endpoint
-    "env": TargetLimit(32 * KIB, _CONTAINER),
-    "env_each": TargetLimit(1024, _CONTAINER),
-    "env_count": TargetLimit(100, _CONTAINER),
+    "env": Limit(32 * KIB, _CONTAINER),
+    "env_each": Limit(1024, _CONTAINER),
+    "env_count": Limit(100, _CONTAINER),
 }
 
 # What is limited: request, answer (bytes of one), time (seconds of one), start (seconds until it must be well), memory, disk (bytes),
 # image (bytes), env (bytes of all variables together), env_each (bytes of one value), env_count.
-LIMITS: Mapping[str, Mapping[str, TargetLimit]] = {
+LIMITS: Mapping[str, Mapping[str, Limit]] = {
     "sagemaker": {
-        "request": TargetLimit(6 * MIB, _OPTIONS),
-        "answer": TargetLimit(6 * MIB, _OPTIONS),
-        "time": TargetLimit(60, _HOSTING),
+        "request": Limit(6 * MIB, _OPTIONS),
+        "answer": Limit(6 * MIB, _OPTIONS),
+        "time": Limit(60, _HOSTING),
         **_ENVIRONMENT,
     },
     "sagemaker serverless": {
-        "request": TargetLimit(4 * MIB, _SERVERLESS),
-        "answer": TargetLimit(4 * MIB, _SERVERLESS),
-        "time": TargetLimit(60, _SERVERLESS),
-        "start": TargetLimit(180, _SERVERLESS),
-        "disk": TargetLimit(5 * GIB, _SERVERLESS),
-        "image": TargetLimit(10 * GIB, _SERVERLESS),
+        "request": Limit(4 * MIB, _SERVERLESS),
+        "answer": Limit(4 * MIB, _SERVERLESS),
+        "time": Limit(60, _SERVERLESS),
+        "start": Limit(180, _SERVERLESS),
+        "disk": Limit(5 * GIB, _SERVERLESS),
+        "image": Limit(10 * GIB, _SERVERLESS),
         **_ENVIRONMENT,
     },
     "sagemaker asynchronous": {
-        "request": TargetLimit(1 * GIB, _ASYNC),
-        "answer": TargetLimit(1 * GIB, _ASYNC),
-        "time": TargetLimit(3600, _ASYNC),
+        "request": Limit(1 * GIB, _ASYNC),
+        "answer": Limit(1 * GIB, _ASYNC),
+        "time": Limit(3600, _ASYNC),
         **_ENVIRONMENT,
     },
     "lambda": {
-        "request": TargetLimit(6 * MIB, _QUOTAS),
-        "answer": TargetLimit(6 * MIB, _QUOTAS),
-        "image": TargetLimit(10 * GIB, _IMAGES),
-        "env": TargetLimit(4 * KIB, _QUOTAS),
+        "request": Limit(6 * MIB, _QUOTAS),
+        "answer": Limit(6 * MIB, _QUOTAS),
+        "image": Limit(10 * GIB, _IMAGES),
+        "env": Limit(4 * KIB, _QUOTAS),
     },
 }
 IN_BASE64 = {"lambda"}  # where a body that is no text travels in base64, a third longer
@@ -80,7 +80,7 @@ class TargetProfile:
     """A target with the options of one deployment. None means unknown."""
 
     target: str  # of LIMITS
-    limits: Mapping[str, TargetLimit]
+    limits: Mapping[str, Limit]
     env: Mapping[str, str] = field(default_factory=dict)
     has_gpu: bool | None = None
     instance_type: str | None = None
@@ -162,7 +162,7 @@ def _time(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
         yield LimitFinding(False, text, limit.source)
 
 
-def _longer(place: TargetProfile, limit: TargetLimit) -> str:
+def _longer(place: TargetProfile, limit: Limit) -> str:
     if limit.key:
         return f"Raise {limit.key}, make batches smaller, or use a faster machine"
     asynchronous = ", or set sagemaker.asynchronous, which allows an hour" if place.target.startswith("sagemaker") else ""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tsx_archiver import ModelConfig, OpenArchive
 from tsx_runtime import wire
-from tsx_runtime.core.environments.venvs import ModelEnvironment
+from tsx_runtime.core.environments.venvs import Environment
 from tsx_runtime.core.isolation.config import Sandbox, isolation_of
 from tsx_runtime.core.models.benchmark_record import read_benchmark_record
 from tsx_runtime.core.models.cpp_archives import handler_of
@@ -57,7 +57,7 @@ class ModelVersion:
         order: RegisterOrder,
         chosen: VersionPlan,
         host: ServerResources,
-        environment: ModelEnvironment | None = None,
+        environment: Environment | None = None,
     ) -> None:
         """Raises BadRequest for an archive that no worker of this server can run."""
         settings = host.settings

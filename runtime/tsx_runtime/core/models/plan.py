@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tsx_archiver import ModelConfig
-from tsx_archiver.metadata.model_limits import LIMITS, ModelLimit, ModelLimits
+from tsx_archiver.metadata.model_limits import LIMITS, Limit, ModelLimits
 from tsx_runtime import wire
 from tsx_runtime.core.placement.devices import candidates, gpus_for
 from tsx_runtime.core.placement.parallelism import Parallel, parallel_of
@@ -127,7 +127,7 @@ def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus
     return workers, workers
 
 
-def _limit(name: str, limit: ModelLimit, settings: Settings, *sources: object) -> int:
+def _limit(name: str, limit: Limit, settings: Settings, *sources: object) -> int:
     """What the first source says that says something, else what holds for all models."""
     return _first(*(getattr(source, name, None) for source in sources), getattr(settings, limit.setting, limit.default))
 

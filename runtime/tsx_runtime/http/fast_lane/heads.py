@@ -27,7 +27,7 @@ from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http.fast_lane.refusal_route import RefusalRoute
 from tsx_runtime.http.semantics.errors import NOT_FOUND, V2
 from tsx_runtime.http.semantics.messages import LONGEST_NUMBER
-from tsx_runtime.http.semantics.platform_hook import PlatformHook
+from tsx_runtime.http.semantics.platform_hook import Platform
 from tsx_runtime.http.semantics.server_timing import TimingRequest, parse_timing_request
 from tsx_runtime.http.semantics.urls import V2_META, Target, find_target, is_form, resolve, with_headers
 
@@ -76,7 +76,7 @@ class Heads:
         max_headers: int,
         *,
         traced: bool = False,
-        platform: PlatformHook | None = None,
+        platform: Platform | None = None,
         has_route: Callable[[str], bool] = lambda path: True,
     ) -> None:
         """`has_route`: whether FastAPI may have a route for a path."""

@@ -9,7 +9,7 @@ from tsx_runtime.api.headers import Pair
 from tsx_runtime.http.semantics.messages import Receive, Scope, Send
 
 
-class PlatformHook(Protocol):
+class Platform(Protocol):
     """An ASGI application that decides itself which requests it takes."""
 
     def wants(self, path: bytes, headers: list[Pair]) -> bool:

@@ -122,18 +122,18 @@ def log_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
     return sorted(lines, key=lambda line: line["at"])[-MOST_LINES:]
 
 
-class SampleFile(NamedTuple):
+class Sample(NamedTuple):
     path: Path
     size: int  # bytes
 
 
-def samples_of(version: ModelVersion) -> list[SampleFile]:
+def samples_of(version: ModelVersion) -> list[Sample]:
     """What its archive brings along for trying it; nothing that lies elsewhere, wherever a link may point."""
     folder = version.archive.directory / SAMPLES
     inside = folder.resolve()
     try:
         files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
-        found = [SampleFile(path, path.stat().st_size) for path in files if path.resolve().parent == inside]
+        found = [Sample(path, path.stat().st_size) for path in files if path.resolve().parent == inside]
     except (FileNotFoundError, NotADirectoryError):  # it brings none, or is being unregistered
         return []
     return [sample for sample in found if sample.size <= LONGEST_SAMPLE][:MOST_LISTED]

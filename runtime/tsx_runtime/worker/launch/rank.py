@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from tsx_runtime.wire import Buffer, Frame, Kind, encode
 from tsx_runtime.worker import main
-from tsx_runtime.worker.channel import FrameSocket, send_buffers
+from tsx_runtime.worker.channel import Channel, send_buffers
 from tsx_runtime.worker.launch.group import fetch
 from tsx_runtime.worker.launch.program import end_with_parent
 
@@ -35,7 +35,7 @@ def serve(directory: str, files: int | None, *, broadcast: bool) -> None:
     main.run(sock, channel, stay=False)  # the agent ends a rank with SIGTERM
 
 
-class Leader(FrameSocket):
+class Leader(Channel):
     """The channel of rank 0: reads from the front end and forwards to the other ranks; answers once all of them have loaded."""
 
     def __init__(self, sock: socket.socket, others: Sequence[socket.socket], *, broadcast: bool) -> None:
@@ -71,7 +71,7 @@ class Leader(FrameSocket):
 
     def _listen(self, other: socket.socket, position: int) -> None:
         """Read from another rank whether it has loaded, or why not. Its end is handled by the agent."""
-        channel = FrameSocket(other)
+        channel = Channel(other)
         try:
             while (frame := channel.read()) is not None:
                 if frame.kind is Kind.LOADED:
@@ -95,7 +95,7 @@ class Leader(FrameSocket):
         return bool(poller.poll(timeout))
 
 
-class Follower(FrameSocket):
+class Follower(Channel):
     """The channel of another rank: reads from rank 0, and reports only the result of loading."""
 
     def _write(self, buffers: Sequence[Buffer]) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_cli.bench.generator.connection import _plain_ok
-from tsx_cli.bench.generator.load import SlotCounts
+from tsx_cli.bench.generator.load import Mark
 from tsx_cli.bench.generator.plan import LoadPlan, read_plan, write_plan
 from tsx_cli.bench.generator.result import LoadRecord, account, corrected_p99, find_stalls, limit
 from tsx_cli.bench.generator.schedule import constant, poisson, recorded
@@ -184,8 +184,8 @@ def test_the_warm_up_is_found_where_it_ends_and_rounds_go_together() -> None:
     marks, answers = [], 0
     for number in range(70):
         answers += 100 if number >= 10 else 10
-        marks.append(SlotCounts(0.1 * (number + 1), answers, 0, answers, Counter({"404": 1})))
-    marks.append(SlotCounts(7.2, answers + 1, 0, answers + 1, Counter()))
+        marks.append(Mark(0.1 * (number + 1), answers, 0, answers, Counter({"404": 1})))
+    marks.append(Mark(7.2, answers + 1, 0, answers + 1, Counter()))
     accepted = array("f", [0.5] * 100 + [0.01] * (answers + 1 - 100))
     noted = LoadRecord(0.0, marks, accepted, array("f"), array("f"), [], 2, 0, 0, 0.1, 0.0)
     measured = account(plan(seconds=5.0, warm_up="auto"), noted)
