@@ -32,7 +32,7 @@ import servers
 from models import convolution, steady
 
 from tsx_archiver import open_archive
-from tsx_cli.bench.generator.schedule import poisson as due
+from tsx_cli.bench.generator.plan import poisson as due
 from tsx_cli.bench.measure.latency_curve import measure_curve
 from tsx_cli.bench.measure.trial import Candidate, Servers, Target
 from tsx_cli.bench.model.configuration import Configuration

@@ -116,7 +116,6 @@ CLI_FLOORS: Mapping[str, Sequence[str]] = {
         "storage",
         "capacity commands",
         "torchserve",
-        "dispatch",
         "command",
     ),
     "tsx_cli.deploy": (

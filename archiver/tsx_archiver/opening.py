@@ -83,7 +83,19 @@ def open_archive(source: Path, *, cache: Path | Cache | None = None, limits: Lim
     if is_directory(source):
         return _open_directory(source, default_name)
     with open_source(source) as file:
-        return _open_file(file, source, cache, limits, default_name)
+        refuse_model_file(file, source)
+
+        def checksums_in(container: Container, root: str) -> Mapping[str, str]:
+            return read_manifest(container, root, default_name, source).checksums
+
+        entry, digest = unpack_file(file, source, cache, limits, checksums_in)
+    try:
+        opened = _open_directory(model_root(entry.files), default_name, source)
+    except BaseException:
+        entry.lock.close()
+        raise
+    opened.digest, opened._lock = digest, entry.lock
+    return opened
 
 
 def is_directory(source: Path) -> bool:
@@ -127,22 +139,6 @@ def refuse_model_file(file: BinaryIO, source: Path) -> None:
     file.seek(0)
     if kind != "unknown":
         raise ForeignFile(f"{source} is a model file ({kind}), not an archive. Pack it with 'tsx archive {source.name}'.")
-
-
-def _open_file(file: BinaryIO, source: Path, cache: Path | Cache | None, limits: Limits, default_name: str) -> OpenArchive:
-    refuse_model_file(file, source)
-
-    def checksums_in(container: Container, root: str) -> Mapping[str, str]:
-        return read_manifest(container, root, default_name, source).checksums
-
-    entry, digest = unpack_file(file, source, cache, limits, checksums_in)
-    try:
-        opened = _open_directory(model_root(entry.files), default_name, source)
-    except BaseException:
-        entry.lock.close()
-        raise
-    opened.digest, opened._lock = digest, entry.lock
-    return opened
 
 
 def unpack_file(

@@ -137,7 +137,8 @@ def _fill(old: _SourceArchive, replace: Mapping[str, bytes], model: Mapping[str,
         if said.lower() != found:
             raise wrong_checksum(old.path, part.name, said, found)
     if any(old.inside(member.name) == MANIFEST_PATH for member in old.container.members):
-        content = _manifest(old.manifest, model, checksums)
+        changed = {**old.manifest, "model": {**(old.manifest.get("model") or {}), **model}}
+        content = manifest_content(changed, checksums)
         sink.add(PlannedMember(prefix + MANIFEST_PATH, content, len(content)), BytesIO(content))
 
 
@@ -157,10 +158,6 @@ def _parts(old: _SourceArchive, replace: Mapping[str, bytes]) -> Iterator[_Part]
 
 def _given(name: str, replace: Mapping[str, bytes]) -> _Part:
     return _Part(name, len(replace[name]), BytesIO(replace[name]), False)
-
-
-def _manifest(manifest: Mapping[str, Any], model: Mapping[str, str], checksums: Mapping[str, str]) -> bytes:
-    return manifest_content({**manifest, "model": {**(manifest.get("model") or {}), **model}}, checksums)
 
 
 def _rewrite_directory(path: Path, replace: Mapping[str, bytes], model: Mapping[str, str]) -> None:

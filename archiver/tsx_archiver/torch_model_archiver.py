@@ -67,15 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _write(spec: ArchiveSpec, export_path: Path, archive_format: Format, force: bool) -> None:
     path = output_path(spec.model_name, export_path, archive_format)
     if force and path.exists():
-        _warn(f"Overwriting {path} ...")
-    size = sum(member.size for member in plan_archive(spec, warn=_pass).members)
+        warn(f"Overwriting {path} ...")
+    plan = plan_archive(spec, warn=lambda text: None)  # warned about when it is planned for writing
+    size = sum(member.size for member in plan.members)
     with progress_bar(f"Packing {path.name}", shown=size >= _SHOW_PROGRESS_FROM and sys.stderr.isatty()) as progress:
-        write_archive(spec, export_path, format=archive_format, force=force, progress=progress, warn=_warn)
+        write_archive(spec, export_path, format=archive_format, force=force, progress=progress, warn=warn)
 
 
-def _warn(text: str) -> None:
+def warn(text: str) -> None:
     print(f"WARNING - {text}", file=sys.stderr)
-
-
-def _pass(text: str) -> None:
-    """What is planned only to know its size is warned about when it is planned for writing."""

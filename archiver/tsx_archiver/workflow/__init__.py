@@ -1,10 +1,21 @@
 """The .war archive: a workflow's specification, functions and manifest, written and opened like a model's archive."""
 
-from tsx_archiver.workflow.graph import complete, find_cycle, leaves_of, parents_of
-from tsx_archiver.workflow.manifest import WorkflowManifest
-from tsx_archiver.workflow.opening import OpenWorkflow, open_workflow
+from tsx_archiver.workflow.opening import OpenWorkflow, WorkflowManifest, open_workflow
 from tsx_archiver.workflow.packing import WorkflowArchiveSpec, write_workflow_archive
-from tsx_archiver.workflow.spec import JOINT, CycleInSpec, InvalidSpec, Node, NodeSettings, WorkflowSpec, parse_spec, read_spec
+from tsx_archiver.workflow.spec import (
+    JOINT,
+    CycleInSpec,
+    InvalidSpec,
+    Node,
+    NodeSettings,
+    WorkflowSpec,
+    complete,
+    find_cycle,
+    leaves_of,
+    parents_of,
+    parse_spec,
+    read_spec,
+)
 
 __all__ = [
     "JOINT",

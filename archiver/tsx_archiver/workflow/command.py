@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_archiver.errors import ArchiveError
+from tsx_archiver.torch_model_archiver import warn
 from tsx_archiver.workflow.packing import SUFFIX, WorkflowArchiveSpec, write_workflow_archive
 
 
@@ -44,7 +45,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ERROR - {error.message}", file=sys.stderr)
         return 1
     return 0
-
-
-def warn(text: str) -> None:
-    print(f"WARNING - {text}", file=sys.stderr)

@@ -11,7 +11,7 @@ from typing import Any
 from tsx_archiver.errors import CannotPack, InvalidConfig, InvalidModelName
 from tsx_archiver.names import is_model_name, shown
 from tsx_archiver.packing import Members, Plan, Warn, created_on, extra_paths
-from tsx_archiver.workflow.manifest import WORKFLOW_MANIFEST_PATH
+from tsx_archiver.workflow.opening import WORKFLOW_MANIFEST_PATH
 from tsx_archiver.workflow.spec import WorkflowSpec, read_spec
 from tsx_archiver.writing import write_plan
 

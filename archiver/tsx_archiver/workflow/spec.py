@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tsx_archiver.errors import InvalidConfig
 from tsx_archiver.metadata.configkeys import ConfigKey, whole
 from tsx_archiver.metadata.safeyaml import load_yaml_file
 from tsx_archiver.names import is_model_name, shown
-from tsx_archiver.workflow.graph import complete, find_cycle, leaves_of, parents_of
 
+Edges: TypeAlias = Mapping[str, tuple[str, ...]]  # for each node, in the order of the specification, those that its output goes to
 MOST_NODES = 256  # each is at least one process
 JOINT = "__"  # a node's model is called WORKFLOW__NODE
 
@@ -62,7 +63,7 @@ class WorkflowSpec:
     """A checked specification: no cycle, no edge to an unknown node. `nodes` and `edges` keep the order of the specification."""
 
     nodes: Mapping[str, Node]
-    edges: Mapping[str, tuple[str, ...]]
+    edges: Edges
     settings: NodeSettings = NodeSettings()  # what holds for every model that says nothing of its own
     problems: tuple[str, ...] = ()
     parents: Mapping[str, tuple[str, ...]] = field(init=False)
@@ -122,11 +123,12 @@ def _models(data: Any, source: str, problems: list[str]) -> tuple[dict[str, Node
         if not isinstance(url, str) or not url:
             raise InvalidSpec(f"{source}: model {shown(str(name))} has no url. Name its archive: url: FILE.mar")
         rest = {key: value for key, value in own.items() if key != URL}
-        nodes[str(name)] = Node(str(name), url, _over(_settings(rest, f"models.{name}.", problems), settings))
+        nodes[str(name)] = Node(str(name), url, _settings(rest, f"models.{name}.", problems, settings))
     return nodes, settings
 
 
-def _settings(data: Mapping[Any, Any], under: str, problems: list[str]) -> NodeSettings:
+def _settings(data: Mapping[Any, Any], under: str, problems: list[str], shared: NodeSettings = NodeSettings()) -> NodeSettings:
+    """Those of `shared` where `data` has none that can be used."""
     by_name = {key.name: key for key in KEYS}
     values = {}
     for name, value in data.items():
@@ -138,16 +140,7 @@ def _settings(data: Mapping[Any, Any], under: str, problems: list[str]) -> NodeS
             values[key.field], fault = key.read(value)
             if fault:
                 problems.append(f"{under}{name}: {value!r} is invalid: {fault}")
-    return NodeSettings(**values)
-
-
-def _over(own: NodeSettings, shared: NodeSettings) -> NodeSettings:
-    """`own`, with the values of `shared` where it has none."""
-    return NodeSettings(*(mine if mine is not None else theirs for mine, theirs in zip(_values(own), _values(shared), strict=True)))
-
-
-def _values(settings: NodeSettings) -> list[int | None]:
-    return [getattr(settings, key.field) for key in KEYS]
+    return replace(shared, **{name: value for name, value in values.items() if value is not None})
 
 
 def _edges(data: Any, source: str) -> dict[str, tuple[str, ...]]:
@@ -182,3 +175,32 @@ def _not_there(name: str, models: Mapping[str, Node], has_handler: bool) -> str:
 
 def _kind(value: Any) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
+
+
+def complete(edges: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
+    """With an entry for each node that is only ever named as a successor, and each edge once."""
+    nodes = dict.fromkeys(edges) | {node: None for following in edges.values() for node in following}
+    return {node: tuple(dict.fromkeys(edges.get(node, ()))) for node in nodes}
+
+
+def parents_of(edges: Edges) -> dict[str, tuple[str, ...]]:
+    """For each node, the nodes whose output it takes; none for those that take the request itself."""
+    parents: dict[str, list[str]] = {node: [] for node in edges}
+    for node, following in edges.items():
+        for successor in following:
+            parents[successor].append(node)
+    return {node: tuple(above) for node, above in parents.items()}
+
+
+def leaves_of(edges: Edges) -> tuple[str, ...]:
+    """The nodes whose output is the workflow's answer."""
+    return tuple(node for node, following in edges.items() if not following)
+
+
+def find_cycle(edges: Edges) -> Sequence[str] | None:
+    """Nodes that feed one another in a circle, the first one again at the end; None where there is no such circle."""
+    try:
+        TopologicalSorter(parents_of(edges)).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return None

@@ -22,18 +22,16 @@ from tsx_archiver import (
 )
 from tsx_archiver.limits import human
 from tsx_archiver.storage.cache import Cache
-from tsx_cli.archive.model_file import Parts, kind_in_words
+from tsx_cli.archive.model_file import kind_in_words
 from tsx_cli.archive.packing import NOTHING_SENT, Packed, Packing, check, pack
 from tsx_cli.common.failure import FAILED, CliError, UsageError
-from tsx_cli.common.inputs import is_archive, split_list
+from tsx_cli.common.inputs import is_archive
 from tsx_cli.common.options import read_settings
 from tsx_cli.common.output import print_json, print_table
 from tsx_runtime.core.models.benchmark_record import FILE as MEASURED
 from tsx_runtime.core.models.benchmark_record import LARGEST as MOST_MEASURED
 from tsx_runtime.core.models.benchmark_record import parse_measured
 from tsx_runtime.shared.log_format import escaped
-
-__all__ = ["Packing", "Parts", "inspect", "pack_files", "split_list", "unpack", "verify"]
 
 
 def pack_files(files: Sequence[Path], order: Packing, check_it: bool, tolerance: float, as_json: bool) -> None:
@@ -118,7 +116,9 @@ def unpack(file: Path, directory: Path | None, as_json: bool) -> None:
         raise UsageError(f"'{file}' is a directory, so it is already unpacked")
     if directory is not None and directory.exists():
         raise CliError(f"'{directory}' already exists; name a new directory")
-    parent = _existing_parent(directory)
+    parent = Path() if directory is None else directory.absolute().parent
+    while not parent.exists():  # a temporary directory is to lie on the file system that the new one will be on
+        parent = parent.parent
     try:
         target, manifest = _unpack(file, directory, parent)
     except (CacheError, OSError) as error:
@@ -148,14 +148,6 @@ def _unpack(file: Path, directory: Path | None, parent: Path) -> tuple[Path, Man
 
 def _limits() -> Limits:
     return read_settings(None)[0].archive_limits()
-
-
-def _existing_parent(directory: Path | None) -> Path:
-    """Where a temporary directory lies on the file system that the new directory will be on."""
-    place = Path() if directory is None else directory.absolute().parent
-    while not place.exists():
-        place = place.parent
-    return place
 
 
 def _as_data(inspection: Inspection) -> dict[str, object]:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from tsx_cli.common.inputs import split_list
 from tsx_cli.common.lazy import DefaultGroup
 from tsx_cli.common.options import AsJson, ExtraFiles, Handler, ModelFile
 
@@ -56,9 +57,11 @@ def pack_command(
     With --check, FILE may also be an existing archive. Exit code 3: it loaded, but there was no sample to send.
     """
     from tsx_cli.archive import actions
+    from tsx_cli.archive.model_file import Parts
+    from tsx_cli.archive.packing import Packing
 
-    parts = actions.Parts(handler, model_file, actions.split_list(extra_files), index_to_name)
-    order = actions.Packing(parts, name, version, requirements_file, config_file, export_path, format, force, samples or [])
+    parts = Parts(handler, model_file, split_list(extra_files), index_to_name)
+    order = Packing(parts, name, version, requirements_file, config_file, export_path, format, force, samples or [])
     actions.pack_files(files or [], order, check_it, tolerance, as_json)
 
 

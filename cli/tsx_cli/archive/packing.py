@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,22 +94,15 @@ def check(packed: Packed, samples: Sequence[Path], tolerance: float, *, quiet: b
     from tsx_cli.archive.check import check_archive  # here, as it imports the front end, and help must be quick
 
     settings, _ = read_settings(None)
-    with _quiet_log():
-        result = check_archive(Path(packed.archive), list(sample_files(samples).values()), settings, tolerance)
-    _say(check_lines(result), quiet)
-    return replace(packed, name=result.model, version=result.version, check=result)
-
-
-@contextmanager
-def _quiet_log() -> Iterator[None]:
-    """No log lines meanwhile: what the worker says of a failure is in the error as well."""
     logger = logging.getLogger("tsx")
     level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    logger.setLevel(logging.CRITICAL)  # what the worker says of a failure is in the error as well
     try:
-        yield
+        result = check_archive(Path(packed.archive), list(sample_files(samples).values()), settings, tolerance)
     finally:
         logger.setLevel(level)
+    _say(check_lines(result), quiet)
+    return replace(packed, name=result.model, version=result.version, check=result)
 
 
 def check_lines(result: CheckResult) -> list[str]:

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 from tsx_cli.bench.commands import options
-from tsx_cli.bench.dispatch import OrAnother
 from tsx_cli.common.failure import FAILED, INTERRUPTED, UsageError
 from tsx_cli.common.options import AsJson
 from tsx_cli.common.output import one_line
 
 app = typer.Typer(add_completion=False)
 
+AGAINST = "tsx_cli.bench.commands.against_command"
+TORCHSERVE = "tsx_cli.bench.torchserve.command"
+COMPARE = "tsx_cli.bench.commands.compare_command"
 WITH_RESUME = {"model", "resume", "time_limit", "profile", "write", "upload", "as_json"}  # all else is as the run was asked for
+
+
+class OrAnother(TyperCommand):
+    """A command that another one replaces, depending on its arguments: a running server has other options."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        module = another(args)
+        if module is None:
+            return super().make_context(info_name, args, parent, **extra)
+        if module == COMPARE:
+            info_name, args = f"{info_name} compare", args[1:]
+        return typer.main.get_command(importlib.import_module(module).app).make_context(info_name, args, parent, **extra)
 
 
 @app.command("bench", cls=OrAnother)
@@ -73,7 +91,10 @@ def bench_command(
     limit = None if time_limit is None else seconds(time_limit, "--time-limit")
     settings, _ = read_settings(None)
     if resume is not None:
-        _only_with_resume(context)
+        for parameter in context.command.params:
+            source = context.get_parameter_source(parameter.name or "")
+            if source is not None and source.name == "COMMANDLINE" and parameter.name not in WITH_RESUME:
+                raise UsageError(f"--resume uses the options of the original run; leave {parameter.opts[0]} out")
         request = resumed_run(resume, model, limit, quiet=as_json)
     else:
         if model is None:
@@ -150,12 +171,18 @@ def _loads(mode: options.Mode, connections: str | None, rate: str | None, arriva
     return found
 
 
-def _only_with_resume(context: typer.Context) -> None:
-    for parameter in context.command.params:
-        if _given(context, parameter.name or "") and parameter.name not in WITH_RESUME:
-            raise UsageError(f"--resume uses the options of the original run; leave {parameter.opts[0]} out")
+def another(words: Sequence[str]) -> str | None:
+    """The module of the command that these words mean; None: that of an archive."""
+    if words and words[0] == "compare":
+        return COMPARE
+    options = {word.partition("=")[0] for word in words if word.startswith("--")}
+    if "--torchserve-config" in options or any(word.endswith((".yaml", ".yml")) for word in _by_themselves(words)):
+        return TORCHSERVE
+    return AGAINST if "--against" in options else None
 
 
-def _given(context: typer.Context, parameter: str) -> bool:
-    source = context.get_parameter_source(parameter)
-    return source is not None and source.name == "COMMANDLINE"
+def _by_themselves(words: Sequence[str]) -> Iterator[str]:
+    """Those that no option has before them, which might be its value."""
+    for before, word in zip(("", *words), words, strict=False):
+        if not word.startswith("-") and (not before.startswith("-") or "=" in before):
+            yield word

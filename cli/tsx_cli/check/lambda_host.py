@@ -108,11 +108,6 @@ class Host:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
-    @property
-    def idle(self) -> bool:
-        """Whether the environment has taken all that was begun."""
-        return self._waiting.empty()
-
     def invoke(self, event: Any) -> Invocation:
         """Synchronously, as `RequestResponse`. Raises RequestTooLarge."""
         invocation = self.begin(event)

@@ -14,8 +14,9 @@ from tsx_cli.archive.check import Sample, read_sample
 from tsx_cli.archive.packing import sample_files
 from tsx_cli.check import aws_lambda, container, sagemaker
 from tsx_cli.check.report import Report
-from tsx_cli.common.failure import FAILED, CliError, UsageError
+from tsx_cli.common.failure import FAILED, CliError
 from tsx_cli.common.inputs import samples_in
+from tsx_cli.common.options import read_pair
 from tsx_cli.deploy.spec import span
 from tsx_runtime.shared.log_format import escaped
 
@@ -38,26 +39,12 @@ def check(archive: Path, contract: str, given: Sequence[Path], timeout: str | No
         place = Path(directory)
         with open_archive(archive, cache=place / "unpacking") as opened:
             samples = [read_sample(path) for path in (sample_files(given).values() if given else samples_in(opened.directory))]
-        play(report, archive, samples, _variables(env), place, patience)
+        play(report, archive, samples, dict(read_pair(each, "--env takes NAME=VALUE") for each in env), place, patience)
     report.show(as_json=as_json)
     if report.failed:
-        if not as_json:
-            _tell_log(report)
-        raise typer.Exit(FAILED)
-
-
-def _tell_log(report: Report) -> None:
-    for line in report.log:
-        print(f"| {escaped(line)}")
-    count = len(report.failed)
-    raise CliError(f"{report.model} does not meet {count} requirement{'' if count == 1 else 's'} of {report.contract}'s contract")
-
-
-def _variables(env: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for each in env:
-        name, equals, value = each.partition("=")
-        if not equals or not name:
-            raise UsageError(f"--env takes NAME=VALUE, not '{each}'")
-        found[name] = value
-    return found
+        if as_json:
+            raise typer.Exit(FAILED)
+        for line in report.log:
+            print(f"| {escaped(line)}")
+        count = len(report.failed)
+        raise CliError(f"{report.model} does not keep {count} promise{'' if count == 1 else 's'} of {contract}'s contract")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tsx_cli.archive.check import Sample
-from tsx_cli.check.entry import Entry, free_ports, started, try_request
+from tsx_cli.check.entry import free_ports, started, try_request
 from tsx_cli.check.report import Report
 from tsx_cli.check.web import Web, answers_samples, becomes_ready, ends_in_order, has_metrics, stays_well_under_load, takes_the_largest
 from tsx_cli.deploy.engine.facts import model_data
@@ -32,7 +32,9 @@ def check(report: Report, archive: Path, samples: Sequence[Sample], env: Mapping
         takes_the_largest(web, most, report)
         stays_well_under_load(web, good, report)
         _tells(web, report)
-        _is_up(entry, report)
+        code = "" if entry.is_up else f"ended with {entry.process.returncode}"
+        if not report.add("still up after all of that", entry.is_up, code, "", "see its log"):
+            report.log = entry.lines
         ends_in_order(web, entry, good, report)
 
 
@@ -58,9 +60,3 @@ def _tells(web: Web, report: Report) -> None:
         response = None
     right = isinstance(response, dict) and {"MaxConcurrentTransforms", "BatchStrategy", "MaxPayloadInMB"} <= response.keys()
     report.add(what, right, batch.body[:100].decode(errors="replace"), "three keys", "this is a bug in tsx: please report it")
-
-
-def _is_up(entry: Entry, report: Report) -> None:
-    code = "" if entry.is_up else f"ended with {entry.process.returncode}"
-    if not report.add("still up after all of that", entry.is_up, code, "", "see its log"):
-        report.log = entry.lines

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tsx_cli.archive.check import Sample
@@ -51,7 +53,8 @@ def becomes_ready(web: Web, entry: Entry, report: Report) -> bool:
                 report.within("ready", entry.since(), web.start_limit, "")
                 way = "something blocks the server's process while the model loads: load the model in the handler's initialize"
                 return report.within(f"{web.health} while it starts, the slowest of {asked}", slowest, web.health_limit, way)
-        entry_ended(entry, AGAIN)
+        with suppress(subprocess.TimeoutExpired):
+            entry.process.wait(AGAIN)
     report.log = entry.lines
     known = diagnose("ping health check" if entry.is_up else "", entry.lines)
     way = " ".join(map(str, known)) or "see the last lines of its log"
@@ -60,13 +63,6 @@ def becomes_ready(web: Web, entry: Entry, report: Report) -> bool:
             "ready", False, f"not after {time_of(entry.since())}", f"within {time_of(web.start_limit)}", f"{way} ({web.start_key})"
         )
     return report.add("ready", False, f"ended with {entry.process.returncode} after {time_of(entry.since())}", "stays up", way)
-
-
-def entry_ended(entry: Entry, seconds: float) -> None:
-    """Waits so long, or until it is over."""
-    end = time.monotonic() + seconds
-    while entry.is_up and time.monotonic() < end:
-        threading.Event().wait(min(0.02, seconds))
 
 
 def answers_samples(web: Web, samples: Sequence[Sample], most: int, report: Report) -> Sample | None:

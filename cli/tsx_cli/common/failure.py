@@ -37,7 +37,10 @@ def report(error: BaseException, *, debug: bool, file: TextIO) -> int:
     """Print what a person needs to know of `error`; returns the exit code."""
     if not _expected(error):
         print(_mark(f"Error: {type(error).__name__}: {error}", file), file=file)
-        _explain_unexpected(error, debug, file)
+        if debug:
+            traceback.print_exception(type(error), error, error.__traceback__, file=file)
+        else:
+            print("This is a bug in tsx; run again with --debug to see the traceback.", file=file)
         return FAILED
     message = getattr(error, "message", None) or _os_error(error)
     print(_mark(f"Error: {escaped(str(message))}", file), file=file)
@@ -69,13 +72,6 @@ def _os_error(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: '{error.filename}'" if error.filename else error.strerror
     return str(error)
-
-
-def _explain_unexpected(error: BaseException, debug: bool, file: TextIO) -> None:
-    if debug:
-        traceback.print_exception(type(error), error, error.__traceback__, file=file)
-    else:
-        print("This is a bug in tsx; run again with --debug to see the traceback.", file=file)
 
 
 def _mark(text: str, file: TextIO) -> str:

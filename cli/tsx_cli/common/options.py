@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,11 +49,22 @@ def read_settings(config: Path | None, assignments: Iterable[str] | None = None,
     """The settings of this call and their origins; of `given`, what is None was not given."""
     from tsx_runtime.settings.sources import find_config, load_settings  # here, as they are slow to import, and help must be quick
 
-    cli: dict[str, object] = {}
-    for assignment in assignments or []:
-        name, equals, value = assignment.partition("=")
-        if not equals or not name:
-            raise UsageError(f"--set takes NAME=VALUE, not '{assignment}'")
-        cli[name] = value
+    cli: dict[str, object] = dict(read_pair(assignment, "--set takes NAME=VALUE") for assignment in assignments or [])
     cli.update((name, value) for name, value in given.items() if value is not None)
     return load_settings(cli, os.environ, find_config(config, os.environ, Path.cwd()), lambda notice: print(notice, file=sys.stderr))
+
+
+def read_option(parse: Callable[[str], float], text: str, option: str, usage: str) -> float:
+    """Raises UsageError."""
+    try:
+        return parse(text)
+    except ValueError:
+        raise UsageError(f"{option} takes {usage}, not {text!r}") from None
+
+
+def read_pair(text: str, usage: str) -> tuple[str, str]:
+    """`NAME=VALUE`; `usage` begins the message of the UsageError where it is none."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"{usage}, not '{text}'")
+    return name, value

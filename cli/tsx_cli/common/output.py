@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from rich import box
 from rich.console import Console
@@ -11,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tsx_runtime.shared.log_format import STEERS, escaped
+
+Result = TypeVar("Result")
 
 
 def human(size: int) -> str:
@@ -23,6 +26,14 @@ def human(size: int) -> str:
 def print_json(value: object) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
     print(STEERS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+
+
+def print_result(value: Result, as_json: bool, show: Callable[[Result], None]) -> None:
+    """For programs as JSON, for people as `show` prints it."""
+    if as_json:
+        print_json(value)
+    else:
+        show(value)
 
 
 def one_line(value: object) -> str:

@@ -9,7 +9,7 @@ import typer
 from tsx_cli.common.client import Server, path
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import AsJson, Config, ModelName, Url, management
-from tsx_cli.common.output import human, print_json, print_table
+from tsx_cli.common.output import human, print_json, print_result, print_table
 from tsx_cli.models import record, rollout, shadow, traffic
 from tsx_runtime.shared.log_format import escaped
 from tsx_runtime.shared.suggestions import suggestion
@@ -243,10 +243,7 @@ def _print_version(answer: dict[str, Any]) -> None:
 
 
 def _say(answer: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(answer)
-    else:
-        print(escaped(in_commands(answer["status"])))
+    print_result(answer, as_json, lambda answer: print(escaped(in_commands(answer["status"]))))
 
 
 def in_commands(status: str) -> str:

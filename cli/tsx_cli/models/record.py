@@ -9,7 +9,7 @@ import typer
 from tsx_cli.common.client import path
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import AsJson, Config, ModelName, Url, management
-from tsx_cli.common.output import human, print_json
+from tsx_cli.common.output import human, print_result
 
 
 def record(
@@ -41,10 +41,7 @@ def record(
         answer = server.call_json("PUT", target, {**terms, "answers": answers})
     else:
         answer = server.call("GET", target).json()
-    if as_json:
-        print_json(answer)
-    else:
-        _show(answer)
+    print_result(answer, as_json, _show)
 
 
 def _show(answer: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 
 from tsx_cli.common.client import RequestFailed, Server, path
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.options import AsJson, Config, ModelName, Url, management
+from tsx_cli.common.options import AsJson, Config, ModelName, Url, management, read_option
 from tsx_cli.common.output import one_line, print_json, print_table
 from tsx_runtime.shared.quantities import parse_percent, parse_seconds, parse_share
 
@@ -75,15 +74,15 @@ def _plan(
 ) -> dict[str, Any]:
     plan: dict[str, Any] = {"version": version}
     if steps is not None:
-        plan["steps"] = [_read(parse_percent, step, "--steps", "percentages such as 1,5,25,100") for step in steps.split(",")]
+        plan["steps"] = [read_option(parse_percent, step, "--steps", "percentages such as 1,5,25,100") for step in steps.split(",")]
     if bake is not None:
-        plan["bake"] = _read(parse_seconds, bake, "--bake", "a time such as 30s, 10m, 2h or 1d")
+        plan["bake"] = read_option(parse_seconds, bake, "--bake", "a time such as 30s, 10m, 2h or 1d")
     if max_error_rate is not None:
-        plan["max_error_rate"] = _read(parse_share, max_error_rate, "--max-error-rate", "a share such as 0.5% or 0.005")
+        plan["max_error_rate"] = read_option(parse_share, max_error_rate, "--max-error-rate", "a share such as 0.5% or 0.005")
     if max_p99 is not None and max_p99.endswith("x"):
-        plan["max_p99_ratio"] = _read(float, max_p99.removesuffix("x"), "--max-p99", P99)
+        plan["max_p99_ratio"] = read_option(float, max_p99.removesuffix("x"), "--max-p99", P99)
     elif max_p99 is not None:
-        plan["max_p99_ms"] = _read(_milliseconds, max_p99, "--max-p99", P99)
+        plan["max_p99_ms"] = read_option(_milliseconds, max_p99, "--max-p99", P99)
     if min_requests is not None:
         plan["min_requests"] = min_requests
     return plan
@@ -93,13 +92,6 @@ def _milliseconds(text: str) -> float:
     if not text[-1:].isalpha():
         raise ValueError("without a unit it could be a factor as well")
     return 1000 * parse_seconds(text)
-
-
-def _read(parse: Callable[[str], float], text: str, option: str, usage: str) -> float:
-    try:
-        return parse(text)
-    except ValueError:
-        raise UsageError(f"{option} takes {usage}, not {text!r}") from None
 
 
 def _watch(server: Server, target: str, answer: dict[str, Any], *, quiet: bool) -> dict[str, Any]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from tsx_cli.common.client import path
 from tsx_cli.common.failure import UsageError
-from tsx_cli.common.options import AsJson, Config, ModelName, Url, management
-from tsx_cli.common.output import one_line, print_json, print_table
+from tsx_cli.common.options import AsJson, Config, ModelName, Url, management, read_option
+from tsx_cli.common.output import one_line, print_result, print_table
 from tsx_runtime.shared.quantities import parse_percent
 
 WIDE = 100  # characters of a line of a body
@@ -45,10 +46,7 @@ def shadow(
         answer = server.call_json("PUT", target, _changed(answer, name, to, share, how, ignore))
     if reset:
         answer = server.call("DELETE", target).json()
-    if as_json:
-        print_json(answer)
-    else:
-        _show(answer, examples)
+    print_result(answer, as_json, partial(_show, examples))
 
 
 def _changed(
@@ -59,7 +57,7 @@ def _changed(
     if to is not None:
         fields["to"] = to
     if share is not None:
-        fields["share"] = read_share(share)
+        fields["share"] = read_option(parse_percent, share, "--share", "a percentage such as 10%")
     if how is not None:
         fields["compare"] = read_compare(how)
     if ignore:
@@ -67,13 +65,6 @@ def _changed(
     if "to" not in fields or "share" not in fields:
         raise UsageError(f"a shadow takes a version and a share: `tsx models shadow {name} --to 2.0 --share 10%`")
     return fields
-
-
-def read_share(text: str) -> float:
-    try:
-        return parse_percent(text)
-    except ValueError:
-        raise UsageError(f"--share takes a percentage such as 10%, not '{text}'") from None
 
 
 def read_compare(text: str) -> dict[str, Any]:
@@ -93,7 +84,7 @@ def read_compare(text: str) -> dict[str, Any]:
     return fields
 
 
-def _show(answer: dict[str, Any], examples: int) -> None:
+def _show(examples: int, answer: dict[str, Any]) -> None:
     name = answer["model"]
     if "shadow" not in answer:
         print(f"model {name} has no shadow; `tsx models shadow {name} --to VERSION --share 10%` begins one")

@@ -9,7 +9,7 @@ import typer
 from tsx_cli.common.client import path
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import AsJson, Config, Url, management
-from tsx_cli.common.output import one_line, print_json
+from tsx_cli.common.output import one_line, print_result
 from tsx_cli.common.stages import PARTS, bar, milliseconds
 
 app = typer.Typer(add_completion=False)
@@ -30,10 +30,7 @@ def explain(
     if len(words) != 1:
         raise UsageError("give the id of a request: it is in the header x-request-id of its answer")
     timeline = management(url, config).call("GET", path("debug", "requests", words[0])).json()
-    if as_json:
-        print_json(timeline)
-    else:
-        print("\n".join(map(one_line, lines(timeline))))
+    print_result(timeline, as_json, lambda timeline: print("\n".join(map(one_line, lines(timeline)))))
 
 
 def lines(timeline: dict[str, Any]) -> list[str]:

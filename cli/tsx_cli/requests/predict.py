@@ -6,7 +6,6 @@ import base64
 import codecs
 import json
 import sys
-import uuid
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -49,7 +48,11 @@ def predict(
     settings, _ = read_settings(config)
     data = _read(file)
     kind = content_type or guess_content_type(file, data)
-    body, kind = (data, kind) if field is None else form(field, Path(file).name, kind, data)
+    body = data
+    if field is not None:
+        from urllib3.filepost import encode_multipart_formdata  # here, as it is slow to import, and help must be quick
+
+        body, kind = encode_multipart_formdata({field: (Path(file).name, data, kind)})
     server = Server(url or settings.inference_address, settings.inference_token, certificate=settings.certificate_file)
     target = path("predictions", model, *([] if version is None else [version]))
     response = server.call("POST", target, body, {"Content-Type": kind})
@@ -62,16 +65,6 @@ def predict(
         show(response, Console())
     else:
         _pass_on(response, sys.stdout.buffer)
-
-
-def form(field: str, file_name: str, content_type: str, data: bytes) -> tuple[bytes, str]:
-    """(body, content type) of a multipart form with one file."""
-    boundary = uuid.uuid4().hex
-    head = (
-        f'--{boundary}\r\nContent-Disposition: form-data; name="{_quoted(field)}"; filename="{_quoted(file_name)}"\r\n'
-        f"Content-Type: {content_type}\r\n\r\n"
-    )
-    return head.encode() + data + f"\r\n--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}"
 
 
 def describe(response: Response) -> dict[str, object]:
@@ -152,7 +145,3 @@ def _pass_on(response: Response, sink: BinaryIO) -> None:
     for part in response.parts:
         sink.write(part)
         sink.flush()
-
-
-def _quoted(text: str) -> str:
-    return text.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")

@@ -21,7 +21,7 @@ import typer
 from tsx_cli.common.client import KeptConnection, Server, path
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.options import AsJson, Config, Url, read_settings
-from tsx_cli.common.output import one_line, print_json, print_table
+from tsx_cli.common.output import one_line, print_result, print_table
 from tsx_runtime.recordings import NotARecording, Recorded, read
 from tsx_runtime.shared.quantiles import nearest_rank
 
@@ -59,10 +59,7 @@ def replay(
     if not run.sent:
         raise CliError(f"{recording} contains no complete request")
     summary = run.summary()
-    if as_json:
-        print_json(summary)
-    else:
-        _show(summary)
+    print_result(summary, as_json, _show)
     if run.failed:
         raise CliError(f"{sum(run.failed.values())} of {run.sent} requests got no answer")
     if set(run.answers) == {404} and not run.equal:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from tsx_cli.common.inputs import split_list
 from tsx_cli.common.options import Assignments, Config, ExtraFiles, Handler, ModelFile, read_settings
 
 app = typer.Typer(add_completion=False)
@@ -40,10 +41,11 @@ def serve_command(
 
     Without a file, the server loads what the settings `load_models` and `load_workflows` name, or starts empty.
     """
+    from tsx_cli.archive.model_file import Parts  # here, both of them, as they are slow to import, and help must be quick
     from tsx_cli.serve import server
 
     settings, _ = read_settings(config, assignments, model_store=model_store)
     settings = server.with_addresses(settings, host, {"inference": port, "management": management_port, "metrics": metrics_port})
     settings = server.with_grpc_addresses(settings, host, {"grpc_inference": grpc_port, "grpc_management": grpc_management_port})
     chosen = {"initial_workers": workers, "batch_size": batch_size, "device_type": device}
-    server.serve_words(models or [], settings, server.Parts(handler, model_file, server.split_list(extra_files)), chosen)
+    server.serve_words(models or [], settings, Parts(handler, model_file, split_list(extra_files)), chosen)

@@ -18,7 +18,7 @@ from tsx_archiver.names import MANIFEST_PATH
 from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.archive.model_file import Parts, work_out
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.inputs import is_archive, is_workflow, split_list
+from tsx_cli.common.inputs import is_archive, is_workflow
 from tsx_cli.common.output import one_line
 from tsx_cli.serve.startup_page import show
 from tsx_runtime.core.placement.devices import gpu_count
@@ -38,8 +38,6 @@ from tsx_runtime.targets.server.startup import (
     workflows_from_settings,
 )
 
-__all__ = ["Parts", "run_server", "serve_words", "split_list", "with_addresses", "with_grpc_addresses"]
-
 
 def serve_words(words: Sequence[str], settings: Settings, parts: Parts, chosen: Mapping[str, object]) -> None:
     """The files and directories that are named, else what the settings name. `chosen` is for each model; None leaves it open."""
@@ -47,10 +45,13 @@ def serve_words(words: Sequence[str], settings: Settings, parts: Parts, chosen: 
         raise UsageError("--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); omit --device to run on the CPU")
     of_workflows = [word for word in words if is_workflow(_split(word)[1])]
     of_models = [word for word in words if word not in of_workflows]
-    check_parts(parts, of_models)
+    if parts.given and all(is_archive(_split(word)[1]) for word in of_models):
+        raise UsageError("--handler, --model-file and --extra-files apply to bare model files; archives and directories have their own")
     with ExitStack() as stack:
         starts = [find_model(word, settings, parts, stack) for word in of_models] or models_from_settings(settings)
-        flows = [find_workflow(word, settings) for word in of_workflows] or workflows_from_settings(settings)
+        named = [_split(word) for word in of_workflows]
+        store = settings.workflow_store or settings.model_store
+        flows = [start_workflow(_there(path, "workflow store", store), name) for name, path in named] or workflows_from_settings(settings)
         orders: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
         if orders and of_workflows and not starts:
             raise UsageError("--workers, --batch-size and --device apply to models; a workflow's specification sets them for its models")
@@ -91,12 +92,6 @@ def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | 
     return settings.model_copy(update=changed)
 
 
-def check_parts(parts: Parts, words: list[str]) -> None:
-    """What goes with a bare model file, where there is none."""
-    if parts.given and all(is_archive(_split(word)[1]) for word in words):
-        raise UsageError("--handler, --model-file and --extra-files apply to bare model files; archives and directories have their own")
-
-
 def find_model(word: str, settings: Settings, parts: Parts, stack: ExitStack) -> StartModel:
     """What `[NAME=]FILE` means: a path, else a file of the model store. A bare model file becomes a directory that `stack` removes."""
     name, path = _split(word)
@@ -107,12 +102,6 @@ def find_model(word: str, settings: Settings, parts: Parts, stack: ExitStack) ->
         start = start_model(directory, name)
         return replace(start, order=replace(start.order, url=path.name))
     return start_model(path, name)
-
-
-def find_workflow(word: str, settings: Settings) -> StartWorkflow:
-    """What `[NAME=]FILE` means: a path, else a file of the workflow store."""
-    name, path = _split(word)
-    return start_workflow(_there(path, "workflow store", settings.workflow_store or settings.model_store), name)
 
 
 def _there(path: Path, what: str, store: Path | None) -> Path:

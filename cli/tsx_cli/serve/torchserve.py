@@ -73,8 +73,9 @@ def act(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         print(RUNNING)
         return FAILED
     setup = configure(arguments, os.environ, warn=lambda notice: None)  # so that what is wrong is said here, and in the exit code
-    if problem := store_problem(setup.settings.model_store):
-        print(problem)
+    store = setup.settings.model_store
+    if store is None or not store.is_dir():
+        print("Missing mandatory parameter --model-store" if store is None else f"--model-store directory not found: {store}")
         return FAILED
     return become_server(words) if arguments.foreground else leave_running(words)
 
@@ -129,8 +130,9 @@ class Setup(NamedTuple):
 def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) -> Setup:
     """Raises SettingError and UsageError."""
     from tsx_runtime.errors import SettingError
+    from tsx_runtime.settings.schema import Settings
     from tsx_runtime.settings.sources import load_settings
-    from tsx_runtime.settings.torchserve import load_properties
+    from tsx_runtime.settings.torchserve import load_properties, read_torchserve_config
 
     file, restored = config_file(arguments, env)
     kept = {"model_store": arguments.model_store, "workflow_store": arguments.workflow_store, "load_models": split_list(arguments.models)}
@@ -140,7 +142,10 @@ def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) 
         "enable_model_api": arguments.enable_model_api,
         "log_config": arguments.log_config,
     }
-    first = variables_of(file, env)  # TorchServe has its variables before the command line: images have the one, their users the other
+    properties = file if file is not None and file.suffix != ".toml" else None
+    keys = [] if properties is None else read_torchserve_config(properties, env, Settings.model_fields)[0]
+    # TorchServe has its variables before the command line: images have the one, their users the other.
+    first = {key.name for key in keys if key.origin.startswith("environment variable")}
     given_settings = {name: value for name, value in given.items() if value and name not in first}
     try:
         settings, origins = load_settings(given_settings, env, file, warn)
@@ -149,29 +154,12 @@ def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) 
             raise
         raise SettingError(f"{error.message}. This is the last snapshot; --ncs starts without it") from error
     settings = settings.model_copy(update={name: value for name, value in defaults(env).items() if origins.get(name) == "default"})
-    base = load_properties(file) if file is not None and file.suffix != ".toml" else {}
-    base |= {name: as_text(value) for name, value in kept.items() if value}
+    base = {} if properties is None else load_properties(properties)
+    base |= {name: ",".join(value) if isinstance(value, list) else str(value) for name, value in kept.items() if value}
     for name in ("model_store", "workflow_store"):  # a snapshot may be started from in another directory
         if name in base and "$$" not in base[name]:
             base[name] = str(Path(base[name]).absolute())
     return Setup(settings, base, file, restored)
-
-
-def variables_of(file: Path | None, env: Mapping[str, str]) -> set[str]:
-    """The settings that TS_* variables decide."""
-    from tsx_runtime.settings.schema import Settings
-    from tsx_runtime.settings.torchserve import read_torchserve_config
-
-    if file is None or file.suffix == ".toml":
-        return set()
-    keys, _ = read_torchserve_config(file, env, Settings.model_fields)
-    return {key.name for key in keys if key.origin.startswith("environment variable")}
-
-
-def store_problem(store: Path | None) -> str:
-    if store is None:
-        return "Missing mandatory parameter --model-store"
-    return "" if store.is_dir() else f"--model-store directory not found: {store}"
 
 
 def defaults(env: Mapping[str, str]) -> dict[str, object]:
@@ -198,10 +186,6 @@ def config_file(arguments: argparse.Namespace, env: Mapping[str, str]) -> tuple[
 
 def snapshot_directory(env: Mapping[str, str]) -> Path:
     return Path(env.get("LOG_LOCATION") or "logs", "config")
-
-
-def as_text(value: object) -> str:
-    return ",".join(value) if isinstance(value, list) else str(value)
 
 
 def notices(arguments: argparse.Namespace, setup: Setup) -> list[str]:

@@ -127,25 +127,18 @@ def required_tokens(settings: Settings) -> None:
     """Raise `SettingError` where an address is open to other machines and no token protects it."""
     if settings.disable_token_authorization or settings.generate_tokens:
         return
-    for address, token in (
-        ("inference_address", "inference_token"),
-        ("management_address", "management_token"),
-        ("metrics_address", "management_token"),
-    ):
+    needed = [("inference_address", "inference_token"), ("management_address", "management_token")]
+    if settings.enable_metrics_api:
+        needed.append(("metrics_address", "management_token"))
+    if settings.enable_grpc:
+        needed += [(f"{role}_address", f"{role.removeprefix('grpc_')}_token") for role in GRPC_ROLES]
+    for address, token in needed:
         value = getattr(settings, address)
-        if address == "metrics_address" and not settings.enable_metrics_api:
-            continue
-        if not parse_address(value).is_local and not getattr(settings, token):
+        is_local = is_loopback_host(value) if address.startswith("grpc_") else parse_address(value).is_local
+        if not is_local and not getattr(settings, token):
             raise SettingError(
                 f"{address} is {value}, which other machines can reach, so {token} must be set. "
                 f"Set {token}, or bind {address} to 127.0.0.1, or set disable_token_authorization to serve without tokens."
-            )
-    for role in GRPC_ROLES if settings.enable_grpc else ():
-        host, token = getattr(settings, f"{role}_address"), f"{role.removeprefix('grpc_')}_token"
-        if not is_loopback_host(host) and not getattr(settings, token):
-            raise SettingError(
-                f"{role}_address is {host}, which other machines can reach, so {token} must be set. "
-                f"Set {token}, or bind {role}_address to 127.0.0.1, or set disable_token_authorization to serve without tokens."
             )
 
 

@@ -11,7 +11,7 @@ from tsx_archiver import load_json
 from tsx_archiver.metadata.model_limits import CHANGEABLE
 from tsx_runtime import wire
 from tsx_runtime.api.describe import PAGE, describe_version, list_models, memory_of
-from tsx_runtime.api.request_ids import new_request_id
+from tsx_runtime.api.headers import new_request_id
 from tsx_runtime.api.schemas import DescribedModels, ModelList, RegisterParameters, ScaleParameters, Status
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder

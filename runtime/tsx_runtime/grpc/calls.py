@@ -9,18 +9,16 @@ from typing import Any, cast
 import grpc
 
 from tsx_runtime import wire
-from tsx_runtime.api.headers import Pair, check_status
+from tsx_runtime.api.headers import Pair, check_status, new_request_id
 from tsx_runtime.api.priority import deadline, priority_and_timeout
-from tsx_runtime.api.request_ids import new_request_id
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.scheduling.job import Answer, WaitingJob
-from tsx_runtime.core.scheduling.route import Route
+from tsx_runtime.core.scheduling.job import Answer, Route, WaitingJob
 from tsx_runtime.core.telemetry.tracing import current
 from tsx_runtime.core.traffic.splitter import HEADER
 from tsx_runtime.errors import TsxError
 from tsx_runtime.grpc.admission import current_call
-from tsx_runtime.grpc.metadata import as_headers, from_block
+from tsx_runtime.grpc.messages import as_headers, from_block
 from tsx_runtime.grpc.statuses import STATUS, CallRefused, worker_refusal
 from tsx_runtime.wire import Body
 
@@ -117,17 +115,13 @@ async def answer_parts(context: Context, pending: PendingRequest) -> AsyncGenera
 
 async def _first(context: Context, pending: PendingRequest) -> Answer:
     """As `PendingRequest.answer`. A refusal carries the version, where a split had picked one."""
-    send_request_id(context, pending)
+    context.set_trailing_metadata((("x-request-id", pending.id),))
     try:
         return await pending.answer()
     except (TsxError, CallRefused):
         if pending.job.routed is not None:
             context.set_trailing_metadata((("x-request-id", pending.id), (HEADER.decode(), pending.version.version)))
         raise
-
-
-def send_request_id(context: Context, pending: PendingRequest) -> None:
-    context.set_trailing_metadata((("x-request-id", pending.id),))
 
 
 async def send_headers(context: Context, pending: PendingRequest, answer: Answer) -> None:

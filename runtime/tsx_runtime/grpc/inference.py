@@ -17,8 +17,7 @@ from tsx_runtime.api.describe import is_healthy
 from tsx_runtime.api.headers import Pair
 from tsx_runtime.api.schemas import Health
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.scheduling.job import Answer
-from tsx_runtime.core.scheduling.route import Route
+from tsx_runtime.core.scheduling.job import Answer, Route
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound, TsxError
 from tsx_runtime.grpc.admission import Admissions

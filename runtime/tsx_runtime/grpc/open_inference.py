@@ -13,8 +13,7 @@ from tsx_runtime.api.schemas import ServerMetadata
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.scheduling.job import Answer
-from tsx_runtime.core.scheduling.route import Route
+from tsx_runtime.core.scheduling.job import Answer, Route
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound, TsxError
 from tsx_runtime.grpc import tensors
 from tsx_runtime.grpc.admission import Admissions

@@ -19,8 +19,7 @@ from tsx_runtime.core.telemetry.tracing import OpenSpan, Tracer, current, parent
 from tsx_runtime.errors import InvalidToken, TooManyRequests, TsxError
 from tsx_runtime.grpc.admission import Admission, Admissions, Call, current_call
 from tsx_runtime.grpc.calls import Context
-from tsx_runtime.grpc.messages import read_message
-from tsx_runtime.grpc.metadata import as_headers
+from tsx_runtime.grpc.messages import as_headers, read_message
 from tsx_runtime.grpc.statuses import CallRefused, Refusal, refusal
 from tsx_runtime.metrics.response_counts import ResponseCounts
 

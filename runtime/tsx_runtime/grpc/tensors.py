@@ -44,15 +44,8 @@ TYPED = {
 }  # BYTES have a field too; FP16 and BF16 have none, and travel as raw contents only
 
 
-class PackedRequest(NamedTuple):
-    """A request in the form that a worker reads."""
-
-    head: int  # bytes of the JSON
-    body: Body
-
-
-def pack(request: Any) -> PackedRequest:
-    """A `ModelInferRequest` of either package. Raises BadRequest."""
+def pack(request: Any) -> tuple[int, Body]:
+    """A `ModelInferRequest` of either package as a worker reads it: the bytes of its JSON, and the body. Raises BadRequest."""
     if request.raw_input_contents:
         if len(request.raw_input_contents) != len(request.inputs):
             raise BadRequest(f"{len(request.raw_input_contents)} raw_input_contents do not fit {len(request.inputs)} inputs: one each.")
@@ -78,7 +71,7 @@ def pack(request: Any) -> PackedRequest:
     text = json.dumps(head).encode()
     pieces: list[Buffer] = [text, *raw]
     size = sum(map(len, pieces))
-    return PackedRequest(len(text), Parts(pieces, size) if size > COPIED and len(pieces) <= 1024 else b"".join(pieces))
+    return len(text), Parts(pieces, size) if size > COPIED and len(pieces) <= 1024 else b"".join(pieces)
 
 
 def unpack(response: Any, head: int | None, body: bytes, *, typed: bool) -> None:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
 from tsx_runtime.api.access_log import access_log
 from tsx_runtime.api.auth import Guard, build_guards
-from tsx_runtime.api.client_limits import ClientLimits, client_limits
-from tsx_runtime.api.headers import NO_CACHE
+from tsx_runtime.api.client_limits import HOLD, Caller, ClientLimits, calling, client_limits
+from tsx_runtime.api.headers import NO_CACHE, new_request_id
 from tsx_runtime.api.origins import check_one_host
-from tsx_runtime.api.request_ids import new_request_id
 from tsx_runtime.api.tokens import Keys, build_keys
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.errors import BadRequest, HeadTooLarge, ResourceNotFound, TooManyRequests, TsxError
-from tsx_runtime.http.asgi_lane.client_limits import limited
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.asgi_lane.workflow_predictions import WorkflowPredictions, runs_workflow
 from tsx_runtime.http.fast_lane.connection_clock import Timeouts
@@ -32,8 +31,18 @@ from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.access_log import LoggedResponse
 from tsx_runtime.http.semantics.cors import adding, cors_headers, is_preflight
 from tsx_runtime.http.semantics.errors import NOT_FOUND
-from tsx_runtime.http.semantics.messages import COUNTED, ClientGone, CountedBytes, Message, Receive, Scope, Send, send_whole
-from tsx_runtime.http.semantics.platform_hook import Platform, raw_path
+from tsx_runtime.http.semantics.messages import (
+    COUNTED,
+    ClientGone,
+    CountedBytes,
+    Message,
+    Platform,
+    Receive,
+    Scope,
+    Send,
+    raw_path,
+    send_whole,
+)
 from tsx_runtime.http.semantics.tracing import traced
 from tsx_runtime.http.semantics.urls import RESERVED_PATHS, check_query, runs_model
 from tsx_runtime.http.ui import routes as ui
@@ -46,6 +55,7 @@ from tsx_runtime.settings.schema import ROLES, Settings
 from tsx_runtime.version import __version__
 from tsx_runtime.workflows.manager import Workflows
 
+UNLIMITED = frozenset({"/ping", "/livez", "/readyz", "/metrics", *kserve.HEALTH})  # what probes and Prometheus ask
 LONGEST_PATH = 8192  # characters; no route of the framework has so long a one
 SEPARATE = tuple((role,) for role in ROLES)
 
@@ -193,9 +203,7 @@ class ServerApp(FastAPI):
                 raise  # half an answer is out: only closing the connection tells the client
 
     async def _refuse(self, scope: Scope, send: Send, request_id: bytes, error: TsxError) -> None:
-        status, headers, body = errors.fault(error)
-        if scope["path"].startswith(errors.V2):
-            body = errors.for_v2(body)
+        status, headers, body = errors.fault(error, scope["path"])
         self.counts.add(status)
         await send_whole(send, scope, status, headers, request_id, body)
 
@@ -232,34 +240,22 @@ def build_apps(
 
     `series` is what the web page's charts show, `addresses` where each role really answers; the settings' own if not given.
     """
-    shared = _Shared(
-        registry,
-        workflows or Workflows(registry),
-        settings,
-        keys or build_keys(settings),
-        ResponseCounts(),
-        System(settings),
-        series or TimeSeries(registry.models.values),
-        addresses or {},
-    )
-    return [_build_app(shared, roles) for roles in listeners]
+    workflows, keys, series = workflows or Workflows(registry), keys or build_keys(settings), series or TimeSeries(registry.models.values)
+    counts, system = ResponseCounts(), System(settings)
+    return [_build_app(roles, registry, workflows, settings, keys, counts, system, series, addresses or {}) for roles in listeners]
 
 
-class _Shared(NamedTuple):
-    """What the apps of all listeners have in common."""
-
-    registry: Registry
-    workflows: Workflows
-    settings: Settings
-    keys: Keys
-    counts: ResponseCounts
-    system: System
-    series: TimeSeries
-    addresses: Mapping[str, str]
-
-
-def _build_app(shared: _Shared, roles: Collection[str]) -> ServerApp:
-    registry, workflows, settings, keys, counts, system, series, addresses = shared
+def _build_app(
+    roles: Collection[str],
+    registry: Registry,
+    workflows: Workflows,
+    settings: Settings,
+    keys: Keys,
+    counts: ResponseCounts,
+    system: System,
+    series: TimeSeries,
+    addresses: Mapping[str, str],
+) -> ServerApp:
     plugins = registry.plugins
     guards = build_guards(settings, keys, plugins.authentication.values())
     app = ServerApp(f"tsx {', '.join(role for role in ROLES if role in roles)}", counts, settings, system)
@@ -269,8 +265,7 @@ def _build_app(shared: _Shared, roles: Collection[str]) -> ServerApp:
     limit = settings.max_request_size
     most = min(limit, settings.max_management_size)
     if "inference" in roles:
-        app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions)
-        app.predictions.timing_share = settings.server_timing_share
+        app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions, settings.server_timing_share)
         app.workflow_predictions = WorkflowPredictions(workflows, limit, guards.inference, counts)
     if "management" in roles:
         app.include_router(traffic.build_router(registry, most))  # before those that take any word for a version
@@ -303,3 +298,23 @@ def _build_app(shared: _Shared, roles: Collection[str]) -> ServerApp:
     app.guards["v1"] = guards.inference if "inference" in roles else guards.management
     app.guards["v2"] = guards.inference
     return app
+
+
+async def limited(limits: ClientLimits, scope: Scope, send: Send) -> Send:
+    """Count the request. Returns the `send` that holds answers to wrong tokens back. Raises TooManyRequests, after a while."""
+    caller = Caller(limits, limits.caller(scope["client"][0], scope["headers"]))
+    calling.set(caller)  # of the request's own task
+    if scope["path"] not in UNLIMITED:
+        try:
+            limits.count_request(caller.client)
+        except TooManyRequests:
+            await asyncio.sleep(HOLD)
+            raise
+
+    async def held(message: Message) -> None:
+        if caller.hold:
+            await asyncio.sleep(caller.hold)
+            caller.hold = 0.0
+        await send(message)
+
+    return held

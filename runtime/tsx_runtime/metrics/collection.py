@@ -23,7 +23,7 @@ from tsx_runtime.core.shadowing.mirror import Mirror
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig, read_metrics_config
 from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.core.workers.worker import Worker
-from tsx_runtime.metrics.exposition import OPENMETRICS, TEXT, Families, Labels, accepts_openmetrics, in_turns
+from tsx_runtime.metrics.exposition import OPENMETRICS, TEXT, Families, Labels, in_turns
 from tsx_runtime.metrics.gpu import Gpu, gpu_metrics, own_gpu_metrics, read_gpus
 from tsx_runtime.metrics.host import System, SystemMetric
 from tsx_runtime.metrics.response_counts import ResponseCounts
@@ -174,7 +174,7 @@ def build_router(registry: Registry, counts: ResponseCounts, system: System) -> 
         families = await read()
         if names:
             families.restrict(names)
-        is_open = accepts_openmetrics(request.headers.get("accept", ""))
+        is_open = "application/openmetrics-text" in request.headers.get("accept", "")
         written = b"".join(await in_turns(families.openmetrics() if is_open else families.text()))
         return Response(written, headers={"content-type": OPENMETRICS if is_open else TEXT})
 

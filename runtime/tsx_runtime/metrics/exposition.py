@@ -140,7 +140,3 @@ class _OpenMetrics(Collector):
                 yield shown
             else:
                 yield metric
-
-
-def accepts_openmetrics(accept: str) -> bool:
-    return "application/openmetrics-text" in accept

@@ -36,7 +36,8 @@ class Gpu(NamedTuple):
 
 async def read_gpus(timeout: float = TIMEOUT) -> dict[int, Gpu]:
     """The visible GPUs by the number that a worker knows them under; empty where neither NVML nor `nvidia-smi` is there."""
-    found = await _ask_library(timeout)
+    library = _find_library()
+    found = None if library is None else await library.read(timeout)
     if found is None:
         found = await _ask_tool(timeout)
     return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -166,14 +167,9 @@ class Nvml:
             return None
 
 
-async def _ask_library(timeout: float) -> list[Gpu] | None:
-    """None where the extra is not installed, or there is no driver."""
-    library = _find_library()
-    return None if library is None else await library.read(timeout)
-
-
 @lru_cache(maxsize=1)
 def _find_library() -> Nvml | None:
+    """None where the extra is not installed."""
     try:
         import pynvml  # here, because it is an extra
     except ImportError:

@@ -1,4 +1,4 @@
-"""The metric log: ts_metrics.log and model_metrics.log in TorchServe's format (contract 1.7)."""
+"""The metric log: what TorchServe writes into ts_metrics.log and model_metrics.log, in its words (contract 1.7); and plugins' sinks."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from weakref import WeakKeyDictionary
 
+from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
 from tsx_runtime.metrics.collection import reader
+from tsx_runtime.metrics.exposition import Families
 from tsx_runtime.metrics.gpu import gpu_metrics, read_gpus
 from tsx_runtime.metrics.host import System
 from tsx_runtime.metrics.response_counts import ResponseCounts
-from tsx_runtime.metrics.sinks import feed
+from tsx_runtime.plugins import MetricsSink, Sample
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.line_log import EVERY, MODEL_METRICS, TS_METRICS, Logbook
 
@@ -116,10 +119,10 @@ async def metric_tasks(registry: Registry, counts: ResponseCounts, system: Syste
     tasks = [asyncio.create_task(system.follow())]
     log = MetricLog(registry, counts, system, settings) if settings.metrics_mode != "prometheus" else None
     if log is not None:
-        tasks.append(asyncio.create_task(_write_for_ever(log)))
+        tasks.append(asyncio.create_task(_at_intervals(EVERY, log.write)))
     read = reader(registry, counts, system)
     for name, sink in registry.plugins.metrics_sinks.items():
-        tasks.append(asyncio.create_task(feed(name, sink, read, settings.metrics_push_interval)))
+        tasks.append(asyncio.create_task(_at_intervals(settings.metrics_push_interval, partial(feed_once, name, sink, read))))
     for task in tasks:
         task.add_done_callback(_log_failure)
     try:
@@ -138,10 +141,10 @@ def _log_failure(task: asyncio.Task[None]) -> None:
         logger.error("metrics are no longer logged until the server is restarted", exc_info=error)
 
 
-async def _write_for_ever(log: MetricLog) -> None:
+async def _at_intervals(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
     while True:
-        await asyncio.sleep(EVERY)
-        await log.write()
+        await asyncio.sleep(seconds)
+        await work()
 
 
 def _millis(seconds: float) -> float:
@@ -151,3 +154,13 @@ def _millis(seconds: float) -> float:
 def _plain(text: str) -> str:
     """A handler's word that keeps to its place in the line."""
     return "".join("_" if character in ":|,#" or not character.isprintable() else character for character in text)
+
+
+async def feed_once(name: str, sink: MetricsSink, read: Callable[[], Awaitable[Families]]) -> None:
+    """Give a plugin's sink all that `/metrics` would show. A sink that is slow or fails delays no other, and is called again."""
+    families = await read()
+    samples = [Sample(sample.name, metric.type, sample.labels, sample.value) for metric in families.collect() for sample in metric.samples]
+    try:
+        await DaemonThreads(1, "metrics sinks").call(lambda: sink(samples))
+    except Exception:  # the boundary to the plugin's code
+        logging.getLogger("tsx.plugins").exception("the metrics sink '%s' failed", name)

@@ -37,18 +37,13 @@ def _logical_lines(text: str) -> Iterator[str]:
         if pending is None and (not line or line[0] in "#!"):
             continue
         line = (pending or "") + line
-        if _ends_with_backslash(line):
+        if (len(line) - len(line.rstrip("\\"))) % 2:  # it ends with a backslash that is not escaped by another
             pending = line[:-1]
         else:
             pending = None
             yield line
     if pending:
         yield pending
-
-
-def _ends_with_backslash(line: str) -> bool:
-    """With one that is not escaped by another."""
-    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
 
 
 def _unescape(text: str) -> str:

@@ -116,19 +116,15 @@ class Key(NamedTuple):
         return _is_true(self.text)
 
 
-class TorchServeConfig(NamedTuple):
-    """The settings in a config.properties, and warnings about them."""
+def read_torchserve_config(path: Path, env: Mapping[str, str], settings: Collection[str]) -> tuple[list[Key], list[str]]:
+    """What a config.properties sets, and what a person should hear about it.
 
-    keys: list[Key]
-    notices: list[str]
-
-
-def read_torchserve_config(path: Path, env: Mapping[str, str], settings: Collection[str]) -> TorchServeConfig:
-    """`settings` are the names that mean something here. Raises SettingError."""
+    `settings` are the names that mean something here. Raises SettingError.
+    """
     return interpret(load_properties(path), env, settings, str(path))
 
 
-def interpret(given: Mapping[str, str], env: Mapping[str, str], settings: Collection[str], origin: str) -> TorchServeConfig:
+def interpret(given: Mapping[str, str], env: Mapping[str, str], settings: Collection[str], origin: str) -> tuple[list[Key], list[str]]:
     values = {name: Key(name, _with_variables(name, text, env, origin), origin) for name, text in given.items()}
     values |= {key.name: key for key in _from_variables(given, env)}
     known = {*settings, MODELS, SNAPSHOT}
@@ -140,7 +136,7 @@ def interpret(given: Mapping[str, str], env: Mapping[str, str], settings: Collec
     for name in values:
         if name not in KEYS | known:
             notices.append(f"{origin}: the key '{name}' is unknown, so it has no effect{suggestion(name, sorted(KEYS | known))}")
-    return TorchServeConfig([_with_port(key) for key in values.values() if key.name in known and key.text.strip()], notices)
+    return [_with_port(key) for key in values.values() if key.name in known and key.text.strip()], notices
 
 
 def load_properties(path: Path) -> dict[str, str]:

@@ -6,6 +6,10 @@ import re
 from typing import Any
 from urllib.parse import unquote_plus
 
+_TELLS_WHO = re.compile(
+    r"forwarded|real-ip|client[-_]?ip|^cf-|user(?!-agent)|principal|e?mail|identity|^from$|^referer$",
+    re.IGNORECASE,
+)
 HIDDEN = "***"
 _SECRET = re.compile(
     r"auth|cookie|token|secret|pass(?:w|phrase|code)|pwd|credential|session|signature|jwt|csrf|oidc|"
@@ -42,3 +46,8 @@ def redacted_values(value: Any) -> Any:
 def _parameter(found: re.Match[str]) -> str:
     name = unquote_plus(unquote_plus(found[2]))
     return f"{found[1]}{found[2]}={HIDDEN}" if is_secret_header(name) else found[0]
+
+
+def is_identifying_header(name: str) -> bool:
+    """True if a header of this name may identify the client."""
+    return _TELLS_WHO.search(name) is not None

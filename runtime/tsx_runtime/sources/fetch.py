@@ -7,8 +7,7 @@ import hashlib
 import itertools
 import os
 import threading
-from collections.abc import Collection, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -17,8 +16,7 @@ from tsx_runtime.errors import Conflict, DownloadFailed, ModelFileExists, ModelN
 from tsx_runtime.plugins import Source
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.redaction import redacted
-from tsx_runtime.sources.transfer import CHUNK, Rules
-from tsx_runtime.sources.urls import AllowList, ModelUrl, file_name, parse_url
+from tsx_runtime.sources.urls import CHUNK, AllowList, ModelUrl, Rules, file_name, parse_url
 
 NO_SOURCES: Mapping[str, Source] = {}
 SSE_KMS = {"x-amz-server-side-encryption": "aws:kms"}
@@ -93,7 +91,7 @@ class Fetcher:
         return target
 
     def _download(self, url: ModelUrl, target: Path, trust: Trust, sse_kms: bool) -> None:
-        check = partial(self._check_redirect, trust)
+        check: Callable[[ModelUrl], None] = self._allowed.check if trust is Trust.CLIENT else lambda url: None
         private = self._settings.allow_private_urls or trust is Trust.OPERATOR
         headers = SSE_KMS if sse_kms else {}
         rules = Rules(check, private, self._settings.max_archive_size, headers, self._stop.is_set)
@@ -115,10 +113,6 @@ class Fetcher:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-
-    def _check_redirect(self, trust: Trust, url: ModelUrl) -> None:
-        if trust is Trust.CLIENT:
-            self._allowed.check(url)
 
 
 def _numbered(file: Path, number: int) -> Path:

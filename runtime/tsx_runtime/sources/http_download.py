@@ -21,8 +21,7 @@ from urllib3.exceptions import HTTPError, ProtocolError
 from tsx_archiver.storage.private_directory import private_opener
 from tsx_runtime.errors import DownloadFailed
 from tsx_runtime.sources.addresses import addresses_of, check_public, proxy_for
-from tsx_runtime.sources.transfer import CHUNK, Rules
-from tsx_runtime.sources.urls import ModelUrl, parse_url
+from tsx_runtime.sources.urls import CHUNK, ModelUrl, Rules, parse_url
 
 MOST_REDIRECTS = 5
 MOST_TRIES = 5  # in a row that bring nothing

@@ -7,8 +7,7 @@ from typing import Any
 
 from tsx_archiver.storage.private_directory import private_opener
 from tsx_runtime.errors import DownloadFailed
-from tsx_runtime.sources.transfer import CHUNK, Rules
-from tsx_runtime.sources.urls import ModelUrl
+from tsx_runtime.sources.urls import CHUNK, ModelUrl, Rules
 
 
 def download(url: ModelUrl, part: Path, rules: Rules, endpoint: str | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -12,6 +12,7 @@ from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_runtime.errors import BadRequest, ModelNotFound, SettingError
 from tsx_runtime.shared.redaction import redacted
 
+CHUNK = 1 << 20
 SCHEMES = ("http", "https", "s3", "file")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?(?::\d{1,5})?|\[[0-9A-Fa-f:.]+\](?::\d{1,5})?")
@@ -136,3 +137,15 @@ def _compiled(entry: str) -> re.Pattern[str]:
         return re.compile(entry, re.IGNORECASE)
     except re.error as error:
         raise SettingError(f"allowed_urls holds {entry!r}, which is neither a host nor a regular expression: {error}") from error
+
+
+class Rules(NamedTuple):
+    """The rules of one transfer. `check` raises where a URL, also that of a redirect, is not allowed."""
+
+    check: Callable[[ModelUrl], None]
+    private: bool  # whether addresses that are not public may be connected to
+    most: int  # bytes
+    headers: Mapping[str, str] = {}
+    stopped: Callable[[], bool] = lambda: False
+    pause: float = 0.5  # seconds before the second try; it doubles
+    patience: float = 60.0  # seconds after which a transfer must have brought as much as a slow one would

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import serving
 from tsx_cli.common.failure import UsageError
-from tsx_cli.models.shadow import _body, _show_example, read_compare, read_share
+from tsx_cli.common.options import read_option
+from tsx_cli.models.shadow import _body, _show_example, read_compare
+from tsx_runtime.shared.quantities import parse_percent
 
 NUMBER = """
 def handle(data, context):
@@ -43,9 +46,10 @@ def test_what_is_no_comparison_is_told_what_one_looks_like(text: str) -> None:
 
 
 def test_a_share_is_read_with_and_without_its_sign() -> None:
-    assert (read_share("10%"), read_share("10"), read_share("0.5 %")) == (10, 10, 0.5)
-    with pytest.raises(UsageError, match="--share takes a percentage such as 10%"):
-        read_share("ten")
+    read = partial(read_option, parse_percent, option="--share", usage="a percentage such as 10%")
+    assert (read("10%"), read("10"), read("0.5 %")) == (10, 10, 0.5)
+    with pytest.raises(UsageError, match="--share takes a percentage such as 10%, not 'ten'"):
+        read("ten")
 
 
 def test_what_clients_sent_does_not_steer_the_terminal() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import email.parser
-import email.policy
 import io
 
 import pytest
@@ -13,7 +11,7 @@ from tests.cli.conftest import Run
 from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.inputs import guess_content_type
-from tsx_cli.requests.predict import as_probabilities, describe, form, show
+from tsx_cli.requests.predict import as_probabilities, describe, show
 
 
 @pytest.mark.parametrize(
@@ -30,15 +28,6 @@ from tsx_cli.requests.predict import as_probabilities, describe, form, show
 )
 def test_the_content_type_is_guessed_from_the_name_else_from_the_bytes(name: str, data: bytes, expected: str) -> None:
     assert guess_content_type(name, data) == expected
-
-
-def test_a_form_is_what_a_mail_parser_reads() -> None:
-    body, content_type = form('da"ta', "a\r\nb.png", "image/png", b"\x00\r\n--x")
-    parsed = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(b"Content-Type: " + content_type.encode() + b"\r\n\r\n" + body)
-    (part,) = parsed.iter_parts()
-    assert part.get_payload(decode=True) == b"\x00\r\n--x"
-    assert part["content-disposition"] == 'form-data; name="da%22ta"; filename="a%0D%0Ab.png"'
-    assert part.get_content_type() == "image/png"
 
 
 def answer(body: bytes, content_type: str = "") -> Response:

@@ -222,7 +222,7 @@ def use(patch: pytest.MonkeyPatch, clock: Clock) -> None:
         return limits
 
     patch.setattr("tsx_runtime.http.app.client_limits", with_clock)
-    for module in ("http.fast_lane.limited_lane", "http.asgi_lane.client_limits", "api.client_limits"):
+    for module in ("http.fast_lane.limited_lane", "http.app", "api.client_limits"):
         patch.setattr(f"tsx_runtime.{module}.HOLD", 0.02)
 
 

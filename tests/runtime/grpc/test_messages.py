@@ -10,9 +10,9 @@ import pytest
 
 from tsx_runtime.errors import BadRequest, PayloadTooLarge
 from tsx_runtime.grpc.messages import MOST_FIELDS, read_message, unpacked
-from tsx_runtime.grpc.options import options
 from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import ModelInferRequest
 from tsx_runtime.grpc.protos.inference_pb2 import PredictionsRequest
+from tsx_runtime.grpc.server import options
 from tsx_runtime.grpc.tensors import pack
 from tsx_runtime.settings.schema import Settings
 

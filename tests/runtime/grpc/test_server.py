@@ -22,7 +22,7 @@ from tests.support.certificates import Pair, make_certificate
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving, started
 from tsx_runtime.api.auth import required_tokens
 from tsx_runtime.errors import SettingError
-from tsx_runtime.grpc.options import options
+from tsx_runtime.grpc.server import options
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
 from tsx_runtime.targets.server.grpc_listeners import check_free, grpc_addresses

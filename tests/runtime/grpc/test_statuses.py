@@ -23,7 +23,7 @@ from tsx_runtime.errors import (
     TsxError,
     error_body,
 )
-from tsx_runtime.grpc.metadata import as_headers, from_block
+from tsx_runtime.grpc.messages import as_headers, from_block
 from tsx_runtime.grpc.statuses import LONGEST, code_of, refusal, worker_refusal
 
 

@@ -14,8 +14,7 @@ from tests.runtime.sources.conftest import CONTENT, Site
 from tests.support.certificates import make_certificate
 from tsx_runtime.errors import DownloadFailed, ModelNotFound
 from tsx_runtime.sources.http_download import download
-from tsx_runtime.sources.transfer import Rules
-from tsx_runtime.sources.urls import AllowList, parse_url
+from tsx_runtime.sources.urls import AllowList, Rules, parse_url
 
 
 def rules(site: Site, *, most: int = 1 << 30, private: bool = True, allowed: str | None = None) -> Rules:

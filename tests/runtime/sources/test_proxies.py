@@ -19,8 +19,7 @@ from tests.support.certificates import make_certificate
 from tsx_runtime.errors import DownloadFailed, ModelNotFound
 from tsx_runtime.sources.addresses import proxy_for
 from tsx_runtime.sources.http_download import download
-from tsx_runtime.sources.transfer import Rules
-from tsx_runtime.sources.urls import parse_url
+from tsx_runtime.sources.urls import Rules, parse_url
 
 HOST = "models.example"
 PUBLIC = "93.184.215.14"

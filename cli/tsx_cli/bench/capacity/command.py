@@ -9,7 +9,7 @@ import typer
 
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.options import AsJson
-from tsx_cli.common.output import print_json
+from tsx_cli.common.output import print_result
 
 app = typer.Typer(add_completion=False)
 
@@ -35,11 +35,13 @@ def plan_command(
     as_json: AsJson = False,
 ) -> None:
     """Simulate the batching of a measured model and print how many replicas keep the bounds, with their latency and their cost."""
-    from tsx_cli.bench.capacity import report  # here, both of them, as they import the simulation, and help must be quick
+    from tsx_cli.bench.capacity import report  # here, all of them, as they import the simulation, and help must be quick
     from tsx_cli.bench.capacity.planning import plan
+    from tsx_cli.bench.model.slo import parse_slo
 
     measured, moments = report.measured_in(archive, results), report.moments_of(recording)
-    rate, bounds = report.rate_of(rps, moments), report.bounds_of(slo or measured.slo)
+    rate, wanted = report.rate_of(rps, moments), slo or measured.slo
+    bounds = parse_slo(wanted) if wanted else None
     replica = report.replica_of(measured, archive, workers, batch_size)
     planned = plan(replica, rate, bounds, headroom=report.share_of(headroom), moments=moments, seed=seed)
     if planned is None:
@@ -47,7 +49,4 @@ def plan_command(
         raise CliError(f"no number of replicas keeps {bounds}: {alone}; find a quicker way to run the model with tsx bench")
     price = None if price_per_hour is None else report.known(price_per_hour, "--price-per-hour")
     found = report.as_json(measured, replica, planned, rate, bounds, price)
-    if as_json:
-        print_json(found)
-    else:
-        report.show(found, planned)
+    print_result(found, as_json, lambda found: report.show(found, planned))

@@ -14,7 +14,7 @@ from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.predict import timing_of
 from tsx_cli.bench.model.replica import Replica, fitted
 from tsx_cli.bench.model.results import read_results
-from tsx_cli.bench.model.slo import Slo, parse_slo
+from tsx_cli.bench.model.slo import Slo
 from tsx_cli.bench.storage.archive_record import ArchiveRecord, read_record, record_of
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.output import print_table
@@ -72,10 +72,6 @@ def known(value: float, option: str) -> float:
     if not math.isfinite(value):
         raise UsageError(f"{option}: {value} is not a number; write one such as 50")
     return value
-
-
-def bounds_of(text: str | None) -> Slo | None:
-    return parse_slo(text) if text else None
 
 
 def share_of(text: str) -> float:

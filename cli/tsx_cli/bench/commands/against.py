@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.generator.run import Progress, measure
@@ -100,15 +99,6 @@ def show_against(results: Results) -> None:
     print_table([f"{results.model.name} at {results.against}" if results.model.name else f"{results.against}", ""], rows)
     for note in results.notes:
         print(f"note: {note}")
-
-
-def write_json(results: Results, where: str) -> None:
-    """Into a file, or to stdout with `-`."""
-    text = results.model_dump_json(indent=1) + "\n"
-    if where == "-":
-        sys.stdout.write(text)
-    else:
-        Path(where).write_text(text, encoding="utf-8")
 
 
 def progress_line(rounds: int) -> Callable[[int, Progress], None] | None:

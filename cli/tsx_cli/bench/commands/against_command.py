@@ -53,7 +53,7 @@ def bench_against(
         model = ""
     if model is None:
         raise UsageError("--against needs the name of the model: --model NAME")
-    from tsx_cli.bench.commands.against import progress_line, run_against, show_against, write_json
+    from tsx_cli.bench.commands.against import progress_line, run_against, show_against
     from tsx_cli.bench.generator.plan import LoadPlan
     from tsx_cli.bench.model.slo import parse_slo
     from tsx_cli.bench.report import write_report
@@ -93,10 +93,13 @@ def bench_against(
     progress = progress_line(rounds) if json_to != "-" else None
     secret = None if token is None or token.startswith("@") else token
     results = run_against(plan, source, rounds=rounds, slo=bounds, command=command_line(secret), on_progress=progress)
-    if json_to != "-":
+    text = results.model_dump_json(indent=1) + "\n"
+    if json_to == "-":
+        sys.stdout.write(text)
+    else:
         show_against(results)
-    if json_to is not None:
-        write_json(results, json_to)
+        if json_to is not None:
+            Path(json_to).write_text(text, encoding="utf-8")
     if output is not None:
         write_report(results, output)
         print(f"report: {output / 'report.html'}, with report.md, results.csv and results.json beside it", file=sys.stderr)

@@ -15,8 +15,7 @@ from types import FrameType
 
 from tsx_archiver import OpenArchive, open_archive
 from tsx_archiver.storage.atomic_file import whole_file
-from tsx_cli.bench.commands.progress import Progress
-from tsx_cli.bench.commands.run import Bench
+from tsx_cli.bench.commands.run import Bench, Progress
 from tsx_cli.bench.measure.environment import environment
 from tsx_cli.bench.measure.profile import profile_best
 from tsx_cli.bench.measure.server import sweep

@@ -1,11 +1,12 @@
-"""The specification of a load, and its transfer between processes."""
+"""What a load is to be, and when the requests of an open loop are due: at an even rate, at random, or as they once came."""
 
 from __future__ import annotations
 
-import json
+import random
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import IO, Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from tsx_cli.bench.model.results import OfferedLoad
 from tsx_cli.bench.workload.payloads import Payload
@@ -102,24 +103,35 @@ def _faults(plan: LoadPlan) -> list[tuple[bool, str]]:
     ]
 
 
-def write_plan(plan: LoadPlan, to: IO[bytes]) -> None:
-    """A line of JSON, and behind it the bodies."""
-    settings = {field.name: getattr(plan, field.name) for field in fields(plan) if field.name != "payloads"}
-    heads = [[len(each.body), each.content_type, each.headers, each.query, each.at] for each in plan.payloads]
-    to.write(json.dumps(settings | {"payloads": heads}).encode() + b"\n")
-    for payload in plan.payloads:
-        to.write(payload.body)
-    to.flush()
+def due_times(plan: LoadPlan, seconds: float) -> array[float]:
+    """When the requests of an open loop are due, in seconds from the start; the n-th is that of payload n modulo their number."""
+    if plan.arrivals == "recorded":
+        return recorded([each.at or 0.0 for each in plan.payloads], plan.speed, seconds)
+    assert plan.rate is not None
+    return constant(plan.rate, seconds) if plan.arrivals == "constant" else poisson(plan.rate, seconds, plan.seed)
 
 
-def read_plan(source: IO[bytes]) -> LoadPlan | None:
-    """None if stdin ends before there is a plan: the parent was interrupted."""
-    line = source.readline()
-    if not line.endswith(b"\n"):
-        return None
-    settings: dict[str, Any] = json.loads(line)
-    payloads = [
-        Payload(source.read(size), kind, tuple((name, value) for name, value in headers), query, at)
-        for size, kind, headers, query, at in settings.pop("payloads")
-    ]
-    return LoadPlan(payloads=payloads, **settings)
+def constant(rate: float, seconds: float) -> array[float]:
+    return array("d", (number / rate for number in range(max(1, int(rate * seconds)))))
+
+
+def poisson(rate: float, seconds: float, seed: int) -> array[float]:
+    chance = random.Random(seed)
+    due, now = array("d"), chance.expovariate(rate)
+    while now < seconds:
+        due.append(now)
+        now += chance.expovariate(rate)
+    return due
+
+
+def recorded(times: Sequence[float], speed: float, seconds: float) -> array[float]:
+    """A recording that is shorter begins again, after its mean pause; one that has no length is sent once."""
+    first, span = times[0], times[-1] - times[0]
+    again = (span + span / max(1, len(times) - 1)) / speed
+    due, start = array("d"), 0.0
+    while start < seconds:
+        due.extend(moment for at in times if (moment := start + (at - first) / speed) < seconds)
+        if again <= 0:
+            break
+        start += again
+    return due

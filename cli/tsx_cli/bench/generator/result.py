@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from itertools import pairwise
-from typing import NamedTuple
 
-from tsx_cli.bench.generator.load import SLOT, Mark
+from tsx_cli.bench.generator.load import SLOT, Load, Mark
 from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.model.histogram import Histogram
 from tsx_cli.bench.model.results import GeneratorSide, Round
@@ -21,23 +19,8 @@ STALL = 0.05  # seconds without an answer; less is no stall
 TIMES_MEDIAN, TIMES_SPACING = 3.0, 10.0  # a stall is so many times longer than an answer takes, and than answers are apart
 
 
-class LoadRecord(NamedTuple):
-    """What a load came to; latencies in seconds, in the order of the answers. The last mark is that of the end of waiting."""
-
-    start: float
-    marks: Sequence[Mark]
-    accepted: array[float]
-    refused: array[float]
-    late: array[float]
-    gaps: Sequence[tuple[float, float]]
-    unanswered: int
-    unsent: int
-    waited: int
-    cpu: float
-    starved: float
-
-
-def account(plan: LoadPlan, noted: LoadRecord) -> Round:
+def account(plan: LoadPlan, noted: Load, cpu: float, starved: float) -> Round:
+    """Of a load that is over; its last mark is that of the end of waiting."""
     marks = [Mark(noted.start, 0, 0, 0, Counter()), *noted.marks]
     slots = [after.answers - before.answers for before, after in pairwise(marks[:-1])]
     skipped = _warm_up(plan, slots)
@@ -54,11 +37,11 @@ def account(plan: LoadPlan, noted: LoadRecord) -> Round:
     late.add(noted.late)
     late_p99 = 1000 * late.quantile(0.99)
     side = GeneratorSide(
-        cpu=noted.cpu,
-        starved=noted.starved,
+        cpu=cpu,
+        starved=starved,
         late_p99_ms=late_p99,
         waited=noted.waited,
-        limited=limit(noted.cpu, noted.starved, late_p99, latency.p99_ms),
+        limited=limit(cpu, starved, late_p99, latency.p99_ms),
     )
     return Round(
         seconds=seconds,

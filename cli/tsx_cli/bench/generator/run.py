@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import gc
 import json
+import os
+import pickle
+import signal
 import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tsx_cli.bench.generator.load import SLOT, Load
 from tsx_cli.bench.generator.loops import ClosedLoop, OpenLoop
-from tsx_cli.bench.generator.plan import MOST_CONNECTIONS, LoadPlan, write_plan
-from tsx_cli.bench.generator.result import LoadRecord, account
-from tsx_cli.bench.generator.schedule import due_times
+from tsx_cli.bench.generator.plan import MOST_CONNECTIONS, LoadPlan, due_times
+from tsx_cli.bench.generator.result import account
 from tsx_cli.bench.model.results import Round
 from tsx_cli.bench.workload.protocols import GRPC
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.server_address import distrust
+from tsx_runtime.core.placement.file_limits import raise_limit
 
 TOLD_EVERY = 5  # slots
 OTHER_FILES = 64
 TRUST = "give --certificate FILE with it, or with that of the authority that signed it"
-_BOOT = "import sys; sys.path[:] = {path!r}; from tsx_cli.bench.generator.child import main; main()"
+_BOOT = "import sys; sys.path[:] = {path!r}; from tsx_cli.bench.generator.run import main; main()"
 
 
 class Progress(NamedTuple):
@@ -67,7 +71,7 @@ async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> Rou
     finally:
         await load.close()
         gc.enable()
-    return account(plan, _record(load, *shares))
+    return account(plan, load, *shares)
 
 
 def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> Round:
@@ -78,7 +82,8 @@ def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> Round:
         assert child.stdin is not None
         assert child.stdout is not None
         try:
-            write_plan(plan, child.stdin)  # stays open: its end tells the child that the parent is gone
+            pickle.dump(plan, child.stdin)
+            child.stdin.flush()  # it stays open: its end tells the child that the parent is gone
             for line in child.stdout:
                 message = json.loads(line)
                 if "result" in message:
@@ -132,8 +137,40 @@ async def _make(plan: LoadPlan) -> Load:
     return OpenLoop(connect, requests, plan.connections, plan.timeout, due_times(plan, plan.lead + plan.seconds))
 
 
-def _record(load: Load, cpu: float, starved: float) -> LoadRecord:
-    return LoadRecord(
-        *(load.start, load.marks, load.accepted, load.refused, load.late, load.gaps),
-        *(load.unanswered, load.unsent, load.waited, cpu, starved),
-    )
+def main() -> None:
+    """The process of its own: a plan comes in by stdin, progress and the result go out by stdout, a line of JSON each."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent, which waits for the result, decides
+    raise_limit()  # a thousand connections are more than a shell lets its programs have
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # nothing else goes out there
+
+    def tell(**what: Any) -> None:
+        print(json.dumps(what), file=out, flush=True)
+
+    try:
+        plan = pickle.load(sys.stdin.buffer)
+        measured = _run(_main(plan, lambda progress: tell(progress=list(progress))))
+    except (EOFError, pickle.UnpicklingError):  # who wanted it was interrupted
+        return
+    except CliError as error:
+        tell(error=error.message, usage=isinstance(error, UsageError))
+        return
+    tell(result=measured.model_dump(mode="json"))
+
+
+async def _main(plan: LoadPlan, on_progress: Any) -> Any:
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _end_with_parent)
+    return await run_load(plan, on_progress)
+
+
+def _end_with_parent() -> None:
+    if not os.read(sys.stdin.fileno(), 1):
+        os._exit(1)
+
+
+def _run(work: Any) -> Any:
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        return asyncio.run(work)
+    return uvloop.run(work)

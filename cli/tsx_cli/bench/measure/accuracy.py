@@ -10,9 +10,8 @@ import math
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
-from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.measure.trial import Candidate
 from tsx_cli.bench.model.results import Accuracy
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.client import error_text
@@ -55,15 +54,6 @@ def parse_tolerance(tolerance: str | None = None, same_top: int | None = None) -
     return Compare(kind="numeric", rtol=tolerances.get("rtol", 0.0), atol=tolerances.get("atol", 0.0))
 
 
-class ModelServer(Protocol):
-    """A server with one configuration."""
-
-    configuration: Configuration
-
-    def answers(self, payloads: Sequence[Payload], together: int) -> list[ComparedAnswer]:
-        """To each, so many at a time."""
-
-
 class AccuracyGuard:
     """Compares answers with those of the unchanged archive, one request at a time; `note` says why if it does not compare."""
 
@@ -74,7 +64,7 @@ class AccuracyGuard:
         self._reference: list[ComparedAnswer] = []
         self.note: str | None = None
 
-    def learn(self, archive: ModelServer) -> None:
+    def learn(self, archive: Candidate) -> None:
         """What the archive answers as it is: of a slow model not to all inputs. Raises CliError where it refuses one."""
         ends, first = self._clock() + PATIENCE, list[ComparedAnswer]()
         for payload in self._payloads:
@@ -91,7 +81,7 @@ class AccuracyGuard:
         else:
             self.note = f"answers are not compared: the archive as it is answers the same request differently each time ({same.worst})"
 
-    def compare(self, other: ModelServer) -> Accuracy | None:
+    def compare(self, other: Candidate) -> Accuracy | None:
         """None where there is nothing to compare with."""
         if not self._reference:
             return None

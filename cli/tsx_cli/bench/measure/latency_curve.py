@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tsx_archiver import OpenArchive
-from tsx_cli.bench.measure.standalone_worker import StandaloneWorker, WorkerFailed, batch_of, is_known, items_of, start_worker, worker_spec
+from tsx_cli.bench.measure.standalone_worker import StandaloneWorker, WorkerFailed, batch_of, items_of, start_worker, worker_spec
 from tsx_cli.bench.model.configuration import AS_IS, Configuration
 from tsx_cli.bench.model.results import Curve, CurvePoint
 from tsx_cli.bench.workload.payloads import Payload
@@ -143,7 +143,7 @@ def point_of(size: int, samples: Sequence[Sample], cpu_seconds: float | None) ->
     low, middle, high = (1000 * value for value in quartiles([sample.seconds for sample in samples]))
     stages: list[float | None] = []
     for stage in range(3):
-        known = [sample.stages[stage] for sample in samples if is_known(sample.stages[stage])]
+        known = [sample.stages[stage] for sample in samples if not math.isnan(sample.stages[stage])]
         stages.append(1000 * statistics.median(known) if known else None)
     return CurvePoint(
         batch_size=size,

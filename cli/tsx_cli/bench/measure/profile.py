@@ -113,18 +113,8 @@ def _watched(worker: StandaloneWorker, items: Sequence[Item], size: int, directo
     if spy is None:
         return None, "py-spy is not installed: pip install 'tsx-serve[bench]'"
     flame = directory / FLAME
-    words = [
-        spy,
-        "record",
-        "--pid",
-        str(worker.pid),
-        "--duration",
-        str(max(1, round(seconds))),
-        "--rate",
-        str(RATE),
-        "--output",
-        str(flame),
-    ]
+    words = [spy, "record", "--pid", str(worker.pid), "--duration", str(max(1, round(seconds)))]
+    words += ["--rate", str(RATE), "--output", str(flame)]
     looking = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         batches, ends = 0, time.monotonic() + 10 * max(1.0, seconds)

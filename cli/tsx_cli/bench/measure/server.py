@@ -86,18 +86,8 @@ def serving(
         "drain_timeout": 1,
         **(more or {}),
     }
-    words = [
-        "serve",
-        *([directory] if directory is not None else []),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        0,
-        "--management-port",
-        0,
-        "--metrics-port",
-        0,
-    ]
+    words = ["serve", *([directory] if directory is not None else []), "--host", "127.0.0.1"]
+    words += ["--port", 0, "--management-port", 0, "--metrics-port", 0]
     for name, value in settings.items():
         words += ["--set", f"{name}={value}"]
     boot = _BOOT.format(path=[entry for entry in sys.path if entry], term=int(signal.SIGTERM))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import signal
 import socket
@@ -22,7 +21,7 @@ from tsx_cli.bench.measure.modelconfig import changes
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_runtime import wire
-from tsx_runtime.core.models.cpp_archives import handler_of
+from tsx_runtime.core.models.handlers import handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order
 from tsx_runtime.core.models.plan import RegisterOrder, plan
 from tsx_runtime.core.placement.devices import cpu_count, gpu_count
@@ -232,7 +231,3 @@ def batch_of(items: Sequence[Item], size: int, number: int) -> list[Item]:
     """Batch `number`, from 0: the items in turn, so that each stands beside others."""
     start = number * size
     return [items[position % len(items)] for position in range(start, start + size)]
-
-
-def is_known(seconds: float) -> bool:
-    return not math.isnan(seconds)

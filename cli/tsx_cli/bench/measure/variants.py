@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tsx_archiver import OpenArchive
 from tsx_archiver.names import MANIFEST_PATH
@@ -30,16 +28,16 @@ def lay_out(archive: OpenArchive, configuration: Configuration, place: Path) -> 
     if archive.config.job_queue_size is None:
         keys["jobQueueSize"] = QUEUE
     text = config_text(archive)
-    if "/" not in config:
-        (directory / config).write_text(with_keys(text, keys), encoding="utf-8")
-    else:
+    if "/" in config:
         config = DEFAULT_CONFIG
         (directory / config).unlink(missing_ok=True)
-        (directory / config).write_text(with_keys(text, keys), encoding="utf-8")
+    (directory / config).write_text(with_keys(text, keys), encoding="utf-8")
     if archive.manifest.data:
         manifest = directory / MANIFEST_PATH
         manifest.parent.mkdir()
-        manifest.write_text(json.dumps(_without_digests(archive.manifest.data, config)), encoding="utf-8")
+        kept = {key: value for key, value in archive.manifest.data.items() if key != "sha256"}
+        model = {**(kept.get("model") or {}), "configFile": config}
+        manifest.write_text(json.dumps({**kept, "model": model}), encoding="utf-8")
     return directory
 
 
@@ -63,8 +61,3 @@ def config_name(archive: OpenArchive) -> str:
 def config_text(archive: OpenArchive) -> str:
     path = archive.directory / config_name(archive)
     return path.read_text(encoding="utf-8-sig") if path.is_file() else ""
-
-
-def _without_digests(data: Mapping[str, Any], config: str) -> dict[str, Any]:
-    kept = {key: value for key, value in data.items() if key != "sha256"}
-    return {**kept, "model": {**(kept.get("model") or {}), "configFile": config}}

@@ -194,13 +194,9 @@ def _idling(replica: Replica, loads: Sequence[Observation]) -> Replica:
             too_little = _ratio(replica, seen, resimulated(replica, seen)) > 1
             low, high = (replica.cold_ms, high) if too_little else (low, replica.cold_ms)
         none, one = (resimulated(replica._replace(wake_ms=each), seen).p50_ms for each in (0.0, most))
-        replica = replica._replace(wake_ms=min(_solved(none, one, seen.p50_ms), LONGEST_WAY) * most)
+        share = (seen.p50_ms - none) / (one - none) if one != none else 0.0  # of the way from none to one
+        replica = replica._replace(wake_ms=min(max(share, 0.0), LONGEST_WAY) * most)
     return replica
-
-
-def _solved(none: float, one: float, wanted: float) -> float:
-    """The share of the way from `none` to `one`."""
-    return min(max((wanted - none) / (one - none), 0.0), 1.0) if one != none else 0.0
 
 
 def _drift(replica: Replica, loads: Sequence[Observation]) -> float | None:

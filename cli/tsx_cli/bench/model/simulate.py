@@ -6,7 +6,7 @@ import heapq
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tsx_runtime.core.scheduling.batching import assign
@@ -111,10 +111,11 @@ def simulate(
     standard deviation of the logarithm of that. A worker that was idle for long takes `cold_ms` longer, and the way to it and back
     `wake_ms`. The share `uncounted` of the first answers is left out of the latencies.
     """
-    noises = _drawn(factors, seed) if factors else _noises(spread, seed)
-    run = _Run(times, workers, slow, noises, (cold_ms, wake_ms), limits or BatchLimits(max_items=len(times)), queue_size)
+    run = _Run(
+        times, workers, slow, _noises(spread, factors, seed), (cold_ms, wake_ms), limits or BatchLimits(max_items=len(times)), queue_size
+    )
     if drift > 0:
-        run.phases = _phases(drift, seed)
+        run.phases = _drawn(seed, lambda chance: chance.lognormvariate(-drift * drift / 2, drift))
     if connections:
         run.closed(connections, len(arrivals), overhead_ms / 1000)
     else:
@@ -122,23 +123,17 @@ def simulate(
     return run.result(overhead_ms, uncounted)
 
 
-def _noises(spread: float, seed: int) -> list[float]:
+def _noises(spread: float, factors: Sequence[float], seed: int) -> list[float]:
     """Factors whose median is 1, as a curve's times are medians."""
-    if spread <= 0:
-        return [1.0]
+    if factors:
+        return _drawn(seed, lambda chance: chance.choice(factors))
     sigma = math.sqrt(math.log1p(spread * spread))
+    return _drawn(seed, lambda chance: chance.lognormvariate(0.0, sigma)) if spread > 0 else [1.0]
+
+
+def _drawn(seed: int, draw: Callable[[random.Random], float]) -> list[float]:
     chance = random.Random(seed)
-    return [chance.lognormvariate(0.0, sigma) for _ in range(NOISES)]
-
-
-def _phases(drift: float, seed: int) -> list[float]:
-    chance = random.Random(seed)
-    return [chance.lognormvariate(-drift * drift / 2, drift) for _ in range(NOISES)]
-
-
-def _drawn(factors: Sequence[float], seed: int) -> list[float]:
-    chance = random.Random(seed)
-    return [chance.choice(factors) for _ in range(NOISES)]
+    return [draw(chance) for _ in range(NOISES)]
 
 
 class _Run:

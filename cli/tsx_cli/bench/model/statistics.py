@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 from statistics import NormalDist, fmean, median, stdev
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from tsx_cli.bench.model.results import Figure, Latency, Round
 from tsx_runtime.shared.quantiles import bucket_of
@@ -22,7 +22,6 @@ PIECE = 10  # answers that make one, where there are enough
 CERTAIN = 6.0  # standard errors that the beginning must differ by to be a warm-up
 SLIGHT = 0.02  # of the steady rate: a beginning that differs by less is none
 
-Which = Literal["throughput", "mean_ms", "p50_ms", "p90_ms", "p95_ms", "p99_ms", "p999_ms", "max_ms"]
 QUANTILES: dict[str, float] = {"p50_ms": 0.5, "p90_ms": 0.9, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
 Histogram = Sequence[tuple[float, int]]  # (upper end of a bucket, how many)
 
@@ -68,7 +67,7 @@ def _noise(tail: Sequence[float], level: float) -> float:
 
 def _parting(pieces: Sequence[float], clipped: Sequence[float], start: int, last: int, level: float, noise: float) -> int | None:
     """Where what comes from `start` on is parted best, if what is before that is not like the steady state."""
-    sums, end = _sums(clipped), len(clipped)
+    sums, end = [0.0, *accumulate(clipped)], len(clipped)
     found = []
     for cut in range(start + 1, last + 1):
         before, after = sums[cut] - sums[start], sums[end] - sums[cut]
@@ -84,43 +83,39 @@ def _piece(slots: Sequence[float]) -> int:
     return max(1, math.ceil(len(slots) / PIECES), min(enough, len(slots) // 10))
 
 
-def _sums(values: Sequence[float]) -> list[float]:
-    return [0.0, *accumulate(values)]
-
-
 def _differs(pieces: Sequence[float], level: float, noise: float) -> bool:
     return abs(median(pieces) - level) > max(SLIGHT * level, CERTAIN * noise / math.sqrt(len(pieces)))
 
 
-def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Figure:
+def interval(values: Sequence[float]) -> Figure:
     """The mean of repetitions, and the t-interval around it. One repetition says nothing of its noise: both ends are the value itself."""
     mean = fmean(values)
     if len(values) < 2:
-        return Figure(value=mean, low=mean, high=mean, confidence=confidence)
-    half = t_quantile(len(values) - 1, confidence) * stdev(values) / math.sqrt(len(values))
-    return Figure(value=mean, low=mean - half, high=mean + half, confidence=confidence)
+        return Figure(value=mean, low=mean, high=mean)
+    half = t_quantile(len(values) - 1, CONFIDENCE) * stdev(values) / math.sqrt(len(values))
+    return Figure(value=mean, low=mean - half, high=mean + half)
 
 
-def throughput(rounds: Sequence[Round], confidence: float = CONFIDENCE) -> Figure:
-    return interval([each.throughput for each in rounds], confidence)
+def throughput(rounds: Sequence[Round]) -> Figure:
+    return interval([each.throughput for each in rounds])
 
 
-def percentile_figure(rounds: Sequence[Round], which: Which = "p99_ms", confidence: float = CONFIDENCE, seed: int = 0) -> Figure:
-    """A percentile of all rounds' answers together. Its interval is by bootstrap: rounds are resampled, and answers within them.
+def percentile_figure(rounds: Sequence[Round], which: str = "p99_ms") -> Figure:
+    """A field of `Latency`, of all rounds' answers together. Its interval is by bootstrap: rounds are resampled, and answers within them.
 
     One round has none: its answers waited in one queue, so that they tell much less than as many that were drawn apart.
     """
     histograms = [each.histogram for each in rounds if each.histogram]
     if not histograms or which not in QUANTILES:
-        return interval([_figure_of(each, which) for each in rounds], confidence)
+        return interval([float(getattr(each.latency, which)) for each in rounds])
     quantile, count = QUANTILES[which], len(histograms)
     value = percentile(merged(histograms), quantile)
     if count == 1:
-        return Figure(value=value, low=value, high=value, confidence=confidence)
-    drawn = _redrawn(histograms, quantile, random.Random(seed))
+        return Figure(value=value, low=value, high=value)
+    drawn = _redrawn(histograms, quantile, random.Random(0))
     # A few resampled rounds differ less than rounds do; the factor and the t distribution correct for that.
-    half = t_quantile(count - 1, confidence) * stdev(drawn) * math.sqrt(count / (count - 1))
-    return Figure(value=value, low=max(0.0, value - half), high=value + half, confidence=confidence)
+    half = t_quantile(count - 1, CONFIDENCE) * stdev(drawn) * math.sqrt(count / (count - 1))
+    return Figure(value=value, low=max(0.0, value - half), high=value + half)
 
 
 def _redrawn(histograms: Sequence[Histogram], quantile: float, chance: random.Random) -> list[float]:
@@ -152,15 +147,6 @@ def merged(histograms: Sequence[Histogram]) -> list[tuple[float, int]]:
 def percentile(histogram: Histogram, quantile: float) -> float:
     """The upper end of the bucket in which so large a share is reached; 0 where there is nothing. `histogram` is in order."""
     return histogram[bucket_of((count for _, count in histogram), quantile)][0] if any(count for _, count in histogram) else 0.0
-
-
-def _figure_of(one: Round, which: Which) -> float:
-    return one.throughput if which == "throughput" else float(getattr(one.latency, which))
-
-
-def figure(rounds: Sequence[Round], which: Which = "throughput", confidence: float = CONFIDENCE) -> Figure:
-    """One figure over the rounds, each in the way that suits it."""
-    return throughput(rounds, confidence) if which == "throughput" else percentile_figure(rounds, which, confidence)
 
 
 def latency(rounds: Sequence[Round]) -> Latency:
@@ -218,10 +204,10 @@ def variation(values: Sequence[float]) -> float:
     return stdev(values) / fmean(values) if len(values) > 1 and fmean(values) > 0 else 0.0
 
 
-def machine_noise(repetitions: int = 20) -> float:
+def machine_noise() -> float:
     """How much the time of a fixed computation varies on this machine now: 0.01 is quiet, 0.1 is not. It takes about half a second."""
     times = []
-    for _ in range(repetitions):
+    for _ in range(20):
         started = time.perf_counter()
         sum(number * number for number in range(300_000))
         times.append(time.perf_counter() - started)

@@ -132,6 +132,7 @@ def facts(results: Results) -> list[tuple[str, str]]:
         else f"{sent.smallest:,} to {sent.largest:,} bytes, median {sent.median:,}"
     )
     noise = None if here.noise is None else f"a fixed computation varied by {here.noise:.1%}"
+    versions = {"tsx": here.tsx, "torch": here.torch, "Python": here.python}
     rows = [
         ("model", model.archive or model.name),
         ("sha-256", model.sha256),
@@ -142,17 +143,12 @@ def facts(results: Results) -> list[tuple[str, str]]:
         ("processor", machine(results)),
         ("memory", f"{here.memory_mib:,} MiB" if here.memory_mib else None),
         ("system", here.system),
-        ("versions", ", ".join(f"{name} {value}" for name, value in _versions(results) if value)),
+        ("versions", ", ".join(f"{name} {value}" for name, value in versions.items() if value)),
         ("noise", noise),
         ("began", shown.moment(results.started)),
         ("ended", shown.moment(results.ended)),
     ]
     return [(name, value) for name, value in rows if value]
-
-
-def _versions(results: Results) -> list[tuple[str, str]]:
-    here = results.environment
-    return [("tsx", here.tsx), ("torch", here.torch), ("Python", here.python)]
 
 
 def files(directory: Path) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -37,7 +38,13 @@ class Chart(NamedTuple):
 
 def charts(results: Results) -> list[Chart]:
     """Those that there are figures for."""
-    makers: list[Callable[[Results], Chart | None]] = [frontier, distribution, stages, batch_sizes, cores, memory, curves, gpu]
+    makers: list[Callable[[Results], Chart | None]] = [
+        *(frontier, distribution, stages, batch_sizes),
+        partial(_over_time, "CPU", "cores", lambda usage: usage.cpu, "Cores that the server's processes used"),
+        partial(_over_time, "Memory", "MiB", lambda usage: usage.memory_mib, "Memory of the server's processes"),
+        curves,
+        partial(_over_time, "GPU", "%", _gpu_share, "Share of the time in which the GPU ran"),
+    ]
     return [chart for make in makers if (chart := make(results)) is not None]
 
 
@@ -77,7 +84,9 @@ def frontier(results: Results) -> Chart | None:
     if any(each.style == "other" for each in lines):
         legend.append(Key("other", "other configurations"))
     rules = [Rule(bound.limit, bound.text) for bound in bounds if bound.figure == figure]
-    x, y = axis("accepted answers per second", widths, log=False), axis(f"{shown.word(figure)}, ms", heights, log=_spread(heights) > WIDE)
+    there = [value for value in heights if value > 0]
+    x = axis("accepted answers per second", widths, log=False)
+    y = axis(f"{shown.word(figure)}, ms", heights, log=bool(there) and max(there) > WIDE * min(there))
     return Chart(
         "Throughput and latency",
         "Each point is a measured load; a line joins the closed loops or the open loops of one configuration. "
@@ -85,11 +94,6 @@ def frontier(results: Results) -> Chart | None:
         plot("Throughput and latency of each configuration", x, y, lines, rules),
         legend,
     )
-
-
-def _spread(values: Sequence[float]) -> float:
-    there = [value for value in values if value > 0]
-    return max(there) / min(there) if there else 1.0
 
 
 def _mark(point: Point, figure: str, name: str) -> Mark:
@@ -229,21 +233,11 @@ def _worker(curve: Curve) -> str:
     return Configuration(*curve.variant).worker
 
 
-def cores(results: Results) -> Chart | None:
-    return _over_time(results, "CPU", "cores", lambda usage: usage.cpu, "Cores that the server's processes used")
+def _gpu_share(usage: Usage) -> float | None:
+    return None if usage.gpu is None else 100 * usage.gpu
 
 
-def memory(results: Results) -> Chart | None:
-    return _over_time(results, "Memory", "MiB", lambda usage: usage.memory_mib, "Memory of the server's processes")
-
-
-def gpu(results: Results) -> Chart | None:
-    return _over_time(
-        results, "GPU", "%", lambda usage: None if usage.gpu is None else 100 * usage.gpu, "Share of the time in which the GPU ran"
-    )
-
-
-def _over_time(results: Results, title: str, unit: str, value: Callable[[Usage], float | None], says: str) -> Chart | None:
+def _over_time(title: str, unit: str, value: Callable[[Usage], float | None], says: str, results: Results) -> Chart | None:
     trial = told_trial(results)
     if trial is None:
         return None

@@ -118,7 +118,9 @@ def share(text: str, option: str) -> float:
 def configurations(options: BenchOptions, config: ModelConfig, cores: int, gpus: int) -> list[Configuration]:
     """All that the options allow, the devices' in the order given. Raises UsageError for what this machine or model cannot have."""
     devices = _devices(options, config, gpus)
-    compiled: Sequence[bool | None] = [None] if options.compiled is None else [SWITCHES[word] for word in _words_of_compile(options)]
+    compiled: Sequence[bool | None] = [None]
+    if options.compiled is not None:
+        compiled = [SWITCHES[word] for word in words(options.compiled, tuple(SWITCHES), "--compile")]
     precisions = [AS_IS] if options.precisions is None else words(options.precisions, PRECISIONS, "--precision")
     found = []
     for device in devices:
@@ -139,10 +141,6 @@ def _threads(options: BenchOptions, config: ModelConfig, device: str, workers: i
     given = Configuration(workers=workers).threads_each(cores, config.threads)
     fewer = {1, 2 ** (cores.bit_length() // 2)} if device == "cpu" else set()
     return [None, *sorted(each for each in fewer if each < given)]
-
-
-def _words_of_compile(options: BenchOptions) -> list[str]:
-    return words(options.compiled or "", tuple(SWITCHES), "--compile")
 
 
 def _devices(options: BenchOptions, config: ModelConfig, gpus: int) -> list[str]:

@@ -36,7 +36,6 @@ class Candidate(NamedTuple):
     configuration: Configuration
     offered: OfferedLoad
     predicted: Prediction | None  # at that load
-    why: str
 
 
 @dataclass(frozen=True)
@@ -88,14 +87,20 @@ def next_trial(state: State) -> Candidate | None:
     first = baseline(state.configurations)
     if first not in seen:
         one = outlook(state, first)
-        return _candidate(state, one._replace(level=1.0) if state.mode == "closed" else one, "the baseline, one request at a time")
+        return _candidate(state, one._replace(level=1.0) if state.mode == "closed" else one)
     left = [outlook(state, each) for each in state.configurations if each not in seen and ruled_out(state, each) is None]
     open_ones = [each for each in left if state.exhaustive or each.most > best * GAIN]
     if not open_ones:
         return None
-    nearest = _nearest_to_win(state)
-    chosen = max(open_ones, key=lambda each: (each.expected, -_distance(state, each.configuration, nearest), _small(each)))
-    return _candidate(state, chosen, _why(chosen, best))
+    order = ranking(state.trials, state.excluded)
+    nearest = state.trials[order[0]].how() if order else baseline(state.configurations)
+
+    def promise(one: Outlook) -> tuple[float, ...]:
+        how = one.configuration
+        return one.expected, -_distance(state, how, nearest), -how.workers, -how.batch_size
+
+    chosen = max(open_ones, key=promise)
+    return _candidate(state, chosen)
 
 
 def ruled_out(state: State, configuration: Configuration) -> str | None:
@@ -237,9 +242,7 @@ def _climb(state: State, trial: Trial, best: float) -> Candidate | None:
     offered = _offered(state, level)
     curve = _curve(state, configuration)
     prediction = None if curve is None else predict(curve, configuration, offered, state.overhead_ms, state.cores)
-    return Candidate(
-        configuration, offered, prediction, "the most that it does within the bounds is between what was measured, or beyond it"
-    )
+    return Candidate(configuration, offered, prediction)
 
 
 def _rung(state: State, point: Point) -> Rung:
@@ -257,17 +260,11 @@ def _offered(state: State, level: float) -> OfferedLoad:
     return OfferedLoad(mode="open", rate=level, arrivals=state.arrivals)
 
 
-def _candidate(state: State, one: Outlook, why: str) -> Candidate:
+def _candidate(state: State, one: Outlook) -> Candidate:
     offered = _offered(state, state.loads[0] if state.loads else one.level)
     curve = _curve(state, one.configuration)
     prediction = None if curve is None else predict(curve, one.configuration, offered, state.overhead_ms, state.cores)
-    return Candidate(one.configuration, offered, prediction, why)
-
-
-def _why(one: Outlook, best: float) -> str:
-    if one.predicted is None:
-        return "there is no curve to predict it from"
-    return f"{one.expected:.0f} requests/s expected, {one.most:.0f} at most; the best so far is {best:.0f}"
+    return Candidate(one.configuration, offered, prediction)
 
 
 def _best_load(state: State, curve: Curve, configuration: Configuration, tail: float) -> tuple[float, Prediction]:
@@ -291,11 +288,6 @@ def _best_throughput(state: State) -> float:
     order = ranking(state.trials, state.excluded)
     point = _chosen(state.trials[order[0]]) if order else None
     return 0.0 if point is None else point.throughput.value
-
-
-def _nearest_to_win(state: State) -> Configuration:
-    order = ranking(state.trials, state.excluded)
-    return state.trials[order[0]].how() if order else baseline(state.configurations)
 
 
 def _chosen(trial: Trial) -> Point | None:
@@ -335,7 +327,3 @@ def _kind(state: State, configuration: Configuration) -> tuple[Any, ...]:
 def _distance(state: State, one: Configuration, other: Configuration) -> float:
     steps = abs(math.log2(one.workers / other.workers)) + 0.5 * abs(math.log2(one.batch_size / other.batch_size))
     return steps + (OTHER_KIND if _kind(state, one) != _kind(state, other) else 0.0)
-
-
-def _small(one: Outlook) -> tuple[Any, ...]:
-    return (-one.configuration.workers, -one.configuration.batch_size)

@@ -109,8 +109,7 @@ def record_of(results: Results, curves: list[Curve] | None = None) -> ArchiveRec
 
 def loads_of(results: Results) -> list[Observation]:
     """Of the winner, round by round."""
-    if results.winner is None:
-        return []
+    assert results.winner is not None
     trial = results.trials[results.winner]
     return [observation_of(trial.how(), point.offered, each) for point in trial.points for each in point.rounds if each.ok == each.sent]
 

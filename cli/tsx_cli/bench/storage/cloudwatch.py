@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -83,15 +83,11 @@ def upload(results: Results, namespace: str) -> int:
     data = metrics(results)
     try:
         client = boto3.client("cloudwatch")
-        for part in _parts(data):
-            client.put_metric_data(Namespace=namespace, MetricData=part)
+        for start in range(0, len(data), AT_ONCE):
+            client.put_metric_data(Namespace=namespace, MetricData=data[start : start + AT_ONCE])
     except (BotoCoreError, ClientError) as error:
         reason = str(error).rstrip(".")
         raise CliError(
             f"CloudWatch accepted no figures: {reason}. Check AWS_REGION and the credentials; everything else is complete"
         ) from error
     return len(data)
-
-
-def _parts(data: Sequence[dict[str, Any]]) -> list[Sequence[dict[str, Any]]]:
-    return [data[start : start + AT_ONCE] for start in range(0, len(data), AT_ONCE)]

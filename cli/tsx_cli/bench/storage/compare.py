@@ -9,20 +9,12 @@ from typing import Any, NamedTuple
 
 from tsx_cli.bench.model import statistics
 from tsx_cli.bench.model.results import Figure, Point, Results, Trial
+from tsx_cli.bench.model.slo import PERCENTILES
 from tsx_cli.bench.report import shown
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.output import one_line, print_json, print_table
 
-FIGURES: dict[str, statistics.Which] = {
-    "throughput": "throughput",
-    "mean": "mean_ms",
-    "p50": "p50_ms",
-    "p90": "p90_ms",
-    "p95": "p95_ms",
-    "p99": "p99_ms",
-    "p99.9": "p999_ms",
-    "max": "max_ms",
-}
+FIGURES = {"throughput": "throughput", "mean": "mean_ms", **PERCENTILES}
 SHOWN = ("throughput", "p50", "p99")
 OWN = "one of tsx bench's own"
 BEST = "best"  # the name of the pair of both runs' winners
@@ -163,7 +155,7 @@ def _figure(figure: str, point: Point) -> Figure:
     if figure == "p99":
         return point.p99_ms
     if point.rounds:
-        return statistics.figure(point.rounds, FIGURES[figure])
+        return statistics.percentile_figure(point.rounds, FIGURES[figure])
     value = float(getattr(point.latency, FIGURES[figure]))
     return Figure(value=value, low=value, high=value)
 

@@ -112,7 +112,8 @@ def run_plan(
 def _measured(case: Case, against: RunningServer | None, seconds: float) -> CaseResult:
     try:
         if against is not None:
-            point, place = _load(case, against, _of_its_store(case.url), seconds)
+            # As a server that runs takes it: a URL, or the name of a file in its model store, wherever the archive lies here.
+            point, place = _load(case, against, case.url if "://" in case.url else Path(case.url).name, seconds)
             time.sleep(WRITTEN)
         else:
             with new_place("torchserve") as made:
@@ -176,11 +177,6 @@ def _load(case: Case, running: RunningServer, url: str, seconds: float) -> tuple
         return point_of(offered, [result], None), place
     finally:
         server.call("DELETE", path("models", case.served_as)).body()
-
-
-def _of_its_store(url: str) -> str:
-    """As a server that runs takes it: a URL, or the name of a file in its model store, wherever the archive lies here."""
-    return url if "://" in url else Path(url).name
 
 
 def length_of(requests: int, rate: float, most: float) -> float:

@@ -128,8 +128,6 @@ def generated(input_kind: str, count: int = COUNT, seed: int = 0, shape: Sequenc
         given = ",".join(map(str, shape or ()))
         raise UsageError(f"--input-shape {given}: each number is 1 or more, and all together {largest} at most ({input_kind})")
     count = min(count, max(1, largest // size))
-    if count < 1:
-        raise UsageError(f"there must be one input at least, not {count}")
     chance = random.Random(seed)
     if input_kind in ("image", "png"):
         channels, height, width = _image_shape(shape)

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from tsx_cli.deploy.aws.session import Cloud
 
@@ -29,18 +29,6 @@ class Line(NamedTuple):
         return None if self.at is None else datetime.fromtimestamp(self.at / 1000, timezone.utc)
 
 
-class Log(Protocol):
-    group: str  # what it is called
-
-    def last(self, count: int, since: float | None = None) -> list[Line]:
-        """So many of the newest, no older than `since` (seconds since 1970); none where there is no log yet. Raises CloudError."""
-        ...
-
-    def onwards(self, count: int, since: float | None = None) -> Iterator[Line]:
-        """These, then new ones as they arrive, until the iterator is closed."""
-        ...
-
-
 class CloudWatch:
     def __init__(
         self, cloud: Cloud, group: str, *, now: Callable[[], float] = time.time, sleep: Callable[[float], None] = time.sleep
@@ -48,6 +36,7 @@ class CloudWatch:
         self._cloud, self.group, self._now, self._sleep = cloud, group, now, sleep
 
     def last(self, count: int, since: float | None = None) -> list[Line]:
+        """So many of the newest, no older than `since` (seconds since 1970); none where there is no log yet. Raises CloudError."""
         for look in LOOKS:
             start = max(self._now() - look, since or 0)
             found: deque[Line] = deque((line for _, line in self._events(start)), maxlen=count)
@@ -56,6 +45,7 @@ class CloudWatch:
         return list(found)
 
     def onwards(self, count: int, since: float | None = None) -> Iterator[Line]:
+        """These, then new ones as they arrive, until the iterator is closed."""
         seen = self.last(count, since)
         yield from seen
         again = set(seen)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -29,27 +29,15 @@ class Baking(NamedTuple):
     since: datetime
 
 
-class Begin(NamedTuple):
-    percent: float
+class Decision(NamedTuple):
+    """Moves give the new version all requests, and a rollback the former one."""
+
+    action: Literal["begin", "wait", "move", "rollback"]
+    text: str = ""  # how far it is, or why it goes back
+    percent: float = 0.0  # that it begins with
 
 
-class Wait(NamedTuple):
-    text: str  # how far it is
-
-
-class Move(NamedTuple):
-    """The decision to send all requests to the new version."""
-
-
-class Rollback(NamedTuple):
-    """The decision to send all requests to the previous version."""
-
-    reason: str
-
-
-def decide(
-    wanted: str, shift: Shift | None, baking: Baking | None, went_off: Mapping[str, str], now: datetime
-) -> Begin | Wait | Move | Rollback:
+def decide(wanted: str, shift: Shift | None, baking: Baking | None, went_off: Mapping[str, str], now: datetime) -> Decision:
     """`went_off` has, by name, what CloudWatch says of each alarm that is off, or that went off since the canary began.
 
     1. No canary is asked for: all at once.
@@ -58,13 +46,14 @@ def decide(
     4. It has baked: all. Until then it waits.
     """
     if shift is None:
-        return Move()
+        return Decision("move")
     if went_off:
-        return Rollback("; ".join(f"the alarm {name} went off{f' ({reason})' if reason else ''}" for name, reason in went_off.items()))
+        reasons = (f"the alarm {name} went off{f' ({reason})' if reason else ''}" for name, reason in went_off.items())
+        return Decision("rollback", "; ".join(reasons))
     if baking is None or baking.version != wanted or abs(baking.percent - shift.percent) > 0.01:
-        return Begin(shift.percent)
+        return Decision("begin", percent=shift.percent)
     left = baking.since + timedelta(seconds=shift.bake) - now
     if left <= timedelta():
-        return Move()
+        return Decision("move")
     watched = f"{len(shift.alarms)} alarm{'s' * (len(shift.alarms) != 1)} quiet" if shift.alarms else "no alarm is watched"
-    return Wait(f"{shift.percent:g} % of the requests, {left.total_seconds():.0f} s to go, {watched}")
+    return Decision("wait", f"{shift.percent:g} % of the requests, {left.total_seconds():.0f} s to go, {watched}")

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from tsx_cli.deploy.aws.session import Cloud, is_absent
-from tsx_cli.deploy.aws_lambda.canary import Baking, Begin, Rollback, Shift, Wait, decide
+from tsx_cli.deploy.aws_lambda.canary import Baking, Shift, decide
 from tsx_cli.deploy.engine.kind import CloudError, Kind, only
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, State, Traits
@@ -149,15 +149,15 @@ class Alias(Kind):
         time = now()
         off = {} if shift is None else went_off(cloud, shift.alarms, None if baking is None or baking.version != wanted else baking.since)
         todo = decide(wanted, shift, baking, off, time)
-        if isinstance(todo, Wait):
+        if todo.action == "wait":
             return f"version {wanted} has {todo.text}"
-        if isinstance(todo, Begin):
+        if todo.action == "begin":
             _route(cloud, resource, before, {wanted: todo.percent / 100}, f"{MARK}{time.isoformat(timespec='seconds')}")
             return f"version {wanted} has {todo.percent:g} % of the requests"
-        if isinstance(todo, Rollback):
+        if todo.action == "rollback":
             if baking is not None:
                 _route(cloud, resource, before, {}, "")
-            raise CloudError(f"version {before} has all requests{'' if baking is None else ' again'}: {todo.reason}")
+            raise CloudError(f"version {before} has all requests{'' if baking is None else ' again'}: {todo.text}")
         _route(cloud, resource, wanted, {}, "")
         return None
 

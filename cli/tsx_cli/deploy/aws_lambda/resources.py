@@ -105,7 +105,10 @@ def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
         "EphemeralStorage": {"Size": own.storage},
         "Architectures": [own.architecture],
     }
-    variables = {**_said_to_it(own), **spec.env}
+    variables = {"TSX_LAMBDA_ANSWERS": "streamed"} if own.streaming else {}  # docs/deploy/lambda.md has these
+    if own.queue is not None and own.queue.results is not None:
+        variables["TSX_LAMBDA_RESULTS"] = own.queue.results
+    variables |= spec.env
     if variables:
         properties["Environment"] = {"Variables": variables}
     if own.subnets:
@@ -117,12 +120,6 @@ def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
     if own.reserved is not None:
         properties["ReservedConcurrentExecutions"] = own.reserved
     return properties, content
-
-
-def _said_to_it(own: Lambda) -> dict[str, str]:
-    """What its entry has to know; docs/deploy/lambda.md has these variables."""
-    fields = {"TSX_LAMBDA_ANSWERS": "streamed"} if own.streaming else {}
-    return fields if own.queue is None or own.queue.results is None else {**fields, "TSX_LAMBDA_RESULTS": own.queue.results}
 
 
 def _managed(managed: ManagedInstances) -> dict[str, Any]:

@@ -93,15 +93,12 @@ def _place(name: str, target: str, fields: Mapping[str, Any]) -> Location:
         }
         cloud = Machine(program)
     elif target == "kubernetes":
-        cloud, kinds = _cluster(fields["kubernetes"]), {**OBJECTS, f"{OBJECT}Revision": Revision()}
+        if shutil.which("kubectl") is None:
+            raise CliError(
+                "kubectl is not installed; install it, or write the manifests with --emit kubernetes DIR and apply them elsewhere"
+            )
+        own, kinds = fields["kubernetes"], {**OBJECTS, f"{OBJECT}Revision": Revision()}
+        cloud = Cluster(Program("kubectl", ("--context", own["context"]) if own["context"] else ()), own["namespace"])
     else:
         cloud, kinds = Cloud(fields.get("region"), fields.get("profile")), AWS_KINDS
     return Location(name, target, PLATFORMS[target], cloud, kinds)
-
-
-def _cluster(own: Mapping[str, Any]) -> Cluster:
-    """Raises CliError without kubectl."""
-    if shutil.which("kubectl") is None:
-        raise CliError("kubectl is not installed; install it, or write the manifests with --emit kubernetes DIR and apply them elsewhere")
-    first = ("--context", own["context"]) if own["context"] else ()
-    return Cluster(Program("kubectl", first), own["namespace"])

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.aws.logs import GROUPS, LAST, CloudWatch, Line, Log
+from tsx_cli.deploy.aws.logs import GROUPS, LAST, CloudWatch, Line
 from tsx_cli.deploy.commands.locations import Location
 from tsx_cli.deploy.engine.engine import DeployFailed
 from tsx_cli.deploy.engine.kind import CloudError
@@ -42,6 +42,9 @@ class ProgramLog:
             yield Line(None, "", text)
 
 
+Log = CloudWatch | ProgramLog
+
+
 def log_of(place: Location) -> Log:
     group = GROUPS.get(place.target)
     return ProgramLog(place) if group is None else CloudWatch(place.cloud, group.format(place.name))
@@ -54,16 +57,12 @@ def show_lines(log: Log, *, since: float | None, count: int, follow: bool, as_js
     if not lines:
         raise CliError(f"{log.group} has no lines{'' if since is None else ' of that time'}; an invocation or a start writes some")
     for line in lines:
-        _print(line, as_json=as_json)
-
-
-def _print(line: Line, *, as_json: bool) -> None:
-    when = line.when
-    if as_json:
-        report = {"time": None if when is None else when.isoformat(), "stream": line.stream, "message": line.text}
-        print(json.dumps(report), flush=True)  # one a line
-    else:
-        print(f"{'' if when is None else f'{when.astimezone():%Y-%m-%d %H:%M:%S} '}{escaped(line.text)}", flush=True)
+        when = line.when
+        if as_json:
+            report = {"time": None if when is None else when.isoformat(), "stream": line.stream, "message": line.text}
+            print(json.dumps(report), flush=True)  # one a line
+        else:
+            print(f"{'' if when is None else f'{when.astimezone():%Y-%m-%d %H:%M:%S} '}{escaped(line.text)}", flush=True)
 
 
 def why(log: Log, reason: str, since: float | None = None) -> dict[str, Any]:

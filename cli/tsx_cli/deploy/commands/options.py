@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import typer
 
 from tsx_cli.common.failure import UsageError
+from tsx_cli.common.options import read_pair
 from tsx_runtime.shared.suggestions import suggestion
 
 TARGETS = ("container", "sagemaker", "lambda", "kubernetes")
@@ -96,9 +97,7 @@ def desired_options(
 
 
 def _assign(given: dict[str, Any], assignment: str) -> None:
-    key, equals, value = assignment.partition("=")
-    if not equals or not key:
-        raise UsageError(f"--set takes KEY=VALUE, not '{assignment}'")
+    key, value = read_pair(assignment, "--set takes KEY=VALUE")
     place = given
     *path, last = key.split(".")
     for part in path:

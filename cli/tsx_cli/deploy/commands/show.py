@@ -13,7 +13,7 @@ from rich.status import Status
 
 from tsx_cli.common.output import one_line, print_table
 from tsx_cli.deploy.engine.engine import Event
-from tsx_cli.deploy.engine.plan import SIGNS, Action, Change, Plan, hidden
+from tsx_cli.deploy.engine.plan import Action, Change, Plan, hidden
 from tsx_cli.deploy.engine.platform import DeployedVersion
 
 LONGEST = 100  # characters of a value
@@ -32,27 +32,27 @@ USUAL: Mapping[tuple[str, str], float] = {  # seconds, from experience: what AWS
     ("Tsx::Lambda::ProvisionedConcurrency", "create"): 180.0,
     ("Tsx::Lambda::ProvisionedConcurrency", "update"): 180.0,
 }
-TODO: Mapping[Action, str] = {
-    "create": "to create",
-    "update": "to update",
-    "replace": "to recreate",
-    "delete": "to delete",
-    "same": "as it should be",
+ACTIONS: Mapping[Action, tuple[str, str, str]] = {  # in a plan, in its sum, and done
+    "create": ("+", "to create", "created"),
+    "update": ("~", "to update", "updated"),
+    "replace": ("-/+", "to recreate", "recreated"),
+    "delete": ("-", "to delete", "deleted"),
+    "same": ("=", "as it should be", "as it should be"),
 }
-WORDS = {"create": "created", "update": "updated", "replace": "recreated", "delete": "deleted", "same": "as it should be"}
 
 
 def show_plan(planned: Plan) -> None:
     """A line for each resource, and under what changes the values that do."""
     for change in planned.changes:
-        print(f"{SIGNS[change.action]:>3} {change.resource.short_kind:<15} {one_line(change.resource.name)}{_because(change)}")
+        because = f"  ({one_line(change.reason)})" if change.reason else ""
+        print(f"{ACTIONS[change.action][0]:>3} {change.resource.short_kind:<15} {one_line(change.resource.name)}{because}")
         if change.action in ("update", "replace"):
             for field in change.fields:
                 name = field.path.rpartition(".")[2]
                 print(f"      {field.path}: {_value(hidden(field.old, name))} -> {_value(hidden(field.new, name))}")
             if change.resource.how and change.action == "update":
                 print(f"      how: {_value(change.resource.how)}")
-    counts = [(planned.count(action), word) for action, word in TODO.items()]
+    counts = [(planned.count(action), words[1]) for action, words in ACTIONS.items()]
     time = sum(expected(change) for change in planned.changes)
     duration = f" It takes about {minutes(time)}." if time >= LONG else ""
     print(f"\n{', '.join(f'{number} {word}' for number, word in counts if number) or 'nothing is there'}.{duration}")
@@ -107,7 +107,7 @@ class Steps:
         if event.stage in ("done", "failed"):
             if self._status is not None:
                 self._status.stop()
-            word = WORDS[event.change.action] if event.stage == "done" else "failed"
+            word = ACTIONS[event.change.action][2] if event.stage == "done" else "failed"
             self._console.print(f"{what}: {word} ({event.seconds:.0f} s)", markup=False, soft_wrap=True)
         elif self._status is not None:
             of = f" of about {minutes(usual)}; {_way_out(event.change)}" if usual >= LONG else ""
@@ -148,10 +148,6 @@ def confirm(planned: Plan, question: str) -> bool:
     if not sys.stdin.isatty():
         return False
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
-
-
-def _because(change: Change) -> str:
-    return f"  ({one_line(change.reason)})" if change.reason else ""
 
 
 def _value(value: object) -> str:

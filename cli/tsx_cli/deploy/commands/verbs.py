@@ -11,7 +11,6 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from tsx_archiver import Inspection
 from tsx_cli.archive.packing import check_lines
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.output import print_json
@@ -24,7 +23,7 @@ from tsx_cli.deploy.commands.show import Steps, confirm, show_plan, show_status,
 from tsx_cli.deploy.emit.render import check_kind, emit
 from tsx_cli.deploy.emit.write import write
 from tsx_cli.deploy.engine.engine import AGAIN, DeployFailed, Engine
-from tsx_cli.deploy.engine.facts import Facts, look_at, requirements_of
+from tsx_cli.deploy.engine.facts import look_at
 from tsx_cli.deploy.engine.plan import Plan
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource
@@ -72,9 +71,7 @@ def emit_files(file: Path | None, given: Given, kind: str, directory: Path, *, a
     """Asks nothing of any platform, and writes nowhere else."""
     target = check_kind(kind, read_target(file, given))
     spec = read_spec(file, {**given, "target": target})
-    inspection, sha256 = look_at(spec.model)
-    manifest = inspection.manifest
-    facts = Facts(spec.model, sha256, manifest.model_name, manifest.version, spec.image or "", "", "", requirements_of(inspection))
+    _, facts = look_at(spec.model, image=spec.image or "")
     with this_machine(spec.build.wheel) as local:
         emitted = emit(kind, spec, facts, local)
         paths = write(emitted, directory)
@@ -189,15 +186,19 @@ def show_prices(region: str | None, profile: str | None, *, refresh: bool, as_js
 
 def _planned(engine: Engine, place: Location, spec: DeploySpec, local: Local | None, *, check: bool) -> tuple[Plan, Preflight]:
     """`local` where the image is built here."""
-    inspection, sha256 = look_at(spec.model)
-    facts, image_bytes = _facts(spec, inspection, sha256, place)
+    cloud, image_bytes = place.cloud, None
+    inspection, facts = look_at(spec.model, image=spec.image or "", region=cloud.region)
+    if isinstance(cloud, Cloud):
+        account = cloud.account
+        pushed, image_bytes = _by_digest(spec.image or "", cloud)
+        facts = replace(facts, account=account, image=pushed)
     built: list[Resource] = []
     if local is not None:
-        image, built, kinds = images(spec, facts, local, place.cloud)
+        image, built, kinds = images(spec, facts, local, cloud)
         facts, engine.kinds = replace(facts, image=image), {**engine.kinds, **kinds}
     wanted = [*built, *place.platform.wanted(spec, facts)]
-    ahead = look_ahead(spec, inspection, place.cloud.region, image_bytes, strict=check)
-    return engine.plan(wanted, place.platform.obsolete(place.cloud, spec, wanted)), ahead
+    ahead = look_ahead(spec, inspection, cloud.region, image_bytes, strict=check)
+    return engine.plan(wanted, place.platform.obsolete(cloud, spec, wanted)), ahead
 
 
 def _tried(ahead: Preflight, steps: Steps, *, check: bool) -> Preflight:
@@ -229,17 +230,6 @@ def _tell(place: Location, *, as_json: bool) -> None:
     answer = place.platform.status(place.cloud, place.name)
     if answer is not None:
         print_json(answer) if as_json else show_status(answer)
-
-
-def _facts(spec: DeploySpec, inspection: Inspection, sha256: str, place: Location) -> tuple[Facts, int | None]:
-    """With the bytes of the image, where they are known."""
-    manifest, cloud = inspection.manifest, place.cloud
-    image, size, account = spec.image or "", None, ""
-    if isinstance(cloud, Cloud):
-        account = cloud.account
-        image, size = _by_digest(image, cloud)
-    requirements = requirements_of(inspection)
-    return Facts(spec.model, sha256, manifest.model_name, manifest.version, image, account, cloud.region, requirements), size
 
 
 def _by_digest(image: str, cloud: Cloud) -> tuple[str, int | None]:

@@ -16,12 +16,6 @@ from tsx_cli.deploy.image.recipe import Local, Recipe, recipe
 from tsx_cli.deploy.kubernetes.resources import Manifest, kustomization, manifests
 from tsx_cli.deploy.spec import DeploySpec
 
-KINDS: Mapping[str, tuple[str, ...]] = {  # what is written, and the targets that it is for; the first where none is named
-    "dockerfile": ("container", "sagemaker", "lambda", "kubernetes"),
-    "compose": ("container",),
-    "cloudformation": ("sagemaker", "lambda"),
-    "kubernetes": ("kubernetes",),
-}
 NAMES = {
     "Deployment": "deployment.yaml",
     "Service": "service.yaml",
@@ -37,25 +31,6 @@ class EmittedFiles(NamedTuple):
     files: Mapping[str, str]
     copied: Mapping[str, Path]  # of these, the content lies elsewhere
     next_step: str
-
-
-def check_kind(kind: str, target: str | None) -> str:
-    """The target that it is for. Raises UsageError."""
-    if kind not in KINDS:
-        raise UsageError(f"--emit: there is no '{kind}'; there is {', '.join(KINDS)}")
-    if target is not None and target not in KINDS[kind]:
-        raise UsageError(f"--emit {kind} is for --target {' or '.join(KINDS[kind])}, not {target}")
-    return target or KINDS[kind][0]
-
-
-def emit(kind: str, spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
-    makers: Mapping[str, Callable[[DeploySpec, Facts, Local], EmittedFiles]] = {
-        "dockerfile": _dockerfile,
-        "compose": _compose,
-        "cloudformation": _cloudformation,
-        "kubernetes": _kubernetes,
-    }
-    return makers[kind](spec, facts, local)
 
 
 def _dockerfile(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
@@ -92,6 +67,28 @@ def _cloudformation(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFile
     text = _yaml([template(spec, facts)])
     roles = ", and --capabilities CAPABILITY_NAMED_IAM, because it creates a role" if spec.create_role else ""
     return EmittedFiles({"template.yaml": text}, {}, NEEDS_NOTE.format(name=spec.name) + roles)
+
+
+Maker = Callable[[DeploySpec, Facts, Local], EmittedFiles]
+KINDS: Mapping[str, tuple[tuple[str, ...], Maker]] = {  # the targets that it is for, the first where none is named, and what makes it
+    "dockerfile": (("container", "sagemaker", "lambda", "kubernetes"), _dockerfile),
+    "compose": (("container",), _compose),
+    "cloudformation": (("sagemaker", "lambda"), _cloudformation),
+    "kubernetes": (("kubernetes",), _kubernetes),
+}
+
+
+def check_kind(kind: str, target: str | None) -> str:
+    """The target that it is for. Raises UsageError."""
+    if kind not in KINDS:
+        raise UsageError(f"--emit: there is no '{kind}'; there is {', '.join(KINDS)}")
+    if target is not None and target not in KINDS[kind][0]:
+        raise UsageError(f"--emit {kind} is for --target {' or '.join(KINDS[kind][0])}, not {target}")
+    return target or KINDS[kind][0][0]
+
+
+def emit(kind: str, spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
+    return KINDS[kind][1](spec, facts, local)
 
 
 def image_name(spec: DeploySpec, made: Recipe | None) -> str:

@@ -81,7 +81,9 @@ class Engine:
                 self.on_event(Event(change, "failed", self.clock() - start, error.message))
                 raise DeployFailed(_story(error.message, change, done, self.again), change) from error
             except KeyboardInterrupt as interrupt:
-                raise DeployInterrupted(_left(change, self.kinds[change.resource.kind].traits.left, self.again)) from interrupt
+                which = f"{change.resource.short_kind} {change.resource.name}"
+                goes_on = self.kinds[change.resource.kind].traits.left or "AWS continues what has started"
+                raise DeployInterrupted(f"left at {which}: {goes_on}. {self.again} to continue") from interrupt
             self.on_event(Event(change, "done", self.clock() - start))
             done.append(change)
 
@@ -166,9 +168,3 @@ def _story(message: str, change: Change, done: Sequence[Change], again: str) -> 
     made = [f"{each.resource.short_kind} {each.resource.name}" for each in done if each.action != "delete"]
     exists = f"Created by this run and still there: {', '.join(made)}." if made else "Nothing was changed."
     return f"{message.rstrip('.')}. {exists} {again} to continue, or `tsx deploy destroy` to remove all of it."
-
-
-def _left(change: Change, what: str, again: str) -> str:
-    which = f"{change.resource.short_kind} {change.resource.name}"
-    goes_on = what or "AWS continues what has started"
-    return f"left at {which}: {goes_on}. {again} to continue"

@@ -33,13 +33,17 @@ class Facts:
         return self.image.of if isinstance(self.image, Ref) else self.image.partition("@")[2]
 
 
-def look_at(archive: Path) -> tuple[Inspection, str]:
-    """What the archive says of itself, and the SHA-256 of its file. Raises ArchiveError and CliError."""
+def look_at(archive: Path, *, image: str = "", region: str = "") -> tuple[Inspection, Facts]:
+    """What the archive says of itself, and what is deployed of it. Raises ArchiveError and CliError."""
     if archive.is_dir():
         raise CliError(f"{archive} is a directory; only a file can be deployed: pack it with tsx archive")
     inspection = inspect_archive(archive)
+    manifest, name = inspection.manifest, inspection.manifest.requirements_file
+    requirements = (read_member(inspection.source, name, most=MOST_REQUIREMENTS) if name else None) or b""
     with archive.open("rb") as file:
-        return inspection, content_digest(file)
+        sha256 = content_digest(file)
+    text = requirements.decode("utf-8", "replace")
+    return inspection, Facts(archive, sha256, manifest.model_name, manifest.version, image, "", region, text)
 
 
 def tags_of(spec: DeploySpec, facts: Facts) -> dict[str, str]:
@@ -54,12 +58,6 @@ def tags_of(spec: DeploySpec, facts: Facts) -> dict[str, str]:
         "tsx:model": f"{facts.model_name}/{facts.model_version}",
         "tsx:image-digest": facts.image_digest,
     }
-
-
-def requirements_of(inspection: Inspection) -> str:
-    name = inspection.manifest.requirements_file
-    content = read_member(inspection.source, name, most=MOST_REQUIREMENTS) if name else None
-    return (content or b"").decode("utf-8", "replace")
 
 
 def model_data(archive: Path, directory: Path) -> Path:

@@ -17,8 +17,6 @@ _SECRET = re.compile(r"token|secret|passw(?:or)?d|credential|api_?key|access_?ke
 _OPEN = frozenset({"", "true", "false"})  # a switch, such as TSX_DISABLE_TOKEN_AUTHORIZATION
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
-SIGNS: Mapping[Action, str] = {"create": "+", "update": "~", "replace": "-/+", "delete": "-", "same": "="}
-
 
 @dataclass(frozen=True)
 class Field:

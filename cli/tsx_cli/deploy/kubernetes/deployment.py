@@ -35,7 +35,8 @@ class Kubernetes:
     def belongings(self, cloud: Cluster, name: str, *, purge: bool = False) -> list[Resource]:
         found = []
         for kind in OWN:
-            there = [each for each in cloud.listed(TYPES[kind], name) if _is_ours(each)]
+            labelled = [(each, each["metadata"].get("labels") or {}) for each in cloud.listed(TYPES[kind], name)]
+            there = [each for each, labels in labelled if labels.get("app.kubernetes.io/managed-by") == "tsx"]
             found += [Resource(f"{kind}{n}", f"{KIND}{kind}", each["metadata"]["name"], {}) for n, each in enumerate(there)]
         return found
 
@@ -52,7 +53,11 @@ class Kubernetes:
         sets = sorted(cloud.listed("replicasets.v1.apps", name), key=lambda each: int(_annotations(each).get(REVISION, 0)))
         return [
             DeployedVersion(
-                int(_annotations(each)[REVISION]), each["metadata"]["name"], _time(each), _tags(each), _annotations(each)[REVISION] == now
+                int(_annotations(each)[REVISION]),
+                each["metadata"]["name"],
+                datetime.fromisoformat(each["metadata"]["creationTimestamp"].replace("Z", "+00:00")),
+                _tags(each),
+                _annotations(each)[REVISION] == now,
             )
             for each in sets
             if REVISION in _annotations(each)
@@ -127,14 +132,6 @@ def _annotations(found: Mapping[str, Any]) -> dict[str, str]:
     return dict(found["metadata"].get("annotations") or {})
 
 
-def _is_ours(found: Mapping[str, Any]) -> bool:
-    return bool((found["metadata"].get("labels") or {}).get("app.kubernetes.io/managed-by") == "tsx")
-
-
 def _tags(found: Mapping[str, Any]) -> dict[str, str]:
     template = (found["spec"].get("template") or {}).get("metadata", {}).get("annotations") or {}
     return {key.replace("/", ":", 1): value for key, value in template.items() if key.startswith("tsx/")}
-
-
-def _time(found: Mapping[str, Any]) -> datetime:
-    return datetime.fromisoformat(found["metadata"]["creationTimestamp"].replace("Z", "+00:00"))

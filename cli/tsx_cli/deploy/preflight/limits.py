@@ -6,7 +6,7 @@ A finding is an error where the platform would refuse or fail for certain, and e
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -116,23 +116,27 @@ class LimitFinding(NamedTuple):
 
 def findings(place: TargetProfile, known: ModelProfile) -> list[LimitFinding]:
     """Errors first."""
-    found = [finding for rule in RULES for finding in rule(place, known)]
+    found = [finding for what, rule in RULES.items() if what in place.limits for finding in rule(place.limits[what], place, known)]
+    found += [*_environment(place, known), *_device(place, known)]
     return sorted(found, key=lambda finding: not finding.is_error)
 
 
-def _payload(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
-    limit = place.limits.get("request")
-    if limit is None:
-        return
+def _held(limit: Limit, value: float, near: float, error: str, warning: str) -> Iterator[LimitFinding]:
+    """`warning` from this share of the limit on."""
+    if value > limit.most:
+        yield LimitFinding(True, error, limit.source)
+    elif value > near * limit.most:
+        yield LimitFinding(False, warning, limit.source)
+
+
+def _payload(limit: Limit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     for whose, sizes in (("its sample", known.samples), ("a request of its benchmark", known.measured)):
         for content_type, size in sizes.items():
             wide = place.target in IN_BASE64 and not TEXT.match(content_type)
-            most = limit.most * 3 / 4 if wide else limit.most
-            text = f"{place.name} takes requests of {size_of(most)}" + (" (this type is sent as base64, a third larger)" if wide else "")
-            if size > most:
-                yield LimitFinding(True, f"{whose} has {size_of(size)}, and {text}. {_smaller(place)}", limit.source)
-            elif size > NEARLY * most:
-                yield LimitFinding(False, f"{whose} has {size_of(size)}, close to the limit: {text}", limit.source)
+            most = limit._replace(most=limit.most * 3 / 4) if wide else limit
+            how = " (this type is sent as base64, a third larger)" if wide else ""
+            has, text = f"{whose} has {size_of(size)}", f"{place.name} takes requests of {size_of(most.most)}{how}"
+            yield from _held(most, size, NEARLY, f"{has}, and {text}. {_smaller(place)}", f"{has}, close to the limit: {text}")
 
 
 def _smaller(place: TargetProfile) -> str:
@@ -144,19 +148,12 @@ def _smaller(place: TargetProfile) -> str:
     return f"Send smaller inputs{serverless}, or set sagemaker.asynchronous, which takes 1 GiB through S3"
 
 
-def _time(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
-    limit = place.limits.get("time")
-    if limit is None:
-        return
+def _time(limit: Limit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     if known.p99_ms is not None:
         seconds, way = known.p99_ms / 1000, _longer(place, limit)
         text = f"in its benchmark, one request in a hundred took {seconds:.3g} s or more"
-        if seconds > limit.most:
-            yield LimitFinding(True, f"{text}, and {place.name} ends one after {limit.most:g} s. {way}", limit.source)
-        elif seconds > limit.most / 2:
-            yield LimitFinding(
-                False, f"{text}; {place.name} ends one after {limit.most:g} s, which slower machines may exceed. {way}", limit.source
-            )
+        ends = f"{place.name} ends one after {limit.most:g} s"
+        yield from _held(limit, seconds, 1 / 2, f"{text}, and {ends}. {way}", f"{text}; {ends}, which slower machines may exceed. {way}")
     if known.response_timeout is not None and known.response_timeout > limit.most:
         text = f"responseTimeout of the archive is {known.response_timeout} s, but {place.name} gives a request up after {limit.most:g} s"
         yield LimitFinding(False, text, limit.source)
@@ -169,46 +166,36 @@ def _longer(place: TargetProfile, limit: Limit) -> str:
     return f"Make batches smaller, use a faster machine{asynchronous}"
 
 
-def _start(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
-    limit = place.limits.get("start")
-    if limit is None or known.load_seconds is None:
+def _start(limit: Limit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
+    if known.load_seconds is None:
         return
-    text = f"it took {known.load_seconds:.1f} s to load on this machine"
+    text, gives = f"it took {known.load_seconds:.1f} s to load on this machine", f"{place.name} gives it {limit.most:g} s to start"
     way = f"raise {limit.key}" if limit.key else "make the model smaller"
-    if known.load_seconds > limit.most:
-        yield LimitFinding(True, f"{text}, and {place.name} gives it {limit.most:g} s to start: {way}", limit.source)
-    elif known.load_seconds > limit.most / 3:
-        text = f"{text}; {place.name} gives it {limit.most:g} s to start, its image and model downloaded: {way} if it fails"
-        yield LimitFinding(False, text, limit.source)
+    warning = f"{text}; {gives}, its image and model downloaded: {way} if it fails"
+    yield from _held(limit, known.load_seconds, 1 / 3, f"{text}, and {gives}: {way}", warning)
 
 
-def _room(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
-    memory, disk = place.limits.get("memory"), place.limits.get("disk")
-    if memory is not None:
-        where = place.instance_type or place.name
-        way = f"raise {memory.key}" if memory.key else "choose one with more"
-        text = f"the content of the archive has {size_of(known.unpacked)}"
-        if known.unpacked > memory.most:
-            yield LimitFinding(True, f"{text}, and {where} has {size_of(memory.most)} of memory: {way}", memory.source)
-        elif known.unpacked > memory.most / 2:
-            text = f"{text}, and {where} has {size_of(memory.most)} of memory, for torch and the requests too: {way} if it is killed"
-            yield LimitFinding(False, text, memory.source)
-    if disk is not None and known.packed + known.unpacked > disk.most:
+def _memory(limit: Limit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
+    way = f"raise {limit.key}" if limit.key else "choose one with more"
+    has = f"{place.instance_type or place.name} has {size_of(limit.most)} of memory"
+    text = f"the content of the archive has {size_of(known.unpacked)}, and {has}"
+    yield from _held(limit, known.unpacked, 1 / 2, f"{text}: {way}", f"{text}, for torch and the requests too: {way} if it is killed")
+
+
+def _disk(limit: Limit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
+    if known.packed + known.unpacked > limit.most:
         text = f"the archive and its content take {size_of(known.packed + known.unpacked)} of disk"
-        way = f"raise {disk.key}" if disk.key else "make the model smaller, or deploy to instances"
-        yield LimitFinding(True, f"{text}, and there are {size_of(disk.most)}: {way}", disk.source)
+        way = f"raise {limit.key}" if limit.key else "make the model smaller, or deploy to instances"
+        yield LimitFinding(True, f"{text}, and there are {size_of(limit.most)}: {way}", limit.source)
 
 
-def _image(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
-    limit = place.limits.get("image")
-    if limit is None or known.image_bytes is None:
+def _image(limit: Limit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
+    if known.image_bytes is None:
         return
     text = f"the image has {size_of(known.image_bytes)} compressed, and {place.name} accepts {size_of(limit.most)} uncompressed"
     way = "Build it with torch's CPU wheels (TORCH_INDEX_URL) and with fewer other packages"
-    if known.image_bytes > limit.most:
-        yield LimitFinding(True, f"{text}. {way}", limit.source)
-    elif known.image_bytes > 0.4 * limit.most:  # torch unpacks to about two and a half times its packed size
-        yield LimitFinding(False, f"{text}: it may be too large. {way}", limit.source)
+    # torch unpacks to about two and a half times its packed size
+    yield from _held(limit, known.image_bytes, 0.4, f"{text}. {way}", f"{text}: it may be too large. {way}")
 
 
 def _environment(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
@@ -240,8 +227,8 @@ def _device(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]
         yield LimitFinding(False, text)
 
 
-Rule = Callable[[TargetProfile, ModelProfile], Iterator[LimitFinding]]
-RULES: Sequence[Rule] = (_payload, _time, _start, _room, _image, _environment, _device)
+Rule = Callable[[Limit, TargetProfile, ModelProfile], Iterator[LimitFinding]]
+RULES: Mapping[str, Rule] = {"request": _payload, "time": _time, "start": _start, "memory": _memory, "disk": _disk, "image": _image}
 
 
 def size_of(size: float) -> str:

@@ -69,7 +69,9 @@ class Preflight:
 
 def look_ahead(spec: DeploySpec, inspection: Inspection, region: str, image_bytes: int | None, *, strict: bool) -> Preflight:
     """Raises CliError for a damaged archive, and where `strict` for what the target would refuse."""
-    _whole(spec.model)
+    faults = [finding.text for finding in verify_archive(spec.model) if finding.is_fault]
+    if faults:
+        raise CliError(f"{spec.model} is damaged or incomplete: {re.sub(r'[.]$', '', '; '.join(faults))}. Pack it again with tsx archive")
     kept, prices = read_record(spec.model), read_prices()
     place, known = place_of(spec, prices, region), model_profile(inspection, kept, image_bytes)
     view = outlook(kept, spec)
@@ -157,9 +159,3 @@ def _largest(sizes: Mapping[str, int]) -> dict[str, int]:
         kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
         found[kind] = max(size, found.get(kind, 0))
     return found
-
-
-def _whole(path: Path) -> None:
-    faults = [finding.text for finding in verify_archive(path) if finding.is_fault]
-    if faults:
-        raise CliError(f"{path} is damaged or incomplete: {re.sub(r'[.]$', '', '; '.join(faults))}. Pack it again with tsx archive")

@@ -155,9 +155,9 @@ def money(value: float) -> str:
     return f"${value:,.2f}" if value >= 0.1 or value == 0 else f"${value:#.2g}"
 
 
-def read_prices(path: Path | None = None) -> Prices:
+def read_prices() -> Prices:
     """None of any region where there is no file. Raises CliError for one that is damaged."""
-    path = path or price_file()
+    path = price_file()
     try:
         return Prices.model_validate(json.loads(path.read_bytes()))
     except FileNotFoundError:
@@ -166,18 +166,17 @@ def read_prices(path: Path | None = None) -> Prices:
         raise CliError(f"{path} is damaged: {REFRESH} writes it again") from error
 
 
-def keep_prices(region: str, found: Region, path: Path | None = None) -> Path:
+def keep_prices(region: str, found: Region) -> None:
     """Beside those of other regions."""
-    path = path or price_file()
+    path = price_file()
     try:
-        prices = read_prices(path)
+        prices = read_prices()
     except CliError:
         prices = Prices()
     prices.regions[region] = found
     private_directory(path.parent)
     with whole_file(path, mode=0o600) as file:
         file.write(prices.model_dump_json(indent=1, exclude_none=True).encode() + b"\n")
-    return path
 
 
 def price_file() -> Path:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tsx_archiver import BUILTIN_HANDLERS, OpenArchive, handler_fault, is_inside, shown
+from tsx_archiver import BUILTIN_HANDLERS, ArchiveError, OpenArchive, describe_model_file, handler_fault, is_inside, shown, split_handler
 from tsx_runtime.errors import BadRequest
 
+CPP_RUNTIME = "LSP"
+CPP_HANDLERS = ("", "basehandler", "torchscripthandler", "torch_scripted_handler")  # of the C++ backend, lower case: they load TorchScript
+IN_PYTHON = "torchscript_handler"  # the built-in handler that answers as these do
 BUILTIN = (*BUILTIN_HANDLERS, "torchscript_handler")
 PREFIX = "ts.torch_handler."  # that TorchServe's users may write before the name of a built-in handler
 
@@ -39,3 +42,31 @@ def _find(name: str, directory: Path) -> Path | None:
 
 
 _WANTED = "Name a file of the archive, as file.py or file.py:function, or a built-in handler."
+
+
+def handler_of(archive: OpenArchive, handler: str, runtime: str) -> str:
+    """The handler to serve with: for an archive of the C++ backend (`runtime: LSP`), the one that does in Python what its own would do.
+
+    Raises BadRequest where nothing in Python can.
+    """
+    if runtime.upper() != CPP_RUNTIME:
+        return handler
+    file, _ = split_handler(handler)
+    if file.endswith(".py") or (archive.directory / f"{file}.py").is_file():
+        return handler  # it was given a handler in Python
+    if file.rpartition("/")[2].lower() not in CPP_HANDLERS:
+        raise BadRequest(
+            f"{archive.source.name} is an archive of TorchServe's C++ backend (runtime LSP), and its handler {handler} is compiled code, "
+            "which tsx does not run. Pack the model again with a handler in Python: tsx archive MODEL --handler handler.py"
+        )
+    name = archive.manifest.serialized_file
+    try:
+        kind = "nothing" if name is None else describe_model_file(archive.directory / name).kind
+    except ArchiveError as error:
+        raise BadRequest(str(error)) from error
+    if kind != "torchscript":
+        raise BadRequest(
+            f"{archive.source.name} is an archive of TorchServe's C++ backend (runtime LSP). tsx serves those that hold TorchScript, and "
+            f"{name or 'this one'} holds {kind}. Pack the model again with runtime python."
+        )
+    return IN_PYTHON

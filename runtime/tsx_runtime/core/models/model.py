@@ -11,13 +11,11 @@ from tsx_runtime import wire
 from tsx_runtime.core.environments.venvs import Environment
 from tsx_runtime.core.isolation.config import Sandbox, isolation_of
 from tsx_runtime.core.models.benchmark_record import read_benchmark_record
-from tsx_runtime.core.models.cpp_archives import handler_of
-from tsx_runtime.core.models.handlers import chosen_handler
+from tsx_runtime.core.models.handlers import chosen_handler, handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order
 from tsx_runtime.core.models.plan import RegisterOrder, VersionPlan, check_workers
 from tsx_runtime.core.placement.placement import Machine, WorkerPlacement, placement_of
-from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.scheduling.route import Headers
+from tsx_runtime.core.scheduling.job import Headers, Job
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
 from tsx_runtime.core.scheduling.service_rate import retry_after
 from tsx_runtime.core.scheduling.strategies import entrance, make_dispatcher
@@ -25,6 +23,7 @@ from tsx_runtime.core.telemetry.metric_journal import MetricJournal
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.workers.forked import Starter
 from tsx_runtime.core.workers.launch import Launch, launch_of
+from tsx_runtime.core.workers.lifecycle import SupervisionConfig
 from tsx_runtime.core.workers.supervisor import Supervisor
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, TsxError
@@ -98,27 +97,22 @@ class ModelVersion:
         self._dispatcher.response_timeout = chosen.response_timeout
         if settings.metrics_mode != "prometheus":
             self.stats.journal = MetricJournal()
-        self._supervisor = self._make_supervisor(label)
-        self.submit: Callable[[Job], None] = entrance(self._dispatcher, chosen.strategy)
-        self.leave: Callable[[Job], None] = self._dispatcher.leave
-
-    def _make_supervisor(self, label: str) -> Supervisor:
-        chosen, host = self.plan, self._host
-        return Supervisor(
+        self._supervision = SupervisionConfig(
             label,
             self._dispatcher,
             host.starter,
             self._load_order,
-            ids=host.ids,
-            next_gpus=lambda: host.choose_gpus(chosen),
-            launch=self._launch,
-            response_timeout=chosen.response_timeout,
-            startup_timeout=chosen.startup_timeout,
-            max_retry_timeout=chosen.max_retry_timeout,
-            recycling=chosen.recycling,
-            heartbeat=host.settings.heartbeat_interval,
-            heartbeat_timeout=host.settings.heartbeat_timeout,
+            self._launch,
+            chosen.response_timeout,
+            chosen.startup_timeout,
+            chosen.max_retry_timeout,
+            chosen.recycling,
+            settings.heartbeat_interval,
+            settings.heartbeat_timeout,
         )
+        self._supervisor = Supervisor(self._supervision, ids=host.ids, next_gpus=lambda: host.choose_gpus(chosen))
+        self.submit: Callable[[Job], None] = entrance(self._dispatcher, chosen.strategy)
+        self.leave: Callable[[Job], None] = self._dispatcher.leave
 
     @property
     def config(self) -> ModelConfig:
@@ -138,7 +132,7 @@ class ModelVersion:
 
     @property
     def last_error(self) -> str | None:
-        return self._supervisor.last_error
+        return self._supervision.last_error
 
     @property
     def pending(self) -> int:
@@ -207,7 +201,7 @@ class ModelVersion:
         self.client_timeout = self.plan.client_timeout / 1000
         self._dispatcher.response_timeout = self.plan.response_timeout
         self._dispatcher.change(self.plan.limits, self.plan.bounds)
-        self._supervisor.set_timeouts(self.plan.response_timeout, self.plan.startup_timeout)
+        self._supervision.set_timeouts(self.plan.response_timeout, self.plan.startup_timeout)
 
     def retry_after(self) -> int | None:
         """Whole seconds until a worker serves, as far as is known; None where no worker serves or is starting."""
@@ -228,7 +222,7 @@ class ModelVersion:
 
     def note_error(self, text: str) -> None:
         """What is to stand in its description."""
-        self._supervisor.note_error(text)
+        self._supervision.last_error = text
 
     def refuse_waiting(self, error: TsxError) -> None:
         self._dispatcher.refuse_waiting(error)

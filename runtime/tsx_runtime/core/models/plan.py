@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tsx_archiver import ModelConfig
-from tsx_archiver.metadata.model_limits import LIMITS, Limit, ModelLimits
+from tsx_archiver.metadata.model_limits import LIMITS, ModelLimits
 from tsx_runtime import wire
 from tsx_runtime.core.placement.devices import candidates, gpus_for
 from tsx_runtime.core.placement.parallelism import Parallel, parallel_of
@@ -92,7 +92,10 @@ def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: in
     parallel = parallel_of(config, gpus)
     workers, most = _workers(order, config, settings, gpus // parallel.gpus, own)
     check_workers(workers)
-    limits: dict[str, Any] = {name: _limit(name, limit, settings, order, config, own) for name, limit in LIMITS.items()}
+    limits: dict[str, Any] = {
+        name: _first(*(getattr(source, name, None) for source in (order, config, own)), getattr(settings, limit.setting, limit.default))
+        for name, limit in LIMITS.items()
+    }
     return VersionPlan(
         max_retry_timeout=_first(config.max_retry_timeout, 300),
         min_workers=workers,
@@ -125,11 +128,6 @@ def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus
     if order.loaded_at_startup:
         workers = workers or gpus or order.default_workers or 1
     return workers, workers
-
-
-def _limit(name: str, limit: Limit, settings: Settings, *sources: object) -> int:
-    """What the first source says that says something, else what holds for all models."""
-    return _first(*(getattr(source, name, None) for source in sources), getattr(settings, limit.setting, limit.default))
 
 
 def _first(*values: int | None) -> int:

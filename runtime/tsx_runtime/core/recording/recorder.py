@@ -13,21 +13,23 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 from urllib.parse import unquote_plus
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.recording.config import RecordingConfig
 from tsx_runtime.core.recording.segments import Segments, StoredSize
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.traffic.observer import ObservedJob
-from tsx_runtime.core.traffic.redaction import is_identifying_header
 from tsx_runtime.errors import TsxError
 from tsx_runtime.recordings import Headers, Recorded, encode
-from tsx_runtime.shared.redaction import is_secret_header
+from tsx_runtime.shared.quantities import parse_bytes, parse_percent, parse_seconds, where_text
+from tsx_runtime.shared.redaction import is_identifying_header, is_secret_header
 from tsx_runtime.wire import Body, Buffer, Parts
 
+SMALLEST = 64 << 10  # bytes
 MOST_WAITING = 32 << 20  # bytes that wait for the disk
 LONGEST_ANSWER = 1 << 20  # bytes of an answer that is kept
 REST = 10.0  # seconds without a try after the disk has failed
@@ -208,30 +210,42 @@ class _RecordedJob(ObservedJob):
         self._size = 0
 
     def seen_piece(self, headers: Buffer, body: Buffer) -> None:
-        if self._parts is not None:
-            self._headers = self._headers or bytes(headers)
-            self._add(body)
-
-    def seen_answer(self, status: int, headers: Buffer, body: Buffer) -> None:
-        if self._parts is not None:
-            self._headers = self._headers or bytes(headers)
-            self._add(body)
-        self._note(status)
-
-    def seen_refusal(self, error: TsxError) -> None:
-        self._parts = None
-        self._note(error.status)
-
-    def _add(self, body: Buffer) -> None:
-        assert self._parts is not None
+        if self._parts is None:
+            return
+        self._headers = self._headers or bytes(headers)
         self._size += len(body)
         if self._size > LONGEST_ANSWER:
             self._parts = None
         else:
             self._parts.append(bytes(body))
 
+    def seen_answer(self, status: int, headers: Buffer, body: Buffer) -> None:
+        self.seen_piece(headers, body)
+        self._note(status)
+
+    def seen_refusal(self, error: TsxError) -> None:
+        self._parts = None
+        self._note(error.status)
+
     def _note(self, status: int) -> None:
         seconds = time.monotonic() - self.arrived
         answer = None if self._parts is None else b"".join(self._parts)
         headers = b"" if answer is None else self._headers
         self._recorder.note(CapturedRequest(time.time() - seconds, self._version, self.meta, self.body, status, seconds, headers, answer))
+
+
+class RecordingConfig(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    share: Annotated[float, BeforeValidator(where_text(parse_percent))] = Field(
+        100.0, gt=0, le=100, description="of the requests, in percent"
+    )
+    max_size: Annotated[int, BeforeValidator(where_text(parse_bytes))] = Field(
+        100_000_000,
+        ge=SMALLEST,
+        description="maximum size of all files together: bytes, or a string such as 100MB; the oldest are removed first",
+    )
+    max_age: Annotated[float, BeforeValidator(where_text(parse_seconds))] = Field(
+        86400.0, ge=1, le=3660 * 86400, description="age at which a request is removed: seconds, or a string such as 12h or 7d"
+    )
+    answers: bool = Field(False, description="record the answers as well")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import zipfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tsx_runtime.core.concurrency.task_group import TaskGroup
@@ -19,7 +21,6 @@ from tsx_runtime.core.persistence import StateStore, state_directory
 from tsx_runtime.core.placement.devices import gpu_count, least_used
 from tsx_runtime.core.placement.placement import machine
 from tsx_runtime.core.recording.manager import RecordingManager
-from tsx_runtime.core.registry.archive_probe import holds_exported_program
 from tsx_runtime.core.registry.downloads import Downloads
 from tsx_runtime.core.registry.model_table import ModelTable
 from tsx_runtime.core.registry.registration import Registrar
@@ -29,15 +30,12 @@ from tsx_runtime.core.shadowing.manager import ShadowManager
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.core.workers.forked import ProcessStarter, Starter
 from tsx_runtime.core.workers.worker import Worker
-from tsx_runtime.errors import (
-    BadRequest,
-    CannotRemoveDefault,
-    Conflict,
-)
+from tsx_runtime.errors import BadRequest, CannotRemoveDefault, Conflict
 from tsx_runtime.plugins import load_plugins
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Trust
 
+EXPORTED = ".pt2"
 FIRST_WORKER_ID = 9000  # TorchServe's first worker port; here it is only a number
 
 
@@ -182,3 +180,30 @@ class Registry:
         """For one more worker: those with the fewest workers of all models."""
         used = Counter(gpu for version in self._table.all() for worker in version.workers for gpu in worker.gpus)
         return least_used(plan.gpus, used, plan.parallel.gpus)
+
+
+def holds_exported_program(path: Path) -> bool:
+    """Whether an archive or directory has a `.pt2` file. False for what cannot be read: opening it says why."""
+    try:
+        if path.is_dir():
+            return any(path.glob(f"**/*{EXPORTED}"))
+        if not path.is_file():  # opening a pipe would wait for its writer
+            return False
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith(EXPORTED) for name in archive.namelist())
+    except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError):
+        return False
+
+
+@asynccontextmanager
+async def open_model(
+    path: Path, settings: Settings, *, workers: int = 1, batch_size: int | None = None, handler: str | None = None
+) -> AsyncIterator[ModelVersion]:
+    """A model without a server, with that many workers ready. `path`: an archive or directory. Raises as `Registry.register_path` does."""
+    registry = Registry(settings)
+    registry.warm_up([path])
+    order = RegisterOrder(url=path.name, handler=handler, batch_size=batch_size, initial_workers=workers, loaded_at_startup=True)
+    try:
+        yield await registry.register_path(path, order)
+    finally:
+        await registry.close()

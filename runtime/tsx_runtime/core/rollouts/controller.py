@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.persistence import StateStore
 from tsx_runtime.core.rollouts.decision_log import DecisionLog
-from tsx_runtime.core.rollouts.policy import Action, Counts, Decision, Observation, RolloutPlan, decide
-from tsx_runtime.core.rollouts.state import RolloutState, Status
+from tsx_runtime.core.rollouts.policy import Action, Counts, Decision, Observation, RolloutPlan, RolloutState, Status, decide
 from tsx_runtime.core.telemetry.histogram import quantile
 from tsx_runtime.core.traffic.manager import TrafficManager, TrafficState
 from tsx_runtime.core.traffic.routing import resolve_label, weighted_versions
@@ -75,10 +74,6 @@ class RolloutController:
         if state is not None and state.status == "running" and (missing := self._missing(name, state)):
             state.reason = f"after a restart it waits until {missing} is registered"
         return state
-
-    def log(self, name: str) -> list[dict[str, Any]]:
-        """Each decision with its numbers, the newest last."""
-        return self.logs.read(name)
 
     def stop(self, name: str, *, back: bool) -> RolloutState:
         """End it by hand: `back` to the old version, or stay at the shares of now. Raises Conflict where none is under way."""
@@ -231,20 +226,15 @@ class RolloutController:
         if decision.action is Action.BACK:
             self._back(name, running, decision.reason)
         elif decision.action is Action.FINISH:
-            self._finish(name, running)
+            with running:  # the new version is the default one, and there are no weights any more
+                self._traffic.set_default(name, state.plan.version, undoable=False)
+            self._set(name, running, parse_traffic({**state.before, "weights": {}}))
+            self._end(name, running, "finished", state.reason)
         elif decision.action is Action.ADVANCE:
             self._note(name, running, "advance")
             state.old_last = self._baseline(state)
             state.step, state.seconds, state.new, state.old_now, state.changed = state.step + 1, 0.0, Counts(), Counts(), time.time()
             self._step(name, running)
-
-    def _finish(self, name: str, running: _ActiveRollout) -> None:
-        """The new version is the default one, and there are no weights any more."""
-        state = running.state
-        with running:
-            self._traffic.set_default(name, state.plan.version, undoable=False)
-        self._set(name, running, parse_traffic({**state.before, "weights": {}}))
-        self._end(name, running, "finished", state.reason)
 
     def _back(self, name: str, running: _ActiveRollout, reason: str) -> None:
         self._set(name, running, parse_traffic(running.state.before), checked=False)

@@ -33,6 +33,7 @@ class DecisionLog:
             self._thread.submit(self._write, self._directory / f"{name}.jsonl", json.dumps(entry))
 
     def read(self, name: str) -> list[dict[str, Any]]:
+        """Each decision with its numbers, the newest last."""
         return list(self._lines.get(name, ()))
 
     def close(self) -> None:

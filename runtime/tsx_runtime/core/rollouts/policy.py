@@ -18,13 +18,14 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from tsx_runtime.core.rollouts.significance import above, worse
 from tsx_runtime.core.telemetry.histogram import FINE, quantile
 
+Status = Literal["running", "finished", "went back", "stopped"]
 EARLY, FINAL = 0.0005, 0.025  # chance of a false alarm at one look
 FOR_P99 = 400  # requests from which on a sample has an upper limit for its p99 (two standard deviations of the rank)
 MOST_STEPS = 100
@@ -213,3 +214,35 @@ def slower(latencies: Sequence[int], seconds: float) -> int:
             total += number * (upper - seconds) / (upper - lower)
         lower = upper
     return int(total + sum(latencies[len(FINE) :]))
+
+
+class RolloutState(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    plan: RolloutPlan
+    old: str  # the version that had the requests before
+    default: str = ""  # the default version before
+    before: dict[str, Any]  # the traffic that holds again when it goes back
+    began: float  # time.time()
+    changed: float  # time.time() of the last step, or of the end
+    status: Status = "running"
+    step: int = 0
+    seconds: float = 0.0  # at this step, while the server ran
+    new: Counts = Counts()  # at this step
+    old_now: Counts = Counts()  # at this step
+    old_last: Counts = Counts()  # at the step before, for the one at which the old version has no requests
+    reason: str = ""  # of the last decision
+
+    @property
+    def share(self) -> float:
+        """Percent."""
+        return self.plan.steps[self.step]
+
+    def weights(self, step: int) -> dict[str, float]:
+        share = self.plan.steps[step]
+        return {self.old: 100.0 - share, self.plan.version: share}
+
+    @property
+    def weights_after_a_restart(self) -> list[dict[str, float]]:
+        """Those that are its own: a server that was killed may have kept the weights of a step, and not yet that it had begun."""
+        return [self.weights(step) for step in (self.step, self.step + 1) if step < len(self.plan.steps)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, Protocol
 
 from tsx_runtime.core.telemetry.batch_times import Batch
@@ -11,6 +11,7 @@ from tsx_runtime.core.telemetry.tracing import JobTrace, OpenSpan
 from tsx_runtime.errors import PredictionFailed, TsxError
 from tsx_runtime.wire import Body, Buffer
 
+Headers = Collection[tuple[bytes, bytes]]  # names in lower case
 AHEAD = 1 << 20  # bytes of one streamed answer that may wait for its client
 
 
@@ -209,3 +210,23 @@ class WaitingJob:
         elif not self.done.done():
             self._rest = _Rest(self, flow)
             self.done.set_result(Answer(200, bytes(headers) + self._added, bytes(body), self._rest))
+
+
+class Route(Protocol):
+    """A version, or the splitter that picks one."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def client_timeout(self) -> float:
+        """Seconds; 0 where there is no limit, or where the version that a splitter picks sets it."""
+
+    def by_head(self, headers: Headers) -> Route:
+        """What is left to decide once the headers of a request are known: that is submitted to."""
+
+    @property
+    def submit(self) -> Callable[[ClientJob], None]: ...
+
+    @property
+    def leave(self) -> Callable[[ClientJob], None]: ...

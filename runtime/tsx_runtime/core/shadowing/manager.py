@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from functools import partial
 
 from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
 from tsx_runtime.core.models.model import Model
@@ -17,10 +16,10 @@ from tsx_runtime.core.shadowing.report import Example, excerpt_of, side_of, with
 from tsx_runtime.core.traffic.manager import TrafficManager
 from tsx_runtime.core.traffic.routing import resolve_label, serving_versions
 from tsx_runtime.errors import BadRequest, Conflict, TsxError, Unavailable
-from tsx_runtime.plugins import ComparedAnswer, Comparison
+from tsx_runtime.plugins import Comparison
 from tsx_runtime.settings.traffic_policy import Compare, Shadow, Traffic
 from tsx_runtime.shared.suggestions import suggestion
-from tsx_runtime.wire import Body, Parts, parse_header_block, parse_request_meta
+from tsx_runtime.wire import Parts, parse_header_block, parse_request_meta
 
 MOST_COMPARISONS = 4  # in threads at a time, of all models
 SMALL = 4096  # bytes of two answers that are compared where they are: that is quicker than a thread is begun
@@ -118,7 +117,7 @@ class ShadowManager:
     async def _judge(self, pair: ResponsePair) -> None:
         report, how = pair.copy.report, pair.mirror.said.compare
         primary, shadow = (
-            side_of(pair.copy.version, pair.first, pair.copy.seconds),
+            side_of(pair.copy.version, pair.copy.first, pair.copy.seconds),
             side_of(pair.mirror.number, pair.second, pair.seconds),
         )
         try:
@@ -146,13 +145,18 @@ class ShadowManager:
         report.last_problem = problem
 
     async def _compare(self, how: Compare, pair: ResponsePair) -> Difference | None:
-        first, second = pair.first, pair.second
+        first, second = pair.copy.first, pair.second
         plugin = None if how.name is None else self._plugins[how.name]
         quick = first.status != second.status or first.body == second.body or len(first.body) + len(second.body) <= SMALL
         if plugin is None and quick:
             return compare(how, b"", first, second)
+
+        def work() -> Difference | None:  # in a thread
+            body = pair.copy.body
+            request = b"" if plugin is None else b"".join(body.pieces) if isinstance(body, Parts) else bytes(body)
+            return compare(how, request, first, second, plugin)
+
         async with self._turns:
-            work = partial(_work, how, pair.copy.body, first, second, plugin)
             return await asyncio.wait_for(self._threads.call(work), _patience(how))
 
 
@@ -164,15 +168,6 @@ def answers_alone(model: Model, traffic: Traffic) -> str:
     if serving_versions(traffic, model.versions, model.default) != {number}:
         return ""
     return f"Version {number} of model {model.name} already answers all requests, so no requests can be copied to it."
-
-
-def _work(how: Compare, request: Body, first: ComparedAnswer, second: ComparedAnswer, plugin: Comparison | None) -> Difference | None:
-    """In a thread."""
-    return compare(how, b"" if plugin is None else _whole(request), first, second, plugin)
-
-
-def _whole(body: Body) -> bytes:
-    return b"".join(body.pieces) if isinstance(body, Parts) else bytes(body)
 
 
 def _named(how: Compare) -> str:

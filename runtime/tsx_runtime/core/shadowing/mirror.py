@@ -10,9 +10,10 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Coroutine
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tsx_runtime import wire
+from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Flow, Job
 from tsx_runtime.core.shadowing.report import EXAMPLES, ShadowReport
@@ -49,7 +50,7 @@ class Mirror:
         self._size = 0  # bytes of the bodies of those
         self._before: ModelVersion | None = None  # the last that was a target
         self._judge = judge
-        self._tasks: set[asyncio.Task[None]] = set()  # comparisons; those of a shadow that has ended still end, and count in its report
+        self._comparisons = TaskGroup()  # those of a shadow that has ended still end, and count in its report
 
     def change(self, said: Shadow) -> None:
         """Another share, with the same to compare."""
@@ -123,7 +124,8 @@ class Mirror:
         target.submit(copy)
 
     def _busy(self, target: ModelVersion | None, version: ModelVersion) -> Reason | None:
-        if _is_busy(version):
+        ready = sum(worker.state is WorkerState.READY for worker in version.workers)
+        if version.pending > version.batch_size * ready:  # what computes beside the workers is in the way of what waits for them
             return "primary-busy"
         return "shadow-busy" if target is not None and target.pending >= target.batch_size else None
 
@@ -133,13 +135,7 @@ class Mirror:
             self._finish(copy)
             return
         pair = ResponsePair(self, copy, answer, time.monotonic() - copy.arrived)
-        task = asyncio.get_running_loop().create_task(self._judge(pair))
-        self._tasks.add(task)
-        task.add_done_callback(lambda task: self._judged(task, copy))
-
-    def _judged(self, task: asyncio.Task[None], copy: Copy) -> None:
-        self._tasks.discard(task)
-        self._finish(copy)
+        self._comparisons.begin(self._judge(pair)).add_done_callback(lambda task: self._finish(copy))
 
     def _finish(self, copy: Copy) -> None:
         if copy in self.under_way:
@@ -212,16 +208,13 @@ class Copy:
         self._mirror.returned(self, answer)
 
 
-class ResponsePair:
-    """Two answers to one request, for comparison."""
+class ResponsePair(NamedTuple):
+    """Two answers to one request, to be compared: that of `copy.version`, and the shadow's, after so many seconds."""
 
-    def __init__(self, mirror: Mirror, copy: Copy, second: ComparedAnswer, seconds: float) -> None:
-        """`seconds` the shadow took for its answer, `second`."""
-        self.mirror = mirror
-        self.copy = copy
-        self.first = copy.first
-        self.second = second
-        self.seconds = seconds
+    mirror: Mirror
+    copy: Copy
+    second: ComparedAnswer
+    seconds: float
 
 
 class ResponseBuffer:
@@ -253,12 +246,6 @@ class ResponseBuffer:
             return None
         lines = wire.parse_header_block(str(self._headers or b"", "latin-1"))
         return ComparedAnswer(status, {name.lower(): value for name, value in lines}, b"".join(self._parts))
-
-
-def _is_busy(version: ModelVersion) -> bool:
-    """Whether more waits than its workers take next: then what computes beside them is in their way."""
-    ready = sum(worker.state is WorkerState.READY for worker in version.workers)
-    return version.pending > version.batch_size * ready
 
 
 def _examples(said: Shadow) -> int:

@@ -48,13 +48,6 @@ class Example:
     shadow: Side
 
 
-class LatencyQuantiles(NamedTuple):
-    """Seconds."""
-
-    p50: float
-    p99: float
-
-
 @dataclass
 class ShadowReport:
     """Not thread safe. Of each copy, one of `agreed`, `disagreed` and `uncompared` is counted, or that it was shed by the shadow."""
@@ -86,16 +79,10 @@ class ShadowReport:
         while len(self.examples) > most:
             self.examples.popleft()
 
-    def latencies(self) -> tuple[LatencyQuantiles, LatencyQuantiles] | None:
-        """The client's and the shadow's, of the newest requests that were compared."""
-        if not self.pairs:
-            return None
-        primary, shadow = (latency_of(sorted(seconds)) for seconds in zip(*self.pairs, strict=True))
-        return primary, shadow
-
-
-def latency_of(ordered: list[float]) -> LatencyQuantiles:
-    return LatencyQuantiles(nearest_rank(ordered, 0.5), nearest_rank(ordered, 0.99))
+    def latencies(self) -> list[tuple[float, float]]:
+        """p50 and p99 in seconds, the client's and the shadow's, of the newest requests that were compared; empty where there are none."""
+        ordered = [sorted(seconds) for seconds in zip(*self.pairs, strict=True)]
+        return [(nearest_rank(seconds, 0.5), nearest_rank(seconds, 0.99)) for seconds in ordered]
 
 
 def without_secrets(headers: Mapping[str, str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from tsx_runtime.core.telemetry.batch_times import Batch, BatchTimes, moments, oldest, times_of
@@ -100,7 +100,8 @@ class RecentRequests:
 
     def slowest(self) -> list[RequestRecord]:
         """The slowest first."""
-        return slowest_of([seen for _, _, seen in itertools.chain(self._slowest, self._before)])
+        seen = [seen for _, _, seen in itertools.chain(self._slowest, self._before)]
+        return heapq.nlargest(SLOWEST, seen, key=lambda each: each.took)
 
     def _begin_period(self, now: float) -> None:
         self._before, self._slowest = self._slowest, []
@@ -121,7 +122,3 @@ class RecentRequests:
         while self._kept > NEWEST and len(newest) > 1:
             entry = newest.popleft()
             self._kept -= 1 if isinstance(entry, RequestRecord) else entry[0][3]
-
-
-def slowest_of(seen: Sequence[RequestRecord]) -> list[RequestRecord]:
-    return heapq.nlargest(SLOWEST, seen, key=lambda each: each.took)

@@ -118,16 +118,14 @@ def _behind(points: deque[SeriesPoint], number: int) -> list[SeriesPoint]:
 @asynccontextmanager
 async def sampling(series: TimeSeries) -> AsyncIterator[None]:
     """While this is open, a point is made each second; after a second that the loop had no time for, the next one is later."""
-    loop = asyncio.get_running_loop()
 
-    timers: list[asyncio.TimerHandle] = []
+    async def sample_for_ever() -> None:
+        while True:
+            await asyncio.sleep(EVERY)
+            series.sample()
 
-    def tick() -> None:
-        series.sample()
-        timers[:] = [loop.call_later(EVERY, tick)]
-
-    timers.append(loop.call_later(EVERY, tick))
+    sampler = asyncio.create_task(sample_for_ever())
     try:
         yield
     finally:
-        timers[0].cancel()
+        sampler.cancel()

@@ -18,6 +18,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -105,31 +106,20 @@ class Tracer:
         return links
 
 
+@dataclass(eq=False)
 class OpenSpan:
     """A span that has not ended: a request, or a node of a workflow."""
 
-    def __init__(
-        self,
-        tracer: Tracer,
-        trace_id: int,
-        parent_id: int,
-        name: str,
-        kind: str,
-        started: float,
-        state: str = "",
-        *,
-        is_remote: bool = False,
-    ) -> None:
-        self.tracer = tracer
-        self.trace_id = trace_id
-        self.span_id = new_id(64)
-        self.name = name
-        self.state = state
-        self.attributes: dict[str, Any] = {}
-        self._parent_id = parent_id
-        self._kind = kind
-        self._started = started
-        self._is_remote = is_remote
+    tracer: Tracer
+    trace_id: int
+    parent_id: int
+    name: str
+    kind: str
+    started: float
+    state: str = ""
+    is_remote: bool = False
+    span_id: int = field(default_factory=lambda: new_id(64))
+    attributes: dict[str, Any] = field(default_factory=dict)
 
     def child(self, name: str, started: float) -> OpenSpan:
         return OpenSpan(self.tracer, self.trace_id, self.span_id, name, "internal", started, self.state)
@@ -141,8 +131,8 @@ class OpenSpan:
     def _make(self, end: float, error: str, describe: Callable[[], None] | None) -> list[Span]:
         if describe is not None:
             describe()
-        trace, own, above, remote = self.trace_id, self.span_id, self._parent_id, self._is_remote
-        return [Span(trace, own, above, remote, self.name, self._kind, self._started, end, self.attributes, error, self.state)]
+        trace, own, above, remote = self.trace_id, self.span_id, self.parent_id, self.is_remote
+        return [Span(trace, own, above, remote, self.name, self.kind, self.started, end, self.attributes, error, self.state)]
 
 
 class JobTrace:

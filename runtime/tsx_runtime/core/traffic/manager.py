@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.persistence import StateStore
-from tsx_runtime.core.scheduling.route import Headers, Route
+from tsx_runtime.core.scheduling.job import Headers, Route
 from tsx_runtime.core.traffic.observer import Observer
 from tsx_runtime.core.traffic.routing import choose, make_table, resolve_label
 from tsx_runtime.core.traffic.splitter import Splitter

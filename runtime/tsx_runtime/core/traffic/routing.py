@@ -11,7 +11,7 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
-from tsx_runtime.core.scheduling.route import Headers
+from tsx_runtime.core.scheduling.job import Headers
 from tsx_runtime.errors import ModelNotFound, ModelVersionNotFound
 from tsx_runtime.settings.traffic_policy import Pattern, Rule, Traffic, compile_pattern
 from tsx_runtime.wire import COPIED, Body, Parts
@@ -79,7 +79,7 @@ def make_table(model: str, traffic: Traffic, registered: Collection[str], ready:
     fits = [_fit(rule, number) for rule in traffic.rules if (number := resolve_label(rule.to, registered, traffic.labels)) in ready]
     by, _, key = (traffic.sticky or "").partition(":") if len(weights) > 1 else ("", "", "")  # else there is nothing to choose
     bounds = tuple(accumulate(weights.values()))
-    return Table(model, default, tuple(weights), tuple(weights.values()), bounds, tuple(fits), by, key if by == "field" else _name(by, key))
+    return Table(model, default, tuple(weights), tuple(weights.values()), bounds, tuple(fits), by, key.lower() if by == "header" else key)
 
 
 def resolve_label(word: str, registered: Collection[str], labels: Mapping[str, str]) -> str:
@@ -178,10 +178,6 @@ def _fits(fit: CompiledRule, value: bytes) -> bool:
     if fit.matches is None:
         return value == fit.equals
     return len(value) <= LONGEST and fit.matches.fullmatch(value.decode("utf-8", "replace")) is not None
-
-
-def _name(by: str, key: str) -> str:
-    return key.lower() if by == "header" else key  # names of cookies have a case
 
 
 def _cookie(name: bytes, headers: Headers) -> bytes | None:

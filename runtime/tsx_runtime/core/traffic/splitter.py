@@ -9,8 +9,7 @@ import random
 from collections.abc import Callable, Mapping
 
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.scheduling.job import ClientJob, Job
-from tsx_runtime.core.scheduling.route import Headers
+from tsx_runtime.core.scheduling.job import ClientJob, Headers, Job
 from tsx_runtime.core.traffic.observer import Observer
 from tsx_runtime.core.traffic.routing import Table, by_rule, draw, key_in_body, key_in_head, pick_sticky
 

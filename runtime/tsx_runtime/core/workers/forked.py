@@ -29,10 +29,9 @@ from typing import Any, Protocol
 
 import psutil
 
-from tsx_runtime.core.concurrency.wait_fd import open_pidfd, readable
 from tsx_runtime.core.isolation.hidden_credentials import starting_without
 from tsx_runtime.core.workers.launch import Launch
-from tsx_runtime.core.workers.subprocesses import CommandProcess, ProcessState, start_program
+from tsx_runtime.core.workers.subprocesses import CommandProcess, ProcessState, open_pidfd, readable, start_program
 from tsx_runtime.shared.safe_path import CLEAN
 from tsx_runtime.shared.socket_paths import socket_place
 from tsx_runtime.worker.launch.entry import run

@@ -105,16 +105,14 @@ class WorkerInstance:
     def usage(self) -> ResourceUsage | None:
         """None where there is no process. To be called from any thread."""
         try:
-            each = [(member.pid, member.memory_info().rss, member.cpu_times(), _descriptors(member)) for member in self._members()]
+            members = self.process.members() if self.process.alive else ()
+            each = [(member.pid, member.memory_info().rss, member.cpu_times(), _descriptors(member)) for member in members]
         except (psutil.Error, OSError):  # it has gone, or there is no descriptor to look with
             return None
         if not each:
             return None
         pids, memory, times, descriptors = zip(*each, strict=True)
         return ResourceUsage(pids, sum(memory), sum(spent.user + spent.system for spent in times), sum(descriptors))
-
-    def _members(self) -> list[psutil.Process]:
-        return list(self.process.members()) if self.process.alive else []
 
     def is_stopped(self) -> bool:
         """Whether a SIGSTOP holds the process. A debugger that does is there on purpose."""

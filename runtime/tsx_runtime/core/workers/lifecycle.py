@@ -53,13 +53,14 @@ class SupervisionConfig:
     recycling: Recycling
     heartbeat: float
     heartbeat_timeout: float
-    on_state: Callable[[], None]  # a worker's has changed
+    on_state: Callable[[], None] = lambda: None  # a worker's has changed
     last_error: str | None = None
     load_seconds: float | None = None  # that a process last took until it had loaded the model
     replacing: bool = False  # one worker at a time, so that a model never needs more than one worker's room beside its own
     timeouts_changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def set_timeouts(self, response: float, startup: float) -> None:
+        """From now on, also for what workers have begun."""
         self.response_timeout, self.startup_timeout = response, startup
         changed, self.timeouts_changed = self.timeouts_changed, asyncio.Event()
         changed.set()

@@ -12,7 +12,6 @@ from contextlib import suppress
 
 import psutil
 
-from tsx_runtime.core.concurrency.wait_fd import open_pidfd, readable
 from tsx_runtime.core.isolation.config import Sandbox
 from tsx_runtime.core.workers.launch import Launch
 
@@ -94,3 +93,28 @@ def start_program(launch: Launch, files: int | None, hidden: Collection[str] = (
             raise
     front.setblocking(False)
     return CommandProcess(process, is_group=bool(launch.torchrun), sandbox=sandbox), front
+
+
+def open_pidfd(pid: int) -> int | None:
+    """A descriptor that stands for the process; None where the system has none, or the process is gone already."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+async def readable(fd: int, timeout: float | None = None) -> bool:
+    """Whether it was in time."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(fd, _resolve, ready)
+    try:
+        done, _ = await asyncio.wait([ready], timeout=timeout)
+        return bool(done)
+    finally:
+        loop.remove_reader(fd)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -9,12 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from tsx_runtime import wire
-from tsx_runtime.core.scheduling.dispatcher import Dispatcher
-from tsx_runtime.core.workers.forked import Starter
-from tsx_runtime.core.workers.health import Recycling
 from tsx_runtime.core.workers.instance import EXIT_GRACE
-from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.core.workers.lifecycle import NOT_NEEDED, SupervisionConfig, WorkerLifecycle
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadFailed
@@ -31,54 +26,15 @@ logger = logging.getLogger("tsx.supervisor")
 class Supervisor:
     """Starts and stops the workers of a version, and tells the dispatcher whether a worker serves or is starting."""
 
-    def __init__(
-        self,
-        label: str,
-        dispatcher: Dispatcher,
-        starter: Starter,
-        order: Callable[[Worker], wire.LoadOrder],
-        *,
-        ids: Iterator[int],
-        next_gpus: Callable[[], tuple[int, ...]],
-        launch: Callable[[Worker], Launch | None],
-        response_timeout: float,
-        startup_timeout: float,
-        max_retry_timeout: float,
-        recycling: Recycling,
-        heartbeat: float,
-        heartbeat_timeout: float,
-    ) -> None:
+    def __init__(self, config: SupervisionConfig, *, ids: Iterator[int], next_gpus: Callable[[], tuple[int, ...]]) -> None:
         self.workers: list[Worker] = []
-        self._dispatcher = dispatcher
-        dispatcher.seconds_until_ready = self.seconds_until_ready
+        self.on_state: Callable[[], None] = lambda: None  # called when a worker's state may have changed
+        self._config = config
+        self._dispatcher = config.dispatcher
         self._ids = ids
         self._next_gpus = next_gpus
-        self._config = SupervisionConfig(
-            label,
-            dispatcher,
-            starter,
-            order,
-            launch,
-            response_timeout,
-            startup_timeout,
-            max_retry_timeout,
-            recycling,
-            heartbeat,
-            heartbeat_timeout,
-            on_state=self._tell_dispatcher,
-        )
-        self.on_state: Callable[[], None] = lambda: None  # called when a worker's state may have changed
-
-    @property
-    def last_error(self) -> str | None:
-        return self._config.last_error
-
-    def note_error(self, text: str) -> None:
-        self._config.last_error = text
-
-    def set_timeouts(self, response: float, startup: float) -> None:
-        """From now on, also for what workers have begun."""
-        self._config.set_timeouts(response, startup)
+        config.on_state = self._tell_dispatcher
+        config.dispatcher.seconds_until_ready = self.seconds_until_ready
 
     def seconds_until_ready(self) -> float | None:
         """Until the first starting worker serves, as far as is known. None where none is starting."""

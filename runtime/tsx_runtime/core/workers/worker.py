@@ -82,8 +82,7 @@ class Worker:
 
     def memory(self) -> int:
         """Resident bytes; 0 where there is no process. To be called from any thread."""
-        instance = self.instance
-        return instance.memory() if instance else 0
+        return self.instance.memory() if self.instance else 0
 
     def kill(self, because: str) -> None:
         """What serves, or is to serve. Processes that retire end by themselves."""

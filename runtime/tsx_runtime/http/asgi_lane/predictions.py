@@ -12,23 +12,21 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tsx_runtime import wire
 from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, check_status, handler_headers
+from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, check_status, handler_headers, new_request_id
 from tsx_runtime.api.priority import deadline, priority_and_timeout
-from tsx_runtime.api.request_ids import new_request_id
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.scheduling.job import Answer, WaitingJob
-from tsx_runtime.core.scheduling.route import Route
+from tsx_runtime.core.scheduling.job import Answer, Route, WaitingJob
 from tsx_runtime.core.telemetry.tracing import current
 from tsx_runtime.core.traffic.splitter import HEADER
 from tsx_runtime.errors import ClientLeft, TsxError
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.access_log import BROKEN, ENDED, SERVED
-from tsx_runtime.http.semantics.header_names import as_sent
-from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, read_body, rest_of, send_whole
+from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, as_sent, read_body, rest_of, send_whole
 from tsx_runtime.http.semantics.server_timing import TIMED, TimedJob, parse_timing_request
 from tsx_runtime.http.semantics.urls import field_counter, find_target, is_form, model_in_form, resolve, with_headers
 from tsx_runtime.metrics.response_counts import ResponseCounts
@@ -36,18 +34,16 @@ from tsx_runtime.metrics.response_counts import ResponseCounts
 logger = logging.getLogger("tsx.http")
 
 
+@dataclass(eq=False)
 class Predictions:
     """The routes of `urls.py`, any verb (contract 1.2)."""
 
-    def __init__(
-        self, registry: Registry, limit: int, guard: Guard | None, counts: ResponseCounts, describe: Callable[[str], dict[str, Any]]
-    ) -> None:
-        self.registry = registry
-        self.limit = limit
-        self.guard = guard
-        self.counts = counts
-        self.describe = describe  # the OpenAPI document of one model
-        self.timing_share = 0.0  # of the answers that have `Server-Timing` without being asked for it
+    registry: Registry
+    limit: int
+    guard: Guard | None
+    counts: ResponseCounts
+    describe: Callable[[str], dict[str, Any]]  # the OpenAPI document of one model
+    timing_share: float = 0.0  # of the answers that have `Server-Timing` without being asked for it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = new_request_id()

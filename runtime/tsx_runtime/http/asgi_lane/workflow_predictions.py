@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.headers import check_status, handler_headers
+from tsx_runtime.api.headers import check_status, handler_headers, new_request_id
 from tsx_runtime.api.priority import deadline, priority_and_timeout
-from tsx_runtime.api.request_ids import new_request_id
 from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.header_names import as_sent
-from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, read_body, rest_of, send_whole
+from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, as_sent, read_body, rest_of, send_whole
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.workflows.manager import Workflows
 from tsx_runtime.workflows.node import Request
@@ -29,14 +28,14 @@ def runs_workflow(path: str) -> bool:
     return path.startswith(PREFIX)
 
 
+@dataclass(eq=False)
 class WorkflowPredictions:
     """Any verb; what follows the workflow's name in the path means nothing, as in TorchServe."""
 
-    def __init__(self, workflows: Workflows, limit: int, guard: Guard | None, counts: ResponseCounts) -> None:
-        self.workflows = workflows
-        self.limit = limit
-        self.guard = guard
-        self.counts = counts
+    workflows: Workflows
+    limit: int
+    guard: Guard | None
+    counts: ResponseCounts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = new_request_id()

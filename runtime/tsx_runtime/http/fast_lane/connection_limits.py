@@ -18,7 +18,7 @@ import asyncio
 import enum
 from typing import TYPE_CHECKING, Any, cast
 
-from tsx_runtime.api.request_ids import new_request_id
+from tsx_runtime.api.headers import new_request_id
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
 from tsx_runtime.errors import HeadTooLarge, NoRoom, SlowRequest, TsxError
 from tsx_runtime.http.fast_lane.heads import Head

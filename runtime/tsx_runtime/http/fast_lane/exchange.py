@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from tsx_runtime.api.request_ids import new_request_id
+from tsx_runtime.api.headers import new_request_id
 from tsx_runtime.core.scheduling.channel import SMALL
 from tsx_runtime.core.scheduling.job import Flow, Job
 from tsx_runtime.core.telemetry.batch_times import Batch
@@ -19,7 +19,7 @@ from tsx_runtime.wire import Body, Buffer
 
 if TYPE_CHECKING:
     from tsx_runtime.core.models.model import ModelVersion
-    from tsx_runtime.core.scheduling.route import Route
+    from tsx_runtime.core.scheduling.job import Route
     from tsx_runtime.http.fast_lane.lane import Lane
 
 LARGE = SMALL  # an answer beyond this size lies in memory of its own (see `core.channel`) and is sent from there, uncopied

@@ -21,15 +21,41 @@ from tsx_runtime.api.headers import Pair
 from tsx_runtime.api.origins import names_one_host
 from tsx_runtime.api.priority import priority_and_timeout
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.scheduling.route import Route
+from tsx_runtime.core.scheduling.job import ClientJob, Headers, Route
 from tsx_runtime.core.telemetry.tracing import Parent, parent_of
 from tsx_runtime.errors import ResourceNotFound, TsxError
-from tsx_runtime.http.fast_lane.refusal_route import RefusalRoute
 from tsx_runtime.http.semantics.errors import NOT_FOUND, V2
-from tsx_runtime.http.semantics.messages import LONGEST_NUMBER
-from tsx_runtime.http.semantics.platform_hook import Platform
+from tsx_runtime.http.semantics.messages import LONGEST_NUMBER, Platform
 from tsx_runtime.http.semantics.server_timing import TimingRequest, parse_timing_request
 from tsx_runtime.http.semantics.urls import V2_META, Target, find_target, is_form, resolve, with_headers
+
+
+class RefusalRoute:
+    """A `Route` that refuses what is submitted to it: a request with a wrong token, or for a model or path that is not known.
+
+    It is remembered with the head, so that a flood of such requests costs no more than answers do.
+    """
+
+    client_timeout = 0.0
+    name = version = ""  # of the model, in the access log
+
+    def __init__(self, error: TsxError, hold: float = 0.0) -> None:
+        """`hold`: seconds for which the answer is held back, and with it whatever its connection sends next."""
+        self.error = error
+        self._hold = hold
+
+    def by_head(self, headers: Headers) -> RefusalRoute:
+        return self
+
+    def submit(self, job: ClientJob) -> None:
+        if self._hold:
+            asyncio.get_running_loop().call_later(self._hold, job.refuse, self.error)
+        else:
+            job.refuse(self.error)
+
+    def leave(self, job: ClientJob) -> None:
+        """The client is gone; there is nothing to cancel."""
+
 
 REMEMBERED = 1024  # heads, and URLs
 LONGEST = 4096  # bytes of a head, or of a URL, that is remembered

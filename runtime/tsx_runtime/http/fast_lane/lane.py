@@ -17,7 +17,7 @@ from tsx_runtime.http.fast_lane.connection_clock import Clock, TimedConnection, 
 from tsx_runtime.http.fast_lane.heads import Heads
 from tsx_runtime.http.fast_lane.response_heads import ResponseHeadCache
 from tsx_runtime.http.fast_lane.turns import Turns
-from tsx_runtime.http.semantics.platform_hook import Platform
+from tsx_runtime.http.semantics.messages import Platform
 from tsx_runtime.metrics.response_counts import ResponseCounts
 
 if TYPE_CHECKING:
@@ -52,7 +52,19 @@ class LaneApp(Protocol):
 
 class Lane:
     def __init__(self, config: LaneConfig, server_state: ServerState) -> None:
-        self.heads = None if config.registry is None or _asks_plugins(config.guard) else _read_heads(config, config.registry)
+        asks_plugins = config.guard is not None and bool(config.guard.plugins)  # which may decide otherwise the next time
+        self.heads = None
+        if config.registry is not None and not asks_plugins:
+            self.heads = Heads(
+                config.registry,
+                config.guard,
+                config.max_request_size,
+                config.max_header_size,
+                config.max_headers,
+                traced=config.tracer is not None,
+                platform=config.platform,
+                has_route=config.has_route,
+            )
         self.counts = config.counts
         self.bytes_in_flight = config.bytes_in_flight
         self.response_heads = ResponseHeadCache(server_state, config.cors)
@@ -71,21 +83,3 @@ def lane_of(app: LaneApp, server_state: ServerState) -> Lane:
     if app.lane is None:
         app.lane = Lane(app.lane_config(), server_state)
     return app.lane
-
-
-def _asks_plugins(guard: Guard | None) -> bool:
-    """A plugin may decide otherwise the next time, so no head is remembered."""
-    return guard is not None and bool(guard.plugins)
-
-
-def _read_heads(config: LaneConfig, registry: Registry) -> Heads:
-    return Heads(
-        registry,
-        config.guard,
-        config.max_request_size,
-        config.max_header_size,
-        config.max_headers,
-        traced=config.tracer is not None,
-        platform=config.platform,
-        has_route=config.has_route,
-    )

@@ -6,11 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from tsx_runtime.api.client_limits import HOLD, Client, ClientLimits
-from tsx_runtime.core.scheduling.route import Route
+from tsx_runtime.core.scheduling.job import Route
 from tsx_runtime.errors import InvalidToken, TooManyRequests
-from tsx_runtime.http.fast_lane.heads import Head
+from tsx_runtime.http.fast_lane.heads import Head, RefusalRoute
 from tsx_runtime.http.fast_lane.protocol import FastLane
-from tsx_runtime.http.fast_lane.refusal_route import RefusalRoute
 from tsx_runtime.wire import Body
 
 if TYPE_CHECKING:

@@ -23,10 +23,9 @@ from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.fast_lane.connection_limits import ANSWER, BETWEEN, BODY, HEAD, REFUSED, UVICORN, LimitedConnection
 from tsx_runtime.http.fast_lane.exchange import Exchange
-from tsx_runtime.http.fast_lane.heads import Head, cannot_be_head
+from tsx_runtime.http.fast_lane.heads import Head, RefusalRoute, cannot_be_head
 from tsx_runtime.http.fast_lane.observed_exchange import new_exchange_of
 from tsx_runtime.http.fast_lane.pipelining import END, LARGE
-from tsx_runtime.http.fast_lane.refusal_route import RefusalRoute
 from tsx_runtime.http.semantics.messages import MOST_PIECES
 from tsx_runtime.wire import COPIED, Body, Buffer, Parts
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
-    from tsx_runtime.core.scheduling.route import Route
+    from tsx_runtime.core.scheduling.job import Route
 
 GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"
 LINE_END = b"\r\n"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel
 
 from tsx_runtime.api.describe import is_healthy, not_ready
 from tsx_runtime.api.schemas import Health, Readiness
 from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.http.routes.responses import json_answer
 
 QUIETLY = ["HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
@@ -19,17 +19,17 @@ def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
     router = APIRouter(tags=["health"])
 
     async def livez() -> Response:
-        return _answer(Health(status="Alive"), 200)
+        return json_answer(Health(status="Alive"))
 
     async def readyz() -> Response:
         waiting = not_ready(registry.models.values())
         ready = not waiting and not registry.stopping
         status = "Stopping" if registry.stopping else "Ready" if ready else "Not ready"
-        return _answer(Readiness(status=status, not_ready=waiting), 200 if ready else 503)
+        return json_answer(Readiness(status=status, not_ready=waiting), 200 if ready else 503)
 
     async def ping() -> Response:
         healthy = is_healthy(registry.models.values())
-        return _answer(Health(status="Healthy" if healthy else "Unhealthy"), 200 if healthy else 500)
+        return json_answer(Health(status="Healthy" if healthy else "Unhealthy"), 200 if healthy else 500)
 
     router.add_api_route("/livez", livez, methods=["GET"], summary="Is the server alive", response_model=Health)
     router.add_api_route("/livez", livez, methods=["HEAD"], include_in_schema=False)
@@ -45,7 +45,3 @@ def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
         )
         router.add_api_route("/ping", ping, methods=QUIETLY, include_in_schema=False)
     return router
-
-
-def _answer(body: BaseModel, status: int) -> Response:
-    return Response(body.model_dump_json(by_alias=True, indent=2) + "\n", status, media_type="application/json")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict
 
 from tsx_runtime.api.describe import not_ready
@@ -13,11 +12,10 @@ from tsx_runtime.api.schemas import ServerMetadata
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.routes import openapi
+from tsx_runtime.http.routes.management import ModelName, VersionName
+from tsx_runtime.http.routes.responses import json_answer
 
 HEALTH = frozenset({"/v2/health/live", "/v2/health/ready"})  # these need no token: probes call them, and they name no model
-
-ModelName = Annotated[str, Path(description="a registered model", examples=["digits"])]
-VersionName = Annotated[str, Path(description="one of its versions", examples=["1.0"])]
 
 
 class Live(BaseModel):
@@ -69,28 +67,28 @@ def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
 def _add_v1(router: APIRouter, registry: Registry) -> None:
     @router.get("/v1/models", summary="The names of all models", response_model=ModelNames)
     async def names() -> Response:
-        return _json(ModelNames(models=sorted(registry.models)))
+        return json_answer(ModelNames(models=sorted(registry.models)))
 
     @router.get("/v1/models/{model}", summary="Is the model ready", response_model=ModelReady, responses=openapi.failures(404))
     async def model_ready(model: ModelName) -> Response:
-        return _json(ModelReady(name=model, ready=registry.find(model).ready))  # 200 in any case, as TorchServe answers
+        return json_answer(ModelReady(name=model, ready=registry.find(model).ready))  # 200 in any case, as TorchServe answers
 
 
 def _add_server(router: APIRouter, registry: Registry) -> None:
     @router.get("/v2", summary="Name and version of the server", response_model=ServerMetadata)
     async def server() -> Response:
-        return _json(ServerMetadata())
+        return json_answer(ServerMetadata())
 
     @router.get("/v2/health/live", summary="Is the server alive", response_model=Live)
     async def live() -> Response:
-        return _json(Live())
+        return json_answer(Live())
 
     @router.get(
         "/v2/health/ready", summary="Is the default version of every model ready", response_model=Ready, responses={503: {"model": Ready}}
     )
     async def ready() -> Response:
         can = not registry.stopping and not not_ready(registry.models.values())
-        return _json(Ready(ready=can), 200 if can else 503)
+        return json_answer(Ready(ready=can), 200 if can else 503)
 
 
 def _add_v2_models(router: APIRouter, registry: Registry) -> None:
@@ -120,15 +118,11 @@ def _add_v2_models(router: APIRouter, registry: Registry) -> None:
 
 def _metadata(registry: Registry, model: str, version: str | None) -> Response:
     found = registry.find(model, version)
-    return _json(ModelMetadata(name=model, versions=[found.version] if version else list(registry.models[model].versions)))
+    return json_answer(ModelMetadata(name=model, versions=[found.version] if version else list(registry.models[model].versions)))
 
 
 def _ready(version: ModelVersion) -> Response:
-    return _json(ModelReady(name=version.name, ready=version.ready), 200 if version.ready else 503)
-
-
-def _json(body: BaseModel, status: int = 200) -> Response:
-    return Response(body.model_dump_json(indent=2) + "\n", status, media_type="application/json")
+    return json_answer(ModelReady(name=version.name, ready=version.ready), 200 if version.ready else 503)
 
 
 _NOT_READY = openapi.failures(404) | {503: {"model": ModelReady, "description": "no worker is ready"}}

@@ -61,7 +61,7 @@ def _add_model_routes(router: APIRouter, management: ManagementService, limit: i
         summary="Register a model from the model store, or from a URL",
         response_model=Status,
         responses=openapi.failures(400, 404, 405, 409, 500) | {202: {"model": Status, "description": "its workers are being started"}},
-        openapi_extra=openapi.register_parameters(),
+        openapi_extra=openapi.query_or_body(RegisterParameters),
     )
     async def register(request: Request) -> Response:
         management.check_model_api("GET")  # before the body is read, which may be large

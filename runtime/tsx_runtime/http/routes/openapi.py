@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from tsx_runtime.api import priority
-from tsx_runtime.api.schemas import ErrorBody, RegisterParameters
+from tsx_runtime.api.schemas import ErrorBody
 from tsx_runtime.version import __version__
 
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
@@ -65,10 +65,6 @@ def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def to_json(document: dict[str, Any]) -> bytes:
     return json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n"
-
-
-def register_parameters() -> dict[str, Any]:
-    return query_or_body(RegisterParameters)
 
 
 def query_or_body(model: type[BaseModel]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from tsx_archiver import load_json
 from tsx_runtime.api.management_service import MOST_VALUES
-from tsx_runtime.api.schemas import Status, dump_json
+from tsx_runtime.api.schemas import dump_json
 from tsx_runtime.errors import BadRequest, PayloadTooLarge
 from tsx_runtime.http.semantics.messages import read_body
 
@@ -38,10 +38,6 @@ async def _read(request: Request, limit: int) -> bytes:
     except PayloadTooLarge as error:
         text = f"A body of the management API may have {limit} bytes, the smaller of max_management_size and max_request_size. Send less."
         raise PayloadTooLarge(text, more=error.more) from None
-
-
-def status_answer(text: str, code: int = 200) -> Response:
-    return json_answer(Status(status=text), code)
 
 
 def json_answer(model: BaseModel, code: int = 200) -> Response:

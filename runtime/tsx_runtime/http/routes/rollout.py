@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tsx_runtime.api.parameters import parameters_of
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.rollouts.controller import numbers_of
-from tsx_runtime.core.rollouts.policy import RolloutPlan
-from tsx_runtime.core.rollouts.state import RolloutState, Status
+from tsx_runtime.core.rollouts.policy import RolloutPlan, RolloutState, Status
 from tsx_runtime.errors import RolloutNotFound
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName
@@ -50,18 +49,13 @@ class ModelRollout(BaseModel):
 def describe(name: str, state: RolloutState, log: list[dict[str, Any]]) -> ModelRollout:
     return ModelRollout(
         model=name,
-        status=state.status,
-        old=state.old,
-        plan=state.plan,
         step=state.step + 1,
         share=state.share,
         seconds=round(state.seconds, 1),
-        reason=state.reason,
-        began=state.began,
-        changed=state.changed,
         new_counts=Numbers(**numbers_of(state.new)),
         old_counts=Numbers(**numbers_of(state.old_now)),
         log=log,
+        **state.model_dump(include={"status", "old", "plan", "reason", "began", "changed"}),
     )
 
 
@@ -90,7 +84,7 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
         if state is None:
             raise RolloutNotFound(f"Model {model} has no rollout. Start one: POST /models/{model}/rollout")
         await registry.state.written()
-        return json_answer(describe(model, state, rollouts.log(model)))
+        return json_answer(describe(model, state, rollouts.logs.read(model)))
 
     @router.delete(path, summary="End it", responses=openapi.failures(400, 404, 409), **answers)
     async def stop(

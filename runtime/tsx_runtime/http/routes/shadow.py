@@ -13,7 +13,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.rollouts.significance import interval
 from tsx_runtime.core.shadowing.manager import answers_alone
 from tsx_runtime.core.shadowing.mirror import Mirror
-from tsx_runtime.core.shadowing.report import Example, Excerpt, LatencyQuantiles, Side
+from tsx_runtime.core.shadowing.report import Example, Excerpt, Side
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName
 from tsx_runtime.http.routes.responses import json_answer, read_object
@@ -114,6 +114,7 @@ def report(registry: Registry, name: str) -> ShadowStatus:
     compared = shown.agreed + shown.disagreed
     low, high = interval(shown.disagreed, compared)
     state, why = _state(registry, mirror)
+    sides = [Milliseconds(p50=round(1000 * p50, 3), p99=round(1000 * p99, 3)) for p50, p99 in shown.latencies()]
     return ShadowStatus(
         model=name,
         state=state,
@@ -127,7 +128,7 @@ def report(registry: Registry, name: str) -> ShadowStatus:
         disagreement=Rate(rate=shown.disagreed / compared, low=low, high=high) if compared else None,
         errors=Errors(primary=shown.primary_errors, shadow=shown.shadow_errors, comparison=shown.uncompared),
         last_problem=shown.last_problem or None,
-        latency=_latencies(len(shown.pairs), shown.latencies()),
+        latency=Latencies(requests=len(shown.pairs), primary=sides[0], shadow=sides[1]) if sides else None,
         examples=[_example(example) for example in reversed(shown.examples)],
     )
 
@@ -144,13 +145,6 @@ def _state(registry: Registry, mirror: Mirror) -> tuple[str, str | None]:
     if alone := answers_alone(model, traffic):
         return "waiting", alone
     return ("running", None) if version.ready else ("waiting", f"No worker serves version {mirror.number} now.")
-
-
-def _latencies(count: int, both: tuple[LatencyQuantiles, LatencyQuantiles] | None) -> Latencies | None:
-    if both is None:
-        return None
-    first, second = (Milliseconds(p50=round(1000 * one.p50, 3), p99=round(1000 * one.p99, 3)) for one in both)
-    return Latencies(requests=count, primary=first, shadow=second)
 
 
 def _example(example: Example) -> ShadowExample:

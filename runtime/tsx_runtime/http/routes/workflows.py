@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, RootModel
@@ -11,7 +11,7 @@ from tsx_runtime.api.describe import PAGE, page_of
 from tsx_runtime.api.parameters import parameters_of
 from tsx_runtime.api.schemas import Camel, Flag, Status
 from tsx_runtime.http.routes import openapi
-from tsx_runtime.http.routes.responses import json_answer, read_given, status_answer
+from tsx_runtime.http.routes.responses import json_answer, read_given
 from tsx_runtime.workflows.manager import Workflow, WorkflowOrder, Workflows
 
 WorkflowName = Annotated[str, Path(description="a registered workflow", examples=["dog_breed"])]
@@ -96,9 +96,10 @@ def build_router(workflows: Workflows, limit: int) -> APIRouter:
         openapi_extra=openapi.query_or_body(RegisterWorkflow),
     )
     async def register(request: Request) -> Response:
-        order = _order(await read_given(request, limit))
+        given = parameters_of(RegisterWorkflow, await read_given(request, limit))
+        order = WorkflowOrder(given.url or "", given.workflow_name, given.response_timeout, given.startup_timeout, given.s3_sse_kms)
         workflow = await workflows.register(order)
-        return status_answer(f"Workflow {workflow.name} has been registered and scaled successfully.")
+        return json_answer(Status(status=f"Workflow {workflow.name} has been registered and scaled successfully."))
 
     @router.get("/workflows/{workflow}", summary="Describe it", response_model=DescribedWorkflows, responses=openapi.failures(404))
     async def describe(workflow: WorkflowName) -> Response:
@@ -111,13 +112,6 @@ def build_router(workflows: Workflows, limit: int) -> APIRouter:
     @router.delete("/workflows/{workflow}", summary="Unregister it", response_model=Status, responses=openapi.failures(404, 408))
     async def unregister(workflow: WorkflowName) -> Response:
         await workflows.unregister(workflow)
-        return status_answer(f'Workflow "{workflow}" unregistered')
+        return json_answer(Status(status=f'Workflow "{workflow}" unregistered'))
 
     return router
-
-
-def _order(given: dict[str, Any]) -> WorkflowOrder:
-    parameters = parameters_of(RegisterWorkflow, given)
-    return WorkflowOrder(
-        parameters.url or "", parameters.workflow_name, parameters.response_timeout, parameters.startup_timeout, parameters.s3_sse_kms
-    )

@@ -28,12 +28,16 @@ V2 = "/v2/"  # the routes of the Open Inference Protocol
 logger = logging.getLogger("tsx.http")
 
 
-def fault(error: TsxError) -> tuple[int, tuple[Pair, ...], bytes]:
-    """Status, headers and body. Only a failed load carries the worker's traceback: the person who registers a model needs it."""
+def fault(error: TsxError, path: str = "") -> tuple[int, tuple[Pair, ...], bytes]:
+    """Status, headers and body, the latter in the form of the path's protocol.
+
+    Only a failed load carries the worker's traceback: the person who registers a model needs it.
+    """
     message = error.message
     if isinstance(error, LoadFailed) and error.traceback and error.traceback not in message:
         message = f"{message}\n{error.traceback}"
-    return error.status, (JSON, *_extra(error), *NO_CACHE), error_body(error.status, error.type, message)
+    body = error_body(error.status, error.type, message)
+    return error.status, (JSON, *_extra(error), *NO_CACHE), for_v2(body) if path.startswith(V2) else body
 
 
 def for_v2(body: bytes) -> bytes:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
+from urllib.parse import quote
 
 from tsx_runtime.api.headers import Pair
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED, ByteBudget
 from tsx_runtime.errors import NoRoom, PayloadTooLarge, TsxError
 
+HEADER_NAMES = "tsx.header_names"  # in the scope: the names of its headers, in their order
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -137,3 +139,30 @@ async def send_last(send: Send, body: bytes, rest: Receive | None) -> None:
         await discard(rest)
         body = b""
     await send({"type": "http.response.body", "body": body})
+
+
+class Platform(Protocol):
+    """What a hosting platform asks for in its own way: an ASGI application that decides itself which requests it takes.
+
+    It comes before the server's own routes, on both lanes.
+    """
+
+    def wants(self, path: bytes, headers: list[Pair]) -> bool:
+        """`path` is percent-encoded, without its query; names of headers are in lower case. The answer depends on nothing else."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+def raw_path(scope: Scope) -> bytes:
+    """The path as it was sent, as far as the server reports it."""
+    path: bytes | None = scope.get("raw_path")
+    return quote(scope["path"]).encode() if path is None else path
+
+
+def as_sent(scope: Scope) -> list[Pair]:
+    """The request's headers under the client's own names, which TorchServe's handlers look up, where the server tells them."""
+    headers: list[Pair] = scope["headers"]
+    names: list[bytes] = scope.get(HEADER_NAMES, ())
+    if len(names) != len(headers):
+        return headers
+    return [(name, value) for name, (_, value) in zip(names, headers, strict=True)]

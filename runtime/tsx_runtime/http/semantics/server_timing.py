@@ -14,7 +14,7 @@ from tsx_runtime.wire import Body, Buffer
 
 if TYPE_CHECKING:
     from tsx_runtime.core.models.model import ModelVersion
-    from tsx_runtime.core.scheduling.route import Route
+    from tsx_runtime.core.scheduling.job import Route
 
 TIMING = b"x-tsx-timing"
 MILLI = 1000.0

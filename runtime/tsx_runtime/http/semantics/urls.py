@@ -11,7 +11,7 @@ from python_multipart.multipart import parse_options_header
 
 from tsx_runtime.api.headers import JSON, Pair
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.scheduling.route import Headers, Route
+from tsx_runtime.core.scheduling.job import Headers, Route
 from tsx_runtime.core.traffic.routing import resolve_label
 from tsx_runtime.errors import BadRequest, PayloadTooLarge, ResourceNotFound
 from tsx_runtime.http.semantics.errors import NOT_FOUND

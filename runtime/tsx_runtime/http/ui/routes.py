@@ -8,7 +8,9 @@ import math
 import mimetypes
 import uuid
 from collections.abc import Mapping
-from typing import Annotated, Any
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
@@ -19,12 +21,40 @@ from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.errors import ForeignOrigin, MethodNotAllowed, ResourceNotFound
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.semantics.errors import NOT_FOUND
-from tsx_runtime.http.semantics.header_names import NAMES
-from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send
+from tsx_runtime.http.semantics.messages import HEADER_NAMES, Message, Receive, Scope, Send
 from tsx_runtime.http.ui import state as uistate
-from tsx_runtime.http.ui.static_files import DATA_HEADERS, HEADERS, SHELL, files
 from tsx_runtime.metrics.exposition import Families
 
+FOLDER = Path(__file__).resolve().with_name("static")
+SHELL = "index.html"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+# Nothing from anywhere else, nothing inline, and no page around it; pictures that a user picks are shown from memory (blob:).
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' blob: data:",
+        "connect-src 'self'",
+        "form-action 'none'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+    )
+)
+DATA_HEADERS = {"x-content-type-options": "nosniff", "cross-origin-resource-policy": "same-origin"}  # read by the page, and by no other
+HEADERS = DATA_HEADERS | {
+    "content-security-policy": POLICY,
+    "permissions-policy": "camera=(self), microphone=(), geolocation=()",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+}
 PREDICT = "/ui/api/predict/"
 MODEL_LABELS = ("model_name", "ModelName")
 VERBS = ("POST", "PUT")  # none with which a browser shows what it gets: the page sends the first, `curl -T` the second
@@ -98,7 +128,8 @@ def _api(registry: Registry, series: TimeSeries, read_metrics: Any, guard: Guard
     @router.get("/samples/{model}/{version}")
     async def samples(model: str, version: str) -> Response:
         found = await asyncio.to_thread(uistate.samples_of, registry.find(model, version))
-        return _json([{"name": path.name, "type": _type_of(path.name), "size": size} for path, size in found])
+        types = [mimetypes.guess_type(path.name, strict=False)[0] or "application/octet-stream" for path, _ in found]
+        return _json([{"name": path.name, "type": type, "size": size} for (path, size), type in zip(found, types, strict=True)])
 
     @router.get("/samples/{model}/{version}/{name}")
     async def sample(model: str, version: str, name: str) -> Response:
@@ -168,16 +199,24 @@ def confining(send: Send) -> Send:
 
 def without_secrets(scope: Scope) -> Scope:
     kept = [position for position, (name, _) in enumerate(scope["headers"]) if name not in SECRET]
-    names = scope.get(NAMES, ())
+    names = scope.get(HEADER_NAMES, ())
     fields = {"headers": [scope["headers"][position] for position in kept]}
     if len(names) == len(scope["headers"]):
-        fields[NAMES] = [names[position] for position in kept]
+        fields[HEADER_NAMES] = [names[position] for position in kept]
     return {**scope, **fields}
-
-
-def _type_of(name: str) -> str:
-    return mimetypes.guess_type(name, strict=False)[0] or "application/octet-stream"
 
 
 def _json(value: Any) -> Response:
     return Response(json.dumps(value, separators=(",", ":")), media_type="application/json", headers=DATA_HEADERS)
+
+
+class File(NamedTuple):
+    body: bytes
+    type: str
+
+
+@lru_cache(maxsize=1)
+def files() -> dict[str, File]:
+    """By name. Read at the first request for the page: most servers never get one."""
+    found = sorted(path for path in FOLDER.iterdir() if path.suffix in TYPES)
+    return {path.name: File(path.read_bytes(), TYPES[path.suffix]) for path in found}

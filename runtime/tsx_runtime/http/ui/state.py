@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_runtime.api.describe import Memory
@@ -122,21 +122,16 @@ def log_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
     return sorted(lines, key=lambda line: line["at"])[-MOST_LINES:]
 
 
-class Sample(NamedTuple):
-    path: Path
-    size: int  # bytes
-
-
-def samples_of(version: ModelVersion) -> list[Sample]:
-    """What its archive brings along for trying it; nothing that lies elsewhere, wherever a link may point."""
+def samples_of(version: ModelVersion) -> list[tuple[Path, int]]:
+    """What its archive brings along for trying it, with the size of each; nothing that lies elsewhere, wherever a link may point."""
     folder = version.archive.directory / SAMPLES
     inside = folder.resolve()
     try:
         files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
-        found = [Sample(path, path.stat().st_size) for path in files if path.resolve().parent == inside]
+        found = [(path, path.stat().st_size) for path in files if path.resolve().parent == inside]
     except (FileNotFoundError, NotADirectoryError):  # it brings none, or is being unregistered
         return []
-    return [sample for sample in found if sample.size <= LONGEST_SAMPLE][:MOST_LISTED]
+    return [(path, size) for path, size in found if size <= LONGEST_SAMPLE][:MOST_LISTED]
 
 
 def archives_in(store: Path | None) -> list[str]:

@@ -25,8 +25,8 @@ class LambdaApp:
         self._registry = registry
         self._settings = settings
         guard = build_guards(settings, build_keys(settings), registry.plugins.authentication.values()).inference
-        self._predictions = Predictions(registry, settings.max_request_size, guard, ResponseCounts(), _describe)
-        self._predictions.timing_share = settings.server_timing_share
+        share = settings.server_timing_share
+        self._predictions = Predictions(registry, settings.max_request_size, guard, ResponseCounts(), _describe, share)
         self._in_full = bool(settings.cors_allowed_origin or settings.access_log)  # which wrap every route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

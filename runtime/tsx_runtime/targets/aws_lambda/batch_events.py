@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tsx_runtime import wire
-from tsx_runtime.api.headers import handler_headers
-from tsx_runtime.api.request_ids import new_request_id
+from tsx_runtime.api.headers import handler_headers, new_request_id
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.scheduling.job import WaitingJob
-from tsx_runtime.core.scheduling.route import Route
+from tsx_runtime.core.scheduling.job import Route, WaitingJob
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.semantics.urls import Target, resolve
 from tsx_runtime.targets.aws_lambda import events as events

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from tsx_runtime.errors import SettingError
 from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.targets.image.environment import OWN as OF_THE_IMAGE
-from tsx_runtime.targets.image.environment import TARGET
-from tsx_runtime.targets.image.variables import EnvironmentSettings, number, one_of, text_of
+from tsx_runtime.targets.image.environment import TARGET, EnvironmentSettings, number, one_of, text_of
 
 PREFIX = "TSX_LAMBDA_"
 RUNTIMES = ("awslambdaric", "tsx")

@@ -10,7 +10,7 @@ from typing import Any, cast
 from mangum import Mangum
 from mangum.adapter import DEFAULT_TEXT_MIME_TYPES
 
-from tsx_runtime.api.request_ids import new_request_id
+from tsx_runtime.api.headers import new_request_id
 from tsx_runtime.errors import PayloadTooLarge, PredictionFailed, TsxError, Unavailable
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send, send_whole
@@ -212,7 +212,5 @@ async def _refused(scope: Scope, error: TsxError) -> _BufferedAnswer:
 
 
 async def _refuse(scope: Scope, error: TsxError, send: Send) -> None:
-    status, headers, body = errors.fault(error)
-    if scope["path"].startswith(errors.V2):
-        body = errors.for_v2(body)
+    status, headers, body = errors.fault(error, scope["path"])
     await send_whole(send, scope, status, headers, new_request_id(), body)

@@ -8,12 +8,15 @@ A directory that holds `model-store` is laid out as KServe's TorchServe runtime 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
+from tsx_runtime.shared.suggestions import suggestion
 
 TARGET = "TSX_TARGET"  # set by the image, read by its entry point
 RUNTIME_API = "AWS_LAMBDA_RUNTIME_API"  # host and port; set on Lambda only
@@ -56,3 +59,57 @@ def settings_of(env: Mapping[str, str], place: ModelLocation, file: Path | None,
     _, origins = load_settings({}, given, file, lambda notice: None)
     missing = {f"TSX_{name.upper()}": value for name, value in defaults.items() if origins[name] == "default"}
     return load_settings({}, {**missing, **given}, file, notices.append)[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentSettings:
+    """The settings in a platform's variables, as tsx's settings."""
+
+    variables: dict[str, str]  # TSX_*, as a server's settings are read from
+    order: dict[str, Any]  # of each model's registration
+
+
+def text_of(env: Mapping[str, str], name: str) -> str:
+    return env.get(name, "").strip()
+
+
+def whole(env: Mapping[str, str], name: str) -> int | None:
+    """None where it is not set."""
+    text = text_of(env, name)
+    if text and not text.isdecimal():
+        raise SettingError(f"{name} is '{text}'; it takes a whole number")
+    return int(text) if text else None
+
+
+def number(env: Mapping[str, str], name: str, default: float) -> float:
+    text = text_of(env, name)
+    try:
+        value = float(text or default)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 1e6:
+        raise SettingError(f"{name} is '{text}'; it takes a number that is not negative")
+    return value
+
+
+def port_of(name: str, text: str) -> int:
+    value = whole({name: text}, name) or 0
+    if not 0 < value < 1 << 16:
+        raise SettingError(f"{name} is '{text}', which is not a port")
+    return value
+
+
+def flag(env: Mapping[str, str], name: str) -> bool | None:
+    """None where it is not set."""
+    text = text_of(env, name).lower()
+    if text and text not in ("true", "false"):
+        raise SettingError(f"{name} is '{text}'; it takes true or false")
+    return text == "true" if text else None
+
+
+def one_of(env: Mapping[str, str], name: str, words: Sequence[str]) -> str:
+    """In lower case, as `words` are; empty where it is not set."""
+    text = text_of(env, name)
+    if text and text.lower() not in words:
+        raise SettingError(f"{name} is '{text}'{suggestion(text.lower(), words) or '.'} Use one of {', '.join(words)}")
+    return text.lower()

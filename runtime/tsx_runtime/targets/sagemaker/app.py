@@ -18,21 +18,17 @@ from weakref import WeakKeyDictionary
 from fastapi import Request
 
 from tsx_runtime import wire
-from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, handler_headers
+from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, handler_headers, new_request_id
 from tsx_runtime.api.priority import deadline, priority_and_timeout
-from tsx_runtime.api.request_ids import new_request_id
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.scheduling.job import WaitingJob
-from tsx_runtime.core.scheduling.route import Route
+from tsx_runtime.core.scheduling.job import Route, WaitingJob
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import BadRequest, InvalidModel, MethodNotAllowed, ResourceNotFound, TsxError, error_body
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.routes.responses import read_object
 from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.header_names import as_sent
-from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, read_body, rest_of, send_whole
-from tsx_runtime.http.semantics.platform_hook import raw_path
+from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, as_sent, raw_path, read_body, rest_of, send_whole
 from tsx_runtime.http.semantics.urls import Target, check_query, find_target, resolve
 from tsx_runtime.targets.sagemaker.batch_transform import (
     Form,
@@ -62,7 +58,7 @@ TOLD = b"x-amzn-sagemaker-"  # prefix of the answer headers that SageMaker passe
 
 
 class SageMaker:
-    """One model, which loads while SageMaker sends health checks. See `http.semantics.platform_hook.PlatformHook`."""
+    """One model, which loads while SageMaker sends health checks. See `http.semantics.messages.Platform`."""
 
     def __init__(
         self, environment: SageMakerSettings, registry: Registry, app: ServerApp, takes_lines: Callable[[ModelVersion], bool]

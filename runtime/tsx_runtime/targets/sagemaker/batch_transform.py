@@ -14,8 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.scheduling.job import WaitingJob
-from tsx_runtime.core.scheduling.route import Route
+from tsx_runtime.core.scheduling.job import Route, WaitingJob
 from tsx_runtime.errors import TsxError, read_error
 from tsx_runtime.http.semantics.messages import ClientGone, Receive
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import SettingError
 from tsx_runtime.http.app import ServerApp
@@ -39,18 +38,19 @@ def serve_endpoint(env: Mapping[str, str]) -> None:
         if environment.multi_model
         else models_from_settings(settings) or [found_model(model_directory(env), env, env.get(MODEL_NAME) or None)]
     )
-    models = [replace(model, order=with_order(model.order, environment)) for model in models]
+
+    def ordered(model: StartModel) -> StartModel:
+        return replace(model, order=replace(model.order, **environment.order))
 
     async def opened(directory: Path, name: str) -> StartModel:
-        model = await asyncio.to_thread(found_model, directory, env, name)
-        return replace(model, order=with_order(model.order, environment))
+        return ordered(await asyncio.to_thread(found_model, directory, env, name))
 
     def hosted(registry: Registry, app: ServerApp) -> SageMaker:
         if environment.multi_model:
             return MultiModel(environment, registry, app, takes_lines, Models(registry, environment.memory, opened))
         return SageMaker(environment, registry, app, takes_lines)
 
-    serve(settings, models, _tell, ServeOptions(hosted=hosted))
+    serve(settings, [ordered(model) for model in models], _tell, ServeOptions(hosted=hosted))
 
 
 def settings_of(env: Mapping[str, str]) -> tuple[SageMakerSettings, Settings]:
@@ -71,10 +71,6 @@ def settings_of(env: Mapping[str, str]) -> tuple[SageMakerSettings, Settings]:
     for notice in notices:
         logger.warning("%s", notice)
     return environment, settings
-
-
-def with_order(order: RegisterOrder, environment: SageMakerSettings) -> RegisterOrder:
-    return replace(order, **environment.order)
 
 
 def takes_lines(version: ModelVersion) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tsx_runtime.shared.suggestions import suggestion
-from tsx_runtime.targets.image.variables import EnvironmentSettings, flag, one_of, port_of, text_of, whole
+from tsx_runtime.targets.image.environment import EnvironmentSettings, flag, one_of, port_of, text_of, whole
 
 PORT = 8080
 LARGEST = 1 << 30  # bytes of a body: what an asynchronous endpoint takes; the platform refuses earlier where it takes less
@@ -81,7 +81,8 @@ def read_environment(env: Mapping[str, str]) -> SageMakerSettings:
     """Raises SettingError for a value that means nothing."""
     port = port_of("SAGEMAKER_BIND_TO_PORT", env.get("SAGEMAKER_BIND_TO_PORT") or str(PORT))
     here = f"http://0.0.0.0:{port}"
-    mode = _mode(env)
+    # The platform marks a batch transform job; the kind of an endpoint is known to its deployer only.
+    mode = one_of(env, MODE, [*TIMEOUTS]) or ("transform" if flag(env, "SAGEMAKER_BATCH") else "realtime")
     variables = {
         "TSX_INFERENCE_ADDRESS": here,
         "TSX_METRICS_ADDRESS": here,  # SageMaker reads /metrics where it sends requests
@@ -112,11 +113,6 @@ def read_environment(env: Mapping[str, str]) -> SageMakerSettings:
         accept=text_of(env, "SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT"),
         log_level=_level(env),
     )
-
-
-def _mode(env: Mapping[str, str]) -> str:
-    """The platform marks a batch transform job; the kind of an endpoint is known to its deployer only."""
-    return one_of(env, MODE, [*TIMEOUTS]) or ("transform" if flag(env, "SAGEMAKER_BATCH") else "realtime")
 
 
 def _order(env: Mapping[str, str], mode: str) -> dict[str, Any]:

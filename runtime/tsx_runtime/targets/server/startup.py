@@ -18,7 +18,7 @@ from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import Conflict, LoadFailed, SettingError, TsxError
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.settings.torchserve import Snapshot, VersionSettings
+from tsx_runtime.settings.torchserve import VersionSettings
 from tsx_runtime.sources import Trust, is_url
 from tsx_runtime.workflows.manager import SUFFIX, Workflow, WorkflowOrder, Workflows
 
@@ -111,7 +111,8 @@ def _set_defaults(registry: Registry, started: Iterable[tuple[StartModel, ModelV
 def models_from_settings(settings: Settings) -> list[StartModel]:
     """What `model_snapshot` describes, else what `load_models` names: `all`, or `[name=]file` in the model store. Raises SettingError."""
     if settings.model_snapshot is not None:
-        return _from_snapshot(settings.model_snapshot, settings.model_store)
+        saved = settings.model_snapshot.models.items()
+        return [_restored(name, number, version, settings.model_store) for name, own in saved for number, version in own.items()]
     if not settings.load_models:
         return []
     if [entry.lower() for entry in settings.load_models] != ["all"]:
@@ -128,10 +129,6 @@ def _looks_like_model(path: Path) -> bool:
 
 def start_model(path: Path, name: str | None = None) -> StartModel:
     return StartModel(path, RegisterOrder(url=path.name, model_name=name, loaded_at_startup=True))
-
-
-def _from_snapshot(snapshot: Snapshot, store: Path | None) -> list[StartModel]:
-    return [_restored(name, number, version, store) for name, versions in snapshot.models.items() for number, version in versions.items()]
 
 
 def _restored(name: str, number: str, saved: VersionSettings, store: Path | None) -> StartModel:

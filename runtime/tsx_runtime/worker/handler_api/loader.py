@@ -63,17 +63,13 @@ class Coroutines:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
-        return self._loop.run_until_complete(_awaited(result))
+        return self._loop.run_until_complete(result)
 
     def close(self) -> None:
         if self._loop is not None:
             self._loop.close()
             asyncio.set_event_loop(None)
             self._loop = None
-
-
-async def _awaited(result: Any) -> Any:
-    return await result
 
 
 def load_entry(handler: str, model_dir: Path, context: Context, coroutines: Coroutines) -> Entry:

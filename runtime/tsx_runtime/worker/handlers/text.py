@@ -46,22 +46,12 @@ class TextHandler(BaseHandler):
         found = (self.source_vocab.get(token, unknown) for token in tokens)
         return [int(number) for number in found if number is not None]
 
-    def _remove_html_tags(self, text: str) -> str:
-        return text_cleaning.remove_html_tags(text)
-
-    def _expand_contractions(self, text: str) -> str:
-        return text_cleaning.expand_contractions(text)
-
-    def _remove_accented_characters(self, text: str) -> str:
-        return text_cleaning.remove_accents(text)
-
-    def _remove_punctuation(self, text: str) -> str:
-        return text_cleaning.remove_punctuation(text)
-
+    _remove_html_tags = staticmethod(text_cleaning.remove_html_tags)
+    _expand_contractions = staticmethod(text_cleaning.expand_contractions)
+    _remove_accented_characters = staticmethod(text_cleaning.remove_accents)
+    _remove_punctuation = staticmethod(text_cleaning.remove_punctuation)
     _remove_puncutation = _remove_punctuation  # the name that it once had
-
-    def _tokenize(self, text: str) -> list[str]:
-        return text_cleaning.tokenize(text)
+    _tokenize = staticmethod(text_cleaning.tokenize)
 
     def get_word_token(self, input_tokens: Iterable[str]) -> list[str]:
         return list(input_tokens)

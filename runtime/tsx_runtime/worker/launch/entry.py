@@ -1,9 +1,12 @@
-"""The entry functions of worker processes. The front end imports this module to refer to them, so it imports nothing itself."""
+"""The first functions in a worker's process. The front end imports this module to name the first, so it imports no other of the worker."""
 
 from __future__ import annotations
 
 import os
+import site
 import socket
+import sys
+import sysconfig
 from collections.abc import Iterable
 from typing import Any
 
@@ -30,7 +33,6 @@ def run_thread(sock: socket.socket, hidden: Iterable[str] = ()) -> None:
 def run_program(fd: int, files: int | None, packages: str | None, group: dict[str, Any] | None = None) -> None:
     """As `run`, in a process that was not forked: its socket is descriptor `fd`. See `Launch` in core/workers/launch.py."""
     from tsx_runtime.worker.launch import group as groups
-    from tsx_runtime.worker.launch.program import put_first
 
     if packages is not None:
         put_first(packages)
@@ -44,9 +46,20 @@ def run_program(fd: int, files: int | None, packages: str | None, group: dict[st
 
 def run_rank(directory: str, files: int | None, packages: str | None, broadcast: bool) -> None:
     """One process of a torchrun group. See worker/launch/group.py."""
-    from tsx_runtime.worker.launch.program import put_first
     from tsx_runtime.worker.launch.rank import serve
 
     if packages is not None:
         put_first(packages)
     serve(directory, files, broadcast=broadcast)
+
+
+def put_first(packages: str) -> None:
+    """Put a directory of packages, and the paths of its .pth files, before installed packages and behind the standard library."""
+    before = list(sys.path)
+    if packages in before:  # the interpreter is the environment's own, and has put it where it belongs
+        return
+    site.addsitedir(packages)
+    added = [place for place in sys.path if place not in before]
+    paths = sysconfig.get_paths()
+    library = {paths["stdlib"], paths["platstdlib"], f"{paths['platstdlib']}/lib-dynload"}
+    sys.path[:] = [*(place for place in before if place in library), *added, *(place for place in before if place not in library)]

@@ -7,11 +7,14 @@ others do is up to what they have joined in `initialize`. Contract section 6.7.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
 import select
+import signal
 import socket
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -19,8 +22,8 @@ from tsx_runtime.wire import Buffer, Frame, Kind, encode
 from tsx_runtime.worker import main
 from tsx_runtime.worker.channel import Channel, send_buffers
 from tsx_runtime.worker.launch.group import fetch
-from tsx_runtime.worker.launch.program import end_with_parent
 
+_PR_SET_PDEATHSIG = 1
 MOMENT = 200  # ms in which the death of another rank shows, where it made a batch fail
 
 logger = logging.getLogger("tsx.worker")
@@ -101,3 +104,12 @@ class Follower(Channel):
     def _write(self, buffers: Sequence[Buffer]) -> None:
         if buffers[0][0] in (Kind.LOADED, Kind.FAILED):  # a frame begins with its kind
             super()._write(buffers)
+
+
+def end_with_parent() -> None:
+    """Be killed when the process that started this one ends, however it ends. Linux only: elsewhere the closed socket shows it."""
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended in between
+            os._exit(1)

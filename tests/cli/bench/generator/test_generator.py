@@ -233,7 +233,7 @@ def test_a_connection_that_closes_before_the_load_begins_is_made_again() -> None
 
 @pytest.mark.usefixtures("processes")
 def test_a_generator_that_gets_no_plan_ends_without_a_word() -> None:
-    command = [sys.executable, "-c", "from tsx_cli.bench.generator.child import main; main()"]
+    command = [sys.executable, "-c", "from tsx_cli.bench.generator.run import main; main()"]
     for cut in (b"", b'{"url"'):
         ended = subprocess.run(command, input=cut, capture_output=True, timeout=60, check=False)
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import math
 from array import array
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from tsx_cli.bench.generator.connection import _plain_ok
 from tsx_cli.bench.generator.load import Mark
-from tsx_cli.bench.generator.plan import LoadPlan, read_plan, write_plan
-from tsx_cli.bench.generator.result import LoadRecord, account, corrected_p99, find_stalls, limit
-from tsx_cli.bench.generator.schedule import constant, poisson, recorded
+from tsx_cli.bench.generator.plan import LoadPlan, constant, poisson, recorded
+from tsx_cli.bench.generator.result import account, corrected_p99, find_stalls, limit
 from tsx_cli.bench.model.histogram import BITS, UNIT, Histogram, bucket, upper
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.bench.workload.protocols import PROTOCOLS, read_target, render, tensor_of
@@ -67,14 +66,8 @@ def test_a_plan_that_makes_no_sense_says_what_to_do(wrong: dict[str, Any], told:
     assert told in str(error.value)
 
 
-def test_a_plan_goes_to_another_process_as_it_is() -> None:
-    payloads = [Payload(b"\0\n" * 10, None, (("a", "b"),), "q=1", 0.5), Payload(b"", "text/plain", at=1.5)]
-    made = plan(payloads=payloads, mode="open", arrivals="recorded", speed=2.0, seconds=3.0, warm_up=1.0, token="t")
-    file = io.BytesIO()
-    write_plan(made, file)
-    file.seek(0)
-    assert read_plan(file) == made
-    assert made.offered.rate == 2.0
+def test_a_recording_is_offered_at_its_own_rate_times_the_speed() -> None:
+    assert plan(payloads=TIMED, mode="open", arrivals="recorded", speed=2.0).offered.rate == 2.0
 
 
 @given(st.floats(1, 5000), st.floats(0.1, 3), st.integers(0, 5))
@@ -187,8 +180,9 @@ def test_the_warm_up_is_found_where_it_ends_and_rounds_go_together() -> None:
         marks.append(Mark(0.1 * (number + 1), answers, 0, answers, Counter({"404": 1})))
     marks.append(Mark(7.2, answers + 1, 0, answers + 1, Counter()))
     accepted = array("f", [0.5] * 100 + [0.01] * (answers + 1 - 100))
-    noted = LoadRecord(0.0, marks, accepted, array("f"), array("f"), [], 2, 0, 0, 0.1, 0.0)
-    measured = account(plan(seconds=5.0, warm_up="auto"), noted)
+    figures = {"start": 0.0, "marks": marks, "accepted": accepted, "refused": array("f"), "late": array("f"), "gaps": []}
+    noted: Any = SimpleNamespace(**figures, unanswered=2, unsent=0, waited=0)
+    measured = account(plan(seconds=5.0, warm_up="auto"), noted, 0.1, 0.0)
     assert measured.warm_up_seconds == pytest.approx(1.0)
     assert measured.throughput == pytest.approx(1000)
     assert measured.errors == {"404": 60}

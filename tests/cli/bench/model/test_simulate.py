@@ -148,7 +148,7 @@ def test_closed_loops_are_predicted_as_they_are_simulated(workers: int, batch_si
 
 
 def test_noise_has_the_median_one_and_the_spread_asked_for() -> None:
-    noises = sorted(simulation._noises(0.3, 1))
+    noises = sorted(simulation._noises(0.3, (), 1))
     mean = sum(noises) / len(noises)
     assert noises[len(noises) // 2] == pytest.approx(1, abs=0.02)
     assert sum((each / mean - 1) ** 2 for each in noises) / len(noises) == pytest.approx(0.09, rel=0.15)

@@ -13,7 +13,6 @@ from tsx_cli.bench.model.results import Figure, Latency, Round
 from tsx_cli.bench.model.statistics import (
     difference_of,
     enough,
-    figure,
     interval,
     latency,
     machine_noise,
@@ -146,8 +145,8 @@ def test_the_percentile_of_one_round_has_no_interval() -> None:
 
 def test_figures_without_histograms_are_those_of_the_rounds() -> None:
     rounds = [Round(seconds=1, sent=1, ok=1, throughput=5, latency=Latency(p99_ms=value, mean_ms=1)) for value in (10.0, 12.0)]
-    assert figure(rounds, "p99_ms").value == 11
-    assert figure(rounds, "mean_ms").value == 1
+    assert percentile_figure(rounds, "p99_ms").value == 11
+    assert percentile_figure(rounds, "mean_ms").value == 1
     assert latency(rounds[:1]) == rounds[0].latency
 
 
@@ -215,7 +214,7 @@ def test_figures_that_were_measured_apart_differ_by_more_than_both_intervals(
 
 
 def test_the_noise_of_a_machine_is_a_share() -> None:
-    assert machine_noise(3) >= 0
+    assert machine_noise() >= 0
     assert variation([10.0, 10.0]) == 0
     assert variation([5.0]) == 0
     assert variation([9.0, 11.0]) == pytest.approx(0.1414, abs=1e-3)

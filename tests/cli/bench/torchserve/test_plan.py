@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.benchmarked import one_round, point
 from tests.support.models import make_model
-from tsx_cli.bench.dispatch import AGAINST, COMPARE, TORCHSERVE, another
+from tsx_cli.bench.command import AGAINST, COMPARE, TORCHSERVE, another
 from tsx_cli.bench.model.results import Trial, read_results
 from tsx_cli.bench.torchserve import logs, run
 from tsx_cli.bench.torchserve.plan import Case, read_plan

@@ -166,7 +166,6 @@ def test_texts_numbers_and_files_that_are_made_up() -> None:
         (lambda: generated("json", shape=(1 << 20, 1 << 20)), "all together"),
         (lambda: generated("json", shape=(1 << 23,)), "all together"),
         (lambda: choose_payloads(None, kind="text", content_type="a\r\nb: c"), "--content-type"),
-        (lambda: generated("file", 0), "one input at least"),
         (lambda: parse_shape("1,x"), "'1,x' is not a shape"),
         (lambda: parse_shape("0"), "is not a shape"),
         (lambda: choose_payloads(None), "--input FILE"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_cli.deploy.aws_lambda.canary import Baking, Begin, Move, Rollback, Shift, Wait, decide
+from tsx_cli.deploy.aws_lambda.canary import Baking, Decision, Shift, decide
 
 START = datetime(2026, 11, 21, tzinfo=timezone.utc)
 SHIFT = Shift(10, 600, ("errors",))
@@ -21,15 +21,15 @@ def baking(version: str = "2", percent: float = 10) -> Baking:
 @pytest.mark.parametrize(
     ("shift", "there", "off", "after", "expected"),
     [
-        (None, baking(), {"errors": ""}, 0, Move()),  # nobody asks for one
-        (SHIFT, None, {}, 0, Begin(10)),
-        (SHIFT, baking("1"), {}, 0, Begin(10)),  # that of another version is replaced
-        (SHIFT, baking(percent=5), {}, 0, Begin(10)),
-        (SHIFT, baking(), {}, 0, Wait("10 % of the requests, 600 s to go, 1 alarm quiet")),
-        (SHIFT, baking(), {}, 599, Wait("10 % of the requests, 1 s to go, 1 alarm quiet")),
-        (SHIFT, baking(), {}, 600, Move()),
-        (SHIFT, baking(), {"errors": "3 of them"}, 9000, Rollback("the alarm errors went off (3 of them)")),
-        (SHIFT, None, {"errors": ""}, 0, Rollback("the alarm errors went off")),
+        (None, baking(), {"errors": ""}, 0, Decision("move")),  # nobody asks for one
+        (SHIFT, None, {}, 0, Decision("begin", percent=10)),
+        (SHIFT, baking("1"), {}, 0, Decision("begin", percent=10)),  # that of another version is replaced
+        (SHIFT, baking(percent=5), {}, 0, Decision("begin", percent=10)),
+        (SHIFT, baking(), {}, 0, Decision("wait", "10 % of the requests, 600 s to go, 1 alarm quiet")),
+        (SHIFT, baking(), {}, 599, Decision("wait", "10 % of the requests, 1 s to go, 1 alarm quiet")),
+        (SHIFT, baking(), {}, 600, Decision("move")),
+        (SHIFT, baking(), {"errors": "3 of them"}, 9000, Decision("rollback", "the alarm errors went off (3 of them)")),
+        (SHIFT, None, {"errors": ""}, 0, Decision("rollback", "the alarm errors went off")),
     ],
 )
 def test_a_canary_begins_waits_moves_on_or_goes_back(
@@ -45,11 +45,11 @@ def test_whoever_looks_and_when_all_requests_come_to_one_version_in_the_end(
     shift, there, now = Shift(percent, bake, ("errors",)), None, START
     for turn, pause in enumerate([*pauses, 1, 3600, 3600]):
         did = decide("2", shift, there, {"errors": ""} if turn == alarm_at else {}, now)
-        if isinstance(did, Begin):
+        if did.action == "begin":
             there = Baking("2", did.percent, now)
-        elif isinstance(did, (Move, Rollback)):
-            assert isinstance(did, Rollback) == (turn == alarm_at)
-            assert isinstance(did, Rollback) or (there is not None and now - there.since >= timedelta(seconds=bake))
+        elif did.action in ("move", "rollback"):
+            assert (did.action == "rollback") == (turn == alarm_at)
+            assert did.action == "rollback" or (there is not None and now - there.since >= timedelta(seconds=bake))
             return
         now += timedelta(seconds=pause)
     raise AssertionError("it never ends")

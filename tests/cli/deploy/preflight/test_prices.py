@@ -161,16 +161,17 @@ def test_old_prices_are_told_to_be_old(prices: Prices) -> None:
     assert cost(spec(), REGION, prices).lines(date(2027, 3, 1))[-1].strip() == "these prices are 100 days old: tsx deploy prices --refresh"
 
 
-def test_the_file_keeps_other_regions_and_a_damaged_one_is_told(prices: Prices, tmp_path: Path) -> None:
+def test_the_file_keeps_other_regions_and_a_damaged_one_is_told(prices: Prices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "prices.json"
-    keep_prices("us-east-1", prices.regions[REGION], place)
-    keep_prices(REGION, prices.regions[REGION], place)
-    assert read_prices(place).regions == {"us-east-1": prices.regions[REGION], REGION: prices.regions[REGION]}
+    monkeypatch.setattr("tsx_cli.deploy.preflight.prices.price_file", lambda: place)
+    keep_prices("us-east-1", prices.regions[REGION])
+    keep_prices(REGION, prices.regions[REGION])
+    assert read_prices().regions == {"us-east-1": prices.regions[REGION], REGION: prices.regions[REGION]}
     place.write_text("{")
     with pytest.raises(CliError, match=r"prices\.json is damaged: tsx deploy prices --refresh writes it again"):
-        read_prices(place)
-    keep_prices(REGION, prices.regions[REGION], place)
-    assert list(read_prices(place).regions) == [REGION]
+        read_prices()
+    keep_prices(REGION, prices.regions[REGION])
+    assert list(read_prices().regions) == [REGION]
 
 
 def test_a_person_refreshes_and_sees_them(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:

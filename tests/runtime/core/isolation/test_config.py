@@ -23,7 +23,7 @@ from tsx_runtime import wire
 from tsx_runtime.api.describe import describe_version
 from tsx_runtime.core.isolation import config
 from tsx_runtime.core.isolation.config import Isolation, isolation_of, lacking
-from tsx_runtime.core.registry.standalone import open_model
+from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.settings.schema import ModelSettings, Settings

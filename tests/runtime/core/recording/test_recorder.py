@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.clients.talker import until
-from tsx_runtime.core.recording.config import RecordingConfig
-from tsx_runtime.core.recording.recorder import MOST_WAITING, CapturedRequest, HeaderFilter, Recorder
+from tsx_runtime.core.recording.recorder import MOST_WAITING, CapturedRequest, HeaderFilter, Recorder, RecordingConfig
 from tsx_runtime.core.recording.segments import PARTS, Segments
 from tsx_runtime.recordings import Recorded, encode, file_head, read
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import zipfile
 
-from tsx_runtime.core.registry.archive_probe import holds_exported_program
+from tsx_runtime.core.registry.registry import holds_exported_program
 
 
 def test_exported_programs_are_seen_in_archives_and_directories_and_nothing_else_disturbs(tmp_path):

@@ -20,13 +20,13 @@ def test_a_quantile_is_one_of_the_values_that_enough_others_do_not_exceed(values
 
 def test_latencies_are_those_of_the_newest_pairs() -> None:
     tally = ShadowReport()
-    assert tally.latencies() is None
+    assert tally.latencies() == []
     fast, slow = (side_of(version, ComparedAnswer(200, {}, b""), seconds) for version, seconds in (("1.0", 0.1), ("2.0", 0.3)))
     failed = side_of("2.0", ComparedAnswer(500, {}, b""), 9.0)
     tally.add_pair(fast, failed)
     for _ in range(NEWEST):
         tally.add_pair(fast, slow)
-    assert tally.latencies() == ((0.1, 0.1), (0.3, 0.3))
+    assert tally.latencies() == [(0.1, 0.1), (0.3, 0.3)]
     assert (tally.primary_errors, tally.shadow_errors) == (0, 1)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tsx_runtime import wire
-from tsx_runtime.core.registry.standalone import open_model
+from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.workers.forked import ProcessStarter
 from tsx_runtime.errors import SettingError

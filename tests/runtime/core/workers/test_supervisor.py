@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.support.clients.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
-from tsx_runtime.core.registry.standalone import open_model
+from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.core.workers.instance import WorkerInstance, describe_exit
 from tsx_runtime.core.workers.lifecycle import SAME_LOAD_ERROR
 from tsx_runtime.core.workers.worker import WorkerState
@@ -36,7 +36,7 @@ import asyncio, time
 from pathlib import Path
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.job import WaitingJob
-from tsx_runtime.core.registry.standalone import open_model
+from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.settings.schema import Settings
 
 async def main():

@@ -25,9 +25,8 @@ from tsx_runtime.api.tokens import Key
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.errors import InvalidToken, ModelNotFound
 from tsx_runtime.http.app import ServerApp
-from tsx_runtime.http.fast_lane.heads import REMEMBERED, Heads, parse
+from tsx_runtime.http.fast_lane.heads import REMEMBERED, Heads, RefusalRoute, parse
 from tsx_runtime.http.fast_lane.protocol import FastLane
-from tsx_runtime.http.fast_lane.refusal_route import RefusalRoute
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import Settings
 

@@ -18,7 +18,7 @@ import pytest
 from tests.support.models import make_model
 from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.http.ui import state
-from tsx_runtime.http.ui.static_files import FOLDER, files
+from tsx_runtime.http.ui.routes import FOLDER, files
 
 SECRET = "management-secret"
 BEARER = {"authorization": f"Bearer {SECRET}"}

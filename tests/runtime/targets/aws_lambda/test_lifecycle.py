@@ -114,7 +114,7 @@ def test_invocations_at_once_share_one_model_and_its_batches(shared: Any) -> Non
     gate = place / "gate"
     first = running.begin({"wait": str(gate)})
     others = [running.begin({"n": number}) for number in range(7)]
-    while not running.idle:  # each poller asks for its invocation by itself
+    while not running._waiting.empty():  # each poller asks for its invocation by itself
         time.sleep(0.005)
     gate.touch()
     for invocation in (first, *others):

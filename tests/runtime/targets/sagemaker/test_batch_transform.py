@@ -11,8 +11,7 @@ import pytest
 from tests.support.batches import BATCH
 from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.tokens import Key
-from tsx_runtime.core.scheduling.job import WaitingJob
-from tsx_runtime.core.scheduling.route import Route
+from tsx_runtime.core.scheduling.job import Route, WaitingJob
 from tsx_runtime.errors import InvalidToken
 from tsx_runtime.http.semantics.messages import Message
 from tsx_runtime.metrics.response_counts import ResponseCounts

@@ -146,7 +146,7 @@ function labelForm(name, changed) {
     try {
       const wanted = version.value.trim();
       await (wanted ? put("PUT", where, { version: wanted }) : call("DELETE", where));
-      note(wanted ? `${label.value.trim()} now means version ${wanted}.` : `The label ${label.value.trim()} was removed.`);
+      note(wanted ? `${label.value.trim()} now now means version ${wanted}.` : `The label ${label.value.trim()} was removed.`);
     } catch (error) {
       note(firstLines(error.message), true);
     } finally {

@@ -74,7 +74,8 @@ def read_weights(path: Path, *, weights_only: bool) -> Any:
         except SafetensorError as error:
             raise LoadError(f"{path.name} cannot be read as safetensors: {error}. Copy or download it again.") from error
     try:
-        return _torch_load(path, weights_only)
+        zipped = path.open("rb").read(2) == b"PK"  # torch before 1.6 wrote another format, which cannot be mapped
+        return torch.load(path, map_location="cpu", weights_only=weights_only, mmap=zipped)
     except pickle.UnpicklingError as error:
         if not weights_only:
             raise LoadError(f"{path.name} cannot be read: {error}") from error
@@ -82,11 +83,6 @@ def read_weights(path: Path, *, weights_only: bool) -> Any:
             f"{path.name} holds more than weights, and loading it would run code from it ({_refused(error)}). "
             "Save it with torch.save(model.state_dict(), file), or, if you trust it, set `weightsOnly: false` in model-config.yaml."
         ) from error
-
-
-def _torch_load(path: Path, weights_only: bool) -> Any:
-    zipped = path.open("rb").read(2) == b"PK"  # torch before 1.6 wrote another format, which cannot be mapped
-    return torch.load(path, map_location="cpu", weights_only=weights_only, mmap=zipped)
 
 
 def _refused(error: Exception) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_cli.archive.answer_comparison import difference, findings
+from tsx_cli.archive.check import difference, findings
 from tsx_runtime.core.shadowing.difference import Difference
 from tsx_runtime.plugins import ComparedAnswer
 
