@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
-from tsx_archiver.containers.base import Container, Member, root_of
+from tsx_archiver.containers.base import ArchiveFile, Member, root_of
 from tsx_archiver.containers.formats import open_container
 from tsx_archiver.errors import CorruptMember, InvalidConfig, WrongChecksum
 from tsx_archiver.limits import MIB, Limits
@@ -67,7 +67,7 @@ class Finding(NamedTuple):
 class _Source(NamedTuple):
     form: str
     root: str
-    container: Container
+    container: ArchiveFile
     manifest: Manifest
 
     def inside(self, member: Member) -> str:

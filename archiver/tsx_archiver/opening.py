@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, TypeVar
 
-from tsx_archiver.containers.base import Container, root_of
+from tsx_archiver.containers.base import ArchiveFile, root_of
 from tsx_archiver.containers.formats import open_container
 from tsx_archiver.errors import (
     ArchiveNotFound,
@@ -29,7 +29,7 @@ from tsx_archiver.metadata.manifest import Manifest, parse_manifest
 from tsx_archiver.metadata.modelconfig import ModelConfig, load_model_config, missing_warm_up
 from tsx_archiver.metadata.modelfile import describe_model_stream
 from tsx_archiver.names import MANIFEST_DIRECTORIES, MANIFEST_PATH, default_model_name, is_inside, normal, shown
-from tsx_archiver.storage.cache import Cache, Entry, default_cache
+from tsx_archiver.storage.cache import Cache, CacheEntry, default_cache
 from tsx_archiver.storage.digest import file_digest, file_state
 from tsx_archiver.storage.locks import FileLock
 
@@ -85,7 +85,7 @@ def open_archive(source: Path, *, cache: Path | Cache | None = None, limits: Lim
     with open_source(source) as file:
         refuse_model_file(file, source)
 
-        def checksums_in(container: Container, root: str) -> Mapping[str, str]:
+        def checksums_in(container: ArchiveFile, root: str) -> Mapping[str, str]:
             return read_manifest(container, root, default_name, source).checksums
 
         entry, digest = unpack_file(file, source, cache, limits, checksums_in)
@@ -124,7 +124,7 @@ def open_source(source: Path) -> BinaryIO:
         raise ArchiveNotFound(f"{shown(str(source))} does not exist: no file can have this name. Check the path.") from error
 
 
-def read_manifest(container: Container, root: str, default_name: str, source: Path) -> Manifest:
+def read_manifest(container: ArchiveFile, root: str, default_name: str, source: Path) -> Manifest:
     """The manifest of an archive; without one, the archive must at least look like a model's."""
     content = container.read(f"{root}/{MANIFEST_PATH}" if root else MANIFEST_PATH, MAX_MANIFEST_BYTES)
     if content is not None:
@@ -142,8 +142,8 @@ def refuse_model_file(file: BinaryIO, source: Path) -> None:
 
 
 def unpack_file(
-    file: BinaryIO, source: Path, cache: Path | Cache | None, limits: Limits, checksums_in: Callable[[Container, str], Mapping[str, str]]
-) -> tuple[Entry, str]:
+    file: BinaryIO, source: Path, cache: Path | Cache | None, limits: Limits, checksums_in: Callable[[ArchiveFile, str], Mapping[str, str]]
+) -> tuple[CacheEntry, str]:
     """The archive's content, unpacked in the cache once for all processes that open it, and its sha-256.
 
     `checksums_in(container, root)` looks at the archive before anything is written, and returns what its manifest says of its members.
@@ -168,7 +168,7 @@ def unpack_file(
     return store.open(digest, make), digest
 
 
-def _unpack(container: Container, target: Path, root: str, checksums: Mapping[str, str], source: Path) -> dict[str, int]:
+def _unpack(container: ArchiveFile, target: Path, root: str, checksums: Mapping[str, str], source: Path) -> dict[str, int]:
     """Write every member below `target`, which is new and ours; returns the sizes by name."""
     sizes = {}
     unseen = {normal(name) for name in checksums}

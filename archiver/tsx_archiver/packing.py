@@ -64,7 +64,7 @@ class PlannedMember(NamedTuple):
     size: int
 
 
-class Plan(NamedTuple):
+class PackingPlan(NamedTuple):
     """Members sorted by name, without the manifest, whose checksums are known only at the end."""
 
     model_name: str
@@ -73,7 +73,7 @@ class Plan(NamedTuple):
     manifest_path: str = MANIFEST_PATH
 
 
-def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> Plan:
+def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> PackingPlan:
     """Check everything and find every file; raises ArchiveError.
 
     What is doubtful but does not stop an archive (a pattern without a match, a key or value in model-config.yaml that the server will not
@@ -98,7 +98,7 @@ def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> Plan:
     for name, content in spec.contents.items():
         members.add(PlannedMember(name, content, len(content)), f"contents {name}")
     manifest = {"createdOn": created_on(), "runtime": spec.runtime, "model": model}
-    return Plan(spec.model_name, members.sorted(), _merged(manifest, spec.extra_manifest))
+    return PackingPlan(spec.model_name, members.sorted(), _merged(manifest, spec.extra_manifest))
 
 
 class Members:

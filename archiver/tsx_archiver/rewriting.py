@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from tsx_archiver.containers.base import Container, root_of
+from tsx_archiver.containers.base import ArchiveFile, root_of
 from tsx_archiver.containers.formats import open_container
 from tsx_archiver.containers.zip import ZipContainer
 from tsx_archiver.errors import CannotPack, CorruptMember
@@ -60,7 +60,7 @@ class _SourceArchive(NamedTuple):
     """The archive as it is."""
 
     path: Path
-    container: Container
+    container: ArchiveFile
     root: str
     manifest: dict[str, Any]
     checksums: Mapping[str, str]

@@ -13,7 +13,7 @@ import pytest
 from tests.support.installed import install_plugins
 from tsx_runtime.core.scheduling.batching import assign
 from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, JobQueue
+from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
 from tsx_runtime.errors import DownloadFailed, ModelNotFound, SettingError
 from tsx_runtime.http.routes.plugins import _response, check_paths
 from tsx_runtime.metrics.exposition import Families
@@ -135,9 +135,9 @@ class Idle:
     suspected = False
 
 
-def queue_of(*jobs: Any) -> JobQueue:
+def queue_of(*jobs: Any) -> RequestQueue:
     typed: list[Job] = list(jobs)
-    return JobQueue(typed)
+    return RequestQueue(typed)
 
 
 def test_a_policy_ends_the_wait_of_a_batch_that_is_not_full_and_never_lengthens_it() -> None:

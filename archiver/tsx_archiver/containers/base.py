@@ -24,7 +24,7 @@ class Member(NamedTuple):
     is_directory: bool = False
 
 
-class Container(Protocol):
+class ArchiveFile(Protocol):
     """An open archive file. The constructor has checked `members` and raises if anything is unsafe."""
 
     form: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tsx_archiver.containers.base import Container
+from tsx_archiver.containers.base import ArchiveFile
 from tsx_archiver.errors import CannotOpen, ForeignFile, InvalidManifest
 from tsx_archiver.limits import MAX_MANIFEST_BYTES, Limits
 from tsx_archiver.metadata.manifest import CHECKSUMS_KEY, handler_fault, read_manifest_json, split_handler
@@ -53,7 +53,7 @@ def open_workflow(source: Path, *, cache: Path | None = None, limits: Limits = L
     return opened
 
 
-def _checksums(container: Container, root: str, source: Path) -> Mapping[str, str]:
+def _checksums(container: ArchiveFile, root: str, source: Path) -> Mapping[str, str]:
     content = container.read(f"{root}/{WORKFLOW_MANIFEST_PATH}" if root else WORKFLOW_MANIFEST_PATH, MAX_MANIFEST_BYTES)
     if content is None:
         raise _no_workflow(source)

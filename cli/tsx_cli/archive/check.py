@@ -29,7 +29,7 @@ MOST_IN_A_BATCH = 16
 
 
 @dataclass(frozen=True)
-class Sample:
+class ModelSample:
     name: str
     content_type: str
     body: bytes
@@ -57,7 +57,7 @@ def check_archive(path: Path, samples: Sequence[Path], settings: Settings, toler
         raise LoadFailed(f"{path} does not load: {error.message}", traceback=error.traceback) from error
 
 
-async def _check(path: Path, samples: list[Sample], settings: Settings, tolerance: float) -> CheckResult:
+async def _check(path: Path, samples: list[ModelSample], settings: Settings, tolerance: float) -> CheckResult:
     begin = time.monotonic()
     async with open_model(path, settings, batch_size=min(max(len(samples), 2), MOST_IN_A_BATCH)) as version:
         seconds = time.monotonic() - begin
@@ -68,7 +68,7 @@ async def _check(path: Path, samples: list[Sample], settings: Settings, toleranc
         return CheckResult(version.name, version.version, seconds, [sample.name for sample in samples], sizes, list(found))
 
 
-async def _compare(version: ModelVersion, samples: list[Sample], tolerance: float) -> list[str]:
+async def _compare(version: ModelVersion, samples: list[ModelSample], tolerance: float) -> list[str]:
     """Send each sample alone, then all in one full batch; where they do not fill it, they come again."""
     alone = [await _send(version, sample) for sample in samples]
     again = await _send(version, samples[0])
@@ -81,7 +81,7 @@ async def _compare(version: ModelVersion, samples: list[Sample], tolerance: floa
     return findings([samples[index].name for index in order], [alone[index] for index in order], batched, tolerance)
 
 
-async def _send(version: ModelVersion, sample: Sample) -> ComparedAnswer:
+async def _send(version: ModelVersion, sample: ModelSample) -> ComparedAnswer:
     headers = [(b"content-type", sample.content_type.encode()), (b"content-length", str(len(sample.body)).encode())]
     job = WaitingJob(wire.request_meta(uuid.uuid4().hex, b"", headers), sample.body, time.monotonic())
     version.submit(job)
@@ -94,9 +94,9 @@ async def _send(version: ModelVersion, sample: Sample) -> ComparedAnswer:
     return ComparedAnswer(answer.status, given, body)
 
 
-def read_sample(path: Path) -> Sample:
+def read_sample(path: Path) -> ModelSample:
     body = path.read_bytes()
-    return Sample(path.name, guess_content_type(path.name, body), body)
+    return ModelSample(path.name, guess_content_type(path.name, body), body)
 
 
 def findings(names: Sequence[str], alone: Sequence[ComparedAnswer], batched: Sequence[ComparedAnswer], tolerance: float) -> list[str]:

@@ -57,10 +57,10 @@ def pack_command(
     With --check, FILE may also be an existing archive. Exit code 3: it loaded, but there was no sample to send.
     """
     from tsx_cli.archive import actions
-    from tsx_cli.archive.model_file import Parts
+    from tsx_cli.archive.model_file import HandlerFiles
     from tsx_cli.archive.packing import Packing
 
-    parts = Parts(handler, model_file, split_list(extra_files), index_to_name)
+    parts = HandlerFiles(handler, model_file, split_list(extra_files), index_to_name)
     order = Packing(parts, name, version, requirements_file, config_file, export_path, format, force, samples or [])
     actions.pack_files(files or [], order, check_it, tolerance, as_json)
 

@@ -27,7 +27,7 @@ NEEDS_MODEL_FILE = ("eager", "safetensors")
 
 
 @dataclass(frozen=True)
-class Parts:
+class HandlerFiles:
     """The handler of a model file, and its other files."""
 
     handler: str | None = None
@@ -45,7 +45,9 @@ class Parts:
         return self.handler is not None and self.handler not in BUILTIN_HANDLERS
 
 
-def work_out(path: Path | None, parts: Parts, *, name: str | None = None, version: str | None = None) -> tuple[ArchiveSpec, list[str]]:
+def work_out(
+    path: Path | None, parts: HandlerFiles, *, name: str | None = None, version: str | None = None
+) -> tuple[ArchiveSpec, list[str]]:
     """What to pack, and lines that say what was worked out. Raises `UsageError` where something is missing, and `ArchiveError`."""
     if path is None and not (parts.own_handler and name):
         raise UsageError("name a model file; for a model without one, give --name and your own --handler")
@@ -85,7 +87,7 @@ def kind_in_words(model: ModelFile) -> str:
     return text if model.detail in ("", text) else f"{text} ({model.detail})"
 
 
-def check(model: ModelFile, parts: Parts) -> None:
+def check(model: ModelFile, parts: HandlerFiles) -> None:
     """Refuse what a handler that comes with tsx could not load, and what nothing can load, with what to add or change."""
     if model.problem is not None and model.is_broken:
         raise CliError(model.problem)
@@ -106,7 +108,7 @@ def check(model: ModelFile, parts: Parts) -> None:
         raise UsageError(f"{model.path} is {KINDS[model.kind]} and contains its network; remove --model-file")
 
 
-def _index_to_name(path: Path | None, parts: Parts) -> Path | None:
+def _index_to_name(path: Path | None, parts: HandlerFiles) -> Path | None:
     """The names of a classifier's classes, where they lie beside the model file and were not given anyway."""
     if path is None or not parts.index_to_name or any(Path(extra).name == INDEX_TO_NAME for extra in parts.extra_files):
         return None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tsx_archiver import Format, write_archive
 from tsx_archiver.limits import human
 from tsx_archiver.progress import progress_bar
-from tsx_cli.archive.model_file import Parts, work_out
+from tsx_cli.archive.model_file import HandlerFiles, work_out
 from tsx_cli.common.failure import FAILED, UsageError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.options import read_settings
@@ -27,7 +27,7 @@ NOTHING_SENT = 3  # exit code: the model loads, but there was no sample to send
 class Packing:
     """The packing options of the command line."""
 
-    parts: Parts
+    parts: HandlerFiles
     name: str | None
     version: str | None
     requirements_file: Path | None

@@ -10,7 +10,7 @@ import typer
 
 from tsx_archiver import open_archive
 from tsx_archiver.storage.private_directory import temporary_place
-from tsx_cli.archive.check import Sample, read_sample
+from tsx_cli.archive.check import ModelSample, read_sample
 from tsx_cli.archive.packing import sample_files
 from tsx_cli.check import aws_lambda, container, sagemaker
 from tsx_cli.check.report import Report
@@ -20,7 +20,7 @@ from tsx_cli.common.options import read_pair
 from tsx_cli.deploy.spec import span
 from tsx_runtime.shared.log_format import escaped
 
-ContractCheck = Callable[[Report, Path, Sequence[Sample], Mapping[str, str], Path, float], None]
+ContractCheck = Callable[[Report, Path, Sequence[ModelSample], Mapping[str, str], Path, float], None]
 CONTRACTS: Mapping[str, tuple[ContractCheck, float]] = {  # and the seconds to start, or of an invocation, where nothing else is said
     "sagemaker": (sagemaker.check, 600.0),
     "container": (container.check, 600.0),

@@ -41,11 +41,11 @@ def serve_command(
 
     Without a file, the server loads what the settings `load_models` and `load_workflows` name, or starts empty.
     """
-    from tsx_cli.archive.model_file import Parts  # here, both of them, as they are slow to import, and help must be quick
+    from tsx_cli.archive.model_file import HandlerFiles  # here, both of them, as they are slow to import, and help must be quick
     from tsx_cli.serve import server
 
     settings, _ = read_settings(config, assignments, model_store=model_store)
     settings = server.with_addresses(settings, host, {"inference": port, "management": management_port, "metrics": metrics_port})
     settings = server.with_grpc_addresses(settings, host, {"grpc_inference": grpc_port, "grpc_management": grpc_management_port})
     chosen = {"initial_workers": workers, "batch_size": batch_size, "device_type": device}
-    server.serve_words(models or [], settings, Parts(handler, model_file, split_list(extra_files)), chosen)
+    server.serve_words(models or [], settings, HandlerFiles(handler, model_file, split_list(extra_files)), chosen)

@@ -16,7 +16,7 @@ from rich.console import Console
 from tsx_archiver import plan_archive
 from tsx_archiver.names import MANIFEST_PATH
 from tsx_archiver.storage.private_directory import temporary_place
-from tsx_cli.archive.model_file import Parts, work_out
+from tsx_cli.archive.model_file import HandlerFiles, work_out
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import is_archive, is_workflow
 from tsx_cli.common.output import one_line
@@ -39,7 +39,7 @@ from tsx_runtime.targets.server.startup import (
 )
 
 
-def serve_words(words: Sequence[str], settings: Settings, parts: Parts, chosen: Mapping[str, object]) -> None:
+def serve_words(words: Sequence[str], settings: Settings, parts: HandlerFiles, chosen: Mapping[str, object]) -> None:
     """The files and directories that are named, else what the settings name. `chosen` is for each model; None leaves it open."""
     if chosen.get("device_type") == "gpu" and not gpu_count():
         raise UsageError("--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); omit --device to run on the CPU")
@@ -92,7 +92,7 @@ def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | 
     return settings.model_copy(update=changed)
 
 
-def find_model(word: str, settings: Settings, parts: Parts, stack: ExitStack) -> StartModel:
+def find_model(word: str, settings: Settings, parts: HandlerFiles, stack: ExitStack) -> StartModel:
     """What `[NAME=]FILE` means: a path, else a file of the model store. A bare model file becomes a directory that `stack` removes."""
     name, path = _split(word)
     path = _there(path, "model store", settings.model_store)
@@ -147,7 +147,7 @@ def _split(word: str) -> tuple[str | None, Path]:
 
 
 @contextmanager
-def unpacked(path: Path, parts: Parts, name: str | None = None) -> Iterator[tuple[Path, list[str]]]:
+def unpacked(path: Path, parts: HandlerFiles, name: str | None = None) -> Iterator[tuple[Path, list[str]]]:
     """A model file as a directory like an unpacked archive, as long as the context lasts, and lines that say what was worked out.
 
     Code is copied, all else linked. Raises `UsageError` and `ArchiveError`.

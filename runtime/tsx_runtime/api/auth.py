@@ -14,7 +14,7 @@ from tsx_runtime.api.client_limits import calling
 from tsx_runtime.api.headers import Pair
 from tsx_runtime.api.origins import host_of, host_of_origin
 from tsx_runtime.api.tokens import FAILED as FAILED_TO_RENEW
-from tsx_runtime.api.tokens import Key, Keys, build_keys
+from tsx_runtime.api.tokens import BearerToken, Keys, build_keys
 from tsx_runtime.errors import ForeignOrigin, InvalidToken, SettingError
 from tsx_runtime.plugins import Authenticate, Refused
 from tsx_runtime.settings.addresses import is_loopback_host, parse_address
@@ -26,7 +26,7 @@ FAILED = "Token Authorization failed. Token either incorrect, expired, or not pr
 class Guard(NamedTuple):
     """The authorization of a group of routes; raises a `TsxError` for a request without it."""
 
-    key: Key | None = None
+    key: BearerToken | None = None
     hosts: frozenset[str] | None = None  # names beyond loopback's own that may be called; None: any
     status: int = InvalidToken.status  # of a request whose token is wrong
     failed: str = FAILED

@@ -33,7 +33,7 @@ Pair: TypeAlias = tuple[bytes, bytes]
 logger = logging.getLogger("tsx.http")
 
 
-class Rate:
+class RateLimit:
     """A number of events per period, as a token bucket (GCRA: the level is one point in time per client). 0: unlimited."""
 
     def __init__(self, count: float, period: float, burst: float) -> None:
@@ -77,8 +77,8 @@ class ClientLimits:
     ) -> None:
         """0: no limit. `requests`: a second; `failures`: wrong tokens a minute; `proxies`: addresses and networks that are believed."""
         self.connections = connections
-        self.requests = Rate(requests, 1.0, max(1, requests))
-        self.failures = Rate(failures, 60.0, 2 * failures)
+        self.requests = RateLimit(requests, 1.0, max(1, requests))
+        self.failures = RateLimit(failures, 60.0, 2 * failures)
         self.clock = clock
         self.numbers = connections, requests, failures
         self._proxies = [ipaddress.ip_network(proxy) for proxy in proxies]

@@ -22,7 +22,7 @@ FAILED = "Token Authentication failed. Token either incorrect, expired, or not p
 KINDS = ("management", "inference")  # that a client can renew
 
 
-class Key:
+class BearerToken:
     """One token. `lifetime` (seconds) makes it one that expires and can be renewed; `clock` is monotonic."""
 
     def __init__(self, token: str, lifetime: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -33,7 +33,7 @@ class Key:
         self.on_change: list[Callable[[], None]] = []  # called when what was right is wrong now
 
     @classmethod
-    def made_up(cls, lifetime: float | None = None, clock: Callable[[], float] = time.monotonic) -> Key:
+    def made_up(cls, lifetime: float | None = None, clock: Callable[[], float] = time.monotonic) -> BearerToken:
         return cls(_draw(), lifetime, clock)
 
     @property
@@ -58,9 +58,9 @@ class Key:
 class Keys(NamedTuple):
     """None: no token is needed. Where the server made up a key, `file` has all of them."""
 
-    inference: Key | None = None
-    management: Key | None = None
-    api: Key | None = None  # of `/token`
+    inference: BearerToken | None = None
+    management: BearerToken | None = None
+    api: BearerToken | None = None  # of `/token`
     file: Path | None = None
 
     def renew(self, kind: str) -> None:
@@ -68,7 +68,7 @@ class Keys(NamedTuple):
 
         Where the new one cannot be written, the old one stays valid: TsxError.
         """
-        key: Key | None = getattr(self, kind) if kind in KINDS else None
+        key: BearerToken | None = getattr(self, kind) if kind in KINDS else None
         if key is None:
             raise InvalidToken(f"{FAILED}. Parameter type is {kind!r}: it must be {' or '.join(KINDS)}.")
         if key.lifetime is None:
@@ -105,13 +105,13 @@ def build_keys(settings: Settings, clock: Callable[[], float] = time.monotonic) 
     """Nothing is written yet: see `start_keys`."""
     if settings.disable_token_authorization:
         return Keys()
-    given = {kind: Key(token) for kind in (*KINDS, "api") if (token := getattr(settings, f"{kind}_token"))}
+    given = {kind: BearerToken(token) for kind in (*KINDS, "api") if (token := getattr(settings, f"{kind}_token"))}
     if not settings.generate_tokens:
         return Keys(given.get("inference"), given.get("management"), given.get("api"))
     lifetime = settings.token_expiration_min * 60
-    inference, management = (given.get(kind) or Key.made_up(lifetime, clock) for kind in ("inference", "management"))
+    inference, management = (given.get(kind) or BearerToken.made_up(lifetime, clock) for kind in ("inference", "management"))
     all_given = len(given) == len(KINDS) + 1
-    return Keys(inference, management, given.get("api") or Key.made_up(), None if all_given else settings.key_file.absolute())
+    return Keys(inference, management, given.get("api") or BearerToken.made_up(), None if all_given else settings.key_file.absolute())
 
 
 def start_keys(settings: Settings) -> Keys:
@@ -130,7 +130,7 @@ def _draw() -> str:
     return secrets.token_urlsafe(LENGTH)
 
 
-def _written_keys(key: Key, new: str | None) -> dict[str, str]:
+def _written_keys(key: BearerToken, new: str | None) -> dict[str, str]:
     left = key.seconds_left if new is None else key.lifetime
     if left is None:
         return {"key": key.token}

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 import httpx
 import pytest
 
-from tsx_runtime.api.tokens import Key, Keys, build_keys, start_keys
+from tsx_runtime.api.tokens import BearerToken, Keys, build_keys, start_keys
 from tsx_runtime.errors import BadRequest, InvalidToken, SettingError, TsxError
 from tsx_runtime.settings.schema import Settings
 
@@ -132,7 +132,7 @@ def test_without_authorization_there_are_no_keys(tmp_path):
 
 @pytest.mark.parametrize("given", [b"", b"Bearer", b"Bearer ", b"Basic x", b"Bearer x y", b"Bearer \xff", b"Bearer X"])
 def test_what_is_not_the_token_is_wrong(given):
-    assert not Key("x").is_right(given)
+    assert not BearerToken("x").is_right(given)
 
 
 def test_a_renewed_token_holds_at_once_on_both_lanes_and_the_old_one_no_more(tmp_path, start_server):

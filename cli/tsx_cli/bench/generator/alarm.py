@@ -17,7 +17,7 @@ _PR_SET_TIMERSLACK = 29
 clock = time.perf_counter  # CLOCK_MONOTONIC, where this matters
 
 
-class Alarm:
+class PreciseTimer:
     """Calls `ring` at the last set time, in seconds of `clock`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:

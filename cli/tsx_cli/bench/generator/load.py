@@ -37,7 +37,7 @@ class LoadClient(Protocol):
 Connect = Callable[["Load"], Awaitable[LoadClient]]  # raises OSError
 
 
-class Mark(NamedTuple):
+class SlotCounts(NamedTuple):
     """The counts so far at the end of a slot; `errors` are those of the slot alone."""
 
     at: float
@@ -57,7 +57,7 @@ class Load(ABC):
         self.connect, self.connections, self.timeout = connect, connections, timeout
         self.accepted, self.refused, self.late = array("f"), array("f"), array("f")
         self.errors: Counter[str] = Counter()
-        self.marks: list[Mark] = []
+        self.marks: list[SlotCounts] = []
         self.gaps: list[tuple[float, float]] = []  # (from, to)
         self.answers = self.busy = self.unanswered = self.unsent = self.waited = 0
         self.now = 0.0  # of this turn of the event loop; 0 before anybody asked
@@ -209,7 +209,7 @@ class Load(ABC):
 
     def _mark(self) -> None:
         errors, self.errors = self.errors, Counter()
-        self.marks.append(Mark(clock(), len(self.accepted), len(self.refused), self.answers, errors))
+        self.marks.append(SlotCounts(clock(), len(self.accepted), len(self.refused), self.answers, errors))
 
     def _forget(self) -> None:
         self.now = 0.0

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import cycle
 
-from tsx_cli.bench.generator.alarm import Alarm, clock
+from tsx_cli.bench.generator.alarm import PreciseTimer, clock
 from tsx_cli.bench.generator.load import Connect, Load, LoadClient
 
 NO_CONNECTION = "connect"
@@ -46,7 +46,7 @@ class OpenLoop(Load):
         self._requests, self._due, self._next = requests, due, 0
         self._free: deque[LoadClient] = deque()
         self._blocked = 0  # requests before this one found no free connection when they were due
-        self._alarm = Alarm(self.loop, self._send_due)
+        self._alarm = PreciseTimer(self.loop, self._send_due)
 
     def begin(self) -> None:
         self._free.extend(self.clients)

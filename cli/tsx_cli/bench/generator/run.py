@@ -33,7 +33,7 @@ TRUST = "give --certificate FILE with it, or with that of the authority that sig
 _BOOT = "import sys; sys.path[:] = {path!r}; from tsx_cli.bench.generator.run import main; main()"
 
 
-class Progress(NamedTuple):
+class LoadProgress(NamedTuple):
     """The progress of a load; `answers` counts all answers so far."""
 
     seconds: float
@@ -41,7 +41,7 @@ class Progress(NamedTuple):
     answers: int
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[LoadProgress], None]
 
 
 async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> Round:
@@ -65,7 +65,7 @@ async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> Rou
                 took = time.perf_counter() - began
                 shares = (time.process_time() - used) / took, (starvation() - starved) / took
             elif on_progress is not None and number % TOLD_EVERY == 0:
-                on_progress(Progress(number * SLOT, slots * SLOT, load.answers))
+                on_progress(LoadProgress(number * SLOT, slots * SLOT, load.answers))
 
         await load.run(slots, min(plan.grace, plan.timeout), tick)
     finally:
@@ -91,7 +91,7 @@ def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> Round:
                 if "error" in message:
                     raise (UsageError if message["usage"] else CliError)(message["error"])
                 if on_progress is not None:
-                    on_progress(Progress(*message["progress"]))
+                    on_progress(LoadProgress(*message["progress"]))
         except BrokenPipeError:
             pass
         finally:

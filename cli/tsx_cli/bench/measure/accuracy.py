@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
-from tsx_cli.bench.measure.trial import Candidate
+from tsx_cli.bench.measure.trial import RunningCandidate
 from tsx_cli.bench.model.results import Accuracy
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.client import error_text
@@ -64,7 +64,7 @@ class AccuracyGuard:
         self._reference: list[ComparedAnswer] = []
         self.note: str | None = None
 
-    def learn(self, archive: Candidate) -> None:
+    def learn(self, archive: RunningCandidate) -> None:
         """What the archive answers as it is: of a slow model not to all inputs. Raises CliError where it refuses one."""
         ends, first = self._clock() + PATIENCE, list[ComparedAnswer]()
         for payload in self._payloads:
@@ -81,7 +81,7 @@ class AccuracyGuard:
         else:
             self.note = f"answers are not compared: the archive as it is answers the same request differently each time ({same.worst})"
 
-    def compare(self, other: Candidate) -> Accuracy | None:
+    def compare(self, other: RunningCandidate) -> Accuracy | None:
         """None where there is nothing to compare with."""
         if not self._reference:
             return None

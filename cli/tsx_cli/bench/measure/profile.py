@@ -40,7 +40,7 @@ FLAME, PROFILE, TRACE, STEPS = "flame.svg", "worker.prof", "torch-trace.json", "
 
 
 @dataclass
-class Profile:
+class ProfileReport:
     """The written files, and why others are missing."""
 
     files: list[Path] = field(default_factory=list)
@@ -49,11 +49,11 @@ class Profile:
 
 def profile(
     archive: OpenArchive, configuration: Configuration, payloads: Sequence[Payload], directory: Path, *, seconds: float = SECONDS
-) -> Profile:
+) -> ProfileReport:
     """Of one worker as the configuration has it, with batches of its size. Raises WorkerFailed, OSError."""
     directory.mkdir(parents=True, exist_ok=True)
     directory = directory.absolute()  # workers go into the model's directory
-    spec, items, written = worker_spec(archive, configuration, configuration.batch_size), items_of(payloads), Profile()
+    spec, items, written = worker_spec(archive, configuration, configuration.batch_size), items_of(payloads), ProfileReport()
     title = f"{archive.manifest.model_name}: {replace(configuration, workers=1)}"
     with start_worker(spec) as worker:
         point = _warm(worker, items, configuration.batch_size, seconds / 4)

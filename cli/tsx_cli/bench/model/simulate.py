@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tsx_runtime.core.scheduling.batching import assign
-from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, JobQueue
+from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
 from tsx_runtime.shared.quantiles import nearest_rank
 
 UNCOUNTED = 0.1  # of the requests, at the beginning: the queue starts empty, which it is not later
@@ -156,7 +156,7 @@ class _Run:
         self.phases = [1.0]
         self.limits = limits
         self.queue_size = math.inf if queue_size is None else queue_size
-        self.queue = JobQueue()
+        self.queue = RequestQueue()
         self.workers = [_Worker() for _ in range(workers)]
         self.alone = workers == 1
         self.running: list[tuple[float, int, _Worker]] = []  # (its end, a number, whose) of each batch that runs

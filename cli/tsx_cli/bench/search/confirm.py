@@ -45,7 +45,7 @@ class Measurer(Protocol):
 
 def confirm(run: Measurer) -> list[PairedComparison]:
     """The comparisons of the winner with the others. Its points have more rounds afterwards, and some of requests that come at random."""
-    turns = Turns(run)
+    turns = ConfirmationRounds(run)
     for number in range(ATTEMPTS):
         order = run.order()
         if not order:
@@ -71,7 +71,7 @@ def _group(run: Measurer, order: Sequence[int]) -> list[int]:
 
 
 @dataclass
-class Turns:
+class ConfirmationRounds:
     """What was measured in turn: `figures` has the throughput of each trial's load by the turn. Attempts share the turns that they have in
     common, so that a change of the best costs no more than what is new."""
 

@@ -59,7 +59,7 @@ class State:
     most_connections: int = MOST_CONNECTIONS
 
 
-class Outlook(NamedTuple):
+class Forecast(NamedTuple):
     """The expected throughput of a configuration at its best load, and its maximum."""
 
     configuration: Configuration
@@ -95,7 +95,7 @@ def next_trial(state: State) -> Candidate | None:
     order = ranking(state.trials, state.excluded)
     nearest = state.trials[order[0]].how() if order else baseline(state.configurations)
 
-    def promise(one: Outlook) -> tuple[float, ...]:
+    def promise(one: Forecast) -> tuple[float, ...]:
         how = one.configuration
         return one.expected, -_distance(state, how, nearest), -how.workers, -how.batch_size
 
@@ -163,17 +163,17 @@ def ranking(trials: Sequence[Trial], excluded: Mapping[Variant, str] | None = No
     return [position for *_, position in sorted(may)]
 
 
-def outlook(state: State, configuration: Configuration) -> Outlook:
+def outlook(state: State, configuration: Configuration) -> Forecast:
     curve = _curve(state, configuration)
     if curve is None:
-        return Outlook(configuration, _unpredicted_level(state, configuration), None, 0.0, math.inf)
+        return Forecast(configuration, _unpredicted_level(state, configuration), None, 0.0, math.inf)
     (rate, rate_error), (tail, tail_error) = learned(state, configuration)
     sure = _best_load(state, curve, configuration, math.exp(tail))
     hopeful = _best_load(state, curve, configuration, math.exp(tail - SIGMAS * tail_error))
     could = _holds(state, hopeful[1], tail - SIGMAS * tail_error)
     most = max(hopeful[1].throughput, sure[1].throughput) * math.exp(rate + SIGMAS * rate_error) if could else 0.0
     expected = sure[1].throughput * math.exp(rate) * _chance(state, configuration) if _holds(state, sure[1], tail) else 0.0
-    return Outlook(configuration, *sure, expected, most)
+    return Forecast(configuration, *sure, expected, most)
 
 
 def _holds(state: State, prediction: Prediction, tail: float) -> bool:
@@ -260,7 +260,7 @@ def _offered(state: State, level: float) -> OfferedLoad:
     return OfferedLoad(mode="open", rate=level, arrivals=state.arrivals)
 
 
-def _candidate(state: State, one: Outlook) -> Candidate:
+def _candidate(state: State, one: Forecast) -> Candidate:
     offered = _offered(state, state.loads[0] if state.loads else one.level)
     curve = _curve(state, one.configuration)
     prediction = None if curve is None else predict(curve, one.configuration, offered, state.overhead_ms, state.cores)

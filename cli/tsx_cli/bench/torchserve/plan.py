@@ -58,13 +58,13 @@ class Case(NamedTuple):
         return Configuration(device=self.device, workers=self.workers, batch_size=self.batch_size)
 
 
-class Plan(NamedTuple):
+class AutoBenchmarkPlan(NamedTuple):
     hardware: str
     cases: list[Case]
     notes: list[str]  # of keys that mean nothing here
 
 
-def read_plan(file: Path) -> Plan:
+def read_plan(file: Path) -> AutoBenchmarkPlan:
     """The auto-benchmark's file, or one of a model. Raises CliError and UsageError."""
     given = _mapping(file)
     if "models" not in given:
@@ -86,10 +86,10 @@ def read_plan(file: Path) -> Plan:
     return _plan(hardware, cases, notes, file)
 
 
-def _plan(hardware: str, cases: list[Case], notes: Mapping[str, str], file: Path) -> Plan:
+def _plan(hardware: str, cases: list[Case], notes: Mapping[str, str], file: Path) -> AutoBenchmarkPlan:
     if not cases:
         raise UsageError(f"{file} contains no load: a model needs a mode with a url, workers and batch_size")
-    return Plan(hardware, list(dict.fromkeys(cases)), [f"{key}: {text}" for key, text in notes.items()])
+    return AutoBenchmarkPlan(hardware, list(dict.fromkeys(cases)), [f"{key}: {text}" for key, text in notes.items()])
 
 
 def _mapping(file: Path) -> dict[str, Any]:

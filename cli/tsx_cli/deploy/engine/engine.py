@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tsx_cli.common.failure import INTERRUPTED, CliError
-from tsx_cli.deploy.engine.kind import CloudError, Kind
+from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
 from tsx_cli.deploy.engine.plan import Change, Plan, plan, resolved
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource
 
@@ -48,7 +48,7 @@ class DeployInterrupted(CliError):
 @dataclass
 class Engine:
     cloud: Any  # which the kinds know
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, ResourceKind]
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     on_event: OnEvent = lambda event: None
@@ -147,7 +147,7 @@ class Engine:
         while kind.observe(self.cloud, change.resource.name) is not None:
             self._wait(change, start, kind, "is being removed")
 
-    def _wait(self, change: Change, start: float, kind: Kind, text: str) -> None:
+    def _wait(self, change: Change, start: float, kind: ResourceKind, text: str) -> None:
         seconds = self.clock() - start
         if seconds > kind.patience:
             raise CloudError(f"{change.resource.name}: it has made no progress for {seconds:.0f} s ({text})")

@@ -18,7 +18,7 @@ class CloudError(CliError):
         self.code = code
 
 
-class Kind(Protocol):
+class ResourceKind(Protocol):
     """`cloud` is where its resources are: an AWS account, this machine's containers, a cluster."""
 
     traits: Traits = Traits()

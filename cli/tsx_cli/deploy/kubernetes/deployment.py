@@ -22,7 +22,7 @@ OWN = ("Deployment", "InferenceService", "Service", "HorizontalPodAutoscaler", "
 _FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
 
 
-class Kubernetes:
+class KubernetesTarget:
     def wanted(self, spec: DeploySpec, facts: Facts) -> list[Resource]:
         tags = tags_of(spec, facts)
         made = []

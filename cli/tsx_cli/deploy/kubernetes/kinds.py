@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tsx_cli.deploy.engine.kind import Kind
+from tsx_cli.deploy.engine.kind import ResourceKind
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 from tsx_cli.deploy.image.programs import Program, ProgramError
@@ -68,7 +68,7 @@ def selector(name: str) -> str:
     return f"app.kubernetes.io/name={name}"
 
 
-class Object(Kind):
+class KubernetesObject(ResourceKind):
     """An object of one kind. Its properties are the object itself."""
 
     traits = Traits(is_tagged=False, unseen=frozenset({"apiVersion", "kind"}), updates_failed=True)
@@ -103,14 +103,14 @@ class Object(Kind):
         cloud.program.ask(*words, doing=f"deleting the {self._kind} {found.name}")
 
 
-class Revision(Kind):
+class Revision(ResourceKind):
     """An earlier revision of a Deployment's pods: one of its replica sets, the target of a rollback."""
 
     traits = Traits(is_tagged=False, unseen=frozenset({"Revision"}), updates_failed=True)
     poll, patience = 2.0, 7200.0
 
     def observe(self, cloud: Cluster, name: str) -> Observed | None:
-        deployment = Object("Deployment").observe(cloud, name)
+        deployment = KubernetesObject("Deployment").observe(cloud, name)
         if deployment is None:
             return None
         now = (deployment.properties["metadata"].get("annotations") or {}).get(REVISION)
@@ -170,4 +170,4 @@ def waiting(pods: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return found
 
 
-KINDS = {f"{KIND}{kind}": Object(kind) for kind in TYPES}
+KINDS = {f"{KIND}{kind}": KubernetesObject(kind) for kind in TYPES}

@@ -25,9 +25,9 @@ from tsx_cli.deploy.preflight.limits import (
     LIMITS,
     MIB,
     SET,
-    Limit,
     LimitFinding,
     ModelProfile,
+    TargetLimit,
     TargetProfile,
     findings,
 )
@@ -101,8 +101,8 @@ def place_of(spec: DeploySpec, prices: Prices, region: str) -> TargetProfile:
     """The target with the limits that the deployment itself sets."""
     if spec.target in ("container", "kubernetes"):
         one = spec.container if spec.target == "container" else spec.kubernetes
-        own = {"start": Limit(one.startup_timeout, SET, f"{spec.target}.startup_timeout")}
-        own |= {"memory": Limit(_bytes(one.memory), SET, f"{spec.target}.memory")} if one.memory else {}
+        own = {"start": TargetLimit(one.startup_timeout, SET, f"{spec.target}.startup_timeout")}
+        own |= {"memory": TargetLimit(_bytes(one.memory), SET, f"{spec.target}.memory")} if one.memory else {}
         return TargetProfile(spec.target, own, spec.env, one.gpus > 0)
     return _function(spec) if spec.target == "lambda" else _endpoint(spec, prices, region)
 
@@ -112,9 +112,9 @@ def _function(spec: DeploySpec) -> TargetProfile:
     own, managed = spec.lambda_, spec.lambda_.managed_instances
     limits = {
         **LIMITS["lambda"],
-        "time": Limit(own.timeout, SET, "lambda.timeout"),
-        "start": Limit(own.timeout, SET, "lambda.timeout"),
-        "memory": Limit(own.memory * MIB, SET, "lambda.memory"),
+        "time": TargetLimit(own.timeout, SET, "lambda.timeout"),
+        "start": TargetLimit(own.timeout, SET, "lambda.timeout"),
+        "memory": TargetLimit(own.memory * MIB, SET, "lambda.memory"),
     }
     return TargetProfile("lambda", limits, spec.env, managed is not None and managed.gpu_memory is not None)
 
@@ -124,12 +124,12 @@ def _endpoint(spec: DeploySpec, prices: Prices, region: str) -> TargetProfile:
     kind = "sagemaker serverless" if own.serverless else "sagemaker asynchronous" if own.asynchronous else "sagemaker"
     limits = dict(LIMITS[kind])
     if own.serverless is not None:
-        limits["memory"] = Limit(own.serverless.memory * MIB, SET, "sagemaker.serverless.memory")
+        limits["memory"] = TargetLimit(own.serverless.memory * MIB, SET, "sagemaker.serverless.memory")
         return TargetProfile(kind, limits, spec.env, has_gpu=False)
-    limits["start"] = Limit(own.startup_timeout, SET, "sagemaker.startup_timeout")
+    limits["start"] = TargetLimit(own.startup_timeout, SET, "sagemaker.startup_timeout")
     listed = machine(prices, region, own.instance_type)
     if listed.memory is not None:
-        limits["memory"] = Limit(listed.memory, "the price list", "sagemaker.instance_type")
+        limits["memory"] = TargetLimit(listed.memory, "the price list", "sagemaker.instance_type")
     return TargetProfile(kind, limits, spec.env, bool(ACCELERATED.match(own.instance_type)), own.instance_type)
 
 

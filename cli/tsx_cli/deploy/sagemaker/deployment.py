@@ -22,7 +22,7 @@ from tsx_cli.deploy.spec import DeploySpec
 BESIDE = frozenset({TARGET, POLICY, "AWS::CloudWatch::Alarm"})
 
 
-class SageMaker:
+class SageMakerTarget:
     def wanted(self, spec: DeploySpec, facts: Facts) -> list[Resource]:
         return resources(spec, facts)
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tsx_archiver import CacheError, default_cache
-from tsx_archiver.storage.cache import Cache, CacheLimits, Entry
+from tsx_archiver.storage.cache import Cache, CacheEntry, CacheLimits
 from tsx_runtime.core.environments.pip import OPTIONS, PipFailed, Runs, environment_of_pip, install
 from tsx_runtime.core.environments.requirements import BadRequirements, Requirements, read_requirements
 from tsx_runtime.errors import InvalidModel
@@ -35,11 +35,11 @@ SCHEME = 1  # of the layout of an environment; a new number recreates all of the
 
 
 @dataclass
-class Environment:
+class ModelEnvironment:
     """In use until it is closed."""
 
     directory: Path
-    entry: Entry
+    entry: CacheEntry
 
     @property
     def python(self) -> str:
@@ -69,7 +69,7 @@ class Environments:
         self._threads = ThreadPoolExecutor(BUILDERS, thread_name_prefix="tsx-environment")
         self._runs = Runs(hidden)
 
-    async def open(self, model: str, model_dir: Path, requirements_file: str | None) -> Environment:
+    async def open(self, model: str, model_dir: Path, requirements_file: str | None) -> ModelEnvironment:
         """The environment for the archive's requirements; a bare one where it has none. Raises InvalidModel."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._open, model, model_dir, requirements_file)
@@ -79,7 +79,7 @@ class Environments:
         self._runs.end_all()
         self._threads.shutdown(cancel_futures=True)
 
-    def _open(self, model: str, model_dir: Path, requirements_file: str | None) -> Environment:
+    def _open(self, model: str, model_dir: Path, requirements_file: str | None) -> ModelEnvironment:
         if os.name == "nt":
             raise _failed(model, "A model's own environment needs Linux or macOS. Install the model's packages where tsx runs.")
         try:
@@ -96,7 +96,7 @@ class Environments:
             raise _failed(model, str(error)) from error
         except (CacheError, OSError) as error:
             raise _failed(model, str(error)) from error
-        return Environment(entry.files, entry)
+        return ModelEnvironment(entry.files, entry)
 
     def _build(self, model: str, model_dir: Path, requirements: Requirements, directory: Path, cache: Cache) -> Mapping[str, int]:
         in_venv = sys.prefix != sys.base_prefix

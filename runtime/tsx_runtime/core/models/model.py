@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tsx_archiver import ModelConfig, OpenArchive
 from tsx_runtime import wire
-from tsx_runtime.core.environments.venvs import Environment
+from tsx_runtime.core.environments.venvs import ModelEnvironment
 from tsx_runtime.core.isolation.config import Sandbox, isolation_of
 from tsx_runtime.core.models.benchmark_record import read_benchmark_record
 from tsx_runtime.core.models.handlers import chosen_handler, handler_of
@@ -56,7 +56,7 @@ class ModelVersion:
         order: RegisterOrder,
         chosen: VersionPlan,
         host: ServerResources,
-        environment: Environment | None = None,
+        environment: ModelEnvironment | None = None,
     ) -> None:
         """Raises BadRequest for an archive that no worker of this server can run."""
         settings = host.settings

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.persistence import StateStore
 from tsx_runtime.core.rollouts.decision_log import DecisionLog
-from tsx_runtime.core.rollouts.policy import Action, Counts, Decision, Observation, RolloutPlan, RolloutState, Status, decide
+from tsx_runtime.core.rollouts.policy import Action, Counts, Decision, RolloutPlan, RolloutState, Status, StepObservation, decide
 from tsx_runtime.core.telemetry.histogram import quantile
 from tsx_runtime.core.traffic.manager import TrafficManager, TrafficState
 from tsx_runtime.core.traffic.routing import resolve_label, weighted_versions
@@ -258,11 +258,11 @@ class RolloutController:
         with running:
             self._traffic.set_traffic(name, traffic, undoable=False, checked=checked)
 
-    def _seen(self, name: str, state: RolloutState) -> Observation:
+    def _seen(self, name: str, state: RolloutState) -> StepObservation:
         versions = self._models[name].versions if name in self._models else {}
         new = versions.get(state.plan.version)
         failed = "it was unregistered" if new is None else _failure(new)
-        return Observation(
+        return StepObservation(
             state.step,
             state.seconds,
             state.new,

@@ -100,7 +100,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Observation:
+class StepObservation:
     """The inputs of a decision."""
 
     step: int  # from 0
@@ -126,7 +126,7 @@ class _Finding:
     text: str
 
 
-def decide(plan: RolloutPlan, seen: Observation) -> Decision:
+def decide(plan: RolloutPlan, seen: StepObservation) -> Decision:
     if seen.new_failed:
         return Decision(Action.BACK, f"version {plan.version} no longer serves: {seen.new_failed}")
     findings = [*_errors(plan, seen), *_slowness(plan, seen)]
@@ -158,7 +158,7 @@ def _wait_or_back(late: bool, why: str) -> Decision:
     return Decision(Action.BACK, f"the time for this step is over: {why}") if late else Decision(Action.WAIT, why)
 
 
-def _not_compared(plan: RolloutPlan, seen: Observation) -> str:
+def _not_compared(plan: RolloutPlan, seen: StepObservation) -> str:
     """What keeps a bound from being tried, if anything does: a version of which nothing is known has kept none."""
     needed = 0 if plan.max_error_rate is not None else plan.min_requests
     if seen.old.requests >= (needed if plan.max_p99_ratio is None else max(needed, FOR_P99)):
@@ -167,7 +167,7 @@ def _not_compared(plan: RolloutPlan, seen: Observation) -> str:
     return f"{few}; to roll out without a comparison, set max_error_rate, and max_p99_ms instead of a ratio"
 
 
-def _errors(plan: RolloutPlan, seen: Observation) -> list[_Finding]:
+def _errors(plan: RolloutPlan, seen: StepObservation) -> list[_Finding]:
     new, old, findings = seen.new, seen.old, []
     rate = f"{new.errors} of {new.requests} requests of version {plan.version} failed ({new.error_rate:.2%})"
     if plan.max_error_rate is not None:
@@ -181,7 +181,7 @@ def _errors(plan: RolloutPlan, seen: Observation) -> list[_Finding]:
     return findings
 
 
-def _slowness(plan: RolloutPlan, seen: Observation) -> list[_Finding]:
+def _slowness(plan: RolloutPlan, seen: StepObservation) -> list[_Finding]:
     if plan.max_p99_ms is not None:
         bound, named = plan.max_p99_ms / 1000, f"{plan.max_p99_ms:g} ms"
     elif plan.max_p99_ratio is not None and seen.old.requests >= plan.min_requests:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from tsx_runtime import wire
-from tsx_runtime.core.scheduling.channel import Channel, Sent
+from tsx_runtime.core.scheduling.channel import Channel, SentBatch
 from tsx_runtime.core.scheduling.continuous import JoiningDispatcher
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job
@@ -92,13 +92,13 @@ class SequenceDispatcher(Dispatcher):
         self.refuse_all([job for job, _ in self.sequences.drop_all("is over: no worker served the model. Start a new sequence")], error)
         self._tell_leaving()
 
-    def retry_lost(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
+    def retry_lost(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
         self.refuse_all(lost.jobs, error)
 
-    def requeue(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
+    def requeue(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
         self.refuse_all(lost.jobs, error)
 
-    def on_reply(self, channel: Channel, sent: Sent, frame: wire.Frame) -> None:
+    def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None:
         now = time.monotonic()
         end = f"\r\n{self._names.end.lower()}: "
         for job, (_, headers, _) in zip(sent.jobs, frame.items, strict=True):

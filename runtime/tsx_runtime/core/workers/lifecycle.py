@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from tsx_runtime import wire
-from tsx_runtime.core.scheduling.channel import LoadError
+from tsx_runtime.core.scheduling.channel import WorkerLoadError
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.workers.forked import Starter
 from tsx_runtime.core.workers.health import MEGA, Heartbeat, Recycling, Verdict
@@ -122,7 +122,7 @@ class WorkerLifecycle:
             instance.kill(NOT_NEEDED)
         try:
             await instance.load(self._config.order(self._worker), self._config.startup_timeout)
-        except (LoadError, EOFError, TimeoutError, asyncio.TimeoutError) as error:
+        except (WorkerLoadError, EOFError, TimeoutError, asyncio.TimeoutError) as error:
             self._note_failure(*await self._why_not_loaded(instance, error), errors)
             return False
         errors.clear()
@@ -257,7 +257,7 @@ class WorkerLifecycle:
             if self._worker.stopping.is_set():
                 successor.kill(NOT_NEEDED)
             await successor.load(self._config.order(self._worker), self._config.startup_timeout)
-        except (LoadError, EOFError, OSError, TimeoutError, asyncio.TimeoutError) as error:
+        except (WorkerLoadError, EOFError, OSError, TimeoutError, asyncio.TimeoutError) as error:
             await self._put_off(instance, error)
             return None
         finally:
@@ -296,10 +296,12 @@ class WorkerLifecycle:
     async def _why_not_loaded(self, instance: WorkerInstance, error: Exception) -> tuple[str, str | None]:
         """What is wrong, and the traceback if there is one; the process is ended."""
         instance.channel.close()
-        if isinstance(error, TimeoutError | asyncio.TimeoutError) or (isinstance(error, LoadError) and instance.process.unheard_grace):
+        if isinstance(error, TimeoutError | asyncio.TimeoutError) or (
+            isinstance(error, WorkerLoadError) and instance.process.unheard_grace
+        ):
             instance.process.kill()  # of a group, the other ranks wait in vain for the one that failed
         code = await instance.exit_code()
-        if isinstance(error, LoadError):
+        if isinstance(error, WorkerLoadError):
             return error.message, error.traceback
         if isinstance(error, EOFError):
             return f"the worker ended while it loaded the model: {instance.killed_because or describe_exit(code)}", None

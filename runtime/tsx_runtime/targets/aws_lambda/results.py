@@ -25,7 +25,7 @@ class Result(NamedTuple):
     body: bytes
 
 
-class Results:
+class ResultSender:
     """Sends answers to S3 or SQS. `client` makes boto3's client of a service."""
 
     def __init__(self, client: Callable[[str], Any] | None = None) -> None:

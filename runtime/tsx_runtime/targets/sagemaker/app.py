@@ -31,9 +31,9 @@ from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, as_sent, raw_path, read_body, rest_of, send_whole
 from tsx_runtime.http.semantics.urls import Target, check_query, find_target, resolve
 from tsx_runtime.targets.sagemaker.batch_transform import (
-    Form,
     LineAnswer,
     LineFailed,
+    LineFormat,
     accepted_form,
     answer_each,
     as_line,
@@ -57,7 +57,7 @@ ISOLATED = (
 TOLD = b"x-amzn-sagemaker-"  # prefix of the answer headers that SageMaker passes on
 
 
-class SageMaker:
+class SageMakerApp:
     """One model, which loads while SageMaker sends health checks. See `http.semantics.messages.Platform`."""
 
     def __init__(
@@ -153,7 +153,7 @@ class SageMaker:
             send, scope, request_id, 200, (*pairs, (b"content-type", given.media_type)), joined(answer.body for answer in answers)
         )
 
-    def _form(self, path: bytes, headers: list[Pair]) -> Form | None:
+    def _form(self, path: bytes, headers: list[Pair]) -> LineFormat | None:
         """The format of a body that is split into lines; None where the model gets it whole."""
         form = form_of(_header(headers, b"content-type"))
         if form is None or self.environment.lines is False:
@@ -211,7 +211,7 @@ def _given_up(version: ModelVersion) -> str:
     return f"the server stopped restarting the workers of {version.name}: {version.last_error or 'they kept dying'}"
 
 
-def _job_maker(scope: Scope, target: Target, form: Form, route: Route) -> Callable[[bytes], WaitingJob]:
+def _job_maker(scope: Scope, target: Target, form: LineFormat, route: Route) -> Callable[[bytes], WaitingJob]:
     headers: list[Pair] = scope["headers"]
     priority, timeout_ms = priority_and_timeout(headers)
     kept = [pair for pair in as_sent(scope) if pair[0].lower() not in (b"content-type", b"content-length", b"transfer-encoding")]
@@ -225,7 +225,7 @@ def _job_maker(scope: Scope, target: Target, form: Form, route: Route) -> Callab
     return job_of
 
 
-def _line(form: Form, answer: LineAnswer) -> bytes:
+def _line(form: LineFormat, answer: LineAnswer) -> bytes:
     try:
         return as_line(answer.body, form)
     except UnicodeDecodeError as error:
@@ -240,7 +240,7 @@ def _json_body(**what: Any) -> bytes:
     return json.dumps(what, ensure_ascii=False).encode() + b"\n"
 
 
-class MultiModel(SageMaker):
+class MultiModel(SageMakerApp):
     """Models that SageMaker loads and unloads; the container is healthy without any."""
 
     def __init__(

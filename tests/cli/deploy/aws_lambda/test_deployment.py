@@ -28,7 +28,7 @@ TRUST = json.dumps({"Statement": [{"Effect": "Allow", "Principal": {"Service": "
 
 @pytest.fixture
 def course(account: Account, monkeypatch: pytest.MonkeyPatch) -> Course:
-    for kind in (lambda_kinds.Function, lambda_kinds.PublishedVersion, lambda_kinds.Alias, lambda_parts.CapacityProvider):
+    for kind in (lambda_kinds.LambdaFunction, lambda_kinds.PublishedVersion, lambda_kinds.Alias, lambda_parts.CapacityProvider):
         monkeypatch.setattr(kind, "poll", 0.0)
     course = account.emptied()
     boto3.client("iam").create_role(RoleName="deployed", AssumeRolePolicyDocument=TRUST)

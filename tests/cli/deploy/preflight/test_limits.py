@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_cli.deploy.preflight.limits import GIB, LIMITS, MIB, SET, Limit, ModelProfile, TargetProfile, findings, size_of
+from tsx_cli.deploy.preflight.limits import GIB, LIMITS, MIB, SET, ModelProfile, TargetLimit, TargetProfile, findings, size_of
 
 SMALL = {"packed": 1000, "unpacked": 2000}
 
 
-def told(target: str, known: dict[str, Any], more: dict[str, Limit] | None = None, **place: Any) -> list[tuple[bool, str]]:
+def told(target: str, known: dict[str, Any], more: dict[str, TargetLimit] | None = None, **place: Any) -> list[tuple[bool, str]]:
     where = TargetProfile(target, {**LIMITS[target], **(more or {})}, **place)
     return [(each.is_error, each.text) for each in findings(where, ModelProfile(**{**SMALL, **known}))]
 
@@ -24,7 +24,7 @@ def test_a_small_archive_fits_everywhere(target: str) -> None:
 
 
 @pytest.mark.parametrize("limits", LIMITS.values())
-def test_each_limit_says_where_it_is_written(limits: dict[str, Limit]) -> None:
+def test_each_limit_says_where_it_is_written(limits: dict[str, TargetLimit]) -> None:
     assert all(limit.source.startswith("https://") and limit.most > 0 for limit in limits.values())
 
 
@@ -60,12 +60,12 @@ def test_what_goes_beyond_a_limit_is_told_with_a_way_out(
 
 
 def test_limits_that_the_deployment_sets_name_the_key_that_raises_them() -> None:
-    start = {"start": Limit(60, SET, "sagemaker.startup_timeout")}
+    start = {"start": TargetLimit(60, SET, "sagemaker.startup_timeout")}
     assert told("sagemaker", {"load_seconds": 70.0}, start) == [
         (True, "it took 70.0 s to load on this machine, and SageMaker gives it 60 s to start: raise sagemaker.startup_timeout")
     ]
     assert "gives it 60 s to start, its image and model downloaded" in told("sagemaker", {"load_seconds": 30.0}, start)[0][1]
-    memory = {"memory": Limit(2 * GIB, SET, "sagemaker.serverless.memory")}
+    memory = {"memory": TargetLimit(2 * GIB, SET, "sagemaker.serverless.memory")}
     (found,) = told("sagemaker serverless", {"unpacked": 3 * GIB}, memory)
     assert found == (
         True,

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def course(account: Account, monkeypatch: pytest.MonkeyPatch) -> Course:
-    monkeypatch.setattr(sagemaker_kinds.Endpoint, "poll", 0.0)
+    monkeypatch.setattr(sagemaker_kinds.SageMakerEndpoint, "poll", 0.0)
     return account.emptied()
 
 

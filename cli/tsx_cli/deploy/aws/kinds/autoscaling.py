@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.engine.kind import Kind, only
+from tsx_cli.deploy.engine.kind import ResourceKind, only
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 from tsx_cli.deploy.spec import Autoscaling
 
@@ -14,7 +14,7 @@ PLACE = ("ServiceNamespace", "ResourceId", "ScalableDimension")
 TARGET, POLICY = "AWS::ApplicationAutoScaling::ScalableTarget", "AWS::ApplicationAutoScaling::ScalingPolicy"
 
 
-class ScalableTarget(Kind):
+class ScalableTarget(ResourceKind):
     """Its name is `namespace|resource|dimension`: there is one target for each."""
 
     traits = Traits(is_tagged=False, fixed=frozenset(PLACE), unseen=frozenset({"RoleARN"}))
@@ -33,7 +33,7 @@ class ScalableTarget(Kind):
         cloud.call(SERVICE, "deregister_scalable_target", doing, **only(found.properties, PLACE))
 
 
-class ScalingPolicy(Kind):
+class ScalingPolicy(ResourceKind):
     """Its name is `namespace|resource|dimension|policy`."""
 
     traits = Traits(is_tagged=False, fixed=frozenset({"PolicyName", "PolicyType", *PLACE}))

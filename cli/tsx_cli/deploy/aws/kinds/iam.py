@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from tsx_cli.deploy.aws.iam_policies import role_name
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
-from tsx_cli.deploy.engine.kind import Kind, tag_list, tag_map
+from tsx_cli.deploy.engine.kind import ResourceKind, tag_list, tag_map
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource
 
 
-class Role(Kind):
+class Role(ResourceKind):
     """An execution role with one inline policy."""
 
     poll, patience = 2.0, 120.0

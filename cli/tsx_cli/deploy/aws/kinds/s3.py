@@ -9,14 +9,14 @@ from pathlib import Path
 from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
 from tsx_cli.deploy.engine.facts import model_data
-from tsx_cli.deploy.engine.kind import CloudError, Kind, tag_list
+from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, tag_list
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 
 SHA = "tsx-sha256"  # an object's metadata: what it holds
 
 
-class Bucket(Kind):
+class Bucket(ResourceKind):
     traits = Traits(is_tagged=False)
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
@@ -47,7 +47,7 @@ class Bucket(Kind):
         cloud.call("s3", "delete_bucket", f"deleting the bucket {found.name}; it must be empty", Bucket=found.name)
 
 
-class Object(Kind):
+class S3Object(ResourceKind):
     """An archive in a bucket, within a `model.tar.gz` as SageMaker wants it. Its name there is `bucket/key`."""
 
     traits = Traits(is_tagged=False, unseen=frozenset({"Path"}))
