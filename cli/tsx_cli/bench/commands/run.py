@@ -12,8 +12,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.status import Status
 
-from tsx_cli.bench.generator.run import LoadProgress
-from tsx_cli.bench.generator.run import most_connections
+from tsx_cli.bench.generator.run import LoadProgress, most_connections
 from tsx_cli.bench.measure.accuracy import AccuracyGuard
 from tsx_cli.bench.measure.environment import NOISY
 from tsx_cli.bench.measure.latency_curve import measure_curve

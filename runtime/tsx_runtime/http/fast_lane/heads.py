@@ -25,7 +25,7 @@ from tsx_runtime.core.scheduling.job import ClientJob, Headers, Route
 from tsx_runtime.core.telemetry.tracing import Parent, parent_of
 from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http.semantics.errors import NOT_FOUND, V2
-from tsx_runtime.http.semantics.messages import LONGEST_NUMBER, Platform
+from tsx_runtime.http.semantics.messages import LONGEST_NUMBER, PlatformHook
 from tsx_runtime.http.semantics.server_timing import TimingRequest, parse_timing_request
 from tsx_runtime.http.semantics.urls import V2_META, Target, find_target, is_form, resolve, with_headers
 
@@ -102,7 +102,7 @@ class Heads:
         max_headers: int,
         *,
         traced: bool = False,
-        platform: Platform | None = None,
+        platform: PlatformHook | None = None,
         has_route: Callable[[str], bool] = lambda path: True,
     ) -> None:
         """`has_route`: whether FastAPI may have a route for a path."""

@@ -141,7 +141,7 @@ async def send_last(send: Send, body: bytes, rest: Receive | None) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-class Platform(Protocol):
+class PlatformHook(Protocol):
     """What a hosting platform asks for in its own way: an ASGI application that decides itself which requests it takes.
 
     It comes before the server's own routes, on both lanes.
