@@ -47,4 +47,4 @@ def check(archive: Path, contract: str, given: Sequence[Path], timeout: str | No
         for line in report.log:
             print(f"| {escaped(line)}")
         count = len(report.failed)
-        raise CliError(f"{report.model} does not keep {count} promise{'' if count == 1 else 's'} of {contract}'s contract")
+        raise CliError(f"{report.model} does not meet {count} requirement{'' if count == 1 else 's'} of {contract}'s contract")
