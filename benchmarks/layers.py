@@ -35,10 +35,10 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.traffic_policy import Traffic
 from tsx_runtime.targets.observability.otlp import Sender
 from tsx_runtime.worker.execution import step_times
-from tsx_runtime.worker.execution.batch import Model, answer_batch
+from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
 from tsx_runtime.worker.execution.recovery import Ceiling
 from tsx_runtime.worker.handler_api.context import Context
-from tsx_runtime.worker.handler_api.loader import Coroutines, Entry
+from tsx_runtime.worker.handler_api.loader import Coroutines, LoadedHandler
 from tsx_runtime.worker.handler_api.metrics import Metrics
 
 VERSIONS = ("1.0", "2.0")
@@ -104,8 +104,8 @@ class Layers:
         self.channel.connection_made(self.channel_wire)
         self.dispatcher.add(self.channel)
         context = Context("ok", ".", {}, batch, None, "0", True, Metrics("ok"), {})
-        entry = Entry(lambda data, context: ["OK"] * len(data), "ok", None)
-        self.model = Model(entry, context, Coroutines(), True, 1 << 30, Ceiling(), Metrics())
+        entry = LoadedHandler(lambda data, context: ["OK"] * len(data), "ok", None)
+        self.model = ServedModel(entry, context, Coroutines(), True, 1 << 30, Ceiling(), Metrics())
         self.body = body
         self.new_heads = new_heads
 

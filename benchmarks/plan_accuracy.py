@@ -34,7 +34,7 @@ from models import convolution, steady
 from tsx_archiver import open_archive
 from tsx_cli.bench.generator.plan import poisson as due
 from tsx_cli.bench.measure.latency_curve import measure_curve
-from tsx_cli.bench.measure.trial import Candidate, Servers, Target
+from tsx_cli.bench.measure.trial import RunningCandidate, Servers, TrialTarget
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.predict import timing_of
 from tsx_cli.bench.model.replica import TURNS, Replica, _in_a_row, fitted, served
@@ -95,7 +95,7 @@ def rows_of(archive: Path, payloads: Sequence[Payload], options: argparse.Namesp
         curve = measure_curve(opened, Configuration(threads=1), SIZES, payloads, budget_seconds=BUDGET)
         times = ", ".join(f"{point.batch_size}: {point.median_ms:.1f} ms" for point in curve.points)
         print(f"t(n): {times}, spread {curve.spread:.0%}")
-        running = Servers(Target(opened, payloads, options.seconds, seed=options.seed, warm_up=0.0))
+        running = Servers(TrialTarget(opened, payloads, options.seconds, seed=options.seed, warm_up=0.0))
         try:
             for configuration in CONFIGURATIONS:
                 found += in_turns(running, curve, configuration, options, noise)
@@ -134,7 +134,7 @@ def at_random(rate: float) -> OfferedLoad:
     return OfferedLoad(mode="open", rate=rate, arrivals="poisson")
 
 
-def open_loop(candidate: Candidate, rate: float) -> Sent:
+def open_loop(candidate: RunningCandidate, rate: float) -> Sent:
     seed = candidate.target.seed + candidate.rounds
     return Sent(due(rate, candidate.target.seconds, seed), candidate.load(at_random(rate)).round)
 

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with an archive or with what should become one, as one tree.
+"""The errors of archives and of packing, as one tree.
 
     ArchiveError
     ├── CannotPack

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
-from tsx_archiver.containers.base import Container, Member, root_of
+from tsx_archiver.containers.base import ArchiveFile, Member, root_of
 from tsx_archiver.containers.formats import open_container
 from tsx_archiver.errors import CorruptMember, InvalidConfig, WrongChecksum
 from tsx_archiver.limits import MIB, Limits
@@ -57,7 +57,7 @@ class Inspection:
 
 
 class Finding(NamedTuple):
-    """Something that `verify_archive` noticed. A fault makes the archive unusable; the rest is for its author to know."""
+    """A finding of `verify_archive`. A fault makes the archive unusable; other findings inform its author."""
 
     is_fault: bool
     member: str | None
@@ -67,7 +67,7 @@ class Finding(NamedTuple):
 class _Source(NamedTuple):
     form: str
     root: str
-    container: Container
+    container: ArchiveFile
     manifest: Manifest
 
     def inside(self, member: Member) -> str:
@@ -157,7 +157,7 @@ def _check_members(source: _Source, path: Path) -> list[Finding]:
             findings.append(Finding(True, None, error.message))
             break
     if not checksums:
-        text = "the manifest has no sha-256 of its members: another archiver wrote it; only lengths and CRCs were checked"
+        text = "the manifest has no sha-256 of its members, because another archiver wrote it; only lengths and CRCs were checked"
         findings.append(Finding(False, None, text))
     missing = sorted(set(checksums) - seen) if not any(finding.is_fault and finding.member is None for finding in findings) else []
     return findings + [Finding(True, name, f"{shown(name)} is missing, and the manifest has a sha-256 for it") for name in missing]
@@ -187,7 +187,7 @@ def _model(source: _Source, path: Path) -> ModelFile | None:
             return describe_model_stream(file, inner)
     if member.size > _LARGEST_LOOKED_INTO:
         return ModelFile(
-            inner, "unknown", member.size, problem=f"{inner} is too large to look into while packed; unpack the archive first."
+            inner, "unknown", member.size, problem=f"{inner} is too large to read inside the archive; unpack the archive first."
         )
     with tempfile.TemporaryFile() as copy:
         for other, stream in source.container.stream():

@@ -1,4 +1,4 @@
-"""How much an archive may unpack to before it is taken for a bomb."""
+"""The limits beyond which an archive counts as a zip bomb."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_MANIFEST_BYTES = 16 * MIB
 
 @dataclass(frozen=True)
 class Limits:
-    """The bounds of `open_archive` and `verify_archive`; sizes in bytes.
+    """The limits of `open_archive` and `verify_archive`; sizes in bytes.
 
     A member, or a whole .tar.gz, that unpacks to less than `ratio_floor` is not judged by its ratio: a small file of
     zeros is no bomb. Deflate cannot exceed a ratio of 1032.

@@ -1,4 +1,4 @@
-"""Which names are safe: of members, of models, and of files that a manifest points at."""
+"""Checks names of members, of models, and of files in a manifest."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def path_fault(name: str) -> str | None:
     if not name:
         return "it is empty"
     if any(unicodedata.category(char) in ("Cc", "Zl", "Zp") for char in name):
-        return "it holds control characters"
+        return "it contains control characters"
     if name.startswith("/"):
         return "it is absolute"
     if "\\" in name:
-        return "it holds a backslash"
+        return "it contains a backslash"
     if _DRIVE.match(name):
         return "it names a drive"
     parts = name.split("/")
     if ".." in parts:
-        return "it leads out of the directory with '..'"
+        return "it leaves the directory with '..'"
     if os.name == "nt" and (":" in name or any(part.rstrip(". ") != part for part in parts if part not in ("", "."))):
-        return "Windows would take it for another name"
+        return "Windows would read it as another name"
     try:
         sizes = [len(part.encode()) for part in parts]
     except UnicodeEncodeError:

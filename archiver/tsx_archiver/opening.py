@@ -1,4 +1,4 @@
-"""Opens an archive, or a directory, as a model's directory for a worker."""
+"""Opens an archive or a directory as the model directory of a worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, TypeVar
 
-from tsx_archiver.containers.base import Container, root_of
+from tsx_archiver.containers.base import ArchiveFile, root_of
 from tsx_archiver.containers.formats import open_container
 from tsx_archiver.errors import (
     ArchiveNotFound,
@@ -29,7 +29,7 @@ from tsx_archiver.metadata.manifest import Manifest, parse_manifest
 from tsx_archiver.metadata.modelconfig import ModelConfig, load_model_config, missing_warm_up
 from tsx_archiver.metadata.modelfile import describe_model_stream
 from tsx_archiver.names import MANIFEST_DIRECTORIES, MANIFEST_PATH, default_model_name, is_inside, normal, shown
-from tsx_archiver.storage.cache import Cache, Entry, default_cache
+from tsx_archiver.storage.cache import Cache, CacheEntry, default_cache
 from tsx_archiver.storage.digest import file_digest, file_state
 from tsx_archiver.storage.locks import FileLock
 
@@ -85,7 +85,7 @@ def open_archive(source: Path, *, cache: Path | Cache | None = None, limits: Lim
     with open_source(source) as file:
         refuse_model_file(file, source)
 
-        def checksums_in(container: Container, root: str) -> Mapping[str, str]:
+        def checksums_in(container: ArchiveFile, root: str) -> Mapping[str, str]:
             return read_manifest(container, root, default_name, source).checksums
 
         entry, digest = unpack_file(file, source, cache, limits, checksums_in)
@@ -124,7 +124,7 @@ def open_source(source: Path) -> BinaryIO:
         raise ArchiveNotFound(f"{shown(str(source))} does not exist: no file can have this name. Check the path.") from error
 
 
-def read_manifest(container: Container, root: str, default_name: str, source: Path) -> Manifest:
+def read_manifest(container: ArchiveFile, root: str, default_name: str, source: Path) -> Manifest:
     """The manifest of an archive; without one, the archive must at least look like a model's."""
     content = container.read(f"{root}/{MANIFEST_PATH}" if root else MANIFEST_PATH, MAX_MANIFEST_BYTES)
     if content is not None:
@@ -142,8 +142,8 @@ def refuse_model_file(file: BinaryIO, source: Path) -> None:
 
 
 def unpack_file(
-    file: BinaryIO, source: Path, cache: Path | Cache | None, limits: Limits, checksums_in: Callable[[Container, str], Mapping[str, str]]
-) -> tuple[Entry, str]:
+    file: BinaryIO, source: Path, cache: Path | Cache | None, limits: Limits, checksums_in: Callable[[ArchiveFile, str], Mapping[str, str]]
+) -> tuple[CacheEntry, str]:
     """The archive's content, unpacked in the cache once for all processes that open it, and its sha-256.
 
     `checksums_in(container, root)` looks at the archive before anything is written, and returns what its manifest says of its members.
@@ -168,7 +168,7 @@ def unpack_file(
     return store.open(digest, make), digest
 
 
-def _unpack(container: Container, target: Path, root: str, checksums: Mapping[str, str], source: Path) -> dict[str, int]:
+def _unpack(container: ArchiveFile, target: Path, root: str, checksums: Mapping[str, str], source: Path) -> dict[str, int]:
     """Write every member below `target`, which is new and ours; returns the sizes by name."""
     sizes = {}
     unseen = {normal(name) for name in checksums}
@@ -209,7 +209,7 @@ def _write(stream: BinaryIO, path: Path, size: int, source: str, name: str) -> s
             digest.update(chunk)
             out.write(chunk)
     if left:
-        raise CorruptMember(f"{source}: {shown(name)} does not have the {size} bytes that it claims. Copy or download the file again.")
+        raise CorruptMember(f"{source}: {shown(name)} does not have the declared {size} bytes. Copy or download the file again.")
     return digest.hexdigest()
 
 
@@ -251,12 +251,12 @@ def refuse_foreign_link(path: Path, root: Path, source: Path) -> None:
     """What the server reads of a directory lies in it: an error quotes values, and a link may lead to any file. Raises UnsafePath."""
     if not is_inside(path, root):
         name = shown(str(path.relative_to(root)))
-        raise UnsafePath(f"{source}: {name} is a link that leads out of the model's directory. Put the file itself there.")
+        raise UnsafePath(f"{source}: {name} is a link to a file outside the model's directory. Replace the link with the file.")
 
 
 def _refuse_foreign(names: list[str], source: Path) -> None:
     if not names:
-        raise EmptyArchive(f"{source} holds no files. Check the path.")
+        raise EmptyArchive(f"{source} contains no files. Check the path.")
     if not any(name.endswith((".py", *MODEL_SUFFIXES)) for name in names):
         raise ForeignFile(
             f"{source} is not a model archive: it has neither {MANIFEST_PATH} nor a handler or model file. Pack it with 'tsx archive'."

@@ -1,4 +1,4 @@
-"""What goes into an archive: the plan of its members and its manifest, checked before a byte is written."""
+"""Plans the members and the manifest of an archive, and checks them before a byte is written."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ArchiveSpec:
-    """What is to be packed; the fields are the flags of torch-model-archiver (contract 3.2).
+    """The input of packing; the fields are the flags of torch-model-archiver (contract 3.2).
 
     `handler` is a name that comes with the server, or `path/file.py`, `path/file` or either with `:function`.
     `extra_files` is a comma list as on the command line, or a sequence of paths; patterns are expanded, a directory stands
@@ -64,7 +64,7 @@ class PlannedMember(NamedTuple):
     size: int
 
 
-class Plan(NamedTuple):
+class PackingPlan(NamedTuple):
     """Members sorted by name, without the manifest, whose checksums are known only at the end."""
 
     model_name: str
@@ -73,7 +73,7 @@ class Plan(NamedTuple):
     manifest_path: str = MANIFEST_PATH
 
 
-def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> Plan:
+def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> PackingPlan:
     """Check everything and find every file; raises ArchiveError.
 
     What is doubtful but does not stop an archive (a pattern without a match, a key or value in model-config.yaml that the server will not
@@ -98,7 +98,7 @@ def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> Plan:
     for name, content in spec.contents.items():
         members.add(PlannedMember(name, content, len(content)), f"contents {name}")
     manifest = {"createdOn": created_on(), "runtime": spec.runtime, "model": model}
-    return Plan(spec.model_name, members.sorted(), _merged(manifest, spec.extra_manifest))
+    return PackingPlan(spec.model_name, members.sorted(), _merged(manifest, spec.extra_manifest))
 
 
 class Members:
@@ -157,7 +157,7 @@ def _check_names(spec: ArchiveSpec) -> None:
             rf"The allowed regular expression filter for model name is: ^[A-Za-z0-9][A-Za-z0-9_\-.]*$ (given: {shown(spec.model_name)})"
         )
     if not spec.version or path_fault(spec.version) or "/" in spec.version:
-        raise CannotPack(f"The version {shown(spec.version)} cannot be used: it becomes part of addresses. Use a form such as 1.0.")
+        raise CannotPack(f"The version {shown(spec.version)} cannot be used: a version is part of URLs. Use a form such as 1.0.")
     if spec.runtime not in RUNTIMES:
         raise CannotPack(f"The runtime {shown(spec.runtime)} is unknown. Use one of {', '.join(RUNTIMES)}.")
 

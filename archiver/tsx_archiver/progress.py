@@ -1,4 +1,4 @@
-"""A progress bar on stderr for archives that take a while."""
+"""A progress bar on stderr for large archives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts a few files into an archive that is there: whole or not at all, the other members as they were, with their digests."""
+"""Adds or replaces files in an existing archive, atomically; the other members and their digests stay unchanged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from tsx_archiver.containers.base import Container, root_of
+from tsx_archiver.containers.base import ArchiveFile, root_of
 from tsx_archiver.containers.formats import open_container
 from tsx_archiver.containers.zip import ZipContainer
 from tsx_archiver.errors import CannotPack, CorruptMember
@@ -60,7 +60,7 @@ class _SourceArchive(NamedTuple):
     """The archive as it is."""
 
     path: Path
-    container: Container
+    container: ArchiveFile
     root: str
     manifest: dict[str, Any]
     checksums: Mapping[str, str]
@@ -101,7 +101,7 @@ def _refuse_collisions(old: _SourceArchive, replace: Mapping[str, bytes]) -> Non
     for name in replace:
         twin = present.get(collision_key(name), name)
         if twin != name or any(inner.startswith(f"{collision_key(name)}/") for inner in present):
-            raise CannotPack(f"{old.path} holds {shown(twin)} where {shown(name)} is to be put. Rename one of them.")
+            raise CannotPack(f"{old.path} holds {shown(twin)} where {shown(name)} would be added. Rename one of them.")
 
 
 def _write(old: _SourceArchive, replace: Mapping[str, bytes], model: Mapping[str, str], out: BinaryIO, size: int) -> None:

@@ -22,9 +22,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--model-name", required=True, help="name of the model; the archive is called <name>.mar")
     parser.add_argument("--serialized-file", help="weights (.pt, .pth, .safetensors), a TorchScript, .pt2 or .onnx file")
     parser.add_argument("--model-file", help="Python file with the model's class; needed for weights (eager mode)")
-    parser.add_argument(
-        "--handler", required=True, help=f"Python file, also with a function as file.py:function, or one of {', '.join(BUILTIN_HANDLERS)}"
-    )
+    parser.add_argument("--handler", required=True, help=f"Python file, file.py:function, or one of {', '.join(BUILTIN_HANDLERS)}")
     parser.add_argument("--extra-files", help="comma-separated files, patterns and directories; a directory's content is packed")
     parser.add_argument("--runtime", choices=RUNTIMES, default="python", help="language of the handler (default: python)")
     parser.add_argument("--export-path", default=".", help="directory for the archive (default: the current one)")
@@ -32,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
         "--archive-format",
         choices=FORMATS,
         default="default",
-        help="default: <name>.mar, compressed; zip-store: <name>.mar, not compressed; tgz: <name>.tar.gz; no-archive: a directory <name>",
+        help="default: <name>.mar, compressed; zip-store: <name>.mar, uncompressed; tgz: <name>.tar.gz; no-archive: a directory <name>",
     )
     parser.add_argument("-f", "--force", action="store_true", help="overwrite an archive of that name")
     parser.add_argument("-v", "--version", required=True, help="version of the model")

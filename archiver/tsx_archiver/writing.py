@@ -1,4 +1,4 @@
-"""Writes an archive: in one pass, in constant memory, the same bytes for the same inputs, and whole or not at all."""
+"""Writes an archive in one pass, in constant memory, reproducibly and atomically."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Literal, Protocol, TypeAlias, cast
 from tsx_archiver.errors import CannotPack, OutputExists
 from tsx_archiver.limits import MIB, Limits
 from tsx_archiver.metadata.manifest import CHECKSUMS_KEY
-from tsx_archiver.packing import ArchiveSpec, Plan, PlannedMember, Warn, plan_archive
+from tsx_archiver.packing import ArchiveSpec, PackingPlan, PlannedMember, Warn, plan_archive
 from tsx_archiver.storage.atomic_file import beside, whole_file
 
 Format: TypeAlias = Literal["default", "zip-store", "tgz", "no-archive"]
@@ -62,7 +62,7 @@ def write_archive(
 
 
 def write_plan(
-    plan: Plan, path: Path, format: Format = "default", *, force: bool = False, progress: Progress | None = None, kind: str = "model"
+    plan: PackingPlan, path: Path, format: Format = "default", *, force: bool = False, progress: Progress | None = None, kind: str = "model"
 ) -> None:
     """Write the planned archive to `path`; raises as `write_archive` does."""
     try:
@@ -88,7 +88,7 @@ class Sink(Protocol):
         """Take exactly `member.size` bytes from `stream`."""
 
 
-def _write_and_replace(plan: Plan, path: Path, format: Format, progress: Progress | None) -> None:
+def _write_and_replace(plan: PackingPlan, path: Path, format: Format, progress: Progress | None) -> None:
     if format == "no-archive":
         with _new_directory(path) as directory:
             _fill(plan, _DirectorySink(directory), progress)
@@ -102,7 +102,7 @@ def _write_and_replace(plan: Plan, path: Path, format: Format, progress: Progres
             _write_zip(plan, file, progress, stored=format == "zip-store")
 
 
-def _fill(plan: Plan, sink: Sink, progress: Progress | None) -> None:
+def _fill(plan: PackingPlan, sink: Sink, progress: Progress | None) -> None:
     """Every member, then the manifest with their checksums: so each file is read only once."""
     total = sum(member.size for member in plan.members)
     done = 0
@@ -132,7 +132,7 @@ def _reporter(progress: Progress | None, name: str, before: int, total: int) -> 
 
 
 class CountingStream:
-    """The bytes of one input on their way into the archive: hashed, reported, and held to the size that was planned."""
+    """The bytes of one input while it is packed: hashed, reported, and checked against the planned size."""
 
     def __init__(self, raw: BinaryIO, member: PlannedMember, report: Callable[[int], None]) -> None:
         self._raw = raw
@@ -179,7 +179,7 @@ class ZipSink:
             shutil.copyfileobj(stream, out, MIB)
 
 
-def _write_zip(plan: Plan, file: BinaryIO, progress: Progress | None, *, stored: bool) -> None:
+def _write_zip(plan: PackingPlan, file: BinaryIO, progress: Progress | None, *, stored: bool) -> None:
     limits = Limits()
     with new_zip(file) as archive:
         _fill(plan, ZipSink(archive, lambda member: stored or not worth_deflating(member)), progress)
@@ -206,7 +206,7 @@ class TarSink:
         self._tar.addfile(info, stream)
 
 
-def _write_tar(plan: Plan, file: BinaryIO, progress: Progress | None) -> None:
+def _write_tar(plan: PackingPlan, file: BinaryIO, progress: Progress | None) -> None:
     """gzip has one level for the whole stream, so the bulk of the bytes decides whether to compress."""
     deflatable = sum(member.size for member in plan.members if worth_deflating(member))
     level = DEFLATE_LEVEL if 2 * deflatable >= sum(member.size for member in plan.members) else 0
@@ -217,7 +217,7 @@ def _write_tar(plan: Plan, file: BinaryIO, progress: Progress | None) -> None:
         _gzip_tar(plan, file, progress, 0)
 
 
-def _gzip_tar(plan: Plan, file: BinaryIO, progress: Progress | None, level: int) -> None:
+def _gzip_tar(plan: PackingPlan, file: BinaryIO, progress: Progress | None, level: int) -> None:
     with new_tar(file, level) as archive:
         _fill(plan, TarSink(archive, plan.model_name), progress)
 

@@ -1,4 +1,4 @@
-"""The commands. Importing it has no effect but in a process that is one."""
+"""The commands of tsx."""
 
 from tsx_runtime.shared.safe_path import is_command, leave_out_working_directory
 

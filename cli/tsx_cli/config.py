@@ -1,4 +1,4 @@
-"""`tsx config`: what is set, and by what."""
+"""`tsx config`: shows the settings and their origins."""
 
 from __future__ import annotations
 

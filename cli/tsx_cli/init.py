@@ -1,4 +1,4 @@
-"""`tsx init`: the files that a new model starts from."""
+"""`tsx init`: creates the files of a new model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `tsx` command: its list of commands, and how every one of them ends."""
+"""The `tsx` command: the list of commands, and their exit codes."""
 
 from __future__ import annotations
 

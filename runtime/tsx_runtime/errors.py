@@ -1,4 +1,4 @@
-"""Everything that can go wrong while serving, as one tree with one table of statuses.
+"""The errors of serving, as one tree with one table of statuses.
 
     TsxError                     500  InternalServerException
     ├── BadRequest               400  BadRequestException
@@ -72,14 +72,14 @@ class BadRequest(TsxError):
 
 
 class DownloadFailed(TsxError):
-    """An archive could not be had from its URL."""
+    """An archive could not be downloaded."""
 
     status = 400
     type = "DownloadArchiveException"
 
 
 class InvalidModel(TsxError):
-    """The model cannot be made ready to be loaded: what it needs cannot be installed."""
+    """The model cannot be prepared for loading: its requirements cannot be installed."""
 
     status = 400
     type = "ModelException"
@@ -127,7 +127,7 @@ class WorkflowNotFound(TsxError):
 
 
 class RequestNotFound(TsxError):
-    """The times of a request are asked for, and they are no longer kept."""
+    """The times of the requested request are no longer kept."""
 
     status = 404
     type = "RequestNotFoundException"
@@ -139,7 +139,7 @@ class RolloutNotFound(TsxError):
 
 
 class InvalidDag(TsxError):
-    """The nodes of a workflow wait for one another."""
+    """The graph of a workflow has a cycle."""
 
     status = 400
     type = "InvalidDAGException"
@@ -213,11 +213,11 @@ class LoadFailed(TsxError):
 
 
 class ModelFileExists(TsxError):
-    """The model store has a file of the name that a download would get."""
+    """The model store already has a file with the name of a download."""
 
 
 class WorkflowFailed(LoadFailed):
-    """Nodes of a workflow could not be registered, so it is not either."""
+    """A workflow is not registered, because one of its nodes could not be."""
 
     type = "WorkflowException"
 
@@ -246,7 +246,7 @@ class Unavailable(TsxError):
 
 
 class NoWorker(Unavailable):
-    """No worker serves this model, and none is on its way."""
+    """No worker serves this model, and none is starting."""
 
 
 class QueueFull(Unavailable):
@@ -260,11 +260,11 @@ class QueueFull(Unavailable):
 
 
 class DeadlinePassed(Unavailable):
-    """No worker came to the request in the time that its client, or the model, gives."""
+    """No worker started the request before the deadline of its client or model."""
 
 
 class NoRoom(Unavailable):
-    """The bodies and answers that are under way leave no room for another (`max_inflight_bytes`)."""
+    """Bodies and answers in flight leave no room for another (`max_inflight_bytes`)."""
 
     more = False  # whether its sender may still be sending
 

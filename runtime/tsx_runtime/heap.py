@@ -1,4 +1,4 @@
-"""Memory that this process has freed and the C library keeps."""
+"""Returns freed memory that the C library keeps to the system."""
 
 from __future__ import annotations
 

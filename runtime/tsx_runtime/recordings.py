@@ -1,4 +1,4 @@
-"""Recordings of requests: how they lie in files, and a way to read them. Workers, the server and the command line have this in common.
+"""The file format of recordings, and a reader, for workers, the server and the command line.
 
 A file begins with a line of JSON, `{"tsx": "recording", "format": 1, "model": "digits"}`. Each request is a line of JSON, as many bytes as
 its `body` says, as many as its `answer.body` says (none where it does not), and a newline:
@@ -26,7 +26,7 @@ Headers = Sequence[tuple[str, str]]
 
 
 class NotARecording(ValueError):
-    """The file is none, or is damaged; the words say where."""
+    """The file is not a recording, or is damaged; the message says where."""
 
 
 class Recorded(NamedTuple):

@@ -1,4 +1,4 @@
-"""The frame that the front end and a worker speak, over one stream socket per worker. Knows nothing else.
+"""The frames between the front end and a worker, over one stream socket per worker.
 
 A frame is a fixed header, a table, the items, and an extra, all little-endian:
 
@@ -107,7 +107,7 @@ class DeclaredMetric(TypedDict):
 
 
 class LoadOrder(TypedDict):
-    """What a worker needs to know to load a model."""
+    """The data that a worker needs to load a model."""
 
     model_name: str
     model_version: str

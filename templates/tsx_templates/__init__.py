@@ -1,1 +1,1 @@
-"""What `tsx init` and `tsx deploy` render."""
+"""Templates that `tsx init` and `tsx deploy` render."""

@@ -1,4 +1,4 @@
-"""From a directory of templates to the files of a user's directory."""
+"""Renders a directory of templates into a user's directory."""
 
 from __future__ import annotations
 

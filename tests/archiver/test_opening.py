@@ -185,7 +185,7 @@ class TestDirectories:
 
     def test_an_empty_and_a_foreign_one_are_told_apart(self, tmp_path: Path) -> None:
         (tmp_path / "none").mkdir()
-        with pytest.raises(EmptyArchive, match="holds no files"):
+        with pytest.raises(EmptyArchive, match="contains no files"):
             open_archive(tmp_path / "none")
         (tmp_path / "none" / "letter.txt").touch()
         with pytest.raises(ForeignFile, match="is not a model archive"):
@@ -207,9 +207,9 @@ def test_what_the_manifest_names_and_the_archive_lacks_is_a_problem(make_zip: Ma
     model = {"modelName": "m", "handler": "gone.py:f", "serializedFile": "w.pt", "modelFile": "handler.py", "configFile": "c.yaml"}
     path = make_zip(manifest={"model": model})
     missing = [
-        "the manifest names handler gone.py, which the archive does not hold",
-        "the manifest names serializedFile w.pt, which the archive does not hold",
-        "the manifest names configFile c.yaml, which the archive does not hold",
+        "the manifest names handler gone.py, which the archive does not contain",
+        "the manifest names serializedFile w.pt, which the archive does not contain",
+        "the manifest names configFile c.yaml, which the archive does not contain",
     ]
     with open_archive(path, cache=cache) as opened:
         assert opened.problems == missing

@@ -118,7 +118,7 @@ def test_the_commands_talk_to_https_addresses_where_the_certificate_is_named(
     predict = ["predict", "echo", place / "words.txt", "--url", with_tls.address("predictions")]
     ended = run(*predict)
     assert ended.code == 1
-    assert "certificate is not trusted here" in ended.err
+    assert "this machine does not trust the server's certificate" in ended.err
     assert "TSX_CERTIFICATE_FILE=cert.pem" in ended.err
     monkeypatch.setenv("TSX_CERTIFICATE_FILE", str(pair.certificate))
     ended = run(*predict)
@@ -153,7 +153,7 @@ def test_the_load_generator_speaks_tls_where_the_certificate_is_named(
     url = f"https://{with_tls.address('gRPC predictions')}" if protocol == "grpc" else with_tls.address("predictions")
     ended = benched(run, place, url, "--protocol", protocol)
     assert ended.code == 1
-    assert "certificate is not trusted here" in ended.err
+    assert "this machine does not trust the server's certificate" in ended.err
     assert "--certificate FILE" in ended.err
     ended = benched(run, place, url, "--protocol", protocol, "--certificate", pair.certificate)
     assert ended.code == 0, ended.err
@@ -185,7 +185,7 @@ def refusal_of(greet: Callable[[socket.socket], object], certificate: Path | Non
 
 @pytest.mark.usefixtures("processes")
 def test_every_doubt_about_a_certificate_is_told_with_the_next_step(tmp_path: Path) -> None:
-    assert "is its address one with http://?" in refusal_of(lambda plain: plain.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+    assert "does its address begin with http://?" in refusal_of(lambda plain: plain.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
     other = make_certificate(tmp_path, hosts="DNS:models.example.org")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*other)

@@ -81,7 +81,7 @@ def test_a_sample_that_is_not_there_is_named(run: Run) -> None:
 
 
 WRONG = {
-    "answers change places": (f"def handle(data, context):\n    return {ROWS}[::-1]\n", "in a batch it got the answer to"),
+    "answers change places": (f"def handle(data, context):\n    return {ROWS}[::-1]\n", "in a batch, its answer was the answer to"),
     "answers depend on the batch": (
         "def handle(data, context):\n    return data and [len(data)] * len(data)\n",
         "the answer: 1 (alone), 2 (in a batch)",
@@ -92,7 +92,7 @@ WRONG = {
     ),
     "two answers to one input differ": (
         "import random\n\ndef handle(data, context):\n    return [random.random() for _ in data or []]\n",
-        "one.json: two answers to it alone differ",
+        "one.json: two answers to the same request, sent alone, differ",
     ),
     "the count is wrong in a batch": (
         "def handle(data, context):\n    return [1]\n",

@@ -13,7 +13,7 @@ import pytest
 from tests.support.installed import install_plugins
 from tsx_runtime.core.scheduling.batching import assign
 from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, JobQueue
+from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
 from tsx_runtime.errors import DownloadFailed, ModelNotFound, SettingError
 from tsx_runtime.http.routes.plugins import _response, check_paths
 from tsx_runtime.metrics.exposition import Families
@@ -91,13 +91,13 @@ def test_what_cannot_be_loaded_is_told_at_the_start(groups: dict[str, dict[str, 
 
 @pytest.mark.parametrize("path", ["/models", "/predictions/x", "/metrics", "/token", "/ping/more", "/mine/predict", "/a/b/predict"])
 def test_an_endpoint_takes_no_path_of_the_servers(path: str) -> None:
-    with pytest.raises(SettingError, match="that path is already used"):
+    with pytest.raises(SettingError, match="that path is already in use"):
         check_paths([Endpoint(path, lambda request, server: EndpointResponse())])
 
 
 def test_two_endpoints_do_not_share_a_path() -> None:
     endpoint = Endpoint("/mine", lambda request, server: EndpointResponse())
-    with pytest.raises(SettingError, match="that path is already used"):
+    with pytest.raises(SettingError, match="that path is already in use"):
         check_paths([endpoint, endpoint])
 
 
@@ -106,7 +106,7 @@ def test_endpoints_that_begin_alike_are_behind_one_token() -> None:
         return EndpointResponse()
 
     check_paths([Endpoint("/mine/a", answer), Endpoint("/mine/b", answer), Endpoint("/ping", answer)])
-    with pytest.raises(SettingError, match="others below /mine are of another role"):
+    with pytest.raises(SettingError, match="endpoints below /mine have another role"):
         check_paths([Endpoint("/mine/a", answer), Endpoint("/mine/b", answer, role="management")])
 
 
@@ -135,9 +135,9 @@ class Idle:
     suspected = False
 
 
-def queue_of(*jobs: Any) -> JobQueue:
+def queue_of(*jobs: Any) -> RequestQueue:
     typed: list[Job] = list(jobs)
-    return JobQueue(typed)
+    return RequestQueue(typed)
 
 
 def test_a_policy_ends_the_wait_of_a_batch_that_is_not_full_and_never_lengthens_it() -> None:

@@ -68,7 +68,7 @@ def test_a_model_is_registered_tried_and_removed_by_keyboard_alone(page: Any, se
     assert management.get("/models/looks").status_code == 200
     page.keyboard.press("Enter")
     page.get_by_role("dialog").get_by_role("button", name="Unregister").press("Enter")
-    expect(page.get_by_text("This model is not registered any more")).to_be_visible()
+    expect(page.get_by_text("This model is no longer registered")).to_be_visible()
     assert management.get("/models/looks").status_code == 404
 
 
@@ -99,8 +99,8 @@ def test_an_image_is_predicted_and_every_line_repeats_it(page: Any, served: Runn
 
 def test_an_image_may_be_dropped_or_come_from_the_camera(page: Any, served: Running) -> None:
     look(page, served, "model/looks/try")
-    page.get_by_role("button", name="Use the camera").click()
-    page.get_by_role("button", name="Take the picture").click()
+    page.get_by_role("button", name="Use camera").click()
+    page.get_by_role("button", name="Take picture").click()
     expect(page.get_by_text("picture.jpg")).to_be_visible()
     page.get_by_role("button", name="Send").click()
     expect(page.get_by_role("list", name="Labels")).to_be_visible()
@@ -187,7 +187,7 @@ def test_an_address_that_is_none_shows_the_models_and_the_page_goes_on(page: Any
 
 def test_charts_move_when_requests_come(page: Any, served: Running) -> None:
     look(page, served, "model/echo")
-    chart = page.get_by_role("img", name=re.compile("^Requests a second"))
+    chart = page.get_by_role("img", name=re.compile("^Requests per second"))
     expect(chart).to_have_attribute("aria-label", re.compile(r"now: 1.0 0$"))  # once what came before is five seconds ago
     enough = threading.Event()
 
@@ -214,7 +214,7 @@ def test_workers_and_versions_are_changed_from_the_page(page: Any, server: Runni
     second.get_by_label("Workers", exact=True).fill("2")
     second.get_by_role("button", name="Scale").click()
     expect(second.locator("tbody tr")).to_have_count(2)
-    second.get_by_role("button", name="Make it the default").click()
+    second.get_by_role("button", name="Make default").click()
     expect(second.get_by_text("default", exact=True)).to_be_visible()
     second.get_by_label("New value").fill("4")
     second.get_by_role("button", name="Change").click()
@@ -228,7 +228,7 @@ def test_a_version_that_takes_the_place_of_another_has_as_many_workers(page: Any
     look(page, server)
     page.get_by_role("button", name="Register a model").click()
     page.get_by_label("Archive").fill("looks2.mar")
-    page.get_by_label(re.compile("Replace the version that is served once this one is loaded; no request is lost")).check()
+    page.get_by_label(re.compile("Replace the served version once this one is loaded; no request is lost")).check()
     page.get_by_role("button", name="Register", exact=True).click()
     expect(page.get_by_role("status").get_by_text("has taken the place of version 1.0")).to_be_visible()
     (version,) = management.get("/models/looks/all").json()
@@ -272,7 +272,7 @@ def test_rules_are_set_and_taken_away_and_what_others_said_stays(page: Any, serv
     form = page.get_by_role("region", name="Traffic", exact=True)
     expect(form.get_by_text("No rule")).to_be_visible()
     for header, how, value, to in (("X-Beta", "is", "1", "2.0"), ("X-User", "matches", "test-.*", "canary")):
-        form.get_by_role("button", name="Add a rule").click()
+        form.get_by_role("button", name="Add rule").click()
         expect(form.get_by_label("Header of the rule").last).to_be_focused()
         form.get_by_label("Header of the rule").last.fill(header)
         form.get_by_label("How its value is compared").last.select_option(how)
@@ -280,7 +280,7 @@ def test_rules_are_set_and_taken_away_and_what_others_said_stays(page: Any, serv
         form.get_by_label("Version or label of the rule").last.fill(to)
     management.put("/models/looks/labels/canary", json={"version": "2.0"})  # somebody else, meanwhile
     form.get_by_role("button", name="Apply").click()
-    expect(page.get_by_text("The traffic policy is changed.")).to_be_visible()
+    expect(page.get_by_text("The traffic policy was changed.")).to_be_visible()
     traffic = management.get("/models/looks/traffic").json()["traffic"]
     first, second = {"header": "X-Beta", "equals": "1", "to": "2.0"}, {"header": "X-User", "matches": "test-.*", "to": "canary"}
     assert traffic == {"labels": {"canary": "2.0"}, "rules": [first, second]}  # and no weights: they were not touched
@@ -296,7 +296,7 @@ def test_rules_are_set_and_taken_away_and_what_others_said_stays(page: Any, serv
     expect(form.get_by_label("Value of the header").last).to_have_value("(")  # to be mended
     form.get_by_role("button", name="Remove this rule").last.click()
     form.get_by_role("button", name="Apply").click()
-    expect(page.get_by_text("The traffic policy is changed.").last).to_be_visible()
+    expect(page.get_by_text("The traffic policy was changed.").last).to_be_visible()
     page.get_by_role("button", name="Undo the last change").click()
     expect(form.get_by_label("Header of the rule")).to_have_count(2)
 
@@ -306,11 +306,11 @@ def test_requests_are_recorded_and_the_files_removed(page: Any, server: Running,
     look(page, server, "model/echo/traffic")
     panel = page.get_by_role("region", name="Recording", exact=True)
     panel.get_by_label("Percent recorded").fill("100")
-    panel.get_by_label("At most").fill("ten")
+    panel.get_by_label("Maximum size").fill("ten")
     panel.get_by_label("Record the answers as well, so that a replay can compare them").check()
     panel.get_by_role("button", name="Record", exact=True).click()
     expect(page.get_by_text("Parameter max_size is 'ten': it must be a number of bytes, or a string such as 100MB or 2GB.")).to_be_visible()
-    panel.get_by_label("At most").fill("1MB")
+    panel.get_by_label("Maximum size").fill("1MB")
     panel.get_by_role("button", name="Record", exact=True).click()
     expect(panel.get_by_text("100 % of the requests, with answers, up to 1.0 MB, for 24 h")).to_be_visible()
     httpx.post(f"{server.address('predictions')}/predictions/echo", json=[1], timeout=60)
@@ -319,9 +319,9 @@ def test_requests_are_recorded_and_the_files_removed(page: Any, server: Running,
     assert Path(line.removeprefix("tsx replay ")) == Path(management.get("/models/echo/record").json()["directory"])
     panel.get_by_role("button", name="Stop recording").click()
     expect(panel.get_by_text("off", exact=True)).to_be_visible()
-    panel.get_by_role("button", name="Remove the files").click()
+    panel.get_by_role("button", name="Remove files").click()
     page.get_by_role("dialog").get_by_role("button", name="Remove").click()
-    expect(panel.get_by_role("button", name="Remove the files")).to_be_hidden()
+    expect(panel.get_by_role("button", name="Remove files")).to_be_hidden()
     assert management.get("/models/echo/record").json()["files"] == 0
 
 
@@ -330,15 +330,15 @@ def test_a_rollout_is_begun_watched_and_taken_back(page: Any, server: Running, m
     look(page, server, "model/looks/traffic")
     panel = page.get_by_role("region", name="Rollout", exact=True)
     panel.get_by_label("Steps, percent").fill("40, 100")
-    panel.get_by_role("button", name="Begin the rollout").click()
+    panel.get_by_role("button", name="Start rollout").click()
     expect(panel.get_by_text("version 1.0 to 2.0, step 1 of 2")).to_be_visible()
     expect(page.get_by_role("region", name="Versions and their shares").get_by_role("row", name=re.compile("^2.0"))).to_contain_text(
         "40.0 %"
     )
-    panel.get_by_role("button", name="Go back").click()
-    page.get_by_role("dialog").get_by_role("button", name="Go back").click()
+    panel.get_by_role("button", name="Roll back").click()
+    page.get_by_role("dialog").get_by_role("button", name="Roll back").click()
     expect(panel.locator(".chip")).to_have_text("went back")
-    expect(panel.get_by_role("button", name="Begin the rollout")).to_be_visible()
+    expect(panel.get_by_role("button", name="Start rollout")).to_be_visible()
     assert management.get("/models/looks/rollout").json()["status"] == "went back"
 
 
@@ -393,7 +393,7 @@ def test_a_request_is_explained_by_its_id(page: Any, served: Running) -> None:
 
 def test_a_model_that_is_not_there_is_said_so(page: Any, served: Running) -> None:
     look(page, served, "model/nosuch")
-    expect(page.get_by_text("No model of this name is registered.")).to_be_visible()
+    expect(page.get_by_text("No model with this name is registered.")).to_be_visible()
     expect(page.get_by_role("link", name="Playground")).to_be_hidden()
     page.get_by_role("link", name="All models").click()
     expect(page.get_by_role("row", name=re.compile("echo"))).to_be_visible()

@@ -63,7 +63,7 @@ def test_the_lines_read_a_file_whatever_its_name(page: Any, server: Running, tmp
 def test_the_lines_save_an_answer_that_is_no_text(page: Any, server: Running, tmp_path: Path) -> None:
     look(page, server, "model/odd/try")
     send_json(page, {"bytes": 300})
-    expect(page.get_by_text("75 KiB that are not text.")).to_be_visible()
+    expect(page.get_by_text("75 KiB of binary data.")).to_be_visible()
     for tool, line in lines_of(page).items():
         run_line(tool, line, tmp_path)
         assert (tmp_path / "answer.bin").read_bytes() == bytes(range(256)) * 300, tool
@@ -153,10 +153,10 @@ def test_the_camera_is_off_once_its_part_of_the_page_is_left(page: Any, server: 
         navigator.mediaDevices.getUserMedia = async (wanted) => (window.seen = await ask(wanted));"""
     )
     look(page, server, "model/looks/try")
-    page.get_by_role("button", name="Use the camera").click()
-    expect(page.get_by_role("button", name="Take the picture")).to_be_visible()
+    page.get_by_role("button", name="Use camera").click()
+    expect(page.get_by_role("button", name="Take picture")).to_be_visible()
     page.get_by_role("link", name="Overview").click()
-    expect(page.get_by_role("button", name="Take the picture")).to_have_count(0)
+    expect(page.get_by_role("button", name="Take picture")).to_have_count(0)
     assert page.evaluate("seen.getTracks().map((track) => track.readyState)") == ["ended"]
 
 
@@ -187,7 +187,7 @@ def test_a_token_is_asked_for_until_one_is_right(page: Any, start: Callable[...,
         expect(dialog).to_be_visible()
     field = dialog.get_by_label("Management token")
     for typed, told in (
-        ("ключ", "A token has ASCII letters, digits and punctuation only, and no spaces."),
+        ("ключ", "A token contains only ASCII letters, digits and punctuation, and no spaces."),
         ("wrong", "The server rejects this token."),
     ):
         field.fill(typed)

@@ -1,1 +1,1 @@
-"""Bundles on disk: zip files, tar files and directories behind one interface, and the limits on what they may hold."""
+"""Archive containers: zip files, tar files and directories behind one interface, with limits on their content."""

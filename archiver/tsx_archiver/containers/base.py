@@ -1,4 +1,4 @@
-"""Zip and tar.gz behind one interface: a list of members that is safe to unpack, and their bytes, never more than declared."""
+"""One interface for zip and tar.gz: a checked list of members, and their bytes, never more than declared."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Member(NamedTuple):
     is_directory: bool = False
 
 
-class Container(Protocol):
-    """An open archive file. `members` has been checked: making it raised where anything was unsafe."""
+class ArchiveFile(Protocol):
+    """An open archive file. The constructor has checked `members` and raises if anything is unsafe."""
 
     form: str
     members: list[Member]
@@ -57,7 +57,7 @@ class MemberList:
         self.total += member.size
         if self.total > self.limits.total:
             raise ArchiveTooLarge(
-                f"{self.source} unpacks to more than {human(self.limits.total)} by its own headers. {REFUSED} "
+                f"{self.source} would unpack to more than {human(self.limits.total)}, according to its headers. {REFUSED} "
                 "Raise the limit only if you know the archive."
             )
         if member.packed is not None and self.limits.too_dense(member.size, member.packed):
@@ -70,7 +70,7 @@ class MemberList:
         twin = self._seen.get(key)
         if twin is not None and not (twin.is_directory and member.is_directory):
             raise DuplicateMember(
-                f"{self.source} holds two members for one file, {shown(twin.name)} and {shown(member.name)}. {REFUSED} Pack it again."
+                f"{self.source} has two members for one file, {shown(twin.name)} and {shown(member.name)}. {REFUSED} Pack it again."
             )
         self._seen[key] = member
 

@@ -1,17 +1,17 @@
-"""Which form an archive file has, by its first bytes."""
+"""Detects the format of an archive file by its first bytes."""
 
 from __future__ import annotations
 
 from typing import BinaryIO
 
-from tsx_archiver.containers.base import Container
+from tsx_archiver.containers.base import ArchiveFile
 from tsx_archiver.containers.tar import TarContainer
 from tsx_archiver.containers.zip import ZipContainer
 from tsx_archiver.errors import EmptyArchive, ForeignFile, TruncatedArchive
 from tsx_archiver.limits import Limits
 
 
-def open_container(file: BinaryIO, source: str, limits: Limits) -> Container:
+def open_container(file: BinaryIO, source: str, limits: Limits) -> ArchiveFile:
     """Open by the first bytes, whatever the file is called. Raises an ArchiveError that says what the file is instead."""
     head = file.read(4)
     file.seek(0)

@@ -1,4 +1,4 @@
-"""A .tar.gz: it has no directory, so it is read through once to check every member, and again to unpack."""
+"""Reads .tar.gz files: they have no directory, so one pass checks every member and a second one unpacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A .mar: the zip directory is checked before anything is read, the bytes while they are read."""
+"""Reads .mar files: the zip directory is checked first, the bytes while they are read."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ZipContainer:
         if member is None:
             return None
         if member.size > most:
-            raise CorruptMember(f"{self._source}: {shown(name)} has {member.size} bytes; at most {most} are read. Pack the model again.")
+            raise CorruptMember(f"{self._source}: {shown(name)} has {member.size} bytes; the limit is {most}. Pack the model again.")
         with self.open(member) as stream:
             return stream.read()
 

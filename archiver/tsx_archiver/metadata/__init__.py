@@ -1,1 +1,1 @@
-"""What an archive says about itself: the manifest, the model configuration, model files."""
+"""Metadata of an archive: the manifest, the model configuration, model files."""

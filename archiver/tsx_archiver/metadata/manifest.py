@@ -1,4 +1,4 @@
-"""MAR-INF/MANIFEST.json: what an archive says of itself. Unknown fields are kept."""
+"""MAR-INF/MANIFEST.json, the manifest of an archive. Unknown fields are kept."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Manifest:
             if key == "handler":
                 name = self.handler_file if self.handler_file.endswith(".py") else None
             if name and normal(name) not in present:
-                problems.append(f"the manifest names {key} {name}, which the archive does not hold")
+                problems.append(f"the manifest names {key} {name}, which the archive does not contain")
         return problems
 
     @property

@@ -15,7 +15,7 @@ BYTES = 1 << 60
 ValueT = TypeVar("ValueT")
 
 
-class Limit(NamedTuple):
+class ModelLimit(NamedTuple):
     key: str  # in model-config.yaml and in descriptions: TorchServe's where it has the limit
     description: str
     default: int
@@ -28,7 +28,7 @@ class Limit(NamedTuple):
 
 
 def row(*args: Any, **options: Any) -> Any:
-    return field(default=None, metadata={"limit": Limit(*args, **options)})
+    return field(default=None, metadata={"limit": ModelLimit(*args, **options)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +79,6 @@ class ModelLimits(Generic[ValueT]):
     )
 
 
-LIMITS: dict[str, Limit] = {each.name: each.metadata["limit"] for each in fields(ModelLimits)}
+LIMITS: dict[str, ModelLimit] = {each.name: each.metadata["limit"] for each in fields(ModelLimits)}
 CHANGEABLE = tuple(name for name, limit in LIMITS.items() if limit.changeable)
 SAVED = tuple(name for name, limit in LIMITS.items() if limit.saved)

@@ -1,4 +1,4 @@
-"""model-config.yaml: the keys that the server reads (contract 3.3), checked, and the rest left to the handler."""
+"""model-config.yaml: validates the keys that the server reads (contract 3.3); the handler gets the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEAR = 0.8
 
 
 class Problem(NamedTuple):
-    """Something in a model-config.yaml that will not do what its author meant."""
+    """A problem in a model-config.yaml, such as an unknown key or an invalid value."""
 
     kind: str  # "value": a known key whose value cannot be used; "near-miss": an unknown key that looks like a known one
     key: str

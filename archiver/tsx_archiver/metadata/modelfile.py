@@ -1,4 +1,4 @@
-"""The kind of a model file, detected from its bytes, without torch and without running anything."""
+"""Detects the kind of a model file from its bytes, without torch and without running code."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _foreign(head: bytes) -> str:
     if head.lstrip().startswith(b"<?xml"):
         return "is an XML file, perhaps a web page; download the file itself"
     if head.startswith(b"\x1f\x8b"):
-        return "is gzipped: if it is a .tar.gz archive, serve it as it is, otherwise unpack it first"
+        return "is gzipped: if it is a .tar.gz archive, serve it directly, otherwise unpack it first"
     if head.startswith(b"\x80"):
         return "is a pickle, but not one that torch.save wrote; save the model with torch.save(model.state_dict(), path)"
     return f"is not a model file (it begins with {head[:8]!r}); torch.save, TorchScript, .pt2, ONNX and safetensors files are supported"
@@ -141,7 +141,7 @@ def _zip(file: BinaryIO, path: Path, size: int) -> ModelFile:
 
 def _zip_kind(archive: zipfile.ZipFile, prefix: str, names: set[str], path: Path, size: int) -> ModelFile:
     if "MAR-INF/MANIFEST.json" in names:
-        return _unknown(path, size, "is a model archive already; serve it as it is")
+        return _unknown(path, size, "is already a model archive; serve it directly")
     if any(name.startswith("data/aotinductor/") for name in names):
         device = _aoti_device(archive, prefix, names)
         return ModelFile(path, "aotinductor", size, f"compiled for {device}" if device else "", device)
@@ -233,7 +233,7 @@ def _safetensors(file: BinaryIO, path: Path, size: int) -> ModelFile:
     file.seek(0)
     length = struct.unpack("<Q", file.read(8))[0]
     if length > _MAX_SAFETENSORS_HEADER:
-        return _broken(path, size, f"looks like safetensors, but its header claims {length} bytes")
+        return _broken(path, size, f"looks like safetensors, but its header gives its own length as {length} bytes")
     header = file.read(length)
     cut_short = "begins as safetensors but is truncated; copy or download it again"
     if len(header) < length:
@@ -257,7 +257,7 @@ class Onnx(enum.Enum):
 def look_at_onnx(file: BinaryIO, size: int) -> Onnx:
     """Walk over the fields of the message, skipping their contents.
 
-    ONNX has no magic number: a file is one if it is a protobuf message with the fields of ModelProto, to its last byte.
+    Detects ONNX files, which have no magic number: the whole file must be a protobuf message with the fields of ModelProto.
     """
     file.seek(0)
     seen: set[int] = set()

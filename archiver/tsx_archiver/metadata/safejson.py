@@ -1,4 +1,4 @@
-"""JSON from others, with its bytes and values bounded before it is parsed: the parser holds the interpreter until it is done."""
+"""Parses untrusted JSON: its bytes and values are bounded first, since the parser blocks the interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Safe YAML: plain types only, and no document whose aliases expand without bound."""
+"""Parses untrusted YAML: plain types only, and a bounded expansion of aliases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file that gets its name once it is complete: a reader sees the old one or the new one, whatever happens to the writer."""
+"""Writes files atomically: a reader sees the old file or the new one, whatever happens to the writer."""
 
 from __future__ import annotations
 

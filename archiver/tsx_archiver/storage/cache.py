@@ -1,4 +1,4 @@
-"""Unpacked archives by the sha-256 of their file: made once, shared by every process, and cleaned up.
+"""The cache of unpacked archives, by the sha-256 of their file: created once, shared by all processes, and cleaned up.
 
     <cache>/archives/
         entries/<sha256>.<random>/    complete, and renamed into place whole
@@ -40,7 +40,7 @@ logger = logging.getLogger("tsx.archive")
 
 
 class CacheLimits(NamedTuple):
-    """The bounds of unused entries in the cache."""
+    """The limits for unused entries in the cache."""
 
     age: float = 30 * DAY
     total: int = 64 * GIB
@@ -48,7 +48,7 @@ class CacheLimits(NamedTuple):
     orphan_age: float = 3600.0  # of a partial entry that has no lock file yet
 
 
-class Entry(NamedTuple):
+class CacheEntry(NamedTuple):
     """An unpacked archive, in use until `lock` is closed."""
 
     files: Path
@@ -103,7 +103,7 @@ class Cache:
                 str(error.strerror),
             ) from error
 
-    def open(self, digest: str, make: Callable[[Path], Mapping[str, int]]) -> Entry:
+    def open(self, digest: str, make: Callable[[Path], Mapping[str, int]]) -> CacheEntry:
         """The entry of `digest`, made where there is none: `make(directory)` unpacks there and returns each file's size.
 
         Waits while another process makes the same entry.
@@ -143,19 +143,19 @@ class Cache:
                 continue
             kept, count = kept + size, count + 1
 
-    def _find(self, digest: str) -> Entry | None:
+    def _find(self, digest: str) -> CacheEntry | None:
         for directory in self._listing("entries"):
             if not directory.name.startswith(f"{digest}.") or not (directory / "lock").exists() or not _is_ours(directory):
                 continue
             lock = FileLock(directory / "lock")
             if lock.share() and lock.is_current() and _is_whole(directory):
                 os.utime(directory / "complete.json")
-                return Entry(directory / "files", lock)
+                return CacheEntry(directory / "files", lock)
             lock.close()
             self._remove_unused(directory)
         return None
 
-    def _make(self, digest: str, make: Callable[[Path], Mapping[str, int]]) -> Entry:
+    def _make(self, digest: str, make: Callable[[Path], Mapping[str, int]]) -> CacheEntry:
         partial, lock = self._new_partial(digest)
         try:
             (partial / "files").mkdir()
@@ -168,7 +168,7 @@ class Cache:
             lock.close()
             raise
         lock.moved(final / "lock")
-        return Entry(final / "files", lock)
+        return CacheEntry(final / "files", lock)
 
     def _new_partial(self, digest: str) -> tuple[Path, FileLock]:
         """A directory with its lock held. Starts again where another process removed it before the lock was taken."""

@@ -1,4 +1,4 @@
-"""sha-256 of a file, remembered while the file stays as it is."""
+"""The sha-256 of a file, cached while the file does not change."""
 
 from __future__ import annotations
 

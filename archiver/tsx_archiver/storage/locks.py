@@ -1,4 +1,4 @@
-"""Advisory locks between processes, held on open files and gone with the process that holds them.
+"""Advisory locks between processes, on open files; they end with their process.
 
 On Windows there is no shared lock of this kind. There locking always succeeds, renames alone keep the cache whole, and
 nothing is ever cleaned up (`CAN_LOCK` says which).

@@ -1,4 +1,4 @@
-"""Directories that no other user can change, since what lies in them is run as code, believed or kept secret.
+"""Directories that no other user can change, because their content is executed, trusted or secret.
 
 A path is walked from the root by directory descriptors, so what was checked is what is used. Each component is trusted where
 

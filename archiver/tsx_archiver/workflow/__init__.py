@@ -1,4 +1,4 @@
-"""The .war archive: a workflow's specification, its functions and its manifest, written and opened as models' archives are."""
+"""The .war archive: a workflow's specification, functions and manifest, written and opened like a model's archive."""
 
 from tsx_archiver.workflow.opening import OpenWorkflow, WorkflowManifest, open_workflow
 from tsx_archiver.workflow.packing import WorkflowArchiveSpec, write_workflow_archive

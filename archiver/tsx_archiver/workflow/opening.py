@@ -1,4 +1,4 @@
-"""Opens a .war, or a directory, as a workflow's directory with its checked specification."""
+"""Opens a .war or a directory as a workflow's directory, and checks its specification."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tsx_archiver.containers.base import Container
+from tsx_archiver.containers.base import ArchiveFile
 from tsx_archiver.errors import CannotOpen, ForeignFile, InvalidManifest
 from tsx_archiver.limits import MAX_MANIFEST_BYTES, Limits
 from tsx_archiver.metadata.manifest import CHECKSUMS_KEY, handler_fault, read_manifest_json, split_handler
@@ -53,7 +53,7 @@ def open_workflow(source: Path, *, cache: Path | None = None, limits: Limits = L
     return opened
 
 
-def _checksums(container: Container, root: str, source: Path) -> Mapping[str, str]:
+def _checksums(container: ArchiveFile, root: str, source: Path) -> Mapping[str, str]:
     content = container.read(f"{root}/{WORKFLOW_MANIFEST_PATH}" if root else WORKFLOW_MANIFEST_PATH, MAX_MANIFEST_BYTES)
     if content is None:
         raise _no_workflow(source)
@@ -71,7 +71,7 @@ def _open_directory(directory: Path, source: Path) -> OpenWorkflow:
         manifest = parse_workflow_manifest(path.read_bytes(), source=str(source))
         handler = _handler(root, manifest, source)
         if not (root / manifest.spec_file).is_file():
-            raise InvalidManifest(f"{source}: the manifest names specFile {manifest.spec_file}, which the archive does not hold.")
+            raise InvalidManifest(f"{source}: the manifest names specFile {manifest.spec_file}, which the archive does not contain.")
         refuse_foreign_link(root / manifest.spec_file, root, source)
         spec = read_spec(root / manifest.spec_file, has_handler=handler is not None)
     except OSError as error:
@@ -86,7 +86,7 @@ def _handler(root: Path, manifest: WorkflowManifest, source: Path) -> str | None
     name = name if name.endswith(".py") else f"{name}.py"
     refuse_foreign_link(root / name, root, source)
     if not (root / name).is_file():
-        raise InvalidManifest(f"{source}: the manifest names handler {shown(name)}, which the archive does not hold. Pack it again.")
+        raise InvalidManifest(f"{source}: the manifest names handler {shown(name)}, which the archive does not contain. Pack it again.")
     return name
 
 

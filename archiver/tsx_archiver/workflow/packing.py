@@ -1,4 +1,4 @@
-"""What goes into a .war: the plan of its members and its manifest, checked before a byte is written."""
+"""Plans the members and the manifest of a .war, and checks them before a byte is written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from tsx_archiver.errors import CannotPack, InvalidConfig, InvalidModelName
 from tsx_archiver.names import is_model_name, shown
-from tsx_archiver.packing import Members, Plan, Warn, created_on, extra_paths
+from tsx_archiver.packing import Members, PackingPlan, Warn, created_on, extra_paths
 from tsx_archiver.workflow.opening import WORKFLOW_MANIFEST_PATH
 from tsx_archiver.workflow.spec import WorkflowSpec, read_spec
 from tsx_archiver.writing import write_plan
@@ -20,7 +20,7 @@ SUFFIX = ".war"
 
 @dataclass(frozen=True)
 class WorkflowArchiveSpec:
-    """What is to be packed; the fields are the flags of torch-workflow-archiver (contract 1.6)."""
+    """The input of packing; the fields are the flags of torch-workflow-archiver (contract 1.6)."""
 
     workflow_name: str
     spec_file: Path | str
@@ -28,7 +28,7 @@ class WorkflowArchiveSpec:
     extra_files: str | Sequence[Path | str] | None = None
 
 
-def plan_workflow(spec: WorkflowArchiveSpec, *, warn: Warn) -> Plan:
+def plan_workflow(spec: WorkflowArchiveSpec, *, warn: Warn) -> PackingPlan:
     """Check everything and find every file; raises ArchiveError. What is doubtful but does not stop an archive goes to `warn`."""
     if not is_model_name(spec.workflow_name):
         raise InvalidModelName(
@@ -42,7 +42,7 @@ def plan_workflow(spec: WorkflowArchiveSpec, *, warn: Warn) -> Plan:
     for path in extra_paths(spec.extra_files, warn):
         members.add_tree(path)
     _check_spec(spec, warn)
-    return Plan(spec.workflow_name, members.sorted(), {"createdOn": created_on(), "workflow": workflow}, WORKFLOW_MANIFEST_PATH)
+    return PackingPlan(spec.workflow_name, members.sorted(), {"createdOn": created_on(), "workflow": workflow}, WORKFLOW_MANIFEST_PATH)
 
 
 def write_workflow_archive(spec: WorkflowArchiveSpec, destination: Path, *, force: bool = False, warn: Warn) -> Path:

@@ -1,4 +1,4 @@
-"""A workflow's specification: YAML with `models`, which nodes are models, and `dag`, what feeds what (contract 1.6)."""
+"""A workflow's specification: YAML with `models`, the nodes that are models, and `dag`, the edges (contract 1.6)."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class InvalidSpec(InvalidConfig):
 
 
 class CycleInSpec(InvalidSpec):
-    """Its nodes wait for one another."""
+    """The graph of the workflow has a cycle."""
 
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What the specification says of a node's model, or of all of them; None where it is not set."""
+    """Settings in the specification for one node's model, or for all; None if not set."""
 
     min_workers: int | None = None
     max_workers: int | None = None
@@ -60,7 +60,7 @@ class Node:
 
 @dataclass(frozen=True)
 class WorkflowSpec:
-    """Checked: no cycle, no edge to what is not there. `nodes` and `edges` are in the order of the specification."""
+    """A checked specification: no cycle, no edge to an unknown node. `nodes` and `edges` keep the order of the specification."""
 
     nodes: Mapping[str, Node]
     edges: Edges

@@ -1,4 +1,4 @@
-"""What `tsx archive` and its commands do, and what they print of it."""
+"""The actions of `tsx archive` and its commands, and their output."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def pack_files(files: Sequence[Path], order: Packing, check_it: bool, tolerance:
 def _check_names(paths: Sequence[Path | None], name: str | None) -> None:
     """Two files that would become one archive."""
     if name is not None and len(paths) > 1:
-        raise UsageError(f"--name {name} can name one archive, and {len(paths)} files are given")
+        raise UsageError(f"--name {name} can name only one archive, but {len(paths)} files are given")
     seen: dict[str, Path] = {}
     for path in paths:
         if path is not None and not is_archive(path):
@@ -61,9 +61,9 @@ def one(path: Path | None, order: Packing, check_it: bool, tolerance: float, *, 
     """One file of the command line: packed, checked, or both."""
     if path is not None and is_archive(path):
         if not check_it:
-            raise UsageError(f"'{path}' is an archive already; `tsx archive inspect {path}` shows it, --check tries it")
+            raise UsageError(f"'{path}' is already an archive; `tsx archive inspect {path}` shows it, --check tests it")
         if order.belongs_to_packing():
-            raise UsageError(f"'{path}' is an archive already and is only checked; leave {order.belongs_to_packing()} out")
+            raise UsageError(f"'{path}' is already an archive and is only checked; remove {order.belongs_to_packing()}")
         return check(Packed(str(path)), order.samples, tolerance, quiet=quiet)
     packed = pack(path, order, quiet=quiet)
     return check(packed, [], tolerance, quiet=quiet) if check_it else packed
@@ -113,9 +113,9 @@ def verify(file: Path, as_json: bool) -> None:
 
 def unpack(file: Path, directory: Path | None, as_json: bool) -> None:
     if file.is_dir():
-        raise UsageError(f"'{file}' is a directory, so it is unpacked already")
+        raise UsageError(f"'{file}' is a directory, so it is already unpacked")
     if directory is not None and directory.exists():
-        raise CliError(f"'{directory}' exists; name a new directory")
+        raise CliError(f"'{directory}' already exists; name a new directory")
     parent = Path() if directory is None else directory.absolute().parent
     while not parent.exists():  # a temporary directory is to lie on the file system that the new one will be on
         parent = parent.parent
@@ -140,7 +140,7 @@ def _unpack(file: Path, directory: Path | None, parent: Path) -> tuple[Path, Man
     ):
         target = directory or Path(opened.manifest.model_name)
         if target.exists():
-            raise CliError(f"'{target}' exists; give a directory with `tsx archive unpack {file} DIRECTORY`")
+            raise CliError(f"'{target}' already exists; give another directory with `tsx archive unpack {file} DIRECTORY`")
         target.parent.mkdir(parents=True, exist_ok=True)
         opened.directory.rename(target)
         return target, opened.manifest

@@ -1,4 +1,4 @@
-"""`tsx archive --check`: a model must answer an input in a batch as it answers it alone."""
+"""`tsx archive --check`: a model's answer in a batch must equal its answer alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_IN_A_BATCH = 16
 
 
 @dataclass(frozen=True)
-class Sample:
+class ModelSample:
     name: str
     content_type: str
     body: bytes
@@ -57,7 +57,7 @@ def check_archive(path: Path, samples: Sequence[Path], settings: Settings, toler
         raise LoadFailed(f"{path} does not load: {error.message}", traceback=error.traceback) from error
 
 
-async def _check(path: Path, samples: list[Sample], settings: Settings, tolerance: float) -> CheckResult:
+async def _check(path: Path, samples: list[ModelSample], settings: Settings, tolerance: float) -> CheckResult:
     begin = time.monotonic()
     async with open_model(path, settings, batch_size=min(max(len(samples), 2), MOST_IN_A_BATCH)) as version:
         seconds = time.monotonic() - begin
@@ -68,20 +68,20 @@ async def _check(path: Path, samples: list[Sample], settings: Settings, toleranc
         return CheckResult(version.name, version.version, seconds, [sample.name for sample in samples], sizes, list(found))
 
 
-async def _compare(version: ModelVersion, samples: list[Sample], tolerance: float) -> list[str]:
+async def _compare(version: ModelVersion, samples: list[ModelSample], tolerance: float) -> list[str]:
     """Send each sample alone, then all in one full batch; where they do not fill it, they come again."""
     alone = [await _send(version, sample) for sample in samples]
     again = await _send(version, samples[0])
     if difference(alone[0], again, tolerance) is not None:
         both = f"{excerpt(alone[0].body)}, {excerpt(again.body)}"
-        return [f"{samples[0].name}: two answers to it alone differ: {both}; is the model in eval mode?"]
+        return [f"{samples[0].name}: two answers to the same request, sent alone, differ: {both}; is the model in eval mode?"]
     # One more than a batch holds: whether the first or the last of them leaves alone, the others fill a batch that has every sample.
     order = [index % len(samples) for index in range(version.batch_size + 1)]
     batched = await asyncio.gather(*(_send(version, samples[index]) for index in order))
     return findings([samples[index].name for index in order], [alone[index] for index in order], batched, tolerance)
 
 
-async def _send(version: ModelVersion, sample: Sample) -> ComparedAnswer:
+async def _send(version: ModelVersion, sample: ModelSample) -> ComparedAnswer:
     headers = [(b"content-type", sample.content_type.encode()), (b"content-length", str(len(sample.body)).encode())]
     job = WaitingJob(wire.request_meta(uuid.uuid4().hex, b"", headers), sample.body, time.monotonic())
     version.submit(job)
@@ -94,9 +94,9 @@ async def _send(version: ModelVersion, sample: Sample) -> ComparedAnswer:
     return ComparedAnswer(answer.status, given, body)
 
 
-def read_sample(path: Path) -> Sample:
+def read_sample(path: Path) -> ModelSample:
     body = path.read_bytes()
-    return Sample(path.name, guess_content_type(path.name, body), body)
+    return ModelSample(path.name, guess_content_type(path.name, body), body)
 
 
 def findings(names: Sequence[str], alone: Sequence[ComparedAnswer], batched: Sequence[ComparedAnswer], tolerance: float) -> list[str]:
@@ -111,7 +111,7 @@ def findings(names: Sequence[str], alone: Sequence[ComparedAnswer], batched: Seq
             continue
         others = (other for other in range(len(alone)) if other != position)
         owner = next((other for other in others if difference(alone[other], batched[position], tolerance) is None), None)
-        text = first.between("alone", "in a batch") if owner is None else f"in a batch it got the answer to {names[owner]}"
+        text = first.between("alone", "in a batch") if owner is None else f"in a batch, its answer was the answer to {names[owner]}"
         found.append(f"{name}: {text}")
     return found
 

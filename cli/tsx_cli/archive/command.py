@@ -1,4 +1,4 @@
-"""`tsx archive`: the words of its command lines: pack a model, look into an archive, take one apart, check one."""
+"""`tsx archive`: the command lines that pack a model, and inspect, unpack or verify an archive."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def pack_command(
     config_file: Annotated[Path | None, typer.Option("--config-file", "-c", help="The model's model-config.yaml.")] = None,
     export_path: Annotated[Path, typer.Option("--export-path", "-o", help="Directory for the archive, or its file name.")] = Path(),
     format: Annotated[Form, typer.Option(help="Deflated .mar, stored .mar, .tar.gz, or an unpacked directory.")] = "default",
-    index_to_name: Annotated[bool, typer.Option(help="Add the index_to_name.json beside the model file.")] = True,
+    index_to_name: Annotated[bool, typer.Option(help="Add the index_to_name.json next to the model file.")] = True,
     samples: Annotated[
         list[Path] | None, typer.Option("--sample", metavar="FILE|DIR", help="Inputs to check with; a new archive includes them.")
     ] = None,
@@ -52,22 +52,22 @@ def pack_command(
 ) -> None:
     """Pack trained models, each into one .mar file: `tsx archive model.pt`.
 
-    Name, version and kind of the model are detected and printed. If a model file has the name of a command below, write ./inspect.
+    The name, version and kind of the model are detected and printed. For a model file named like a command below, write ./inspect.
 
-    With --check, FILE may also be an archive that exists. Exit code 3 means that it loaded but that there was no sample to send.
+    With --check, FILE may also be an existing archive. Exit code 3: it loaded, but there was no sample to send.
     """
     from tsx_cli.archive import actions
-    from tsx_cli.archive.model_file import Parts
+    from tsx_cli.archive.model_file import HandlerFiles
     from tsx_cli.archive.packing import Packing
 
-    parts = Parts(handler, model_file, split_list(extra_files), index_to_name)
+    parts = HandlerFiles(handler, model_file, split_list(extra_files), index_to_name)
     order = Packing(parts, name, version, requirements_file, config_file, export_path, format, force, samples or [])
     actions.pack_files(files or [], order, check_it, tolerance, as_json)
 
 
 @app.command()
 def inspect(file: Archive, as_json: AsJson = False) -> None:
-    """Show what an archive holds, without unpacking it."""
+    """Show what an archive contains, without unpacking it."""
     from tsx_cli.archive import actions
 
     actions.inspect(file, as_json)
@@ -75,7 +75,7 @@ def inspect(file: Archive, as_json: AsJson = False) -> None:
 
 @app.command()
 def verify(file: Archive, as_json: AsJson = False) -> None:
-    """Read every byte of an archive and compare it with what the archive says; exit code 1 if something is wrong."""
+    """Check every byte of an archive against its directory and checksums; exit code 1 if something is wrong."""
     from tsx_cli.archive import actions
 
     actions.verify(file, as_json)

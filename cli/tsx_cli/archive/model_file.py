@@ -1,4 +1,4 @@
-"""What follows from a model file: the kind of model, its name, and what has to go with it; and how that is said to a person."""
+"""Derives the kind, the name and the required files of a model from its file, and describes them for people."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ NEEDS_MODEL_FILE = ("eager", "safetensors")
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What goes with a model file."""
+class HandlerFiles:
+    """The handler of a model file, and its other files."""
 
     handler: str | None = None
     model_file: Path | None = None
@@ -45,10 +45,12 @@ class Parts:
         return self.handler is not None and self.handler not in BUILTIN_HANDLERS
 
 
-def work_out(path: Path | None, parts: Parts, *, name: str | None = None, version: str | None = None) -> tuple[ArchiveSpec, list[str]]:
+def work_out(
+    path: Path | None, parts: HandlerFiles, *, name: str | None = None, version: str | None = None
+) -> tuple[ArchiveSpec, list[str]]:
     """What to pack, and lines that say what was worked out. Raises `UsageError` where something is missing, and `ArchiveError`."""
     if path is None and not (parts.own_handler and name):
-        raise UsageError("name a model file, or for a model without one give --name and a --handler of your own")
+        raise UsageError("name a model file; for a model without one, give --name and your own --handler")
     handler = parts.handler or DEFAULT_HANDLER
     chosen = name or default_model_name(path or "")
     notes = []
@@ -60,7 +62,7 @@ def work_out(path: Path | None, parts: Parts, *, name: str | None = None, versio
             notes.append(f"note: {model.problem} It is packed anyway, because your own handler may be able to load it.")
     notes.append(f"name {chosen}, version {version or DEFAULT_VERSION}")
     notes.append(
-        f"handler {handler}" + ("" if parts.handler else ": tensors in, tensors out, as JSON (--handler image_classifier takes pictures)")
+        f"handler {handler}" + ("" if parts.handler else ": tensors in, tensors out, as JSON (--handler image_classifier accepts images)")
     )
     if handler in NOT_SERVED:
         notes.append(f"note: TorchServe has {handler}, but this version of tsx does not, so it cannot serve the model")
@@ -85,7 +87,7 @@ def kind_in_words(model: ModelFile) -> str:
     return text if model.detail in ("", text) else f"{text} ({model.detail})"
 
 
-def check(model: ModelFile, parts: Parts) -> None:
+def check(model: ModelFile, parts: HandlerFiles) -> None:
     """Refuse what a handler that comes with tsx could not load, and what nothing can load, with what to add or change."""
     if model.problem is not None and model.is_broken:
         raise CliError(model.problem)
@@ -95,7 +97,7 @@ def check(model: ModelFile, parts: Parts) -> None:
         raise CliError(model.problem)
     if model.whole_object is not None:
         raise UsageError(
-            f"{model.path} is a whole pickled {model.whole_object}, which only loads together with the code that wrote it. "
+            f"{model.path} is a whole pickled {model.whole_object}, which loads only together with the code that defines it. "
             "Save torch.save(model.state_dict(), FILE) and add --model-file with the class, or torch.export.save a program"
         )
     if model.kind in NEEDS_MODEL_FILE and parts.model_file is None:
@@ -106,7 +108,7 @@ def check(model: ModelFile, parts: Parts) -> None:
         raise UsageError(f"{model.path} is {KINDS[model.kind]} and contains its network; remove --model-file")
 
 
-def _index_to_name(path: Path | None, parts: Parts) -> Path | None:
+def _index_to_name(path: Path | None, parts: HandlerFiles) -> Path | None:
     """The names of a classifier's classes, where they lie beside the model file and were not given anyway."""
     if path is None or not parts.index_to_name or any(Path(extra).name == INDEX_TO_NAME for extra in parts.extra_files):
         return None

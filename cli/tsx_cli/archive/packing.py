@@ -1,4 +1,4 @@
-"""The steps of `tsx archive FILE`: work out, pack, check; each says what it did."""
+"""The steps of `tsx archive FILE`: detect, pack, check; each reports its result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tsx_archiver import Format, write_archive
 from tsx_archiver.limits import human
 from tsx_archiver.progress import progress_bar
-from tsx_cli.archive.model_file import Parts, work_out
+from tsx_cli.archive.model_file import HandlerFiles, work_out
 from tsx_cli.common.failure import FAILED, UsageError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.options import read_settings
@@ -25,9 +25,9 @@ NOTHING_SENT = 3  # exit code: the model loads, but there was no sample to send
 
 @dataclass(frozen=True)
 class Packing:
-    """What the command line says of how to pack."""
+    """The packing options of the command line."""
 
-    parts: Parts
+    parts: HandlerFiles
     name: str | None
     version: str | None
     requirements_file: Path | None
@@ -53,7 +53,7 @@ class Packing:
 
 @dataclass(frozen=True)
 class Packed:
-    """What became of one file, for a person and for `--json`."""
+    """The result of packing one file, for people and for `--json`."""
 
     archive: str
     name: str | None = None

@@ -1,1 +1,1 @@
-"""`tsx bench`: finds the best way to run a model inside a latency bound, proves it by measuring, and keeps it."""
+"""`tsx bench`: finds the best configuration of a model within a latency bound by measuring, and saves it."""

@@ -1,4 +1,4 @@
-"""`tsx bench`: from the words of the command line to a run, and back to an exit code."""
+"""`tsx bench`: from the command line to a run and its exit code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WITH_RESUME = {"model", "resume", "time_limit", "profile", "write", "upload", "a
 
 
 class OrAnother(TyperCommand):
-    """A command that becomes another one where its words say so: a server that runs already has other options."""
+    """A command that another one replaces, depending on its arguments: a running server has other options."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         module = another(args)

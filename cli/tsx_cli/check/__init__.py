@@ -1,1 +1,1 @@
-"""`tsx check --contract`: what a platform will ask of an image, asked on this machine, within the platform's limits."""
+"""`tsx check --contract`: simulates a platform's requests and limits for an image's entry point on this machine."""

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tsx_cli.archive.check import Sample
+from tsx_cli.archive.check import ModelSample
 from tsx_cli.check.container import unpack_model
 from tsx_cli.check.entry import ENTRY, LAST, environment
 from tsx_cli.check.lambda_events import balancer, function_url, messages, rest_api
-from tsx_cli.check.lambda_host import INIT, LARGEST_ANSWER, LARGEST_REQUEST, Host, Invocation, RequestTooLarge
+from tsx_cli.check.lambda_host import INIT, LARGEST_ANSWER, LARGEST_REQUEST, Host, HostedInvocation, RequestTooLarge
 from tsx_cli.check.report import Report, time_of
 from tsx_cli.check.web import EMPTY
 from tsx_cli.deploy.preflight.diagnosis import diagnose
@@ -29,7 +29,7 @@ WAYS: Mapping[str, Callable[..., dict[str, Any]]] = {
 }
 
 
-def check(report: Report, archive: Path, samples: Sequence[Sample], env: Mapping[str, str], place: Path, timeout: float) -> None:
+def check(report: Report, archive: Path, samples: Sequence[ModelSample], env: Mapping[str, str], place: Path, timeout: float) -> None:
     """The image's entry in front of a Runtime API, frozen between invocations; `timeout` is the function's."""
     unpack_model(archive, place)
     own = environment({"TSX_MODEL_DIR": str(place / "model"), "TSX_TARGET": "lambda", **env})
@@ -54,7 +54,7 @@ def check(report: Report, archive: Path, samples: Sequence[Sample], env: Mapping
         host.close()
 
 
-def _starts(host: Host, samples: Sequence[Sample], report: Report) -> Sample | None:
+def _starts(host: Host, samples: Sequence[ModelSample], report: Report) -> ModelSample | None:
     """The first invocation of an environment, which brings the start along. None where there is no environment."""
     first = samples[0] if samples else EMPTY
     begin = time.monotonic()
@@ -77,7 +77,7 @@ def _starts(host: Host, samples: Sequence[Sample], report: Report) -> Sample | N
     return first
 
 
-def _answers(host: Host, samples: Sequence[Sample], report: Report) -> None:
+def _answers(host: Host, samples: Sequence[ModelSample], report: Report) -> None:
     slowest, good, largest = 0.0, 0, 0
     for sample in samples:
         begin = time.monotonic()
@@ -97,7 +97,7 @@ def _answers(host: Host, samples: Sequence[Sample], report: Report) -> None:
         report.add("answers, the largest", True, f"{largest} bytes", f"at most {LARGEST_ANSWER}")
 
 
-def _comes_by_each_way(host: Host, sample: Sample, report: Report) -> None:
+def _comes_by_each_way(host: Host, sample: ModelSample, report: Report) -> None:
     statuses = {}
     for name, event in WAYS.items():
         invocation = _sent(host, event, sample)
@@ -110,7 +110,7 @@ def _comes_by_each_way(host: Host, sample: Sample, report: Report) -> None:
     )
 
 
-def _takes_messages(host: Host, sample: Sample, report: Report) -> None:
+def _takes_messages(host: Host, sample: ModelSample, report: Report) -> None:
     """Two of a queue, which are one batch."""
     try:
         text = sample.body.decode()
@@ -135,7 +135,7 @@ def _takes_the_largest(host: Host, report: Report) -> None:
     report.add(f"an event of 6 MB ({len(body)} bytes in base64)", well, measured, "an answer", "see its log: it may need more memory")
 
 
-def _answers_in_time(host: Host, sample: Sample, report: Report) -> None:
+def _answers_in_time(host: Host, sample: ModelSample, report: Report) -> None:
     host.timeout, usual = min(SHORT, host.timeout), host.timeout
     begin = time.monotonic()
     invocation = _sent(host, function_url, sample)
@@ -154,7 +154,7 @@ def _ends(host: Host, report: Report) -> None:
     report.add("ends on SIGTERM", code is not None, "still there" if code is None else time_of(took), f"within {time_of(STOP)}", way)
 
 
-def _sent(host: Host, event: Callable[..., dict[str, Any]], sample: Sample) -> Invocation | str:
+def _sent(host: Host, event: Callable[..., dict[str, Any]], sample: ModelSample) -> HostedInvocation | str:
     """In words, where Lambda itself does not take it."""
     body: str | bytes = sample.body
     if sample.content_type.startswith(("text/", "application/json")):
@@ -166,7 +166,7 @@ def _sent(host: Host, event: Callable[..., dict[str, Any]], sample: Sample) -> I
         return f"{str(error).rstrip('.')}, and it has {carried}: send smaller inputs"
 
 
-def _status(invocation: Invocation) -> int | None:
+def _status(invocation: HostedInvocation) -> int | None:
     response = invocation.json()
     return response.get("statusCode") if isinstance(response, dict) else None
 

@@ -1,4 +1,4 @@
-"""`tsx check`: the words of its command line."""
+"""`tsx check`: the command line."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def check_command(
     ] = None,
     timeout: Annotated[
         str | None,
-        typer.Option("--timeout", help="Time to become ready, 10m by default; for Lambda: time of an invocation, 60s by default."),
+        typer.Option("--timeout", help="Time limit to become ready (10m by default); for Lambda, of an invocation (60s by default)."),
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable of the deployment's environment; may be repeated.")
+        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="An environment variable of the deployment; may be repeated.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Start the image's entry point on this machine and send it the platform's requests, within its limits, without a container runtime.
 
-    Exit code 1: a promise does not hold, and the output says what to do.
+    Exit code 1: a requirement is not met; the output says what to do.
     """
     from tsx_cli.check.run import check  # here, as it imports the front end, and help must be quick
 

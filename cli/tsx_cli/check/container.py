@@ -1,4 +1,4 @@
-"""The contract of a container of one's own, and of a pod: the image's health check, requests, and the end within the grace period."""
+"""The contract of a container or pod: the health check, requests, and the end within the grace period."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tsx_archiver import open_archive
-from tsx_cli.archive.check import Sample
+from tsx_cli.archive.check import ModelSample
 from tsx_cli.check.entry import environment, free_ports, started
 from tsx_cli.check.report import Report
 from tsx_cli.check.web import Web, answers_samples, becomes_ready, ends_in_order, has_metrics, stays_well_under_load
@@ -19,7 +19,7 @@ HEALTH, ANSWER, GRACE = 5.0, 120.0, 30.0  # seconds: HEALTHCHECK's time-out, the
 MOST = 6553500  # bytes: TorchServe's own limit, and the setting's
 
 
-def check(report: Report, archive: Path, samples: Sequence[Sample], env: Mapping[str, str], place: Path, startup: float) -> None:
+def check(report: Report, archive: Path, samples: Sequence[ModelSample], env: Mapping[str, str], place: Path, startup: float) -> None:
     """The model lies there unpacked, as the image has it."""
     name = unpack_model(archive, place)
     inference, management, metrics = free_ports(3)

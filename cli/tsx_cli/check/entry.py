@@ -1,4 +1,4 @@
-"""The entry of an image as a process of this machine, and how a platform talks to it: HTTP, a signal, and then no more patience."""
+"""The entry point of an image as a process on this machine, and a platform's side of it: HTTP, SIGTERM, then SIGKILL."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PlatformResponse:
 
 
 @dataclass
-class Entry:
+class EntryProcess:
     process: subprocess.Popen[bytes]
     log_file: Path
     started: float  # by time.monotonic
@@ -69,13 +69,13 @@ def environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def started(directory: Path, env: Mapping[str, str]) -> Generator[Entry, None, None]:
+def started(directory: Path, env: Mapping[str, str]) -> Generator[EntryProcess, None, None]:
     """In `directory`. What is left of it at the end is killed."""
     log_file = directory / "container.log"
     with log_file.open("wb") as log:
         begin = time.monotonic()
         process = subprocess.Popen(ENTRY, cwd=directory, env=environment(env), stdout=log, stderr=log, start_new_session=True)
-    entry = Entry(process, log_file, begin)
+    entry = EntryProcess(process, log_file, begin)
     try:
         yield entry
     finally:

@@ -1,4 +1,4 @@
-"""The events that Lambda's services send, as they are documented: a request by each way, and messages of a queue."""
+"""Events of the services that invoke Lambda, as documented: an HTTP request in each format, and messages of a queue."""
 
 from __future__ import annotations
 

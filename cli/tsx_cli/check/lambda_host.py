@@ -1,4 +1,4 @@
-"""What Lambda does to a container, by its documentation: start it, serve it the Runtime API, freeze it between invocations, end it.
+"""Simulates Lambda by its documentation: starts a container, serves the Runtime API, freezes it between invocations, ends it.
 
 Limits: 10 s to start (then it is started again, in the time of the invocation), the function's timeout for an invocation, 6 MB each way. An
 environment whose process has ended, or did not answer in time, is replaced at the next invocation.
@@ -35,8 +35,8 @@ class RequestTooLarge(Exception):
 
 
 @dataclass
-class Invocation:
-    """One of them, from `begin` to its answer."""
+class HostedInvocation:
+    """One invocation, from `begin` to its answer."""
 
     payload: bytes
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
@@ -89,8 +89,8 @@ class Host:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] = self.log_file.open("ab")
-        self._waiting: queue.Queue[Invocation | None] = queue.Queue()
-        self.under_way: dict[str, Invocation] = {}
+        self._waiting: queue.Queue[HostedInvocation | None] = queue.Queue()
+        self.under_way: dict[str, HostedInvocation] = {}
         self._ready = threading.Event()  # the environment has asked for its first invocation, or has ended
         self._began = 0.0
         self._server = _Server(self)
@@ -108,17 +108,17 @@ class Host:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
-    def invoke(self, event: Any) -> Invocation:
+    def invoke(self, event: Any) -> HostedInvocation:
         """Synchronously, as `RequestResponse`. Raises RequestTooLarge."""
         invocation = self.begin(event)
         self.wait(invocation)
         return invocation
 
-    def begin(self, event: Any) -> Invocation:
+    def begin(self, event: Any) -> HostedInvocation:
         payload = event if isinstance(event, bytes) else json.dumps(event).encode()
         if len(payload) > LARGEST_REQUEST:
             raise RequestTooLarge(f"Request must be smaller than {LARGEST_REQUEST} bytes for the InvokeFunction operation")
-        invocation = Invocation(payload)
+        invocation = HostedInvocation(payload)
         with self._lock:
             if not self._is_there() and not self._start():
                 head = self.init_error or {}
@@ -130,7 +130,7 @@ class Host:
             self._waiting.put(invocation)
         return invocation
 
-    def wait(self, invocation: Invocation) -> None:
+    def wait(self, invocation: HostedInvocation) -> None:
         """Until it is answered, or its time is over, or its environment has ended."""
         while not invocation.done.wait(0.02 if self._process is None or self._process.poll() is not None else 0.25):
             process = self._process
@@ -214,7 +214,7 @@ class Host:
 
     # What the Runtime API calls
 
-    def next(self) -> Invocation | None:
+    def next(self) -> HostedInvocation | None:
         """None: the environment has ended."""
         waiting = self._waiting
         self._ready.set()
@@ -224,7 +224,7 @@ class Host:
                     self._process.send_signal(signal.SIGSTOP)
         return waiting.get()
 
-    def answered(self, invocation: Invocation, body: bytes, *, failed: bool = False) -> int:
+    def answered(self, invocation: HostedInvocation, body: bytes, *, failed: bool = False) -> int:
         """The status of the Runtime API's answer."""
         if self.under_way.pop(invocation.id, None) is None:
             return 400
@@ -290,7 +290,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._reply(host.answered(invocation, body, failed=verb == "error"), b'{"status":"OK"}')
 
-    def _stream(self, host: Host, invocation: Invocation) -> int:
+    def _stream(self, host: Host, invocation: HostedInvocation) -> int:
         invocation.streamed = True
         whole = b""
         for part in self._chunks():

@@ -1,4 +1,4 @@
-"""What was checked: each promise with its limit, what was measured, and what to do where it does not hold."""
+"""The report of a check: each requirement with its limit, the measurement, and what to do if it fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MARKS = {True: "ok", False: "FAILED", None: "-"}
 
 @dataclass(frozen=True)
 class Check:
-    """`ok` is None where there was nothing to check it with, which `way` explains."""
+    """One check. `ok` is None if there was nothing to check with; `way` says why."""
 
     what: str
     ok: bool | None

@@ -1,4 +1,4 @@
-"""Checks an archive against a platform's contract, in a directory that is laid out as the platform lays it out."""
+"""Checks an archive against a platform's contract, in a directory with the platform's layout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from tsx_archiver import open_archive
 from tsx_archiver.storage.private_directory import temporary_place
-from tsx_cli.archive.check import Sample, read_sample
+from tsx_cli.archive.check import ModelSample, read_sample
 from tsx_cli.archive.packing import sample_files
 from tsx_cli.check import aws_lambda, container, sagemaker
 from tsx_cli.check.report import Report
@@ -20,7 +20,7 @@ from tsx_cli.common.options import read_pair
 from tsx_cli.deploy.spec import span
 from tsx_runtime.shared.log_format import escaped
 
-ContractCheck = Callable[[Report, Path, Sequence[Sample], Mapping[str, str], Path, float], None]
+ContractCheck = Callable[[Report, Path, Sequence[ModelSample], Mapping[str, str], Path, float], None]
 CONTRACTS: Mapping[str, tuple[ContractCheck, float]] = {  # and the seconds to start, or of an invocation, where nothing else is said
     "sagemaker": (sagemaker.check, 600.0),
     "container": (container.check, 600.0),
@@ -47,4 +47,4 @@ def check(archive: Path, contract: str, given: Sequence[Path], timeout: str | No
         for line in report.log:
             print(f"| {escaped(line)}")
         count = len(report.failed)
-        raise CliError(f"{report.model} does not keep {count} promise{'' if count == 1 else 's'} of {contract}'s contract")
+        raise CliError(f"{report.model} does not meet {count} requirement{'' if count == 1 else 's'} of {contract}'s contract")

@@ -7,7 +7,7 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tsx_cli.archive.check import Sample
+from tsx_cli.archive.check import ModelSample
 from tsx_cli.check.entry import free_ports, started, try_request
 from tsx_cli.check.report import Report
 from tsx_cli.check.web import Web, answers_samples, becomes_ready, ends_in_order, has_metrics, stays_well_under_load, takes_the_largest
@@ -17,7 +17,7 @@ from tsx_cli.deploy.preflight.limits import LIMITS
 PING, CONNECT, STOP = 2.0, 0.25, 30.0  # seconds
 
 
-def check(report: Report, archive: Path, samples: Sequence[Sample], env: Mapping[str, str], place: Path, startup: float) -> None:
+def check(report: Report, archive: Path, samples: Sequence[ModelSample], env: Mapping[str, str], place: Path, startup: float) -> None:
     """As the host does: the model unpacked at one place, `serve` started, asked, and stopped."""
     unpack_model(archive, place)
     limits = LIMITS["sagemaker"]

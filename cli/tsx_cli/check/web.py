@@ -1,4 +1,4 @@
-"""What platforms that speak HTTP ask of a container alike: to become ready, to answer, to stay well meanwhile, and to end in order."""
+"""The checks that HTTP platforms share: a container becomes ready, answers, stays healthy under load, and stops in order."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tsx_cli.archive.check import Sample
-from tsx_cli.check.entry import Entry, PlatformResponse, send_request, try_request
+from tsx_cli.archive.check import ModelSample
+from tsx_cli.check.entry import EntryProcess, PlatformResponse, send_request, try_request
 from tsx_cli.check.report import Report, time_of
 from tsx_cli.deploy.preflight.diagnosis import diagnose
 
 QUICKER = "make the handler faster, or its batches smaller"
 AGAIN = 0.1  # seconds between two looks at whether it is well; platforms look less often
-EMPTY = Sample("{}", "application/json", b"{}")  # sent where there is no sample
+EMPTY = ModelSample("{}", "application/json", b"{}")  # sent where there is no sample
 CLIENTS, LOAD = 4, 2.0  # at a time, and for how many seconds
 
 
 @dataclass(frozen=True)
 class Web:
-    """Where a platform finds what, and how long it waits."""
+    """The paths and time limits of a platform."""
 
     port: int
     health: str
@@ -36,7 +36,7 @@ class Web:
     connect_limit: float | None = None
 
 
-def becomes_ready(web: Web, entry: Entry, report: Report) -> bool:
+def becomes_ready(web: Web, entry: EntryProcess, report: Report) -> bool:
     """Polled from the start: a refused connection is fine, but an answer must come in time, with 200 only once ready."""
     slowest, asked = 0.0, 0
     while entry.is_up and entry.since() < web.start_limit:
@@ -65,7 +65,7 @@ def becomes_ready(web: Web, entry: Entry, report: Report) -> bool:
     return report.add("ready", False, f"ended with {entry.process.returncode} after {time_of(entry.since())}", "stays up", way)
 
 
-def answers_samples(web: Web, samples: Sequence[Sample], most: int, report: Report) -> Sample | None:
+def answers_samples(web: Web, samples: Sequence[ModelSample], most: int, report: Report) -> ModelSample | None:
     """The first that was answered with 200, if any."""
     if not samples:
         return _without_samples(web, report)
@@ -95,7 +95,7 @@ def answers_samples(web: Web, samples: Sequence[Sample], most: int, report: Repo
     return good
 
 
-def _without_samples(web: Web, report: Report) -> Sample | None:
+def _without_samples(web: Web, report: Report) -> ModelSample | None:
     answered = _send(web, EMPTY)
     if isinstance(answered, str):
         report.add("a request", False, answered, f"within {time_of(web.answer_limit)}", "nothing came back; look at its log")
@@ -105,7 +105,7 @@ def _without_samples(web: Web, report: Report) -> Sample | None:
     return None
 
 
-def _send(web: Web, sample: Sample) -> PlatformResponse | str:
+def _send(web: Web, sample: ModelSample) -> PlatformResponse | str:
     return try_request(web.port, "POST", web.predict, web.answer_limit, sample.body, {"Content-Type": sample.content_type})
 
 
@@ -115,7 +115,7 @@ def has_metrics(port: int, what: str, limit: float, way: str, report: Report) ->
     report.add(what, well, answered if isinstance(answered, str) else f"status {answered.status}", "200, for Prometheus", way)
 
 
-def stays_well_under_load(web: Web, sample: Sample | None, report: Report) -> None:
+def stays_well_under_load(web: Web, sample: ModelSample | None, report: Report) -> None:
     """Clients that send one after the other, and between them the platform's question."""
     over = time.monotonic() + LOAD
     connects: list[float] = []
@@ -154,7 +154,7 @@ def stays_well_under_load(web: Web, sample: Sample | None, report: Report) -> No
 
 def takes_the_largest(web: Web, size: int, report: Report) -> None:
     """Whatever the handler makes of zeros: the server must take them, and be well afterwards."""
-    answered = _send(web, Sample("zeros", "application/octet-stream", bytes(size)))
+    answered = _send(web, ModelSample("zeros", "application/octet-stream", bytes(size)))
     if isinstance(answered, str):
         report.add(f"a body of {size} bytes", False, answered, "an answer", "see its log; raise max_request_size")
         return
@@ -162,7 +162,7 @@ def takes_the_largest(web: Web, size: int, report: Report) -> None:
     report.add(f"a body of {size} bytes", answered.status != 413, f"status {answered.status} in {time_of(answered.took)}", "not 413", way)
 
 
-def ends_in_order(web: Web, entry: Entry, sample: Sample | None, report: Report) -> None:
+def ends_in_order(web: Web, entry: EntryProcess, sample: ModelSample | None, report: Report) -> None:
     """SIGTERM while a request is on its way: that is answered, and the process is gone in time."""
     found: list[PlatformResponse | str] = []
     last = threading.Thread(target=lambda: found.append(_send(web, sample or EMPTY)), daemon=True)

@@ -1,1 +1,1 @@
-"""What all commands share: options, output, failures, the HTTP client."""
+"""Code that all commands share: options, output, failures, the HTTP client."""

@@ -1,4 +1,4 @@
-"""The commands' way to a running server, over HTTP."""
+"""The HTTP client of the commands."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Server:
         """What an answer of 400 or more says, with the next step, where that is known here rather than on the server."""
         error = _failure(status, body)
         if error.type in WRONG_PLACE and (odd := _odd_name(path)) is not None:
-            return RequestFailed(error.status, f"there is no model, version or label '{odd}': names have no '/' and are not empty")
+            return RequestFailed(error.status, f"'{odd}' is not a valid name of a model, version or label: it is empty or has a '/'")
         if error.type == NOT_ALLOWED and self.role == "management":
             text = f"{self.url} does not allow models to be registered or removed; start the server with enable_model_api = true"
             return RequestFailed(error.status, text, type=error.type)

@@ -1,4 +1,4 @@
-"""How a command ends when something is wrong: one message, an exit code, and a traceback only when asked for."""
+"""How a command fails: one message, an exit code, and a traceback only with --debug."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CliError(Exception):
 
 
 class UsageError(CliError):
-    """What was asked for makes no sense, whatever the state of the world."""
+    """The command line itself is wrong, whatever the state of server and files."""
 
     exit_code = USAGE
 

@@ -1,4 +1,4 @@
-"""Files that commands are given: what they hold, and what goes over HTTP as which content type."""
+"""Reads the input files of commands, and guesses their content types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of commands that import a command's module only when that command runs, so that help and completion stay quick."""
+"""Command groups that import a command's module only when it runs, so that help and completion stay fast."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LazyGroup(TyperGroup):
 
 
 class DefaultGroup(TyperGroup):
-    """Runs its command `default` where the first word names no command; its help is that command's, with the others listed."""
+    """Runs its command `default` if the first argument names no command; its help is that of `default`, with the other commands listed."""
 
     default = ""
 

@@ -1,4 +1,4 @@
-"""Options that several commands have, and the settings that follow from them."""
+"""Options that several commands share, and the resulting settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read settings from this file instead of ./tsx.toml.")]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Give any setting a value; may be repeated. `tsx config show` lists them."),
+    typer.Option("--set", metavar="NAME=VALUE", help="Set any setting; may be repeated. `tsx config show` lists them."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Handler = Annotated[
@@ -33,7 +33,7 @@ ExtraFiles = Annotated[
     list[str] | None, typer.Option("--extra-files", metavar="FILE,...", help="Other files the handler needs; may be repeated.")
 ]
 ModelName = Annotated[str, typer.Argument(help="Name of the model.")]
-Url = Annotated[str | None, typer.Option("--url", help="Address of the server; by default that of the settings.")]
+Url = Annotated[str | None, typer.Option("--url", help="Address of the server; by default from the settings.")]
 
 
 def management(url: str | None, config: Path | None) -> Server:

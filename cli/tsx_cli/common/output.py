@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for programs, and plain columns where no terminal is."""
+"""The output of commands: tables for people, JSON for programs, and plain columns without a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a server is, and whose certificate is trusted there: for the client of the commands and for the load generator."""
+"""The address of a server and its trusted certificate, for the commands' client and the load generator."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def distrust(
 ) -> str:
     """Why the TLS handshake failed and what to do; `address` is the option that has the URL, `trust` how to trust a certificate."""
     if not isinstance(error, ssl.SSLCertVerificationError):
-        return f"no server speaks TLS there ({error.reason or error}); is its address one with http://?"
+        return f"the server does not speak TLS ({error.reason or error}); does its address begin with http://?"
     if "ostname mismatch" in error.verify_message or "IP address mismatch" in error.verify_message:
         return f"{error.verify_message} Give {address} a name that the certificate has, or make one with this name (subjectAltName)."
-    return f"the server's certificate is not trusted here ({error.verify_message}); {trust}"
+    return f"this machine does not trust the server's certificate ({error.verify_message}); {trust}"

@@ -1,4 +1,4 @@
-"""The parts of a request's time, as they look on a terminal."""
+"""The stages of a request's time, formatted for a terminal."""
 
 from __future__ import annotations
 

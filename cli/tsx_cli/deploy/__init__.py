@@ -1,1 +1,1 @@
-"""`tsx deploy`: an archive on a container host, SageMaker, Lambda or Kubernetes, by a plan that is shown before it is carried out."""
+"""`tsx deploy`: deploys an archive to a container host, SageMaker, Lambda or Kubernetes; the plan is shown first."""

@@ -1,4 +1,4 @@
-"""What a person wants deployed, and where: the flags of `tsx deploy` over `[deploy]` and `[deploy.NAME]` of tsx.toml.
+"""The specification of a deployment: the options of `tsx deploy` over `[deploy]` and `[deploy.NAME]` of tsx.toml.
 
 A key that is not known is an error that names the nearest; a value that no platform takes is an error before anything is asked of it.
 """
@@ -68,19 +68,19 @@ Words = Annotated[tuple[str, ...], BeforeValidator(words)]
 Percent = Annotated[float, BeforeValidator(where_text(parse_percent))]
 
 
-class Part(BaseModel):
+class SpecSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Canary(Part):
-    """The new version gets a share first, and goes back by itself when an alarm goes off while it does."""
+class Canary(SpecSection):
+    """The new version gets a share of the requests first, and is rolled back if an alarm goes off."""
 
     percent: Percent = Field(default=10, ge=1, le=50)
     bake: Annotated[Seconds, Field(ge=0, le=3600)] = 600
     alarms: tuple[str, ...] = ("5xx>0",)  # `5xx>N` in a minute, `p95>300ms`, `p99>1s`, or the name of an existing alarm
 
 
-class Autoscaling(Part):
+class Autoscaling(SpecSection):
     min: int = Field(default=1, ge=0)
     max: int = Field(default=4, ge=1)
     target: float = Field(default=4, gt=0)  # requests in flight for each instance; asynchronous: that wait
@@ -94,13 +94,13 @@ class Autoscaling(Part):
         return self
 
 
-class Serverless(Part):
+class Serverless(SpecSection):
     memory: int = Field(default=4096, ge=1024, le=6144, multiple_of=1024)
     concurrency: int = Field(default=20, ge=1, le=200)
     provisioned: int | None = Field(default=None, ge=1, le=200)
 
 
-class Asynchronous(Part):
+class Asynchronous(SpecSection):
     output: str  # s3://bucket/prefix
     failures: str | None = None
     success_topic: str | None = None
@@ -108,12 +108,12 @@ class Asynchronous(Part):
     concurrency: int | None = Field(default=None, ge=1, le=1000)  # of one instance
 
 
-class DataCapture(Part):
+class DataCapture(SpecSection):
     percent: Percent = Field(default=100, ge=0, le=100)
     to: str  # s3://bucket/prefix
 
 
-class SageMaker(Part):
+class SageMaker(SpecSection):
     role: Role | None = None  # ARN of the execution role
     bucket: str | None = None
     instance_type: str = "ml.c6i.xlarge"
@@ -132,7 +132,7 @@ class SageMaker(Part):
     data_capture: DataCapture | None = None
 
 
-class Queue(Part):
+class Queue(SpecSection):
     """An SQS queue whose messages are the function's requests."""
 
     arn: str = Field(pattern=r"^arn:aws[a-z-]*:sqs:[a-z0-9-]+:\d+:[\w-]+(\.fifo)?$")
@@ -148,8 +148,8 @@ class Queue(Part):
         return self
 
 
-class ManagedInstances(Part):
-    """Instances of one's own that Lambda manages: environments take several requests at a time there, and have GPUs."""
+class ManagedInstances(SpecSection):
+    """Instances in the user's account that Lambda manages: their environments take several requests at a time, and can have GPUs."""
 
     provider: str | None = None  # ARN of a capacity provider; without it one is made, of what follows
     subnets: Words = ()
@@ -163,13 +163,13 @@ class ManagedInstances(Part):
 
 
 class LambdaScaling(Autoscaling):
-    """Of provisioned concurrency."""
+    """Autoscaling of provisioned concurrency."""
 
     min: int = Field(default=1, ge=1)
     target: float = Field(default=0.7, ge=0.1, le=0.9)  # the share of it that is in use
 
 
-class Lambda(Part):
+class Lambda(SpecSection):
     role: Role | None = None  # ARN of the execution role
     memory: int = Field(default=3008, ge=128, le=32_768)  # MiB; the CPU comes with it
     timeout: Annotated[Seconds, Field(ge=1, le=900)] = 60
@@ -186,8 +186,8 @@ class Lambda(Part):
     managed_instances: ManagedInstances | None = None
 
 
-class Build(Part):
-    """The image that is built where none is given."""
+class Build(SpecSection):
+    """The image that is built if none is given."""
 
     tool: Literal["auto", "docker", "podman", "buildah"] = "auto"
     base: str | None = None  # image with Python; python:3.X-slim of the Python that runs this command, if not set
@@ -206,7 +206,7 @@ class Build(Part):
         return words
 
 
-class Container(Part):
+class Container(SpecSection):
     engine: Literal["auto", "docker", "podman"] = "auto"
     host: str = "127.0.0.1"  # where it is published; tokens are needed for any other than this machine's own
     port: int = Field(default=8080, ge=1, le=65_535)
@@ -218,7 +218,7 @@ class Container(Part):
     grace: Annotated[Seconds, Field(ge=1)] = 30  # from SIGTERM to SIGKILL
 
 
-class Kubernetes(Part):
+class Kubernetes(SpecSection):
     namespace: str = Field(default="default", pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
     context: str | None = None  # of kubectl
     replicas: int = Field(default=2, ge=0)
@@ -237,7 +237,7 @@ class Kubernetes(Part):
     storage: str | None = None  # where KServe finds the archive, such as s3://bucket/models/digits
 
 
-class DeploySpec(Part):
+class DeploySpec(SpecSection):
     name: str
     target: Target
     model: Path
@@ -270,7 +270,7 @@ def read_named(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("name", "target"):
         if not isinstance(values.get(key), str):
             raise UsageError(f"{key} is not given: --{key}, or {key} under [deploy] in tsx.toml")
-    parts: dict[str, type[Part]] = {"build": Build, "container": Container, "kubernetes": Kubernetes}
+    parts: dict[str, type[SpecSection]] = {"build": Build, "container": Container, "kubernetes": Kubernetes}
     try:
         tables = {key: part.model_validate(values.get(key, {})).model_dump() for key, part in parts.items()}
     except ValidationError as error:
@@ -348,11 +348,11 @@ def _known(place: tuple[Any, ...]) -> list[str]:
     for key in place:
         field = next((field for name, field in model.model_fields.items() if key in (name, field.alias)), None)
         parts = [] if field is None else [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
-        model = next((kind for kind in parts if issubclass(kind, Part)), None)
+        model = next((kind for kind in parts if issubclass(kind, SpecSection)), None)
         if model is None:
             return []
     return _fields(model)
 
 
-def _fields(model: type[Part]) -> list[str]:
+def _fields(model: type[SpecSection]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]

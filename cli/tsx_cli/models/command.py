@@ -89,13 +89,13 @@ def replace(
     archive: Annotated[str, typer.Argument(help="File name of an archive in the server's model store.")],
     name: Annotated[str | None, typer.Option(help="Name of the model; by default the archive's.")] = None,
     handler: Annotated[str | None, typer.Option(help="Handler to use in place of the archive's.")] = None,
-    workers: Annotated[int | None, typer.Option(min=0, help="Workers to start; as many as there are if not given.")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="Workers to start; by default as many as now.")] = None,
     no_wait: NoWait = False,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Replace the version with the archive's number, else the default version, without losing a request."""
+    """Replace the version that has the archive's version number, or else the default version, without losing a request."""
     query = path("models", url=archive, model_name=name, handler=handler, initial_workers=workers, replace=True, synchronous=not no_wait)
     _say(management(url, config).call("POST", query).json(), as_json)
 
@@ -114,7 +114,7 @@ def scale(
 ) -> None:
     """Change how many workers serve a model, and wait until they are ready."""
     if (workers is None) == (minimum is None and maximum is None):
-        raise UsageError(f"say how many workers '{name}' should have: `tsx models scale {name} 2`, or --min and --max")
+        raise UsageError(f"give the number of workers for '{name}': `tsx models scale {name} 2`, or --min and --max")
     least = workers if minimum is None else minimum
     most = workers if maximum is None else maximum
     query = path("models", name, *([] if version is None else [version]), min_worker=least, max_worker=most, synchronous=not no_wait)
@@ -141,12 +141,12 @@ def change(
 @app.command()
 def set_default(
     name: ModelName,
-    version: Annotated[str, typer.Argument(help="The version that answers where a request names none.")],
+    version: Annotated[str, typer.Argument(help="Version that answers requests without a version.")],
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Choose the version that answers requests which name none."""
+    """Choose the version that answers requests without a version."""
     _say(management(url, config).call("PUT", path("models", name, version, "set-default")).json(), as_json)
 
 

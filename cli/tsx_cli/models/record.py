@@ -1,4 +1,4 @@
-"""`tsx models record`: a share of a model's requests is written to files on the server."""
+"""`tsx models record`: writes a share of a model's requests to files on the server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def record(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Record requests to send them again later (`tsx replay`); without options, show what is recorded."""
+    """Record requests for `tsx replay`; without options, show what is recorded."""
     terms = {key: value for key, value in {"share": share, "max_size": max_size, "max_age": max_age}.items() if value is not None}
     if off and (terms or answers):
         raise UsageError("--off ends the recording; use it without --share, --max-size, --max-age and --answers")

@@ -1,4 +1,4 @@
-"""`tsx models rollout`: have another version take over step by step, and watch it."""
+"""`tsx models rollout`: moves requests to another version step by step, and watches it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rollout(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Move the requests of a model to another version step by step, as long as it does well; show, watch or stop that."""
+    """Move a model's requests to another version step by step while its checks pass; or show, watch or stop a rollout."""
     given = {"steps": steps, "bake": bake, "max_error_rate": max_error_rate, "max_p99": max_p99, "min_requests": min_requests}
     if version is None and (named := [f"--{option.replace('_', '-')}" for option, value in given.items() if value is not None]):
         raise UsageError(f"{named[0]} belongs to a new rollout: give the version, as in `tsx models rollout {name} 2.0 {named[0]} ...`")

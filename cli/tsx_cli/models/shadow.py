@@ -33,7 +33,7 @@ def shadow(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Show what a model's shadow has shown, or begin one, or change it; what is not named stays."""
+    """Show the results of a model's shadow, start one, or change it; what is not given stays unchanged."""
     server, target = management(url, config), path("models", name, "shadow")
     wanted = to is not None or share is not None or how is not None or bool(ignore)
     if off and (wanted or reset):

@@ -1,4 +1,4 @@
-"""`tsx models traffic`, `label` and `rollback`: how the requests of a model are shared out among its versions."""
+"""`tsx models traffic`, `label` and `rollback`: how a model's requests are split among its versions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def traffic(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Show how requests are shared out among the versions of a model, or change it; what is not named stays."""
+    """Show or change how a model's requests are split among its versions; what is not given stays unchanged."""
     server, target = management(url, config), path("models", name, "traffic")
     wanted = [bool(weights), sticky is not None, bool(rule), no_rules]
     if clear and any(wanted):
@@ -66,7 +66,7 @@ def label(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Give versions other names, which can stand in URLs in their place; without any, show those there are."""
+    """Give versions labels, which URLs can use in place of version numbers; without arguments, list the labels."""
     server, target = management(url, config), path("models", name, "traffic")
     given = [_label(text) for text in labels or []]
     words = [*(word for word, _ in given), *(remove or [])]
@@ -92,7 +92,7 @@ def label(
 
 
 def rollback(name: ModelName, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
-    """Undo the last change of a model's traffic, labels or default version; once more, and it is there again."""
+    """Undo the last change of a model's traffic, labels or default version; a second rollback restores it."""
     _show(management(url, config).call("POST", path("models", name, "rollback")).json(), as_json)
 
 
@@ -140,7 +140,7 @@ def _weights(texts: Sequence[str]) -> dict[str, float]:
 def _rule(text: str) -> dict[str, str]:
     found = RULE.fullmatch(text.strip())
     if found is None:
-        raise UsageError(f"a rule looks like 'header X-Beta=1 -> 2.0', or 'header X-User~test-.* -> 2.0' for a pattern, not '{text}'")
+        raise UsageError(f"a rule has the form 'header X-Beta=1 -> 2.0', or 'header X-User~test-.* -> 2.0' for a pattern, not '{text}'")
     return {"header": found["header"], "equals" if found["sign"] == "=" else "matches": found["value"], "to": found["to"]}
 
 

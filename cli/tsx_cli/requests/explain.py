@@ -17,14 +17,14 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def explain(
-    request_id: Annotated[str, typer.Argument(help="The x-request-id of its answer.")],
+    request_id: Annotated[str, typer.Argument(help="The x-request-id of the request's answer.")],
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
 ) -> None:
     """Show where the time of one request went, from its arrival to its answer.
 
-    A server remembers the newest 2000 requests of each version of a model, and the slowest hundred of the last half hour.
+    The server keeps the newest 2000 requests of each version of a model, and the slowest hundred of the last half hour.
     """
     words = request_id.split()  # as it was cut out of an answer's head, with the end of its line
     if len(words) != 1:

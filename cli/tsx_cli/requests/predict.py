@@ -1,4 +1,4 @@
-"""`tsx predict`: one request to a running server, and its answer in a form that fits where it goes."""
+"""`tsx predict`: sends one request to a running server, and prints or saves the answer."""
 
 from __future__ import annotations
 

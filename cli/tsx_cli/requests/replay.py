@@ -1,4 +1,4 @@
-"""`tsx replay`: the requests of a recording are sent again, as far apart as they came."""
+"""`tsx replay`: sends the requests of a recording again, with their original spacing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tsx_cli.common.output import one_line, print_result, print_table
 from tsx_runtime.recordings import NotARecording, Recorded, read
 from tsx_runtime.shared.quantiles import nearest_rank
 
-AHEAD = 1000  # requests that may wait for a connection: who is that late reads no more of the recording
+AHEAD = 1000  # requests that may wait for a connection; beyond it no more of the recording is read
 SHOWN = 5  # requests whose answers differ
 TICK = 0.2  # seconds between two looks at the progress
 
@@ -36,8 +36,8 @@ app = typer.Typer(add_completion=False)
 def replay(
     recording: Annotated[Path, typer.Argument(metavar="FILE|DIRECTORY", help="A recording, or a directory of recordings.")],
     speed: Annotated[float, typer.Option(min=0.001, help="Speed factor relative to the recording.")] = 1.0,
-    model: Annotated[str | None, typer.Option(help="Send them to this model; by default that of the recording.")] = None,
-    version: Annotated[str | None, typer.Option(help="Send them to this version or label.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model to send the requests to; by default that of the recording.")] = None,
+    version: Annotated[str | None, typer.Option(help="Version or label to send the requests to.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests to send.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Connections; further concurrent requests wait for a free one.")] = 64,
     as_json: AsJson = False,
@@ -63,7 +63,7 @@ def replay(
     if run.failed:
         raise CliError(f"{sum(run.failed.values())} of {run.sent} requests got no answer")
     if set(run.answers) == {404} and not run.equal:
-        raise CliError("nothing answers there: `tsx models list` shows what is served; --model and --version choose where the requests go")
+        raise CliError("no such model is served: `tsx models list` shows the models; --model and --version choose where the requests go")
     if run.refused and not run.alike and min(run.answers) >= 400:
         raise CliError(f"no request got the same answer as when it was recorded; the first got {run.refused}")
 
@@ -88,7 +88,7 @@ def target_of(entry: Recorded, model: str | None, version: str | None) -> str:
 
 @dataclass
 class Run:
-    """Latencies count from when a request was due: a server that holds up the generator does not get away with it."""
+    """Latencies count from the due time of a request, so a server that delays the generator does not look faster."""
 
     server: Server
     model: str | None

@@ -1,4 +1,4 @@
-"""The server that `torchserve` leaves running: its process, the file with its number, its end (contract 4.3)."""
+"""The background server of `torchserve`: its process, its pid file, its stop (contract 4.3)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAIN = CLEAN + "from tsx_cli.serve.torchserve import main; sys.exit(main())"
 
 
 class AlreadyRunning(Exception):
-    """Another server has the file."""
+    """Another server holds the pid file."""
 
 
 def pid_file() -> Path:
@@ -116,7 +116,7 @@ def teller(descriptor: int | None) -> Callable[[], None]:
     os.set_inheritable(descriptor, False)
 
     def tell() -> None:
-        with suppress(OSError):  # who started it has gone
+        with suppress(OSError):  # the starting process has gone
             os.write(descriptor, b"1")
         os.close(descriptor)
 

@@ -1,4 +1,4 @@
-"""`tsx serve`: the words of its command line."""
+"""`tsx serve`: the command line."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def serve_command(
     model_file: ModelFile = None,
     extra_files: ExtraFiles = None,
     model_store: Annotated[Path | None, typer.Option(help="Directory that models are registered from.")] = None,
-    host: Annotated[str | None, typer.Option(help="Host of all addresses.")] = None,
+    host: Annotated[str | None, typer.Option(help="Host name or IP address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for predictions; 0 chooses a free one.")] = None,
     management_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for managing models.")] = None,
     metrics_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for Prometheus.")] = None,
-    grpc_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for predictions by gRPC.")] = None,
-    grpc_management_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for managing models by gRPC.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Workers of each model.")] = None,
+    grpc_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for gRPC predictions.")] = None,
+    grpc_management_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for managing models over gRPC.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of workers per model.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests in a batch.")] = None,
     device: Annotated[Literal["cpu", "gpu"] | None, typer.Option(help="Where the models run.")] = None,
     config: Config = None,
@@ -39,13 +39,13 @@ def serve_command(
 ) -> None:
     """Serve archives, model directories or bare model files until Ctrl-C or SIGTERM.
 
-    Without a file it loads what the settings `load_models` and `load_workflows` name, or starts empty.
+    Without a file, the server loads what the settings `load_models` and `load_workflows` name, or starts empty.
     """
-    from tsx_cli.archive.model_file import Parts  # here, both of them, as they are slow to import, and help must be quick
+    from tsx_cli.archive.model_file import HandlerFiles  # here, both of them, as they are slow to import, and help must be quick
     from tsx_cli.serve import server
 
     settings, _ = read_settings(config, assignments, model_store=model_store)
     settings = server.with_addresses(settings, host, {"inference": port, "management": management_port, "metrics": metrics_port})
     settings = server.with_grpc_addresses(settings, host, {"grpc_inference": grpc_port, "grpc_management": grpc_management_port})
     chosen = {"initial_workers": workers, "batch_size": batch_size, "device_type": device}
-    server.serve_words(models or [], settings, Parts(handler, model_file, split_list(extra_files)), chosen)
+    server.serve_words(models or [], settings, HandlerFiles(handler, model_file, split_list(extra_files)), chosen)

@@ -1,4 +1,4 @@
-"""What `tsx serve` and `torchserve` serve: from words and settings to a server, and back when it ends."""
+"""Runs the server of `tsx serve` and `torchserve` from arguments and settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.console import Console
 from tsx_archiver import plan_archive
 from tsx_archiver.names import MANIFEST_PATH
 from tsx_archiver.storage.private_directory import temporary_place
-from tsx_cli.archive.model_file import Parts, work_out
+from tsx_cli.archive.model_file import HandlerFiles, work_out
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import is_archive, is_workflow
 from tsx_cli.common.output import one_line
@@ -39,14 +39,14 @@ from tsx_runtime.targets.server.startup import (
 )
 
 
-def serve_words(words: Sequence[str], settings: Settings, parts: Parts, chosen: Mapping[str, object]) -> None:
+def serve_words(words: Sequence[str], settings: Settings, parts: HandlerFiles, chosen: Mapping[str, object]) -> None:
     """The files and directories that are named, else what the settings name. `chosen` is for each model; None leaves it open."""
     if chosen.get("device_type") == "gpu" and not gpu_count():
-        raise UsageError("--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); leave it out to run on CPU")
+        raise UsageError("--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); omit --device to run on the CPU")
     of_workflows = [word for word in words if is_workflow(_split(word)[1])]
     of_models = [word for word in words if word not in of_workflows]
     if parts.given and all(is_archive(_split(word)[1]) for word in of_models):
-        raise UsageError("--handler, --model-file and --extra-files go with a bare model file; archives and directories have their own")
+        raise UsageError("--handler, --model-file and --extra-files apply to bare model files; archives and directories have their own")
     with ExitStack() as stack:
         starts = [find_model(word, settings, parts, stack) for word in of_models] or models_from_settings(settings)
         named = [_split(word) for word in of_workflows]
@@ -82,7 +82,7 @@ def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | 
         old = parse_address(getattr(settings, setting))
         if old.scheme == "unix" and (host, port) != (None, None):
             if port is None:
-                raise UsageError(f"{setting} is {old}, which has no host; give a port as well, or leave --host out")
+                raise UsageError(f"{setting} is {old}, which has no host; give a port as well, or remove --host")
             old = parse_address("http://127.0.0.1:0")
         changed[setting] = str(old._replace(host=old.host if host is None else host, port=old.port if port is None else port))
         try:
@@ -92,7 +92,7 @@ def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | 
     return settings.model_copy(update=changed)
 
 
-def find_model(word: str, settings: Settings, parts: Parts, stack: ExitStack) -> StartModel:
+def find_model(word: str, settings: Settings, parts: HandlerFiles, stack: ExitStack) -> StartModel:
     """What `[NAME=]FILE` means: a path, else a file of the model store. A bare model file becomes a directory that `stack` removes."""
     name, path = _split(word)
     path = _there(path, "model store", settings.model_store)
@@ -147,7 +147,7 @@ def _split(word: str) -> tuple[str | None, Path]:
 
 
 @contextmanager
-def unpacked(path: Path, parts: Parts, name: str | None = None) -> Iterator[tuple[Path, list[str]]]:
+def unpacked(path: Path, parts: HandlerFiles, name: str | None = None) -> Iterator[tuple[Path, list[str]]]:
     """A model file as a directory like an unpacked archive, as long as the context lasts, and lines that say what was worked out.
 
     Code is copied, all else linked. Raises `UsageError` and `ArchiveError`.

@@ -1,4 +1,4 @@
-"""What `tsx serve` says once it answers: what it serves, where, a request to try, how to stop."""
+"""The start-up page of `tsx serve`: the models, the addresses, a request to try, how to stop."""
 
 from __future__ import annotations
 

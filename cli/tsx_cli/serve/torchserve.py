@@ -49,13 +49,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--models", metavar="[NAME=]FILE", nargs="+", help="models to load: files of the model store, or all")
     made.add_argument("--foreground", action="store_true", help="run in the foreground")
     made.add_argument("--no-config-snapshots", "--ncs", action="store_true", dest="ncs", help="do not write snapshots or start from one")
-    made.add_argument("--disable-token-auth", "--dt", action="store_true", help="serve without tokens")
-    made.add_argument("--enable-model-api", action="store_true", help="let requests register and remove models")
+    made.add_argument("--disable-token-auth", "--dt", action="store_true", help="do not require tokens")
+    made.add_argument("--enable-model-api", action="store_true", help="allow requests to register and remove models")
     made.add_argument(
         "--log-config", metavar="FILE", type=Path, help="a log4j2.xml, for its levels and sizes, or a file for Python's logging.config"
     )
-    made.add_argument("--cpp-log-config", metavar="FILE", type=Path, help="accepted: there is no C++ backend")
-    made.add_argument("--plugins-path", "--ppath", metavar="PATH", type=Path, help="accepted: Java plugins cannot be loaded")
+    made.add_argument("--cpp-log-config", metavar="FILE", type=Path, help="accepted and ignored: there is no C++ backend")
+    made.add_argument("--plugins-path", "--ppath", metavar="PATH", type=Path, help="accepted and ignored: Java plugins cannot be loaded")
     made.add_argument("--tell", type=int, help=argparse.SUPPRESS)  # between this command and the server that it starts
     return made
 
@@ -138,7 +138,7 @@ def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) 
     kept = {"model_store": arguments.model_store, "workflow_store": arguments.workflow_store, "load_models": split_list(arguments.models)}
     given = {
         **kept,
-        "disable_token_authorization": arguments.disable_token_auth,  # not kept: who starts a server again says again that it is open
+        "disable_token_authorization": arguments.disable_token_auth,  # not kept: a restart must ask for open access again
         "enable_model_api": arguments.enable_model_api,
         "log_config": arguments.log_config,
     }
@@ -152,7 +152,7 @@ def configure(arguments: argparse.Namespace, env: Mapping[str, str], warn: Any) 
     except SettingError as error:
         if not restored:
             raise
-        raise SettingError(f"{error.message}. That is the last snapshot; --ncs starts without it") from error
+        raise SettingError(f"{error.message}. This is the last snapshot; --ncs starts without it") from error
     settings = settings.model_copy(update={name: value for name, value in defaults(env).items() if origins.get(name) == "default"})
     base = {} if properties is None else load_properties(properties)
     base |= {name: ",".join(value) if isinstance(value, list) else str(value) for name, value in kept.items() if value}

@@ -1,1 +1,1 @@
-"""What HTTP and gRPC share: authorization, limits, descriptions and schemas."""
+"""Code that HTTP and gRPC share: authorization, limits, descriptions and schemas."""

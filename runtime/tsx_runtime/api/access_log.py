@@ -1,4 +1,4 @@
-"""The access log: a line for each answer of HTTP and gRPC (`/127.0.0.1:64003 "POST /predictions/resnet-18 HTTP/1.1" 200 118`)."""
+"""The access log: a line for each HTTP and gRPC answer (`/127.0.0.1:64003 "POST /predictions/resnet-18 HTTP/1.1" 200 118`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may call what: bearer tokens, and, on loopback, no web page of another site. Pure decisions on a request's headers.
+"""Authorization: bearer tokens, and, on loopback, no web page of another site. Pure functions of a request's headers.
 
 A browser sends a request to 127.0.0.1 for any page that asks it to, so a server on loopback is open to every page its
 user visits. Such a request names a foreign `Host` (a rebound name) or a foreign `Origin`, and is refused. One that a browser marks with
@@ -14,7 +14,7 @@ from tsx_runtime.api.client_limits import calling
 from tsx_runtime.api.headers import Pair
 from tsx_runtime.api.origins import host_of, host_of_origin
 from tsx_runtime.api.tokens import FAILED as FAILED_TO_RENEW
-from tsx_runtime.api.tokens import Key, Keys, build_keys
+from tsx_runtime.api.tokens import BearerToken, Keys, build_keys
 from tsx_runtime.errors import ForeignOrigin, InvalidToken, SettingError
 from tsx_runtime.plugins import Authenticate, Refused
 from tsx_runtime.settings.addresses import is_loopback_host, parse_address
@@ -24,9 +24,9 @@ FAILED = "Token Authorization failed. Token either incorrect, expired, or not pr
 
 
 class Guard(NamedTuple):
-    """What a request to some routes must show; raises a `TsxError` when it does not."""
+    """The authorization of a group of routes; raises a `TsxError` for a request without it."""
 
-    key: Key | None = None
+    key: BearerToken | None = None
     hosts: frozenset[str] | None = None  # names beyond loopback's own that may be called; None: any
     status: int = InvalidToken.status  # of a request whose token is wrong
     failed: str = FAILED
@@ -93,7 +93,7 @@ def _ask_plugins(plugins: Iterable[Authenticate], role: str, headers: Iterable[P
 
 
 class Guards(NamedTuple):
-    """One a kind of route; None where nothing is to be checked, so that such routes pay nothing."""
+    """One guard per kind of route; None if there is nothing to check, so that such routes pay nothing."""
 
     inference: Guard | None
     management: Guard | None

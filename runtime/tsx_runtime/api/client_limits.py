@@ -1,4 +1,4 @@
-"""How much one client may take: connections, requests a second, wrong tokens a minute. Decisions alone; clock and sockets are passed in.
+"""Limits per client: connections, requests per second, wrong tokens per minute. Decisions only; clock and sockets are passed in.
 
 A client is an IPv4 address, or the /64 network of an IPv6 address, since such a network has one owner. Behind a reverse proxy that
 `trusted_proxies` names it is the address in the proxy's `X-Forwarded-For`; from any other peer that header is ignored. Each listener
@@ -33,8 +33,8 @@ Pair: TypeAlias = tuple[bytes, bytes]
 logger = logging.getLogger("tsx.http")
 
 
-class Rate:
-    """So many a period, as a token bucket (GCRA: the bucket's level is one point in time per client). 0: any number."""
+class RateLimit:
+    """A number of events per period, as a token bucket (GCRA: the level is one point in time per client). 0: unlimited."""
 
     def __init__(self, count: float, period: float, burst: float) -> None:
         self.interval = period / count if count else 0.0
@@ -63,7 +63,7 @@ class Client:
 
 
 class ClientLimits:
-    """The clients of one listener. Those with an open connection are all known; of the others, those that came last."""
+    """The clients of one listener: all with an open connection, and the most recent others."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class ClientLimits:
     ) -> None:
         """0: no limit. `requests`: a second; `failures`: wrong tokens a minute; `proxies`: addresses and networks that are believed."""
         self.connections = connections
-        self.requests = Rate(requests, 1.0, max(1, requests))
-        self.failures = Rate(failures, 60.0, 2 * failures)
+        self.requests = RateLimit(requests, 1.0, max(1, requests))
+        self.failures = RateLimit(failures, 60.0, 2 * failures)
         self.clock = clock
         self.numbers = connections, requests, failures
         self._proxies = [ipaddress.ip_network(proxy) for proxy in proxies]
@@ -145,7 +145,7 @@ class ClientLimits:
         full_at = self.failures.take(client.failures, now)
         if full_at is None:
             raise self._too_many(
-                f"Clients may send {self.numbers[2]} wrong tokens a minute each (max_failed_tokens). A right one is accepted at any time.",
+                f"Clients may send {self.numbers[2]} wrong tokens a minute each (max_failed_tokens). The correct token is always accepted.",
                 self.failures.wait(client.failures, now),
             )
         client.failures = full_at

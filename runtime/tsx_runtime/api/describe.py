@@ -1,4 +1,4 @@
-"""From the core's models to the JSON that describes them."""
+"""Builds the JSON that describes the core's models."""
 
 from __future__ import annotations
 

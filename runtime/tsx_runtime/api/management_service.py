@@ -1,4 +1,4 @@
-"""What the management API does, over HTTP and over gRPC: register, list, describe, scale, set default, unregister (contract 1.3)."""
+"""The management API of HTTP and gRPC: register, list, describe, scale, set default, unregister (contract 1.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which host a request names in `Host` and in `Origin`, read strictly: what a lenient parser takes for loopback may be another host."""
+"""Parses the host in `Host` and `Origin` strictly: a lenient parser may take another host for loopback."""
 
 from __future__ import annotations
 

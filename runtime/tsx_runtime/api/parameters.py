@@ -1,4 +1,4 @@
-"""The parameters of a request, checked by a pydantic model: an error names each parameter that is wrong, its value, and why."""
+"""Validates the parameters of a request by a pydantic model: an error names each wrong parameter, its value, and the reason."""
 
 from __future__ import annotations
 

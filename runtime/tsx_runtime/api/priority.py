@@ -1,4 +1,4 @@
-"""What a request says of its own urgency: the headers `x-tsx-priority` and `x-tsx-timeout-ms`."""
+"""The priority and the deadline of a request: the headers `x-tsx-priority` and `x-tsx-timeout-ms`."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ def _whole(name: bytes, value: bytes, least: int, most: int) -> int:
         number = None
     if number is None or not least <= number <= most:
         shown = value[:100].decode("latin-1")
-        raise BadRequest(f"The header {name.decode()} is {shown!r}: it takes a whole number from {least} to {most}.")
+        raise BadRequest(f"The header {name.decode()} is {shown!r}: it must be a whole number from {least} to {most}.")
     return number

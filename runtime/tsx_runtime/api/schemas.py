@@ -11,7 +11,7 @@ from tsx_archiver.metadata.model_limits import CHANGEABLE, LIMITS
 from tsx_runtime.settings.model_limits import described, with_limits
 from tsx_runtime.version import __version__
 
-_IGNORED = "accepted for TorchServe's clients; has no effect there or here"
+_IGNORED = "accepted for TorchServe's clients; has no effect in TorchServe or tsx"
 
 
 def _lower(value: Any) -> Any:
@@ -81,9 +81,9 @@ class RegisterParameters(BaseModel):
     synchronous: Flag = Field(True, description="answer when the workers are ready")
     replace: Flag = Field(
         False,
-        description="take the place of the version of its number, else of the default one, once it is loaded; nothing in flight is lost",
+        description="replace the version with the same number, or else the default version, once loaded; no request in flight is lost",
     )
-    s3_sse_kms: Flag = Field(False, description="ask for decryption by the key service when the URL is one of S3 over http")
+    s3_sse_kms: Flag = Field(False, description="request decryption by KMS if the URL is an S3 URL over http")
 
 
 @with_limits(CHANGEABLE)
@@ -141,11 +141,11 @@ _DESCRIBED: dict[str, Any] = {
 
 
 class DescribedMeasurement(Camel):
-    """What `tsx bench --write` left in the archive."""
+    """The measurements of `tsx bench --write` in the archive."""
 
     date: str
     machine: str
-    here: bool = Field(description="whether this machine computes as that one does; where it does not, the figures are not its own")
+    here: bool = Field(description="whether this machine computes like the measured one; if not, the figures do not apply here")
     configuration: str
     throughput: float = Field(description="accepted answers per second")
     p99_ms: float
@@ -157,7 +157,7 @@ class _TorchServeDescription(Camel):
 
     model_name: str
     model_version: str
-    model_url: str | None = Field(None, description="its archive; a workflow's function has none of its own")
+    model_url: str | None = Field(None, description="its archive; a workflow's function has no archive of its own")
     runtime: str
     min_workers: int
     max_workers: int
@@ -182,7 +182,7 @@ class _TorchServeDescription(Camel):
     loaded_at_startup: bool
     workers: list[DescribedWorker]
     job_queue_status: JobQueue
-    customized_metadata: Any = Field(default=None, description="what the handler's describe_handle gives; with customized=true only")
+    customized_metadata: Any = Field(default=None, description="what the handler's describe_handle returns; only with customized=true")
 
 
 @with_limits(make=described)
@@ -191,11 +191,11 @@ class DescribedModel(_TorchServeDescription):
 
     model_config = ConfigDict(json_schema_extra={"examples": [_DESCRIBED]})
 
-    worker_restarts: int = Field(0, description="how often a worker of this version was started again")
-    worker_recycles: dict[str, int] | None = Field(None, description="how often workers were replaced, by the limit that they had reached")
-    last_error: str | None = Field(None, description="why a worker could not load the model, or how it ended: the last time that one did")
+    worker_restarts: int = Field(0, description="how often a worker of this version was restarted")
+    worker_recycles: dict[str, int] | None = Field(None, description="how often workers were replaced, by the limit that they reached")
+    last_error: str | None = Field(None, description="why a worker last failed to load the model, or how it ended")
     isolation: dict[str, str | int | float | bool] | None = Field(
-        None, description="what keeps its workers to themselves, and their bounds, where they are isolated"
+        None, description="how its workers are isolated, and their limits; only if they are isolated"
     )
     measured: DescribedMeasurement | None = None
 

@@ -1,4 +1,4 @@
-"""Changes to a running server that hold after a restart: one JSON file a model, written beside the loop."""
+"""Persists changes to a running server: one JSON file per model, written outside the event loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger("tsx.state")
 
 
 class StateStore:
-    """What is kept of each model, by part. Not thread safe: it lives on the event loop, and writes in a thread of its own."""
+    """The saved state of each model, by part. Not thread safe: for the event loop; a separate thread writes."""
 
     def __init__(self, directory: Path | None) -> None:
         """Without a directory, or where it cannot be written, it is kept as long as the server runs.

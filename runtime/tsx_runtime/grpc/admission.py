@@ -1,4 +1,4 @@
-"""Which calls are let in, and for how long they may take: the bounds that gRPC's core does not have."""
+"""Admission of calls and their timeouts: the limits that gRPC's core lacks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _watched(task: asyncio.Task[Any]) -> list[Any]:
 
 
 class Call:
-    """What one call holds of its port's bounds, from its metadata on until gRPC has forgotten it.
+    """The share of one call in its port's limits, from its metadata until gRPC releases it.
 
     The end of the task that it is made in is not the call's: an answer that is not taken is still in gRPC's core then. Another task of
     gRPC refers to the first one until the core is done as well, so the call ends when the first one is freed.

@@ -1,4 +1,4 @@
-"""A call on its way to a model's queue and back: what the services of inference share."""
+"""A call to a model, from the queue to the answer: code that the inference services share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gRPC's health checking: the server under the empty name, its services and its models under theirs."""
+"""gRPC health checking: of the server (empty name), its services and its models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tsx_runtime.grpc.statuses import CallRefused, Refusal, details_text
 NAME = "grpc.health.v1.Health"
 
 
-class Health:
+class HealthService:
     """Says of the server, and of each of its services, what `/readyz` says, and of `MODEL` or `MODEL/VERSION` whether a worker is ready."""
 
     def __init__(self, registry: Registry, services: Collection[str]) -> None:

@@ -147,7 +147,7 @@ class Inference:
         own: list[Pair] = [_CONTENT]
         if sequence:
             if _BREAKS.search(sequence):
-                raise BadRequest(f"The sequence_id {sequence[:100]!r} holds a line break or a NUL, which an id cannot. Use another one.")
+                raise BadRequest(f"The sequence_id {sequence[:100]!r} contains a line break or a NUL. Use another id.")
             own.append((names.id.encode("latin-1"), sequence.encode()))  # UTF-8, in which ids that differ stay different
             if starts and names.start not in request.input:
                 own.append((names.start.encode("latin-1"), b"true"))

@@ -1,4 +1,4 @@
-"""TorchServe's management service: what the REST API does, under the names of gRPC (contract sections 1.3 and 2)."""
+"""TorchServe's management service: the REST API's calls over gRPC (contract sections 1.3 and 2)."""
 
 from __future__ import annotations
 

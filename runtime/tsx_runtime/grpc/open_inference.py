@@ -30,7 +30,7 @@ NAMES = {
 
 
 class OpenInference:
-    """One of the two: their messages differ by the package's name alone."""
+    """One of the two services: their messages differ only in the package name."""
 
     def __init__(self, registry: Registry, messages: ModuleType) -> None:
         self.registry = registry

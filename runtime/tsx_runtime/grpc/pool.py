@@ -1,4 +1,4 @@
-"""Where the messages' descriptors live: a pool of their own.
+"""A separate pool for the messages' descriptors.
 
 In protobuf's default pool a name exists once in a process. A client's generated code (`inference_pb2` of TorchServe's users,
 `tritonclient`) has the same names, and would fail to import beside this server, or this server beside it. Nor do these modules

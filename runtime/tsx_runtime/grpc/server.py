@@ -1,4 +1,4 @@
-"""The gRPC servers: one a port, on the event loop of the HTTP servers, with the services of the roles that share it."""
+"""The gRPC servers: one per port, on the event loop of the HTTP servers, with the services of the port's roles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tsx_runtime.api.tokens import Keys
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import SettingError
 from tsx_runtime.grpc.admission import Admission, Admissions
-from tsx_runtime.grpc.health import Health
+from tsx_runtime.grpc.health import HealthService
 from tsx_runtime.grpc.inference import Inference
 from tsx_runtime.grpc.management import ManagementCalls
 from tsx_runtime.grpc.messages import SMALL
@@ -70,7 +70,7 @@ class GrpcServer:
         admissions = Admissions(Admission(settings, registry.bytes_in_flight), Admission(settings, registry.bytes_in_flight))
         guards = build_guards(settings, keys, registry.plugins.authentication.values())
         services = _services(registry, settings, guards, roles, ledger, admissions)
-        self.health = Health(registry, [service.name for service in services])
+        self.health = HealthService(registry, [service.name for service in services])
         services.append(self.health.service(Ledger(counts), admissions.probes))
         guard = without_browsers(guards.inference if "grpc_inference" in roles else guards.management)
         services.append(_reflection([service.name for service in services], guard, ledger, admissions))

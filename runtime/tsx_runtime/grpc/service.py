@@ -1,4 +1,4 @@
-"""A service's methods behind its guard, and everything that they may raise as a status: the boundary of a call."""
+"""Wraps a service's methods: authorization first, and every exception becomes a status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what went wrong to a gRPC status: one mapping, TorchServe's (contract section 2)."""
+"""Maps errors to gRPC statuses, as TorchServe does (contract section 2)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _CODES = {
 
 
 class Refusal(NamedTuple):
-    """How a call ends that is not answered."""
+    """The end of a call without an answer."""
 
     code: StatusCode
     details: str

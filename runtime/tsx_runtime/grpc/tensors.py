@@ -22,7 +22,7 @@ MOST_DIMENSIONS = 64  # as in torch and numpy
 SIZE = "binary_data_size"
 
 
-class Form(NamedTuple):
+class ContentsField(NamedTuple):
     """Where the numbers of a data type are in `InferTensorContents`, and what `array` calls them."""
 
     field: str
@@ -30,17 +30,17 @@ class Form(NamedTuple):
 
 
 TYPED = {
-    "BOOL": Form("bool_contents", "b"),
-    "INT8": Form("int_contents", "b"),
-    "INT16": Form("int_contents", "h"),
-    "INT32": Form("int_contents", "i"),
-    "INT64": Form("int64_contents", "q"),
-    "UINT8": Form("uint_contents", "B"),
-    "UINT16": Form("uint_contents", "H"),
-    "UINT32": Form("uint_contents", "I"),
-    "UINT64": Form("uint64_contents", "Q"),
-    "FP32": Form("fp32_contents", "f"),
-    "FP64": Form("fp64_contents", "d"),
+    "BOOL": ContentsField("bool_contents", "b"),
+    "INT8": ContentsField("int_contents", "b"),
+    "INT16": ContentsField("int_contents", "h"),
+    "INT32": ContentsField("int_contents", "i"),
+    "INT64": ContentsField("int64_contents", "q"),
+    "UINT8": ContentsField("uint_contents", "B"),
+    "UINT16": ContentsField("uint_contents", "H"),
+    "UINT32": ContentsField("uint_contents", "I"),
+    "UINT64": ContentsField("uint64_contents", "Q"),
+    "FP32": ContentsField("fp32_contents", "f"),
+    "FP64": ContentsField("fp64_contents", "d"),
 }  # BYTES have a field too; FP16 and BF16 have none, and travel as raw contents only
 
 
@@ -115,7 +115,7 @@ def pack_contents(tensor: Any) -> bytes:
     try:
         return _little(array(TYPED[datatype].code, values)).tobytes()
     except OverflowError as error:
-        raise BadRequest(f"The input {name!r} holds a number that is no {datatype}: {error}.") from error
+        raise BadRequest(f"The input {name!r} contains a value that is not {datatype}: {error}.") from error
 
 
 def unpack_contents(contents: Any, datatype: str, raw: bytes) -> None:

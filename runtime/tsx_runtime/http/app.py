@@ -1,4 +1,4 @@
-"""The FastAPI apps of the three listeners, each made of the routes of its roles."""
+"""The FastAPI apps of the three listeners, each with the routes of its roles."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tsx_runtime.http.semantics.messages import (
     ClientGone,
     CountedBytes,
     Message,
-    Platform,
+    PlatformHook,
     Receive,
     Scope,
     Send,
@@ -90,7 +90,7 @@ class ServerApp(FastAPI):
         self.system = system or System(settings)
         self.workflow_predictions: WorkflowPredictions | None = None
         self.playground: Playground | None = None
-        self.platform: Platform | None = None
+        self.platform: PlatformHook | None = None
         self.clients: ClientLimits | None = None  # None: no client is limited
         self.guards: dict[str, Guard | None] = {}  # by the first segment of the path
         exception_handlers.install(self)

@@ -1,4 +1,4 @@
-"""`/metrics`: the core's plain integers and the machine's numbers as Prometheus text, put together when it is read.
+"""`/metrics`: the core's counters and the machine's metrics as Prometheus text, rendered on demand.
 
 The names and labels are TorchServe's (contract 1.7) and, for what it has no name for, begin with `tsx_`. What TorchServe
 has once for the host and tsx has for each version carries the version in further labels.
@@ -36,7 +36,7 @@ SYSTEM = frozenset(
 
 
 class Reading(NamedTuple):
-    """All that one answer is made of."""
+    """The data of one answer of `/metrics`."""
 
     host: str
     models: list[Model]

@@ -1,4 +1,4 @@
-"""Metrics by name, and how they are written: as Prometheus' text, or as OpenMetrics, which can point from a bucket to a trace.
+"""Metric families, rendered as Prometheus text, or as OpenMetrics, whose exemplars point from a bucket to a trace.
 
 Of hundreds of models that is a second's work. It comes in pieces of a millisecond or two, so that the event loop can answer others
 between them (`in_turns`); a thread would take from it more than that, since both need Python's lock.

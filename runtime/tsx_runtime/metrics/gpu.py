@@ -1,4 +1,4 @@
-"""The use of the GPUs, read on demand: from NVML (the extra `gpu`) in a millisecond, else from `nvidia-smi`, whose start takes hundreds."""
+"""GPU usage, read on demand: from NVML (the extra `gpu`) in a millisecond, else from `nvidia-smi`, which takes hundreds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""System metrics: measured when the metrics are read, or printed by the program of `system_metrics_cmd` at intervals."""
+"""System metrics: measured on demand, or printed by the program of `system_metrics_cmd` at intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `/metrics` reports of each version: its requests and their times, its workers, its batches, and what its handler reports."""
+"""The metrics of each version in `/metrics`: its requests and their times, its workers, its batches, and its handler's metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plugin is, by kind: plain functions and plain values, so that one can be tried without a server."""
+"""The kinds of plugins: plain functions and plain values, which can be tested without a server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ModelFacts(NamedTuple):
 
 
 class ServerView(Protocol):
-    """What an endpoint may see of the server."""
+    """The part of the server that an endpoint can see."""
 
     def setting(self, name: str) -> Any:
         """Its value. Raises KeyError for what is no setting, and for tokens and passwords."""
@@ -107,7 +107,7 @@ Source: TypeAlias = Callable[[str, Path, int], None]
 
 
 class ComparedAnswer(NamedTuple):
-    """What a version answered; of an answer that streamed, all parts."""
+    """The answer of a version; of a streamed answer, all parts."""
 
     status: int
     headers: Mapping[str, str]  # those that the handler set, names in lower case

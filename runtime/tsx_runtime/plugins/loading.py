@@ -1,4 +1,4 @@
-"""From the names in the setting `plugins` to what they stand for: entry points of installed packages."""
+"""Loads the plugins that the setting `plugins` names: entry points of installed packages."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Isolates a worker: system calls only. The policy is in `core/isolation/config.py`."""
+"""The system calls that isolate a worker. The policy is in `core/isolation/config.py`."""

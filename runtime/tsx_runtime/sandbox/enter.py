@@ -1,4 +1,4 @@
-"""The program that an isolated worker starts as: it drops the worker's rights, then becomes the worker's interpreter.
+"""The first program of an isolated worker: drops its rights, then becomes the worker's interpreter.
 
 It runs before any code of the archive, also before the `.pth` files of a model's own environment, and imports the standard
 library only. The processes that it starts cannot regain the rights.

@@ -1,4 +1,4 @@
-"""Landlock: the trees of files that this process and all that it starts may still reach. Linux 5.13 and later, no root needed.
+"""Landlock: restricts the file trees that this process and its children can reach. Linux 5.13 and later, no root needed.
 
 https://docs.kernel.org/userspace-api/landlock.html. The kernel's ABI number says what it can restrict:
 

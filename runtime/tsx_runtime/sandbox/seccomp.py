@@ -1,4 +1,4 @@
-"""A seccomp filter, built by libseccomp: system calls that an isolated process is refused, with an error instead of its death.
+"""The seccomp filter, built by libseccomp: refuses system calls of an isolated process with an error instead of killing it.
 
 It is a list of what is refused: torch, CUDA and Python use more calls than can be listed. Refused are
 
@@ -33,7 +33,7 @@ _KERNEL += "sethostname setdomainname"
 _NEWER = (443, 452, 463, 466, 467, 469)  # quotactl_fd, fchmodat2, setxattrat, removexattrat, open_tree_attr, file_setattr: alike everywhere
 _NAMESPACES = (0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000)  # CLONE_NEW*
 _TERMINAL_AND_OWNER = (0x5412, 0x541C, 0x8901, 0x8902)  # ioctl TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP
-_SET_OWNER = (8, 15)  # fcntl F_SETOWN, F_SETOWN_EX: who gets SIGIO
+_SET_OWNER = (8, 15)  # fcntl F_SETOWN, F_SETOWN_EX: the receiver of SIGIO
 _PR_SET_PDEATHSIG = 1
 _NETLINK = 16
 _STREAM_KINDS = (2, 3)  # SOCK_DGRAM, and SOCK_RAW, which is one for a unix socket: they send to any path
@@ -54,7 +54,7 @@ def library() -> ctypes.CDLL | None:
 
 
 class Filter:
-    """Of this process and all that it will start, once it is loaded. Raises OSError for what libseccomp does not take."""
+    """A filter for this process and its future children, once it is loaded. Raises OSError for calls that libseccomp rejects."""
 
     def __init__(self) -> None:
         library_found = library()

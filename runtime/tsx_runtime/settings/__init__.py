@@ -1,1 +1,1 @@
-"""Every setting of the server, and where its value came from."""
+"""The settings of the server, and the origins of their values."""

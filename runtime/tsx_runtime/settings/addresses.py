@@ -1,4 +1,4 @@
-"""Where a server listens, as settings write it: `http://HOST:PORT`, `https://HOST:PORT`, `unix:/PATH`."""
+"""The addresses of a server, as in its settings: `http://HOST:PORT`, `https://HOST:PORT`, `unix:/PATH`."""
 
 from __future__ import annotations
 

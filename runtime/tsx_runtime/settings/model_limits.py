@@ -1,4 +1,4 @@
-"""The table of a model's limits as pydantic fields: of requests, of settings, of snapshots and of descriptions."""
+"""A model's limits as pydantic fields of requests, settings, snapshots and descriptions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class Accepts:
-    """Says, in an error, what a setting takes where its Python type does not say it."""
+    """Describes the accepted values of a setting in an error, if its Python type does not."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -1,4 +1,4 @@
-"""Java's properties format, in which TorchServe's users write config.properties: read as Java reads it, written so that Java can."""
+"""Java's properties format, for config.properties: read like Java, and written so that Java can read it."""
 
 from __future__ import annotations
 

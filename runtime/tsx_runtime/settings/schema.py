@@ -1,4 +1,4 @@
-"""Every setting of a server, typed. Where their values come from is in `sources.py`.
+"""The settings of a server, typed. `sources.py` finds their values.
 
 What belongs to one model (batch size, workers, device) is in its archive's `model-config.yaml` (`tsx_archiver.ModelConfig`).
 A server may override it for a model: `[models.NAME]` in `tsx.toml`, `--set models.NAME.batch_size=8`.
@@ -212,7 +212,7 @@ class Settings(BaseModel):
     decode_input_request: bool = Field(True, description="decode JSON and text bodies before the handler gets them")
     default_service_handler: str | None = Field(None, description="handler of archives without one")
     service_envelope: Literal["body", "json", "kserve", "kservev2"] | None = Field(
-        None, description="service envelope of the requests: body, json, kserve or kservev2; nothing if not set"
+        None, description="service envelope of the requests: body, json, kserve or kservev2; none if not set"
     )
     ts_header_key_sequence_id: str = Field("ts_request_sequence_id", min_length=1, description="the header that names a request's sequence")
     ts_header_key_sequence_start: str = Field("ts_request_sequence_start", min_length=1, description="the header that starts a sequence")
@@ -245,7 +245,7 @@ class Settings(BaseModel):
     token_failure_status: Annotated[int, OneOf((400, 401))] = Field(
         400, description="status of a request whose token is wrong: 400, as in TorchServe, or 401"
     )
-    enable_model_api: bool = Field(True, description="let requests register and remove models")
+    enable_model_api: bool = Field(True, description="allow requests to register and remove models")
     cors_allowed_origin: HeaderText | None = Field(None, description="origin whose pages may read answers, such as https://my.site, or *")
     cors_allowed_methods: HeaderText | None = Field(None, description="methods that such pages may use, such as GET, POST, PUT, OPTIONS")
     cors_allowed_headers: HeaderText | None = Field(None, description="headers that such pages may send, such as X-Custom-Header")
@@ -259,13 +259,11 @@ class Settings(BaseModel):
     model_metrics_auto_detect: bool = Field(True, description="show metrics of handlers that metrics_config does not declare")
     disable_system_metrics: bool = Field(False, description="omit the metrics of the machine")
     system_metrics_cmd: str | None = Field(
-        None, min_length=1, description="program that prints the machine's metrics, instead of tsx's own collection"
+        None, min_length=1, description="program that prints the machine's metrics, in place of tsx's own collection"
     )
-    metric_time_interval: int = Field(
-        60, ge=1, description="seconds between two runs of system_metrics_cmd, and between the machine's lines in the log"
-    )
+    metric_time_interval: int = Field(60, ge=1, description="interval of system_metrics_cmd and of the machine's log lines, in seconds")
     server_timing_share: float = Field(0.0, ge=0, le=1, description="share of the answers with a Server-Timing header")
-    access_log: LogShare = Field(0.0, description="write a line for each answer: true, false, or a share of the answers such as 1%")
+    access_log: LogShare = Field(0.0, description="write a line for each answer: true, false, or a share of the answers, such as 1%")
     log_format: Annotated[Literal["auto", "text", "json"], BeforeValidator(_lower)] = Field(
         "auto", description="text or json; auto: JSON if the log goes to stderr and stderr is not a terminal"
     )
@@ -291,7 +289,7 @@ class Settings(BaseModel):
         0, ge=0, description="time in which a stopping server reports that it is not ready but still accepts requests, in seconds"
     )
     drain_timeout: int = Field(30, ge=0, description="maximum time to answer accepted requests after a stop was requested, in seconds")
-    pass_env: list[str] = Field([], description="credentials in the environment that workers can read: names, or patterns such as AWS_*")
+    pass_env: list[str] = Field([], description="environment variables of secrets that workers can read: names, or patterns such as AWS_*")
     pass_headers: list[str] = Field([], description="which of Authorization, Proxy-Authorization and Cookie handlers can read")
     blacklist_env_vars: Pattern = Field(
         None, description="regular expression for the whole names of environment variables that workers must not read"

@@ -122,7 +122,7 @@ def _from_toml(path: Path | None) -> Iterable[_SourceValue]:
 def _from_model_tables(tables: object, path: Path) -> Iterable[_SourceValue]:
     for model, table in (tables if isinstance(tables, dict) else {"": tables}).items():
         if not isinstance(table, dict):
-            raise SettingError(f"{MODELS} in {path} takes one table per model, as in [{MODELS}.resnet]; '{model or table}' is none")
+            raise SettingError(f"{MODELS} in {path} takes one table per model, as in [{MODELS}.resnet]; '{model or table}' is not a table")
         for key, value in table.items():
             _known(key, ModelSettings.model_fields, f"[{MODELS}.{model}] of {path}")
             yield _SourceValue(f"{MODELS}.{model}.{key}", value, str(path), path)
@@ -143,7 +143,7 @@ def _from_properties(path: Path, env: Mapping[str, str], warn: Callable[[str], N
             yield _SourceValue(key.name, key.is_true, key.origin)
             word = key.text.strip()
             if word.lower() not in ("true", "false"):
-                notices.append(f"{key.origin}: {key.name} is {word!r}, which counts as false, as in TorchServe; write true or false")
+                notices.append(f"{key.origin}: {key.name} is {word!r}, which means false, as in TorchServe; write true or false")
         else:
             yield _SourceValue(key.name, key.text.strip(), key.origin)
     for notice in notices:
@@ -198,7 +198,7 @@ def _convert(found: _SourceValue) -> Any:
     try:
         if found.file is None:
             return adapter.validate_python(_from_text(found.value, kind))
-        # '8' is no number in TOML; strict JSON is what strict Python is, but takes text for a path.
+        # '8' is not a number in TOML; strict JSON is what strict Python is, but takes text for a path.
         value = adapter.validate_json(json.dumps(found.value, default=str), strict=True)
         return found.file.parent / value if kind is Path else value
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""TorchServe's configuration: the keys of config.properties, the variables TS_* that go before them, and models described in it."""
+"""TorchServe's configuration: the keys of config.properties, the TS_* variables that override them, and its models."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class _CamelModel(BaseModel):
 
 @with_limits(SAVED)
 class VersionSettings(_CamelModel):
-    """What `models`, or a snapshot, says of one version of a model."""
+    """The settings of one version in `models` or in a snapshot."""
 
     default_version: bool = False
     mar_name: str | None = None
@@ -97,7 +97,7 @@ Versions = dict[str, dict[str, VersionSettings]]  # by model, then by version
 
 
 class Snapshot(_CamelModel):
-    """The models that a server had. `name` and `created` (milliseconds) say which and when."""
+    """The models of a server. `created` is in milliseconds."""
 
     name: str | None = None
     model_count: int | None = None
@@ -105,7 +105,7 @@ class Snapshot(_CamelModel):
     models: Versions = Field(default_factory=dict)
 
 
-class Key(NamedTuple):
+class PropertiesKey(NamedTuple):
     name: str
     text: str
     origin: str
@@ -116,7 +116,7 @@ class Key(NamedTuple):
         return _is_true(self.text)
 
 
-def read_torchserve_config(path: Path, env: Mapping[str, str], settings: Collection[str]) -> tuple[list[Key], list[str]]:
+def read_torchserve_config(path: Path, env: Mapping[str, str], settings: Collection[str]) -> tuple[list[PropertiesKey], list[str]]:
     """What a config.properties sets, and what a person should hear about it.
 
     `settings` are the names that mean something here. Raises SettingError.
@@ -124,8 +124,10 @@ def read_torchserve_config(path: Path, env: Mapping[str, str], settings: Collect
     return interpret(load_properties(path), env, settings, str(path))
 
 
-def interpret(given: Mapping[str, str], env: Mapping[str, str], settings: Collection[str], origin: str) -> tuple[list[Key], list[str]]:
-    values = {name: Key(name, _with_variables(name, text, env, origin), origin) for name, text in given.items()}
+def interpret(
+    given: Mapping[str, str], env: Mapping[str, str], settings: Collection[str], origin: str
+) -> tuple[list[PropertiesKey], list[str]]:
+    values = {name: PropertiesKey(name, _with_variables(name, text, env, origin), origin) for name, text in given.items()}
     values |= {key.name: key for key in _from_variables(given, env)}
     known = {*settings, MODELS, SNAPSHOT}
     idle: dict[str, list[str]] = {}
@@ -211,7 +213,7 @@ def _json_object(text: str, name: str, origin: str) -> dict[str, Any]:
     return data
 
 
-def _from_variables(given: Mapping[str, str], env: Mapping[str, str]) -> Iterator[Key]:
+def _from_variables(given: Mapping[str, str], env: Mapping[str, str]) -> Iterator[PropertiesKey]:
     """The TS_* variables, where the file lets them in. `allowed_urls` keeps a lock of its own: it says whose code may run."""
     if not _is_true(given.get(ENABLE_ENV)):
         return
@@ -220,7 +222,7 @@ def _from_variables(given: Mapping[str, str], env: Mapping[str, str]) -> Iterato
         # two of the keys begin with `ts_` themselves, and TorchServe does not say it twice
         variable = name.upper() if name.startswith("ts_") else f"{ENV_PREFIX}{name.upper()}"
         if variable in env:
-            yield Key(name, env[variable], f"environment variable {variable}")
+            yield PropertiesKey(name, env[variable], f"environment variable {variable}")
 
 
 def _with_variables(name: str, text: str, env: Mapping[str, str], origin: str) -> str:
@@ -234,7 +236,7 @@ def _with_variables(name: str, text: str, env: Mapping[str, str], origin: str) -
     return _VARIABLE.sub(value, text)
 
 
-def _with_port(key: Key) -> Key:
+def _with_port(key: PropertiesKey) -> PropertiesKey:
     """An address without a port has that of its scheme."""
     match = _PORTLESS.fullmatch(key.text.strip()) if key.name in _ADDRESSES else None
     return key._replace(text=f"{match[1]}:{443 if match[2] else 80}") if match else key

@@ -44,13 +44,13 @@ _STICKY = re.compile(r"(header|cookie|field):(.+)")
 
 def _check_target(value: str) -> str:
     if not is_model_name(value):
-        raise ValueError("a version or a label has letters, digits, '_', '-' and '.' only, a letter or digit first")
+        raise ValueError("a version or label consists of letters, digits, '_', '-' and '.', and begins with a letter or digit")
     return value
 
 
 def _check_label(value: str) -> str:
     if value in RESERVED:
-        raise ValueError(f"'{value}' cannot be a label: it has another meaning already")
+        raise ValueError(f"'{value}' cannot be a label: it is a reserved word")
     return _check_target(value)
 
 
@@ -59,7 +59,7 @@ def _check_text(value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{value!r} holds half a character, which no request can have") from error
+        raise ValueError(f"{value!r} contains half of a character (a lone surrogate), which no request can contain") from error
     return value
 
 
@@ -184,7 +184,7 @@ class Compare(_Part):
         if self.kind == "plugin" and self.name is None:
             raise ValueError("the kind plugin needs the 'name' of a plugin")
         if self.kind == "plugin" and self.ignore:
-            raise ValueError("'ignore' is not for the kind plugin: the plugin itself decides what to compare")
+            raise ValueError("'ignore' does not apply to a plugin, which itself decides what to compare")
         return self
 
 
@@ -210,7 +210,7 @@ def _check_patterns(rules: object) -> object:
 
 
 class Traffic(_Part):
-    """Of one model. What names a version that is not registered, or not ready, has no effect until it is."""
+    """The traffic policy of one model. Entries for a version that is not registered or not ready have no effect until it is."""
 
     weights: Annotated[dict[Target, Weight], _few] = Field(default={}, description="by version or label; only their proportions matter")
     sticky: Annotated[str, AfterValidator(_check_sticky)] | None = None
@@ -223,7 +223,7 @@ class Traffic(_Part):
         """A label of a label would mean nothing: no version has its name."""
         for label, version in self.labels.items():
             if version in self.labels:
-                raise ValueError(f"label '{label}' must mean a version, and '{version}' is a label itself, for {self.labels[version]}")
+                raise ValueError(f"label '{label}' must point to a version, but '{version}' is itself a label, for {self.labels[version]}")
         return self
 
     @property

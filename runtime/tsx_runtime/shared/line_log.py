@@ -1,4 +1,4 @@
-"""Whole lines of a log file in TorchServe's shape, handed to the logger together: many lines cost one call."""
+"""Log lines in TorchServe's format, passed to the logger together: many lines cost one call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape of a log line: JSON for programs, or text with the request id, model and version for people."""
+"""The format of log lines: JSON for programs, or text with request id, model and version for people."""
 
 from __future__ import annotations
 

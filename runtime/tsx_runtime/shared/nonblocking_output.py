@@ -1,4 +1,4 @@
-"""Standard output and error that block no writer: what cannot be written soon is dropped, counted, and reported later.
+"""Standard output and error that never block a writer: lines that cannot be written soon are dropped, counted, and reported later.
 
 A full disk is an error of `write`, and a pipe without a reader makes it wait for ever. Neither may fail a request that a
 handler prints from, hold up a worker, or hold up the front end. Only what Python writes comes through here: native code and

@@ -1,4 +1,4 @@
-"""Quantiles by nearest rank: the least value that so large a share of all values does not exceed."""
+"""Quantiles by nearest rank: the smallest value that a given share of all values does not exceed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets in text that is shown: user names and passwords in URLs, and the values of a query's secret parameters."""
+"""Redacts secrets in displayed text: user names and passwords in URLs, and the values of secret query parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The working directory is not on the import path: a `json.py` that lies where the server is started is not the server's code.
+"""Removes the working directory from the import path: a `json.py` in the start directory must not replace the server's module.
 
 Python puts it there for programs of `-c` and `-m`, and where PYTHONPATH has an empty entry, as `/a:` has. `python -P` and
 PYTHONSAFEPATH would not, but Python 3.10 does not know them, and the programs that a handler starts would inherit the variable.

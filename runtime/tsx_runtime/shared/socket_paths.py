@@ -1,4 +1,4 @@
-"""Where sockets between the server's own processes lie: short enough for a socket's path, and where no other user can swap them."""
+"""Paths of sockets between the server's own processes: short enough for a socket, and safe from other users."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def socket_place() -> str:
             return directory
     places = ", ".join(SHORT)
     raise SettingError(
-        f"TMPDIR is {usual}, which cannot hold the sockets by which workers are started: {problem}; and none of {places} can. "
+        f"TMPDIR is {usual}, which cannot hold the sockets that start workers: {problem}; and none of {places} can. "
         f"Set TMPDIR to a directory of your own, of at most {LONGEST} characters."
     )
 

@@ -1,4 +1,4 @@
-"""The known word that a person probably meant."""
+"""Suggests the known word that is nearest to a wrong one."""
 
 from __future__ import annotations
 

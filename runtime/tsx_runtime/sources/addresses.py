@@ -1,4 +1,4 @@
-"""Which address or proxy a URL leads to. A host name is looked up once: the address that was checked is the one that is connected to."""
+"""Resolves a URL to an address or proxy. A host name is resolved once, so the checked address is the one that is used."""
 
 from __future__ import annotations
 

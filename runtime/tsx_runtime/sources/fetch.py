@@ -1,4 +1,4 @@
-"""From a URL to an archive in the model store: allowed, downloaded beside it, checked, and only then given its name."""
+"""Fetches an archive from a URL into the model store: checks the URL, downloads, verifies, and then renames it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SSE_KMS = {"x-amz-server-side-encryption": "aws:kms"}
 
 
 class Trust(enum.Enum):
-    """Whose word a URL is."""
+    """The source of a URL, which decides what it may name."""
 
     CLIENT = "a client of the management API: allowed_urls decides"
     OPERATOR = "the command line or the configuration: they may name any URL"
@@ -78,7 +78,7 @@ class Fetcher:
             if target in beside:
                 target = next(free for number in itertools.count(2) if not os.path.lexists(free := _numbered(target, number)))
             if target in self._under_way:
-                raise Conflict(f"{target.name} is being downloaded for another registration; wait for that, or use another file name")
+                raise Conflict(f"{target.name} is already being downloaded by another registration; wait for it, or use another file name")
             if os.path.lexists(target):
                 raise ModelFileExists(f"Model file already exists {target.name}")
             self._under_way.add(target)

@@ -1,4 +1,4 @@
-"""A file over http or https: redirects checked one by one, a broken transfer gone on with, never more bytes than allowed."""
+"""Downloads a file over http or https: checks each redirect, resumes interrupted transfers, and limits the bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An object of S3, or of anything that speaks its protocol, by boto3 and its credentials."""
+"""Downloads an object from S3, or a compatible service, by boto3 and its credentials."""
 
 from __future__ import annotations
 

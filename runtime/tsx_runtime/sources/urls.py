@@ -1,4 +1,4 @@
-"""What a model's URL says, and whether it is allowed: decisions without a network."""
+"""Parses a model's URL and decides whether it is allowed, without a network."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def parse_url(text: str, more: Iterable[str] = ()) -> ModelUrl:
     if climbs(plain):
         raise ModelNotFound(f"Relative path is not allowed in url: {text}")
     if any(ord(character) <= 32 or ord(character) == 127 for character in plain):
-        raise BadRequest(f"The url {text!r} holds blanks or control characters; write them as %20 and the like.")
+        raise BadRequest(f"The url {text!r} contains spaces or control characters; encode them, such as %20 for a space.")
     try:
         parts = urlsplit(plain)
         port = parts.port
@@ -55,7 +55,7 @@ def parse_url(text: str, more: Iterable[str] = ()) -> ModelUrl:
     scheme = parts.scheme.lower()
     schemes = (*SCHEMES, *more)
     if scheme not in schemes:
-        raise ModelNotFound(f"Given URL {plain} does not match any allowed URL(s): its scheme is none of {', '.join(schemes)}")
+        raise ModelNotFound(f"Given URL {plain} does not match any allowed URL(s): its scheme is not one of {', '.join(schemes)}")
     if "@" in parts.netloc:
         raise BadRequest("The url contains a user name before its host, which can disguise the host; remove it.")
     if (scheme == "file") != (not parts.hostname):
@@ -140,7 +140,7 @@ def _compiled(entry: str) -> re.Pattern[str]:
 
 
 class Rules(NamedTuple):
-    """What holds for one transfer. `check` raises where a URL, also that of a redirect, is not allowed."""
+    """The rules of one transfer. `check` raises where a URL, also that of a redirect, is not allowed."""
 
     check: Callable[[ModelUrl], None]
     private: bool  # whether addresses that are not public may be connected to

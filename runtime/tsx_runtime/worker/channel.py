@@ -1,4 +1,4 @@
-"""The worker's end of its socket: blocking, exact reads of frames, and writes that leave bodies where they are."""
+"""The worker's end of its socket: blocking, exact reads of frames, and writes without copies of bodies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOINED = 32 << 10  # up to this size one copy is cheaper than a list of pieces f
 OutFrame: TypeAlias = "tuple[Kind, int, Sequence[tuple[int, Buffer, Buffer]], Buffer]"  # kind, batch, items, extra
 
 
-class Channel:
+class FrameSocket:
     """One thread reads; one other may read ahead while a batch is answered; any thread may send."""
 
     def __init__(self, sock: socket.socket) -> None:

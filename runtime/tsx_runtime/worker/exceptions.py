@@ -1,4 +1,4 @@
-"""The errors of a worker, and those that a handler may raise.
+"""The exceptions of workers and handlers.
 
 ClientsGone             all clients of a streamed answer have disconnected; not an `Exception`, so that handlers do not catch it by chance
 PredictionException     the handler's own refusal of the whole batch, with a status

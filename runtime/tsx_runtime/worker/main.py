@@ -1,4 +1,4 @@
-"""The model's process: load once, then one frame in, one frame out, until the front end closes the socket."""
+"""The main loop of a worker: load the model, then answer one frame after the other until the front end closes the socket."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from typing import cast
 from tsx_runtime.shared.nonblocking_output import keep_going, send_output_to
 from tsx_runtime.wire import Buffer, Frame, FrameError, Item, Kind, LoadOrder
 from tsx_runtime.worker import model_loading
-from tsx_runtime.worker.channel import Channel
+from tsx_runtime.worker.channel import FrameSocket
 from tsx_runtime.worker.diagnostics import printing, profiling
 from tsx_runtime.worker.diagnostics.memory import Idle, keep_freed_memory
 from tsx_runtime.worker.diagnostics.reporting import reporting
 from tsx_runtime.worker.diagnostics.tracebacks import format_error
 from tsx_runtime.worker.exceptions import ClientsGone, LoadError, in_words
 from tsx_runtime.worker.execution import async_handlers, continuous, step_times
-from tsx_runtime.worker.execution.batch import Model, PreparedBatch, answer_batch
+from tsx_runtime.worker.execution.batch import PreparedBatch, ServedModel, answer_batch
 from tsx_runtime.worker.execution.prefetch import overlaps, read_ahead
 from tsx_runtime.worker.handler_api import loader, modules
 from tsx_runtime.worker.model_loading import facts_of, load_model, warm_up_model
@@ -37,7 +37,7 @@ END_GRACE = 5.0  # seconds that a handler may take to return once the front end 
 logger = logging.getLogger("tsx.worker")
 
 
-def run(sock: socket.socket, channel: Channel | None = None, *, stay: bool = True) -> None:
+def run(sock: socket.socket, channel: FrameSocket | None = None, *, stay: bool = True) -> None:
     """Serve one model on `sock`. The front end ends this by closing its end, or by killing the process.
 
     `stay`: whether this process ignores SIGINT and SIGTERM. `channel`: another kind of channel on the socket, such as a group's.
@@ -55,7 +55,7 @@ def run(sock: socket.socket, channel: Channel | None = None, *, stay: bool = Tru
     stderr.setFormatter(printing.WorkerTextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[stderr])
     keep_freed_memory()
-    channel = channel or Channel(sock)
+    channel = channel or FrameSocket(sock)
     pid = os.getpid()
     running = printing.RunningIds()
     try:
@@ -113,7 +113,7 @@ def _exit_after_hang_up(fd: int) -> None:
         os._exit(1)
 
 
-def _load(channel: Channel, running: printing.RunningIds) -> Model | None:
+def _load(channel: FrameSocket, running: printing.RunningIds) -> ServedModel | None:
     frame = channel.read()
     if frame is None:
         return None
@@ -138,7 +138,7 @@ def _load(channel: Channel, running: printing.RunningIds) -> Model | None:
     return model
 
 
-def _serve(channel: Channel, model: Model) -> None:
+def _serve(channel: FrameSocket, model: ServedModel) -> None:
     gc.collect()
     gc.freeze()  # the model's objects live as long as the worker: no collection needs to look at them again
     idle = Idle()
@@ -154,7 +154,7 @@ def _serve(channel: Channel, model: Model) -> None:
             profile.write()
 
 
-def _serve_ahead(channel: Channel, model: Model, idle: Idle, reply: Callable[..., bool]) -> None:
+def _serve_ahead(channel: FrameSocket, model: ServedModel, idle: Idle, reply: Callable[..., bool]) -> None:
     for waiting in read_ahead(channel, model, partial(_answer_ping, idle)):
         idle.asked = 0
         if not reply(channel, model, waiting.batch, waiting.items, waiting.ahead, waiting.began):
@@ -162,7 +162,7 @@ def _serve_ahead(channel: Channel, model: Model, idle: Idle, reply: Callable[...
         del waiting  # an idle worker keeps no body in memory
 
 
-def _serve_in_turn(channel: Channel, model: Model, idle: Idle, reply: Callable[..., bool]) -> None:
+def _serve_in_turn(channel: FrameSocket, model: ServedModel, idle: Idle, reply: Callable[..., bool]) -> None:
     while (frame := channel.read()) is not None:
         if frame.kind is not Kind.BATCH:
             _answer_ping(idle, channel, frame)
@@ -174,7 +174,12 @@ def _serve_in_turn(channel: Channel, model: Model, idle: Idle, reply: Callable[.
 
 
 def _reply(
-    channel: Channel, model: Model, batch: int, items: Sequence[Item], ahead: PreparedBatch | None = None, began: float | None = None
+    channel: FrameSocket,
+    model: ServedModel,
+    batch: int,
+    items: Sequence[Item],
+    ahead: PreparedBatch | None = None,
+    began: float | None = None,
 ) -> bool:
     """Answer one batch, which was started at `began` (time.monotonic()) or now. Whether this process can answer another."""
     channel.begin(batch)
@@ -198,7 +203,7 @@ def _reply(
     return not outcome.device_lost
 
 
-def _answer_ping(idle: Idle, channel: Channel, frame: Frame) -> None:
+def _answer_ping(idle: Idle, channel: FrameSocket, frame: Frame) -> None:
     if frame.kind is Kind.CANCEL:  # of a batch that is answered already, or that is not stopped
         return
     if frame.kind is not Kind.PING:
@@ -207,7 +212,7 @@ def _answer_ping(idle: Idle, channel: Channel, frame: Frame) -> None:
     idle.on_ping()
 
 
-def _send_piece(channel: Channel, batch: int, stops: bool, position: int, headers: Buffer, body: Buffer) -> None:
+def _send_piece(channel: FrameSocket, batch: int, stops: bool, position: int, headers: Buffer, body: Buffer) -> None:
     if stops and channel.is_called_off():
         raise ClientsGone
     if not channel.send_piece(batch, position, headers, body):

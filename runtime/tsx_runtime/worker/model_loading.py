@@ -15,14 +15,14 @@ from tsx_archiver import parse_model_config
 from tsx_runtime.wire import LoadOrder
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.execution import step_times
-from tsx_runtime.worker.execution.batch import Model
+from tsx_runtime.worker.execution.batch import ServedModel
 from tsx_runtime.worker.execution.micro_batching import with_micro_batches
 from tsx_runtime.worker.execution.prefetch import overlaps
 from tsx_runtime.worker.execution.recovery import Ceiling
 from tsx_runtime.worker.execution.warmup import warm_up
 from tsx_runtime.worker.handler_api import ts_shim
 from tsx_runtime.worker.handler_api.context import Context
-from tsx_runtime.worker.handler_api.loader import Coroutines, Entry, load_entry
+from tsx_runtime.worker.handler_api.loader import Coroutines, LoadedHandler, load_entry
 from tsx_runtime.worker.handler_api.metrics import Metrics, PredictionTime
 from tsx_runtime.worker.handler_api.modules import own_modules
 from tsx_runtime.worker.handlers.models.compiling import protect_compiler_cache
@@ -31,10 +31,10 @@ INPUT_KINDS = ("image", "text", "json", "file")
 
 logger = logging.getLogger("tsx.worker")
 
-_HOW_TO_APPLY = "In its initialize, say `self.model = self.in_precision(self.model)`, which BaseHandler has, or take the key away."
+_HOW_TO_APPLY = "In its initialize, call `self.model = self.in_precision(self.model)`, a method of BaseHandler, or remove the key."
 
 
-def load_model(order: LoadOrder) -> Model:
+def load_model(order: LoadOrder) -> ServedModel:
     """Raises `LoadError`, or whatever a handler raises that is not an `Exception`."""
     model_dir = Path(order["model_dir"])
     _take_place(order)
@@ -63,8 +63,8 @@ def load_model(order: LoadOrder) -> Model:
     if not applies_precision(entry.instance, context.model_yaml_config):
         logger.warning("precision in model-config.yaml has no effect: %s does not apply it. %s", entry.name, _HOW_TO_APPLY)
     if order["mode"] == "async" and order["envelope"]:
-        raise LoadError("asyncCommunication does not go with a service_envelope: its requests would run one after the other. Remove one.")
-    model = Model(
+        raise LoadError("asyncCommunication and service_envelope exclude each other: requests would run one after the other. Remove one.")
+    model = ServedModel(
         entry,
         context,
         coroutines,
@@ -86,7 +86,7 @@ def load_model(order: LoadOrder) -> Model:
     return model._replace(stops=model.mode == "batch" and model.alone and not order["stateful"] and not overlaps(model))
 
 
-def _enveloped(entry: Entry, envelope: str, coroutines: Coroutines) -> Entry:
+def _enveloped(entry: LoadedHandler, envelope: str, coroutines: Coroutines) -> LoadedHandler:
     from tsx_runtime.worker.codecs.envelopes import ENVELOPES  # here: few models have one
 
     if envelope not in ENVELOPES:
@@ -95,7 +95,7 @@ def _enveloped(entry: Entry, envelope: str, coroutines: Coroutines) -> Entry:
     return entry._replace(call=around.handle)
 
 
-def warm_up_model(model: Model, order: LoadOrder) -> None:
+def warm_up_model(model: ServedModel, order: LoadOrder) -> None:
     if not model.context.model_yaml_config.get("warmup"):
         return
     config, _ = parse_model_config(model.context.model_yaml_config)  # its errors were reported at registration
@@ -103,7 +103,7 @@ def warm_up_model(model: Model, order: LoadOrder) -> None:
     warm_up(model, config, Path(order["model_dir"]), order["batch_size"], (id, start, end) if order["stateful"] else None)
 
 
-def facts_of(model: Model, order: LoadOrder) -> dict[str, Any]:
+def facts_of(model: ServedModel, order: LoadOrder) -> dict[str, Any]:
     """The facts of a loaded model for the front end."""
     return {
         "device": device_of(model.entry.instance, order),

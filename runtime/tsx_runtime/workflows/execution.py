@@ -1,4 +1,4 @@
-"""A request on its way through a workflow: every node as soon as its inputs are there, until the leaves are done or one fails."""
+"""Executes a request in a workflow: starts each node when its inputs are ready, until the leaves are done or one fails."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 from tsx_archiver.workflow import WorkflowSpec
 from tsx_runtime.errors import NodeFailed
 from tsx_runtime.wire import COPIED, Body
-from tsx_runtime.workflows.node import Node, Request, ask
+from tsx_runtime.workflows.node import RunningNode, WorkflowRequest, ask
 from tsx_runtime.workflows.schedule import Output, headers_for, join, merge, needed, startable
 
 JSON_HEADER = b"content-type: application/json\r\n"
 
 
-async def run(spec: WorkflowSpec, nodes: Mapping[str, Node], request: Request) -> Output:
+async def run(spec: WorkflowSpec, nodes: Mapping[str, RunningNode], request: WorkflowRequest) -> Output:
     """The answer of the only leaf as it is, or of several as one JSON object.
 
     Raises as `ask` does: the first node that fails ends the request, and no other is waited for. Cancelling it does the same.
@@ -46,7 +46,7 @@ async def run(spec: WorkflowSpec, nodes: Mapping[str, Node], request: Request) -
     return await asyncio.to_thread(_answer, outputs) if large else _answer(outputs)
 
 
-def _input(parents: Iterable[str], done: Mapping[str, Output], request: Request) -> tuple[list[tuple[bytes, bytes]], Body]:
+def _input(parents: Iterable[str], done: Mapping[str, Output], request: WorkflowRequest) -> tuple[list[tuple[bytes, bytes]], Body]:
     bodies = {parent: done[parent].body for parent in parents}
     if not bodies:
         return request.headers, request.body

@@ -1,4 +1,4 @@
-"""The workflows of a server: register, find, unregister. Each is registered whole, or not at all."""
+"""The workflows of a server: register, find, unregister. Registration is atomic."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tsx_runtime.errors import (
 from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.sources import Fetcher, Trust, in_store, is_url
 from tsx_runtime.workflows.execution import run
-from tsx_runtime.workflows.node import Node, Request
+from tsx_runtime.workflows.node import RunningNode, WorkflowRequest
 from tsx_runtime.workflows.schedule import Output
 
 SUFFIX = ".war"
@@ -62,7 +62,7 @@ class Workflow:
     name: str
     url: str
     opened: OpenWorkflow
-    nodes: dict[str, Node]
+    nodes: dict[str, RunningNode]
     downloaded: Path | None = None
     _running: int = 0
     _quiet: asyncio.Event = field(default_factory=asyncio.Event)
@@ -70,7 +70,7 @@ class Workflow:
     def __post_init__(self) -> None:
         self._quiet.set()
 
-    async def answer(self, request: Request) -> Output:
+    async def answer(self, request: WorkflowRequest) -> Output:
         """Raises as `run` does."""
         with self._counted():
             return await run(self.opened.spec, self.nodes, request)
@@ -274,6 +274,6 @@ def _function_archive(opened: OpenWorkflow, model: str, function: str) -> OpenAr
     return OpenArchive(opened.source, opened.directory, manifest, ModelConfig())
 
 
-def _node(spec: SpecNode, version: ModelVersion) -> Node:
+def _node(spec: SpecNode, version: ModelVersion) -> RunningNode:
     retries, timeout = spec.settings.retry_attempts, spec.settings.timeout_ms
-    return Node(spec.name, version, RETRIES if retries is None else retries, (TIMEOUT if timeout is None else timeout) / 1000)
+    return RunningNode(spec.name, version, RETRIES if retries is None else retries, (TIMEOUT if timeout is None else timeout) / 1000)

@@ -1,4 +1,4 @@
-"""One node of a running workflow: its request, retries where it fails, and its timeout."""
+"""One node of a running workflow: its request, its retries, and its timeout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXCERPT = 1000  # characters of a node's own words in an error
 
 
 @dataclass(frozen=True)
-class Request:
+class WorkflowRequest:
     """What came from the client, for every node; `deadline` is of time.monotonic()."""
 
     id: str
@@ -29,7 +29,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Node:
+class RunningNode:
     name: str
     version: ModelVersion
     retries: int
@@ -44,7 +44,7 @@ class _NodeRefusal(TsxError):
     """The node's own handler answered with an error status below 500: it would do so again."""
 
 
-async def ask(node: Node, headers: list[tuple[bytes, bytes]], body: wire.Body, request: Request) -> Output:
+async def ask(node: RunningNode, headers: list[tuple[bytes, bytes]], body: wire.Body, request: WorkflowRequest) -> Output:
     """Raises a `TsxError` that names the node: NodeFailed, Unavailable (with when to try again), OutOfResources."""
     above = current.get()
     if above is None:
@@ -63,7 +63,7 @@ async def ask(node: Node, headers: list[tuple[bytes, bytes]], body: wire.Body, r
         span.finish(time.monotonic(), error)
 
 
-async def _ask(node: Node, headers: list[tuple[bytes, bytes]], body: wire.Body, request: Request) -> Output:
+async def _ask(node: RunningNode, headers: list[tuple[bytes, bytes]], body: wire.Body, request: WorkflowRequest) -> Output:
     meta = wire.request_meta(request.id, b"", headers)
     for attempt in range(1, node.retries + 2):
         try:
@@ -76,7 +76,7 @@ async def _ask(node: Node, headers: list[tuple[bytes, bytes]], body: wire.Body, 
     raise AssertionError("the last attempt returns or raises")
 
 
-async def _attempt(node: Node, meta: bytes, body: wire.Body, request: Request) -> Output:
+async def _attempt(node: RunningNode, meta: bytes, body: wire.Body, request: WorkflowRequest) -> Output:
     now = time.monotonic()
     end = now + node.timeout if request.deadline is None else min(now + node.timeout, request.deadline)
     if end <= now:
@@ -129,7 +129,7 @@ def _failure(status: int, body: bytes) -> TsxError:
     return NodeFailed(text, status=500 if status == 503 else status)  # TorchServe's status of a workflow whose node failed
 
 
-def _named(node: Node, error: TsxError, attempts: int) -> TsxError:
+def _named(node: RunningNode, error: TsxError, attempts: int) -> TsxError:
     """TorchServe's words, which its clients look for, then why."""
     tried = f" (attempts: {attempts})" if attempts > 1 else ""
     message = f"Error executing {node.name}: {error.message}{tried}"

@@ -1,4 +1,4 @@
-"""Which nodes may begin, and what each of them takes: pure functions of the graph and of what is done."""
+"""Decides which nodes can start, and their inputs: pure functions of the graph and the finished nodes."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_the_table_and_the_dataclasses_have_the_same_fields() -> None:
         ("torchrun: 4", "torchrun", "mapping of keys"),
         ("torchrun: {nnodes: x}", "batch_size", "torchrun.nnodes"),
         ("warmup: 3", "warmup", "must be a list"),
-        ("warmup: [{file: ../a}]", "batch_size", r"warmup\[1\].file: '../a' is invalid: .* leads out of the directory"),
+        ("warmup: [{file: ../a}]", "batch_size", r"warmup\[1\].file: '../a' is invalid: .* leaves the directory"),
         ("warmup: [a, {count: 2}]", "batch_size", r"warmup\[2\].file is missing"),
         ("warmup: [3]", "batch_size", r"warmup\[1\]: 3 is invalid"),
         ("warmup: [{file: a, count: 0}]", "batch_size", r"warmup\[1\].count"),

@@ -106,7 +106,7 @@ def make(path: Path, *names: str, prefix: str = "net/") -> Path:
         (["data/aotinductor/model/x.so", "archive_format"], "aotinductor", ""),
         (["data.pkl", "bytecode.pkl", "constants.pkl", "code/x.py"], "torchscript", "lite"),
         (["data.pkl", ".data/extern_modules"], "unknown", "torch.package"),
-        (["MAR-INF/MANIFEST.json", "x.py"], "unknown", "archive already"),
+        (["MAR-INF/MANIFEST.json", "x.py"], "unknown", "already a model archive"),
         (["word/document.xml", "x"], "unknown", "not one that torch writes"),
     ],
 )

@@ -94,8 +94,8 @@ def test_status_and_content_type_count() -> None:
 def test_answers_that_change_places_are_told_as_that() -> None:
     alone = [reply({"cat": 0.9}), reply({"dog": 0.8})]
     assert findings(["cat.jpg", "dog.jpg"], alone, alone[::-1], TOLERANCE) == [
-        "cat.jpg: in a batch it got the answer to dog.jpg",
-        "dog.jpg: in a batch it got the answer to cat.jpg",
+        "cat.jpg: in a batch, its answer was the answer to dog.jpg",
+        "dog.jpg: in a batch, its answer was the answer to cat.jpg",
     ]
 
 

@@ -114,7 +114,7 @@ def test_several_files_become_several_archives(run: Run, tmp_path: Path) -> None
     shutil.copy(DIGITS / "digits.pt2", tmp_path / "two.pt2")
     ended = run("archive", "one.pt", "two.pt2", "--json")
     assert [(each["archive"], each["name"]) for each in json.loads(ended.out)] == [("one.mar", "one"), ("two.mar", "two")]
-    assert "--name x can name one archive, and 2 files are given" in run("archive", "one.pt", "two.pt2", "--name", "x").err
+    assert "--name x can name only one archive, but 2 files are given" in run("archive", "one.pt", "two.pt2", "--name", "x").err
     assert "would both be named digits" in run("archive", DIGITS / "digits.pt", DIGITS / "digits.pt2").err
 
 
@@ -122,7 +122,7 @@ def test_a_model_without_a_file_needs_a_name_and_a_handler(run: Run, tmp_path: P
     (tmp_path / "echo.py").write_text("def handle(data, context):\n    return data\n")
     ended = run("archive", "--handler", "echo.py")
     assert ended.code == 2
-    assert "name a model file, or for a model without one give --name and a --handler of your own" in ended.err
+    assert "name a model file; for a model without one, give --name and your own --handler" in ended.err
     assert run("archive", "--name", "echo", "--handler", "echo.py:handle").code == 0
     assert manifest(tmp_path / "echo.mar")["handler"] == "echo.py:handle"
 
@@ -229,7 +229,7 @@ def test_wrong_usage_is_told_by_the_name_that_the_command_goes_by(run: Run) -> N
 
 
 def test_help_keeps_its_sentences_together(run: Run) -> None:
-    assert "Exit code 3 means that it loaded but that there was no sample to send." in run("archive", "--help").out
+    assert "Exit code 3: it loaded, but there was no sample to send." in run("archive", "--help").out
 
 
 def test_a_handler_that_is_misspelt_names_the_nearest_one(run: Run) -> None:
@@ -295,8 +295,8 @@ def test_unpack_makes_a_directory_that_is_a_model(run: Run, tmp_path: Path) -> N
     assert run("archive", "unpack", "seven.mar", "deep/er").code == 0
     again = run("archive", "unpack", "seven.mar")
     assert again.code == 1
-    assert "'seven' exists; give a directory with `tsx archive unpack seven.mar DIRECTORY`" in again.err
-    assert "is unpacked already" in run("archive", "unpack", "seven").err
+    assert "'seven' already exists; give another directory with `tsx archive unpack seven.mar DIRECTORY`" in again.err
+    assert "is already unpacked" in run("archive", "unpack", "seven").err
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
@@ -330,5 +330,5 @@ def test_an_archive_is_not_packed_again(run: Run) -> None:
     run("archive", DIGITS / "digits.pt")
     ended = run("archive", "digits.mar")
     assert ended.code == 2
-    assert "'digits.mar' is an archive already; `tsx archive inspect digits.mar` shows it, --check tries it" in ended.err
-    assert "leave --name out" in run("archive", "digits.mar", "--check", "--name", "x").err
+    assert "'digits.mar' is already an archive; `tsx archive inspect digits.mar` shows it, --check tests it" in ended.err
+    assert "remove --name" in run("archive", "digits.mar", "--check", "--name", "x").err

@@ -95,7 +95,7 @@ def test_what_does_not_hold_is_told_with_what_to_do(capsys: pytest.CaptureFixtur
     assert "FAILED: sample bad.bin: it was answered: " in said.out
     assert "FAILED: sample large.bin: the platform refuses it: send smaller inputs" in said.out
     assert "ok  the image's health check" in " ".join(said.out.split("   "))
-    assert "echo.mar does not keep 2 promises of container's contract" in said.err
+    assert "echo.mar does not meet 2 requirements of container's contract" in said.err
 
 
 def test_a_start_that_fails_shows_the_log_and_a_diagnosis(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

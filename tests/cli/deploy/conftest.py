@@ -26,7 +26,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def course(account: Account, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Course:
-    monkeypatch.setattr(sagemaker_kinds.Endpoint, "poll", 0.0)
+    monkeypatch.setattr(sagemaker_kinds.SageMakerEndpoint, "poll", 0.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return account.emptied()

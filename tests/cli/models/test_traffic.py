@@ -37,7 +37,7 @@ def test_a_rule_is_read(text: str, rule: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("text", ["", "X-Beta=1 -> v2", "header X-Beta -> v2", "header X-Beta=1", "header X-Beta=1 ->"])
 def test_what_is_no_rule_is_told_what_one_looks_like(text: str) -> None:
-    with pytest.raises(UsageError, match="a rule looks like 'header X-Beta=1 ->"):
+    with pytest.raises(UsageError, match="a rule has the form 'header X-Beta=1 ->"):
         _rule(text)
 
 
@@ -96,9 +96,9 @@ def test_traffic_is_set_from_a_terminal_and_survives_a_server_that_is_killed(
         assert "has no label 'nxt'; it has stable, canary" in run("models", "label", "digits", "new=1.0", "--remove", "nxt").err
         assert run("models", "label", "digits", "canary=1.0", "--remove", "canary").code == 2
         assert run("models", "label", "digits", "--remove", "").code == 1
-        assert "label 'live' must mean a version" in run("models", "label", "digits", "live=stable").err
-        assert "there is no model, version or label 'a/b'" in run("models", "traffic", "a/b").err
-        assert "there is no model, version or label ''" in run("models", "rollback", "").err
+        assert "label 'live' must point to a version" in run("models", "label", "digits", "live=stable").err
+        assert "'a/b' is not a valid name of a model, version or label" in run("models", "traffic", "a/b").err
+        assert "'' is not a valid name of a model, version or label" in run("models", "rollback", "").err
         assert said() == kept
         models("set-default", "digits", "2.0")
         wanted = said()

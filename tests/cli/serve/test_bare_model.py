@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.conftest import DIGITS, Run
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, screen, started, tsx
-from tsx_cli.archive.model_file import Parts
+from tsx_cli.archive.model_file import HandlerFiles
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.main import main
 from tsx_cli.serve.server import unpacked, with_addresses, with_grpc_addresses
@@ -20,7 +20,7 @@ from tsx_runtime.settings.schema import Settings
 
 
 def test_of_a_bare_model_the_code_is_copied_and_all_else_linked() -> None:
-    with unpacked(DIGITS / "digits.pth", Parts(str(DIGITS / "handler.py"), DIGITS / "model.py")) as (directory, notes):
+    with unpacked(DIGITS / "digits.pth", HandlerFiles(str(DIGITS / "handler.py"), DIGITS / "model.py")) as (directory, notes):
         assert notes[0] == "digits.pth: weights, 64.6 kB"
         for name in ("digits.pth", "index_to_name.json"):
             assert (directory / name).readlink() == DIGITS / name
@@ -130,7 +130,7 @@ def test_options_of_a_bare_model_do_not_go_with_an_archive(run: Run) -> None:
     assert run("archive", DIGITS / "digits.pt").code == 0
     ended = run("serve", "digits.mar", "--handler", "image_classifier")
     assert ended.code == 2
-    assert "go with a bare model file; archives and directories have their own" in ended.err
+    assert "apply to bare model files; archives and directories have their own" in ended.err
     assert run("serve", "--model-file", DIGITS / "model.py").code == 2
 
 
@@ -160,14 +160,14 @@ def test_ports_and_host_change_only_what_they_name() -> None:
 
 
 def test_what_is_missing_for_a_bare_model_is_told() -> None:
-    with pytest.raises(UsageError, match="add --model-file"), unpacked(DIGITS / "digits.pth", Parts()):
+    with pytest.raises(UsageError, match="add --model-file"), unpacked(DIGITS / "digits.pth", HandlerFiles()):
         pass
-    with pytest.raises(CliError, match=r"is not a model file \(it begins"), unpacked(DIGITS / "README.md", Parts()):
+    with pytest.raises(CliError, match=r"is not a model file \(it begins"), unpacked(DIGITS / "README.md", HandlerFiles()):
         pass
 
 
 def test_the_temporary_directory_is_below_the_usual_one() -> None:
-    with unpacked(DIGITS / "digits.pt", Parts()) as (directory, _):
+    with unpacked(DIGITS / "digits.pt", HandlerFiles()) as (directory, _):
         assert directory.parent == Path(tempfile.gettempdir())
 
 

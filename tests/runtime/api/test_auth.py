@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tsx_runtime.api.auth import Guard, build_guards, required_tokens
-from tsx_runtime.api.tokens import Key
+from tsx_runtime.api.tokens import BearerToken
 from tsx_runtime.errors import ForeignOrigin, InvalidToken, SettingError
 from tsx_runtime.settings.schema import Settings
 
@@ -75,7 +75,7 @@ def test_disabled_authorization_checks_no_token() -> None:
     "authorization", [b"", b"Bearer", b"Bearer ", b"Bearer wrong", b"Basic secret", b"secret", b"Bearer secret2", b"Bearer \xff"]
 )
 def test_a_token_must_be_right(authorization: bytes) -> None:
-    guard = Guard(Key("secret"))
+    guard = Guard(BearerToken("secret"))
     with pytest.raises(InvalidToken) as caught:
         guard.check([(b"authorization", authorization)])
     assert "Token Authorization failed" in caught.value.message
@@ -84,7 +84,7 @@ def test_a_token_must_be_right(authorization: bytes) -> None:
 
 @pytest.mark.parametrize("authorization", [b"Bearer secret", b"bearer secret", b"Bearer  secret"])
 def test_the_right_token_passes(authorization: bytes) -> None:
-    Guard(Key("secret")).check([(b"host", b"example.org"), (b"authorization", authorization)])
+    Guard(BearerToken("secret")).check([(b"host", b"example.org"), (b"authorization", authorization)])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 import httpx
 import pytest
 
-from tsx_runtime.api.tokens import Key, Keys, build_keys, start_keys
+from tsx_runtime.api.tokens import BearerToken, Keys, build_keys, start_keys
 from tsx_runtime.errors import BadRequest, InvalidToken, SettingError, TsxError
 from tsx_runtime.settings.schema import Settings
 
@@ -104,7 +104,7 @@ def test_a_token_that_cannot_be_told_takes_nobodys_place(tmp_path):
     old = b"Bearer " + keys.inference.token.encode()
     keys.remove()
     (tmp_path / "place").rmdir()
-    with pytest.raises(TsxError, match="The old one holds"):
+    with pytest.raises(TsxError, match="The old one stays valid"):
         keys.renew("inference")
     assert keys.inference.is_right(old)
 
@@ -114,7 +114,7 @@ def test_tokens_of_the_users_own_are_kept_and_only_the_others_made_up(tmp_path):
     assert keys.inference.token == "mine"
     assert keys.inference.seconds_left is None
     assert keys.management.seconds_left > 0
-    with pytest.raises(BadRequest, match="not this server's to change"):
+    with pytest.raises(BadRequest, match="cannot be changed while the server runs"):
         keys.renew("inference")
     own = build_keys(made_up(tmp_path, inference_token="a", management_token="b", api_token="c"))
     assert own.file is None
@@ -132,7 +132,7 @@ def test_without_authorization_there_are_no_keys(tmp_path):
 
 @pytest.mark.parametrize("given", [b"", b"Bearer", b"Bearer ", b"Basic x", b"Bearer x y", b"Bearer \xff", b"Bearer X"])
 def test_what_is_not_the_token_is_wrong(given):
-    assert not Key("x").is_right(given)
+    assert not BearerToken("x").is_right(given)
 
 
 def test_a_renewed_token_holds_at_once_on_both_lanes_and_the_old_one_no_more(tmp_path, start_server):

@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2
 
 from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.client_limits import ClientLimits
-from tsx_runtime.api.tokens import Key
+from tsx_runtime.api.tokens import BearerToken
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.grpc.admission import Admission, Admissions
 from tsx_runtime.grpc.service import Ledger, Service
@@ -25,7 +25,7 @@ async def _codes(limits: ClientLimits, calls: list[tuple[tuple[str, str], ...]])
         return health_pb2.HealthCheckResponse()
 
     admission = Admission(Settings(), ByteBudget(1 << 20))
-    service = Service("tsx.Test", Guard(Key("secret")), Ledger(ResponseCounts(), clients=limits), Admissions(admission, admission))
+    service = Service("tsx.Test", Guard(BearerToken("secret")), Ledger(ResponseCounts(), clients=limits), Admissions(admission, admission))
     service.unary("Check", check, health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse)
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((service,))

@@ -24,7 +24,7 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from tests.runtime.grpc.conftest import TIMEOUT
 from tests.support.clients.hostile_http2 import END_HEADERS, HEADERS, HostileConnection, call_headers, frame
 from tests.support.models import make_model
-from tsx_runtime.api.tokens import Key, Keys
+from tsx_runtime.api.tokens import BearerToken, Keys
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.grpc.inference import NAME as INFERENCE
 from tsx_runtime.grpc.management import NAME as MANAGEMENT
@@ -76,7 +76,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Both services on one port, in this process: every http URL is allowed, tokens end by a clock that the test turns."""
     store, clock = tmp_path_factory.mktemp("security"), Clock()
     settings = Settings(model_store=store, cache_dir=store / "cache", worker_preload=False, allowed_urls=["http.*"])
-    keys = Keys(Key.made_up(LIFETIME, clock), Key.made_up(LIFETIME, clock))
+    keys = Keys(BearerToken.made_up(LIFETIME, clock), BearerToken.made_up(LIFETIME, clock))
     ready = threading.Event()
     made: list[Any] = []
 

@@ -124,7 +124,7 @@ def test_brain_floats_are_floats_for_the_handler_and_brain_floats_are_said_to_be
         ),
         ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "contents": {"fp32_contents": [1]}}]}, "1 elements in fp32_contents"),
         ({"inputs": [{"name": "x", "datatype": "FP99", "shape": [2]}]}, "'FP99': contents take BOOL"),
-        ({"inputs": [{"name": "x", "datatype": "INT8", "shape": [1], "contents": {"int_contents": [300]}}]}, "no INT8"),
+        ({"inputs": [{"name": "x", "datatype": "INT8", "shape": [1], "contents": {"int_contents": [300]}}]}, "not INT8"),
     ],
 )
 def test_a_message_that_cannot_be_tensors_is_refused_by_the_input_s_name(request_: dict[str, Any], words: str) -> None:

@@ -105,7 +105,7 @@ def test_what_cannot_be_read_is_refused_by_name(server, lane, header):
         status, _, body = answer_on(sock)
     name, _, value = header.partition(": ")
     assert status == 400
-    assert f"The header {name.lower()} is '{value}': it takes a whole number from" in body
+    assert f"The header {name.lower()} is '{value}': it must be a whole number from" in body
 
 
 @both_lanes

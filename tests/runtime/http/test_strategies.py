@@ -209,7 +209,7 @@ def test_a_sequence_without_a_name_whose_first_answer_streams_gets_one(server: A
 
 def test_an_id_that_is_too_long_to_be_remembered_is_refused(server: Any, error_of: Any) -> None:
     answer = step(server, "x" * 10_000, 1)
-    assert (answer.status_code, error_of(answer)[1]) == (400, "The sequence's id has 10000 characters; it may have 512.")
+    assert (answer.status_code, error_of(answer)[1]) == (400, "The sequence's id has 10000 characters; the limit is 512.")
     assert step(server, "x" * 512, 1, start=True, end=True).json()["total"] == 1
 
 
@@ -517,7 +517,7 @@ def test_the_description_of_a_model_says_how_it_is_served(server: Any) -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ("continuousBatching: true\nasyncCommunication: true", "a worker supports only one of them. Remove one."),
+        ("continuousBatching: true\nasyncCommunication: true", "a worker supports only one of the two. Remove one."),
         ("continuousBatching: true\ntorchrun:\n  nproc-per-node: 2", "they would get out of sync"),
         ("continuousBatching: true\nbatchPolicy: wait", "Remove it"),
         ("sequenceBatching: true", "set sequenceMaxIdleMSec"),

@@ -103,7 +103,7 @@ def test_any_word_but_true_is_false(tmp_path: Path) -> None:
         tmp_path, "enable_model_api=truedefault_response_timeout=60\ndecode_input_request=FALSE\nenable_metrics_api=TRUE"
     )
     assert (settings.enable_model_api, settings.decode_input_request, settings.enable_metrics_api) == (False, False, True)
-    assert told == ["enable_model_api is 'truedefault_response_timeout=60', which counts as false, as in TorchServe; write true or false"]
+    assert told == ["enable_model_api is 'truedefault_response_timeout=60', which means false, as in TorchServe; write true or false"]
 
 
 def test_a_file_in_another_encoding_is_read_as_java_reads_it(tmp_path: Path) -> None:

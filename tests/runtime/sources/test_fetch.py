@@ -81,7 +81,7 @@ def test_one_transfer_of_a_file_at_a_time(fetcher: Fetcher, site: Site) -> None:
     first = threading.Thread(target=lambda: fetcher.fetch(site.url(), Trust.CLIENT))
     first.start()
     assert asked.wait(30)
-    with pytest.raises(Conflict, match="is being downloaded"):
+    with pytest.raises(Conflict, match="is already being downloaded"):
         fetcher.fetch(site.url("/other/m.mar"), Trust.CLIENT)
     go_on.set()
     first.join()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tsx_runtime import wire
 from tsx_runtime.wire import Kind
-from tsx_runtime.worker.channel import IOV_MAX, SMALL, Channel, send_buffers
+from tsx_runtime.worker.channel import IOV_MAX, SMALL, FrameSocket, send_buffers
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_frames_are_read_whatever_pieces_they_come_in(sizes: list[int], chunk: i
 
     with front, back, ThreadPoolExecutor(1) as pool:
         written = pool.submit(write)
-        channel = Channel(back)
+        channel = FrameSocket(back)
         for number, size in enumerate(sizes):
             found = channel.read()
             assert found is not None
@@ -62,7 +62,7 @@ def test_a_stream_that_ends_within_a_frame_is_at_its_end(pair: tuple[socket.sock
     front, back = pair
     front.sendall(frame(1, b"x" * size)[:kept])
     front.close()
-    assert Channel(back).read() is None
+    assert FrameSocket(back).read() is None
 
 
 def test_more_buffers_than_one_call_takes_all_arrive(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -86,8 +86,8 @@ def test_a_large_frame_is_sent_through_a_small_socket_buffer(pair: tuple[socket.
     front, back = pair
     back.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(lambda: bodies(Channel(front).read()))
-        Channel(back).send(Kind.REPLY, 3, [(200, b"", b"a" * 3_000_000), (200, b"h", b"")])
+        reading = pool.submit(lambda: bodies(FrameSocket(front).read()))
+        FrameSocket(back).send(Kind.REPLY, 3, [(200, b"", b"a" * 3_000_000), (200, b"h", b"")])
         assert reading.result(30) == [b"a" * 3_000_000, b""]
 
 
@@ -95,7 +95,7 @@ def test_a_piece_is_sent_only_while_its_own_batch_is_answered() -> None:
     """The front end takes no piece of an answer that is complete: it would end the worker."""
     front, back = socket.socketpair()
     with front, back:
-        channel = Channel(back)
+        channel = FrameSocket(back)
         channel.begin(1)
         assert channel.send_piece(1, 0, b"", b"a")
         assert not channel.send_piece(2, 0, b"", b"b")
@@ -104,7 +104,7 @@ def test_a_piece_is_sent_only_while_its_own_batch_is_answered() -> None:
         channel.begin(2)
         assert not channel.send_piece(1, 0, b"", b"e")
         assert channel.send_piece(2, 0, b"", b"f")
-        theirs = Channel(front)
+        theirs = FrameSocket(front)
         frames = [theirs.read() for _ in range(3)]
     assert [(frame.kind, frame.batch, bytes(frame.items[0][2])) for frame in frames if frame is not None] == [
         (Kind.PIECE, 1, b"a"),

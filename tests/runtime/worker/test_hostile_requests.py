@@ -13,10 +13,10 @@ from tsx_runtime.errors import BadRequest
 from tsx_runtime.wire import TENSORS_HEAD, request_meta
 from tsx_runtime.worker.codecs.envelopes import ENVELOPES
 from tsx_runtime.worker.codecs.requests import read_row
-from tsx_runtime.worker.execution.batch import Model, answer_batch
+from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
 from tsx_runtime.worker.execution.recovery import Ceiling
 from tsx_runtime.worker.handler_api.context import Context
-from tsx_runtime.worker.handler_api.loader import Coroutines, Entry
+from tsx_runtime.worker.handler_api.loader import Coroutines, LoadedHandler
 from tsx_runtime.worker.handler_api.metrics import Metrics
 
 DEEP = b"[" * 100_000
@@ -63,9 +63,9 @@ def answers_of(*requests: tuple[bytes, bytes]) -> list[tuple[int, bytes]]:
     return [(status, bytes(body)) for status, _, body in answer_batch(model, items, lambda *_: None).answers]
 
 
-def served(handle: Any) -> Model:
+def served(handle: Any) -> ServedModel:
     context = Context("m", "/", {}, 8, None, "0", metrics=Metrics("m"))
-    return Model(Entry(handle, "h", None), context, Coroutines(), True, 1 << 20, Ceiling(), Metrics("m"))
+    return ServedModel(LoadedHandler(handle, "h", None), context, Coroutines(), True, 1 << 20, Ceiling(), Metrics("m"))
 
 
 @pytest.mark.parametrize("kind", HOSTILE)

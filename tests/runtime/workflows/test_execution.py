@@ -21,7 +21,7 @@ from tsx_runtime.errors import DeadlinePassed, NodeFailed, OutOfResources, Queue
 from tsx_runtime.wire import Parts, parse_request_meta
 from tsx_runtime.worker.codecs.requests import read_row
 from tsx_runtime.workflows.execution import run
-from tsx_runtime.workflows.node import Node, Request
+from tsx_runtime.workflows.node import RunningNode, WorkflowRequest
 from tsx_runtime.workflows.schedule import Output
 
 Act = Callable[[WaitingJob], None]
@@ -78,18 +78,18 @@ def spec_of(edges: dict[str, list[str]]) -> WorkflowSpec:
     return parse_spec({"models": {}, "dag": edges}, source="spec.yaml", has_handler=True)
 
 
-def nodes_of(played: dict[str, Played], retries: int = 0, timeout: float = 60.0) -> dict[str, Node]:
-    return {name: Node(name, cast("ModelVersion", version), retries, timeout) for name, version in played.items()}
+def nodes_of(played: dict[str, Played], retries: int = 0, timeout: float = 60.0) -> dict[str, RunningNode]:
+    return {name: RunningNode(name, cast("ModelVersion", version), retries, timeout) for name, version in played.items()}
 
 
 def play(
-    edges: dict[str, list[str]], acts: dict[str, Act], *, retries: int = 0, timeout: float = 60.0, request: Request | None = None
+    edges: dict[str, list[str]], acts: dict[str, Act], *, retries: int = 0, timeout: float = 60.0, request: WorkflowRequest | None = None
 ) -> tuple[Output, dict[str, Played]]:
     """The outcome of one request; raises what it does."""
     played = {name: Played(act) for name, act in acts.items()}
 
     async def main() -> Output:
-        return await run(spec_of(edges), nodes_of(played, retries, timeout), request or Request("id", [(b"x-mine", b"1")], b"body"))
+        return await run(spec_of(edges), nodes_of(played, retries, timeout), request or WorkflowRequest("id", [(b"x-mine", b"1")], b"body"))
 
     return asyncio.run(main()), played
 
@@ -150,7 +150,7 @@ def test_a_node_that_fails_ends_the_others_and_none_begins_after_it() -> None:
 
     async def main() -> None:
         with pytest.raises(NodeFailed, match="Error executing c: Died"):
-            await run(spec_of({"a": ["b", "c"], "b": ["d"], "c": ["d"]}), nodes_of(played), Request("id", [], b""))
+            await run(spec_of({"a": ["b", "c"], "b": ["d"], "c": ["d"]}), nodes_of(played), WorkflowRequest("id", [], b""))
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(main())
@@ -191,7 +191,7 @@ def test_an_attempt_that_takes_too_long_is_given_up_and_leaves_its_place() -> No
     played = {"a": Played(in_turn(never, says(b"ok")))}
 
     async def main() -> Output:
-        return await run(spec_of({"a": []}), nodes_of(played, retries=1, timeout=0.01), Request("id", [], b""))
+        return await run(spec_of({"a": []}), nodes_of(played, retries=1, timeout=0.01), WorkflowRequest("id", [], b""))
 
     assert asyncio.run(main()).body == b"ok"
     assert played["a"].left == played["a"].jobs[:1]
@@ -203,13 +203,13 @@ def test_an_attempt_that_takes_too_long_is_given_up_and_leaves_its_place() -> No
 
 def test_the_clients_time_bounds_every_node_and_is_not_spent_twice() -> None:
     end = time.monotonic() + 0.05
-    error = refused({"a": []}, {"a": never}, retries=5, request=Request("id", [], b"", deadline=end))
+    error = refused({"a": []}, {"a": never}, retries=5, request=WorkflowRequest("id", [], b"", deadline=end))
     assert isinstance(error, DeadlinePassed)
     assert error.message == "Error executing a: the deadline of the request has passed"
-    _, played = play({"a": []}, {"a": says(b"1")}, request=Request("id", [], b"", deadline=end + 60, priority=7))
+    _, played = play({"a": []}, {"a": says(b"1")}, request=WorkflowRequest("id", [], b"", deadline=end + 60, priority=7))
     (job,) = played["a"].jobs
     assert (job.deadline, job.priority) == (end + 60, 7)
-    late = refused({"a": []}, {"a": says(b"1")}, request=Request("id", [], b"", deadline=time.monotonic() - 1))
+    late = refused({"a": []}, {"a": says(b"1")}, request=WorkflowRequest("id", [], b"", deadline=time.monotonic() - 1))
     assert isinstance(late, DeadlinePassed)
 
 
@@ -219,7 +219,7 @@ def test_a_request_that_is_given_up_leaves_every_queue_it_waits_in() -> None:
     async def main() -> None:
         asked = asyncio.Event()
         played.update(a=Played(never), b=Played(lambda job: asked.set()))
-        running = asyncio.create_task(run(spec_of({"a": [], "b": []}), nodes_of(played), Request("id", [], b"")))
+        running = asyncio.create_task(run(spec_of({"a": [], "b": []}), nodes_of(played), WorkflowRequest("id", [], b"")))
         await asked.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -262,7 +262,7 @@ def test_any_graph_is_answered_once_whatever_comes_first_or_fails(edges: dict[st
     async def main() -> None:
         waiting: list[tuple[str, WaitingJob]] = []
         played = {name: Played(lambda job, name=name: waiting.append((name, job))) for name in whole}  # type: ignore[misc]  # a default argument
-        running = asyncio.create_task(run(spec_of(edges), nodes_of(played), Request("id", [], b"start")))
+        running = asyncio.create_task(run(spec_of(edges), nodes_of(played), WorkflowRequest("id", [], b"start")))
         while not running.done():
             if not waiting:
                 await asyncio.sleep(0)
@@ -310,7 +310,7 @@ def test_a_node_whose_stream_grows_beyond_an_answer_is_told_to_stop() -> None:
 
     async def main() -> None:
         with pytest.raises(NodeFailed, match="more than 1000 bytes together"):
-            await run(spec_of({"a": []}), nodes_of({"a": node}), Request("id", [], b""))
+            await run(spec_of({"a": []}), nodes_of({"a": node}), WorkflowRequest("id", [], b""))
 
     asyncio.run(main())
     assert node.left == node.jobs
@@ -321,14 +321,14 @@ def test_a_node_whose_stream_does_not_end_in_time_is_told_to_stop() -> None:
 
     async def main() -> None:
         with pytest.raises(NodeFailed, match="timeout-ms"):
-            await run(spec_of({"a": []}), nodes_of({"a": node}, timeout=0.05), Request("id", [], b""))
+            await run(spec_of({"a": []}), nodes_of({"a": node}, timeout=0.05), WorkflowRequest("id", [], b""))
 
     asyncio.run(main())
     assert node.left == node.jobs
 
 
 def test_a_node_that_gets_no_tensors_is_not_told_that_it_does() -> None:
-    request = Request("id", [(b"Inference-Header-Content-Length", b"2"), (b"x-mine", b"1")], b"{}")
+    request = WorkflowRequest("id", [(b"Inference-Header-Content-Length", b"2"), (b"x-mine", b"1")], b"{}")
     _, played = play({"a": ["b"]}, {"a": says(b"1"), "b": says(b"2")}, request=request)
     first, second = (node.jobs[0].meta.lower() for node in played.values())
     assert b"inference-header-content-length: 2" in first

@@ -11,9 +11,9 @@ from typing import Any
 
 from tests.support.servers import DEADLINE, clean
 from tsx_cli.check.lambda_events import balancer, function_url, messages, rest_api
-from tsx_cli.check.lambda_host import ARN, Host, Invocation, RequestTooLarge
+from tsx_cli.check.lambda_host import ARN, Host, HostedInvocation, RequestTooLarge
 
-__all__ = ["Host", "Invocation", "RequestTooLarge", "answer_of", "balancer", "function_url", "messages", "rest_api"]
+__all__ = ["Host", "HostedInvocation", "RequestTooLarge", "answer_of", "balancer", "function_url", "messages", "rest_api"]
 
 ENTRY = (sys.executable, "-m", "tsx_runtime.targets.entry", "serve")
 

@@ -1,4 +1,4 @@
-"""`tsx plan`: the words of its command line."""
+"""`tsx plan`: the command line."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def plan_command(
     archive: Annotated[Path | None, typer.Argument(metavar="MODEL.mar", help="An archive that `tsx bench --write` has measured.")] = None,
     rps: Annotated[float | None, typer.Option("--rps", min=1e-6, max=1e9, help="Requests per second of all replicas together.")] = None,
     slo: Annotated[str | None, typer.Option(help="Bounds, such as 'p99<50ms'; by default those of the benchmark.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, max=1024, help="Workers of a replica, if not those that won.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, max=1024, help="Workers per replica; by default the winner's.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, max=4096, help="Batch size; by default the winner's.")] = None,
     recording: Annotated[
-        Path | None, typer.Option(metavar="FILE|DIRECTORY", help="Arrivals as in this recording, and at its rate without --rps.")
+        Path | None, typer.Option(metavar="FILE|DIRECTORY", help="Use the arrival times of this recording; without --rps, also its rate.")
     ] = None,
     price_per_hour: Annotated[
         float | None, typer.Option(min=0, help="Price of a replica per hour, in any currency; adds the cost.")

@@ -1,4 +1,4 @@
-"""How many replicas a rate of requests takes, from a measured curve: `tsx plan` without its files and its words."""
+"""Computes the replicas for a request rate from a measured curve: `tsx plan` without files and command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tsx plan`: how many replicas a rate of requests takes, and what they cost, without a server."""
+"""`tsx plan`: the replicas that a request rate needs, and their cost, without a server."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def _warnings(report: dict[str, Any]) -> list[str]:
     if report["cores_left"] < 1:
         found.append("Its workers leave no core for the server itself, so p99 may be longer than this.")
     if report["share_of_most"] > CROWDED:
-        found.append("So close to the limit, p99 depends on small changes and on chance: use more --headroom.")
+        found.append("This close to the limit, p99 depends on small changes and on chance: use more --headroom.")
     elif high > STEEP * low:
         found.append("The range is wide, because the machine was not steady or a burst causes queueing: use more --headroom.")
     return found

@@ -1,1 +1,1 @@
-"""The commands of `tsx bench` and how a run proceeds."""
+"""The commands of `tsx bench` and the course of a run."""

@@ -1,4 +1,4 @@
-"""`tsx bench --against`: one load on a server that runs already, whatever it is, as long as it speaks one of the protocols."""
+"""`tsx bench --against`: one load on any running server that speaks one of the protocols."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from tsx_cli.bench.generator.plan import LoadPlan
-from tsx_cli.bench.generator.run import Progress, measure
+from tsx_cli.bench.generator.run import LoadProgress, measure
 from tsx_cli.bench.measure.environment import environment
 from tsx_cli.bench.model.points import point_of
 from tsx_cli.bench.model.results import ModelInfo, Point, Results, Round, Trial, now
@@ -29,7 +29,7 @@ def run_against(
     rounds: int = 1,
     slo: Slo | None = None,
     command: str = "",
-    on_progress: Callable[[int, Progress], None] | None = None,
+    on_progress: Callable[[int, LoadProgress], None] | None = None,
 ) -> Results:
     """So many rounds of the load. Raises CliError where there is no server, or where it accepted nothing.
 
@@ -101,13 +101,13 @@ def show_against(results: Results) -> None:
         print(f"note: {note}")
 
 
-def progress_line(rounds: int) -> Callable[[int, Progress], None] | None:
+def progress_line(rounds: int) -> Callable[[int, LoadProgress], None] | None:
     """One line on a terminal that tells how far it is; None where stderr is none."""
     if not sys.stderr.isatty():
         return None
     begun = time.monotonic()
 
-    def show(number: int, progress: Progress) -> None:
+    def show(number: int, progress: LoadProgress) -> None:
         left = max(0.0, (rounds - number) * progress.of - progress.seconds)
         text = f"round {number + 1} of {rounds}: " if rounds > 1 else ""
         answered = f"{progress.answers:,} answers"

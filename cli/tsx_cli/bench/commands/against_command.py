@@ -1,4 +1,4 @@
-"""The options of `tsx bench --against`, and how they make a load."""
+"""The options of `tsx bench --against`, and the load that they define."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of `tsx bench`, with what their help says."""
+"""The options of `tsx bench` and their help."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Inputs = Annotated[
     typer.Option(
         "--input",
         metavar="FILE|DIR",
-        help="Inputs to send: files, directories, a .jsonl of requests, a recording; by default the archive's samples.",
+        help="Inputs to send: files, directories, a .jsonl file of requests, or a recording; by default the archive's samples.",
     ),
 ]
 InputKind = Annotated[str | None, typer.Option(metavar="KIND", help="Generate inputs: image, png, text, json or file.")]
@@ -39,32 +39,36 @@ InputShape = Annotated[str | None, typer.Option(metavar="N,N,...", help="Shape o
 ContentType = Annotated[str | None, typer.Option(help="Content type of the inputs; by default guessed from their names.")]
 BatchSizes = Annotated[str, typer.Option(metavar="RANGE", help="1,2,4, or 1..32: both ends and the powers of two between.")]
 Workers = Annotated[str | None, typer.Option(metavar="RANGE", help="Number of workers; by default up to the number of cores.")]
-Devices = Annotated[str | None, typer.Option(metavar="LIST", help="cpu, cuda, or both; as the archive says if not given.")]
-Precisions = Annotated[str | None, typer.Option(metavar="LIST", help="Among fp32, fp16, bf16; by default the archive's setting.")]
+Devices = Annotated[str | None, typer.Option(metavar="LIST", help="cpu, cuda, or both; by default the archive's setting.")]
+Precisions = Annotated[str | None, typer.Option(metavar="LIST", help="fp32, fp16 or bf16; by default the archive's setting.")]
 Compiled = Annotated[
-    str | None, typer.Option("--compile", metavar="LIST", help="torch.compile: off, on, or off,on; as the archive says if not given.")
+    str | None, typer.Option("--compile", metavar="LIST", help="torch.compile: off, on, or off,on; by default the archive's setting.")
 ]
-Threads = Annotated[str | None, typer.Option(metavar="RANGE", help="Threads of each worker; by default its share of the cores, and fewer.")]
+Threads = Annotated[
+    str | None, typer.Option(metavar="RANGE", help="Threads per worker; by default its share of the cores, and smaller numbers.")
+]
 LoadMode = Annotated[
     Mode, typer.Option(help="closed: a connection sends its next request after an answer. open: requests arrive at a rate.")
 ]
 Connections = Annotated[str | None, typer.Option(metavar="LIST", help="Only these numbers of connections, such as 1,8,64.")]
 Rates = Annotated[str | None, typer.Option(metavar="LIST", help="With --mode open: only at these rates, in requests per second.")]
-ArrivalsOf = Annotated[Arrivals | None, typer.Option(help="With --mode open: arrivals: poisson if not given.")]
+ArrivalsOf = Annotated[Arrivals | None, typer.Option(help="With --mode open: how requests arrive; poisson if not given.")]
 Duration = Annotated[str, typer.Option(help="Duration of one round, without its warm-up.")]
 RoundTime = Annotated[
     str | None,
     typer.Option("--duration", help="Duration of one round, without its warm-up; by default 1 to 3 seconds, as the time allows."),
 ]
-Rounds = Annotated[int, typer.Option(min=1, max=20, help="Rounds of the best, the next best and the baseline, in turn.")]
+Rounds = Annotated[
+    int, typer.Option(min=1, max=20, help="Final rounds, in which the best, the second-best and the baseline configuration take turns.")
+]
 Width = Annotated[str, typer.Option(metavar="SHARE", help="Add rounds until the winner's throughput is known to this precision.")]
-TimeLimit = Annotated[str | None, typer.Option(help=f"Of the whole run; {DEFAULT_TIME} if not given, none with --exhaustive.")]
+TimeLimit = Annotated[str | None, typer.Option(help=f"Time limit of the whole run; {DEFAULT_TIME} if not given, none with --exhaustive.")]
 Exhaustive = Annotated[bool, typer.Option("--exhaustive", help="Measure every configuration, whatever the prediction.")]
 Tolerance = Annotated[
     str | None, typer.Option(metavar="TEXT", help="Tolerance when comparing answers: rtol=1e-2,atol=1e-3 by default, or exact.")
 ]
 SameTop = Annotated[int | None, typer.Option(metavar="N", help="Instead of a tolerance: the number of top labels that must be the same.")]
-AllowDifferent = Annotated[bool, typer.Option("--allow-different", help="Let a configuration win whose answers differ from the archive's.")]
+AllowDifferent = Annotated[bool, typer.Option("--allow-different", help="Accept a winner whose answers differ from the archive's.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Directory for the results; by default a new one.")]
 Resume = Annotated[Path | None, typer.Option(metavar="DIR", help="Continue an interrupted run.")]
 Profile = Annotated[bool, typer.Option("--profile", help="Profile a worker of the best configuration at the end.")]

@@ -1,4 +1,4 @@
-"""A run: what the search asks for is measured until it asks for nothing, then the best again side by side; all of it is kept."""
+"""A run: measures what the search requests until it is done, then the best configurations in turn; all results are saved."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from types import TracebackType
 from rich.console import Console
 from rich.status import Status
 
-from tsx_cli.bench.generator.run import Progress as LoadProgress
-from tsx_cli.bench.generator.run import most_connections
+from tsx_cli.bench.generator.run import LoadProgress, most_connections
 from tsx_cli.bench.measure.accuracy import AccuracyGuard
 from tsx_cli.bench.measure.environment import NOISY
 from tsx_cli.bench.measure.latency_curve import measure_curve
-from tsx_cli.bench.measure.trial import Candidate, Servers, Target, TrialFailed
+from tsx_cli.bench.measure.trial import RunningCandidate, Servers, TrialFailed, TrialTarget
 from tsx_cli.bench.model.configuration import Configuration, Variant
 from tsx_cli.bench.model.points import best_point, confirmed_best, winner_of, with_round
 from tsx_cli.bench.model.results import OfferedLoad, Results, Trial, now
@@ -78,7 +77,7 @@ class Bench:
     """`results` is filled as the run goes on, and is sound whenever it is interrupted."""
 
     options: BenchOptions
-    target: Target
+    target: TrialTarget
     results: Results
     journal: Journal
     progress: Progress
@@ -205,7 +204,7 @@ class Bench:
         except TrialFailed as error:
             raise CliError(f"{self.target.name} does not run unchanged: {error}") from error
 
-    def _server(self, configuration: Configuration, *, beside: bool = False) -> Candidate:
+    def _server(self, configuration: Configuration, *, beside: bool = False) -> RunningCandidate:
         began = self.clock()
         known = configuration in self.servers
         candidate = self.servers.get(configuration, beside=beside)
@@ -237,7 +236,7 @@ class Bench:
         expected = max((point.throughput.value for point in trial.points), default=predicted)
         return budget.seconds_in_search(self.options.duration, expected)
 
-    def load(self, at: int, candidate: Candidate, offered: OfferedLoad) -> None:
+    def load(self, at: int, candidate: RunningCandidate, offered: OfferedLoad) -> None:
         """One round, into the trial's point of that load. Raises TrialFailed."""
         trial = self.results.trials[at]
         self.progress.doing(f"{trial.how()}, {offered}")

@@ -1,4 +1,4 @@
-"""From the words of the command line to a run that can go: the archive, what is sent to it, the directory, and what went before."""
+"""Prepares a run from the command line: the archive, the inputs, the directory, and an earlier run to resume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tsx_cli.bench.commands.run import Bench, Progress
 from tsx_cli.bench.measure.environment import environment
 from tsx_cli.bench.measure.profile import profile_best
 from tsx_cli.bench.measure.server import sweep
-from tsx_cli.bench.measure.trial import Target
+from tsx_cli.bench.measure.trial import TrialTarget
 from tsx_cli.bench.model.results import ModelInfo, Results, now
 from tsx_cli.bench.search.budget import FULL
 from tsx_cli.bench.search.run_options import BenchOptions, command_line, plain
@@ -36,7 +36,7 @@ SIGNALS = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := geta
 
 @dataclass(frozen=True)
 class RunRequest:
-    """One run, whether it is new or goes on."""
+    """One run, new or resumed."""
 
     model: Path
     options: BenchOptions
@@ -91,7 +91,7 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
                     started=results.started,
                 )
             seconds = request.options.duration or FULL
-            target = Target(archive, payloads, seconds, request.options.seed, sizes=sizes(settings, payloads))
+            target = TrialTarget(archive, payloads, seconds, request.options.seed, sizes=sizes(settings, payloads))
             bench = Bench(request.options, target, results, journal, progress, ends)
             with interruptible(bench.servers.abandon):
                 try:

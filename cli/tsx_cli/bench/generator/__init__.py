@@ -1,1 +1,1 @@
-"""The load generator: a process of its own that asks a server as a plan says, and tells what came of it."""
+"""The load generator: a separate process that sends requests by a plan and reports the results."""

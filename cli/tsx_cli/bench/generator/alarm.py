@@ -1,4 +1,4 @@
-"""A timer that wakes an event loop at the microsecond: those of the loops themselves count in milliseconds, too coarse for arrivals."""
+"""A timer for event loops with microsecond precision: the loops' own timers count in milliseconds, too coarse for arrivals."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _PR_SET_TIMERSLACK = 29
 clock = time.perf_counter  # CLOCK_MONOTONIC, where this matters
 
 
-class Alarm:
-    """Calls `ring` at the time that was set last, in seconds of `clock`."""
+class PreciseTimer:
+    """Calls `ring` at the last set time, in seconds of `clock`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._loop, self._ring = loop, ring

@@ -1,4 +1,4 @@
-"""One connection of the generator: it sends a request, and reads one answer, quickly where that is plain and whole."""
+"""One connection of the generator: sends a request and reads its answer, with a fast path for plain, complete answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LENGTHS = (b"\r\ncontent-length: ", b"\r\nContent-Length: ")
 _SIZE = len(_LENGTHS[0])
 
 
-class Connection(asyncio.Protocol):
+class LoadConnection(asyncio.Protocol):
     """`since` is when the latency of its request counts from, and `sent` when it left, both 0 while it has none."""
 
     __slots__ = ("_answer", "gone", "load", "sent", "since", "transport")

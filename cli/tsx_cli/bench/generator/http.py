@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Sequence
 from contextlib import suppress
 
-from tsx_cli.bench.generator.connection import Connection
+from tsx_cli.bench.generator.connection import LoadConnection
 from tsx_cli.bench.generator.load import Connect, Load, LoadClient
 from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.workload.protocols import read_target, render
@@ -33,11 +33,11 @@ def connector(plan: LoadPlan) -> Connect:
     trusted = context_of(plan, "http/1.1") if place.secure else None
 
     async def connect(load: Load) -> LoadClient:
-        made: tuple[asyncio.BaseTransport, Connection]
+        made: tuple[asyncio.BaseTransport, LoadConnection]
         if place.socket:
-            opening = loop.create_unix_connection(lambda: Connection(load), place.socket)
+            opening = loop.create_unix_connection(lambda: LoadConnection(load), place.socket)
         else:
-            opening = loop.create_connection(lambda: Connection(load), place.host, place.port, ssl=trusted)
+            opening = loop.create_connection(lambda: LoadConnection(load), place.host, place.port, ssl=trusted)
         try:
             made = await asyncio.wait_for(opening, PATIENCE)
         except asyncio.TimeoutError as error:

@@ -1,4 +1,4 @@
-"""Closed and open loops over connections, and what became of each request."""
+"""Closed and open loops over connections, and the outcome of each request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT = "timeout"
 
 
 class LoadClient(Protocol):
-    """What carries one request at a time."""
+    """A connection that carries one request at a time."""
 
     since: float
     sent: float
@@ -37,7 +37,7 @@ class LoadClient(Protocol):
 Connect = Callable[["Load"], Awaitable[LoadClient]]  # raises OSError
 
 
-class Mark(NamedTuple):
+class SlotCounts(NamedTuple):
     """The counts so far at the end of a slot; `errors` are those of the slot alone."""
 
     at: float
@@ -48,7 +48,7 @@ class Mark(NamedTuple):
 
 
 class Load(ABC):
-    """What both loops have in common. Times are those of `clock`; latencies are seconds, in the order of the answers.
+    """The base of both loops. Times are those of `clock`; latencies are seconds, in the order of the answers.
 
     `loops` says when a connection that is free is to send.
     """
@@ -57,7 +57,7 @@ class Load(ABC):
         self.connect, self.connections, self.timeout = connect, connections, timeout
         self.accepted, self.refused, self.late = array("f"), array("f"), array("f")
         self.errors: Counter[str] = Counter()
-        self.marks: list[Mark] = []
+        self.marks: list[SlotCounts] = []
         self.gaps: list[tuple[float, float]] = []  # (from, to)
         self.answers = self.busy = self.unanswered = self.unsent = self.waited = 0
         self.now = 0.0  # of this turn of the event loop; 0 before anybody asked
@@ -209,7 +209,7 @@ class Load(ABC):
 
     def _mark(self) -> None:
         errors, self.errors = self.errors, Counter()
-        self.marks.append(Mark(clock(), len(self.accepted), len(self.refused), self.answers, errors))
+        self.marks.append(SlotCounts(clock(), len(self.accepted), len(self.refused), self.answers, errors))
 
     def _forget(self) -> None:
         self.now = 0.0

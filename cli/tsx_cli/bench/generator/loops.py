@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import cycle
 
-from tsx_cli.bench.generator.alarm import Alarm, clock
+from tsx_cli.bench.generator.alarm import PreciseTimer, clock
 from tsx_cli.bench.generator.load import Connect, Load, LoadClient
 
 NO_CONNECTION = "connect"
 
 
 class ClosedLoop(Load):
-    """Each connection asks again as soon as it is answered."""
+    """Each connection sends its next request as soon as it is answered."""
 
     def __init__(self, connect: Connect, requests: Sequence[bytes], connections: int, timeout: float) -> None:
         super().__init__(connect, connections, timeout)
@@ -39,14 +39,14 @@ class ClosedLoop(Load):
 
 
 class OpenLoop(Load):
-    """Each request leaves when it is due, by a connection that is free; latency counts from then, also where none is."""
+    """Sends each request when it is due, on a free connection; latency counts from the due time, even if no connection is free."""
 
     def __init__(self, connect: Connect, requests: Sequence[bytes], connections: int, timeout: float, due: array[float]) -> None:
         super().__init__(connect, connections, timeout)
         self._requests, self._due, self._next = requests, due, 0
         self._free: deque[LoadClient] = deque()
         self._blocked = 0  # requests before this one found no free connection when they were due
-        self._alarm = Alarm(self.loop, self._send_due)
+        self._alarm = PreciseTimer(self.loop, self._send_due)
 
     def begin(self) -> None:
         self._free.extend(self.clients)

@@ -79,7 +79,7 @@ def _faults(plan: LoadPlan) -> list[tuple[bool, str]]:
     rate = plan.rate or 0.0
     return [
         (not plan.payloads, "there is nothing to send: give --input a file"),
-        (plan.protocol not in PROTOCOLS, f"--protocol: '{plan.protocol}' is none; there are {', '.join(PROTOCOLS)}"),
+        (plan.protocol not in PROTOCOLS, f"--protocol: '{plan.protocol}' is unknown; choose one of {', '.join(PROTOCOLS)}"),
         (plan.mode not in ("closed", "open"), f"--mode: '{plan.mode}' is unknown; choose closed or open"),
         (
             plan.arrivals not in ("constant", "poisson", "recorded"),

@@ -1,4 +1,4 @@
-"""From what a load has noted to the figures of a round; no clock and no socket here."""
+"""Computes the figures of a round from a load's records; no clock and no socket here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from itertools import pairwise
 
-from tsx_cli.bench.generator.load import SLOT, Load, Mark
+from tsx_cli.bench.generator.load import SLOT, Load, SlotCounts
 from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.model.histogram import Histogram
 from tsx_cli.bench.model.results import GeneratorSide, Round
@@ -21,7 +21,7 @@ TIMES_MEDIAN, TIMES_SPACING = 3.0, 10.0  # a stall is so many times longer than 
 
 def account(plan: LoadPlan, noted: Load, cpu: float, starved: float) -> Round:
     """Of a load that is over; its last mark is that of the end of waiting."""
-    marks = [Mark(noted.start, 0, 0, 0, Counter()), *noted.marks]
+    marks = [SlotCounts(noted.start, 0, 0, 0, Counter()), *noted.marks]
     slots = [after.answers - before.answers for before, after in pairwise(marks[:-1])]
     skipped = _warm_up(plan, slots)
     begin, end = marks[skipped], marks[-2]

@@ -39,8 +39,8 @@ CONTENTS = {"BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32"
 CONTENTS |= {f"INT{size}": "int" for size in (8, 16, 32)} | {f"UINT{size}": "uint" for size in (8, 16, 32)}
 
 
-class Caller:
-    """A channel of its own, and one call at a time on it."""
+class RpcConnection:
+    """A gRPC channel that carries one call at a time."""
 
     def __init__(self, load: Load, channel: Any, method: str, metadata: Sequence[tuple[str, str]]) -> None:
         self.load, self.channel, self.metadata = load, channel, metadata
@@ -101,7 +101,7 @@ def connector(plan: LoadPlan) -> Connect:
                 await made.close()
             known = "" if trusted else ", and does it speak TLS (https://)"
             raise OSError(f"no gRPC within {PATIENCE:g} seconds: is that its gRPC port{known}?") from error
-        return Caller(load, made, METHODS[plan.protocol], metadata)
+        return RpcConnection(load, made, METHODS[plan.protocol], metadata)
 
     return connect
 

@@ -1,4 +1,4 @@
-"""A load, from its plan to its figures: in this process, or in one of its own, whose event loop has nothing else to do."""
+"""Runs a load, from its plan to its figures, in this process or in a separate one with its own event loop."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ TRUST = "give --certificate FILE with it, or with that of the authority that sig
 _BOOT = "import sys; sys.path[:] = {path!r}; from tsx_cli.bench.generator.run import main; main()"
 
 
-class Progress(NamedTuple):
-    """How far a load is; `answers` are all there were."""
+class LoadProgress(NamedTuple):
+    """The progress of a load; `answers` counts all answers so far."""
 
     seconds: float
     of: float
     answers: int
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[LoadProgress], None]
 
 
 async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> Round:
@@ -65,7 +65,7 @@ async def run_load(plan: LoadPlan, on_progress: OnProgress | None = None) -> Rou
                 took = time.perf_counter() - began
                 shares = (time.process_time() - used) / took, (starvation() - starved) / took
             elif on_progress is not None and number % TOLD_EVERY == 0:
-                on_progress(Progress(number * SLOT, slots * SLOT, load.answers))
+                on_progress(LoadProgress(number * SLOT, slots * SLOT, load.answers))
 
         await load.run(slots, min(plan.grace, plan.timeout), tick)
     finally:
@@ -91,7 +91,7 @@ def measure(plan: LoadPlan, *, on_progress: OnProgress | None = None) -> Round:
                 if "error" in message:
                     raise (UsageError if message["usage"] else CliError)(message["error"])
                 if on_progress is not None:
-                    on_progress(Progress(*message["progress"]))
+                    on_progress(LoadProgress(*message["progress"]))
         except BrokenPipeError:
             pass
         finally:
@@ -139,7 +139,7 @@ async def _make(plan: LoadPlan) -> Load:
 
 def main() -> None:
     """The process of its own: a plan comes in by stdin, progress and the result go out by stdout, a line of JSON each."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who waits for the result decides what becomes of this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent, which waits for the result, decides
     raise_limit()  # a thousand connections are more than a shell lets its programs have
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # nothing else goes out there

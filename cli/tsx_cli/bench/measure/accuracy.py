@@ -1,4 +1,4 @@
-"""The accuracy guard: whether a configuration answers as the archive does as it is, one request at a time.
+"""The accuracy guard: compares a configuration's answers with those of the unchanged archive, one request at a time.
 
 Answers are compared as those of a shadow are (`core/shadowing/comparison.py`). A model that answers the same request differently each time
 cannot be compared; comparing it with itself shows that.
@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
-from tsx_cli.bench.measure.trial import Candidate
+from tsx_cli.bench.measure.trial import RunningCandidate
 from tsx_cli.bench.model.results import Accuracy
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.client import error_text
@@ -55,7 +55,7 @@ def parse_tolerance(tolerance: str | None = None, same_top: int | None = None) -
 
 
 class AccuracyGuard:
-    """Compares with the archive as it is, one request at a time; `note` says why nothing is compared, where that is so."""
+    """Compares answers with those of the unchanged archive, one request at a time; `note` says why if it does not compare."""
 
     def __init__(self, payloads: Sequence[Payload], tolerance: Compare, clock: Callable[[], float] = time.monotonic) -> None:
         self._payloads = payloads[:COMPARED]
@@ -64,7 +64,7 @@ class AccuracyGuard:
         self._reference: list[ComparedAnswer] = []
         self.note: str | None = None
 
-    def learn(self, archive: Candidate) -> None:
+    def learn(self, archive: RunningCandidate) -> None:
         """What the archive answers as it is: of a slow model not to all inputs. Raises CliError where it refuses one."""
         ends, first = self._clock() + PATIENCE, list[ComparedAnswer]()
         for payload in self._payloads:
@@ -81,7 +81,7 @@ class AccuracyGuard:
         else:
             self.note = f"answers are not compared: the archive as it is answers the same request differently each time ({same.worst})"
 
-    def compare(self, other: Candidate) -> Accuracy | None:
+    def compare(self, other: RunningCandidate) -> Accuracy | None:
         """None where there is nothing to compare with."""
         if not self._reference:
             return None

@@ -1,4 +1,4 @@
-"""The machine and the versions that a benchmark ran with; nothing is imported for it that only a worker needs."""
+"""The machine and the software versions of a benchmark, without importing what only a worker needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""t(n): how long one worker takes for a batch of n requests, by device, precision, compilation and threads, without a server.
+"""The latency curve t(n): one worker's time for a batch of n requests, by device, precision, compilation and threads, without a server.
 
 Of each size, batches are repeated until they do not get quicker any more, which is the warm-up, and then until the median is known well
 enough or the size's share of the time is used up. Sizes come in their order, so that what fails for memory ends the curve and nothing else.
@@ -30,8 +30,8 @@ CHUNKS = 10  # of warm-up at most
 PRECISE = 0.02  # of the median, that it is known by
 
 
-class Sample(NamedTuple):
-    """Of one batch, in seconds; NaN for a step that the handler does not have."""
+class BatchTiming(NamedTuple):
+    """The times of one batch, in seconds; NaN for a step that the handler does not have."""
 
     seconds: float
     stages: tuple[float, float, float]
@@ -80,7 +80,9 @@ def _points(worker: StandaloneWorker, items: Sequence[Item], sizes: Sequence[int
         yield point, spread
 
 
-def _point(worker: StandaloneWorker, items: Sequence[Item], size: int, seconds: float, first: list[Sample]) -> tuple[CurvePoint, float]:
+def _point(
+    worker: StandaloneWorker, items: Sequence[Item], size: int, seconds: float, first: list[BatchTiming]
+) -> tuple[CurvePoint, float]:
     """`first` are batches that ran already. Raises WorkerFailed."""
     ends, chunk_seconds = time.monotonic() + seconds, min(CHUNK, seconds / CHUNKS_OF_SHARE)
     chunks = [first]
@@ -99,16 +101,16 @@ def _point(worker: StandaloneWorker, items: Sequence[Item], size: int, seconds: 
     return point_of(size, samples, None if cpu is None else cpu / fresh), spread_of([sample.seconds for sample in samples])
 
 
-def chunk_of(worker: StandaloneWorker, items: Sequence[Item], size: int, first: int, seconds: float) -> list[Sample]:
+def chunk_of(worker: StandaloneWorker, items: Sequence[Item], size: int, first: int, seconds: float) -> list[BatchTiming]:
     """Batches for so long, but a few at least; `first` is the number of the first. Raises WorkerFailed where one is refused."""
-    samples: list[Sample] = []
+    samples: list[BatchTiming] = []
     ends = time.monotonic() + seconds
     while len(samples) < FEWEST or time.monotonic() < ends:
         reply = worker.answer(batch_of(items, size, first + len(samples)))
         refused = next(((status, body) for status, body in reply.answers if status >= 400), None)
         if refused is not None:
             raise WorkerFailed(f"a batch of {size} was answered {refused[0]}: {error_text(refused[1])}")
-        samples.append(Sample(reply.seconds, reply.stages))
+        samples.append(BatchTiming(reply.seconds, reply.stages))
     return samples
 
 
@@ -139,7 +141,7 @@ def spread_of(seconds: Sequence[float]) -> float:
     return statistics.stdev(near) / statistics.fmean(near) if len(near) > 1 else 0.0
 
 
-def point_of(size: int, samples: Sequence[Sample], cpu_seconds: float | None) -> CurvePoint:
+def point_of(size: int, samples: Sequence[BatchTiming], cpu_seconds: float | None) -> CurvePoint:
     low, middle, high = (1000 * value for value in quartiles([sample.seconds for sample in samples]))
     stages: list[float | None] = []
     for stage in range(3):

@@ -1,4 +1,4 @@
-"""A configuration's keys in a model-config.yaml: what of the archive's own stays, and its comments."""
+"""Writes a configuration's keys into a model-config.yaml; the archive's other keys and its comments stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--profile`: why a worker is as slow as it is. A flame graph, a trace of torch's, and how long each step takes, as files.
+"""`--profile`: shows where a worker spends its time, as files: a flame graph, a torch trace, and the time of each step.
 
 The flame graph is py-spy's where that is installed (the extra `bench`) and may look into other processes; it slows nothing down. Else there
 is a profile by cProfile, from the switch `TS_BENCHMARK`. The trace comes by `ENABLE_TORCH_PROFILER`, for handlers that are BaseHandlers.
@@ -40,8 +40,8 @@ FLAME, PROFILE, TRACE, STEPS = "flame.svg", "worker.prof", "torch-trace.json", "
 
 
 @dataclass
-class Profile:
-    """The files that were written, and what is missing and why, in words."""
+class ProfileReport:
+    """The written files, and why others are missing."""
 
     files: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -49,11 +49,11 @@ class Profile:
 
 def profile(
     archive: OpenArchive, configuration: Configuration, payloads: Sequence[Payload], directory: Path, *, seconds: float = SECONDS
-) -> Profile:
+) -> ProfileReport:
     """Of one worker as the configuration has it, with batches of its size. Raises WorkerFailed, OSError."""
     directory.mkdir(parents=True, exist_ok=True)
     directory = directory.absolute()  # workers go into the model's directory
-    spec, items, written = worker_spec(archive, configuration, configuration.batch_size), items_of(payloads), Profile()
+    spec, items, written = worker_spec(archive, configuration, configuration.batch_size), items_of(payloads), ProfileReport()
     title = f"{archive.manifest.model_name}: {replace(configuration, workers=1)}"
     with start_worker(spec) as worker:
         point = _warm(worker, items, configuration.batch_size, seconds / 4)

@@ -1,4 +1,4 @@
-"""What a server's own metrics tell of a stretch of time: where it went, and how large the batches were."""
+"""Reads a server's metrics before and after a load: where the time went, and how large the batches were."""
 
 from __future__ import annotations
 

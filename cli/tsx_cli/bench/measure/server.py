@@ -1,4 +1,4 @@
-"""The server that is measured: the real `tsx serve`, a process of its own, on free loopback ports, without the user's settings."""
+"""The measured server: a real `tsx serve` process on free loopback ports, without the user's settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker without a server: the real process, which is loaded and asked here as the front end would, one batch after the other."""
+"""A worker without a server: a real worker process that loads a model and answers one batch after the other."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class WorkerSpec(NamedTuple):
     startup_timeout: float
 
 
-class Reply(NamedTuple):
+class BatchReply(NamedTuple):
     """Of one batch: the status and the body, of an answer that streams its last part, of each item. The seconds are the worker's own:
     in all, and in preprocess, inference and postprocess (NaN: it has no such step)."""
 
@@ -144,7 +144,7 @@ class StandaloneWorker:
             raise WorkerFailed(reply["message"])
         self.device, self.precision = reply["device"], reply.get("precision")
 
-    def answer(self, batch: Sequence[Item]) -> Reply:
+    def answer(self, batch: Sequence[Item]) -> BatchReply:
         """Raises WorkerFailed where the worker dies of it, or runs out of memory."""
         self._send(Kind.BATCH, next(self._batches), batch)
         late = f"a batch of {len(batch)} was not answered within {self._response_timeout:g} seconds (responseTimeout)"
@@ -154,7 +154,7 @@ class StandaloneWorker:
         _, seconds, *stages = wire.TIMES.unpack_from(extra)
         if any(metric["name"] == OUT_OF_MEMORY for metric in json.loads(extra[wire.TIMES.size :] or b"[]")):
             raise WorkerFailed(f"a batch of {len(batch)} does not fit the memory of {self.device}")
-        return Reply([(status, bytes(body)) for status, _, body in frame.items], seconds, (stages[0], stages[1], stages[2]))
+        return BatchReply([(status, bytes(body)) for status, _, body in frame.items], seconds, (stages[0], stages[1], stages[2]))
 
     def cpu_seconds(self) -> float:
         """Of the process and all that it has started, so far."""

@@ -1,4 +1,4 @@
-"""One configuration: its server, what it answers, and how it does under a load."""
+"""A trial: one configuration, its server, its answers and its figures under load."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ MOST_COMPARED = 32
 
 
 class TrialFailed(Exception):
-    """A result, not an end: says why."""
+    """A trial failed, which is a result and does not end the run; the message says why."""
 
 
 class LoadMeasurement(NamedTuple):
-    """What one load measured."""
+    """The measurement of one load."""
 
     round: Round
     stages: Stages
@@ -47,8 +47,8 @@ class LoadMeasurement(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Target:
-    """What every trial has in common."""
+class TrialTarget:
+    """Data that all trials of a run share."""
 
     archive: OpenArchive
     payloads: Sequence[Payload]
@@ -64,12 +64,12 @@ class Target:
 
 
 @dataclass
-class Candidate:
-    """A configuration whose server runs."""
+class RunningCandidate:
+    """A configuration with a running server."""
 
     configuration: Configuration
     server: ServerProcess
-    target: Target
+    target: TrialTarget
     rounds: int = field(default=0)
 
     def load(self, offered: OfferedLoad, on_progress: OnProgress | None = None, *, seconds: float | None = None) -> LoadMeasurement:
@@ -136,7 +136,7 @@ class Candidate:
 
 
 @contextmanager
-def running(configuration: Configuration, target: Target, places: list[Path]) -> Iterator[Candidate]:
+def running(configuration: Configuration, target: TrialTarget, places: list[Path]) -> Iterator[RunningCandidate]:
     """The directory of its files is added to `places`. Raises TrialFailed where it does not start."""
     with ExitStack() as held:
         place = held.enter_context(new_place(target.name[:20]))
@@ -147,19 +147,19 @@ def running(configuration: Configuration, target: Target, places: list[Path]) ->
             server = held.enter_context(serving(directory, place, start_seconds=patience, more=target.sizes))
         except NotStarted as error:
             raise TrialFailed(str(error)) from error
-        yield Candidate(configuration, server, target)
+        yield RunningCandidate(configuration, server, target)
 
 
 class Servers:
     """The servers that run now, kept for as long as the same configuration is measured."""
 
-    def __init__(self, target: Target, on_start: Callable[[Configuration], None] = lambda configuration: None) -> None:
+    def __init__(self, target: TrialTarget, on_start: Callable[[Configuration], None] = lambda configuration: None) -> None:
         self.target = target
         self._on_start = on_start
-        self._running: dict[Configuration, tuple[ExitStack, Candidate]] = {}
+        self._running: dict[Configuration, tuple[ExitStack, RunningCandidate]] = {}
         self._places: list[Path] = []
 
-    def get(self, configuration: Configuration, *, beside: bool = False) -> Candidate:
+    def get(self, configuration: Configuration, *, beside: bool = False) -> RunningCandidate:
         """That of this configuration; all others end, unless it is to run beside them. Raises TrialFailed."""
         if not beside:
             for other in [each for each in self._running if each != configuration]:

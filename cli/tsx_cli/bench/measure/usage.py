@@ -1,4 +1,4 @@
-"""What a server's processes use while it is measured: cores, memory, and the GPU where there is one."""
+"""The resource usage of a server's processes during a measurement: cores, memory and GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's directory as a configuration has it: the archive's own files by links, and its model-config.yaml with other keys."""
+"""The model directory of a configuration: links to the archive's files, and a changed model-config.yaml."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One way to run a model: what `tsx bench` varies, and what `--write` keeps."""
+"""A configuration: one way to run a model, as `tsx bench` varies it and `--write` saves it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Latencies counted in buckets as wide as 0.1 % of what they hold, as HDR histograms have them, so that many rounds can be put together."""
+"""Latency histograms with buckets of 0.1 % width, like HDR histograms, so that rounds can be merged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def upper(index: int, bits: int = BITS) -> int:
 
 
 class Histogram:
-    """Of seconds. The mean and the greatest are exact."""
+    """A histogram of seconds. Mean and maximum are exact."""
 
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()

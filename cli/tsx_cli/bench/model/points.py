@@ -1,4 +1,4 @@
-"""From rounds to a point: one load on one configuration, with what is known of it and whether it holds the bounds."""
+"""Combines rounds into a point: one load on one configuration, with its figures and whether it keeps the bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a configuration would do, from the curve t(n) of one worker: throughput and latency at a load, before anything is started."""
+"""Predicts a configuration's throughput and latency from the curve t(n) of one worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REQUESTS = 3000  # that are simulated where the loop is open
 
 
 class Timing(NamedTuple):
-    """A curve as it is calculated with."""
+    """A latency curve, prepared for calculations."""
 
     sizes: tuple[int, ...]
     times: tuple[float, ...]  # milliseconds

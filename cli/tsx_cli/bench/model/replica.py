@@ -1,4 +1,4 @@
-"""One server as a benchmark found it: what its worker's curve does not say is learned from the loads that it was measured under."""
+"""A model of one measured server: what its worker's curve does not show is fitted to the measured loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a benchmark found, as it is kept in results.json: the schema that reports, comparisons and `tsx plan` read.
+"""results.json, the results of a benchmark: the schema that reports, comparisons and `tsx plan` read.
 
 Times end in `_ms` (milliseconds) or `_seconds`, sizes in `_mib`; shares go from 0 to 1. A reader passes over what it does not know
 and refuses another `format`.
@@ -56,7 +56,7 @@ class Latency(Part):
 
 
 class OfferedLoad(Part):
-    """The load. In a closed loop each connection asks again once it is answered; an open one has a rate that does not wait."""
+    """The load. In a closed loop each connection sends its next request after an answer; an open loop has a fixed rate."""
 
     mode: Literal["closed", "open"] = "closed"
     connections: int = 1
@@ -70,7 +70,7 @@ class OfferedLoad(Part):
 
 
 class GeneratorSide(Part):
-    """What the generator says of itself. Where `limited` is said, the figures tell of it and not of the server."""
+    """The generator's own figures. If `limited` is set, the results describe the generator and not the server."""
 
     cpu: float = 0.0  # of one core
     starved: float = 0.0  # share of the time in which it was ready and got no core
@@ -120,7 +120,7 @@ class Point(Part):
 
 
 class Observation(Part):
-    """What `tsx plan` learns from: one round of one configuration."""
+    """One round of one configuration, from which `tsx plan` fits its model."""
 
     workers: int
     batch_size: int
@@ -155,7 +155,7 @@ class Usage(Part):
 
 
 class Accuracy(Part):
-    """The answers beside those of the archive as it is, one request at a time."""
+    """The answers compared with those of the unchanged archive, one request at a time."""
 
     same: bool
     compared: int = 0
@@ -164,14 +164,14 @@ class Accuracy(Part):
 
 
 class Prediction(Part):
-    """`p99_ms` is infinite where requests come quicker than they can be answered."""
+    """`p99_ms` is infinite if requests arrive faster than they can be answered."""
 
     throughput: float
     p99_ms: Endless
 
 
 class Trial(Part):
-    """A configuration and what became of it."""
+    """A configuration and its results."""
 
     configuration: dict[str, Any]
     state: Literal["measured", "failed", "predicted"] = "measured"
@@ -236,7 +236,7 @@ class Environment(Part):
 
 
 class Inputs(Part):
-    """What was sent."""
+    """The inputs that were sent."""
 
     source: str
     count: int  # different requests
@@ -295,7 +295,7 @@ def _finite(text: str) -> float:
     """Raises ValueError."""
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text} is no number")
+        raise ValueError(f"{text} is not a number")
     return value
 
 

@@ -1,4 +1,4 @@
-"""A model under load, in simulated time: the batching function that serves, on the measured times of batches, with so many workers."""
+"""Simulates a model under load: the server's own batching function, with the measured times of batches and a number of workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tsx_runtime.core.scheduling.batching import assign
-from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, JobQueue
+from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
 from tsx_runtime.shared.quantiles import nearest_rank
 
 UNCOUNTED = 0.1  # of the requests, at the beginning: the queue starts empty, which it is not later
@@ -20,7 +20,7 @@ NOISES = 4096  # drawn in advance, since drawing one costs as much as all else o
 
 
 class SimulationResult(NamedTuple):
-    """What came out. Latencies are of answered requests; `utilisation` is the workers' share of the time at work."""
+    """The result of a simulation. Latencies are of answered requests; `utilisation` is the workers' share of the time at work."""
 
     throughput: float  # answers per second
     utilisation: float
@@ -156,7 +156,7 @@ class _Run:
         self.phases = [1.0]
         self.limits = limits
         self.queue_size = math.inf if queue_size is None else queue_size
-        self.queue = JobQueue()
+        self.queue = RequestQueue()
         self.workers = [_Worker() for _ in range(workers)]
         self.alone = workers == 1
         self.running: list[tuple[float, int, _Worker]] = []  # (its end, a number, whose) of each batch that runs
@@ -203,7 +203,7 @@ class _Run:
                     sent += 1
 
     def step(self) -> list[_Request]:
-        """The next that happens by itself: a batch ends, or the wait to fill a batch is over. Returns who was answered."""
+        """The next that happens by itself: a batch ends, or the wait to fill a batch is over. Returns the answered requests."""
         if not self.running or self.wake < self.running[0][0]:
             self.now, self.wake = self.wake, NEVER
             self.flush()

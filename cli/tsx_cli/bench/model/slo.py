@@ -1,4 +1,4 @@
-"""What is asked of a service: `p99<100ms`, `p50<20ms,errors<0.1%`."""
+"""Service level objectives: `p99<100ms`, `p50<20ms,errors<0.1%`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Slo(NamedTuple):
         return next((bound.limit for bound in self.bounds if bound.figure == "errors"), 0.0)
 
     def broken(self, latency: Mapping[str, float], errors: float) -> list[Bound]:
-        """The bounds that do not hold. A run with more errors than allowed holds none of them, since who fails is quick."""
+        """The bounds that do not hold. A run with more errors than allowed holds none of them, since failing is fast."""
         broken = [bound for bound in self.bounds if bound.figure != "errors" and latency[bound.figure] > bound.limit]
         if errors > self.errors:
             limits = [bound for bound in self.bounds if bound.figure == "errors"]
@@ -57,7 +57,7 @@ def parse_slo(text: str) -> Slo:
             )
         limit = float(found[2])
         if limit <= 0 and found[1] != "errors":
-            raise UsageError(f"--slo: '{part.strip()}' can hold for no answer; give a time above 0")
+            raise UsageError(f"--slo: '{part.strip()}' is a bound that no answer can meet; give a time above 0")
         share = found[1] == "errors"
         bounds.append(Bound("errors" if share else PERCENTILES[found[1]], limit / 100 if share else limit * _MS[found[3]], part.strip()))
     figures = [bound.figure for bound in bounds]

@@ -1,4 +1,4 @@
-"""What rounds of measurement allow to be said: when the warm-up was over, how sure a figure is, whether a difference is real."""
+"""Statistics of rounds: the end of the warm-up, confidence intervals, and whether a difference is significant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a benchmark found, for people and programs: report.html, report.md, results.csv, results.json, and a table in the terminal."""
+"""The reports of a benchmark: report.html, report.md, results.csv, results.json, and a table in the terminal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_report(results: Results, directory: Path) -> list[Path]:
 
 
 def page(results: Results, directory: Path) -> str:
-    """report.html: one file with all that it needs, for any browser, light and dark."""
+    """report.html: one self-contained file for any browser, light and dark."""
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.get_template("page.html").render(
         title=f"tsx bench: {facts.title(results)}",

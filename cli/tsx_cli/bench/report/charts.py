@@ -1,4 +1,4 @@
-"""Charts as SVG by hand: lines, bars, stacked bars, in the page's own colours, so that they follow its theme and need no library."""
+"""Draws charts as SVG without a library: lines, bars, stacked bars, in the colours of the page's theme."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Axis(NamedTuple):
     ticks: Sequence[tuple[float, str]] | None = None  # where they are not to be found
 
 
-class Mark(NamedTuple):
+class ChartMark(NamedTuple):
     x: float
     y: float
     hint: str
@@ -35,13 +35,13 @@ class Series(NamedTuple):
 
     name: str
     style: str
-    marks: Sequence[Mark]
+    marks: Sequence[ChartMark]
     dots: bool = True
     area: bool = False
 
 
-class Rule(NamedTuple):
-    """A level that something is not to exceed."""
+class ReferenceLine(NamedTuple):
+    """A horizontal line at a limit."""
 
     y: float
     label: str
@@ -89,7 +89,7 @@ def _at(value: float, scale: Axis) -> float:
     return (value - scale.low) / ((scale.high - scale.low) or 1.0)
 
 
-def plot(title: str, x: Axis, y: Axis, series: Sequence[Series], rules: Sequence[Rule] = (), *, height: int = HEIGHT) -> str:
+def plot(title: str, x: Axis, y: Axis, series: Sequence[Series], rules: Sequence[ReferenceLine] = (), *, height: int = HEIGHT) -> str:
     """Later series lie above earlier ones."""
     parts = [_open(title, height), _frame(x, y, height)]
     for rule in rules:
@@ -142,7 +142,7 @@ def _frame(x: Axis, y: Axis, height: float) -> str:
     return "".join(parts)
 
 
-def _rule(rule: Rule, y: Axis, height: float) -> str:
+def _rule(rule: ReferenceLine, y: Axis, height: float) -> str:
     if not y.low <= rule.y <= y.high:
         return ""
     top = _down(rule.y, y, height)
@@ -150,7 +150,7 @@ def _rule(rule: Rule, y: Axis, height: float) -> str:
     return f'<path class="bound" d="M{LEFT} {top:.1f} H{WIDTH - RIGHT}"/>{text}'
 
 
-def _dot(left: float, top: float, mark: Mark, series: Series) -> str:
+def _dot(left: float, top: float, mark: ChartMark, series: Series) -> str:
     hollow = " hollow" if mark.hollow else ""
     size = 5.0 if series.style == "winner" else 4.0
     hint = f"<title>{escape(mark.hint)}</title>"
@@ -162,13 +162,13 @@ def _dot(left: float, top: float, mark: Mark, series: Series) -> str:
     return f'<circle class="dot{hollow}" cx="{left:.1f}" cy="{top:.1f}" r="{size:g}">{hint}</circle>'
 
 
-class Part(NamedTuple):
+class BarSegment(NamedTuple):
     value: float
     style: str
     hint: str
 
 
-def stacked(title: str, rows: Sequence[tuple[str, str, Sequence[Part]]]) -> str:
+def stacked(title: str, rows: Sequence[tuple[str, str, Sequence[BarSegment]]]) -> str:
     """Each row is its name, what is said at the end of its bar, and the parts of that. All have one scale, which begins at 0."""
     widest = max((sum(part.value for part in parts) for _, _, parts in rows), default=0.0) or 1.0
     height = ROW * len(rows) + 6

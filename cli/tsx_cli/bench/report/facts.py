@@ -1,4 +1,4 @@
-"""What the page and report.md say around the figures: the winner, the environment, the inputs, how to repeat it."""
+"""The text around the figures of a report: the winner, the environment, the inputs, how to reproduce it."""
 
 from __future__ import annotations
 

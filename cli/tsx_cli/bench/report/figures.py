@@ -1,4 +1,4 @@
-"""What each chart of the report shows of the results."""
+"""The charts of the report, from the results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Curve, Point, Results, Stages, Trial, Usage
 from tsx_cli.bench.model.statistics import QUANTILES, merged, percentile
 from tsx_cli.bench.report import shown
-from tsx_cli.bench.report.charts import Axis, Mark, Part, Rule, Series, axis, bars, plot, stacked
+from tsx_cli.bench.report.charts import Axis, BarSegment, ChartMark, ReferenceLine, Series, axis, bars, plot, stacked
 
 NAMED = 5  # configurations that have a colour of their own; the others are drawn without
 MOST_BARS = 8
@@ -22,7 +22,7 @@ STAGES = tuple(name.removesuffix("_ms") for name in Stages.model_fields)
 PERCENTILES = [(0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.999, "99.9 %"), (0.9999, "99.99 %")]
 
 
-class Key(NamedTuple):
+class LegendEntry(NamedTuple):
     """An entry of a legend."""
 
     style: str
@@ -33,7 +33,7 @@ class Chart(NamedTuple):
     title: str
     says: str
     svg: str
-    legend: Sequence[Key] = ()
+    legend: Sequence[LegendEntry] = ()
 
 
 def charts(results: Results) -> list[Chart]:
@@ -80,10 +80,10 @@ def frontier(results: Results) -> Chart | None:
             widths += [mark.x for mark in marks]
             lines.append(Series(shown.name(trial, results), colours.get(index, "other"), marks))
     lines.sort(key=lambda each: ["other", *(f"s{number}" for number in range(9, 1, -1)), "baseline", "winner"].index(each.style))
-    legend = [Key(style, shown.name(results.trials[index], results)) for index, style in colours.items()]
+    legend = [LegendEntry(style, shown.name(results.trials[index], results)) for index, style in colours.items()]
     if any(each.style == "other" for each in lines):
-        legend.append(Key("other", "other configurations"))
-    rules = [Rule(bound.limit, bound.text) for bound in bounds if bound.figure == figure]
+        legend.append(LegendEntry("other", "other configurations"))
+    rules = [ReferenceLine(bound.limit, bound.text) for bound in bounds if bound.figure == figure]
     there = [value for value in heights if value > 0]
     x = axis("accepted answers per second", widths, log=False)
     y = axis(f"{shown.word(figure)}, ms", heights, log=bool(there) and max(there) > WIDE * min(there))
@@ -96,13 +96,13 @@ def frontier(results: Results) -> Chart | None:
     )
 
 
-def _mark(point: Point, figure: str, name: str) -> Mark:
+def _mark(point: Point, figure: str, name: str) -> ChartMark:
     value = float(getattr(point.latency, figure))
     what = f"{shown.number(point.throughput.value)}/s {shown.margin(point.throughput)}".strip()
     hint = f"{name}\n{point.offered}: {what}, {shown.word(figure)} {shown.milliseconds(value)}"
     if point.error_rate:
         hint += f", {shown.share(point.error_rate)} errors"
-    return Mark(point.throughput.value, value, hint, hollow=not point.holds)
+    return ChartMark(point.throughput.value, value, hint, hollow=not point.holds)
 
 
 def distribution(results: Results) -> Chart | None:
@@ -116,7 +116,7 @@ def distribution(results: Results) -> Chart | None:
         assert point is not None
         name = shown.name(trial, results)
         marks = [
-            Mark(-math.log10(1 - level), value, f"{name}\n{level:.5g} of the answers within {shown.milliseconds(value)}")
+            ChartMark(-math.log10(1 - level), value, f"{name}\n{level:.5g} of the answers within {shown.milliseconds(value)}")
             for level, value in _levels(point)
         ]
         if marks:
@@ -131,7 +131,7 @@ def distribution(results: Results) -> Chart | None:
         "Latency distribution",
         "The latency that a share of the answers does not exceed, for each configuration at its best load.",
         plot("Latency by percentile", x, axis("ms", heights), lines),
-        [Key(each.style, each.name) for each in reversed(lines)],
+        [LegendEntry(each.style, each.name) for each in reversed(lines)],
     )
 
 
@@ -153,11 +153,11 @@ def stages(results: Results) -> Chart | None:
         trial = results.trials[index]
         assert trial.stages is not None
         times = stage_times(trial.stages)
-        parts = [Part(value, f"c{number}", f"{stage}: {shown.milliseconds(value)}") for number, (stage, value) in enumerate(times)]
+        parts = [BarSegment(value, f"c{number}", f"{stage}: {shown.milliseconds(value)}") for number, (stage, value) in enumerate(times)]
         rows.append((_titled(index, results), shown.milliseconds(sum(value for _, value in times)), parts))
     if not rows:
         return None
-    legend = [Key(f"c{number}", stage) for number, stage in enumerate(STAGES)]
+    legend = [LegendEntry(f"c{number}", stage) for number, stage in enumerate(STAGES)]
     return Chart(
         "Where the time goes",
         "The mean time from sending a request to receiving its answer, at the best load of a configuration.",
@@ -207,7 +207,7 @@ def curves(results: Results) -> Chart | None:
     lines = []
     for number, curve in enumerate(drawn[:NAMED]):
         marks = [
-            Mark(
+            ChartMark(
                 point.batch_size,
                 1000 * point.batch_size / point.median_ms,
                 f"{_worker(curve)}\nbatch {point.batch_size}: {shown.milliseconds(point.median_ms)} "
@@ -225,7 +225,7 @@ def curves(results: Results) -> Chart | None:
         plot(
             "Throughput of one worker by batch size", x, axis("requests/s", [m.y for each in lines for m in each.marks], log=False), lines
         ),
-        [Key(each.style, each.name) for each in lines] if len(lines) > 1 else (),
+        [LegendEntry(each.style, each.name) for each in lines] if len(lines) > 1 else (),
     )
 
 
@@ -242,7 +242,7 @@ def _over_time(title: str, unit: str, value: Callable[[Usage], float | None], sa
     if trial is None:
         return None
     marks = [
-        Mark(usage.at_seconds, level, f"{usage.at_seconds:.1f} s: {shown.number(level)} {unit}")
+        ChartMark(usage.at_seconds, level, f"{usage.at_seconds:.1f} s: {shown.number(level)} {unit}")
         for usage in trial.usage
         if (level := value(usage)) is not None
     ]

@@ -1,4 +1,4 @@
-"""results.csv: a row for each load that was measured, and one for each configuration that has none."""
+"""results.csv: a row for each measured load, and one for each configuration without any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How figures, loads and trials read: the words that the page, the tables and the terminal share."""
+"""Formats figures, loads and trials for the page, the tables and the terminal."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def word(figure: str) -> str:
     return {"p999_ms": "p99.9", "mean_ms": "mean", "max_ms": "slowest"}.get(figure, figure.removesuffix("_ms"))
 
 
-class Line(NamedTuple):
+class TrialRow(NamedTuple):
     """A row of the table of trials."""
 
     name: str
@@ -97,7 +97,7 @@ def ordered(results: Results) -> list[int]:
     return sorted(range(len(results.trials)), key=key)
 
 
-def line(index: int, results: Results) -> Line:
+def line(index: int, results: Results) -> TrialRow:
     trial = results.trials[index]
     mark = "winner" if index == results.winner else "baseline" if index == results.baseline else ""
     point = shown_point(trial)
@@ -105,8 +105,8 @@ def line(index: int, results: Results) -> Line:
         predicted = trial.predicted if trial.state == "predicted" else None
         reached = NONE if predicted is None else f"about {number(predicted.throughput)}"
         p99 = NONE if predicted is None or math.isinf(predicted.p99_ms) else f"about {milliseconds(predicted.p99_ms)}"
-        return Line(name(trial, results), mark, NONE, reached, "", NONE, p99, NONE, note(trial, results))
-    return Line(
+        return TrialRow(name(trial, results), mark, NONE, reached, "", NONE, p99, NONE, note(trial, results))
+    return TrialRow(
         name(trial, results),
         mark,
         str(point.offered),

@@ -1,4 +1,4 @@
-"""How the time of a run is shared out: for timing the model alone, for the search, and for the comparison at its end."""
+"""The time budget of a run: for the model alone, for the search, and for the final comparison."""
 
 from __future__ import annotations
 

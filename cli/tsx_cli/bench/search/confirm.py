@@ -1,5 +1,5 @@
-"""The end of a run: the best, the next best and the baseline measured again in turn, so that what disturbs one disturbs all; and how
-many requests the best stands that come at random."""
+"""The end of a run: the best, the second-best and the baseline are measured again in turn, so that disturbances affect all of them;
+then the rate of random arrivals that the best sustains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEAR = 0.21  # of its most: rates that are closer are not parted any more
 
 
 class Measurer(Protocol):
-    """What of the run this needs."""
+    """The part of a run that the confirmation uses."""
 
     options: BenchOptions
 
@@ -45,7 +45,7 @@ class Measurer(Protocol):
 
 def confirm(run: Measurer) -> list[PairedComparison]:
     """The comparisons of the winner with the others. Its points have more rounds afterwards, and some of requests that come at random."""
-    turns = Turns(run)
+    turns = ConfirmationRounds(run)
     for number in range(ATTEMPTS):
         order = run.order()
         if not order:
@@ -71,7 +71,7 @@ def _group(run: Measurer, order: Sequence[int]) -> list[int]:
 
 
 @dataclass
-class Turns:
+class ConfirmationRounds:
     """What was measured in turn: `figures` has the throughput of each trial's load by the turn. Attempts share the turns that they have in
     common, so that a change of the best costs no more than what is new."""
 

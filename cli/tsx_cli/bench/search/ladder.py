@@ -1,4 +1,4 @@
-"""The loads that one configuration is measured at: up until a bound breaks or no more comes out, then between."""
+"""The loads of one configuration: increasing until a bound breaks or throughput stops growing, then between these."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEP = 2.0  # the most that a load grows by at once
 
 
 class Rung(NamedTuple):
-    """A load that was measured. `slack` is the latency in bounds: beyond 1 it breaks one; 0 without bounds."""
+    """A measured load. `slack` is the latency in bounds: beyond 1 it breaks one; 0 without bounds."""
 
     level: float  # connections, or requests per second
     throughput: float

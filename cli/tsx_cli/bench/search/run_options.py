@@ -1,4 +1,4 @@
-"""What a run was asked for: the options that decide what is measured, and the configurations that follow from them."""
+"""The options of a run that decide what is measured, and the resulting configurations."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def words(text: str, known: Sequence[str], option: str) -> list[str]:
     found = list(dict.fromkeys(part.strip().lower() for part in text.split(",")))
     for word in found:
         if word not in known:
-            raise UsageError(f"{option}: '{word}' is none of {', '.join(known)}; separate several with commas")
+            raise UsageError(f"{option}: '{word}' is not one of {', '.join(known)}; separate several with commas")
     return found
 
 

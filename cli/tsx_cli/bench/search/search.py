@@ -1,4 +1,4 @@
-"""Which configuration is measured next, and at which load: one pure function of what has been measured so far.
+"""Chooses the next configuration and load to measure: a pure function of the measurements so far.
 
 Every configuration is predicted from its variant's curve, and what has been measured corrects the predictions of what is near it. The most
 promising is measured first, up and down a ladder of loads until the most that it does within the bounds is known. The search is over when
@@ -19,7 +19,7 @@ from tsx_cli.bench.model.results import Curve, OfferedLoad, Point, Prediction, T
 from tsx_cli.bench.model.slo import Slo
 from tsx_cli.bench.search.ladder import Rung, next_level
 
-GAIN = 1.01  # who cannot do more than so many times the best is not measured
+GAIN = 1.01  # a configuration that cannot exceed the best by this factor is not measured
 UNSURE = (0.25, 0.35)  # of the logarithm of a prediction before anything was measured: of the throughput, of the p99
 WRONG = (-1.4, 0.7)  # the same, of one measurement at most: what is further off tells of a curve that was disturbed, and nothing of others
 SIGMAS = 1.6  # that a prediction may be wrong by
@@ -31,7 +31,7 @@ OUT_OF_TIME = "the time was over"
 
 
 class Candidate(NamedTuple):
-    """A configuration, at a load. While the configuration stays the same its server can go on."""
+    """A configuration and a load. The server can continue while the configuration stays the same."""
 
     configuration: Configuration
     offered: OfferedLoad
@@ -40,7 +40,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """All that the next step depends on. `trials` are in the order in which they were begun; their points in any order."""
+    """Everything that the next step depends on. `trials` are in the order of their start; their points in any order."""
 
     configurations: Sequence[Configuration]
     curves: Sequence[Curve] = ()
@@ -59,8 +59,8 @@ class State:
     most_connections: int = MOST_CONNECTIONS
 
 
-class Outlook(NamedTuple):
-    """What a configuration is expected to do at its best load, and what it could do at most."""
+class Forecast(NamedTuple):
+    """The expected throughput of a configuration at its best load, and its maximum."""
 
     configuration: Configuration
     level: float  # connections or rate
@@ -95,7 +95,7 @@ def next_trial(state: State) -> Candidate | None:
     order = ranking(state.trials, state.excluded)
     nearest = state.trials[order[0]].how() if order else baseline(state.configurations)
 
-    def promise(one: Outlook) -> tuple[float, ...]:
+    def promise(one: Forecast) -> tuple[float, ...]:
         how = one.configuration
         return one.expected, -_distance(state, how, nearest), -how.workers, -how.batch_size
 
@@ -163,17 +163,17 @@ def ranking(trials: Sequence[Trial], excluded: Mapping[Variant, str] | None = No
     return [position for *_, position in sorted(may)]
 
 
-def outlook(state: State, configuration: Configuration) -> Outlook:
+def outlook(state: State, configuration: Configuration) -> Forecast:
     curve = _curve(state, configuration)
     if curve is None:
-        return Outlook(configuration, _unpredicted_level(state, configuration), None, 0.0, math.inf)
+        return Forecast(configuration, _unpredicted_level(state, configuration), None, 0.0, math.inf)
     (rate, rate_error), (tail, tail_error) = learned(state, configuration)
     sure = _best_load(state, curve, configuration, math.exp(tail))
     hopeful = _best_load(state, curve, configuration, math.exp(tail - SIGMAS * tail_error))
     could = _holds(state, hopeful[1], tail - SIGMAS * tail_error)
     most = max(hopeful[1].throughput, sure[1].throughput) * math.exp(rate + SIGMAS * rate_error) if could else 0.0
     expected = sure[1].throughput * math.exp(rate) * _chance(state, configuration) if _holds(state, sure[1], tail) else 0.0
-    return Outlook(configuration, *sure, expected, most)
+    return Forecast(configuration, *sure, expected, most)
 
 
 def _holds(state: State, prediction: Prediction, tail: float) -> bool:
@@ -260,7 +260,7 @@ def _offered(state: State, level: float) -> OfferedLoad:
     return OfferedLoad(mode="open", rate=level, arrivals=state.arrivals)
 
 
-def _candidate(state: State, one: Outlook) -> Candidate:
+def _candidate(state: State, one: Forecast) -> Candidate:
     offered = _offered(state, state.loads[0] if state.loads else one.level)
     curve = _curve(state, one.configuration)
     prediction = None if curve is None else predict(curve, one.configuration, offered, state.overhead_ms, state.cores)

@@ -1,4 +1,4 @@
-"""What a run comes to, in a few sentences."""
+"""The conclusion of a run, in a few sentences."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a run leaves behind: journal, archive record, comparisons, CloudWatch."""
+"""The stored results of a run: journal, archive record, comparisons, CloudWatch."""

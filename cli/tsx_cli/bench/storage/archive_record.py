@@ -1,4 +1,4 @@
-"""`tsx-bench.json` of an archive: what `tsx bench --write` measured of it, for `tsx serve`, `tsx plan` and people."""
+"""`tsx-bench.json` of an archive: the measurements of `tsx bench --write`, for `tsx serve`, `tsx plan` and people."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUANTILES = 200  # of what is noted of a distribution
 
 
 class Best(Part):
-    """How the winner did, at most load within the bounds."""
+    """The winner's figures at the highest load within the bounds."""
 
     configuration: dict[str, Any]
     describes: str  # the configuration in words

@@ -1,4 +1,4 @@
-"""Figures of a benchmark as CloudWatch metrics, sent by boto3, on request only."""
+"""Sends the figures of a benchmark to CloudWatch by boto3, on request only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read_target(text: str) -> str:
     """The namespace of `cloudwatch:NAMESPACE`. Raises UsageError."""
     name = text.removeprefix(PREFIX).strip()
     if not text.startswith(PREFIX) or not 0 < len(name) <= MOST_CHARACTERS or name.startswith(":"):
-        raise UsageError(f"--upload: '{text}' is not a target; there is cloudwatch:NAMESPACE, such as cloudwatch:models/bench")
+        raise UsageError(f"--upload: '{text}' is not a target; use cloudwatch:NAMESPACE, such as cloudwatch:models/bench")
     if name.startswith("AWS/"):
         raise UsageError("--upload: namespaces that begin with AWS/ belong to AWS; choose another name")
     return name

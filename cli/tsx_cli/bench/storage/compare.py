@@ -1,4 +1,4 @@
-"""`tsx bench compare`: two results.json side by side, which differences are real, and whether one is a reason to fail."""
+"""`tsx bench compare`: compares two results.json files, tests differences for significance, and applies --fail-if."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Condition(NamedTuple):
         return change > self.limit if self.above else change < self.limit
 
 
-class Change(NamedTuple):
-    """Of one figure. `change` is a share of the first, or for `errors` the difference of their rates.
+class FigureChange(NamedTuple):
+    """The change of one figure. `change` is a share of the first, or for `errors` the difference of their rates.
 
     `low`, `high` and `sure` are None where one of the two has no interval.
     """
@@ -49,11 +49,11 @@ class Change(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """The same configuration under the same load, in both."""
+    """The same configuration under the same load, in both runs."""
 
     name: str
     load: str
-    changes: Sequence[Change]
+    changes: Sequence[FigureChange]
 
 
 class Compared(NamedTuple):
@@ -131,14 +131,14 @@ def _key(configuration: dict[str, Any], point: Point) -> tuple[Any, ...]:
     return (tuple(sorted(configuration.items())), offered.mode, offered.connections if offered.mode == "closed" else rate, offered.arrivals)
 
 
-def _change(figure: str, first: Point, second: Point) -> Change:
+def _change(figure: str, first: Point, second: Point) -> FigureChange:
     if figure == "errors":
-        return Change(figure, first.error_rate, second.error_rate, second.error_rate - first.error_rate, None, None, None)
+        return FigureChange(figure, first.error_rate, second.error_rate, second.error_rate - first.error_rate, None, None, None)
     one, other = _figure(figure, first), _figure(figure, second)
     difference = statistics.difference_of(one, other)
     known = one.low < one.high and other.low < other.high
     change = difference.ratio - 1
-    return Change(
+    return FigureChange(
         figure,
         one.value,
         other.value,
@@ -218,17 +218,17 @@ def print_compared(compared: Compared) -> None:
     print_json({"pairs": pairs, "failed": list(compared.met), "notes": list(compared.notes)})
 
 
-def _as_json(change: Change) -> dict[str, Any]:
+def _as_json(change: FigureChange) -> dict[str, Any]:
     """JSON has no infinity, which is how many times more than nothing something is."""
     return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in change._asdict().items()}
 
 
-def _change_text(change: Change) -> str:
+def _change_text(change: FigureChange) -> str:
     if change.figure == "errors":
         return f"{shown.share(change.first)} -> {shown.share(change.second)}"
     doubt = " (~)" if change.sure is False else ""
     return f"{shown.number(change.first)} -> {shown.number(change.second)}  {_percent(change)}{doubt}"
 
 
-def _percent(change: Change) -> str:
+def _percent(change: FigureChange) -> str:
     return f"{100 * change.change:+.2f} points" if change.figure == "errors" else f"{change.change:+.1%}"

@@ -1,4 +1,4 @@
-"""A run as it goes on, a line of JSON for each thing that was found: what `--resume` goes on from.
+"""The journal of a run, a line of JSON per result: `--resume` continues from it.
 
     {"kind": "begin", "format": 1, "asked": {...}, "sha256": ..., "fingerprint": ..., "started": ...}
     {"kind": "curve", "curve": {...}}
@@ -78,7 +78,7 @@ def has_run(directory: Path) -> bool:
 
 @dataclass
 class PastRun:
-    """What a journal has."""
+    """The content of a journal."""
 
     asked: dict[str, Any]
     sha256: str | None

@@ -1,4 +1,4 @@
-"""`--write`: the winner's settings and what was measured go into the archive, whole or not at all."""
+"""`--write`: writes the winner's settings and the measurements into the archive, atomically."""
 
 from __future__ import annotations
 

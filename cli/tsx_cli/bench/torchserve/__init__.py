@@ -1,1 +1,1 @@
-"""TorchServe's auto-benchmark: its configuration files, run against tsx or a TorchServe that runs, and its reports."""
+"""TorchServe's auto-benchmark: its configuration files, run on tsx or a running TorchServe, and its reports."""

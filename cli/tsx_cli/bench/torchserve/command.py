@@ -41,7 +41,7 @@ def bench_torchserve(
     from tsx_cli.bench.search.run_options import command_line, seconds
     from tsx_cli.bench.storage import cloudwatch
     from tsx_cli.bench.torchserve.plan import read_plan
-    from tsx_cli.bench.torchserve.run import RunningServer, management_of, run_plan
+    from tsx_cli.bench.torchserve.run import MeasuredServer, management_of, run_plan
 
     file = torchserve_config or config
     if file is None or (torchserve_config and config):
@@ -60,7 +60,7 @@ def bench_torchserve(
     if against is not None:
         tokens = read_token(token), read_token(management_token, "--management-token")
         managed = management or management_of(against)
-        server = RunningServer(against, managed, logs, *tokens, trusted(certificate, managed if managed.startswith("https:") else against))
+        server = MeasuredServer(against, managed, logs, *tokens, trusted(certificate, managed if managed.startswith("https:") else against))
     count = len(plan.cases)
     found = run_plan(
         plan,

@@ -1,4 +1,4 @@
-"""ts_metrics.log and model_metrics.log, which tsx writes as TorchServe does: the figures of a load."""
+"""Reads the figures of a load from ts_metrics.log and model_metrics.log, which tsx writes like TorchServe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WANTED = {
 
 
 class LogPosition(NamedTuple):
-    """Where the logs are, and how long each was when the load began."""
+    """The log files, and their lengths at the start of the load."""
 
     directory: Path
     sizes: Mapping[str, int]

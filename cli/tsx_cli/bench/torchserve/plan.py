@@ -58,13 +58,13 @@ class Case(NamedTuple):
         return Configuration(device=self.device, workers=self.workers, batch_size=self.batch_size)
 
 
-class Plan(NamedTuple):
+class AutoBenchmarkPlan(NamedTuple):
     hardware: str
     cases: list[Case]
     notes: list[str]  # of keys that mean nothing here
 
 
-def read_plan(file: Path) -> Plan:
+def read_plan(file: Path) -> AutoBenchmarkPlan:
     """The auto-benchmark's file, or one of a model. Raises CliError and UsageError."""
     given = _mapping(file)
     if "models" not in given:
@@ -72,7 +72,7 @@ def read_plan(file: Path) -> Plan:
         cases = list(_of_model(given, file, "cpu", notes))
         return _plan("cpu", cases, notes, file)
     notes = {key: text for key, text in UNUSED.items() if key in given}
-    notes |= {key: "tsx does not know it" for key in given if key not in {*UNUSED, "models", "hardware"}}
+    notes |= {key: "tsx does not know this key" for key in given if key not in {*UNUSED, "models", "hardware"}}
     hardware = str(given.get("hardware") or "cpu")
     if hardware not in ("cpu", "gpu"):
         raise UsageError(f"{file}: hardware is '{hardware}'; tsx runs models on cpu and gpu")
@@ -86,10 +86,10 @@ def read_plan(file: Path) -> Plan:
     return _plan(hardware, cases, notes, file)
 
 
-def _plan(hardware: str, cases: list[Case], notes: Mapping[str, str], file: Path) -> Plan:
+def _plan(hardware: str, cases: list[Case], notes: Mapping[str, str], file: Path) -> AutoBenchmarkPlan:
     if not cases:
         raise UsageError(f"{file} contains no load: a model needs a mode with a url, workers and batch_size")
-    return Plan(hardware, list(dict.fromkeys(cases)), [f"{key}: {text}" for key, text in notes.items()])
+    return AutoBenchmarkPlan(hardware, list(dict.fromkeys(cases)), [f"{key}: {text}" for key, text in notes.items()])
 
 
 def _mapping(file: Path) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _mapping(file: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date may have a thirteenth month
         raise UsageError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(given, dict):
-        raise UsageError(f"{file} holds no configuration of TorchServe's auto-benchmark: it must have keys and values")
+        raise UsageError(f"{file} is not a configuration of TorchServe's auto-benchmark: it must contain keys and values")
     return given
 
 
@@ -109,7 +109,7 @@ def _find(name: str, beside: Path) -> Path:
     found = next((place for place in places if place.is_file()), None)
     if found is None:
         raise CliError(
-            f"{beside}: the model's file {name} is not there; it is looked for in {', '.join(str(place.parent) for place in places)}"
+            f"{beside}: the model's file {name} does not exist; tsx looked in {', '.join(str(place.parent) for place in places)}"
         )
     return found
 
@@ -130,7 +130,7 @@ def _of_model(given: Mapping[str, Any], file: Path, hardware: str, notes: dict[s
 def _of_mode(model: str, mode: str, values: Mapping[str, Any], file: Path, hardware: str, notes: dict[str, str]) -> Iterator[Case]:
     place = f"{file}: {model}.{mode}"
     if "/" in model + mode:  # they name directories
-        raise UsageError(f"{place}: the name of a model or a mode holds no /")
+        raise UsageError(f"{place}: the name of a model or a mode must not contain a /")
     if not isinstance(values.get("content_type"), str | None):
         raise UsageError(f"{place}.content_type is {values['content_type']!r}; it must be text, such as image/png")
     if not isinstance(values.get("url"), str):
@@ -168,7 +168,7 @@ def _served_as(values: Mapping[str, Any], place: str) -> str:
     given = str(values.get("inference_model_url") or "predictions/benchmark")
     found = re.fullmatch(r"/?predictions/([A-Za-z0-9_.-]+)", given)
     if found is None:
-        raise UsageError(f"{place}.inference_model_url is {given!r}; models are asked at predictions/NAME")
+        raise UsageError(f"{place}.inference_model_url is {given!r}; the URL of a model is predictions/NAME")
     return found[1]
 
 
@@ -201,5 +201,5 @@ def _input(values: Mapping[str, Any], file: Path, place: str) -> Path:
     bases = [Path.cwd(), file.parent, *file.absolute().parents]
     found = next((path for base in bases if (path := base / given).is_file()), None)
     if found is None:
-        raise UsageError(f"{place}.input: {given} is not there; paths begin where you are, or where {file.name} is")
+        raise UsageError(f"{place}.input: {given} does not exist; paths are relative to this directory, or to that of {file.name}")
     return found

@@ -1,4 +1,4 @@
-"""Each case of an auto-benchmark: the model is registered as TorchServe's own script does it, asked, and taken away again."""
+"""Runs each case of an auto-benchmark: registers the model like TorchServe's script, sends the load, and unregisters it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tsx_cli.bench.model.points import point_of
 from tsx_cli.bench.model.results import Environment, ModelInfo, OfferedLoad, Point, Results, Trial, now
 from tsx_cli.bench.report import write_report
 from tsx_cli.bench.torchserve import logs, tables
-from tsx_cli.bench.torchserve.plan import Case, Plan
+from tsx_cli.bench.torchserve.plan import AutoBenchmarkPlan, Case
 from tsx_cli.bench.workload.payloads import mix, read_payloads
 from tsx_cli.bench.workload.protocols import read_target
 from tsx_cli.common.client import Server, path
@@ -33,7 +33,7 @@ WRITTEN = 1.2  # seconds until the logs have all: they are written twice a secon
 START_SECONDS = 60.0
 
 
-class RunningServer(NamedTuple):
+class MeasuredServer(NamedTuple):
     """A server. `logs` is the directory of its metric logs, where it is on this machine."""
 
     inference: str
@@ -66,10 +66,10 @@ class CaseResult(NamedTuple):
 
 
 def run_plan(
-    plan: Plan,
+    plan: AutoBenchmarkPlan,
     output: Path,
     *,
-    against: RunningServer | None,
+    against: MeasuredServer | None,
     seconds: float,
     command: str = "",
     on_case: Callable[[int, Case], None] | None = None,
@@ -109,7 +109,7 @@ def run_plan(
     return found
 
 
-def _measured(case: Case, against: RunningServer | None, seconds: float) -> CaseResult:
+def _measured(case: Case, against: MeasuredServer | None, seconds: float) -> CaseResult:
     try:
         if against is not None:
             # As a server that runs takes it: a URL, or the name of a file in its model store, wherever the archive lies here.
@@ -132,7 +132,7 @@ def _done(case: Case, point: Point, place: logs.LogPosition | None) -> CaseResul
 
 
 @contextmanager
-def _own(case: Case, place: Path) -> Iterator[tuple[RunningServer, str]]:
+def _own(case: Case, place: Path) -> Iterator[tuple[MeasuredServer, str]]:
     """A tsx that may load this archive, and the address to load it by."""
     local = Path(case.url.removeprefix("file://"))
     more: dict[str, object] = {"metrics_mode": "log", "log_location": place / "logs", "metric_time_interval": 1}
@@ -141,15 +141,15 @@ def _own(case: Case, place: Path) -> Iterator[tuple[RunningServer, str]]:
         url = case.url
     else:
         if not local.exists():
-            raise CliError(f"{case.url} is not there; give the path of an archive, or its http(s) or s3 URL")
+            raise CliError(f"{case.url} does not exist; give the path of an archive, or its http(s) or s3 URL")
         more["model_store"], url = local.absolute().parent, local.name
     if case.device == "cpu":
         more["number_of_gpu"] = 0
     with serving(None, place, start_seconds=START_SECONDS, more=more) as server:
-        yield RunningServer(server.inference, server.management, place / "logs"), url
+        yield MeasuredServer(server.inference, server.management, place / "logs"), url
 
 
-def _load(case: Case, running: RunningServer, url: str, seconds: float) -> tuple[Point, logs.LogPosition | None]:
+def _load(case: Case, running: MeasuredServer, url: str, seconds: float) -> tuple[Point, logs.LogPosition | None]:
     """The load, and where the logs tell of it. Raises CliError."""
     server = running.at(management=True)
     asked = {
@@ -184,7 +184,7 @@ def length_of(requests: int, rate: float, most: float) -> float:
     return round(max(LEAST, min(most, requests / rate if rate else most)), 1)
 
 
-def _results(group: Sequence[CaseResult], against: RunningServer | None, here: Environment, started: str, command: str) -> Results:
+def _results(group: Sequence[CaseResult], against: MeasuredServer | None, here: Environment, started: str, command: str) -> Results:
     """The cases as tsx bench has them, for its report and for `tsx bench compare`."""
     trials, case = [each.trial for each in group], group[0].case
     measured = [index for index, trial in enumerate(trials) if trial.chosen is not None]
@@ -207,7 +207,7 @@ def _results(group: Sequence[CaseResult], against: RunningServer | None, here: E
     )
 
 
-def _version(against: RunningServer | None) -> str:
+def _version(against: MeasuredServer | None) -> str:
     """What was measured."""
     if against is None:
         return f"tsx {__version__}"

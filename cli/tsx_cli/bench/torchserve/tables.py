@@ -1,4 +1,4 @@
-"""ab_report.csv and report.md, column by column as TorchServe's scripts write them and other scripts read them."""
+"""ab_report.csv and report.md, with the columns of TorchServe's scripts."""
 
 from __future__ import annotations
 

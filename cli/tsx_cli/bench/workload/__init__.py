@@ -1,1 +1,1 @@
-"""What is sent: inputs, payloads, protocols."""
+"""The workload: inputs, payloads, protocols."""

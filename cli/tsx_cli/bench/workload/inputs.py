@@ -1,4 +1,4 @@
-"""Which requests a model is measured with: those that were given, those that its archive brings along, or made-up ones."""
+"""The inputs of a benchmark: given ones, the samples of the archive, or generated ones."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def generated(input_kind: str, count: int = COUNT, seed: int = 0, shape: Sequenc
     """The same for the same seed. `shape`: channels, height and width of an image (JPEG; PNG for `png`), of the numbers of a JSON body,
     words of a text, bytes of a file. Raises UsageError."""
     if input_kind not in KINDS:
-        raise UsageError(f"--input-kind: '{input_kind}' is none; there are {', '.join(KINDS)}")
+        raise UsageError(f"--input-kind: '{input_kind}' is unknown; choose one of {', '.join(KINDS)}")
     size = 1
     for length in shape or ():
         size *= length

@@ -1,4 +1,4 @@
-"""What a benchmark sends: files, directories, lists of requests, recordings, a model's own samples, or what is made up for it."""
+"""The payloads of a benchmark: files, directories, lists of requests, recordings, samples, or generated data."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def read_payloads(sources: Sequence[Path], *, content_type: str | None = None) -
                 raise CliError(f"{source}: the inputs are more than {human(MOST_BYTES)} together; give fewer of them")
             found.append(payload)
     if not found:
-        raise CliError(f"{', '.join(map(str, sources))}: there is no request in it")
+        raise CliError(f"{', '.join(map(str, sources))}: there are no requests in it")
     return found
 
 
@@ -95,7 +95,7 @@ def _of_directory(source: Path, content_type: str | None) -> Iterator[Payload]:
         yield from _of_recording(source)
         return
     if not files:
-        raise CliError(f"{source} holds no file to send")
+        raise CliError(f"{source} contains no file to send")
     for file in files:
         yield from _of(file, content_type)
 
@@ -137,7 +137,7 @@ def of_line(given: Any, directory: Path, content_type: str | None = None) -> Pay
     if refused := next((name for name, _ in given_headers if name.lower() in NOT_SENT - {"authorization"}), None):
         raise ValueError(f"the header {refused} is set by the generator itself")
     if any(name.lower() == "content-type" for name, _ in given_headers):
-        raise ValueError("give the Content-Type as 'content_type' and not in the headers")
+        raise ValueError("give the Content-Type as 'content_type', not in the headers")
     wrong = [name for name, value in (*given_headers, ("content-type", kind or "")) if not is_header(name, value)]
     if wrong:
         raise ValueError(f"the header '{wrong[0]}' cannot be sent: a name has no spaces, a value is one line of Latin-1")
@@ -154,7 +154,7 @@ def _whole(file: Path) -> bytes:
     with file.open("rb") as source:
         if os.fstat(source.fileno()).st_size <= MOST_BYTES and len(content := source.read(MOST_BYTES + 1)) <= MOST_BYTES:
             return content
-    raise CliError(f"{file} is more than {human(MOST_BYTES)}, the most that can be sent; give a smaller one")
+    raise CliError(f"{file} is larger than {human(MOST_BYTES)}, the limit for one input; give a smaller file")
 
 
 def _body(key: str, value: Any, directory: Path) -> tuple[bytes, str]:
@@ -168,7 +168,7 @@ def _body(key: str, value: Any, directory: Path) -> tuple[bytes, str]:
         try:
             return base64.b64decode(value, validate=True), "application/octet-stream"
         except binascii.Error as error:
-            raise ValueError(f"'base64' is none: {error}") from error
+            raise ValueError(f"'base64' is not base64: {error}") from error
     file = directory / value
     if not file.is_file():
         raise CliError(f"there is no file '{file}'")

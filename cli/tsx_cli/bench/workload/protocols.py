@@ -1,4 +1,4 @@
-"""How a request looks on the wire, for each protocol that a server may speak."""
+"""Encodes requests for each supported protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read_target(url: str) -> ServerAddress:
     return read_url(url, ("http", "https", "grpc"))
 
 
-class Sent(NamedTuple):
+class EncodedRequest(NamedTuple):
     """What a protocol makes of a payload."""
 
     path: str
@@ -31,47 +31,47 @@ class Sent(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-Form = Callable[[str, "str | None", Payload], Sent]
+Form = Callable[[str, "str | None", Payload], EncodedRequest]
 
 
-def _predictions(model: str, version: str | None, payload: Payload) -> Sent:
-    return Sent(_path("predictions", model, *([version] if version else [])), payload.body, payload.content_type)
+def _predictions(model: str, version: str | None, payload: Payload) -> EncodedRequest:
+    return EncodedRequest(_path("predictions", model, *([version] if version else [])), payload.body, payload.content_type)
 
 
-def _kserve_v1(model: str, version: str | None, payload: Payload) -> Sent:
+def _kserve_v1(model: str, version: str | None, payload: Payload) -> EncodedRequest:
     _no_version("kserve-v1", version)
     value = _json_of(payload)
     if not (isinstance(value, Mapping) and "instances" in value):
         alone = {"b64": base64.b64encode(payload.body).decode()} if value is None else value
         payload = payload._replace(body=_dumped({"instances": [alone]}))
-    return Sent(f"{_path('v1', 'models', model)}:predict", payload.body, "application/json")
+    return EncodedRequest(f"{_path('v1', 'models', model)}:predict", payload.body, "application/json")
 
 
-def _kserve_v2(model: str, version: str | None, payload: Payload) -> Sent:
+def _kserve_v2(model: str, version: str | None, payload: Payload) -> EncodedRequest:
     path = _path("v2", "models", model, *(["versions", version] if version else []), "infer")
     value = _json_of(payload)
     if isinstance(value, Mapping) and "inputs" in value:
-        return Sent(path, payload.body, "application/json")
+        return EncodedRequest(path, payload.body, "application/json")
     if any(name.lower() == BINARY_HEAD.lower() for name, _ in payload.headers):
-        return Sent(path, payload.body, payload.content_type)
+        return EncodedRequest(path, payload.body, payload.content_type)
     tensor = tensor_of(value)
     if tensor is not None:
-        return Sent(path, _dumped({"inputs": [tensor]}), "application/json")
+        return EncodedRequest(path, _dumped({"inputs": [tensor]}), "application/json")
     raw = len(payload.body).to_bytes(4, "little") + payload.body
     input_ = {"name": "input-0", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": len(raw)}}
     head = _dumped({"inputs": [input_]})
-    return Sent(path, head + raw, "application/octet-stream", ((BINARY_HEAD, str(len(head))),))
+    return EncodedRequest(path, head + raw, "application/octet-stream", ((BINARY_HEAD, str(len(head))),))
 
 
-def _invocations(model: str, version: str | None, payload: Payload) -> Sent:
+def _invocations(model: str, version: str | None, payload: Payload) -> EncodedRequest:
     _no_version("invocations", version)
-    return Sent(f"/invocations?model_name={quote(model, safe='')}", payload.body, payload.content_type)
+    return EncodedRequest(f"/invocations?model_name={quote(model, safe='')}", payload.body, payload.content_type)
 
 
-def _post(model: str, version: str | None, payload: Payload) -> Sent:
+def _post(model: str, version: str | None, payload: Payload) -> EncodedRequest:
     """To the address itself, whatever model is there."""
     _no_version("post", version)
-    return Sent("", payload.body, payload.content_type)
+    return EncodedRequest("", payload.body, payload.content_type)
 
 
 FORMS: dict[str, Form] = {

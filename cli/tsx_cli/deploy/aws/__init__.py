@@ -1,1 +1,1 @@
-"""What the AWS platforms share: session, policies, alarms, logs."""
+"""Code that the AWS targets share: session, policies, alarms, logs."""

@@ -1,4 +1,4 @@
-"""Alarms in the words of `--alarm`: `5xx>0`, `p95>300ms`, or the name of an existing alarm."""
+"""Parses `--alarm`: `5xx>0`, `p95>300ms`, or the name of an existing alarm."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _BOUND = re.compile(r"(5xx|p\d{1,2}(?:\.\d+)?)\s*>\s*(\d+(?:\.\d+)?)\s*(ms|s)?",
 _NAME = re.compile(r"[^>]{1,255}")
 
 
-class Metrics(NamedTuple):
-    """Where a target counts failures and times."""
+class AlarmMetrics(NamedTuple):
+    """The CloudWatch metrics in which a target counts failures and times."""
 
     namespace: str
     errors: str
@@ -29,7 +29,7 @@ class Alarms(NamedTuple):
     names: list[str]  # of these, and of those that are there already
 
 
-def alarms(texts: Sequence[str], metrics: Metrics, prefix: str, tags: Mapping[str, str], needs: tuple[str, ...] = ()) -> Alarms:
+def alarms(texts: Sequence[str], metrics: AlarmMetrics, prefix: str, tags: Mapping[str, str], needs: tuple[str, ...] = ()) -> Alarms:
     """Raises UsageError for what is neither a bound nor a name."""
     made: list[Resource] = []
     names: list[str] = []
@@ -47,7 +47,7 @@ def alarms(texts: Sequence[str], metrics: Metrics, prefix: str, tags: Mapping[st
     return Alarms(made, names)
 
 
-def _properties(bound: re.Match[str], metrics: Metrics) -> dict[str, Any]:
+def _properties(bound: re.Match[str], metrics: AlarmMetrics) -> dict[str, Any]:
     what, number, unit = bound[1].lower(), float(bound[2]), bound[3]
     if what == "5xx":
         if unit:
@@ -72,7 +72,7 @@ def _properties(bound: re.Match[str], metrics: Metrics) -> dict[str, Any]:
     }
 
 
-def _errors(metrics: Metrics) -> dict[str, Any]:
+def _errors(metrics: AlarmMetrics) -> dict[str, Any]:
     failed = _metric(metrics, metrics.errors, metrics.dimensions)
     if metrics.answers is None:
         return {**failed, "Statistic": "Sum", "Period": 60}
@@ -82,6 +82,6 @@ def _errors(metrics: Metrics) -> dict[str, Any]:
     return {"Metrics": [*queries, {**either, "ReturnData": True}]}
 
 
-def _metric(metrics: Metrics, name: str, dimensions: Mapping[str, str | Ref]) -> dict[str, Any]:
+def _metric(metrics: AlarmMetrics, name: str, dimensions: Mapping[str, str | Ref]) -> dict[str, Any]:
     which = [{"Name": key, "Value": value} for key, value in dimensions.items()]
     return {"Namespace": metrics.namespace, "MetricName": name, "Dimensions": which}

@@ -1,4 +1,4 @@
-"""Which permissions a deployment takes: who deploys, and the role that it runs with. infra/iam has them as files."""
+"""The IAM permissions of a deployment: of the deploying identity, and of the execution role. infra/iam has them as files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One AWS account and region: clients that are made when they are needed, and errors in plain words."""
+"""One AWS account and region: clients created on demand, and readable errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_CREDENTIALS = frozenset(
 
 
 class Cloud:
-    """AWS as the environment says: credentials, profile and endpoints (AWS_ENDPOINT_URL) are found as by every AWS tool."""
+    """An AWS session: credentials, profile and endpoints (AWS_ENDPOINT_URL) are found as by every AWS tool."""
 
     def __init__(self, region: str | None = None, profile: str | None = None) -> None:
         import boto3  # here, as it is slow to import and only this needs it

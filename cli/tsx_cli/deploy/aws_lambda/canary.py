@@ -1,4 +1,4 @@
-"""What becomes of a new version that has a share of the requests: a pure function, for targets that do not watch canaries themselves.
+"""The next step of a canary: a pure function, for targets that do not watch canaries themselves.
 
 What is known is what the platform shows: which version has which share and since when, and what the alarms did meanwhile. So a run
 that was left is picked up by any other.
@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 @dataclass(frozen=True)
 class Shift:
-    """How requests go over to a new version."""
+    """The plan of moving requests to a new version."""
 
     percent: float
     bake: int  # seconds
@@ -22,7 +22,7 @@ class Shift:
 
 
 class Baking(NamedTuple):
-    """A canary that is there."""
+    """A running canary."""
 
     version: str
     percent: float

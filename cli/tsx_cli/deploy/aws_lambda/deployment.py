@@ -1,4 +1,4 @@
-"""What is there of a Lambda function: its parts, its earlier versions, how it does."""
+"""The state of a Lambda function: its resources, its earlier versions, its health."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REFUSED = 400
 END_OF_HEAD = b"\0" * 8  # of an answer that is streamed: what comes behind it is the body
 
 
-class Lambda:
+class LambdaTarget:
     def wanted(self, spec: DeploySpec, facts: Facts) -> list[Resource]:
         return resources(spec, facts)
 

@@ -1,4 +1,4 @@
-"""Lambda's functions, their versions, and the alias that requests come by; `lambda_parts` has what stands around them."""
+"""Lambda functions, their versions, and the alias that receives requests; `lambda_parts` has the related resources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tsx_cli.deploy.aws.session import Cloud, is_absent
 from tsx_cli.deploy.aws_lambda.canary import Baking, Shift, decide
-from tsx_cli.deploy.engine.kind import CloudError, Kind, only
+from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, only
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, State, Traits
 
@@ -24,7 +24,7 @@ LEFT = (
 )
 
 
-class Function(Kind):
+class LambdaFunction(ResourceKind):
     """Changes take effect once a version is published: requests go to versions."""
 
     traits = Traits(
@@ -94,7 +94,7 @@ def _is_role(cloud: Cloud, arn: str) -> bool:
     return True
 
 
-class PublishedVersion(Kind):
+class PublishedVersion(ResourceKind):
     """Its name is `function:hash`; the hash is the second word of the description that it was published with."""
 
     traits = Traits(is_tagged=False, unseen=frozenset({"FunctionName"}))
@@ -118,8 +118,8 @@ class PublishedVersion(Kind):
         cloud.call("lambda", "delete_function", doing, FunctionName=function, Qualifier=number)
 
 
-class Alias(Kind):
-    """Its name is `function:alias`. A canary is a second version with a share of the requests; Lambda watches none, so it is watched here.
+class Alias(ResourceKind):
+    """Its name is `function:alias`. A canary is a second version with a share of the requests; Lambda does not watch canaries, so tsx does.
 
     Since when it has been there stands in the alias's description, so that any run goes on with it.
     """

@@ -1,4 +1,4 @@
-"""What stands around a Lambda function: its URL and who may call it, its queue, its provisioned concurrency, its managed instances."""
+"""Resources around a Lambda function: its URL and permissions, its queue, its provisioned concurrency, its managed instances."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.aws_lambda.kinds import Alias, Function, PublishedVersion
-from tsx_cli.deploy.engine.kind import Kind, only
+from tsx_cli.deploy.aws_lambda.kinds import Alias, LambdaFunction, PublishedVersion
+from tsx_cli.deploy.engine.kind import ResourceKind, only
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 
@@ -17,7 +17,7 @@ MODES = ("AuthType", "InvokeMode")
 MAPPING = ("EventSourceArn", "BatchSize", "MaximumBatchingWindowInSeconds", "FunctionResponseTypes", "ScalingConfig")
 
 
-class Url(Kind):
+class Url(ResourceKind):
     """Its name is `function:alias`."""
 
     traits = Traits(is_tagged=False, fixed=frozenset({"TargetFunctionArn", "Qualifier"}))
@@ -42,7 +42,7 @@ class Url(Kind):
         cloud.call("lambda", "delete_function_url_config", f"removing the URL of {found.name}", **_which(found.name))
 
 
-class Permission(Kind):
+class Permission(ResourceKind):
     """A statement of the policy of a function's alias. Its name is `function:alias|statement`; the statement's, a hash, says all of it."""
 
     traits = Traits(
@@ -70,7 +70,7 @@ class Permission(Kind):
         cloud.call("lambda", "remove_permission", f"taking a permission from {place}", **which)
 
 
-class EventSourceMapping(Kind):
+class EventSourceMapping(ResourceKind):
     """Its name is `function:alias|queue`."""
 
     traits = Traits(fixed=frozenset({"EventSourceArn"}), unseen=frozenset({"FunctionName"}), removable=frozenset({"ScalingConfig"}))
@@ -94,7 +94,7 @@ class EventSourceMapping(Kind):
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
         arguments = {"ScalingConfig": {}, **resource.properties, "UUID": found.outputs["Ref"]}
         arguments.pop("EventSourceArn")
-        doing = f"changing how messages come to {arguments['FunctionName']}"
+        doing = f"changing the event source of {arguments['FunctionName']}"
         if any(field.path.split(".")[0] != "tags" for field in fields):
             cloud.call("lambda", "update_event_source_mapping", doing, **arguments)
         cloud.call("lambda", "tag_resource", doing, Resource=found.outputs["Arn"], Tags=dict(resource.tags))
@@ -105,8 +105,8 @@ class EventSourceMapping(Kind):
             cloud.call("lambda", "delete_event_source_mapping", doing, UUID=found.outputs["Ref"])
 
 
-class ProvisionedConcurrency(Kind):
-    """Environments that are there before requests are. Its name is `function:alias`, whose versions share them."""
+class ProvisionedConcurrency(ResourceKind):
+    """Environments that are started before requests arrive. Its name is `function:alias`, whose versions share them."""
 
     traits = Traits(is_tagged=False, fixed=frozenset({"FunctionName", "Qualifier"}))
     poll, patience = 5.0, 3600.0
@@ -132,8 +132,8 @@ class ProvisionedConcurrency(Kind):
         cloud.call("lambda", "delete_provisioned_concurrency_config", doing, **_which(found.name))
 
 
-class CapacityProvider(Kind):
-    """The instances of one's own that Lambda manages."""
+class CapacityProvider(ResourceKind):
+    """Instances in the user's account that Lambda manages."""
 
     traits = Traits(fixed=frozenset(PROVIDER[:3]))
     poll, patience = 5.0, 1800.0
@@ -168,7 +168,7 @@ class CapacityProvider(Kind):
 
 def statements(cloud: Cloud, place: str) -> list[dict[str, Any]]:
     """Of the policy of `function:alias`."""
-    found = cloud.find("lambda", "get_policy", f"looking for who may call {place}", **_which(place))
+    found = cloud.find("lambda", "get_policy", f"looking for the callers that {place} permits", **_which(place))
     return [] if found is None else list(json.loads(found["Policy"])["Statement"])
 
 
@@ -183,11 +183,11 @@ def _which(place: str) -> dict[str, str]:
     return {"FunctionName": function, "Qualifier": alias}
 
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, ResourceKind] = {
     "AWS::Lambda::Alias": Alias(),
     "AWS::Lambda::CapacityProvider": CapacityProvider(),
     "AWS::Lambda::EventSourceMapping": EventSourceMapping(),
-    "AWS::Lambda::Function": Function(),
+    "AWS::Lambda::Function": LambdaFunction(),
     "AWS::Lambda::Permission": Permission(),
     "AWS::Lambda::Url": Url(),
     "AWS::Lambda::Version": PublishedVersion(),

@@ -1,4 +1,4 @@
-"""A Lambda function as resources: the function, a version of it, the alias that requests come by, and what brings them.
+"""A Lambda function as resources: the function, a version, the alias that receives requests, and their sources.
 
 A version cannot be changed and has a number that is not known before; so the function's description begins with a hash of all that
 makes it what it is, and a version is found by the hash that it was published with.
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.aws.alarms import Alarms, Metrics, alarms
+from tsx_cli.deploy.aws.alarms import AlarmMetrics, Alarms, alarms
 from tsx_cli.deploy.aws.iam_policies import role
 from tsx_cli.deploy.aws.kinds.autoscaling import scaling
 from tsx_cli.deploy.engine.facts import Facts, tags_of
@@ -145,7 +145,7 @@ def _alarms(spec: DeploySpec, tags: Mapping[str, str], content: str) -> Alarms:
     through = {"FunctionName": spec.name, "Resource": alias_of(spec.name)}
     version: dict[str, str | Ref] = {**through, "ExecutedVersion": Ref("Version", "Version", content)}
     answers = None if spec.lambda_.url == "off" else ("Url5xxCount", through)  # a model's error is an answer, and no failed invocation
-    metrics = Metrics("AWS/Lambda", "Errors", "Duration", 1, version, answers)
+    metrics = AlarmMetrics("AWS/Lambda", "Errors", "Duration", 1, version, answers)
     own = {key: tags[key] for key in ("tsx:name", "tsx:target")}
     return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", own, ("Version",))
 

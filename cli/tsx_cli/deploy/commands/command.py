@@ -1,4 +1,4 @@
-"""`tsx deploy`: the words of its verbs."""
+"""`tsx deploy`: the command lines of its verbs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ Emit = Annotated[
     tuple[str, Path] | None,
     typer.Option("--emit", metavar="KIND DIR", help="Only write files into DIR: dockerfile, compose, cloudformation or kubernetes."),
 ]
-NoCheck = Annotated[bool, typer.Option("--no-check", help="Do not load the archive here first, and only warn about exceeded limits.")]
+NoCheck = Annotated[
+    bool, typer.Option("--no-check", help="Do not load the archive on this machine first, and only warn about exceeded limits.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 app = typer.Typer(
@@ -55,7 +57,7 @@ app = typer.Typer(
 def apply_command(
     options: DeploymentOptions,
     no_check: NoCheck = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Only show what would change; exit code 0: nothing, 2: something.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Only show what would change. Exit code 0: nothing, 2: something.")] = False,
     emit: Emit = None,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -115,9 +117,11 @@ def logs(
 @with_options(deployment_options)
 def invoke(
     options: DeploymentOptions,
-    body: Annotated[str, typer.Argument(metavar="FILE", help="What is sent; - for standard input.")],
-    content_type: Annotated[str | None, typer.Option("--content-type", help="What the file is, if its name does not say it.")] = None,
-    accept: Annotated[str | None, typer.Option("--accept", help="Output format.")] = None,
+    body: Annotated[str, typer.Argument(metavar="FILE", help="File to send; - reads standard input.")],
+    content_type: Annotated[
+        str | None, typer.Option("--content-type", help="Content type of the file, if its name does not show it.")
+    ] = None,
+    accept: Annotated[str | None, typer.Option("--accept", help="Content type of the answer.")] = None,
 ) -> None:
     """Send a file to a deployment and print the answer."""
     from tsx_cli.deploy.commands.verbs import ask
@@ -181,7 +185,7 @@ def destroy(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove all of a deployment, after asking for its name."""
+    """Remove a deployment completely, after asking for its name."""
     from tsx_cli.deploy.commands.verbs import remove
 
     remove(*options, purge=purge, ask=not yes, as_json=as_json)

@@ -1,4 +1,4 @@
-"""The image of a deployment where none is given: built here, pushed where the target takes it from, as resources of the plan."""
+"""The image of a deployment without `--image`: built here and pushed to the target's registry, as resources of the plan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.aws.kinds import ecr
 from tsx_cli.deploy.container import kinds as container_kinds
 from tsx_cli.deploy.engine.facts import Facts
-from tsx_cli.deploy.engine.kind import Kind
+from tsx_cli.deploy.engine.kind import ResourceKind
 from tsx_cli.deploy.engine.resources import Ref, Resource
 from tsx_cli.deploy.image.programs import Builder
 from tsx_cli.deploy.image.recipe import Local, recipe
@@ -23,7 +23,7 @@ ECR = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?")
 class Images(NamedTuple):
     image: str | Ref
     resources: list[Resource]
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, ResourceKind]
 
 
 def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
@@ -31,7 +31,7 @@ def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
     made = recipe(spec, facts, local)
     if spec.target == "container":
         name = f"{spec.repository or spec.name}:{made.tag}"
-        kind = container_kinds.Image(Builder(cloud.program.name), made)
+        kind = container_kinds.LocalImage(Builder(cloud.program.name), made)
         return Images(name, [Resource("Image", "Tsx::Container::Image", name, {})], {"Tsx::Container::Image": kind})
     if spec.target == "kubernetes":
         if spec.repository is None:
@@ -40,7 +40,7 @@ def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
         name = f"{spec.repository}:{made.tag}"
         pushed = container_kinds.PushedImage(Builder(spec.build.tool), made)
         return Images(name, [Resource("Image", "Tsx::Registry::Image", name, {})], {"Tsx::Registry::Image": pushed})
-    return _in_ecr(spec, facts, made.tag, ecr.Image(Builder(spec.build.tool), made, machine(spec)))
+    return _in_ecr(spec, facts, made.tag, ecr.EcrImage(Builder(spec.build.tool), made, machine(spec)))
 
 
 def machine(spec: DeploySpec) -> str:
@@ -54,7 +54,7 @@ def own_repository(target: str, name: str) -> str:
     return f"tsx/{target}/{name}"
 
 
-def _in_ecr(spec: DeploySpec, facts: Facts, tag: str, kind: ecr.Image) -> Images:
+def _in_ecr(spec: DeploySpec, facts: Facts, tag: str, kind: ecr.EcrImage) -> Images:
     registry = f"{facts.account}.dkr.ecr.{facts.region}.amazonaws.com{'.cn' if facts.region.startswith('cn-') else ''}"
     whole = spec.repository or f"{registry}/{own_repository(spec.target, spec.name)}"
     host, _, path = whole.partition("/")

@@ -1,4 +1,4 @@
-"""Where a deployment is: its target, and the account, the machine or the cluster that it is in."""
+"""The location of a deployment: its target, and its account, machine or cluster."""
 
 from __future__ import annotations
 
@@ -11,34 +11,39 @@ from typing import Any
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.aws.kinds import autoscaling, cloudwatch, ecr, iam, s3
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.aws_lambda.deployment import Lambda
+from tsx_cli.deploy.aws_lambda.deployment import LambdaTarget
 from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS as LAMBDA_KINDS
 from tsx_cli.deploy.commands.images import own_repository
-from tsx_cli.deploy.container.deployment import Containers
-from tsx_cli.deploy.container.kinds import Container, Image, Machine
+from tsx_cli.deploy.container.deployment import ContainerTarget
+from tsx_cli.deploy.container.kinds import ContainerHost, DockerContainer, LocalImage
 from tsx_cli.deploy.engine.engine import OWNER, Engine, OnEvent
-from tsx_cli.deploy.engine.kind import Kind
+from tsx_cli.deploy.engine.kind import ResourceKind
 from tsx_cli.deploy.engine.platform import Platform
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.programs import Builder, Program, engine
-from tsx_cli.deploy.kubernetes.deployment import Kubernetes
+from tsx_cli.deploy.kubernetes.deployment import KubernetesTarget
 from tsx_cli.deploy.kubernetes.kinds import KIND as OBJECT
 from tsx_cli.deploy.kubernetes.kinds import KINDS as OBJECTS
 from tsx_cli.deploy.kubernetes.kinds import Cluster, Revision
-from tsx_cli.deploy.sagemaker.deployment import SageMaker
+from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget
 from tsx_cli.deploy.sagemaker.kinds import KINDS as SAGEMAKER_KINDS
 from tsx_cli.deploy.spec import DeploySpec, read_named
 
-PLATFORMS: Mapping[str, Platform] = {"container": Containers(), "kubernetes": Kubernetes(), "lambda": Lambda(), "sagemaker": SageMaker()}
-AWS_KINDS: Mapping[str, Kind] = {
+PLATFORMS: Mapping[str, Platform] = {
+    "container": ContainerTarget(),
+    "kubernetes": KubernetesTarget(),
+    "lambda": LambdaTarget(),
+    "sagemaker": SageMakerTarget(),
+}
+AWS_KINDS: Mapping[str, ResourceKind] = {
     "AWS::ApplicationAutoScaling::ScalableTarget": autoscaling.ScalableTarget(),
     "AWS::ApplicationAutoScaling::ScalingPolicy": autoscaling.ScalingPolicy(),
-    "AWS::CloudWatch::Alarm": cloudwatch.Alarm(),
+    "AWS::CloudWatch::Alarm": cloudwatch.CloudWatchAlarm(),
     "AWS::ECR::Repository": ecr.Repository(),
     "AWS::IAM::Role": iam.Role(),
     "AWS::S3::Bucket": s3.Bucket(),
-    "Tsx::ECR::Image": ecr.Image(),
-    "Tsx::S3::Object": s3.Object(),
+    "Tsx::ECR::Image": ecr.EcrImage(),
+    "Tsx::S3::Object": s3.S3Object(),
     **LAMBDA_KINDS,
     **SAGEMAKER_KINDS,
 }
@@ -52,7 +57,7 @@ class Location:
     target: str
     platform: Platform
     cloud: Any
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, ResourceKind]
 
     def engine(self, on_event: OnEvent | None = None) -> Engine:
         return Engine(self.cloud, self.kinds) if on_event is None else Engine(self.cloud, self.kinds, on_event=on_event)
@@ -82,8 +87,11 @@ def _place(name: str, target: str, fields: Mapping[str, Any]) -> Location:
     if target == "container":
         program = engine(fields["container"]["engine"])
         # The engine builds the image too, as it is where the image has to be.
-        kinds: Mapping[str, Kind] = {"Tsx::Container::Container": Container(), "Tsx::Container::Image": Image(Builder(program.name))}
-        cloud = Machine(program)
+        kinds: Mapping[str, ResourceKind] = {
+            "Tsx::Container::Container": DockerContainer(),
+            "Tsx::Container::Image": LocalImage(Builder(program.name)),
+        }
+        cloud = ContainerHost(program)
     elif target == "kubernetes":
         if shutil.which("kubectl") is None:
             raise CliError(

@@ -1,4 +1,4 @@
-"""What `tsx deploy logs` shows, and what is shown of a failure: the platform's reason, the log's end, the likely causes."""
+"""The output of `tsx deploy logs`, and of a failure: the platform's reason, the end of the log, the likely causes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.aws.logs import GROUPS, LAST, CloudWatch, Line
+from tsx_cli.deploy.aws.logs import GROUPS, LAST, CloudWatch, LogLine
 from tsx_cli.deploy.commands.locations import Location
 from tsx_cli.deploy.engine.engine import DeployFailed
 from tsx_cli.deploy.engine.kind import CloudError
@@ -29,17 +29,17 @@ class ProgramLog:
     def __init__(self, place: Location) -> None:
         self._place, self.group = place, f"{place.target} {place.name}"
 
-    def last(self, count: int, since: float | None = None) -> list[Line]:
+    def last(self, count: int, since: float | None = None) -> list[LogLine]:
         return list(self._lines(count, since, follow=False))
 
-    def onwards(self, count: int, since: float | None = None) -> Iterator[Line]:
+    def onwards(self, count: int, since: float | None = None) -> Iterator[LogLine]:
         return self._lines(count, since, follow=True)
 
-    def _lines(self, count: int, since: float | None, *, follow: bool) -> Iterator[Line]:
+    def _lines(self, count: int, since: float | None, *, follow: bool) -> Iterator[LogLine]:
         platform: Any = self._place.platform
         ago = None if since is None else f"{max(1, math.ceil(time.time() - since))}s"
         for text in platform.logs(self._place.cloud, self._place.name, lines=count, since=ago, follow=follow):
-            yield Line(None, "", text)
+            yield LogLine(None, "", text)
 
 
 Log = CloudWatch | ProgramLog
@@ -53,7 +53,7 @@ def log_of(place: Location) -> Log:
 def show_lines(log: Log, *, since: float | None, count: int, follow: bool, as_json: bool) -> None:
     """`since` in seconds before now."""
     start = None if since is None else time.time() - since
-    lines: Iterable[Line] = log.onwards(count, start) if follow else log.last(count, start)
+    lines: Iterable[LogLine] = log.onwards(count, start) if follow else log.last(count, start)
     if not lines:
         raise CliError(f"{log.group} has no lines{'' if since is None else ' of that time'}; an invocation or a start writes some")
     for line in lines:

@@ -1,4 +1,4 @@
-"""The options that several verbs of `tsx deploy` have, each written once, and what is made of them."""
+"""The options that several verbs of `tsx deploy` share, and the specification built from them."""
 
 from __future__ import annotations
 

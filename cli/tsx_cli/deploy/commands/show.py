@@ -1,4 +1,4 @@
-"""What a person sees of a deployment: the plan, how far it is, what is there."""
+"""The output of `tsx deploy`: the plan, the progress, the state."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def minutes(seconds: float) -> str:
 
 
 class Steps:
-    """A line for each change that is carried out, and the time it takes; on a terminal the line moves while AWS works."""
+    """A line for each applied change, with its time; on a terminal the line is animated while AWS works."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._console = Console(stderr=True, quiet=quiet, highlight=False)

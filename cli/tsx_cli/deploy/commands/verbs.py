@@ -1,4 +1,4 @@
-"""What `tsx deploy` does, verb by verb."""
+"""The verbs of `tsx deploy`."""
 
 from __future__ import annotations
 

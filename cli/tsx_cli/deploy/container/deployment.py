@@ -1,4 +1,4 @@
-"""What is there of a deployment on this machine: its containers, one of which runs, and what it answers."""
+"""The state of a deployment on this machine: its containers, one of which runs, and its answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from tsx_cli.common.client import Server, path
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.deploy.container.kinds import Machine, health_of, labels_of, tags_of
+from tsx_cli.deploy.container.kinds import ContainerHost, health_of, labels_of, tags_of
 from tsx_cli.deploy.container.resources import INSIDE, OPEN, run_words, wants_tokens
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.facts import tags_of as tags_of_spec
@@ -23,7 +23,7 @@ KIND, IMAGE = "Tsx::Container::Container", "Tsx::Container::Image"
 OWN_IMAGE = "tsx.built"  # the label of a container whose image was built for it
 
 
-class Containers:
+class ContainerTarget:
     def wanted(self, spec: DeploySpec, facts: Facts) -> list[Resource]:
         """Raises UsageError where others reach it and no token is there for them."""
         missing = [name for name in wants_tokens(spec) if not os.environ.get(name)]
@@ -47,7 +47,7 @@ class Containers:
         }
         return [Resource("Container", KIND, name, properties, ("Image",), tags)]
 
-    def belongings(self, cloud: Machine, name: str, *, purge: bool = False) -> list[Resource]:
+    def belongings(self, cloud: ContainerHost, name: str, *, purge: bool = False) -> list[Resource]:
         there = cloud.containers(name)
         found = [Resource(f"Container{n}", KIND, _name(each), {}, ("Images",)) for n, each in enumerate(there)]
         if purge:
@@ -55,24 +55,24 @@ class Containers:
             found = [Resource(f"Image{n}", IMAGE, each, {}) for n, each in enumerate(images)] + found
         return found
 
-    def obsolete(self, cloud: Machine, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
+    def obsolete(self, cloud: ContainerHost, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
         names = {each.name for each in wanted}
         others = [each for each in self.belongings(cloud, spec.name) if each.name not in names]
         return others[: -(spec.keep - 1) or None]
 
-    def versions(self, cloud: Machine, name: str) -> list[DeployedVersion]:
+    def versions(self, cloud: ContainerHost, name: str) -> list[DeployedVersion]:
         return [
             DeployedVersion(number, _name(each), _time(each["Created"]), tags_of(each), bool(each["State"].get("Running")))
             for number, each in enumerate(cloud.containers(name), start=1)
         ]
 
-    def going_back(self, cloud: Machine, name: str, version: DeployedVersion) -> list[Resource]:
+    def going_back(self, cloud: ContainerHost, name: str, version: DeployedVersion) -> list[Resource]:
         return [Resource("Container", KIND, version.id, {"Running": True, "Deployment": name, "Patience": 600}, tags=version.tags)]
 
-    def promoting(self, cloud: Machine, name: str) -> list[Resource]:
+    def promoting(self, cloud: ContainerHost, name: str) -> list[Resource]:
         raise CliError("a container deployment has no canary to promote: only one container runs at a time")
 
-    def status(self, cloud: Machine, name: str) -> dict[str, Any] | None:
+    def status(self, cloud: ContainerHost, name: str) -> dict[str, Any] | None:
         there = cloud.containers(name)
         if not there:
             return None
@@ -92,14 +92,14 @@ class Containers:
             "with": cloud.program.name,
         }
 
-    def invoke(self, cloud: Machine, name: str, body: bytes, content_type: str, accept: str | None) -> bytes:
+    def invoke(self, cloud: ContainerHost, name: str, body: bytes, content_type: str, accept: str | None) -> bytes:
         there = [each for each in cloud.containers(name) if each["State"].get("Running")]
         if not there:
             raise CloudError(f"{name} does not run; see `tsx deploy status`")
         model = tags_of(there[0]).get("tsx:model", name).partition("/")[0]
         return predict(_address(there[0]), model, body, content_type, accept)
 
-    def logs(self, cloud: Machine, name: str, *, lines: int | None, since: str | None, follow: bool) -> Iterator[str]:
+    def logs(self, cloud: ContainerHost, name: str, *, lines: int | None, since: str | None, follow: bool) -> Iterator[str]:
         """Of the one that runs, else of the newest. Raises CliError where there is none."""
         there = cloud.containers(name)
         if not there:

@@ -1,4 +1,4 @@
-"""Containers and images of this machine, by docker or podman. Labels are all that is remembered.
+"""Containers and images of this machine, by docker or podman. Labels are the only state.
 
 Each version is a container of its own, whose name is made of what it says; one of a deployment's runs, those before it are kept, stopped.
 One that does not get well is removed, and the one before it is started again.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tsx_cli.deploy.container.resources import gpu_words
-from tsx_cli.deploy.engine.kind import CloudError, Kind
+from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 from tsx_cli.deploy.image.programs import Builder, Program
@@ -26,8 +26,8 @@ LINES = 40  # of its log, where it does not get well
 
 
 @dataclass(frozen=True)
-class Machine:
-    """This machine's containers."""
+class ContainerHost:
+    """Runs docker or podman on this machine."""
 
     program: Program
     sleep: Callable[[float], None] = time.sleep
@@ -82,7 +82,7 @@ def _condition(container: Mapping[str, Any]) -> tuple[State, str]:
     return ("changing", "is starting") if health == "starting" else ("ready", "")
 
 
-class Container(Kind):
+class DockerContainer(ResourceKind):
     traits = Traits(
         is_tagged=False,
         unseen=frozenset({"Words", "Gpus", "Patience", "Deployment", "Grace", "Image"}),
@@ -91,7 +91,7 @@ class Container(Kind):
     )
     poll, patience = POLL, 3600.0
 
-    def observe(self, cloud: Machine, name: str) -> Observed | None:
+    def observe(self, cloud: ContainerHost, name: str) -> Observed | None:
         found = cloud.container(name)
         if found is None:
             return None
@@ -99,7 +99,7 @@ class Container(Kind):
         state, reason = _condition(found)
         return Observed(name, {"Running": bool(found["State"].get("Running"))}, tags, {"Ref": name}, state, reason)
 
-    def create(self, cloud: Machine, resource: Resource) -> None:
+    def create(self, cloud: ContainerHost, resource: Resource) -> None:
         """Raises CloudError for one that does not get well, which then is not there any more."""
         properties = resource.properties
         words = list(properties["Words"])
@@ -112,24 +112,24 @@ class Container(Kind):
             cloud.program.try_("rm", "--force", resource.name)
             self._put_back(cloud, before, error)
 
-    def update(self, cloud: Machine, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
+    def update(self, cloud: ContainerHost, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
         """An earlier one is started again, or one that has stopped or is not well."""
         before = self._stop_others(cloud, resource)
         try:
             if found.properties["Running"]:
-                cloud.program.ask("stop", resource.name, doing=f"stopping {resource.name}, which is not well")
+                cloud.program.ask("stop", resource.name, doing=f"stopping {resource.name}, which is unhealthy")
             cloud.program.ask("start", resource.name, doing=f"starting {resource.name}")
             self._until_well(cloud, resource)
         except CloudError as error:
             cloud.program.try_("stop", resource.name)
             self._put_back(cloud, before, error)
 
-    def delete(self, cloud: Machine, found: Observed) -> None:
+    def delete(self, cloud: ContainerHost, found: Observed) -> None:
         if found.properties["Running"]:
             cloud.program.ask("stop", found.name, doing=f"stopping {found.name}")
         cloud.program.ask("rm", found.name, doing=f"removing {found.name}")
 
-    def _stop_others(self, cloud: Machine, resource: Resource) -> list[str]:
+    def _stop_others(self, cloud: ContainerHost, resource: Resource) -> list[str]:
         """They have its port."""
         others = [each for each in cloud.containers(resource.properties["Deployment"]) if each["State"].get("Running")]
         names = [str(each["Name"]).removeprefix("/") for each in others]
@@ -138,7 +138,7 @@ class Container(Kind):
             cloud.program.ask("stop", name, doing=f"stopping {name}, which has its port")
         return names
 
-    def _until_well(self, cloud: Machine, resource: Resource) -> None:
+    def _until_well(self, cloud: ContainerHost, resource: Resource) -> None:
         deadline = cloud.clock() + resource.properties["Patience"]
         while True:
             found = cloud.container(resource.name)
@@ -151,15 +151,15 @@ class Container(Kind):
                 raise CloudError(_story(resource.name, found, health, late, cloud.log(resource.name)))
             cloud.sleep(POLL)
 
-    def _put_back(self, cloud: Machine, before: Sequence[str], error: CloudError) -> None:
+    def _put_back(self, cloud: ContainerHost, before: Sequence[str], error: CloudError) -> None:
         for name in before:
             cloud.program.try_("start", name)
         again = f". {', '.join(before)}, which ran before, was started again" if before else ""
         raise CloudError(f"{error.message.rstrip('.')}{again}") from error
 
 
-class Image(Kind):
-    """An image that is built here and stays here."""
+class LocalImage(ResourceKind):
+    """An image that is built and used on this machine."""
 
     traits = Traits(is_tagged=False)
     poll, patience = POLL, 3600.0
@@ -178,7 +178,7 @@ class Image(Kind):
         self._builder.remove(found.name)
 
 
-class PushedImage(Image):
+class PushedImage(LocalImage):
     """An image that is built here and pushed to a registry that this machine is logged in to."""
 
     def __init__(self, builder: Builder, recipe: Recipe) -> None:

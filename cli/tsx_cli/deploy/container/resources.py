@@ -1,4 +1,4 @@
-"""A container on one machine: the words of `docker run`, and the same as a compose file. Pure functions."""
+"""A container on one machine: the arguments of `docker run`, and the same as a compose file. Pure functions."""
 
 from __future__ import annotations
 

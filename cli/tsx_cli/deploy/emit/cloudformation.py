@@ -1,4 +1,4 @@
-"""The resources of a deployment as a CloudFormation template: the same dicts as the engine's, with references where that has names."""
+"""The resources of a deployment as a CloudFormation template: the engine's dicts, with references instead of names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `--emit` writes, as pure functions: from what is wanted and what is deployed to the texts of files, by their paths."""
+"""The files of `--emit`, as pure functions from the specification and the archive to texts by path."""
 
 from __future__ import annotations
 

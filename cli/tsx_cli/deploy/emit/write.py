@@ -1,4 +1,4 @@
-"""`--emit`: writes the files of a deployment into a directory, and over nothing there that it has not written itself."""
+"""`--emit`: writes the files of a deployment into a directory, and overwrites only its own files."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Plan and apply: compare what is there with what is wanted, and change it."""
+"""Plan and apply: compare the current state with the specification, and change it."""

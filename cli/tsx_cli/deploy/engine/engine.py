@@ -1,4 +1,4 @@
-"""Carries a plan out: one change after the other, each waited for, with a word on what exists where it fails.
+"""Applies a plan: one change after the other, each waited for; a failure reports what exists.
 
 There is no state file. What is there is asked for before each run, so a run that was interrupted is picked up by running it again.
 """
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tsx_cli.common.failure import INTERRUPTED, CliError
-from tsx_cli.deploy.engine.kind import CloudError, Kind
+from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
 from tsx_cli.deploy.engine.plan import Change, Plan, plan, resolved
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something to show: of which change, and how far it is."""
+    """The progress of a change, for display."""
 
     change: Change
     stage: Literal["begun", "waiting", "done", "failed"]
@@ -32,7 +32,7 @@ OnEvent = Callable[[Event], None]
 
 
 class DeployFailed(CliError):
-    """One change failed: what was made before it is there, and running the command again goes on from there."""
+    """One change failed: earlier changes are kept, and running the command again continues after them."""
 
     def __init__(self, message: str, change: Change) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class DeployFailed(CliError):
 
 
 class DeployInterrupted(CliError):
-    """Interrupted (Ctrl-C) while a change was under way."""
+    """Interrupted (Ctrl-C) during a change."""
 
     exit_code = INTERRUPTED
 
@@ -48,7 +48,7 @@ class DeployInterrupted(CliError):
 @dataclass
 class Engine:
     cloud: Any  # which the kinds know
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, ResourceKind]
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     on_event: OnEvent = lambda event: None
@@ -120,7 +120,7 @@ class Engine:
             if not left and not updates_failed:
                 break
             if is_over:
-                raise CloudError(f"{resource.name} is as it was before{f': {settled.reason}' if settled.reason else ''}")
+                raise CloudError(f"{resource.name} was returned to its previous state{f': {settled.reason}' if settled.reason else ''}")
             if (has_moved and settled.properties == before) or (has_begun and UNDER_WAY not in settled.outputs):
                 raise CloudError(f"{resource.name} was rolled back to its previous state, but not by this run")
             text, updates_failed = kind.update(self.cloud, resource, settled, left), False
@@ -147,7 +147,7 @@ class Engine:
         while kind.observe(self.cloud, change.resource.name) is not None:
             self._wait(change, start, kind, "is being removed")
 
-    def _wait(self, change: Change, start: float, kind: Kind, text: str) -> None:
+    def _wait(self, change: Change, start: float, kind: ResourceKind, text: str) -> None:
         seconds = self.clock() - start
         if seconds > kind.patience:
             raise CloudError(f"{change.resource.name}: it has made no progress for {seconds:.0f} s ({text})")

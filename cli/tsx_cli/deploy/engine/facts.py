@@ -1,4 +1,4 @@
-"""What is deployed: an archive, looked at once, and an image by its digest."""
+"""The facts of a deployment: the archive, read once, and the image by its digest."""
 
 from __future__ import annotations
 

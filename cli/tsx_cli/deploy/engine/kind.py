@@ -1,4 +1,4 @@
-"""What the engine asks of a kind of resource, and what several kinds share."""
+"""The interface of a kind of resource, and code that several kinds share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CloudError(CliError):
         self.code = code
 
 
-class Kind(Protocol):
+class ResourceKind(Protocol):
     """`cloud` is where its resources are: an AWS account, this machine's containers, a cluster."""
 
     traits: Traits = Traits()

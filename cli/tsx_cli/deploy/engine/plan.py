@@ -1,4 +1,4 @@
-"""What has to be done so that what is there becomes what is wanted: a pure function."""
+"""Computes the changes from the current state to the wanted one: a pure function."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Plan:
-    """Changes in the order in which they can be made."""
+    """Changes, in an order in which they can be applied."""
 
     changes: tuple[Change, ...]
 

@@ -1,4 +1,4 @@
-"""What a deployment is made of: resources in the words of the platform's API, and what is there of them."""
+"""The resources of a deployment, with the properties of the platform's API, and their current state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ State = Literal["ready", "changing", "failed"]
 
 @dataclass(frozen=True)
 class Ref:
-    """A value that another resource has only once it is there, such as the number of a function's version."""
+    """A value of another resource that is known only after it is created, such as the number of a function's version."""
 
     id: str  # of that resource, in this deployment
     attribute: str  # as CloudFormation's `Fn::GetAtt` names it; `Ref` for what `Ref` gives
@@ -26,7 +26,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Resource:
-    """One thing that is to be there.
+    """A wanted resource.
 
     `kind` is CloudFormation's type and `properties` are its properties, which are those of the API: what is carried out and what is
     exported are the same. They hold no tags: `tags` are put on everything that can carry them.
@@ -47,7 +47,7 @@ class Resource:
 
 @dataclass(frozen=True)
 class Observed:
-    """A resource as it is found."""
+    """An existing resource."""
 
     name: str
     properties: Mapping[str, Any]
@@ -59,7 +59,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Traits:
-    """What a plan must know of a kind of resource."""
+    """The properties of a kind of resource that a plan needs."""
 
     fixed: frozenset[str] = frozenset()  # properties that cannot be changed: another value makes another resource
     unseen: frozenset[str] = frozenset()  # properties that the platform does not tell again

@@ -1,4 +1,4 @@
-"""What this machine runs with, which an image is made like."""
+"""The versions of this machine, which an image uses as well."""
 
 from __future__ import annotations
 

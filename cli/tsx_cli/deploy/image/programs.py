@@ -1,4 +1,4 @@
-"""docker, podman, buildah and kubectl as they are driven here: as programs, by their documented words, their errors in one sentence."""
+"""Runs docker, podman, buildah and kubectl as programs, and shortens their errors to one sentence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MACHINES = {"x86_64": "linux/amd64", "amd64": "linux/amd64", "aarch64": "linux/a
 
 
 class ProgramError(CloudError):
-    """A program said no. `said` is its stderr."""
+    """A program failed. `said` is its stderr."""
 
     def __init__(self, message: str, output: str) -> None:
         super().__init__(message, "Program")
@@ -109,12 +109,12 @@ def found(choice: str, among: Sequence[str], instead: str) -> Program:
         if done.returncode == 0:
             return Program(name)
         output.append(f"{name}: {((done.stderr.strip() or done.stdout.strip()).splitlines() or ['it does not work'])[-1]}")
-    raise CliError(f"there is nothing here to work with containers: {'; '.join(output)}. {instead}")
+    raise CliError(f"no working container program was found: {'; '.join(output)}. {instead}")
 
 
 @dataclass(frozen=True)
 class Builder:
-    """Builds and pushes images with what this machine has."""
+    """Builds and pushes images with the program of this machine."""
 
     choice: str = "auto"
 

@@ -1,4 +1,4 @@
-"""The image of a deployment, as files of a build: pure functions of what is wanted and what this machine has."""
+"""The build files of a deployment's image: pure functions of the specification and this machine's versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STAGES: Mapping[str, str] = {"container": "server", "kubernetes": "server", "sag
 
 
 class Local(NamedTuple):
-    """What an image is made like: this machine's versions."""
+    """The versions of this machine, which an image uses as well."""
 
     python: str  # such as 3.12
     torch: str
@@ -28,7 +28,7 @@ class Local(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """All that a build needs: texts, and files that lie elsewhere, by their names in the directory of the build."""
+    """The files of a build: texts, and files elsewhere, by their names in the build directory."""
 
     files: Mapping[str, str]
     copied: Mapping[str, Path]

@@ -1,4 +1,4 @@
-"""What is there of a deployment on a Kubernetes cluster, and how it does."""
+"""The state of a deployment on a Kubernetes cluster, and its health."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OWN = ("Deployment", "InferenceService", "Service", "HorizontalPodAutoscaler", "
 _FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
 
 
-class Kubernetes:
+class KubernetesTarget:
     def wanted(self, spec: DeploySpec, facts: Facts) -> list[Resource]:
         tags = tags_of(spec, facts)
         made = []
@@ -110,7 +110,7 @@ class Kubernetes:
         there = cloud.get(TYPES["Deployment"], name, doing=f"looking for the Deployment {name}")
         if there is None:
             raise CloudError(
-                f"there is no Deployment {name} in {cloud.region}; an InferenceService is asked at the address that status shows"
+                f"there is no Deployment {name} in {cloud.region}; `tsx deploy status` shows the address of an InferenceService"
             )
         model = _annotations(there).get("tsx/model", name).partition("/")[0]
         lines = cloud.program.lines("port-forward", "--namespace", cloud.namespace, f"service/{name}", ":8080")

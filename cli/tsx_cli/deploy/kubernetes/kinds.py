@@ -1,4 +1,4 @@
-"""Objects of a Kubernetes cluster, by kubectl: applied on the server's side, and compared with what is there.
+"""Objects of a Kubernetes cluster, by kubectl: applied on the server side, and compared with the current state.
 
 What a pod template was is kept by Kubernetes itself, as replica sets, so going back is `kubectl rollout undo`.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tsx_cli.deploy.engine.kind import Kind
+from tsx_cli.deploy.engine.kind import ResourceKind
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 from tsx_cli.deploy.image.programs import Program, ProgramError
@@ -68,8 +68,8 @@ def selector(name: str) -> str:
     return f"app.kubernetes.io/name={name}"
 
 
-class Object(Kind):
-    """Of one kind. A resource's properties are the object itself."""
+class KubernetesObject(ResourceKind):
+    """An object of one kind. Its properties are the object itself."""
 
     traits = Traits(is_tagged=False, unseen=frozenset({"apiVersion", "kind"}), updates_failed=True)
     poll, patience = 2.0, 7200.0
@@ -103,14 +103,14 @@ class Object(Kind):
         cloud.program.ask(*words, doing=f"deleting the {self._kind} {found.name}")
 
 
-class Revision(Kind):
-    """What a Deployment's pods are like: one of its replica sets, which it is sent back to."""
+class Revision(ResourceKind):
+    """An earlier revision of a Deployment's pods: one of its replica sets, the target of a rollback."""
 
     traits = Traits(is_tagged=False, unseen=frozenset({"Revision"}), updates_failed=True)
     poll, patience = 2.0, 7200.0
 
     def observe(self, cloud: Cluster, name: str) -> Observed | None:
-        deployment = Object("Deployment").observe(cloud, name)
+        deployment = KubernetesObject("Deployment").observe(cloud, name)
         if deployment is None:
             return None
         now = (deployment.properties["metadata"].get("annotations") or {}).get(REVISION)
@@ -170,4 +170,4 @@ def waiting(pods: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return found
 
 
-KINDS = {f"{KIND}{kind}": Object(kind) for kind in TYPES}
+KINDS = {f"{KIND}{kind}": KubernetesObject(kind) for kind in TYPES}

@@ -1,1 +1,1 @@
-"""What is checked before a deployment: limits, prices, credentials."""
+"""The checks before a deployment: limits, prices, credentials."""

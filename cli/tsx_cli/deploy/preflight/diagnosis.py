@@ -1,4 +1,4 @@
-"""Why something did not start, and what to do: rules over what the platform said and the lines of the container's log.
+"""Diagnoses a failed start: rules over the platform's message and the container's log, with what to do.
 
 A pure function. The first rule that knows a line of the log goes before those that only know the platform's sentence, which often says
 no more than that nothing answered.
@@ -11,21 +11,21 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Rule(NamedTuple):
+class DiagnosisRule(NamedTuple):
     pattern: re.Pattern[str]
     cause: str  # `{0}` is what the pattern's group found
     way: str
 
 
-def _rule(pattern: str, cause: str, way: str) -> Rule:
-    return Rule(re.compile(pattern, re.IGNORECASE), cause, way)
+def _rule(pattern: str, cause: str, way: str) -> DiagnosisRule:
+    return DiagnosisRule(re.compile(pattern, re.IGNORECASE), cause, way)
 
 
-LINES: tuple[Rule, ...] = (
+LINES: tuple[DiagnosisRule, ...] = (
     _rule(
         r"executable file not found|exec\b.*: no such file or directory|No module named '?tsx_runtime",
         "the image does not start tsx",
-        'Its end must be ENTRYPOINT ["python", "-P", "-m", "tsx_runtime.targets.entry"] (without -P for Python 3.10) and CMD ["serve"]; '
+        'It must end with ENTRYPOINT ["python", "-P", "-m", "tsx_runtime.targets.entry"] (without -P for Python 3.10) and CMD ["serve"]; '
         "tsx deploy builds such an image",
     ),
     _rule(
@@ -86,7 +86,7 @@ LINES: tuple[Rule, ...] = (
         "Correct it under [deploy] env and deploy again",
     ),
 )
-SAID: tuple[Rule, ...] = (
+SAID: tuple[DiagnosisRule, ...] = (
     _rule(
         r"CannotPullContainer|ImagePullBackOff|ErrImagePull|manifest unknown|image .*(?:does not exist|not found)|InvalidImage"
         r"|ImageAccessDenied",
@@ -172,7 +172,7 @@ def diagnose(reason: str, lines: Sequence[str]) -> list[Diagnosis]:
     return list(found.values())[:MOST_CAUSES]
 
 
-def _look(found: dict[str, Diagnosis], rules: Sequence[Rule], texts: Sequence[str]) -> None:
+def _look(found: dict[str, Diagnosis], rules: Sequence[DiagnosisRule], texts: Sequence[str]) -> None:
     for rule in rules:
         for text in texts:
             match = rule.pattern.search(text)

@@ -1,4 +1,4 @@
-"""What each target takes, with where that is written, held against what is known of an archive: pure functions.
+"""The limits of each target, with their sources, compared with the facts of an archive: pure functions.
 
 A finding is an error where the platform would refuse or fail for certain, and else something to know before money is spent.
 """
@@ -22,7 +22,7 @@ _IMAGES = f"{_DOCS}/lambda/latest/dg/images-create.html"
 SET = "what you have set"
 
 
-class Limit(NamedTuple):
+class TargetLimit(NamedTuple):
     """`most` is in bytes, seconds, or a number of things."""
 
     most: float
@@ -31,40 +31,40 @@ class Limit(NamedTuple):
 
 
 _ENVIRONMENT = {  # of a SageMaker container, of whichever kind of endpoint
-    "env": Limit(32 * KIB, _CONTAINER),
-    "env_each": Limit(1024, _CONTAINER),
-    "env_count": Limit(100, _CONTAINER),
+    "env": TargetLimit(32 * KIB, _CONTAINER),
+    "env_each": TargetLimit(1024, _CONTAINER),
+    "env_count": TargetLimit(100, _CONTAINER),
 }
 
 # What is limited: request, answer (bytes of one), time (seconds of one), start (seconds until it must be well), memory, disk (bytes),
 # image (bytes), env (bytes of all variables together), env_each (bytes of one value), env_count.
-LIMITS: Mapping[str, Mapping[str, Limit]] = {
+LIMITS: Mapping[str, Mapping[str, TargetLimit]] = {
     "sagemaker": {
-        "request": Limit(6 * MIB, _OPTIONS),
-        "answer": Limit(6 * MIB, _OPTIONS),
-        "time": Limit(60, _HOSTING),
+        "request": TargetLimit(6 * MIB, _OPTIONS),
+        "answer": TargetLimit(6 * MIB, _OPTIONS),
+        "time": TargetLimit(60, _HOSTING),
         **_ENVIRONMENT,
     },
     "sagemaker serverless": {
-        "request": Limit(4 * MIB, _SERVERLESS),
-        "answer": Limit(4 * MIB, _SERVERLESS),
-        "time": Limit(60, _SERVERLESS),
-        "start": Limit(180, _SERVERLESS),
-        "disk": Limit(5 * GIB, _SERVERLESS),
-        "image": Limit(10 * GIB, _SERVERLESS),
+        "request": TargetLimit(4 * MIB, _SERVERLESS),
+        "answer": TargetLimit(4 * MIB, _SERVERLESS),
+        "time": TargetLimit(60, _SERVERLESS),
+        "start": TargetLimit(180, _SERVERLESS),
+        "disk": TargetLimit(5 * GIB, _SERVERLESS),
+        "image": TargetLimit(10 * GIB, _SERVERLESS),
         **_ENVIRONMENT,
     },
     "sagemaker asynchronous": {
-        "request": Limit(1 * GIB, _ASYNC),
-        "answer": Limit(1 * GIB, _ASYNC),
-        "time": Limit(3600, _ASYNC),
+        "request": TargetLimit(1 * GIB, _ASYNC),
+        "answer": TargetLimit(1 * GIB, _ASYNC),
+        "time": TargetLimit(3600, _ASYNC),
         **_ENVIRONMENT,
     },
     "lambda": {
-        "request": Limit(6 * MIB, _QUOTAS),
-        "answer": Limit(6 * MIB, _QUOTAS),
-        "image": Limit(10 * GIB, _IMAGES),
-        "env": Limit(4 * KIB, _QUOTAS),
+        "request": TargetLimit(6 * MIB, _QUOTAS),
+        "answer": TargetLimit(6 * MIB, _QUOTAS),
+        "image": TargetLimit(10 * GIB, _IMAGES),
+        "env": TargetLimit(4 * KIB, _QUOTAS),
     },
 }
 IN_BASE64 = {"lambda"}  # where a body that is no text travels in base64, a third longer
@@ -77,10 +77,10 @@ ARM = re.compile(r"ml\.[a-z]+\d+g[a-z]*\.")  # c7g, m7gd: Graviton
 
 @dataclass(frozen=True)
 class TargetProfile:
-    """A target as one deployment asks for it. What is None is not known."""
+    """A target with the options of one deployment. None means unknown."""
 
     target: str  # of LIMITS
-    limits: Mapping[str, Limit]
+    limits: Mapping[str, TargetLimit]
     env: Mapping[str, str] = field(default_factory=dict)
     has_gpu: bool | None = None
     instance_type: str | None = None
@@ -92,7 +92,7 @@ class TargetProfile:
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """What is known of an archive before it is deployed. What is None is not known."""
+    """The known facts of an archive before it is deployed. None means unknown."""
 
     packed: int  # bytes of the archive
     unpacked: int
@@ -121,7 +121,7 @@ def findings(place: TargetProfile, known: ModelProfile) -> list[LimitFinding]:
     return sorted(found, key=lambda finding: not finding.is_error)
 
 
-def _held(limit: Limit, value: float, near: float, error: str, warning: str) -> Iterator[LimitFinding]:
+def _held(limit: TargetLimit, value: float, near: float, error: str, warning: str) -> Iterator[LimitFinding]:
     """`warning` from this share of the limit on."""
     if value > limit.most:
         yield LimitFinding(True, error, limit.source)
@@ -129,7 +129,7 @@ def _held(limit: Limit, value: float, near: float, error: str, warning: str) -> 
         yield LimitFinding(False, warning, limit.source)
 
 
-def _payload(limit: Limit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
+def _payload(limit: TargetLimit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     for whose, sizes in (("its sample", known.samples), ("a request of its benchmark", known.measured)):
         for content_type, size in sizes.items():
             wide = place.target in IN_BASE64 and not TEXT.match(content_type)
@@ -148,10 +148,10 @@ def _smaller(place: TargetProfile) -> str:
     return f"Send smaller inputs{serverless}, or set sagemaker.asynchronous, which takes 1 GiB through S3"
 
 
-def _time(limit: Limit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
+def _time(limit: TargetLimit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     if known.p99_ms is not None:
         seconds, way = known.p99_ms / 1000, _longer(place, limit)
-        text = f"in its benchmark one request in a hundred took {seconds:.3g} s or more"
+        text = f"in its benchmark, one request in a hundred took {seconds:.3g} s or more"
         ends = f"{place.name} ends one after {limit.most:g} s"
         yield from _held(limit, seconds, 1 / 2, f"{text}, and {ends}. {way}", f"{text}; {ends}, which slower machines may exceed. {way}")
     if known.response_timeout is not None and known.response_timeout > limit.most:
@@ -159,14 +159,14 @@ def _time(limit: Limit, place: TargetProfile, known: ModelProfile) -> Iterator[L
         yield LimitFinding(False, text, limit.source)
 
 
-def _longer(place: TargetProfile, limit: Limit) -> str:
+def _longer(place: TargetProfile, limit: TargetLimit) -> str:
     if limit.key:
         return f"Raise {limit.key}, make batches smaller, or use a faster machine"
     asynchronous = ", or set sagemaker.asynchronous, which allows an hour" if place.target.startswith("sagemaker") else ""
     return f"Make batches smaller, use a faster machine{asynchronous}"
 
 
-def _start(limit: Limit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
+def _start(limit: TargetLimit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     if known.load_seconds is None:
         return
     text, gives = f"it took {known.load_seconds:.1f} s to load on this machine", f"{place.name} gives it {limit.most:g} s to start"
@@ -175,25 +175,25 @@ def _start(limit: Limit, place: TargetProfile, known: ModelProfile) -> Iterator[
     yield from _held(limit, known.load_seconds, 1 / 3, f"{text}, and {gives}: {way}", warning)
 
 
-def _memory(limit: Limit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
+def _memory(limit: TargetLimit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     way = f"raise {limit.key}" if limit.key else "choose one with more"
     has = f"{place.instance_type or place.name} has {size_of(limit.most)} of memory"
-    text = f"what is in the archive has {size_of(known.unpacked)}, and {has}"
+    text = f"the content of the archive has {size_of(known.unpacked)}, and {has}"
     yield from _held(limit, known.unpacked, 1 / 2, f"{text}: {way}", f"{text}, for torch and the requests too: {way} if it is killed")
 
 
-def _disk(limit: Limit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
+def _disk(limit: TargetLimit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     if known.packed + known.unpacked > limit.most:
-        text = f"the archive and what is in it take {size_of(known.packed + known.unpacked)} of disk"
+        text = f"the archive and its content take {size_of(known.packed + known.unpacked)} of disk"
         way = f"raise {limit.key}" if limit.key else "make the model smaller, or deploy to instances"
         yield LimitFinding(True, f"{text}, and there are {size_of(limit.most)}: {way}", limit.source)
 
 
-def _image(limit: Limit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
+def _image(limit: TargetLimit, place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     if known.image_bytes is None:
         return
-    text = f"the image has {size_of(known.image_bytes)} packed, and {place.name} takes {size_of(limit.most)} unpacked"
-    way = "Build it with the CPU's wheels of torch (TORCH_INDEX_URL), and with fewer other packages"
+    text = f"the image has {size_of(known.image_bytes)} compressed, and {place.name} accepts {size_of(limit.most)} uncompressed"
+    way = "Build it with torch's CPU wheels (TORCH_INDEX_URL) and with fewer other packages"
     # torch unpacks to about two and a half times its packed size
     yield from _held(limit, known.image_bytes, 0.4, f"{text}. {way}", f"{text}: it may be too large. {way}")
 
@@ -204,10 +204,10 @@ def _environment(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFin
         yield LimitFinding(True, f"env has {len(place.env)} variables, and {place.name} takes {count.most:g}", count.source)
     for name, value in place.env.items():
         if each is not None and max(len(name.encode()), len(value.encode())) > each.most:
-            yield LimitFinding(True, f"env.{name} is longer than {each.most:g} bytes: put it into a file of the archive", each.source)
+            yield LimitFinding(True, f"env.{name} is longer than {each.most:g} bytes: put it into a file in the archive", each.source)
     size = sum(len(name.encode()) + len(value.encode()) for name, value in place.env.items())
     if total is not None and size > total.most:
-        text = f"env has {size_of(size)}, and {place.name} takes {size_of(total.most)} in all: put some of it into a file of the archive"
+        text = f"env has {size_of(size)}, and {place.name} accepts {size_of(total.most)} in all: put part of it into a file in the archive"
         yield LimitFinding(True, text, total.source)
 
 
@@ -221,13 +221,13 @@ def _device(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]
         yield LimitFinding(False, f"{kind} is an ARM machine: the image must be built for linux/arm64")
     if known.device == "gpu" and place.has_gpu is False:
         where = f"{kind} has" if kind else f"{place.name} has here"
-        yield LimitFinding(False, f"the archive is configured for a GPU, and {where} none: it will run on the CPU, slower than measured")
+        yield LimitFinding(False, f"the archive is configured for a GPU, but {where} none: it will run on the CPU, slower than measured")
     if known.device == "cpu" and place.has_gpu:
         text = f"{kind or place.name} has a GPU, and the archive is configured for the CPU (deviceType): measure it there with tsx bench"
         yield LimitFinding(False, text)
 
 
-Rule = Callable[[Limit, TargetProfile, ModelProfile], Iterator[LimitFinding]]
+Rule = Callable[[TargetLimit, TargetProfile, ModelProfile], Iterator[LimitFinding]]
 RULES: Mapping[str, Rule] = {"request": _payload, "time": _time, "start": _start, "memory": _memory, "disk": _disk, "image": _image}
 
 

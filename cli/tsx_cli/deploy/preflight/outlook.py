@@ -1,4 +1,4 @@
-"""What the benchmark in an archive says of a deployment: how much so many instances answer, and at what load they should scale.
+"""Applies an archive's benchmark to a deployment: the throughput of its instances, and the load at which to scale.
 
 Figures of one machine hold for machines like it, so they are shown with the machine they were measured on.
 """
@@ -88,7 +88,7 @@ class Outlook:
             return [f"an environment answers one request at a time: {1000 / self.alone_ms:,.3g} requests/s each on such a machine"]
         if not self.scales:
             return []
-        held = f"one kept its bounds with {self.in_flight:.3g} requests in flight"
+        held = f"one replica kept its bounds with {self.in_flight:.3g} requests in flight"
         if self.target is None:
             return [f"{held}: to scale, autoscaling.target = {self.fitting_target}"]
         if self.target > self.in_flight:

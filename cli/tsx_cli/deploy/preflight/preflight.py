@@ -1,4 +1,4 @@
-"""What is looked at before anything is created: the archive whole, within the target's limits, and loaded on this machine.
+"""The checks before anything is created: the archive is intact, within the target's limits, and loads on this machine.
 
 It also says what the archive's own benchmark promises, and what it will cost.
 """
@@ -19,7 +19,18 @@ from tsx_cli.bench.storage.archive_record import ArchiveRecord, read_record
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.output import one_line
-from tsx_cli.deploy.preflight.limits import ACCELERATED, GIB, LIMITS, MIB, SET, Limit, LimitFinding, ModelProfile, TargetProfile, findings
+from tsx_cli.deploy.preflight.limits import (
+    ACCELERATED,
+    GIB,
+    LIMITS,
+    MIB,
+    SET,
+    LimitFinding,
+    ModelProfile,
+    TargetLimit,
+    TargetProfile,
+    findings,
+)
 from tsx_cli.deploy.preflight.outlook import Outlook, outlook
 from tsx_cli.deploy.preflight.prices import Cost, Prices, cost, machine, read_prices
 from tsx_cli.deploy.spec import DeploySpec
@@ -90,8 +101,8 @@ def place_of(spec: DeploySpec, prices: Prices, region: str) -> TargetProfile:
     """The target with the limits that the deployment itself sets."""
     if spec.target in ("container", "kubernetes"):
         one = spec.container if spec.target == "container" else spec.kubernetes
-        own = {"start": Limit(one.startup_timeout, SET, f"{spec.target}.startup_timeout")}
-        own |= {"memory": Limit(_bytes(one.memory), SET, f"{spec.target}.memory")} if one.memory else {}
+        own = {"start": TargetLimit(one.startup_timeout, SET, f"{spec.target}.startup_timeout")}
+        own |= {"memory": TargetLimit(_bytes(one.memory), SET, f"{spec.target}.memory")} if one.memory else {}
         return TargetProfile(spec.target, own, spec.env, one.gpus > 0)
     return _function(spec) if spec.target == "lambda" else _endpoint(spec, prices, region)
 
@@ -101,9 +112,9 @@ def _function(spec: DeploySpec) -> TargetProfile:
     own, managed = spec.lambda_, spec.lambda_.managed_instances
     limits = {
         **LIMITS["lambda"],
-        "time": Limit(own.timeout, SET, "lambda.timeout"),
-        "start": Limit(own.timeout, SET, "lambda.timeout"),
-        "memory": Limit(own.memory * MIB, SET, "lambda.memory"),
+        "time": TargetLimit(own.timeout, SET, "lambda.timeout"),
+        "start": TargetLimit(own.timeout, SET, "lambda.timeout"),
+        "memory": TargetLimit(own.memory * MIB, SET, "lambda.memory"),
     }
     return TargetProfile("lambda", limits, spec.env, managed is not None and managed.gpu_memory is not None)
 
@@ -113,12 +124,12 @@ def _endpoint(spec: DeploySpec, prices: Prices, region: str) -> TargetProfile:
     kind = "sagemaker serverless" if own.serverless else "sagemaker asynchronous" if own.asynchronous else "sagemaker"
     limits = dict(LIMITS[kind])
     if own.serverless is not None:
-        limits["memory"] = Limit(own.serverless.memory * MIB, SET, "sagemaker.serverless.memory")
+        limits["memory"] = TargetLimit(own.serverless.memory * MIB, SET, "sagemaker.serverless.memory")
         return TargetProfile(kind, limits, spec.env, has_gpu=False)
-    limits["start"] = Limit(own.startup_timeout, SET, "sagemaker.startup_timeout")
+    limits["start"] = TargetLimit(own.startup_timeout, SET, "sagemaker.startup_timeout")
     listed = machine(prices, region, own.instance_type)
     if listed.memory is not None:
-        limits["memory"] = Limit(listed.memory, "the price list", "sagemaker.instance_type")
+        limits["memory"] = TargetLimit(listed.memory, "the price list", "sagemaker.instance_type")
     return TargetProfile(kind, limits, spec.env, bool(ACCELERATED.match(own.instance_type)), own.instance_type)
 
 

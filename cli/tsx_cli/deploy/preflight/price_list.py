@@ -1,4 +1,4 @@
-"""Asks AWS for its list prices: SageMaker's hosting and serverless inference, and Lambda, of one region.
+"""Fetches the list prices of AWS for one region: SageMaker hosting and serverless inference, and Lambda.
 
 https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html. What has another unit than is expected is
 left out: no price is better than a wrong one.

@@ -1,4 +1,4 @@
-"""What a deployment costs, from a dated file of AWS's list prices that `tsx deploy prices --refresh` writes.
+"""The cost of a deployment, from the dated list prices that `tsx deploy prices --refresh` stores.
 
 There is no price in tsx itself: without the file, or for what it does not know, the cost is said to be unknown. Prices are in US dollars,
 on demand, without taxes, transfer, storage and what is agreed on with AWS.
@@ -148,7 +148,7 @@ def _serverless(memory: int, provisioned: int | None, known: Region) -> Cost:
     second = known.serverless.get(memory // 1024)
     if second is None:
         return Cost(on=known.date, why=f"the prices of {known.date} have none of a serverless endpoint with {memory} MB: {REFRESH}")
-    return Cost(0.0, on=known.date, what=f"a serverless endpoint at rest; while it works, {money(second * 3600)} an hour")
+    return Cost(0.0, on=known.date, what=f"an idle serverless endpoint; while it works, {money(second * 3600)} an hour")
 
 
 def money(value: float) -> str:

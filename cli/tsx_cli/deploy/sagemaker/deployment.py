@@ -1,4 +1,4 @@
-"""What is there of a SageMaker endpoint: its parts, its earlier versions, how it does."""
+"""The state of a SageMaker endpoint: its resources, its earlier versions, its health."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tsx_cli.deploy.spec import DeploySpec
 BESIDE = frozenset({TARGET, POLICY, "AWS::CloudWatch::Alarm"})
 
 
-class SageMaker:
+class SageMakerTarget:
     def wanted(self, spec: DeploySpec, facts: Facts) -> list[Resource]:
         return resources(spec, facts)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.engine.kind import CloudError, Kind, only, tag_list, tag_map
+from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, only, tag_list, tag_map
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 
@@ -30,8 +30,8 @@ CHANGING = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack", "
 BROKEN = frozenset({"Failed", "OutOfService", "UpdateRollbackFailed"})
 
 
-class Immutable(Kind):
-    """A model or an endpoint configuration: of what it says only the tags can change."""
+class Immutable(ResourceKind):
+    """A model or an endpoint configuration: only its tags can change."""
 
     poll, patience = 2.0, 120.0
 
@@ -66,7 +66,7 @@ class Immutable(Kind):
         cloud.call("sagemaker", f"delete_{self._operation}", f"deleting the {self._what} {found.name}", **which)
 
 
-class Endpoint(Kind):
+class SageMakerEndpoint(ResourceKind):
     """Moves to a new configuration with traffic shifted as `DeploymentConfig` says, and back by itself when an alarm goes off."""
 
     traits = Traits(unseen=frozenset({"DeploymentConfig", "RetainAllVariantProperties", "ExcludeRetainedVariantProperties"}))
@@ -108,8 +108,8 @@ def _tag(cloud: Cloud, arn: str, resource: Resource) -> None:
     cloud.call("sagemaker", "add_tags", f"tagging {resource.name}", ResourceArn=arn, Tags=tag_list(resource.tags))
 
 
-KINDS: Mapping[str, Kind] = {
-    "AWS::SageMaker::Endpoint": Endpoint(),
+KINDS: Mapping[str, ResourceKind] = {
+    "AWS::SageMaker::Endpoint": SageMakerEndpoint(),
     "AWS::SageMaker::EndpointConfig": Immutable("configuration", "EndpointConfig", "endpoint_config", CONFIG),
     "AWS::SageMaker::Model": Immutable("model", "Model", "model", MODEL),
 }

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.deploy.aws.alarms import Alarms, Metrics, alarms
+from tsx_cli.deploy.aws.alarms import AlarmMetrics, Alarms, alarms
 from tsx_cli.deploy.aws.iam_policies import role
 from tsx_cli.deploy.aws.kinds.autoscaling import scaling
 from tsx_cli.deploy.engine.facts import Facts, tags_of
@@ -164,7 +164,7 @@ def _alarms(spec: DeploySpec, tags: Mapping[str, str]) -> Alarms:
     if spec.canary is None:
         return Alarms([], [])
     where = {"EndpointName": spec.name, "VariantName": VARIANT}
-    metrics = Metrics("AWS/SageMaker", "Invocation5XXErrors", "ModelLatency", 1000, where)  # it counts microseconds
+    metrics = AlarmMetrics("AWS/SageMaker", "Invocation5XXErrors", "ModelLatency", 1000, where)  # it counts microseconds
     own = {key: tags[key] for key in ("tsx:name", "tsx:target")}  # an alarm outlives the version that it was made for
     return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", own)
 

@@ -1,4 +1,4 @@
-"""The one error of TorchServe's archiver is here the root of all of ours, so that whoever catches it catches them."""
+"""TorchServe's archiver error is the base class of all errors of tsx's archiver, so that existing `except` clauses catch them."""
 
 from tsx_archiver.errors import ArchiveError as WorkflowArchiverError
 

@@ -1,4 +1,4 @@
-"""Threads for calls whose duration the server does not control: downloads, and calls of plugins.
+"""Threads for calls of unknown duration: downloads and plugins.
 
 The event loop's own pool is for what ends soon. A few calls that hang would fill it and block every other
 user of it, and then the shutdown of the server, which waits for the pool. These are separate daemon threads with a limit on their number.
@@ -29,7 +29,7 @@ class DaemonThreads:
     async def call(self, function: Callable[[], ResultT]) -> ResultT:
         """What it returns or raises. Cancelling this leaves the call to itself. Raises Unavailable."""
         if self._busy >= self._most:
-            raise Unavailable(f"{self._busy} {self._what} are running, which is the limit. Try again when one of them has ended.")
+            raise Unavailable(f"{self._busy} {self._what} are running, which is the limit. Try again when one has ended.")
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[ResultT] = loop.create_future()
         self._busy += 1

@@ -1,1 +1,1 @@
-"""Virtual environments of models that bring their own requirements."""
+"""Virtual environments of models with their own requirements."""

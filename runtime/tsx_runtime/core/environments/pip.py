@@ -1,4 +1,4 @@
-"""pip, run for an environment that is being built: what it says is logged as it says it, and it has a time limit."""
+"""Runs pip for a new environment, with its output logged as it appears, and with a time limit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PipFailed(Exception):
 
 
 class Runs:
-    """The pip processes that are under way, so that a server that stops can end them."""
+    """The running pip processes, so that a stopping server can end them."""
 
     def __init__(self, hidden: Collection[str] = ()) -> None:
         self.hidden = frozenset(hidden)  # variables that what pip builds must not have
@@ -132,5 +132,5 @@ def _run(command: list[str], label: str, directory: Path, deadline: float, runs:
             end(process)
             process.wait()
     if late.is_set():
-        said.append("It was ended, because it took longer than install_timeout allows: raise that, or put wheels into the archive.")
+        said.append("It was stopped after install_timeout: raise install_timeout, or put wheels into the archive.")
     return None if code == 0 else "\n".join(said) or f"pip ended with exit code {code} and printed nothing."

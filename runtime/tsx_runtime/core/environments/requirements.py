@@ -1,4 +1,4 @@
-"""What an archive's requirements file asks for, checked before pip reads it. Contract sections 5.7 and 10, row 13.
+"""Checks an archive's requirements file before pip reads it. Contract sections 5.7 and 10, row 13.
 
 pip is started without a shell, so nothing in the file is ever run by one. What is refused here is what would lead it out of the
 model's directory, or is no requirement at all; the error names the line.
@@ -40,7 +40,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 class BadRequirements(ValueError):
-    """The file cannot be handed to pip: which line, and why."""
+    """The file cannot be passed to pip; the message names the line and the reason."""
 
 
 class Requirements(NamedTuple):
@@ -117,7 +117,7 @@ def _check_line(line: str, file: Path, inside: Path, found: _Found) -> None:
     if len(line) > LONGEST_LINE:
         raise BadRequirements(f"it has {len(line)} characters; at most {LONGEST_LINE} are read")
     if any(ord(character) < 32 and character != "\t" for character in line):
-        raise BadRequirements("it holds control characters")
+        raise BadRequirements("it contains control characters")
     if line.startswith("-"):
         _check_option(line, file, inside, found)
     elif match := _AT.fullmatch(line):
@@ -137,7 +137,7 @@ def _check_option(line: str, file: Path, inside: Path, found: _Found) -> None:
     if option in FLAG_OPTIONS and not values:
         return
     if option not in (*VALUE_OPTIONS, *FILE_OPTIONS, *LINK_OPTIONS) or len(values) != 1:
-        raise BadRequirements("a requirements file of an archive may not hold this option. Leave it out")
+        raise BadRequirements("a requirements file of an archive must not contain this option. Remove it")
     [value] = values
     if option in FILE_OPTIONS:
         _read(_inside(inside, file.parent / value, value), inside, found)
@@ -182,7 +182,7 @@ def _inside(inside: Path, path: Path, name: str) -> Path:
     except (OSError, ValueError, RuntimeError) as error:
         raise BadRequirements(f"{name} is no path: {error}") from error
     if not found.is_relative_to(inside):
-        raise BadRequirements(f"{name} leads out of the archive. Name a file in the archive")
+        raise BadRequirements(f"{name} is outside the archive. Name a file in the archive")
     if not there:
         raise BadRequirements(f"{name} is not in the archive. Add it with --extra-files")
     return found

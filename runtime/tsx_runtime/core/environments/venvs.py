@@ -1,4 +1,4 @@
-"""The Python environments of models with packages of their own: built once, kept by what they are made of, shared by all that ask alike.
+"""The Python environments of models with their own packages: built once, named by a digest of their inputs, and shared.
 
 An environment is a venv that also sees the server's own packages, so pip installs only what these do not meet. Its name is a
 digest of the requirements, of the wheels in the archive, of this Python, of what is installed with it, and of pip's options; it is
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tsx_archiver import CacheError, default_cache
-from tsx_archiver.storage.cache import Cache, CacheLimits, Entry
+from tsx_archiver.storage.cache import Cache, CacheEntry, CacheLimits
 from tsx_runtime.core.environments.pip import OPTIONS, PipFailed, Runs, environment_of_pip, install
 from tsx_runtime.core.environments.requirements import BadRequirements, Requirements, read_requirements
 from tsx_runtime.errors import InvalidModel
@@ -35,11 +35,11 @@ SCHEME = 1  # of the layout of an environment; a new number recreates all of the
 
 
 @dataclass
-class Environment:
+class ModelEnvironment:
     """In use until it is closed."""
 
     directory: Path
-    entry: Entry
+    entry: CacheEntry
 
     @property
     def python(self) -> str:
@@ -59,7 +59,7 @@ class Environment:
 
 
 class Environments:
-    """Builds them in threads and processes of their own: the event loop never waits."""
+    """Builds environments in threads and separate processes, so that the event loop never waits."""
 
     def __init__(self, cache_dir: Path | None, *, timeout: float, size: int, hidden: Collection[str] = ()) -> None:
         """`size`: bytes of environments that are kept while no version uses them. `hidden`: variables that packages must not have."""
@@ -69,7 +69,7 @@ class Environments:
         self._threads = ThreadPoolExecutor(BUILDERS, thread_name_prefix="tsx-environment")
         self._runs = Runs(hidden)
 
-    async def open(self, model: str, model_dir: Path, requirements_file: str | None) -> Environment:
+    async def open(self, model: str, model_dir: Path, requirements_file: str | None) -> ModelEnvironment:
         """The environment for the archive's requirements; a bare one where it has none. Raises InvalidModel."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._open, model, model_dir, requirements_file)
@@ -79,9 +79,9 @@ class Environments:
         self._runs.end_all()
         self._threads.shutdown(cancel_futures=True)
 
-    def _open(self, model: str, model_dir: Path, requirements_file: str | None) -> Environment:
+    def _open(self, model: str, model_dir: Path, requirements_file: str | None) -> ModelEnvironment:
         if os.name == "nt":
-            raise _failed(model, "An environment of its own needs Linux or macOS. Install what the model needs where tsx runs.")
+            raise _failed(model, "A model's own environment needs Linux or macOS. Install the model's packages where tsx runs.")
         try:
             requirements = read_requirements(model_dir, requirements_file)
             cache = Cache(self._cache_dir or default_cache(), self._keep, "environments")
@@ -96,7 +96,7 @@ class Environments:
             raise _failed(model, str(error)) from error
         except (CacheError, OSError) as error:
             raise _failed(model, str(error)) from error
-        return Environment(entry.files, entry)
+        return ModelEnvironment(entry.files, entry)
 
     def _build(self, model: str, model_dir: Path, requirements: Requirements, directory: Path, cache: Cache) -> Mapping[str, int]:
         in_venv = sys.prefix != sys.base_prefix

@@ -1,1 +1,1 @@
-"""What a model's workers may not do: sandbox configuration, cgroups, hidden credentials."""
+"""Isolation of a model's workers: sandbox configuration, cgroups, hidden credentials."""

@@ -1,4 +1,4 @@
-"""Groups of cgroup v2 that bound the memory, CPU time and number of processes of isolated workers: one group a worker's process.
+"""cgroup v2 groups that limit memory, CPU time and number of processes of isolated workers: one group per worker process.
 
 https://docs.kernel.org/admin-guide/cgroup-v2.html. Only a group without processes of its own may hand controllers to groups below it.
 So a server that was given its group (systemd: `Delegate=yes`; root; a container whose /sys/fs/cgroup can be written) moves its own
@@ -31,7 +31,7 @@ logger = logging.getLogger("tsx.isolation")
 
 
 class NoGroups(Exception):
-    """Why groups cannot be made, and what to do."""
+    """Cgroups cannot be created; the message says why, and what to do."""
 
 
 def bounds(*, memory: int, cpus: float, processes: int) -> dict[str, str]:
@@ -69,7 +69,7 @@ def prepare(parent: Path | None, files: Mapping[str, str]) -> Path:
         (place / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in wanted))
         Group(place, {}).remove()  # whether it can be written
     except OSError as error:
-        raise NoGroups(f"groups cannot be made in {place}: {error.strerror}. {ADVICE}") from error
+        raise NoGroups(f"cgroups cannot be created in {place}: {error.strerror}. {ADVICE}") from error
     return place
 
 

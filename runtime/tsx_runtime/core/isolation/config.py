@@ -1,4 +1,4 @@
-"""Isolated workers: what the settings promise for a model, whether this system can hold it, and what is left to each process.
+"""Isolated workers: the isolation that the settings require, whether this system supports it, and the rights that each process keeps.
 
 The mechanisms are the kernel's own and need no root: Landlock (files, signals), seccomp (system calls, network), no_new_privs and dropped
 capabilities, cgroup v2 (memory, CPU time, processes). `tsx_runtime/sandbox` has the system calls; an isolated worker is a program that
@@ -50,7 +50,7 @@ logger = logging.getLogger("tsx.isolation")
 
 
 class Isolation(NamedTuple):
-    """What the settings say of one model's workers. Of `memory`, `cpus` and `processes` 0 is no bound."""
+    """The isolation settings of one model's workers. 0 in `memory`, `cpus` and `processes` means no limit."""
 
     network: bool = False
     memory: int = 0  # megabytes

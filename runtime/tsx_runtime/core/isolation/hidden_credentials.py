@@ -1,4 +1,4 @@
-"""What a model's code does not get: the server's secrets and cloud credentials in its environment, its callers' rights in headers.
+"""Hides the server's secrets, cloud credentials and clients' credentials from a model's code.
 
 `pass_env` and `pass_headers`, for all models or in `[models.NAME]`, name what models do get. Nothing in an archive can.
 """
@@ -48,7 +48,7 @@ def passed_variables(settings: Settings, model: str, environ: Mapping[str, str])
 
 
 class HiddenHeaders:
-    """By model, in lower case."""
+    """The hidden headers of each model, in lower case."""
 
     def __init__(self, settings: Settings) -> None:
         self._usual = _less(frozenset(map(str.encode, HEADERS)), settings.pass_headers)

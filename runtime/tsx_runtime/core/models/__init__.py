@@ -1,1 +1,1 @@
-"""One version of a model, and the plan by which it is loaded."""
+"""A version of a model, and the plan for loading it."""

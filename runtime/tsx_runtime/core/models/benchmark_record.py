@@ -1,4 +1,4 @@
-"""What `tsx bench --write` left in an archive, as far as a server tells of it: how it did, how, and on which machine."""
+"""The benchmark record of an archive, as a server shows it: figures, configuration and machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which handler a model is served with, and which one may be asked for."""
+"""Chooses the handler of a model, and checks the handler of a registration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def chosen_handler(archive: OpenArchive, asked: str | None, default: str | None)
     file = handler.strip(" ").partition(":")[0]
     found = _find(file, archive.directory)
     if found is not None and not is_inside(found, archive.directory):
-        raise BadRequest(f"The handler {shown(handler)} is refused: its file is a link that leads out of the model's directory. {_WANTED}")
+        raise BadRequest(f"The handler {shown(handler)} is refused: its file is a link to a file outside the model's directory. {_WANTED}")
     if asked and asked != named and found is None and file.removeprefix(PREFIX).removesuffix(".py") not in BUILTIN:
         raise BadRequest(f"The handler {shown(handler)} is refused: it is neither a file of the archive nor a built-in handler. {_WANTED}")
     return handler

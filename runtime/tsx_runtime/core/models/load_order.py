@@ -1,4 +1,4 @@
-"""What a worker loads: the load order of a model, made of its archive, its plan, its worker's place and the settings."""
+"""The load order of a worker, built from the archive, the plan, the worker's placement and the settings."""
 
 from __future__ import annotations
 

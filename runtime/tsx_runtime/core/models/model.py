@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tsx_archiver import ModelConfig, OpenArchive
 from tsx_runtime import wire
-from tsx_runtime.core.environments.venvs import Environment
+from tsx_runtime.core.environments.venvs import ModelEnvironment
 from tsx_runtime.core.isolation.config import Sandbox, isolation_of
 from tsx_runtime.core.models.benchmark_record import read_benchmark_record
 from tsx_runtime.core.models.handlers import chosen_handler, handler_of
@@ -33,7 +33,7 @@ from tsx_runtime.shared.redaction import redacted
 
 
 class ServerResources(NamedTuple):
-    """What all versions of this server share."""
+    """Resources that all versions of this server share."""
 
     settings: Settings
     starter: Starter
@@ -46,7 +46,7 @@ class ServerResources(NamedTuple):
 
 
 class ModelVersion:
-    """One version that is registered. `submit` takes requests at once; they wait while workers are on their way."""
+    """A registered version. `submit` accepts requests at once; they wait while workers start."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ModelVersion:
         order: RegisterOrder,
         chosen: VersionPlan,
         host: ServerResources,
-        environment: Environment | None = None,
+        environment: ModelEnvironment | None = None,
     ) -> None:
         """Raises BadRequest for an archive that no worker of this server can run."""
         settings = host.settings
@@ -277,7 +277,7 @@ class ModelVersion:
 
 
 class Model:
-    """The versions of one name. The first that is registered is the default until another is set."""
+    """The versions of one name. The first registered one is the default until another is set."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""What a version is served with: what its registration asks for, its model-config.yaml says and the settings have, weighed."""
+"""The plan of a version: merges its registration, its model-config.yaml and the settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_WORKERS = 1024  # of one version: a slip of the keyboard must not fill the 
 
 @dataclass(frozen=True)
 class RegisterOrder(ModelLimits["int | None"]):
-    """What a registration asks for; None leaves it to the archive's model-config.yaml, then to the settings."""
+    """The parameters of a registration; None defers to the archive's model-config.yaml, then to the settings."""
 
     url: str
     model_name: str | None = None
@@ -53,7 +53,7 @@ def with_own_settings(order: RegisterOrder, own: ModelSettings | None) -> Regist
 
 @dataclass(frozen=True)
 class VersionPlan(ModelLimits[int]):
-    """What holds for a version once registration, model-config.yaml and settings are weighed, in that order."""
+    """The effective configuration of a version: registration, then model-config.yaml, then settings."""
 
     max_retry_timeout: int  # s
     min_workers: int
@@ -113,7 +113,7 @@ def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: in
 
 def check_workers(count: int) -> None:
     if count > MOST_WORKERS:
-        raise BadRequest(f"{count} workers are too many: a version of a model has {MOST_WORKERS} at most. Ask for fewer.")
+        raise BadRequest(f"{count} workers are too many: the limit is {MOST_WORKERS} per version of a model. Request fewer.")
 
 
 def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings) -> tuple[int, int]:

@@ -1,1 +1,1 @@
-"""Which worker runs on which device and which cores."""
+"""The placement of workers on devices and cores."""

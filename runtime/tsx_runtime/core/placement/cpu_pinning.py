@@ -1,4 +1,4 @@
-"""Which cores a CPU worker keeps to: `cpu_launcher_enable` and `cpu_launcher_args`, without the launcher. Contract section 6.12.
+"""Pins CPU workers to cores: `cpu_launcher_enable` and `cpu_launcher_args`, without the launcher. Contract section 6.12.
 
 TorchServe starts each worker through `python -m torch.backends.xeon.run_cpu ARGS --ninstances N --rank I`, which needs numactl or
 taskset. The same options decide here, and the worker sets its own affinity: memory is then taken from the node of its cores by
@@ -30,7 +30,7 @@ class Cpu(NamedTuple):
 
 
 class Pinning(NamedTuple):
-    """What `cpu_launcher_args` asks for."""
+    """The parsed `cpu_launcher_args`."""
 
     cores_per_instance: int | None = None
     instances: int | None = None  # None: as many as the model has workers
@@ -105,10 +105,10 @@ def check_pinning(pinning: Pinning, cpus: Sequence[Cpu]) -> None:
     """Raises ValueError for cores that this machine, or this process, does not have."""
     have = {cpu.number for cpu in cpus}
     if missing := [number for number in pinning.core_list if number not in have]:
-        raise ValueError(f"core {missing[0]} is not among those that this process may use ({_spans(have)})")
+        raise ValueError(f"core {missing[0]} is not available to this process, which may use {_spans(have)}")
     nodes = {cpu.node for cpu in cpus}
     if pinning.node is not None and pinning.node not in nodes:
-        raise ValueError(f"there is no node {pinning.node}; this process may use node {_spans(nodes)}")
+        raise ValueError(f"there is no NUMA node {pinning.node}; this process may use node {_spans(nodes)}")
 
 
 def choose_cores(pinning: Pinning, cpus: Sequence[Cpu], instance: int, workers: int) -> tuple[int, ...]:

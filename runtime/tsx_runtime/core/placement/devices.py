@@ -1,4 +1,4 @@
-"""What this machine has to compute with, found without torch, and which of it a worker gets."""
+"""Detects the devices of this machine without torch, and assigns them to workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many files and connections this process may have open: as many as the system lets it."""
+"""Raises this process's limit of open files and connections as far as the system allows."""
 
 from __future__ import annotations
 

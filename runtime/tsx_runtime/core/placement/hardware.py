@@ -1,4 +1,4 @@
-"""What this machine computes with, in words and as a fingerprint: figures that were measured on another one tell little of this one."""
+"""Describes this machine's hardware, in words and as a fingerprint: figures measured on other hardware may not apply."""
 
 from __future__ import annotations
 

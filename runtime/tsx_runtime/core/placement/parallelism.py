@@ -1,4 +1,4 @@
-"""How many processes and GPUs one worker of a model takes, from `parallelType`, `parallelLevel` and `torchrun`. Contract section 6.7."""
+"""The number of processes and GPUs of one worker, from `parallelType`, `parallelLevel` and `torchrun`. Contract section 6.7."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tsx_runtime.errors import BadRequest
 
 
 class Parallel(NamedTuple):
-    """`ranks` of 1 without `torchrun` is a worker like any other."""
+    """A worker with one rank and without `torchrun` is a plain worker."""
 
     ranks: int = 1  # processes of one worker on this machine
     gpus: int = 1  # of one worker, where there are GPUs

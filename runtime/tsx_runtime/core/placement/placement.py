@@ -1,4 +1,4 @@
-"""Where a worker runs: its cores, threads, GPUs and processes, as one decision from what the model asks for and the machine has."""
+"""The placement of a worker: cores, threads, GPUs and processes, decided from the model's needs and the machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger("tsx.places")
 
 
 class Machine(NamedTuple):
-    """What all workers of this server share."""
+    """The hardware that all workers of this server share."""
 
     cores: int  # that it may use
     cpus: tuple[Cpu, ...] = ()  # which these are; looked for only to pin workers
@@ -43,7 +43,7 @@ def machine(launcher: bool, arguments: str, visible: str | None) -> Machine:
     if not cpus:
         logger.warning("cpu_launcher_enable is on, but this system does not let a process choose its cores, so no worker is pinned")
     if pinning.ignored:
-        text = "cpu_launcher_args: %s does nothing here; libraries that come before the interpreter are LD_PRELOAD of the server itself"
+        text = "cpu_launcher_args: %s does nothing here; to preload libraries, set LD_PRELOAD for the server itself"
         logger.warning(text, ", ".join(pinning.ignored))
     return Machine(cpu_count(), tuple(cpus), pinning, visible)
 

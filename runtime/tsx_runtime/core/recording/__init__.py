@@ -1,1 +1,1 @@
-"""Recordings of requests, written to disk within bounds."""
+"""Recordings of requests, written to disk within limits."""

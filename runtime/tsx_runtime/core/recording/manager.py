@@ -1,4 +1,4 @@
-"""Which models are recorded, on this server and after a restart."""
+"""The active recordings of this server, also after a restart."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("tsx.recording")
 
 
 class RecordingManager:
-    """One recording a model at most. Lives on the event loop."""
+    """At most one recording per model. For the event loop."""
 
     def __init__(self, traffic: TrafficManager, state: StateStore, headers: Sequence[str] | None) -> None:
         """`headers`: see `HeaderFilter`."""

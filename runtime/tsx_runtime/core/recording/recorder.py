@@ -45,7 +45,7 @@ logger = logging.getLogger("tsx.recording")
 
 
 class HeaderFilter:
-    """What of a request's head is kept: nothing that identifies the client or may carry credentials."""
+    """Selects the headers to record: none that identifies the client or may carry credentials."""
 
     def __init__(self, only: Sequence[str] | None) -> None:
         """`only`: the names of the headers that are kept beside those that it takes to send the request again; None for all."""
@@ -68,7 +68,7 @@ def _is_private(name: str) -> bool:
 
 
 class CapturedRequest(NamedTuple):
-    """One request and its answer, on their way to the disk."""
+    """A request and its answer, before they are written to disk."""
 
     at: float
     version: str
@@ -85,7 +85,7 @@ class CapturedRequest(NamedTuple):
 
 
 class Recorder:
-    """The observer of one model. Lives on the event loop, and writes in a thread of its own."""
+    """The observer of one model. For the event loop; a separate thread writes."""
 
     def __init__(self, name: str, config: RecordingConfig, directory: Path, headers: HeaderFilter) -> None:
         self.config = config

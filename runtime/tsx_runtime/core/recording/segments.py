@@ -1,4 +1,4 @@
-"""The files of one model's recording: a few of bounded size and age, of which the oldest goes when there is no room for the next."""
+"""The files of one model's recording: of limited size and age; the oldest is removed to make room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archives that came from URLs, and go with the versions that they came for."""
+"""Downloaded archives, which are removed with their versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST = 16  # at a time
 
 
 class Downloads:
-    """They lie in the model store."""
+    """The downloaded archives in the model store."""
 
     def __init__(self, settings: Settings, sources: Mapping[str, Source]) -> None:
         self._fetcher = Fetcher(settings, sources=sources)

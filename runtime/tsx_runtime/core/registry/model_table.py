@@ -1,4 +1,4 @@
-"""The versions of this server: those that requests find, those that load to take another's place, and those that are on their way out."""
+"""The versions of this server: registered ones, loading replacements, and those being removed."""
 
 from __future__ import annotations
 

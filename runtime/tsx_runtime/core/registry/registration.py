@@ -1,4 +1,4 @@
-"""Registration: what an order names, be it a URL, a path or an open archive, becomes a version with workers, or nothing of it is left."""
+"""Registration: turns a URL, a path or an open archive into a version with workers, or leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_name, open_archive
 from tsx_runtime.core.concurrency.task_group import TaskGroup
-from tsx_runtime.core.environments.venvs import Environment, Environments
+from tsx_runtime.core.environments.venvs import Environments, ModelEnvironment
 from tsx_runtime.core.isolation.config import isolation_of
 from tsx_runtime.core.models.model import ModelVersion, ServerResources
 from tsx_runtime.core.models.plan import NOTHING_OWN, RegisterOrder, VersionPlan, plan, with_own_settings
@@ -114,11 +114,11 @@ class Registrar:
             if not is_model_name(value):
                 raise BadRequest(f"The {what} {value!r} cannot be used: letters, digits, '_', '-' and '.' only, a letter or digit first.")
         if number in PATHS:
-            raise BadRequest(f"The version {number!r} cannot be used: it has another meaning in the paths of the management API.")
+            raise BadRequest(f"The version {number!r} cannot be used: it is a reserved word in the paths of the management API.")
         if self._table.is_taken(name, number) and (old is None or old.version != number):
             raise Conflict(f"Model version {number} is already registered for model {name}")
 
-    async def _environment(self, name: str, archive: OpenArchive, url: str) -> Environment | None:
+    async def _environment(self, name: str, archive: OpenArchive, url: str) -> ModelEnvironment | None:
         """What the archive needs beside the server's own packages. Raises InvalidModel."""
         requirements = archive.manifest.requirements_file
         if requirements and not self._settings.install_py_dep_per_model:
@@ -141,7 +141,7 @@ class Registrar:
         archive: OpenArchive,
         order: RegisterOrder,
         old: ModelVersion | None,
-        environment: Environment | None,
+        environment: ModelEnvironment | None,
     ) -> ModelVersion:
         if old is not None:
             order = in_place_of(old, order, archive.config)

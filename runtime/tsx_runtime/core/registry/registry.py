@@ -1,4 +1,4 @@
-"""The façade over all models: register, find, scale, set default, unregister."""
+"""The facade over all models: register, find, scale, set default, unregister."""
 
 from __future__ import annotations
 

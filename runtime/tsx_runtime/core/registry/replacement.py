@@ -1,4 +1,4 @@
-"""Hot replacement: a version that has loaded beside another takes its place between two requests, and no request is lost."""
+"""Hot replacement: a loaded version replaces another between two requests, and no request is lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def in_place_of(old: ModelVersion, order: RegisterOrder, config: ModelConfig) ->
 
 
 class Adjustments(NamedTuple):
-    """What the management API had set on a version at some time."""
+    """The changes that the management API has made to a version."""
 
     limits: dict[str, Any]
     workers: tuple[int, int]
@@ -96,7 +96,7 @@ class Handover:
 
 
 class Replacer:
-    """Runs replacements, one of a model at a time."""
+    """Runs replacements, one per model at a time."""
 
     def __init__(self, table: ModelTable, background: TaskGroup) -> None:
         self._table = table
@@ -109,7 +109,7 @@ class Replacer:
         if model is None:
             return None
         if name in self._under_way:
-            raise Conflict(f"A version of model {name} is being replaced already. Try again when that is done.")
+            raise Conflict(f"A version of model {name} is already being replaced. Try again when that is done.")
         old = model.versions.get(number) or model.versions[model.default]
         if old.workflow:
             raise Conflict(f"Model {name} is a node of workflow {old.workflow}, and is replaced only together with it.")

@@ -1,4 +1,4 @@
-"""Runs rollouts: reads the counters at intervals, does what `policy.decide` returns, and continues after a restart."""
+"""Runs rollouts: reads the counters at intervals, applies the decision of `policy.decide`, and continues after a restart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.persistence import StateStore
 from tsx_runtime.core.rollouts.decision_log import DecisionLog
-from tsx_runtime.core.rollouts.policy import Action, Counts, Decision, Observation, RolloutPlan, RolloutState, Status, decide
+from tsx_runtime.core.rollouts.policy import Action, Counts, Decision, RolloutPlan, RolloutState, Status, StepObservation, decide
 from tsx_runtime.core.telemetry.histogram import quantile
 from tsx_runtime.core.traffic.manager import TrafficManager, TrafficState
 from tsx_runtime.core.traffic.routing import resolve_label, weighted_versions
@@ -29,7 +29,7 @@ logger = logging.getLogger("tsx.rollout")
 
 
 class RolloutController:
-    """One rollout a model at most. Lives on the event loop."""
+    """At most one rollout per model. For the event loop."""
 
     def __init__(self, traffic: TrafficManager, state: StateStore, stopping: Callable[[], bool]) -> None:
         """`stopping`: whether a stop of the server was asked for. Then its rollouts are left to the next one."""
@@ -172,7 +172,7 @@ class RolloutController:
         model = self._models[name]
         others = weighted_versions(before, model.versions, model.default) - {new.version}
         if not others:
-            raise BadRequest(f"Version {new.version} of model {name} has all requests already")
+            raise BadRequest(f"Version {new.version} of model {name} already gets all requests")
         if len(others) > 1:
             text = f"The requests of model {name} are shared by the versions {' and '.join(sorted(others))}"
             how = f"PUT /models/{name}/traffic, or `tsx models traffic {name} {min(others)}=1`"
@@ -258,11 +258,11 @@ class RolloutController:
         with running:
             self._traffic.set_traffic(name, traffic, undoable=False, checked=checked)
 
-    def _seen(self, name: str, state: RolloutState) -> Observation:
+    def _seen(self, name: str, state: RolloutState) -> StepObservation:
         versions = self._models[name].versions if name in self._models else {}
         new = versions.get(state.plan.version)
         failed = "it was unregistered" if new is None else _failure(new)
-        return Observation(
+        return StepObservation(
             state.step,
             state.seconds,
             state.new,

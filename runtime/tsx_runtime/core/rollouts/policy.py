@@ -1,4 +1,4 @@
-"""What a rollout does next: pure functions of its plan and of what was counted at its step.
+"""Decides the next action of a rollout: pure functions of its plan and the counts of its step.
 
 A step sends a share of the requests to the new version for a time (`bake`). At the end of it the next step begins, where both versions
 answered enough requests and every bound holds. As soon as a bound is broken beyond chance, all requests go back to the old version:
@@ -41,7 +41,7 @@ def _steps(steps: tuple[float, ...]) -> tuple[float, ...]:
 
 
 class RolloutPlan(BaseModel):
-    """What is asked for."""
+    """The parameters of a rollout."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -72,7 +72,7 @@ class Action(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Counts:
-    """What one version answered."""
+    """The counted answers of one version."""
 
     requests: int = 0
     errors: int = 0
@@ -100,8 +100,8 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Observation:
-    """All that a decision looks at."""
+class StepObservation:
+    """The inputs of a decision."""
 
     step: int  # from 0
     seconds: float  # at this step
@@ -126,9 +126,9 @@ class _Finding:
     text: str
 
 
-def decide(plan: RolloutPlan, seen: Observation) -> Decision:
+def decide(plan: RolloutPlan, seen: StepObservation) -> Decision:
     if seen.new_failed:
-        return Decision(Action.BACK, f"version {plan.version} does not serve any more: {seen.new_failed}")
+        return Decision(Action.BACK, f"version {plan.version} no longer serves: {seen.new_failed}")
     findings = [*_errors(plan, seen), *_slowness(plan, seen)]
     over = seen.seconds >= plan.bake
     limit = FINAL if over else EARLY
@@ -158,16 +158,16 @@ def _wait_or_back(late: bool, why: str) -> Decision:
     return Decision(Action.BACK, f"the time for this step is over: {why}") if late else Decision(Action.WAIT, why)
 
 
-def _not_compared(plan: RolloutPlan, seen: Observation) -> str:
+def _not_compared(plan: RolloutPlan, seen: StepObservation) -> str:
     """What keeps a bound from being tried, if anything does: a version of which nothing is known has kept none."""
     needed = 0 if plan.max_error_rate is not None else plan.min_requests
     if seen.old.requests >= (needed if plan.max_p99_ratio is None else max(needed, FOR_P99)):
         return ""
     few = f"the old version answered {seen.old.requests} requests, too few for a comparison"
-    return f"{few}; name a max_error_rate, and a max_p99_ms in place of a ratio, to do without"
+    return f"{few}; to roll out without a comparison, set max_error_rate, and max_p99_ms instead of a ratio"
 
 
-def _errors(plan: RolloutPlan, seen: Observation) -> list[_Finding]:
+def _errors(plan: RolloutPlan, seen: StepObservation) -> list[_Finding]:
     new, old, findings = seen.new, seen.old, []
     rate = f"{new.errors} of {new.requests} requests of version {plan.version} failed ({new.error_rate:.2%})"
     if plan.max_error_rate is not None:
@@ -181,7 +181,7 @@ def _errors(plan: RolloutPlan, seen: Observation) -> list[_Finding]:
     return findings
 
 
-def _slowness(plan: RolloutPlan, seen: Observation) -> list[_Finding]:
+def _slowness(plan: RolloutPlan, seen: StepObservation) -> list[_Finding]:
     if plan.max_p99_ms is not None:
         bound, named = plan.max_p99_ms / 1000, f"{plan.max_p99_ms:g} ms"
     elif plan.max_p99_ratio is not None and seen.old.requests >= plan.min_requests:

@@ -1,4 +1,4 @@
-"""How sure a rate is that was counted: exact one-sided tests of proportions, the z-test where counts are large, and intervals."""
+"""The significance of counted rates: exact one-sided tests of proportions, the z-test for large counts, and confidence intervals."""
 
 from __future__ import annotations
 

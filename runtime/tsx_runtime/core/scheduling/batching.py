@@ -1,4 +1,4 @@
-"""Which requests go to which worker now: the whole decision, without I/O and without a clock."""
+"""Assigns queued requests to workers: the whole decision, without I/O and without a clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, JobQueue, Suspects
+from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue, Suspects
 
 
 class Slot(Protocol):
@@ -40,7 +40,7 @@ class Assignment(Generic[SlotT]):
     wake: float  # when to ask again although nothing arrives: for a deadline, or where requests wait to fill a batch
 
 
-def assign(queue: JobQueue, workers: Sequence[SlotT], now: float, limits: BatchLimits) -> Assignment[SlotT]:
+def assign(queue: RequestQueue, workers: Sequence[SlotT], now: float, limits: BatchLimits) -> Assignment[SlotT]:
     """Take from `queue` what is to be done now; its only effect is that what it returns has left the queue.
 
     Requests whose client is gone or whose deadline has passed are skipped, whether a worker is there for them or not.

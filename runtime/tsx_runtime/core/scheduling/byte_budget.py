@@ -1,4 +1,4 @@
-"""One bound for the bytes of all bodies that a server holds: those that arrive, wait or run, and answers that clients have not read.
+"""One limit for the bytes of all bodies that a server holds: arriving, waiting or running requests, and unread answers.
 
 Bodies of up to `UNCOUNTED` bytes, and as much of any answer, are left out over HTTP: there is at most one a connection, and so a small
 request costs nothing here and still passes where large ones are refused.

@@ -1,4 +1,4 @@
-"""The front end's end of one worker's socket: a batch goes out as one frame, one frame comes back."""
+"""The front end's end of a worker's socket: sends a batch as one frame, and receives one frame."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _PACK = [struct.Struct(f"{count}d").pack for count in range(129)]  # of nearly a
 logger = logging.getLogger("tsx.channel")
 
 
-class Sent(NamedTuple):
-    """A batch on its way."""
+class SentBatch(NamedTuple):
+    """A batch that was sent to the worker."""
 
     batch: int
     jobs: list[Job]
@@ -34,11 +34,11 @@ class Sent(NamedTuple):
 
 
 class Owner(Protocol):
-    """What makes the channel, and gets its replies and its end."""
+    """The owner of a channel, which gets its replies and its end."""
 
     def new_channel(self) -> Channel: ...
 
-    def on_reply(self, channel: Channel, sent: Sent, frame: wire.Frame) -> None: ...
+    def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None: ...
 
     def on_begun(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
         """An answer begins to stream: its headers, as the client gets them."""
@@ -53,9 +53,9 @@ class Owner(Protocol):
 
 
 class Channel(asyncio.BufferedProtocol):
-    """Holds at most a few batches, in order; the first is being worked on, the others have not begun.
+    """Holds at most a few batches, in order; the worker runs the first, the others have not started.
 
-    `loaded` gets the facts of the LOADED frame, or the `LoadError` of a FAILED frame or of an early end.
+    `loaded` gets the facts of the LOADED frame, or the `WorkerLoadError` of a FAILED frame or of an early end.
     """
 
     def __init__(self, owner: Owner) -> None:
@@ -63,7 +63,7 @@ class Channel(asyncio.BufferedProtocol):
         self.owner = owner
         self.loaded: asyncio.Future[dict[str, Any]] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
-        self.sent: deque[Sent] = deque()
+        self.sent: deque[SentBatch] = deque()
         self.worker = ""  # whose it is
         self.prefetch = False  # whether the worker prepares a second batch while it runs the first
         self.answered = 0  # requests
@@ -107,7 +107,7 @@ class Channel(asyncio.BufferedProtocol):
         for job in jobs:
             fields += (job.meta, job.body)
         buffers = wire.encode_fields(wire.Kind.BATCH, batch, [0] * len(jobs), fields)
-        self.sent.append(Sent(batch, jobs, now, deaths, free, arrivals(jobs)))
+        self.sent.append(SentBatch(batch, jobs, now, deaths, free, arrivals(jobs)))
         if sum([*map(len, buffers)]) <= JOINED:
             self._transport.write(b"".join(buffers))
         else:
@@ -250,7 +250,7 @@ class Channel(asyncio.BufferedProtocol):
         self._called_off = True
         self._transport.writelines(wire.encode(wire.Kind.CANCEL, batch))
 
-    def _expect(self, frame: wire.Frame) -> Sent:
+    def _expect(self, frame: wire.Frame) -> SentBatch:
         if not self.sent or self.sent[0].batch != frame.batch:
             raise wire.FrameError(f"an answer for batch {frame.batch}, which is not in progress")
         return self.sent[0]
@@ -261,7 +261,7 @@ class Channel(asyncio.BufferedProtocol):
             self.prefetch = facts.get("prefetch") is True
             self.loaded.set_result(facts)
         else:
-            self.loaded.set_exception(LoadError(str(facts.get("message")), str(facts.get("traceback"))))
+            self.loaded.set_exception(WorkerLoadError(str(facts.get("message")), str(facts.get("traceback"))))
             self.loaded.exception()
 
 
@@ -293,7 +293,7 @@ def arrivals(jobs: Sequence[Job]) -> bytes:
     return pack(*[job.arrived for job in jobs])
 
 
-class LoadError(Exception):
+class WorkerLoadError(Exception):
     """The worker's own report of why the model does not load."""
 
     def __init__(self, message: str, traceback: str) -> None:

@@ -1,4 +1,4 @@
-"""Dispatch to workers that take requests while they work on others: continuous batching and asynchronous handlers.
+"""Dispatches to workers that accept requests while they work on others: continuous batching and asynchronous handlers.
 
 `join` is to `JoiningDispatcher` what `assign` is to `Dispatcher`: the whole decision, without I/O and without a clock.
 """
@@ -12,17 +12,17 @@ from collections.abc import Collection, Sequence
 
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.batching import Assignment, SlotT, halves
-from tsx_runtime.core.scheduling.channel import Channel, Sent
+from tsx_runtime.core.scheduling.channel import Channel, SentBatch
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.multiplexed_channel import OpenChannel
-from tsx_runtime.core.scheduling.queue import BatchLimits, JobQueue, Suspects
+from tsx_runtime.core.scheduling.queue import BatchLimits, RequestQueue, Suspects
 from tsx_runtime.errors import TsxError, WorkerDied
 
 MOST_DEATHS = 4  # of workers with one request: the first, those that find the guilty, and one that was not its fault
 
 
-def join(queue: JobQueue, workers: Sequence[SlotT], now: float, limits: BatchLimits) -> Assignment[SlotT]:
+def join(queue: RequestQueue, workers: Sequence[SlotT], now: float, limits: BatchLimits) -> Assignment[SlotT]:
     """Take from `queue` what is to be done now; its only effect is that what it returns has left the queue.
 
     A slot's `batches` are the requests that its worker has under way; it takes `limits.max_items` of them at most.
@@ -100,12 +100,12 @@ class JoiningDispatcher(Dispatcher):
     def on_proven(self) -> None:
         self._flush()
 
-    def on_reply(self, channel: Channel, sent: Sent, frame: wire.Frame) -> None:
+    def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None:
         if self._deaths:
             del self._deaths[sent.jobs[0]]  # a Counter takes that also for what it does not have
         super().on_reply(channel, sent, frame)
 
-    def retry_lost(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
+    def retry_lost(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
         left = self._count_death([job for position, job in enumerate(lost.jobs) if position not in streaming])
         blamed = [job for job in left if job in self._blamed]
         innocent = [job for job in left if job not in self._blamed] if blamed else []
@@ -120,7 +120,7 @@ class JoiningDispatcher(Dispatcher):
         self.queue.suspect(groups)
         self._flush()
 
-    def requeue(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
+    def requeue(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
         left = self._count_death([job for position, job in enumerate(lost.jobs) if position not in streaming])
         self._blamed.difference_update(lost.jobs)
         if not self.accepting:

@@ -1,4 +1,4 @@
-"""A version's queue and its workers: calls `assign` on each arrival and each reply, and carries out the assignment."""
+"""A version's queue and its workers: calls `assign` on arrivals and replies, and applies the assignment."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.batching import BLAMELESS, Assignment, apart, assign, halves
-from tsx_runtime.core.scheduling.channel import Channel, Sent
+from tsx_runtime.core.scheduling.channel import Channel, SentBatch
 from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, JobQueue, Suspects
+from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue, Suspects
 from tsx_runtime.core.scheduling.service_rate import ServiceRate, latest_start, retry_after
 from tsx_runtime.core.telemetry.batch_times import NOTHING
 from tsx_runtime.core.telemetry.version_stats import Stats
@@ -28,7 +28,7 @@ _NO_WORKER = (
 
 
 class Bounds(NamedTuple):
-    """Of the queue; requests beyond them are refused with `overload_status`."""
+    """The limits of the queue; further requests are refused with `overload_status`."""
 
     items: int = 100
     size: int = 1 << 30  # bytes of bodies; one request alone may exceed it
@@ -45,7 +45,7 @@ class Dispatcher:
         self.label = label  # as errors name it: Model "m" [Version 1.0]
         self.limits = limits
         self.bounds = bounds
-        self.queue = JobQueue()
+        self.queue = RequestQueue()
         self.channels: list[Channel] = []
         self.stats = Stats(label, self)
         self.service_rate = ServiceRate()
@@ -160,7 +160,7 @@ class Dispatcher:
         for job in jobs:
             self._refuse(job, error)
 
-    def retry_lost(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
+    def retry_lost(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
         """Try what a worker had begun when it died again, in smaller groups; refuse what cannot be, and what is found guilty."""
         self.refuse_all([job for position, job in enumerate(lost.jobs) if position in streaming], error)
         left = [job for position, job in enumerate(lost.jobs) if position not in streaming]
@@ -171,7 +171,7 @@ class Dispatcher:
         else:
             self.refuse_all(left, error)
 
-    def requeue(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
+    def requeue(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
         """Run again, as it is, what a worker had begun that was stuck through no fault of its requests.
 
         Once: a request that stops its own worker would stop one after the other.
@@ -200,7 +200,7 @@ class Dispatcher:
 
     # What channels call
 
-    def on_reply(self, channel: Channel, sent: Sent, frame: wire.Frame) -> None:
+    def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None:
         now = time.monotonic()
         self._flush()  # the next batch leaves before this one's answers are written
         _, jobs, at, _, free, arrivals = sent  # by name, each field costs as much as all of them

@@ -25,7 +25,7 @@ class Flow(Protocol):
 
 
 class Job(Protocol):
-    """What the core knows of a request. Of `answer` and `refuse` exactly one is called, exactly once."""
+    """A request, as the core sees it. Exactly one of `answer` and `refuse` is called, exactly once."""
 
     meta: bytes  # see `wire.request_meta`
     body: Body

@@ -1,4 +1,4 @@
-"""The channel of a worker that takes requests while it works on others, and answers them in any order.
+"""The channel of a worker that accepts requests while it works on others, and answers them in any order.
 
 Each request is a batch of its own. What a client is too slow for must not hold up its neighbours, so a stream that is held
 goes on being read, until `HELD_MOST` bytes wait for its client; only then nothing is read from the worker until the client
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tsx_runtime import wire
-from tsx_runtime.core.scheduling.channel import Channel, Owner, Sent, arrivals, check_extra
+from tsx_runtime.core.scheduling.channel import Channel, Owner, SentBatch, arrivals, check_extra
 from tsx_runtime.core.scheduling.job import Job
 
 HELD_MOST = 4 << 20  # bytes of one streamed answer that may wait for its client before all wait
@@ -27,7 +27,7 @@ class OpenOwner(Owner, Protocol):
 
 @dataclass(eq=False, slots=True)
 class Flight:
-    """A request that is under way."""
+    """A request in flight."""
 
     batch: int
     job: Job
@@ -68,7 +68,7 @@ class OpenChannel(Channel):
         assert self._transport is not None
         if not self.sent:
             self.began = now
-            self.sent.append(Sent(0, [], now, 0, now, b""))
+            self.sent.append(SentBatch(0, [], now, 0, now, b""))
         buffers: list[wire.Buffer] = []
         for job in jobs:
             batch = self._next_batch = (self._next_batch + 1) & 0xFFFFFFFF
@@ -146,7 +146,7 @@ class OpenChannel(Channel):
         check_extra(frame)
         self._land(flight)
         self.answered += 1
-        self.owner.on_reply(self, Sent(flight.batch, [flight.job], flight.at, flight.deaths, flight.at, arrivals([flight.job])), frame)
+        self.owner.on_reply(self, SentBatch(flight.batch, [flight.job], flight.at, flight.deaths, flight.at, arrivals([flight.job])), frame)
 
     def _on_piece(self, frame: wire.Frame) -> None:
         self.began = now = time.monotonic()

@@ -1,4 +1,4 @@
-"""The requests of one version that wait, in the order in which they are served."""
+"""The waiting requests of one version, in the order in which they are served."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Suspects(NamedTuple):
     deaths: int  # workers that died with all of them, so far
 
 
-class JobQueue:
+class RequestQueue:
     """Requests by priority, then by deadline, and those alike in the order of their arrival; suspects go before all.
 
     As long as no request names a priority or a deadline this is a plain deque, and a request costs one append. With them,

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from tsx_runtime import wire
-from tsx_runtime.core.scheduling.channel import Channel, Sent
+from tsx_runtime.core.scheduling.channel import Channel, SentBatch
 from tsx_runtime.core.scheduling.continuous import JoiningDispatcher
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job
@@ -21,7 +21,7 @@ NOT_BEGUN = "Its sequence did not start: the client of its first request disconn
 
 
 class HeaderNames(NamedTuple):
-    """Of the headers that say to which sequence a request belongs."""
+    """The names of the headers that assign a request to a sequence."""
 
     id: str = "ts_request_sequence_id"
     start: str = "ts_request_sequence_start"
@@ -53,7 +53,7 @@ class SequenceDispatcher(Dispatcher):
         if not self.accepting:
             self._reject(job, self._no_worker())
         elif len(mark.id) > LONGEST_REMEMBERED:
-            self._reject(job, BadRequest(f"The sequence's id has {len(mark.id)} characters; it may have {LONGEST_REMEMBERED}."))
+            self._reject(job, BadRequest(f"The sequence's id has {len(mark.id)} characters; the limit is {LONGEST_REMEMBERED}."))
         elif self.sequences.size and self.sequences.size + len(job.body) > self.bounds.size:
             self._reject(job, self._refusal(f"The queue is full: requests with {self.sequences.size} bytes wait (maxQueueBytes)."))
         else:
@@ -92,13 +92,13 @@ class SequenceDispatcher(Dispatcher):
         self.refuse_all([job for job, _ in self.sequences.drop_all("is over: no worker served the model. Start a new sequence")], error)
         self._tell_leaving()
 
-    def retry_lost(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
+    def retry_lost(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
         self.refuse_all(lost.jobs, error)
 
-    def requeue(self, lost: Sent, streaming: Collection[int], error: TsxError) -> None:
+    def requeue(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
         self.refuse_all(lost.jobs, error)
 
-    def on_reply(self, channel: Channel, sent: Sent, frame: wire.Frame) -> None:
+    def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None:
         now = time.monotonic()
         end = f"\r\n{self._names.end.lower()}: "
         for job, (_, headers, _) in zip(sent.jobs, frame.items, strict=True):

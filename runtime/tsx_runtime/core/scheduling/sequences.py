@@ -1,4 +1,4 @@
-"""The sequences of a stateful model: which requests belong together, which worker has their state, and when they are over.
+"""The sequences of a stateful model: their requests, their worker, and their end.
 
 Everything here is decided without I/O and without a clock. Contract section 6.3.
 """
@@ -23,7 +23,7 @@ CLOSED = "is closed"
 
 
 class SequenceConfig(NamedTuple):
-    """What a model says of its sequences."""
+    """The sequence settings of a model."""
 
     max_idle: float  # seconds without a request after which one is over
     timeout: float | None = None  # seconds after its start; None: any time
@@ -35,7 +35,7 @@ Refusal: TypeAlias = tuple[Job, str]  # a request that waited, and why it will n
 
 
 class SequenceMark(NamedTuple):
-    """What a request says of its sequence."""
+    """The sequence headers of a request."""
 
     id: str
     start: bool
@@ -63,7 +63,7 @@ class Chain(Generic[SlotT]):
 
 
 class Sequences(Generic[SlotT]):
-    """All sequences of one version that are not over.
+    """The active sequences of one version.
 
     A sequence is over once its last request is answered, once it was idle for `max_idle`, `timeout` after its start, or with the
     worker that has its state. What it still has waiting then is given back as refusals.

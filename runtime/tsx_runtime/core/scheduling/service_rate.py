@@ -1,4 +1,4 @@
-"""How fast a version's workers answer, as measured: the basis of `Retry-After` and of deadlines."""
+"""The measured service rate of a version's workers: the basis of `Retry-After` and of deadlines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which dispatcher serves a version, by what its model-config.yaml asks for: one of four, and a gate before it.
+"""Chooses the dispatcher of a version by its model-config.yaml: one of four, and an optional gate.
 
 | model-config.yaml                          | dispatcher                | the worker's loop                       |
 |--------------------------------------------|---------------------------|-----------------------------------------|
@@ -28,7 +28,7 @@ MOST_AT_ONCE = 1024  # requests that an asynchronous handler has under way; its 
 
 
 class Strategy(NamedTuple):
-    """What model-config.yaml says of how requests come to workers."""
+    """The dispatch settings of model-config.yaml."""
 
     mode: str = "batch"  # the worker's loop: batch, continuous or async
     sequences: SequenceConfig | None = None  # of a stateful model
@@ -39,7 +39,7 @@ def strategy(config: ModelConfig) -> Strategy:
     """Raises BadRequest for what cannot be had together; `parallel_of` says what a group of processes cannot have."""
     if config.continuous_batching and config.async_communication:
         raise BadRequest(
-            "model-config.yaml asks for continuousBatching and asyncCommunication: a worker supports only one of them. Remove one."
+            "model-config.yaml asks for continuousBatching and asyncCommunication: a worker supports only one of the two. Remove one."
         )
     mode = "continuous" if config.continuous_batching else "async" if config.async_communication else "batch"
     if config.batch_policy and (mode != "batch" or config.sequence_batching):
@@ -79,7 +79,7 @@ def entrance(dispatcher: Dispatcher, chosen: Strategy) -> Callable[[Job], None]:
 
 
 class Gate:
-    """`useJobTicket`: a request is taken only where a worker has room for it now; nothing waits."""
+    """`useJobTicket`: accepts a request only if a worker has room for it now; no request waits."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher

@@ -1,1 +1,1 @@
-"""Mirrored traffic: copies of requests to a second version, and how its answers compare."""
+"""Mirrored traffic: copies of requests to a second version, and the comparison of the answers."""

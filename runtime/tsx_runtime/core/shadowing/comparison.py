@@ -1,4 +1,4 @@
-"""Whether two answers agree: exactly, within a tolerance, by their top labels, or as a plugin judges. Pure functions.
+"""Compares two answers: exactly, within a tolerance, by their top labels, or by a plugin. Pure functions.
 
 Each returns None where the answers agree, else the first difference.
 """
@@ -135,7 +135,7 @@ def _verdict(verdict: object) -> Difference | None:
     if verdict is True:
         return None
     if verdict is not False and not isinstance(verdict, str):
-        raise TypeError(f"it returned a {type(verdict).__name__}, neither True nor False nor a string with the reason")
+        raise TypeError(f"it returned a {type(verdict).__name__}; it must return True, False or a string with the reason")
     return Difference("plugin", detail=str(verdict or "the plugin says that they differ"))
 
 

@@ -1,4 +1,4 @@
-"""What one comparison of two answers found; the caller names the two and so words the sentence."""
+"""The difference between two answers; the caller names the answers in the sentence."""
 
 from __future__ import annotations
 

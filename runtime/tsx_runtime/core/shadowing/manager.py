@@ -1,4 +1,4 @@
-"""The shadows of all models: starts and stops them as the traffic settings say, and compares answers without blocking the event loop."""
+"""The shadows of all models: starts and stops them by the traffic policies, and compares answers without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = logging.getLogger("tsx.shadow")
 
 
 class ShadowManager:
-    """By model. What was seen stays to be read once a shadow is off, until there is another one or the model goes."""
+    """The shadows by model. Results stay readable after a shadow is stopped, until another one starts or the model is removed."""
 
     def __init__(self, traffic: TrafficManager, plugins: Mapping[str, Comparison]) -> None:
         self._models = traffic.models

@@ -1,4 +1,4 @@
-"""The shadow of a model: a share of its requests is copied to another version, and both answers are compared.
+"""The shadow of a model: copies a share of its requests to another version, and compares both answers.
 
 A copy is made once the client has its answer, so that nothing of this is in the client's way, and it is the first to be given up: where
 there is more to do than can be done, requests are not copied, and `ShadowReport.shed` counts why.
@@ -166,7 +166,7 @@ class _MirroredJob(ObservedJob):
 
 
 class Copy:
-    """The job of the shadow: `job` once more, under an id of its own."""
+    """The job of the shadow: a copy of `job` with its own id."""
 
     def __init__(self, mirror: Mirror, target: ModelVersion, job: Job, version: str, answer: ComparedAnswer, seconds: float) -> None:
         """`answer` is what the client got from `version`, after so many seconds."""
@@ -218,7 +218,7 @@ class ResponsePair(NamedTuple):
 
 
 class ResponseBuffer:
-    """An answer, unless it is too large to be kept."""
+    """Collects an answer, unless it is too large."""
 
     __slots__ = ("_headers", "_parts", "_size", "too_large")
 

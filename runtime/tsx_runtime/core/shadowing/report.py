@@ -1,4 +1,4 @@
-"""What a shadow has shown so far: counts, latencies side by side, and examples of answers that differ."""
+"""The results of a shadow: counts, latencies of both versions, and examples of different answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The body of an answer as a JSON value, so that it can be compared: also one whose tensors follow as bytes."""
+"""Converts the body of an answer to a JSON value for comparison, also one with binary tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of classifiers by their top labels: whether two have the same k of them, wherever in the answer they are.
+"""Compares classifiers' answers by their top k labels, wherever in the answer they are.
 
 What ranks labels: an object of numbers (`{"cat": 0.9, "dog": 0.1}`), a list of numbers (its labels are the places), a list of texts (the
 best first), and objects with one text and one number each, or a list of them (`[{"label": "cat", "score": 0.9}]`). A tensor of the Open
@@ -81,7 +81,7 @@ def _best(ranking: Ranking, k: int) -> str:
 
 
 def _order(value: float) -> float:
-    """What is no number is the worst; a whole number beyond all floats still has its place."""
+    """What is not a number is the worst; a whole number beyond all floats still has its place."""
     if value != value:
         return -math.inf
     return value

@@ -1,4 +1,4 @@
-"""What batches add to a version's numbers: appended as they come, and counted many at a time, which costs a third."""
+"""Aggregates the statistics of batches: appended one by one, and counted many at a time, which costs a third."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The times of a batch: a few points are recorded with its answers, and durations are computed of them only where they are read.
+"""The times of a batch: a few timestamps are recorded with its answers; durations are computed only when they are read.
 
     arrived ... free ... sent ... began ... done ... answered
        |  queue  |    batch wait    |  worker  |

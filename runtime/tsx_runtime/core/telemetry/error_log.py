@@ -1,4 +1,4 @@
-"""The newest errors of a version, with tracebacks, and the newest lines that its workers printed."""
+"""The last errors of a version, with tracebacks, and the last lines that its workers printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long things took, as counts in buckets: fine ones, which tell a p99 from one a fifth longer, or those that Prometheus gets."""
+"""Histograms of durations: with fine buckets, which distinguish p99 values that differ by a fifth, or with Prometheus's."""
 
 from __future__ import annotations
 

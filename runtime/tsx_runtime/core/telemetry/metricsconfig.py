@@ -1,4 +1,4 @@
-"""`metrics.yaml`: which metrics there are, as TorchServe's users declare them (contract 1.7 and 5.6)."""
+"""`metrics.yaml`: the metrics that TorchServe's users declare (contract 1.7 and 5.6)."""
 
 from __future__ import annotations
 

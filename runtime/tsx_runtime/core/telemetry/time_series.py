@@ -1,4 +1,4 @@
-"""Throughput and latency of each version, a point a second for ten minutes: what the charts of the web page show."""
+"""Throughput and latency of each version, one point per second for ten minutes, for the charts of the web page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEPT = 600  # points
 
 
 class SampledVersion(Protocol):
-    """What is sampled of one."""
+    """The counters of one version that are sampled."""
 
     name: str
     version: str
@@ -44,7 +44,7 @@ class CounterSnapshot(NamedTuple):
 
 
 class SeriesPoint(NamedTuple):
-    """What happened in the second before it. A latency is in seconds, and None where nothing was answered."""
+    """The values of the preceding second. A latency is in seconds, or None if nothing was answered."""
 
     number: int
     rate: float  # answers a second

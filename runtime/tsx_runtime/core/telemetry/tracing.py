@@ -1,4 +1,4 @@
-"""Spans of traced requests: which requests are traced (W3C Trace Context), and where the time of each went, emitted once it is answered.
+"""Spans of traced requests: which requests are traced (W3C Trace Context), and the stages of each, emitted after the answer.
 
     server span                                   a request of HTTP, a call of gRPC
       +-- node NAME                               of a workflow, an attempt or several
@@ -45,7 +45,7 @@ class Parent(NamedTuple):
 
 
 class Span(NamedTuple):
-    """One that has ended. Times are of time.monotonic()."""
+    """A finished span. Times are of time.monotonic()."""
 
     trace_id: int
     span_id: int

@@ -1,4 +1,4 @@
-"""What happened to a version's requests, as plain integers and floats that `/metrics` renders when it is read."""
+"""The statistics of a version's requests, as plain integers and floats that `/metrics` renders on demand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger("tsx.metrics")
 
 
 class QueuedRequest(Protocol):
-    """What is counted of one: a job."""
+    """The part of a job that statistics need."""
 
     arrived: float  # time.monotonic()
     deadline: float | None
@@ -83,7 +83,7 @@ class _Sum(Generic[T]):
 
 
 class Stats:
-    """One version's numbers. The hot path updates them once a batch."""
+    """The statistics of one version. The hot path updates them once per batch."""
 
     batches = _Sum[int]()
     answers = _Sum[Counter[int]]()

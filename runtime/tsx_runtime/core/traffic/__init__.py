@@ -1,1 +1,1 @@
-"""Which version of a model serves a request."""
+"""Chooses the version of a model that serves a request."""

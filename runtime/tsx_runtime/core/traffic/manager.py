@@ -1,4 +1,4 @@
-"""How the requests of every model are distributed: its traffic, its labels, its default version, and what they were before.
+"""The traffic policies, labels and default versions of all models, and their previous state for a rollback.
 
 A change is kept across restarts (`state.py`), and so is what one call undoes. What `tsx.toml` says of a model holds until the
 management API changes it, and again once the file itself has changed since.
@@ -23,7 +23,7 @@ logger = logging.getLogger("tsx.registry")
 
 
 class TrafficState(NamedTuple):
-    """What one call can undo."""
+    """The state that a rollback restores."""
 
     traffic: Traffic
     default: str
@@ -126,7 +126,7 @@ class TrafficManager:
                 f"There is no change to undo: neither the traffic, nor the labels, nor the default version of model {name} was changed."
             )
         if before.default not in model.versions:
-            why = f"version {before.default}, which was its default, is not registered any more. Register it first."
+            why = f"version {before.default}, its previous default, is no longer registered. Register it first."
             raise Conflict(f"Model {name} cannot be rolled back: {why}")
         self._change(model, before)
         self._tell_managed()

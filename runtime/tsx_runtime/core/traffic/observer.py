@@ -1,4 +1,4 @@
-"""Observers of requests, and the jobs they wrap: one takes the place of the client's job in the queue, and sees the answer."""
+"""Observers of requests: an observing job wraps the client's job in the queue, and sees the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which version answers a request: pure functions of the table, the request, and a random number."""
+"""Chooses the version that answers a request: pure functions of the table, the request, and a random number."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CompiledRule(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Who answers requests that name no version. It names versions that are ready, and the default one for when none is."""
+    """The versions that answer requests without a version: the ready ones, or the default if none is ready."""
 
     model: str
     default: str

@@ -1,4 +1,4 @@
-"""The splitter takes the place of a version for a model whose requests are distributed, copied or recorded: it picks a version for each.
+"""The splitter replaces a version for a model whose requests are split, copied or recorded: it picks a version for each request.
 
 A model without traffic settings has none: its requests go directly to its default version.
 """

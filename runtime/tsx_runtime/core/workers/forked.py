@@ -1,4 +1,4 @@
-"""Worker processes, from a fork server that has torch imported already; where fork is not to be had, spawned.
+"""Worker processes, forked from a server that has torch imported, or spawned where fork is not available.
 
 A worker with packages of its own, or of several processes, is a program instead (`core/workers/subprocesses.py`).
 """
@@ -46,7 +46,7 @@ logger = logging.getLogger("tsx.processes")
 
 
 class Process(Protocol):
-    """What runs a worker, as its life sees it: a process, or what stands in for one."""
+    """The interface of a worker's process, or of a thread in its place."""
 
     pid: int
     unheard_grace: float | None
@@ -116,7 +116,7 @@ class WorkerProcess(ProcessState):
 
 
 class Starter(Protocol):
-    """What a server starts its workers with."""
+    """The interface that starts workers."""
 
     hidden: Collection[str]  # environment variables that are none of the workers' business
 

@@ -1,4 +1,4 @@
-"""What a look at a worker, now and then, says of it: that it is stuck, or that it is time for another. Decisions without I/O."""
+"""Periodic health checks of a worker: whether it is stuck or due for replacement. Decisions without I/O."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Heartbeat:
 
 
 class Recycling(NamedTuple):
-    """After what a worker is replaced by a fresh one; 0: never."""
+    """The limits at which a worker is replaced; 0: never."""
 
     requests: int = 0
     memory: int = 0  # megabytes, resident

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import psutil
 
 from tsx_runtime import wire
-from tsx_runtime.core.scheduling.channel import Channel, Owner, Sent
+from tsx_runtime.core.scheduling.channel import Channel, Owner, SentBatch
 from tsx_runtime.core.workers.forked import Process, Starter
 from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.errors import OutOfResources, TsxError, WorkerDied
@@ -21,7 +21,7 @@ UNHEARD_GRACE = 0.5  # that one may which closed it while requests wait for its 
 
 
 class ResourceUsage(NamedTuple):
-    """What a worker takes of the machine; of several processes, the sum."""
+    """The resource usage of a worker, summed over its processes."""
 
     pids: tuple[int, ...]
     memory: int  # resident bytes
@@ -147,7 +147,7 @@ def describe_exit(code: int | None) -> str:
     return f"killed by {name}{hint}"
 
 
-def death(instance: WorkerInstance, code: int | None, lost: Sent, *, stopping: bool) -> TsxError:
+def death(instance: WorkerInstance, code: int | None, lost: SentBatch, *, stopping: bool) -> TsxError:
     """What is said of a request with which a worker died: TorchServe's first words, which its clients look for, then why and what now."""
     because = instance.killed_because
     if because is None and code in (-signal.SIGKILL, 137):

@@ -1,4 +1,4 @@
-"""How a worker's process is started where forking will not do: another interpreter, packages of the model's own, a torchrun group."""
+"""The command line of a worker that cannot be forked: another interpreter, the model's own packages, a torchrun group."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import tsx_archiver
 import tsx_runtime
-from tsx_runtime.core.environments.venvs import Environment
+from tsx_runtime.core.environments.venvs import ModelEnvironment
 from tsx_runtime.core.isolation.config import Sandbox
 from tsx_runtime.core.placement.parallelism import Parallel
 from tsx_runtime.shared.safe_path import CLEAN
@@ -43,7 +43,7 @@ class Launch(NamedTuple):
 
 
 def launch_of(
-    parallel: Parallel, environment: Environment | None, *, use_venv: bool, threads: int, group: str, sandbox: Sandbox | None = None
+    parallel: Parallel, environment: ModelEnvironment | None, *, use_venv: bool, threads: int, group: str, sandbox: Sandbox | None = None
 ) -> Launch | None:
     """None where a fork will do: packages of the model's own must come before those that a fork has imported already."""
     if environment is None and not parallel.is_group and sandbox is None:

@@ -1,4 +1,4 @@
-"""The lifecycle of one worker: a process that loads the model and serves, then the next one, until it is stopped or given up.
+"""The lifecycle of one worker: a process that loads the model and serves, then its successors, until the worker is stopped or failed.
 
 The end of the stream on the channel is a process's death, whatever killed it. Restarts back off as TorchServe's do, and give
 up visibly: after the same load error three times in a row, or when the next wait would go past `maxRetryTimeoutInSec`
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from tsx_runtime import wire
-from tsx_runtime.core.scheduling.channel import LoadError
+from tsx_runtime.core.scheduling.channel import WorkerLoadError
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.workers.forked import Starter
 from tsx_runtime.core.workers.health import MEGA, Heartbeat, Recycling, Verdict
@@ -75,7 +75,7 @@ class SupervisionConfig:
 
 
 class WorkerLifecycle:
-    """`run` returns when the worker is stopped or given up."""
+    """`run` returns when the worker is stopped or has failed."""
 
     def __init__(self, worker: Worker, config: SupervisionConfig) -> None:
         self._worker = worker
@@ -94,7 +94,7 @@ class WorkerLifecycle:
             wait = next(waits, BACK_OFF[-1])
             waited += wait
             if waited > self._config.max_retry_timeout or (len(errors) >= SAME_LOAD_ERROR and len(set(errors[-SAME_LOAD_ERROR:])) == 1):
-                logger.error("%s: worker %s is given up; the last error is in the model's description", self._config.label, self._worker.id)
+                logger.error("%s: worker %s is not restarted; the last error is in its description", self._config.label, self._worker.id)
                 self._config.set_state(self._worker, WorkerState.FAILED)
                 return
             self._count_restart()
@@ -122,7 +122,7 @@ class WorkerLifecycle:
             instance.kill(NOT_NEEDED)
         try:
             await instance.load(self._config.order(self._worker), self._config.startup_timeout)
-        except (LoadError, EOFError, TimeoutError, asyncio.TimeoutError) as error:
+        except (WorkerLoadError, EOFError, TimeoutError, asyncio.TimeoutError) as error:
             self._note_failure(*await self._why_not_loaded(instance, error), errors)
             return False
         errors.clear()
@@ -257,7 +257,7 @@ class WorkerLifecycle:
             if self._worker.stopping.is_set():
                 successor.kill(NOT_NEEDED)
             await successor.load(self._config.order(self._worker), self._config.startup_timeout)
-        except (LoadError, EOFError, OSError, TimeoutError, asyncio.TimeoutError) as error:
+        except (WorkerLoadError, EOFError, OSError, TimeoutError, asyncio.TimeoutError) as error:
             await self._put_off(instance, error)
             return None
         finally:
@@ -280,7 +280,7 @@ class WorkerLifecycle:
         if self._worker.stopping.is_set():
             return
         self._config.tell_error(message, trace)
-        text = "%s: worker %s (pid %s) has reached its limit of %s but goes on, since no other could take over: %s"
+        text = "%s: worker %s (pid %s) has reached its limit of %s but continues, since no other worker could take over: %s"
         logger.error(text, self._config.label, self._worker.id, instance.pid, instance.reason, message)
         instance.not_before = time.monotonic() + TRY_AGAIN
 
@@ -296,10 +296,12 @@ class WorkerLifecycle:
     async def _why_not_loaded(self, instance: WorkerInstance, error: Exception) -> tuple[str, str | None]:
         """What is wrong, and the traceback if there is one; the process is ended."""
         instance.channel.close()
-        if isinstance(error, TimeoutError | asyncio.TimeoutError) or (isinstance(error, LoadError) and instance.process.unheard_grace):
+        if isinstance(error, TimeoutError | asyncio.TimeoutError) or (
+            isinstance(error, WorkerLoadError) and instance.process.unheard_grace
+        ):
             instance.process.kill()  # of a group, the other ranks wait in vain for the one that failed
         code = await instance.exit_code()
-        if isinstance(error, LoadError):
+        if isinstance(error, WorkerLoadError):
             return error.message, error.traceback
         if isinstance(error, EOFError):
             return f"the worker ended while it loaded the model: {instance.killed_because or describe_exit(code)}", None

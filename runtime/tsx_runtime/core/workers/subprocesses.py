@@ -1,4 +1,4 @@
-"""A worker that is a program of its own, with all that it has started: it is watched, measured and ended as one."""
+"""A worker that is a separate program, with its child processes: watched, measured and stopped together."""
 
 from __future__ import annotations
 

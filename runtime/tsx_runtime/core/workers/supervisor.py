@@ -1,4 +1,4 @@
-"""The workers of one version: as many as are asked for. Each lives a life of its own (`lifecycle.py`); here they are begun and ended."""
+"""The workers of one version: starts and stops as many as configured. `lifecycle.py` runs each of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tsx_runtime.errors import LoadFailed
 
 _STOPPED = "it was stopped before it answered"
 _GIVEN_UP = (
-    ". Its workers were given up because they could not load the model, or kept dying: "
+    ". Its workers are no longer restarted, because they could not load the model or kept dying: "
     "the model's description (GET /models/MODEL, or tsx models describe MODEL) has the last error"
 )
 
@@ -24,7 +24,7 @@ logger = logging.getLogger("tsx.supervisor")
 
 
 class Supervisor:
-    """Tells the dispatcher whether a worker serves, or will."""
+    """Starts and stops the workers of a version, and tells the dispatcher whether a worker serves or is starting."""
 
     def __init__(self, config: SupervisionConfig, *, ids: Iterator[int], next_gpus: Callable[[], tuple[int, ...]]) -> None:
         self.workers: list[Worker] = []

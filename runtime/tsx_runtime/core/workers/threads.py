@@ -1,4 +1,4 @@
-"""Workers as threads of this process: for Lambda, which has no shared memory, freezes what runs between two requests, and has one process.
+"""Workers as threads of this process: for Lambda, which has no shared memory and freezes the process between requests.
 
 A thread cannot be killed. One that is to be killed loses its socket, and counts as ended; while it still runs no other is started. One that
 ends by itself may leave a process behind that is of no more use to another, as a lost device does. So the owner of the starter asks

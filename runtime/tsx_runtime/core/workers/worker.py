@@ -1,4 +1,4 @@
-"""A worker as the rest of the server sees it: one id over all the processes it has."""
+"""A worker as the rest of the server sees it: one id for all its processes."""
 
 from __future__ import annotations
 

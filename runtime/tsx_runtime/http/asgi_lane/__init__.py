@@ -1,1 +1,1 @@
-"""Predictions over ASGI: what the fast lane does not take."""
+"""Predictions over ASGI: requests that the fast lane does not take."""

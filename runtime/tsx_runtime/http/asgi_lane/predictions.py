@@ -1,4 +1,4 @@
-"""The inference routes that run a model: from an ASGI request to a job, and from its answer to the client.
+"""The inference routes that run a model: turn an ASGI request into a job, and its answer into a response.
 
 Predictions are answered straight on ASGI: no framework's request, no dependencies, no validation lie on their path.
 What the body means is the worker's business; here it is bytes.

@@ -16,7 +16,7 @@ from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, as_sent, read_body, rest_of, send_whole
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.workflows.manager import Workflows
-from tsx_runtime.workflows.node import Request
+from tsx_runtime.workflows.node import WorkflowRequest
 from tsx_runtime.workflows.schedule import Output
 
 PREFIX = "/wfpredict/"
@@ -66,7 +66,7 @@ class WorkflowPredictions:
         body = await read_body(scope, receive, self.limit)
         hidden = self.workflows.registry.hidden_headers.of(name)
         headers = [pair for pair in as_sent(scope) if pair[0].lower() not in hidden]
-        request = Request(request_id.decode(), headers, body, deadline(arrived, 0.0, timeout_ms), priority)
+        request = WorkflowRequest(request_id.decode(), headers, body, deadline(arrived, 0.0, timeout_ms), priority)
         return await _while_client_waits(self.workflows.find(name).answer(request), receive)
 
 

@@ -1,4 +1,4 @@
-"""uvicorn's own protocol, which also tells how the names of headers were written."""
+"""uvicorn's own protocol, which also keeps the original case of header names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a connection may take for what it is doing, watched once a second: a timer for each request would cost more than its parsing."""
+"""The timeouts of connections, checked once a second: a timer for each request would cost more than its parsing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one connection of the fast lane may hold and how long it may take for it: heads, bodies under way, answers that are not read.
+"""The limits of one connection of the fast lane: size and time of heads, bodies, and unread answers.
 
 A connection is in one of six phases:
 

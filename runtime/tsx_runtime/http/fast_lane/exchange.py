@@ -1,4 +1,4 @@
-"""One request of the fast lane from its submission to its answer: the job that the core sees, and that writes to its connection."""
+"""One request of the fast lane, from submission to answer: the core's job, which writes the answer to its connection."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger("tsx.http")
 
 
 class Connection(Protocol):
-    """What an exchange needs of the connection that it came from."""
+    """The part of a connection that an exchange uses."""
 
     lane: Lane
 

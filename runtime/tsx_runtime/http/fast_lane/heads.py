@@ -1,4 +1,4 @@
-"""The head of a request for the fast lane: request line and headers, read once and remembered.
+"""Parses and caches the heads of requests for the fast lane: request line and headers.
 
 A client that keeps its connection sends the same head again and again, so the bytes of a head are looked up among those that
 were read before, and only a new one is parsed. What is read depends on nothing but the bytes of the head and the table of models: a
@@ -25,7 +25,7 @@ from tsx_runtime.core.scheduling.job import ClientJob, Headers, Route
 from tsx_runtime.core.telemetry.tracing import Parent, parent_of
 from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http.semantics.errors import NOT_FOUND, V2
-from tsx_runtime.http.semantics.messages import LONGEST_NUMBER, Platform
+from tsx_runtime.http.semantics.messages import LONGEST_NUMBER, PlatformHook
 from tsx_runtime.http.semantics.server_timing import TimingRequest, parse_timing_request
 from tsx_runtime.http.semantics.urls import V2_META, Target, find_target, is_form, resolve, with_headers
 
@@ -66,7 +66,7 @@ ValueT = TypeVar("ValueT")
 
 
 class Head(NamedTuple):
-    """What the fast lane needs to know of a request before its body is there."""
+    """The facts that the fast lane needs about a request before its body arrives."""
 
     target: Target
     meta: bytes  # of the request (see `wire.request_meta`), without its id
@@ -76,7 +76,7 @@ class Head(NamedTuple):
     timeout_ms: int | None  # that the client will wait
     waits_for_go: bool  # whether the client sends the body only after "100 Continue"
     line: str  # its first, for the access log
-    headers: list[Pair]  # names in lower case, for those who share requests out by them
+    headers: list[Pair]  # names in lower case, for the splitter, which may route by them
     timing: TimingRequest | None
     parent: Parent | None  # of its trace, where requests are traced
 
@@ -102,7 +102,7 @@ class Heads:
         max_headers: int,
         *,
         traced: bool = False,
-        platform: Platform | None = None,
+        platform: PlatformHook | None = None,
         has_route: Callable[[str], bool] = lambda path: True,
     ) -> None:
         """`has_route`: whether FastAPI may have a route for a path."""
@@ -254,7 +254,7 @@ def parse(raw: bytes) -> Found | None:
 
 
 class Found:
-    """What the parser calls out."""
+    """The callbacks of the parser."""
 
     url = b""
     messages = 0

@@ -1,4 +1,4 @@
-"""What the connections of one listener share."""
+"""State that the connections of one listener share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tsx_runtime.http.fast_lane.connection_clock import Clock, TimedConnection, 
 from tsx_runtime.http.fast_lane.heads import Heads
 from tsx_runtime.http.fast_lane.response_heads import ResponseHeadCache
 from tsx_runtime.http.fast_lane.turns import Turns
-from tsx_runtime.http.semantics.messages import Platform
+from tsx_runtime.http.semantics.messages import PlatformHook
 from tsx_runtime.metrics.response_counts import ResponseCounts
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class LaneConfig(NamedTuple):
     has_route: Callable[[str], bool]  # of FastAPI, for a path
     registry: Registry | None  # None: the listener has no predictions
     guard: Guard | None  # of predictions
-    platform: Platform | None
+    platform: PlatformHook | None
     clients: ClientLimits | None
     log: AccessLog | None
     tracer: Tracer | None

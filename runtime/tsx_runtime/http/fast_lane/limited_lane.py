@@ -1,4 +1,4 @@
-"""The fast lane of a listener where clients are limited (see `client_limits.py`). Elsewhere nothing of this is on a request's path."""
+"""The fast lane of a listener with limits per client (see `client_limits.py`). Other listeners do not use it."""
 
 from __future__ import annotations
 

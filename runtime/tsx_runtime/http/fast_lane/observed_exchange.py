@@ -1,4 +1,4 @@
-"""Exchanges that are logged, traced or timed, and the choice of which are."""
+"""Exchanges that are logged, traced or timed, and the sampling that selects them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fast lane: from a connection's bytes straight to a model's queue, and from its answer straight to the connection.
+"""The fast lane: passes requests from a connection's bytes directly to a model's queue, and answers directly to the connection.
 
 A uvicorn protocol class. Requests that run a model and are plain (HTTP/1.1, a body with a Content-Length) never meet the
 parser callbacks, scopes, tasks and events of an ASGI server: their head is looked up or read once (`heads.py`), their

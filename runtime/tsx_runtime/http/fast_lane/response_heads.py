@@ -1,4 +1,4 @@
-"""The heads of answers as bytes, for the lane that writes them itself: made once for a status and a handler's header block."""
+"""The heads of the fast lane's answers as bytes, cached by status and header block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that many connections have at once, spread over the turns of the event loop, so that none of them takes long."""
+"""Spreads the work of many connections over turns of the event loop, so that no turn takes long."""
 
 from __future__ import annotations
 

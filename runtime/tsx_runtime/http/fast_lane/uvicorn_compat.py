@@ -1,4 +1,4 @@
-"""What the fast lane relies on in uvicorn: its names, whether the installed uvicorn has them, and what is done where it has not."""
+"""What the fast lane uses of uvicorn: the names, a check of the installed version, and the fallback."""
 
 from __future__ import annotations
 

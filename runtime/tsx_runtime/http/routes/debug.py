@@ -1,4 +1,4 @@
-"""Where the time of a request went, at the management address: one by its id, or the slowest hundred."""
+"""The management routes of request times: one request by its id, or the slowest hundred."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What FastAPI and its routes refuse, as the error JSON; beside `errors.py`, which predictions have without a framework."""
+"""Exception handlers that turn FastAPI's errors into the error JSON; predictions use `errors.py` without a framework."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send, s
 
 
 class EarlyResponse(Response):
-    """Goes out while its request's body is still coming, of which the rest is thrown away."""
+    """A response that is sent while its request's body still arrives; the rest of the body is discarded."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_early(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""What operators ask: is it alive (`/livez`), may requests be sent to it (`/readyz`), and TorchServe's `/ping`. No token is needed."""
+"""Health routes: liveness (`/livez`), readiness (`/readyz`), and TorchServe's `/ping`. They need no token."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Tensor(BaseModel):
 
 
 class ModelMetadata(BaseModel):
-    """Of inputs and outputs nothing is known: a handler takes what it takes."""
+    """Inputs and outputs are unknown: only the handler knows what it accepts."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"name": "digits", "versions": ["1.0"], "platform": ""}]})
 

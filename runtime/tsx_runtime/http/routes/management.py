@@ -19,7 +19,7 @@ ModelName = Annotated[str, Path(description="a registered model", examples=["dig
 VersionName = Annotated[str, Path(description="one of its versions", examples=["1.0"])]
 Customized = Annotated[Flag, Query(description="call the handler's describe_handle as well")]
 Changes = Annotated[ScaleParameters, Query()]
-Ignored = Annotated[str | None, Query(deprecated=True, description="accepted for TorchServe's clients; has no effect there or here")]
+Ignored = Annotated[str | None, Query(deprecated=True, description="accepted for TorchServe's clients; has no effect in TorchServe or tsx")]
 
 DESCRIBED: dict[str, Any] = {"response_model": DescribedModels, "responses": openapi.failures(404, 503)}
 UNDER_WAY: dict[int | str, dict[str, Any]] = {202: {"model": Status, "description": "under way"}}

@@ -1,4 +1,4 @@
-"""The parts of the OpenAPI documents that no signature gives: predictions, whose bodies are opaque, and examples."""
+"""Parts of the OpenAPI documents that signatures cannot give: predictions, whose bodies are opaque, and examples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WHY = {
     409: "it is registered already, or has no such state",
     413: "the body is larger than max_request_size",
     429: "there is no room in the queue, where overload_status is 429",
-    500: "the worker died, or could not load the model; the text has its traceback",
+    500: "the worker died, or could not load the model; the message contains its traceback",
     503: "no worker, a full queue, a deadline that cannot be met, or the handler failed",
     507: "the worker ran out of memory",
 }
@@ -39,7 +39,7 @@ _URGENCY = [
     for name, description, least, most in (
         (
             priority.PRIORITY,
-            "of the requests that wait, a greater one is served first; 0 if not given",
+            "of the waiting requests, the one with the highest priority is served first; 0 if not given",
             -priority.MOST_URGENT,
             priority.MOST_URGENT,
         ),

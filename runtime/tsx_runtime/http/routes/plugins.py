@@ -1,4 +1,4 @@
-"""Endpoints that plugins bring: routes of their own, on the listener of their role and behind its guard."""
+"""Endpoints of plugins: routes on the listener of their role, with its authorization."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def check_paths(endpoints: Iterable[Endpoint]) -> None:
         first = endpoint.path.split("/")[1]
         reserved = first in RESERVED_PATHS and endpoint.path != "/ping"
         if reserved or runs_model(endpoint.path) or endpoint.path in seen:
-            raise SettingError(f"a plugin's endpoint {endpoint.path} cannot be: that path is already used")
+            raise SettingError(f"a plugin's endpoint {endpoint.path} cannot be added: that path is already in use")
         if roles.setdefault(first, endpoint.role) != endpoint.role:
             raise SettingError(
-                f"a plugin's endpoint {endpoint.path} cannot be: others below /{first} are of another role, and have another token"
+                f"a plugin's endpoint {endpoint.path} cannot be added: endpoints below /{first} have another role, and so another token"
             )
         seen.add(endpoint.path)
 

@@ -1,4 +1,4 @@
-"""What the management routes share: parameters from a query string or a JSON body, and JSON answers."""
+"""Code that the management routes share: parameters from a query string or a JSON body, and JSON answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def _read(request: Request, limit: int) -> bytes:
     try:
         return await read_body(request.scope, request.receive, limit)
     except PayloadTooLarge as error:
-        text = f"A body of the management API may have {limit} bytes, the lesser of max_management_size and max_request_size. Send less."
+        text = f"A body of the management API may have {limit} bytes, the smaller of max_management_size and max_request_size. Send less."
         raise PayloadTooLarge(text, more=error.more) from None
 
 

@@ -1,4 +1,4 @@
-"""The management routes of rollouts: begin one, look at it, end it."""
+"""The management routes of rollouts: start, show and stop one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The management routes of shadows: what a copied share of a model's requests has shown, and how to begin."""
+"""The management routes of shadows: start one, show its results, stop it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Requests(BaseModel):
 
 
 class Errors(BaseModel):
-    """Of the requests that were compared, answers with 500 or more; and comparisons that could not be made."""
+    """Answers of 500 or more, of the compared requests; and failed comparisons."""
 
     primary: int
     shadow: int
@@ -39,7 +39,7 @@ class Errors(BaseModel):
 
 
 class Rate(BaseModel):
-    """Of the answers that were compared, from 0 to 1. With 95 % confidence the true rate lies between `low` and `high`."""
+    """A share of the compared answers, from 0 to 1. With 95 % confidence the true rate lies between `low` and `high`."""
 
     rate: float
     low: float
@@ -197,7 +197,7 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
         await registry.state.written()
         return json_answer(report(registry, model))
 
-    @router.delete("/models/{model}/shadow", summary="Reset the counters", responses=openapi.failures(404), **answers)
+    @router.delete("/models/{model}/shadow", summary="Reset counters", responses=openapi.failures(404), **answers)
     async def reset(model: ModelName) -> Response:
         """The shadow itself stays: `PATCH /models/{model}/traffic` with `{"shadow": null}` ends it."""
         report(registry, model)

@@ -1,4 +1,4 @@
-"""The management routes of traffic: weights, sticky requests, rules, labels, and the way back."""
+"""The management routes of traffic: weights, sticky requests, rules, labels, and rollback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lets pages of another origin read answers: the three `cors_allowed_...` settings on every answer, and preflights."""
+"""CORS: the three `cors_allowed_...` settings on every answer, and preflight requests."""
 
 from __future__ import annotations
 

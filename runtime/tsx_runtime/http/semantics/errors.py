@@ -1,4 +1,4 @@
-"""Errors on their way to a client: one mapping from an exception to a status and TorchServe's error JSON (contract 1.4)."""
+"""Maps exceptions to a status and TorchServe's error JSON (contract 1.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a request's body and writing an answer straight on ASGI, without a framework in between."""
+"""Reads a request's body and writes an answer directly on ASGI, without a framework."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ async def send_last(send: Send, body: bytes, rest: Receive | None) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-class Platform(Protocol):
+class PlatformHook(Protocol):
     """What a hosting platform asks for in its own way: an ASGI application that decides itself which requests it takes.
 
     It comes before the server's own routes, on both lanes.
@@ -154,7 +154,7 @@ class Platform(Protocol):
 
 
 def raw_path(scope: Scope) -> bytes:
-    """As it was sent, as far as the server tells."""
+    """The path as it was sent, as far as the server reports it."""
     path: bytes | None = scope.get("raw_path")
     return quote(scope["path"]).encode() if path is None else path
 

@@ -1,4 +1,4 @@
-"""Requests that ask where their time went (`Server-Timing`), or that the metrics are to point to (a sampled trace)."""
+"""Requests that get a `Server-Timing` header, or that become exemplars of metrics (a sampled trace)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which paths run a model, and which model: one reading of a URL for both lanes (contract section 1.2)."""
+"""Maps URLs to models: one parser for both lanes (contract section 1.2)."""
 
 from __future__ import annotations
 

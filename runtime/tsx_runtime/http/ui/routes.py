@@ -1,4 +1,4 @@
-"""The web page at `/ui`: its files, which hold no secret, and its own calls below `/ui/api`, behind management's guard."""
+"""The web page at `/ui`: its files, which contain no secrets, and its calls below `/ui/api`, with the management API's authorization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the web page shows of the models, as plain values: one answer a second holds everything that may change."""
+"""The state of all models for the web page, as plain values: one answer per second with everything that may change."""
 
 from __future__ import annotations
 

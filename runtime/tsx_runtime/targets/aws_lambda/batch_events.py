@@ -1,4 +1,4 @@
-"""Requests that do not come by HTTP: those of one event are submitted to the model together, and so run as batches."""
+"""Requests in other events than HTTP: those of one event are submitted to the model together, and so run as batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tsx_runtime.targets.aws_lambda import events as events
 from tsx_runtime.targets.aws_lambda.environment import is_place
 from tsx_runtime.targets.aws_lambda.events import ModelRequest
 from tsx_runtime.targets.aws_lambda.http_events import TooLate, looks_like, too_late
-from tsx_runtime.targets.aws_lambda.results import Result, Results
+from tsx_runtime.targets.aws_lambda.results import Result, ResultSender
 
 SENDING = 0.1  # share of an invocation's time for sending answers elsewhere: messages whose answer is not sent are delivered again
 MESSAGE = "message"  # of TSX_LAMBDA_RESULTS: each says where its answer goes
@@ -81,10 +81,10 @@ def _outcome(task: asyncio.Task[ModelAnswer]) -> ModelAnswer | TsxError:
     raise error
 
 
-class Queue:
+class SqsBatches:
     """Events of SQS. Their messages are one batch, or several by the model's batch size."""
 
-    def __init__(self, registry: Registry, place: str, results: Results, late: Callable[[], object]) -> None:
+    def __init__(self, registry: Registry, place: str, results: ResultSender, late: Callable[[], object]) -> None:
         """`late` is called where there was no time for a message."""
         self._registry = registry
         self._late = late

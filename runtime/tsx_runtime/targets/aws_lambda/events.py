@@ -28,7 +28,7 @@ WARMERS = {"serverless-plugin-warmup"}
 
 
 class ModelRequest(NamedTuple):
-    """A request that did not come by HTTP."""
+    """A request from an event other than HTTP."""
 
     body: bytes
     headers: tuple[tuple[str, str], ...] = ()
@@ -100,7 +100,7 @@ def from_base64(text: str) -> bytes:
 
 
 def message(record: Mapping[str, Any]) -> ModelRequest:
-    """One of SQS. Its attributes are headers; `content-transfer-encoding: base64` says that the body is bytes. Raises BadRequest."""
+    """A request from an SQS message. Attributes are headers; `content-transfer-encoding: base64` marks a binary one. Raises BadRequest."""
     given = record.get("messageAttributes") or {}
     headers = {name.lower(): each["stringValue"] for name, each in given.items() if isinstance(each.get("stringValue"), str)}
     model = headers.pop("tsx-model", None)

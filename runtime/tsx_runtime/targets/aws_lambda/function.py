@@ -1,4 +1,4 @@
-"""A model as a Lambda function: it loads while the environment starts, and answers events of every kind.
+"""A model as a Lambda function: loads while the environment starts, and answers events of every kind.
 
 Between two invocations the environment is frozen, and the event loop with it: nothing here relies on time that passes then. The worker is
 a thread of this process, on the same channel as any other; its event loop runs while the model is waited for, and during invocations.
@@ -32,11 +32,11 @@ from tsx_runtime.errors import LoadFailed, TsxError, Unavailable
 from tsx_runtime.settings.sources import find_config, load_settings
 from tsx_runtime.targets.aws_lambda import events as events
 from tsx_runtime.targets.aws_lambda.app import LambdaApp
-from tsx_runtime.targets.aws_lambda.batch_events import ModelAnswer, Queue, answer_all
+from tsx_runtime.targets.aws_lambda.batch_events import ModelAnswer, SqsBatches, answer_all
 from tsx_runtime.targets.aws_lambda.environment import LARGEST, LambdaSettings, homes, read_environment
 from tsx_runtime.targets.aws_lambda.events import EventRequest
 from tsx_runtime.targets.aws_lambda.http_events import SURELY_FITS, Http, TooLate, Write, too_large, too_late
-from tsx_runtime.targets.aws_lambda.results import Results
+from tsx_runtime.targets.aws_lambda.results import ResultSender
 from tsx_runtime.targets.image.environment import locate_model
 from tsx_runtime.targets.image.model_discovery import found_model
 from tsx_runtime.targets.server.startup import StartModel, load_all, models_from_settings
@@ -64,7 +64,7 @@ class Function:
         self._order = environment.order
         self._env = env
         self._starter = ThreadStarter(hidden=hidden_variables(settings, env))
-        self._results = Results()
+        self._results = ResultSender()
         self._began = time.monotonic()
         self._longest = 0.0  # seconds that an invocation had
         self._is_logged = False
@@ -77,7 +77,7 @@ class Function:
         ordered = [replace(model, order=replace(model.order, **self._order)) for model in models]
         self._loading = asyncio.ensure_future(self._load(ordered))
         self._http = Http(LambdaApp(self._registry, self._settings), self.own.base_path, self._wait, self._late)
-        self._queue = Queue(self._registry, self.own.results, self._results, self._late)
+        self._queue = SqsBatches(self._registry, self.own.results, self._results, self._late)
 
     async def loaded(self, seconds: float | None) -> bool:
         """Whether the model is loaded within that time. Raises LoadFailed."""
@@ -152,7 +152,7 @@ class Function:
             text = "The model has been loading for %.0f s. Try again, or raise the timeout or the memory."
             return StillLoading(text % (time.monotonic() - self._began), retry_after=1)
         if self.own.concurrency == 1 or self._hangs():
-            self.over = "an invocation was abandoned, and the model may still be running it"
+            self.over = "an invocation was abandoned; the model may still be processing it"
         return too_late()
 
     def _hangs(self) -> bool:
@@ -243,7 +243,7 @@ async def begin(env: MutableMapping[str, str]) -> Function:
 def leave(why: str, code: int = 1) -> None:
     """End the process at once, since a thread that hangs would delay an orderly exit. Lambda starts a fresh environment."""
     if why:
-        print(f"this environment ends, and a fresh one takes its place: {why}", file=sys.stderr)
+        print(f"this environment ends, and Lambda starts a new one: {why}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""HTTP requests that come as events: Mangum makes an ASGI scope of each and the platform's form of the answer, whole or part by part."""
+"""HTTP requests in events: Mangum converts each to an ASGI scope, and the answer to the platform's format, whole or streamed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AnswerTooLarge(PayloadTooLarge):
 
 
 class TooLate(Unavailable):
-    """The function's own time is nearly over."""
+    """The function's timeout is nearly over."""
 
     status = 504
 
@@ -199,8 +199,8 @@ def broken_off() -> PredictionFailed:
 
 def too_large(size: int, body: int) -> AnswerTooLarge:
     return AnswerTooLarge(
-        f"The answer has {body} bytes, {size} as Lambda carries it, which takes {LARGEST} (6 MB; of binary data, base64, about 4.5 MB). "
-        "Have the handler answer with less, or put the answer on S3 and return where it is; a function URL that streams "
+        f"The answer has {body} bytes, {size} as sent through Lambda, whose limit is {LARGEST} (6 MB; 4.5 MB of binary data in base64). "
+        "Return a smaller answer, or store it in S3 and return its URL; a function URL that streams "
         "(TSX_LAMBDA_ANSWERS=streamed) carries 200 MB."
     )
 

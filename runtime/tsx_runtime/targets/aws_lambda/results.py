@@ -1,4 +1,4 @@
-"""Where the answers to SQS messages go: objects in S3, or messages of another queue. boto3 is imported once there is something to send."""
+"""Sends the answers to SQS messages to S3, or to another queue. boto3 is imported on first use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Result(NamedTuple):
     body: bytes
 
 
-class Results:
+class ResultSender:
     """Sends answers to S3 or SQS. `client` makes boto3's client of a service."""
 
     def __init__(self, client: Callable[[str], Any] | None = None) -> None:

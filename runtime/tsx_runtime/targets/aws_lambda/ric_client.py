@@ -1,4 +1,4 @@
-"""AWS's own client of Lambda's Runtime API, awslambdaric, around `function.handler`: one invocation after the other."""
+"""Runs `function.handler` by AWS's own client of the Runtime API, awslambdaric: one invocation after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the function by the client of Lambda's Runtime API that the environment asks for."""
+"""Runs the function with the client of the Runtime API that the environment selects."""
 
 from __future__ import annotations
 

@@ -47,13 +47,13 @@ class Invocation:
         return max(0, int((self._deadline - time.time()) * 1000))
 
 
-class Reply(NamedTuple):
+class ApiReply(NamedTuple):
     status: int
     headers: dict[str, str]  # names in lower case
     body: bytes
 
 
-class Connection:
+class RuntimeApiConnection:
     """A connection of one poller, which takes an invocation, answers it and takes the next."""
 
     def __init__(self, address: str) -> None:
@@ -84,14 +84,14 @@ class Connection:
     async def fail_init(self, kind: str, message: str, trace: list[str]) -> None:
         _check(await self._model_request("POST", "init/error", _error(kind, message, trace), {ERROR_TYPE: kind.translate(_ASCII)}))
 
-    def parts(self, id: str) -> Parts:
-        return Parts(self, id)
+    def parts(self, id: str) -> StreamedReply:
+        return StreamedReply(self, id)
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
 
-    async def _model_request(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Reply:
+    async def _model_request(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> ApiReply:
         defaults = {"Content-Type": "application/json", "Content-Length": str(len(body))} if method == "POST" else {}
         try:
             await self.begin(method, path, defaults | (headers or {}), body)
@@ -113,7 +113,7 @@ class Connection:
         self._writer.writelines(pieces)
         await self._writer.drain()
 
-    async def reply(self) -> Reply:
+    async def reply(self) -> ApiReply:
         assert self._reader is not None
         head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         status = int(head[0].split(" ")[1])
@@ -123,7 +123,7 @@ class Connection:
         if headers.get("connection", "").lower() == "close":
             self.close()
             self._writer = None
-        return Reply(status, headers, body)
+        return ApiReply(status, headers, body)
 
     async def _body(self, headers: dict[str, str]) -> bytes:
         assert self._reader is not None
@@ -138,10 +138,10 @@ class Connection:
         return b"".join(parts)
 
 
-class Parts:
-    """An answer that is sent as it comes. Nothing is sent before its first part."""
+class StreamedReply:
+    """A streamed answer. Nothing is sent before its first part."""
 
-    def __init__(self, connection: Connection, id: str) -> None:
+    def __init__(self, connection: RuntimeApiConnection, id: str) -> None:
         self._connection = connection
         self._id = id
         self.begun = False
@@ -177,7 +177,7 @@ class Parts:
             raise ConnectionLost(f"the connection to the Runtime API is lost: {error!r}") from error
 
 
-def _check(reply: Reply) -> None:
+def _check(reply: ApiReply) -> None:
     if reply.status >= 300:
         raise RequestRefused(reply.status, reply.body)
 

@@ -20,7 +20,7 @@ from tsx_runtime.errors import TsxError
 from tsx_runtime.shared.log_format import JsonLines
 from tsx_runtime.targets.aws_lambda import events as events
 from tsx_runtime.targets.aws_lambda.function import Function, begin, leave
-from tsx_runtime.targets.aws_lambda.runtime_api import Connection, ConnectionLost, Invocation, Parts, RequestRefused
+from tsx_runtime.targets.aws_lambda.runtime_api import ConnectionLost, Invocation, RequestRefused, RuntimeApiConnection, StreamedReply
 from tsx_runtime.targets.image.environment import RUNTIME_API
 
 STOP = 1.5  # seconds for running invocations once the environment has to end
@@ -42,9 +42,9 @@ async def _run(env: MutableMapping[str, str]) -> int:
     except (TsxError, ArchiveError, OSError) as error:
         message, trace = getattr(error, "message", str(error)), getattr(error, "traceback", None) or ""
         logger.error("the function cannot start: %s\n%s", message, trace)
-        await Connection(address).fail_init(type(error).__name__, message, trace.splitlines())
+        await RuntimeApiConnection(address).fail_init(type(error).__name__, message, trace.splitlines())
         return 1
-    pollers = [Poller(function, Connection(address)) for _ in range(function.own.concurrency)]
+    pollers = [Poller(function, RuntimeApiConnection(address)) for _ in range(function.own.concurrency)]
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     running = {asyncio.create_task(poller.run()): poller for poller in pollers}
@@ -63,9 +63,9 @@ async def _run(env: MutableMapping[str, str]) -> int:
 
 
 class Poller:
-    """One invocation after the other."""
+    """Handles one invocation after the other."""
 
-    def __init__(self, function: Function, connection: Connection) -> None:
+    def __init__(self, function: Function, connection: RuntimeApiConnection) -> None:
         self._busy = self._leaving = False
         self._function = function
         self._connection = connection
@@ -107,7 +107,7 @@ class Poller:
             logger.error("invocation %s failed unexpectedly", invocation.aws_request_id, exc_info=error)
             await self._fail(invocation, parts, error, str(error), traceback.format_tb(error.__traceback__))
 
-    async def _fail(self, invocation: Invocation, parts: Parts, error: Exception, message: str, trace: list[str]) -> None:
+    async def _fail(self, invocation: Invocation, parts: StreamedReply, error: Exception, message: str, trace: list[str]) -> None:
         kind = type(error).__name__
         if parts.begun:
             await parts.end(kind, message)

@@ -1,4 +1,4 @@
-"""The settings of a container, by its variables and by the layout of its model directory; reads no file but tests which exist.
+"""The settings of a container, from its environment variables and the layout of its model directory.
 
     TSX_MODEL_DIR     where the model lies, /opt/ml/model if not set; KServe puts it into /mnt/models
     TSX_MODEL_NAME    what the one model is called, in place of its archive's own name
@@ -63,7 +63,7 @@ def settings_of(env: Mapping[str, str], place: ModelLocation, file: Path | None,
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSettings:
-    """What a platform's variables set, in tsx's own words."""
+    """The settings in a platform's variables, as tsx's settings."""
 
     variables: dict[str, str]  # TSX_*, as a server's settings are read from
     order: dict[str, Any]  # of each model's registration

@@ -1,4 +1,4 @@
-"""Finds the one model of an image's directory: an archive, an unpacked one, or the layout of SageMaker's PyTorch toolkit.
+"""Finds the model in an image's directory: an archive, an unpacked one, or the layout of SageMaker's PyTorch toolkit.
 
 The toolkit's layout is `code/inference.py` with the user's functions, beside the files that they load, and no manifest:
 https://sagemaker.readthedocs.io/en/stable/frameworks/pytorch/using_pytorch.html

@@ -1,4 +1,4 @@
-"""The server of an image: the one model in its directory, with the settings of a container."""
+"""The server of an image: serves the model in its directory, with the settings of a container."""
 
 from __future__ import annotations
 

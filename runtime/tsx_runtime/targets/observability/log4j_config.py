@@ -46,7 +46,7 @@ def read_log_config(path: Path) -> LogConfig:
     except OSError as error:
         raise SettingError(f"log_config '{path}' cannot be read: {error.strerror}") from error
     except ElementTree.ParseError as error:
-        raise SettingError(f"log_config '{path}' is no log4j2.xml, nor does it end in {', '.join(sorted(OWN_WAY))}: {error}") from error
+        raise SettingError(f"log_config '{path}' is not a log4j2.xml and does not end in {', '.join(sorted(OWN_WAY))}: {error}") from error
     config = LogConfig()
     for element in root.iter():
         tag = element.tag.rpartition("}")[2].lower()

@@ -1,4 +1,4 @@
-"""A log file that takes whole lines or none, is rotated by size, and is created again where it was moved or deleted."""
+"""A log file of whole lines, rotated by size, and created again if it was moved or deleted."""
 
 from __future__ import annotations
 

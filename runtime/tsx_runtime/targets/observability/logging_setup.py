@@ -1,4 +1,4 @@
-"""Where the server's log goes: stderr, or rotated files with TorchServe's names and line formats."""
+"""Sets up the server's log: stderr, or rotated files with TorchServe's names and line formats."""
 
 from __future__ import annotations
 

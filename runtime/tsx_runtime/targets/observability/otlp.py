@@ -1,4 +1,4 @@
-"""Sends spans to a collector by OTLP over HTTP, with OpenTelemetry's own exporter (the extra `otel`), in a thread of its own."""
+"""Sends spans to a collector by OTLP over HTTP, with OpenTelemetry's exporter (the extra `otel`), in a separate thread."""
 
 from __future__ import annotations
 

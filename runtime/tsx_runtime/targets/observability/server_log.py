@@ -1,4 +1,4 @@
-"""Copies the server's log lines about a version (started, died, could not load) to the output kept of its workers."""
+"""Copies the server's log lines about a version (started, died, could not load) to the stored output of its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes that SageMaker needs beside predictions and metrics: `/ping`, `/execution-parameters`, bodies of many lines.
+"""The routes that SageMaker needs in addition to predictions and metrics: `/ping`, `/execution-parameters`, bodies of many lines.
 
 https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html and your-algorithms-batch-code.html
 """
@@ -31,9 +31,9 @@ from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, as_sent, raw_path, read_body, rest_of, send_whole
 from tsx_runtime.http.semantics.urls import Target, check_query, find_target, resolve
 from tsx_runtime.targets.sagemaker.batch_transform import (
-    Form,
     LineAnswer,
     LineFailed,
+    LineFormat,
     accepted_form,
     answer_each,
     as_line,
@@ -57,7 +57,7 @@ ISOLATED = (
 TOLD = b"x-amzn-sagemaker-"  # prefix of the answer headers that SageMaker passes on
 
 
-class SageMaker:
+class SageMakerApp:
     """One model, which loads while SageMaker sends health checks. See `http.semantics.messages.Platform`."""
 
     def __init__(
@@ -135,7 +135,7 @@ class SageMaker:
         resolve(self.registry, target)  # before the body, which would be sent for nothing
         body = await read_body(scope, receive, self.predictions.limit)
         if next(lines_of(body), None) is None:
-            raise BadRequest("The body is empty: each line of it must be one input of the model.")
+            raise BadRequest("The body is empty: each of its lines must be one input of the model.")
         route = resolve(self.registry, target, headers)
         job_of = _job_maker(scope, target, form, route)
         most = self.registry.settings.max_response_size
@@ -144,7 +144,7 @@ class SageMaker:
             line_of = partial(_line, given)
             answers = await unless_gone(receive, answer_each(lines_of(body), route, self._gate(target), job_of, line_of, most))
         except LineFailed as failure:
-            text = f"{failure} No line is answered: correct that line or remove it."
+            text = f"{failure} No line was processed: correct that line or remove it."
             kind = BadRequest.type if failure.status < 500 else TsxError.type
             await self.answer(send, scope, request_id, failure.status, (JSON,), error_body(failure.status, kind, text))
             return
@@ -153,7 +153,7 @@ class SageMaker:
             send, scope, request_id, 200, (*pairs, (b"content-type", given.media_type)), joined(answer.body for answer in answers)
         )
 
-    def _form(self, path: bytes, headers: list[Pair]) -> Form | None:
+    def _form(self, path: bytes, headers: list[Pair]) -> LineFormat | None:
         """The format of a body that is split into lines; None where the model gets it whole."""
         form = form_of(_header(headers, b"content-type"))
         if form is None or self.environment.lines is False:
@@ -211,7 +211,7 @@ def _given_up(version: ModelVersion) -> str:
     return f"the server stopped restarting the workers of {version.name}: {version.last_error or 'they kept dying'}"
 
 
-def _job_maker(scope: Scope, target: Target, form: Form, route: Route) -> Callable[[bytes], WaitingJob]:
+def _job_maker(scope: Scope, target: Target, form: LineFormat, route: Route) -> Callable[[bytes], WaitingJob]:
     headers: list[Pair] = scope["headers"]
     priority, timeout_ms = priority_and_timeout(headers)
     kept = [pair for pair in as_sent(scope) if pair[0].lower() not in (b"content-type", b"content-length", b"transfer-encoding")]
@@ -225,7 +225,7 @@ def _job_maker(scope: Scope, target: Target, form: Form, route: Route) -> Callab
     return job_of
 
 
-def _line(form: Form, answer: LineAnswer) -> bytes:
+def _line(form: LineFormat, answer: LineAnswer) -> bytes:
     try:
         return as_line(answer.body, form)
     except UnicodeDecodeError as error:
@@ -240,7 +240,7 @@ def _json_body(**what: Any) -> bytes:
     return json.dumps(what, ensure_ascii=False).encode() + b"\n"
 
 
-class MultiModel(SageMaker):
+class MultiModel(SageMakerApp):
     """Models that SageMaker loads and unloads; the container is healthy without any."""
 
     def __init__(

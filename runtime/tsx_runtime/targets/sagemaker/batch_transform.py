@@ -23,13 +23,13 @@ QUOTED = 1000  # characters of an error answer that are quoted as the reason of 
 ResultT = TypeVar("ResultT")
 
 
-class Form(NamedTuple):
+class LineFormat(NamedTuple):
     media_type: bytes  # of the whole
     item: bytes  # the type of one line
 
 
-JSON_LINES = Form(b"application/jsonlines", b"application/json")
-CSV = Form(b"text/csv", b"text/csv")
+JSON_LINES = LineFormat(b"application/jsonlines", b"application/json")
+CSV = LineFormat(b"text/csv", b"text/csv")
 FORMS = {
     "application/jsonlines": JSON_LINES,
     "application/x-jsonlines": JSON_LINES,
@@ -42,11 +42,11 @@ MOST_ACCEPTED = 100  # types of an Accept header that are read; the others are i
 ACCEPTED = {**FORMS, "application/json": JSON_LINES}
 
 
-def form_of(content_type: bytes) -> Form | None:
+def form_of(content_type: bytes) -> LineFormat | None:
     return FORMS.get(content_type.partition(b";")[0].strip().lower().decode("latin-1"))
 
 
-def accepted_form(accept: bytes, own: Form) -> Form:
+def accepted_form(accept: bytes, own: LineFormat) -> LineFormat:
     """The first accepted format, in the client's order; the request's own where the client accepts anything, or no known format."""
     for part in accept.decode("latin-1").split(",", MOST_ACCEPTED)[:MOST_ACCEPTED]:
         form = ACCEPTED.get(part.partition(";")[0].strip().lower())
@@ -67,7 +67,7 @@ def lines_of(body: bytes) -> Iterator[tuple[int, bytes]]:
         start, number = end + 1, number + 1
 
 
-def as_line(answer: bytes, form: Form) -> bytes:
+def as_line(answer: bytes, form: LineFormat) -> bytes:
     """An answer as one line. Raises ValueError where it is not text."""
     text = answer.decode("utf-8")
     try:

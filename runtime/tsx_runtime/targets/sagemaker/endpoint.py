@@ -19,7 +19,7 @@ from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.targets.image.environment import MODEL_DIR, MODEL_NAME
 from tsx_runtime.targets.image.model_discovery import HANDLER, found_model, model_directory
 from tsx_runtime.targets.observability.logging_setup import set_up_logging
-from tsx_runtime.targets.sagemaker.app import MultiModel, SageMaker
+from tsx_runtime.targets.sagemaker.app import MultiModel, SageMakerApp
 from tsx_runtime.targets.sagemaker.environment import OWN, SageMakerSettings, read_environment
 from tsx_runtime.targets.sagemaker.multi_model import Models
 from tsx_runtime.targets.server.server import RunningServer, ServeOptions, serve
@@ -45,10 +45,10 @@ def serve_endpoint(env: Mapping[str, str]) -> None:
     async def opened(directory: Path, name: str) -> StartModel:
         return ordered(await asyncio.to_thread(found_model, directory, env, name))
 
-    def hosted(registry: Registry, app: ServerApp) -> SageMaker:
+    def hosted(registry: Registry, app: ServerApp) -> SageMakerApp:
         if environment.multi_model:
             return MultiModel(environment, registry, app, takes_lines, Models(registry, environment.memory, opened))
-        return SageMaker(environment, registry, app, takes_lines)
+        return SageMakerApp(environment, registry, app, takes_lines)
 
     serve(settings, [ordered(model) for model in models], _tell, ServeOptions(hosted=hosted))
 

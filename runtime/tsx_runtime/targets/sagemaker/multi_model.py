@@ -1,4 +1,4 @@
-"""Many models behind one SageMaker endpoint, which loads, invokes and unloads them by routes of its own.
+"""Multi-model endpoints of SageMaker, which loads, invokes and unloads models by its own routes.
 
 https://docs.aws.amazon.com/sagemaker/latest/dg/mms-container-apis.html; the names are SageMaker's, without a meaning. A model without
 room is refused with 507; SageMaker then unloads others and tries again.

@@ -1,4 +1,4 @@
-"""The gRPC listeners: their ports, their certificate, and the log line where the packages of gRPC are missing."""
+"""The gRPC listeners: their ports, their certificate, and a log line if the gRPC packages are missing."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def read_keystore(path: Path, password: str) -> Pem:
     except OSError as error:
         raise SettingError(f"keystore: cannot read {path}: {error.strerror}.") from error
     if data.startswith(JCEKS):
-        raise SettingError(f"keystore: {path} is JCEKS, which tsx does not read. {_CONVERT.format(path=path)} makes one that it does")
+        raise SettingError(f"keystore: {path} has the type JCEKS, which tsx does not read. {_CONVERT.format(path=path)} converts it")
     try:
         pem = _read_jks(data, password) if data.startswith(JKS) else _read_pkcs12(data, password)
     except (struct.error, EOFError) as error:
@@ -41,7 +41,7 @@ def read_keystore(path: Path, password: str) -> Pem:
     except ValueError as error:
         raise SettingError(f"keystore: {path} cannot be opened: {error}. Is keystore_pass right?") from error
     if pem is None:
-        raise SettingError(f"keystore: {path} holds no private key; `keytool -list -keystore {path}` shows what it has")
+        raise SettingError(f"keystore: {path} contains no private key; `keytool -list -keystore {path}` shows its content")
     return pem
 
 

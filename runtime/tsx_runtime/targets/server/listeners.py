@@ -1,4 +1,4 @@
-"""The sockets that listen at the addresses of the settings."""
+"""The listening sockets of the configured addresses."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
 from tsx_runtime.core.telemetry.time_series import TimeSeries, sampling
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.app import ServerApp, build_apps
-from tsx_runtime.http.semantics.messages import Platform
+from tsx_runtime.http.semantics.messages import PlatformHook
 from tsx_runtime.metrics.torchserve_log import metric_tasks
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.log_format import is_terminal, writes_json
@@ -65,7 +65,7 @@ class RunningServer:
     registry: Registry
 
 
-class HostedPlatform(Platform, Protocol):
+class HostedPlatform(PlatformHook, Protocol):
     """A platform that sends health checks from the server's first moment on."""
 
     async def load(self, models: Sequence[StartModel]) -> None:
@@ -74,7 +74,7 @@ class HostedPlatform(Platform, Protocol):
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """How a server starts where that differs from `tsx serve`."""
+    """Options of a server's start that differ from `tsx serve`."""
 
     answer_first: bool = False  # models load while the server already answers, and it continues without those that fail
     snapshots: Snapshots | None = None

@@ -1,4 +1,4 @@
-"""Which models and workflows a server loads at its start, and loading them."""
+"""Loads the models and workflows of a server at its start."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _from_entry(name: str, file: str, store: Path | None) -> StartModel:
     if is_url(file):
         return StartModel(None, order)
     if store is None and not Path(file).is_absolute():
-        raise SettingError(f"'{file}' is to be loaded, but model_store is not set: give the directory that holds the archives")
+        raise SettingError(f"'{file}' cannot be found, because model_store is not set: give the directory that holds the archives")
     return StartModel(Path(file) if store is None else store / file, order)
 
 

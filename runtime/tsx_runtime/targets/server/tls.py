@@ -1,4 +1,4 @@
-"""The certificate of https addresses: read once at the start, or an error that says what to do."""
+"""The certificate of https addresses: read once at the start."""
 
 from __future__ import annotations
 

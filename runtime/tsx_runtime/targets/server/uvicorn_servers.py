@@ -1,4 +1,4 @@
-"""The servers at the bound addresses, uvicorn's and gRPC's: how they start, and in which order they stop."""
+"""The uvicorn and gRPC servers of the bound addresses: their start, and the order of their stop."""
 
 from __future__ import annotations
 

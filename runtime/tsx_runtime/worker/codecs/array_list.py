@@ -1,4 +1,4 @@
-"""An array that can stand where handlers expect a list."""
+"""An array that handlers can use like a list."""
 
 from __future__ import annotations
 

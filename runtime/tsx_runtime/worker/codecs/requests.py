@@ -30,7 +30,7 @@ _INPUTS = INPUTS.decode()
 _TENSORS = f"\r\n{TENSORS_HEAD.decode()}: "
 
 
-class Part(NamedTuple):
+class FormPart(NamedTuple):
     """One field of a form."""
 
     name: str
@@ -151,7 +151,7 @@ def _charset(options: str) -> str:
     return parameters.get(b"charset", b"utf-8").decode("latin-1") or "utf-8"
 
 
-def read_multipart(content_type: str, body: Buffer) -> list[Part]:
+def read_multipart(content_type: str, body: Buffer) -> list[FormPart]:
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
         raise BadRequest("The multipart/form-data request has no boundary in its Content-Type header.")
@@ -182,7 +182,7 @@ class _PartReader:
     """Collects the parser's events."""
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[FormPart] = []
         self.complete = False
         self._headers: dict[bytes, bytes] = {}
         self._name = b""
@@ -228,7 +228,7 @@ class _PartReader:
         if content_type is None and b"filename" in options:
             content_type = b"application/octet-stream"
         media_type = None if content_type is None else content_type.decode("latin-1")
-        self.parts.append(Part(name.decode("utf-8", "replace"), media_type, self._data))
+        self.parts.append(FormPart(name.decode("utf-8", "replace"), media_type, self._data))
 
     def _end(self) -> None:
         self.complete = True

@@ -1,4 +1,4 @@
-"""Streamed answers: the parts that a handler sends before it returns the last one. Contract sections 1.2 and 5.8."""
+"""Streamed answers: the parts that a handler sends before it returns. Contract sections 1.2 and 5.8."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class TextIteratorStreamerBatch:
-    """Give it to `model.generate(..., streamer=...)` in a thread, and iterate over it: each item is a list with the new text of each row.
+    """Pass it to `model.generate(..., streamer=...)` in a thread, and iterate over it: each item is a list with the new text of each row.
 
     A word is emitted once the space behind it is known, so that emitted text never changes.
     """

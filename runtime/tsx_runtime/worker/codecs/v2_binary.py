@@ -1,4 +1,4 @@
-"""Tensors of the Open Inference Protocol with its binary extension: a request's into arrays, a handler's result into an answer.
+"""Tensors of the Open Inference Protocol with its binary extension: requests to arrays, results to answers.
 
 A body of this kind is JSON and, behind it, the bytes of those tensors whose `binary_data_size` the JSON names; a header tells how
 long the JSON is. gRPC's ModelInfer comes in the same form. A handler gets `body`: the JSON's dict, with an array in each `data`. What

@@ -1,4 +1,4 @@
-"""Tensors in JSON, as the Open Inference Protocol writes them: a name, a shape, a datatype and the numbers in one row.
+"""Tensors in the JSON of the Open Inference Protocol: a name, a shape, a datatype and the flat numbers.
 
 https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md
 """
@@ -49,7 +49,7 @@ def read_input(entry: Any) -> dict[str, Any]:
 
 
 def output_tensor(name: str, value: Any) -> dict[str, Any]:
-    """Of a tensor or an array, or of numbers and texts in lists; what is neither stands in a row of its own, as BYTES."""
+    """A tensor from an array, or from numbers and texts in lists; any other value becomes one row of BYTES."""
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
         kind = str(value.dtype).rpartition(".")[2]
         if kind in DATATYPES:

@@ -1,1 +1,1 @@
-"""What a worker reports: printed lines, profiles, memory, tracebacks."""
+"""Diagnostics of a worker: printed lines, profiles, memory, tracebacks."""

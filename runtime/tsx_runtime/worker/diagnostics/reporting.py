@@ -18,7 +18,7 @@ from typing import Any
 
 from tsx_runtime.shared.nonblocking_output import LossyOutput
 from tsx_runtime.wire import Kind
-from tsx_runtime.worker.channel import Channel
+from tsx_runtime.worker.channel import FrameSocket
 from tsx_runtime.worker.diagnostics.tracebacks import format_error
 from tsx_runtime.worker.exceptions import presentable
 
@@ -91,7 +91,7 @@ class _Errors(logging.Handler):
 
 
 @contextmanager
-def reporting(channel: Channel, running: Callable[[], Sequence[str]] = tuple) -> Iterator[None]:
+def reporting(channel: FrameSocket, running: Callable[[], Sequence[str]] = tuple) -> Iterator[None]:
     """While this is open, the worker's logged errors and this process's output are reported to the front end.
 
     `running`: the ids of the requests that run.
@@ -116,7 +116,7 @@ def reporting(channel: Channel, running: Callable[[], Sequence[str]] = tuple) ->
             _tell(channel, buffer)
 
 
-def _send(channel: Channel, buffer: ReportBuffer, over: threading.Event) -> None:
+def _send(channel: FrameSocket, buffer: ReportBuffer, over: threading.Event) -> None:
     with suppress(OSError):  # the front end is gone, which its reader finds out
         while not over.is_set():
             buffer.due.wait()
@@ -124,7 +124,7 @@ def _send(channel: Channel, buffer: ReportBuffer, over: threading.Event) -> None
                 _tell(channel, buffer)
 
 
-def _tell(channel: Channel, buffer: ReportBuffer) -> None:
+def _tell(channel: FrameSocket, buffer: ReportBuffer) -> None:
     report = buffer.take()
     if report is not None:
         channel.send(Kind.REPORT, 0, extra=json.dumps(report).encode())

@@ -1,4 +1,4 @@
-"""Tracebacks that quote the model's own files only: a path, or a link, may name any file that this process can read."""
+"""Tracebacks that quote only the model's own files: a path or a link could name any file that this process can read."""
 
 from __future__ import annotations
 

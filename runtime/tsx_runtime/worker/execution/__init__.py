@@ -1,1 +1,1 @@
-"""How a batch goes through a handler."""
+"""Runs batches through a handler."""

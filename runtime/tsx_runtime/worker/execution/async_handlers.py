@@ -1,4 +1,4 @@
-"""Asynchronous handlers: each request is a task of its own on one event loop, and is answered when it is done.
+"""Asynchronous handlers: each request is a separate task on one event loop, and is answered when it is done.
 
 `async def handle(self, data, context)` gets one request at a time, and a context of its own; it shares with the others
 the attributes that the handler set on the context when it was loaded. Contract section 6.6.
@@ -17,12 +17,12 @@ from contextlib import suppress
 from functools import partial
 
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
-from tsx_runtime.worker.channel import Channel
+from tsx_runtime.worker.channel import FrameSocket
 from tsx_runtime.worker.codecs.responses import GONE, Answer, encode_answers, failure, is_device_lost, mismatch
 from tsx_runtime.worker.codecs.v2_binary import tensor_responses
 from tsx_runtime.worker.diagnostics import printing
 from tsx_runtime.worker.execution import step_times
-from tsx_runtime.worker.execution.batch import Model, Outcome, Pieces, read_requests
+from tsx_runtime.worker.execution.batch import Outcome, Pieces, ServedModel, read_requests
 from tsx_runtime.worker.execution.continuous import with_metrics
 from tsx_runtime.worker.execution.prefetch import keep
 from tsx_runtime.worker.execution.step_times import Laps
@@ -32,9 +32,11 @@ logger = logging.getLogger("tsx.worker")
 
 
 class ConcurrentRequests:
-    """The tasks of the running requests."""
+    """The tasks of running requests."""
 
-    def __init__(self, channel: Channel, model: Model, on_other: Callable[[Channel, Frame], None], on_request: Callable[[], None]) -> None:
+    def __init__(
+        self, channel: FrameSocket, model: ServedModel, on_other: Callable[[FrameSocket, Frame], None], on_request: Callable[[], None]
+    ) -> None:
         self._channel = channel
         self._model = model
         self._on_other = on_other
@@ -110,7 +112,7 @@ class ConcurrentRequests:
         self._channel.send(Kind.PIECE, batch, [(position, headers, body)])
 
 
-def serve(channel: Channel, model: Model, on_other: Callable[[Channel, Frame], None], on_request: Callable[[], None]) -> None:
+def serve(channel: FrameSocket, model: ServedModel, on_other: Callable[[FrameSocket, Frame], None], on_request: Callable[[], None]) -> None:
     """On the loop that `initialize` ran on, if it was a coroutine: tasks that it started there continue."""
 
     async def run() -> None:
@@ -119,7 +121,7 @@ def serve(channel: Channel, model: Model, on_other: Callable[[Channel, Frame], N
     model.coroutines.finish(run())
 
 
-def answer(model: Model, items: Sequence[Item]) -> Outcome:
+def answer(model: ServedModel, items: Sequence[Item]) -> Outcome:
     """The answers to requests that arrive together, once all are complete."""
     lost = False
 
@@ -139,7 +141,7 @@ def answer(model: Model, items: Sequence[Item]) -> Outcome:
     return Outcome(answers, lost)
 
 
-async def _answer_of(model: Model, items: Sequence[Item], send: SendPiece) -> Answer:
+async def _answer_of(model: ServedModel, items: Sequence[Item], send: SendPiece) -> Answer:
     refused: dict[int, Answer] = {}
     requests = read_requests(items, range(1), model, refused)
     if refused:

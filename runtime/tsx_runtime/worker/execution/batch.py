@@ -1,4 +1,4 @@
-"""One batch: parse the bodies, call the handler, encode its results. Whatever a handler does, each request gets an answer."""
+"""Runs one batch: parses the bodies, calls the handler, encodes its results. Whatever a handler does, each request gets an answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tsx_runtime.worker.exceptions import BadRows, ClientsGone, PredictionExcept
 from tsx_runtime.worker.execution.recovery import Ceiling, Place, Search, place_of
 from tsx_runtime.worker.execution.step_times import Laps
 from tsx_runtime.worker.handler_api.context import BatchState, Context, SendPiece
-from tsx_runtime.worker.handler_api.loader import Coroutines, Entry
+from tsx_runtime.worker.handler_api.loader import Coroutines, LoadedHandler
 from tsx_runtime.worker.handler_api.metrics import Dimension, Metrics, MetricTypes, PredictionTime
 
 WISHES = "\r\nexplain: true\r\n", "\r\ndescribe: true\r\n"  # headers, as they stand in a request's meta in lower case
@@ -39,10 +39,10 @@ _GIVEN_UP = "%d more requests of the batch fail without a retry: those retried f
 logger = logging.getLogger("tsx.worker")
 
 
-class Model(NamedTuple):
+class ServedModel(NamedTuple):
     """A loaded model, and the settings of its batches."""
 
-    entry: Entry
+    entry: LoadedHandler
     context: Context
     coroutines: Coroutines
     decode: bool
@@ -66,7 +66,7 @@ class Outcome(NamedTuple):
     device_lost: bool
 
 
-class Requests(NamedTuple):
+class RequestLists(NamedTuple):
     """The requests of a batch that the handler is called with, as parallel lists."""
 
     positions: list[int]  # in the batch
@@ -78,7 +78,7 @@ class Requests(NamedTuple):
 class PreparedBatch(NamedTuple):
     """A batch that was preprocessed while the one before it ran."""
 
-    requests: Requests
+    requests: RequestLists
     refused: dict[int, Answer]
     state: BatchState
     finish: Callable[[], Any]  # the other steps; raises the error of the first ones
@@ -120,7 +120,7 @@ def check_piece(body: Buffer, limit: int) -> None:
 
 
 def answer_batch(
-    model: Model, items: Sequence[Item], send: SendPiece, ahead: PreparedBatch | None = None, began: float | None = None
+    model: ServedModel, items: Sequence[Item], send: SendPiece, ahead: PreparedBatch | None = None, began: float | None = None
 ) -> Outcome:
     """`began`: time.monotonic(), where the caller knows it."""
     batch = _Batch(model, items, send, time.monotonic() if began is None else began)
@@ -136,8 +136,8 @@ def answer_batch(
     return Outcome([answers[position] for position in range(len(items))], batch.lost)
 
 
-def read_requests(items: Sequence[Item], positions: Iterable[int], model: Model, refused: dict[int, Answer]) -> Requests:
-    requests = Requests([], [], [], {})
+def read_requests(items: Sequence[Item], positions: Iterable[int], model: ServedModel, refused: dict[int, Answer]) -> RequestLists:
+    requests = RequestLists([], [], [], {})
     kept, metas, rows, all_parts = requests
     decode = model.decode
     for position in positions:
@@ -162,7 +162,7 @@ def read_requests(items: Sequence[Item], positions: Iterable[int], model: Model,
     return requests
 
 
-def groups(requests: Requests) -> list[Requests]:
+def groups(requests: RequestLists) -> list[RequestLists]:
     """Handlers check only the first request of a batch for explain or describe, so such a request is a batch of its own."""
     if not may_ask_explain("".join(requests.metas)):  # one check for all: hardly any batch has one
         return [requests]
@@ -176,9 +176,9 @@ def may_ask_explain(meta: str) -> bool:
     return ": True\r\n" in meta
 
 
-def _only(requests: Requests, kept: Sequence[int]) -> Requests:
+def _only(requests: RequestLists, kept: Sequence[int]) -> RequestLists:
     positions, metas, rows, forms = requests
-    return Requests(
+    return RequestLists(
         [positions[idx] for idx in kept],
         [metas[idx] for idx in kept],
         [rows[idx] for idx in kept],
@@ -191,7 +191,7 @@ class _Batch:
 
     __slots__ = ("_began", "_items", "_model", "_send", "answers", "lost", "over")
 
-    def __init__(self, model: Model, items: Sequence[Item], send: SendPiece, began: float) -> None:
+    def __init__(self, model: ServedModel, items: Sequence[Item], send: SendPiece, began: float) -> None:
         self.answers: dict[int, Answer] = {}
         self.lost = False  # whether the device is
         self.over = False  # whether all clients have disconnected
@@ -200,7 +200,7 @@ class _Batch:
         self._send = send
         self._began = began
 
-    def answer(self, requests: Requests, ahead: PreparedBatch | None = None) -> None:
+    def answer(self, requests: RequestLists, ahead: PreparedBatch | None = None) -> None:
         size = self._model.ceiling.size
         if not requests.rows or self.over:
             return
@@ -209,7 +209,7 @@ class _Batch:
         elif (problem := self._attempt(requests, ahead)) is not None and problem.left:
             self._in_parts(requests.positions, problem)
 
-    def _attempt(self, requests: Requests, ahead: PreparedBatch | None = None) -> _Failure | None:
+    def _attempt(self, requests: RequestLists, ahead: PreparedBatch | None = None) -> _Failure | None:
         """Call the handler once. None where its result answers all requests."""
         model, context = self._model, self._model.context
         pieces = Pieces(requests.positions, self._send, model.max_response_size)
@@ -235,7 +235,7 @@ class _Batch:
             tell_ceiling(model)
         return None
 
-    def _failed(self, error: BaseException, requests: Requests, begun: set[int]) -> _Failure:
+    def _failed(self, error: BaseException, requests: RequestLists, begun: set[int]) -> _Failure:
         """Requests that can be tried again stay open; the others, and those whose answer has begun, are answered and logged."""
         model, positions = self._model, requests.positions
         if isinstance(error, ClientsGone):
@@ -324,16 +324,16 @@ class _Batch:
         return problem
 
 
-def note_out_of_memory(model: Model, size: int, again: bool) -> None:
+def note_out_of_memory(model: ServedModel, size: int, again: bool) -> None:
     model.ceiling.failed(size)
-    text = "%d requests at once do not fit the device's memory: from now on the handler gets %d at most%s"
+    text = "%d requests do not fit the device's memory together: from now on the handler gets at most %d%s"
     logger.warning(text, size, model.ceiling.size, "; these are retried" if again else "")
     if again:
         model.metrics.add_counter("tsx_oom_retries_total", 1, dimensions=[Dimension("worker", model.worker)])
     tell_ceiling(model)
 
 
-def tell_ceiling(model: Model) -> None:
+def tell_ceiling(model: ServedModel) -> None:
     """As a metric; 0 where there is none."""
     labels = [Dimension("worker", model.worker)]
     model.metrics.add_metric("tsx_batch_ceiling", model.ceiling.size or 0, "count", None, labels, MetricTypes.GAUGE)

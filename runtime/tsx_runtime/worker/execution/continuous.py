@@ -1,4 +1,4 @@
-"""Continuous batching: the handler is called again and again with the current requests, until each answer is complete.
+"""Continuous batching: calls the handler repeatedly with the current requests, until each answer is complete.
 
 The handler's result for a request is the next part of its answer. `context.stopping_criteria` says whether it was the
 last: one callable a request, in the batch's order, which gets the handler's result for it. A handler that sets none
@@ -16,10 +16,10 @@ from typing import Any
 
 from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
-from tsx_runtime.worker.channel import Channel, OutFrame
+from tsx_runtime.worker.channel import FrameSocket, OutFrame
 from tsx_runtime.worker.codecs.responses import GONE, NEXT, Answer, encode_answers, failure, is_device_lost, mismatch, streamed_headers
 from tsx_runtime.worker.execution import step_times
-from tsx_runtime.worker.execution.batch import Model, Outcome, check_piece, read_requests
+from tsx_runtime.worker.execution.batch import Outcome, ServedModel, check_piece, read_requests
 from tsx_runtime.worker.execution.continuous_members import Membership
 from tsx_runtime.worker.execution.step_times import StepTotals
 from tsx_runtime.worker.handler_api.context import Context, SendPiece
@@ -32,7 +32,7 @@ Send = Callable[[Sequence[OutFrame]], None]
 
 
 @dataclass(eq=False, slots=True)
-class Member:
+class BatchMember:
     """One request, from its first call to its last."""
 
     batch: int
@@ -60,12 +60,12 @@ class Member:
 class ContinuousBatch:
     """All requests that a worker is answering."""
 
-    def __init__(self, model: Model, send: Send) -> None:
+    def __init__(self, model: ServedModel, send: Send) -> None:
         self.lost = False  # whether the device is
         self._model = model
         self._send = send
-        self._members: Membership[Member] = Membership(model.retry)
-        self._by_batch: dict[int, Member] = {}
+        self._members: Membership[BatchMember] = Membership(model.retry)
+        self._by_batch: dict[int, BatchMember] = {}
         self._spent = StepTotals()
 
     def __bool__(self) -> bool:
@@ -78,7 +78,7 @@ class ContinuousBatch:
             self._send([(Kind.REPLY, batch, [refused[0]], b"")])
             return
         before = list(self._spent.seconds)
-        member = Member(batch, requests.metas[0], requests.rows[0], requests.parts.get(0), time.monotonic(), before)
+        member = BatchMember(batch, requests.metas[0], requests.rows[0], requests.parts.get(0), time.monotonic(), before)
         self._by_batch[batch] = member
         self._members.join(member)
 
@@ -111,11 +111,11 @@ class ContinuousBatch:
             self._spent.add(time.monotonic() - start, laps)
             self._on_success(members, results)
 
-    def _on_success(self, members: list[Member], results: list[Any]) -> None:
+    def _on_success(self, members: list[BatchMember], results: list[Any]) -> None:
         context = self._model.context
         answers = encode_answers(results, context, self._model.max_response_size)
         frames: list[OutFrame] = []
-        over: list[Member] = []
+        over: list[BatchMember] = []
         for idx, (member, value, answer) in enumerate(zip(members, results, answers, strict=True)):
             member.row, member.called = {}, True
             if answer[0] == 200:
@@ -139,7 +139,7 @@ class ContinuousBatch:
             return failure(error)
         return answer if last else (MORE, answer[1], answer[2])
 
-    def _on_failure(self, members: list[Member], error: BaseException) -> None:
+    def _on_failure(self, members: list[BatchMember], error: BaseException) -> None:
         self.lost = is_device_lost(error)
         failed = members if self.lost else self._members.failed()
         for member in members:
@@ -154,10 +154,10 @@ class ContinuousBatch:
             logger.error("the handler failed for the requests %s", ids, exc_info=error)
         self._send([self._reply(member, failure(error)) for member in failed])
 
-    def _reply(self, member: Member, answer: Answer) -> OutFrame:
+    def _reply(self, member: BatchMember, answer: Answer) -> OutFrame:
         return (Kind.REPLY, member.batch, [answer], self._spent.since(member.came, member.before))
 
-    def _sender(self, members: list[Member]) -> SendPiece:
+    def _sender(self, members: list[BatchMember]) -> SendPiece:
         """For parts that the handler sends within a call; they are sent before its result."""
 
         def send(idx: int, headers: Buffer, body: Buffer) -> None:
@@ -168,7 +168,7 @@ class ContinuousBatch:
         return send
 
 
-def serve(channel: Channel, model: Model, on_other: Callable[[Channel, Frame], None], on_request: Callable[[], None]) -> None:
+def serve(channel: FrameSocket, model: ServedModel, on_other: Callable[[FrameSocket, Frame], None], on_request: Callable[[], None]) -> None:
     """Serve until the front end closes or the device is lost. `on_other` gets frames that are neither requests nor cancellations."""
     batch = ContinuousBatch(model, lambda frames: channel.send_all(with_metrics(model, frames)))
     while not batch.lost:
@@ -187,7 +187,7 @@ def serve(channel: Channel, model: Model, on_other: Callable[[Channel, Frame], N
         batch.step()
 
 
-def answer(model: Model, items: Sequence[Item]) -> Outcome:
+def answer(model: ServedModel, items: Sequence[Item]) -> Outcome:
     """The last parts of the answers to requests that arrive together, once all are complete or the device is lost."""
     last: dict[int, Answer] = {}
     batch = ContinuousBatch(model, lambda frames: last.update({number: sent[0] for kind, number, sent, _ in frames if kind is Kind.REPLY}))
@@ -198,7 +198,7 @@ def answer(model: Model, items: Sequence[Item]) -> Outcome:
     return Outcome([last[number] for number in sorted(last)], batch.lost)
 
 
-def with_metrics(model: Model, frames: Sequence[OutFrame]) -> list[OutFrame]:
+def with_metrics(model: ServedModel, frames: Sequence[OutFrame]) -> list[OutFrame]:
     """Reported metrics go with the next reply."""
     out = list(frames)
     for idx, (kind, batch, items, times) in enumerate(out):

@@ -1,4 +1,4 @@
-"""Micro-batches: a batch is cut, and its parts pass through preprocess, inference and postprocess side by side.
+"""Micro-batches: splits a batch, and runs its parts through preprocess, inference and postprocess in parallel.
 
 So the next part is preprocessed while the model runs this one. Contract section 6.2:
 
@@ -24,7 +24,7 @@ from tsx_runtime.worker.exceptions import BadRows, LoadError
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.step_times import STAGES
 from tsx_runtime.worker.handler_api.context import Context
-from tsx_runtime.worker.handler_api.loader import Entry
+from tsx_runtime.worker.handler_api.loader import LoadedHandler
 
 BASE = "tsx_runtime.worker.handlers.base"
 
@@ -138,7 +138,7 @@ class _Flow:
             self.done.set_result(data)
 
 
-def with_micro_batches(entry: Entry, context: Context) -> Entry:
+def with_micro_batches(entry: LoadedHandler, context: Context) -> LoadedHandler:
     """Micro-batches as `micro_batching` in model-config.yaml says, unless the handler makes its own. Raises `LoadError`."""
     wanted = context.model_yaml_config.get("micro_batching")
     handler = entry.instance

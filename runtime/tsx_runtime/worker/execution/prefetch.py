@@ -1,4 +1,4 @@
-"""Prepares the next batch while the model runs this one: one thread reads frames and preprocesses, the worker's own runs the model.
+"""Prepares the next batch while the model runs this one: one thread reads frames and preprocesses, the main thread runs the model.
 
 Only for handlers with three separate steps: those derived from `BaseHandler` that have no `handle` of their own. Batches
 are answered in their order. A batch that cannot be prepared ahead is handled in its turn, as without a second thread.
@@ -22,11 +22,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tsx_runtime.wire import Buffer, Item, Kind
-from tsx_runtime.worker.channel import Channel
+from tsx_runtime.worker.channel import FrameSocket
 from tsx_runtime.worker.codecs.responses import Answer
 from tsx_runtime.worker.diagnostics import profiling
 from tsx_runtime.worker.execution import step_times
-from tsx_runtime.worker.execution.batch import Model, PreparedBatch, may_ask_explain, read_requests
+from tsx_runtime.worker.execution.batch import PreparedBatch, ServedModel, may_ask_explain, read_requests
 
 BASE = "tsx_runtime.worker.handlers.base"
 
@@ -34,7 +34,7 @@ logger = logging.getLogger("tsx.worker")
 
 
 class OutOfTurn(RuntimeError):
-    """In `preprocess` a handler does something that only the current batch may do."""
+    """A handler did something in `preprocess` that only the current batch may do."""
 
 
 class ReadBatch(NamedTuple):
@@ -46,7 +46,7 @@ class ReadBatch(NamedTuple):
     began: float | None  # time.monotonic() when it was prepared
 
 
-def overlaps(model: Model) -> bool:
+def overlaps(model: ServedModel) -> bool:
     """Whether the steps of this model's handler may run side by side."""
     wanted = model.context.model_yaml_config.get("overlapPreprocessing", "auto")
     handler = model.entry.instance
@@ -64,7 +64,7 @@ def overlaps(model: Model) -> bool:
     return wanted is True or type(handler).preprocess.__module__.startswith("tsx_runtime.")
 
 
-def read_ahead(channel: Channel, model: Model, on_other: Callable[..., None]) -> Iterator[ReadBatch]:
+def read_ahead(channel: FrameSocket, model: ServedModel, on_other: Callable[..., None]) -> Iterator[ReadBatch]:
     """The batches as they arrive, each prepared while the one before it is answered. `on_other` gets all other frames.
 
     Raises the errors of reading; ends when the front end has closed.
@@ -81,7 +81,7 @@ def read_ahead(channel: Channel, model: Model, on_other: Callable[..., None]) ->
         del waiting  # an idle worker keeps no body in memory
 
 
-def _read(channel: Channel, model: Model, on_other: Callable[..., None], side: _Side, ready: queue.Queue[Any]) -> None:
+def _read(channel: FrameSocket, model: ServedModel, on_other: Callable[..., None], side: _Side, ready: queue.Queue[Any]) -> None:
     try:
         with side.entered():
             while (frame := channel.read()) is not None:
@@ -110,7 +110,7 @@ def keep(items: Sequence[Item]) -> list[Item]:
     return [(code, bytes(meta), memoryview(body) if isinstance(body, bytearray) else bytes(body)) for code, meta, body in items]
 
 
-def prepare(model: Model, items: Sequence[Item], side: _Side) -> PreparedBatch | None:
+def prepare(model: ServedModel, items: Sequence[Item], side: _Side) -> PreparedBatch | None:
     """Run the first steps of a batch. Their errors are raised in the batch's turn."""
     refused: dict[int, Answer] = {}
     requests = read_requests(items, range(len(items)), model, refused)

@@ -1,4 +1,4 @@
-"""What to try when a call of the handler fails for a batch: which parts, in which order, and when to stop. No call is made here.
+"""Decides the retries after a handler has failed for a batch: which parts, in which order, and when to stop. Makes no call.
 
 A batch that fails is tried again in parts, so that one bad request fails no other. Three rules:
 

@@ -1,4 +1,4 @@
-"""How long the steps of a handler take: `preprocess`, `inference` and `postprocess`, whichever code calls them.
+"""Measures the steps of a handler: `preprocess`, `inference` and `postprocess`, whichever code calls them.
 
 Each step of a handler's object is put behind a `Step`, so that a `handle` of a user's own which calls `self.preprocess` is seen as well
 as that of `BaseHandler`. Time spent in a nested step counts for that step. The laps go to the list that was started last in this

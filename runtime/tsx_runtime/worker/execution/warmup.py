@@ -1,4 +1,4 @@
-"""The first requests of a model, before the server knows that it is loaded: `warmup` of its model-config.yaml.
+"""Warm-up requests, sent to a model before it counts as loaded: `warmup` of its model-config.yaml.
 
 What is slow once (kernels that are chosen, graphs that are compiled, caches that are filled) is not slow for a client.
 """
@@ -19,7 +19,7 @@ from tsx_runtime.wire import Buffer, Item
 from tsx_runtime.worker.codecs.responses import Answer
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.execution import async_handlers, continuous
-from tsx_runtime.worker.execution.batch import Model, answer_batch
+from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
 from tsx_runtime.worker.handler_api.loader import own_file
 
 MOST = 100  # requests of a recording, where no `count` says more
@@ -27,7 +27,7 @@ MOST = 100  # requests of a recording, where no `count` says more
 logger = logging.getLogger("tsx.worker")
 
 
-def warm_up(model: Model, config: ModelConfig, directory: Path, batch_size: int, sequence: tuple[str, str, str] | None) -> None:
+def warm_up(model: ServedModel, config: ModelConfig, directory: Path, batch_size: int, sequence: tuple[str, str, str] | None) -> None:
     """`sequence`: of a stateful model, the names of the headers that tell a request's sequence, its start and its end.
 
     Raises LoadError where a required request fails.
@@ -90,7 +90,7 @@ def _item(number: int, query: str, headers: dict[str, str], body: bytes, sequenc
     return 0, wire.request_meta(id, query.encode("latin-1", "replace"), block), body
 
 
-def _answers(model: Model, items: list[Item]) -> list[Answer]:
+def _answers(model: ServedModel, items: list[Item]) -> list[Answer]:
     if model.mode == "continuous":
         outcome = continuous.answer(model, items)
     elif model.mode == "async":

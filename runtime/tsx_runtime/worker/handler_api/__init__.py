@@ -1,1 +1,1 @@
-"""What a handler sees: context, metrics, exceptions, TorchServe's module names."""
+"""The API for handlers: context, metrics, exceptions, TorchServe's module names."""

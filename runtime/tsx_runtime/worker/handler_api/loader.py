@@ -43,7 +43,7 @@ ELSEWHERE = {  # TorchServe's other built-in handlers: what to do instead
 }
 
 
-class Entry(NamedTuple):
+class LoadedHandler(NamedTuple):
     """`call(data, context)` answers a batch; `instance` is the handler's object where it is a class."""
 
     call: Callable[[Any, Context], Any]
@@ -72,7 +72,7 @@ class Coroutines:
             self._loop = None
 
 
-def load_entry(handler: str, model_dir: Path, context: Context, coroutines: Coroutines) -> Entry:
+def load_entry(handler: str, model_dir: Path, context: Context, coroutines: Coroutines) -> LoadedHandler:
     """Import and initialise. Raises `LoadError`, with the handler's own exception as its cause where it raised one."""
     fault = handler_fault(handler) if handler else None
     if fault:  # also where the front end has not checked
@@ -80,7 +80,7 @@ def load_entry(handler: str, model_dir: Path, context: Context, coroutines: Coro
     return _load(handler.strip(" ") or DEFAULT_HANDLER, model_dir, context, coroutines)
 
 
-def _load(handler: str, model_dir: Path, context: Context, coroutines: Coroutines) -> Entry:
+def _load(handler: str, model_dir: Path, context: Context, coroutines: Coroutines) -> LoadedHandler:
     module_name, _, function_name = handler.partition(":")
     path = find_file(module_name, model_dir)
     builtin = module_name.removeprefix("ts.torch_handler.").removesuffix(".py")
@@ -166,13 +166,13 @@ def _builtin(name: str) -> type:
     return found
 
 
-def _from_module(module: ModuleType, function_name: str, handler: str, context: Context, coroutines: Coroutines) -> Entry:
+def _from_module(module: ModuleType, function_name: str, handler: str, context: Context, coroutines: Coroutines) -> LoadedHandler:
     entry = getattr(module, function_name or "handle", None)
     if inspect.isclass(entry):
         return _from_class(entry, handler, context, coroutines)
     if callable(entry):
         _initialised(handler, lambda: coroutines.finish(entry(None, context)))
-        return Entry(entry, handler, None)
+        return LoadedHandler(entry, handler, None)
     classes = classes_of(module)
     if len(classes) > 1:  # helper classes do not count
         handlers = [kind for kind in classes if callable(getattr(kind, "handle", None)) and callable(getattr(kind, "initialize", None))]
@@ -191,7 +191,7 @@ def _from_module(module: ModuleType, function_name: str, handler: str, context: 
     return _from_class(classes[0], handler, context, coroutines)
 
 
-def _from_class(kind: type, handler: str, context: Context, coroutines: Coroutines) -> Entry:
+def _from_class(kind: type, handler: str, context: Context, coroutines: Coroutines) -> LoadedHandler:
     instance: Any = _initialised(handler, kind)
     for method, arguments in (("handle", "data, context"), ("initialize", "context")):
         if not callable(getattr(instance, method, None)):  # not the class: `self.handle = MicroBatching(self)` is one, too
@@ -200,7 +200,7 @@ def _from_class(kind: type, handler: str, context: Context, coroutines: Coroutin
                 f"Add `def {method}(self, {arguments})`, or derive it from ts.torch_handler.base_handler.BaseHandler."
             )
     _initialised(handler, lambda: coroutines.finish(instance.initialize(context)))
-    return Entry(instance.handle, handler, instance)
+    return LoadedHandler(instance.handle, handler, instance)
 
 
 def _initialised(handler: str, act: Callable[[], Any]) -> Any:

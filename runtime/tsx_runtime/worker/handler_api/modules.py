@@ -1,4 +1,4 @@
-"""The archive's own modules on the import path: a handler's imports find them, and they replace no module of other code.
+"""Imports of an archive's own modules: its handler finds them, and they replace no module of other code.
 
 TorchServe puts the model's directory first on sys.path, so a `yaml.py` or `typing.py` of an archive replaces that module for the server's
 code and its libraries as well, wherever these import it later. Here the directory comes last on sys.path: a module whose name nothing
@@ -41,7 +41,7 @@ logger = logging.getLogger("tsx.worker")
 
 
 class OwnModules:
-    """Of the one model that a process serves."""
+    """The modules of the one model that a process serves."""
 
     def __init__(self) -> None:
         self.root: Path | None = None  # the model's directory

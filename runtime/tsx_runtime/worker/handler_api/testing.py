@@ -1,4 +1,4 @@
-"""For unit tests of a handler, outside of a server: a context, and files for it. TorchServe's `ts.torch_handler.unit_tests.test_utils`."""
+"""Helpers for unit tests of handlers, without a server: a context and its files. TorchServe's `ts.torch_handler.unit_tests.test_utils`."""
 
 from __future__ import annotations
 

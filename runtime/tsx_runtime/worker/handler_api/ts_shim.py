@@ -1,4 +1,4 @@
-"""TorchServe's package `ts`, for handlers: its names, and where tsx has what they mean.
+"""TorchServe's package `ts` for handlers: maps its names to tsx.
 
 Workers install it; so does the distribution in `packages/` for scripts. The server and the commands have no `ts`.
 """

@@ -1,4 +1,4 @@
-"""Small tools that TorchServe offers to handlers under `ts.handler_utils`, `ts.metrics` and `ts.utils`."""
+"""Utilities that TorchServe offers to handlers under `ts.handler_utils`, `ts.metrics` and `ts.utils`."""
 
 from __future__ import annotations
 

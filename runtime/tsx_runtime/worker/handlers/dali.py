@@ -1,4 +1,4 @@
-"""Images prepared by NVIDIA's DALI, in a pipeline that the archive brings. https://docs.nvidia.com/deeplearning/dali
+"""Prepares images with NVIDIA DALI, by a pipeline in the archive. https://docs.nvidia.com/deeplearning/dali
 
 `dali: {pipeline_file: FILE, batch_size: N, num_threads: N, device_id: N, seed: N}` of model-config.yaml names a serialized pipeline whose
 external source is called `source`: it takes the bytes of image files and gives tensors of one shape.

@@ -1,4 +1,4 @@
-"""Models that DeepSpeed spreads over the processes of one worker. https://deepspeed.readthedocs.io/en/latest/inference-init.html
+"""Models that DeepSpeed distributes over the processes of one worker. https://deepspeed.readthedocs.io/en/latest/inference-init.html
 
 `deepspeed: {config: FILE, checkpoint: FILE}` of model-config.yaml names two JSON files of the archive: what `init_inference` is given,
 and, where the model is built without weights, what its checkpoint is.

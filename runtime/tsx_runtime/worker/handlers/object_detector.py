@@ -1,4 +1,4 @@
-"""The things in an image: what, where, and how surely. Contract section 5.4."""
+"""Object detection: label, box and score of each object in an image. Contract section 5.4."""
 
 from __future__ import annotations
 

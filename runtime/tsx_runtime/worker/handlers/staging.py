@@ -1,4 +1,4 @@
-"""Copies from host memory to the GPU through pinned buffers, so that a copy runs while the CPU continues.
+"""Copies data to the GPU through pinned buffers, so that the CPU continues during the copy.
 
 A copy from ordinary memory makes the caller wait for it, and for all that the GPU has still to do before it. From pinned memory it is
 queued on the current stream. Pinning takes long, so two buffers are kept for each thread and used in turn; each is written again only

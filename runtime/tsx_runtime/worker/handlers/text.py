@@ -1,4 +1,4 @@
-"""The base of the handlers for text: a vocabulary, and the steps from a text to its words. Contract section 5.4."""
+"""The base of text handlers: a vocabulary, and the steps from text to words. Contract section 5.4."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The classes of a text with their probabilities, from its words and pairs of words. Contract section 5.4."""
+"""Text classification: the classes of a text with their probabilities, from its words and word pairs. Contract section 5.4."""
 
 from __future__ import annotations
 

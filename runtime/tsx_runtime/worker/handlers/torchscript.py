@@ -1,4 +1,4 @@
-"""What the handlers of TorchServe's C++ backend do with TorchScript, in Python: tensors in, tensors out, as torch saves them."""
+"""The TorchScript handler of TorchServe's C++ backend, in Python: tensors in, tensors out, in torch's file format."""
 
 from __future__ import annotations
 

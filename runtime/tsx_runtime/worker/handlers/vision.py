@@ -1,4 +1,4 @@
-"""The base of the handlers for images: from rows to a batch of tensors. Contract section 5.4."""
+"""The base of image handlers: converts rows to a batch of tensors. Contract section 5.4."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def open_image(data: bytes | bytearray | memoryview) -> Image.Image:
         start = bytes(data[:8]).hex(" ")
         # Pillow's text for an unknown format names an object in memory.
         why = "no known format" if isinstance(error, UnidentifiedImageError) else in_words(error)
-        raise NotAnImage(f"The request's {len(data)} bytes, beginning {start}, are no image that can be read: {why}") from error
+        raise NotAnImage(f"The request's {len(data)} bytes, beginning {start}, are not a readable image: {why}") from error
     return image
 
 

@@ -1,4 +1,4 @@
-"""A worker of several processes: torchrun starts them, and each gets its end of the sockets that join them.
+"""A worker of several processes: torchrun starts them, and each gets its end of the sockets between them.
 
 The front end knows one socket and one process, this one. It runs torch's own elastic agent, so that the keys under `torchrun` mean
 what they mean there, and gives the front end's socket to rank 0:

@@ -1,4 +1,4 @@
-"""Imported by the process that workers are forked from: the modules that nearly every worker needs; runs nothing.
+"""Preloads the modules that nearly every worker needs into the fork server; runs nothing.
 
 Torch is imported, CUDA is not touched: a process that has used CUDA cannot be forked.
 """

@@ -1,4 +1,4 @@
-"""One process of a group: rank 0 answers the front end, and passes its frames on to the others.
+"""One process of a group: rank 0 answers the front end, and forwards its frames to the others.
 
 Every rank loads the model, since they meet while they do. With `broadcast` every rank then gets every batch: the handler runs in
 step on all of them, and only what rank 0 returns is an answer. Without it (pipelines) rank 0 alone gets requests, and what the
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 from tsx_runtime.wire import Buffer, Frame, Kind, encode
 from tsx_runtime.worker import main
-from tsx_runtime.worker.channel import Channel, send_buffers
+from tsx_runtime.worker.channel import FrameSocket, send_buffers
 from tsx_runtime.worker.launch.group import fetch
 
 _PR_SET_PDEATHSIG = 1
@@ -38,7 +38,7 @@ def serve(directory: str, files: int | None, *, broadcast: bool) -> None:
     main.run(sock, channel, stay=False)  # the agent ends a rank with SIGTERM
 
 
-class Leader(Channel):
+class Leader(FrameSocket):
     """The channel of rank 0: reads from the front end and forwards to the other ranks; answers once all of them have loaded."""
 
     def __init__(self, sock: socket.socket, others: Sequence[socket.socket], *, broadcast: bool) -> None:
@@ -74,7 +74,7 @@ class Leader(Channel):
 
     def _listen(self, other: socket.socket, position: int) -> None:
         """Read from another rank whether it has loaded, or why not. Its end is handled by the agent."""
-        channel = Channel(other)
+        channel = FrameSocket(other)
         try:
             while (frame := channel.read()) is not None:
                 if frame.kind is Kind.LOADED:
@@ -98,7 +98,7 @@ class Leader(Channel):
         return bool(poller.poll(timeout))
 
 
-class Follower(Channel):
+class Follower(FrameSocket):
     """The channel of another rank: reads from rank 0, and reports only the result of loading."""
 
     def _write(self, buffers: Sequence[Buffer]) -> None:

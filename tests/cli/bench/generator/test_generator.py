@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.clients.scripted import CLOSE, OK, Request, Step, scripted
 from tsx_cli.bench.generator.plan import LoadPlan
-from tsx_cli.bench.generator.run import Progress, measure, run_load
+from tsx_cli.bench.generator.run import LoadProgress, measure, run_load
 from tsx_cli.bench.model.results import Round
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.failure import CliError
@@ -287,7 +287,7 @@ def test_the_warm_up_counts_in_nothing() -> None:
 
 @pytest.mark.usefixtures("processes")
 def test_a_process_of_its_own_tells_how_far_it_is_and_the_same_figures() -> None:
-    told: list[Progress] = []
+    told: list[LoadProgress] = []
     with scripted(lambda *_: [OK]) as url:
         measured = measure(plan(url, connections=2, seconds=1.1), on_progress=told.append)
     assert [progress.of for progress in told] == pytest.approx([1.1, 1.1])

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_cli.bench.generator.connection import _plain_ok
-from tsx_cli.bench.generator.load import Mark
+from tsx_cli.bench.generator.load import SlotCounts
 from tsx_cli.bench.generator.plan import LoadPlan, constant, poisson, recorded
 from tsx_cli.bench.generator.result import account, corrected_p99, find_stalls, limit
 from tsx_cli.bench.model.histogram import BITS, UNIT, Histogram, bucket, upper
@@ -177,8 +177,8 @@ def test_the_warm_up_is_found_where_it_ends_and_rounds_go_together() -> None:
     marks, answers = [], 0
     for number in range(70):
         answers += 100 if number >= 10 else 10
-        marks.append(Mark(0.1 * (number + 1), answers, 0, answers, Counter({"404": 1})))
-    marks.append(Mark(7.2, answers + 1, 0, answers + 1, Counter()))
+        marks.append(SlotCounts(0.1 * (number + 1), answers, 0, answers, Counter({"404": 1})))
+    marks.append(SlotCounts(7.2, answers + 1, 0, answers + 1, Counter()))
     accepted = array("f", [0.5] * 100 + [0.01] * (answers + 1 - 100))
     figures = {"start": 0.0, "marks": marks, "accepted": accepted, "refused": array("f"), "late": array("f"), "gaps": []}
     noted: Any = SimpleNamespace(**figures, unanswered=2, unsent=0, waited=0)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tsx_archiver import open_archive
 from tsx_cli.bench.measure import standalone_worker
-from tsx_cli.bench.measure.latency_curve import Sample, measure_curve, point_of, precise, quartiles, settled, spread_of
+from tsx_cli.bench.measure.latency_curve import BatchTiming, measure_curve, point_of, precise, quartiles, settled, spread_of
 from tsx_cli.bench.measure.standalone_worker import batch_of, items_of
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Curve
@@ -211,7 +211,7 @@ def test_figures_of_samples_are_in_order_and_a_pause_is_no_noise(seconds: list[f
     assert spread_of([*steady, 5.0]) == spread_of(steady) == pytest.approx(0.0)
     assert spread_of(seconds) >= 0.0
     assert precise([seconds[0]] * 3)
-    point = point_of(4, [Sample(each, (math.nan, each, math.nan)) for each in seconds], 0.5)
+    point = point_of(4, [BatchTiming(each, (math.nan, each, math.nan)) for each in seconds], 0.5)
     assert (point.preprocess_ms, point.cpu_ms, point.samples) == (None, 500.0, len(seconds))
     assert point.inference_ms == pytest.approx(point.median_ms)
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tsx_archiver import OpenArchive, open_archive
-from tsx_cli.bench.measure.latency_curve import Sample, point_of
+from tsx_cli.bench.measure.latency_curve import BatchTiming, point_of
 from tsx_cli.bench.measure.profile import profile, profile_best, steps_of
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Results, Trial
@@ -143,7 +143,7 @@ def test_the_best_is_what_is_profiled_and_what_fails_is_a_note(
 
 
 def test_steps_are_a_table_that_adds_up() -> None:
-    point = point_of(4, [Sample(0.010, (0.002, 0.005, float("nan")))] * 3, 0.02)
+    point = point_of(4, [BatchTiming(0.010, (0.002, 0.005, float("nan")))] * 3, 0.02)
     assert steps_of(point, "m").splitlines() == [
         "m",
         "",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.benchmarked import point, results
 from tsx_cli.bench.model.results import PairedComparison, Results, Trial, read_results
 from tsx_cli.bench.report import show, write_report
-from tsx_cli.bench.report.charts import DECADES, SMALLEST, Axis, Mark, Series, axis, bars, plot, ticks
+from tsx_cli.bench.report.charts import DECADES, SMALLEST, Axis, ChartMark, Series, axis, bars, plot, ticks
 from tsx_cli.bench.report.facts import tiles
 from tsx_cli.bench.report.figures import charts
 from tsx_cli.bench.report.rows import rows
@@ -232,7 +232,7 @@ def test_axes_hold_what_they_are_for_and_have_few_ticks(values: list[float], log
 
 @given(st.lists(st.tuples(VALUES, VALUES), min_size=1, max_size=6))
 def test_charts_stay_inside_their_frame(points: list[tuple[float, float]]) -> None:
-    marks = [Mark(x, y, "<&>", hollow=y > 3) for x, y in points]
+    marks = [ChartMark(x, y, "<&>", hollow=y > 3) for x, y in points]
     drawn = plot("t", axis("x", [x for x, _ in points]), axis("y", [y for _, y in points]), [Series("s", "winner", marks)])
     for circle in ElementTree.fromstring(drawn).iter("circle"):
         assert 0 <= float(circle.get("cx", "-1")) <= 480

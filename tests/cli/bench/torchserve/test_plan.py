@@ -91,7 +91,7 @@ def test_what_means_nothing_here_is_told_once(tmp_path: Path) -> None:
     more = MODEL.replace("    exec_env: local", "") + '    docker_runtime: "nvidia"\n    backend_profiling: True\n'
     plan = read_plan(written(tmp_path, model=more, top=TOP + "colour: red\n"))
     assert [note for note in plan.notes if note.startswith(("docker_runtime", "backend_profiling", "colour"))] == [
-        "colour: tsx does not know it",
+        "colour: tsx does not know this key",
         "backend_profiling: it has no effect",
         "docker_runtime: it has no effect",
     ]
@@ -103,12 +103,12 @@ def test_what_means_nothing_here_is_told_once(tmp_path: Path) -> None:
         ("workers: [1]", "workers: [0]", "workers is \\[0\\]; it must be a whole number of 1 or more"),
         ("batch_size: [1, 4]", "batch_size: many", "batch_size is 'many'"),
         ("requests: 20", "requests: [1, 2]", "requests is \\[1, 2\\]"),
-        ("./input.txt", "./absent.txt", "absent.txt is not there"),
+        ("./input.txt", "./absent.txt", "absent.txt does not exist"),
         ('url: "{url}"', "", "has no url of an archive"),
         ('"{url}"', "nlp.war", "contains no load"),
         ('"gpus": "all"', '"tpu"', "processors is"),
         ("benchmark_engine:", "content_type: [a]\n    benchmark_engine:", "content_type is \\['a'\\]"),
-        ("benchmark_engine:", "inference_model_url: v1/x\n    benchmark_engine:", "models are asked at predictions/NAME"),
+        ("benchmark_engine:", "inference_model_url: v1/x\n    benchmark_engine:", "the URL of a model is predictions/NAME"),
     ],
 )
 def test_a_file_that_makes_no_sense_is_told_with_its_place(tmp_path: Path, old: str, new: str, said: str) -> None:
@@ -119,13 +119,13 @@ def test_a_file_that_makes_no_sense_is_told_with_its_place(tmp_path: Path, old: 
 
 def test_files_that_are_none_are_told(tmp_path: Path) -> None:
     top = written(tmp_path, top=TOP.replace("echo.yaml", "bert.yaml"))
-    with pytest.raises(CliError, match=r"bert\.yaml is not there"):
+    with pytest.raises(CliError, match=r"bert\.yaml does not exist"):
         read_plan(top)
     for text, said in (
         ("a: [", "is not valid YAML"),
         ("a: 2020-13-01", "is not valid YAML"),
-        ("../../a:\n  b:\n    url: x", "holds no /"),
-        ("- 1", "it must have keys"),
+        ("../../a:\n  b:\n    url: x", "must not contain a /"),
+        ("- 1", "it must contain keys"),
         ("models: 3", "must be a list"),
         ("models: []\nhardware: neuron", "cpu and gpu"),
     ):
@@ -266,7 +266,7 @@ def test_a_file_runs_against_a_server_of_its_own(
     assert main(["bench", str(file), "-o", str(tmp_path / "out")]) == 1, "one of the two has no archive"
     told = capsys.readouterr()
     assert "1 of 2: eager_mode_echo_w1_b4" in told.err
-    assert "gone.mar is not there" in told.out
+    assert "gone.mar does not exist" in told.out
     values = next(csv.DictReader((tmp_path / "out" / "eager_mode_echo_w1_b4" / "ab_report.csv").read_text().splitlines()))
     assert (values["TS failed requests"], values["Concurrency"], values["Batch size"]) == ("0", "2", "4")
     assert float(values["TS throughput"]) > 0

@@ -62,7 +62,7 @@ def test_a_list_has_a_request_a_line(tmp_path: Path) -> None:
         ("{}", "has one of body, file, base64, this one has none"),
         ('{"body": 1, "file": "x"}', "this one has body and file"),
         ('{"body": 1, "boddy": 2}', "'boddy' is not known"),
-        ('{"base64": "*"}', "'base64' is none"),
+        ('{"base64": "*"}', "'base64' is not base64"),
         ('{"file": 3}', "'file' is text"),
         ('{"file": "gone"}', "there is no file"),
         ('{"body": 1, "headers": []}', "headers an object"),
@@ -70,7 +70,7 @@ def test_a_list_has_a_request_a_line(tmp_path: Path) -> None:
         ('{"body": 1, "headers": {"a": "b\\r\\nc: d"}}', "the header 'a' cannot be sent"),
         ('{"body": 1, "headers": {"a b": "c"}}', "the header 'a b' cannot be sent"),
         ('{"body": 1, "headers": {"": "c"}}', "the header '' cannot be sent"),
-        ('{"body": 1, "headers": {"Content-Type": "a/b"}}', "give the Content-Type as 'content_type' and not in the headers"),
+        ('{"body": 1, "headers": {"Content-Type": "a/b"}}', "give the Content-Type as 'content_type', not in the headers"),
         ('{"body": 1, "content_type": "a\\r\\nc: d"}', "the header 'content-type' cannot be sent"),
         ('{"body": "\\ud800"}', "surrogates not allowed"),
         ('{"body": ' + 100_000 * "[", "recursion"),
@@ -94,7 +94,7 @@ def test_a_list_that_is_no_text_is_told_with_its_line_and_one_of_windows_is_read
 def test_what_is_too_large_to_send_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
     with (tmp_path / "large").open("wb") as file:
         file.truncate(MOST_BYTES + 1)  # it takes no room on the disk
-    with pytest.raises(CliError, match="the most that can be sent"):
+    with pytest.raises(CliError, match="the limit for one input"):
         read_payloads([tmp_path / "large"])
 
 
@@ -119,7 +119,7 @@ def test_inputs_that_are_none_say_so(tmp_path: Path) -> None:
     (tmp_path / "none.jsonl").write_text("\n")
     for name, told in (
         ("gone", "there is no input"),
-        ("empty", "holds no file"),
+        ("empty", "contains no file"),
         ("bad.tsxrec", "not a recording"),
         ("none.jsonl", "no request"),
     ):
@@ -160,7 +160,7 @@ def test_texts_numbers_and_files_that_are_made_up() -> None:
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda: generated("sound"), "'sound' is none"),
+        (lambda: generated("sound"), "'sound' is unknown"),
         (lambda: generated("json"), "--input-kind json needs the shape"),
         (lambda: generated("image", shape=(5, 4, 4)), "with 1 or 3 channels"),
         (lambda: generated("json", shape=(1 << 20, 1 << 20)), "all together"),

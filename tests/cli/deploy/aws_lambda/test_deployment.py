@@ -28,7 +28,7 @@ TRUST = json.dumps({"Statement": [{"Effect": "Allow", "Principal": {"Service": "
 
 @pytest.fixture
 def course(account: Account, monkeypatch: pytest.MonkeyPatch) -> Course:
-    for kind in (lambda_kinds.Function, lambda_kinds.PublishedVersion, lambda_kinds.Alias, lambda_parts.CapacityProvider):
+    for kind in (lambda_kinds.LambdaFunction, lambda_kinds.PublishedVersion, lambda_kinds.Alias, lambda_parts.CapacityProvider):
         monkeypatch.setattr(kind, "poll", 0.0)
     course = account.emptied()
     boto3.client("iam").create_role(RoleName="deployed", AssumeRolePolicyDocument=TRUST)
@@ -261,7 +261,7 @@ def test_an_update_that_fails_leaves_the_former_version_and_is_picked_up(deploy:
     deploy.apply()
     course.failure = "ECR image is gone"
     deploy.apply("--image", OTHER_IMAGE, code=1)
-    assert "digits is as it was before: ECR image is gone" in deploy.err
+    assert "digits was returned to its previous state: ECR image is gone" in deploy.err
     assert "The container wrote no log line: the image was not started, or the role does not allow logs." not in deploy.err
     assert alias()["version"] == "1"
     course.failure = ""

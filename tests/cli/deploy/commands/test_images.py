@@ -30,7 +30,7 @@ HOST = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
 def docker(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """With moto's ECR behind it: what is pushed is there then."""
     account.emptied()
-    for kind in (sagemaker_kinds.Endpoint, lambda_kinds.Function, lambda_kinds.PublishedVersion, lambda_kinds.Alias):
+    for kind in (sagemaker_kinds.SageMakerEndpoint, lambda_kinds.LambdaFunction, lambda_kinds.PublishedVersion, lambda_kinds.Alias):
         monkeypatch.setattr(kind, "poll", 0.0)
     (tmp_path / "bin").mkdir()
     monkeypatch.chdir(tmp_path)

@@ -45,13 +45,13 @@ def write(*lines: str, ago: float = 0.0) -> None:
 def test_a_start_that_fails_shows_the_log_and_what_it_tells(
     course: Course, archive: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = sagemaker_kinds.Endpoint.create
+    real = sagemaker_kinds.SageMakerEndpoint.create
 
-    def create(self: sagemaker_kinds.Endpoint, cloud: Cloud, resource: object) -> None:
+    def create(self: sagemaker_kinds.SageMakerEndpoint, cloud: Cloud, resource: object) -> None:
         real(self, cloud, resource)  # type: ignore[arg-type]  # as it is
         write(*(f"line {n}" for n in range(50)), "ModuleNotFoundError: No module named 'cv2'", ago=-1)
 
-    monkeypatch.setattr(sagemaker_kinds.Endpoint, "create", create)
+    monkeypatch.setattr(sagemaker_kinds.SageMakerEndpoint, "create", create)
     course.failure = PING
     write("an earlier start: exec format error", ago=3600)
     assert main(["deploy", archive, *SAID]) == 1

@@ -42,7 +42,7 @@ class Deploy:
 @pytest.fixture
 def deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Deploy:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(kubernetes_kinds.Object, "poll", 0.0)
+    monkeypatch.setattr(kubernetes_kinds.KubernetesObject, "poll", 0.0)
     monkeypatch.setattr(kubernetes_kinds.Revision, "poll", 0.0)
     (tmp_path / "kubectl").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_cli.deploy.preflight.limits import GIB, LIMITS, MIB, SET, Limit, ModelProfile, TargetProfile, findings, size_of
+from tsx_cli.deploy.preflight.limits import GIB, LIMITS, MIB, SET, ModelProfile, TargetLimit, TargetProfile, findings, size_of
 
 SMALL = {"packed": 1000, "unpacked": 2000}
 
 
-def told(target: str, known: dict[str, Any], more: dict[str, Limit] | None = None, **place: Any) -> list[tuple[bool, str]]:
+def told(target: str, known: dict[str, Any], more: dict[str, TargetLimit] | None = None, **place: Any) -> list[tuple[bool, str]]:
     where = TargetProfile(target, {**LIMITS[target], **(more or {})}, **place)
     return [(each.is_error, each.text) for each in findings(where, ModelProfile(**{**SMALL, **known}))]
 
@@ -24,7 +24,7 @@ def test_a_small_archive_fits_everywhere(target: str) -> None:
 
 
 @pytest.mark.parametrize("limits", LIMITS.values())
-def test_each_limit_says_where_it_is_written(limits: dict[str, Limit]) -> None:
+def test_each_limit_says_where_it_is_written(limits: dict[str, TargetLimit]) -> None:
     assert all(limit.source.startswith("https://") and limit.most > 0 for limit in limits.values())
 
 
@@ -41,14 +41,14 @@ def test_each_limit_says_where_it_is_written(limits: dict[str, Limit]) -> None:
         ("sagemaker", {"p99_ms": 31_000.0}, {}, False, ", which slower machines may exceed."),
         ("sagemaker", {"response_timeout": 120}, {}, False, "responseTimeout of the archive is 120 s, but SageMaker"),
         ("sagemaker serverless", {"packed": 2 * GIB, "unpacked": 4 * GIB}, {}, True, "take 6 GiB of disk, and there are 5 GiB"),
-        ("lambda", {"image_bytes": 11 * GIB}, {}, True, "the image has 11 GiB packed, and Lambda takes 10 GiB unpacked"),
-        ("lambda", {"image_bytes": 5 * GIB}, {}, False, "it may be too large. Build it with the CPU's wheels of torch"),
-        ("lambda", {}, {"env": {"A": "x" * 5000}}, True, "env has 4.88 KiB, and Lambda takes 4 KiB in all"),
-        ("sagemaker", {}, {"env": {"A": "x" * 1025}}, True, "env.A is longer than 1024 bytes: put it into a file of the archive"),
+        ("lambda", {"image_bytes": 11 * GIB}, {}, True, "the image has 11 GiB compressed, and Lambda accepts 10 GiB uncompressed"),
+        ("lambda", {"image_bytes": 5 * GIB}, {}, False, "it may be too large. Build it with torch's CPU wheels"),
+        ("lambda", {}, {"env": {"A": "x" * 5000}}, True, "env has 4.88 KiB, and Lambda accepts 4 KiB in all"),
+        ("sagemaker", {}, {"env": {"A": "x" * 1025}}, True, "env.A is longer than 1024 bytes: put it into a file in the archive"),
         ("sagemaker", {}, {"env": {f"A{n}": "" for n in range(101)}}, True, "env has 101 variables, and SageMaker takes 100"),
         ("sagemaker", {}, {"instance_type": "ml.inf2.xlarge"}, True, "ml.inf2.xlarge has AWS's own accelerators"),
         ("sagemaker", {}, {"instance_type": "ml.c7g.large"}, False, "ml.c7g.large is an ARM machine"),
-        ("sagemaker", {"device": "gpu"}, {"instance_type": "ml.c6i.large", "has_gpu": False}, False, "and ml.c6i.large has none"),
+        ("sagemaker", {"device": "gpu"}, {"instance_type": "ml.c6i.large", "has_gpu": False}, False, "but ml.c6i.large has none"),
         ("sagemaker", {"device": "cpu"}, {"instance_type": "ml.g5.xlarge", "has_gpu": True}, False, "ml.g5.xlarge has a GPU"),
     ],
 )  # fmt: skip
@@ -60,16 +60,16 @@ def test_what_goes_beyond_a_limit_is_told_with_a_way_out(
 
 
 def test_limits_that_the_deployment_sets_name_the_key_that_raises_them() -> None:
-    start = {"start": Limit(60, SET, "sagemaker.startup_timeout")}
+    start = {"start": TargetLimit(60, SET, "sagemaker.startup_timeout")}
     assert told("sagemaker", {"load_seconds": 70.0}, start) == [
         (True, "it took 70.0 s to load on this machine, and SageMaker gives it 60 s to start: raise sagemaker.startup_timeout")
     ]
     assert "gives it 60 s to start, its image and model downloaded" in told("sagemaker", {"load_seconds": 30.0}, start)[0][1]
-    memory = {"memory": Limit(2 * GIB, SET, "sagemaker.serverless.memory")}
+    memory = {"memory": TargetLimit(2 * GIB, SET, "sagemaker.serverless.memory")}
     (found,) = told("sagemaker serverless", {"unpacked": 3 * GIB}, memory)
     assert found == (
         True,
-        "what is in the archive has 3 GiB, and SageMaker serverless has 2 GiB of memory: raise sagemaker.serverless.memory",
+        "the content of the archive has 3 GiB, and SageMaker serverless has 2 GiB of memory: raise sagemaker.serverless.memory",
     )
     (found,) = told("sagemaker serverless", {"unpacked": GIB + GIB // 2}, memory)
     assert found[0] is False

@@ -104,7 +104,7 @@ def test_prices_are_read_as_aws_gives_them_and_what_has_another_unit_is_left_out
         ({"instances": 2}, "cost: $0.47 an hour, $340.18 a month, for 2 of ml.c6i.xlarge at $0.23 (list prices of 2026-11-21)"),
         ({"autoscaling": {"min": 1, "max": 4}}, "cost: $0.23 to $0.93 an hour, $170.09 to $680.36 a month, for 1 to 4 of ml.c6i.xlarge"),
         ({"asynchronous": {"output": "s3://b/o"}}, "cost: $0.25 an hour, $182.50 a month, for 1 of ml.c6i.xlarge at $0.25"),
-        ({"serverless": {"memory": 4096}}, "cost: $0.00 an hour, $0.00 a month, for a serverless endpoint at rest; while it works, $0.29"),
+        ({"serverless": {"memory": 4096}}, "cost: $0.00 an hour, $0.00 a month, for an idle serverless endpoint; while it works, $0.29"),
         (
             {"instance_type": "ml.p9.big"},
             "cost: unknown, because the prices of 2026-11-21 do not include ml.p9.big: check the name, or run tsx deploy prices",

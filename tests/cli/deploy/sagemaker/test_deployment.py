@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def course(account: Account, monkeypatch: pytest.MonkeyPatch) -> Course:
-    monkeypatch.setattr(sagemaker_kinds.Endpoint, "poll", 0.0)
+    monkeypatch.setattr(sagemaker_kinds.SageMakerEndpoint, "poll", 0.0)
     return account.emptied()
 
 
@@ -116,7 +116,7 @@ def test_an_update_that_aws_takes_back_is_a_failure(deploy: Deploy, course: Cour
     deploy.apply()
     course.failure = "Alarm tsx-digits-5xx is in ALARM state."
     deploy.apply("--set", "sagemaker.instances=2", code=1)
-    assert "digits is as it was before: Alarm tsx-digits-5xx is in ALARM state" in deploy.err
+    assert "digits was returned to its previous state: Alarm tsx-digits-5xx is in ALARM state" in deploy.err
     assert json.loads(deploy.verb("status", "--json"))["status"] == "InService"
 
 
@@ -230,7 +230,7 @@ def test_an_update_that_was_left_and_taken_back_is_not_begun_again(deploy: Deplo
         deploy.apply("--set", "sagemaker.instances=2", code=130)
     course.failure = "Alarm tsx-digits-5xx is in ALARM state."
     deploy.apply("--set", "sagemaker.instances=2", code=1)
-    assert "digits is as it was before: Alarm tsx-digits-5xx is in ALARM state" in deploy.err
+    assert "digits was returned to its previous state: Alarm tsx-digits-5xx is in ALARM state" in deploy.err
     assert [call.split()[0] for call in course.calls] == ["CreateEndpoint", "UpdateEndpoint"]
 
 

@@ -365,7 +365,7 @@ def test_a_server_that_cannot_isolate_does_not_start(part, words, monkeypatch):
 
 
 def test_a_bound_without_a_group_to_hold_it_is_refused_at_the_start(tmp_path):
-    with pytest.raises(SettingError, match=r"isolation_memory: groups cannot be made in .*systemd-run --user"):
+    with pytest.raises(SettingError, match=r"isolation_memory: cgroups cannot be created in .*systemd-run --user"):
         config.check_isolation(Settings(isolation="on", isolation_memory=512, isolation_cgroup=tmp_path / "none"))
 
 

@@ -41,7 +41,7 @@ def test_when_workers_are_replaced_is_weighed_for_each_limit_alone():
 
 @pytest.mark.parametrize(("order", "yaml"), [({"initial_workers": 10**20}, {}), ({}, {"minWorkers": 10**7, "maxWorkers": 10**7})])
 def test_more_workers_than_any_machine_has_room_for_are_refused(order, yaml):
-    with pytest.raises(BadRequest, match="are too many: a version of a model has 1024 at most"):
+    with pytest.raises(BadRequest, match="are too many: the limit is 1024 per version of a model"):
         planned(order, yaml)
 
 

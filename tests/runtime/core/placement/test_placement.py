@@ -160,7 +160,7 @@ def test_a_pinned_worker_has_as_many_threads_as_cores_unless_its_model_says_othe
 
 
 def test_launcher_arguments_that_cannot_be_followed_stop_the_server():
-    with pytest.raises(SettingError, match="cpu_launcher_args cannot be '--core-list 4096': core 4096 is not among those"):
+    with pytest.raises(SettingError, match="cpu_launcher_args cannot be '--core-list 4096': core 4096 is not available to this process"):
         machine(True, "--core-list 4096", None)
     assert machine(False, "--core-list 4096", None).pinning is None
 

@@ -164,7 +164,7 @@ def test_a_second_replacement_meanwhile_is_refused(tmp_path):
         waits = talker(tmp_path / "2", WAITS + WHO.format(who="new"))
         replacing = asyncio.create_task(registry.register_path(waits, replaces()))
         await until((waits / "began").exists)
-        with pytest.raises(Conflict, match="is being replaced already"):
+        with pytest.raises(Conflict, match="is already being replaced"):
             await registry.register_path(tmp_path / "1", replaces())
         assert await ask(old, "x") == "x"
         replacing.cancel()  # its client leaves

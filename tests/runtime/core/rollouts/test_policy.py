@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tsx_runtime.core.rollouts.policy import Action, Counts, Observation, RolloutPlan, decide, slower
+from tsx_runtime.core.rollouts.policy import Action, Counts, RolloutPlan, StepObservation, decide, slower
 from tsx_runtime.core.telemetry.histogram import FINE, quantile
 
 pytestmark = pytest.mark.slow
@@ -31,8 +31,8 @@ def drawn(count: int, rate: float, scale: float, seed: int) -> Counts:
     return counted([source.lognormvariate(0, 0.4) * scale for _ in range(count)], sum(source.random() < rate for _ in range(count)))
 
 
-def seen(new: Counts, old: Counts, seconds: float = 60, step: int = 0) -> Observation:
-    return Observation(step, seconds, new, old)
+def seen(new: Counts, old: Counts, seconds: float = 60, step: int = 0) -> StepObservation:
+    return StepObservation(step, seconds, new, old)
 
 
 def test_a_version_as_good_as_the_old_one_goes_on_and_finishes() -> None:
@@ -114,8 +114,8 @@ def test_a_step_without_requests_ends_when_patience_is_over() -> None:
 
 
 def test_a_version_that_does_not_serve_any_more_goes_back_at_once() -> None:
-    decision = decide(PLAN, Observation(0, 1, Counts(), Counts(), new_serves=False, new_failed="it was unregistered"))
-    assert decision == (decision.__class__(Action.BACK, "version 2 does not serve any more: it was unregistered"))
+    decision = decide(PLAN, StepObservation(0, 1, Counts(), Counts(), new_serves=False, new_failed="it was unregistered"))
+    assert decision == (decision.__class__(Action.BACK, "version 2 no longer serves: it was unregistered"))
 
 
 def test_chance_alone_seldom_sends_a_good_version_back() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.core.scheduling.batching import apart, assign, halves
-from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, JobQueue, Suspects, urgency
+from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue, Suspects, urgency
 from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.errors import TsxError
 from tsx_runtime.wire import Buffer
@@ -52,9 +52,9 @@ workers = st.lists(st.builds(FakeWorker, batches=st.integers(0, 2), prefetch=st.
 limits = st.builds(BatchLimits, max_items=st.integers(1, 8), max_bytes=st.integers(1, 60), wait=st.none() | st.floats(0, 10))
 
 
-def waiting(jobs) -> JobQueue:
+def waiting(jobs) -> RequestQueue:
     """As the dispatcher fills it; who is gone has left since."""
-    queue = JobQueue(jobs)
+    queue = RequestQueue(jobs)
     for job in jobs:
         if job.gone:
             queue.leave(job)
@@ -180,7 +180,7 @@ def test_a_batch_that_is_full_by_bytes_does_not_wait_for_company():
 
 @given(st.lists(urgent, max_size=30), st.lists(urgent, max_size=30), st.integers(0, 8))
 def test_what_is_put_back_gets_its_old_place(early, late, size):
-    queue = JobQueue(early)
+    queue = RequestQueue(early)
     taken = queue.take(BatchLimits(size or 1)) if early else []
     for job in late:
         queue.put(job, len(job.body))
@@ -192,7 +192,7 @@ def test_what_is_put_back_gets_its_old_place(early, late, size):
 
 @given(st.lists(plain, max_size=30), st.integers(1, 8))
 def test_without_priorities_and_deadlines_the_queue_is_plain(queued, size):
-    queue = JobQueue(queued)
+    queue = RequestQueue(queued)
     assert not queue.ordered
     assert queue.earliest == NEVER
     while queue.jobs:
@@ -201,7 +201,7 @@ def test_without_priorities_and_deadlines_the_queue_is_plain(queued, size):
 
 
 def test_the_queue_is_plain_again_once_it_was_empty():
-    queue = JobQueue([FakeJob(deadline=NOW + 1, priority=3), FakeJob()])
+    queue = RequestQueue([FakeJob(deadline=NOW + 1, priority=3), FakeJob()])
     assert queue.ordered
     queue.take(BatchLimits(8))
     assert (queue.ordered, queue.earliest) == (False, NEVER)
@@ -263,7 +263,7 @@ class Worker:
 )
 def test_whatever_arrives_and_however_long_workers_take_each_request_ends_once_and_in_time(arrivals, kinds, seconds, caps):
     """A whole run on a fake clock: the next event is an arrival, a reply, or what `assign` asked to be woken for."""
-    queue, pool = JobQueue(), [Worker(prefetch) for prefetch in kinds]
+    queue, pool = RequestQueue(), [Worker(prefetch) for prefetch in kinds]
     now, wake, ended, todo = NOW, NEVER, [], []
     for gap, job in arrivals:
         job.arrived = (todo[-1].arrived if todo else NOW) + gap
@@ -295,13 +295,13 @@ def test_whatever_arrives_and_however_long_workers_take_each_request_ends_once_a
 def test_idle_worker_takes_what_is_there():
     first, second = FakeJob(), FakeJob()
     worker = FakeWorker()
-    assert assign(JobQueue([first, second]), [worker], NOW, BatchLimits(8)).batches == [(worker, [first, second])]
+    assert assign(RequestQueue([first, second]), [worker], NOW, BatchLimits(8)).batches == [(worker, [first, second])]
 
 
 def test_two_idle_workers_share_in_order_of_arrival():
     jobs = [FakeJob() for _ in range(5)]
     one, two = FakeWorker(), FakeWorker()
-    result = assign(JobQueue(jobs), [one, two], NOW, BatchLimits(4))
+    result = assign(RequestQueue(jobs), [one, two], NOW, BatchLimits(4))
     assert result.batches == [(one, jobs[:4]), (two, jobs[4:])]
 
 
@@ -309,6 +309,6 @@ def test_priority_goes_before_deadline_and_deadline_before_arrival():
     first, hurried, soon, important = FakeJob(), FakeJob(deadline=NOW + 5), FakeJob(deadline=NOW + 1), FakeJob(priority=1)
     last = FakeJob(priority=-1, deadline=NOW + 0.1)
     worker = FakeWorker()
-    assert assign(JobQueue([last, first, hurried, soon, important]), [worker], NOW, BatchLimits(8)).batches == [
+    assert assign(RequestQueue([last, first, hurried, soon, important]), [worker], NOW, BatchLimits(8)).batches == [
         (worker, [important, soon, hurried, first, last])
     ]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.batches import FakeJob, batch_of, count
 from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.scheduling.queue import BatchLimits, JobQueue
+from tsx_runtime.core.scheduling.queue import BatchLimits, RequestQueue
 from tsx_runtime.core.telemetry.aggregation import OF_A_BATCH, ROOM
 from tsx_runtime.core.telemetry.batch_times import NAN, times_of
 from tsx_runtime.core.telemetry.version_stats import Stats
@@ -93,7 +93,7 @@ urgencies = st.sampled_from([(None, 0), (None, 0), (None, 1), (None, -1), (101.0
 
 @given(st.lists(st.tuples(moments, urgencies), min_size=1, max_size=12), st.integers(1, 6))
 def test_whoever_came_first_is_seen_to_be_slow_wherever_the_queue_has_put_it(waiting: list[tuple[float, Any]], most: int) -> None:
-    queue = JobQueue()
+    queue = RequestQueue()
     for at, (deadline, priority) in sorted(waiting, key=itemgetter(0)):
         queue.put(cast("Job", FakeJob(at, deadline=deadline, priority=priority)), 1)
     while queue.jobs:

@@ -121,7 +121,7 @@ def with_registry(tmp_path: Path, test: Callable[[Registry], None], workflow: st
             test(registry)
             if not workflow:
                 await registry.unregister("digits", "1.0" if registry.find("digits").version == "2.0" else "2.0")
-                with pytest.raises(Conflict, match="is not registered any more"):
+                with pytest.raises(Conflict, match="is no longer registered"):
                     registry.rollback("digits")
         finally:
             await registry.close()

@@ -150,7 +150,7 @@ def test_a_load_error_that_stays_the_same_is_given_up_visibly(tmp_path):
         assert "ZeroDivisionError" in version.last_error
         assert version.workers[0].restarts == 2
         for job in (waiting, submit(version, "y")):
-            with pytest.raises(NoWorker, match=r"given up.*has the last error"):
+            with pytest.raises(NoWorker, match=r"no longer restarted.*has the last error"):
                 await asyncio.wait_for(job.done, TIMEOUT)
 
     with_registry(test)

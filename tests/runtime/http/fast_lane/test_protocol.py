@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 
 from tests.runtime.conftest import RunningServer
 from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.tokens import Key
+from tsx_runtime.api.tokens import BearerToken
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.errors import InvalidToken, ModelNotFound
 from tsx_runtime.http.app import ServerApp
@@ -192,7 +192,7 @@ def test_a_head_that_no_model_answers_is_remembered_with_its_refusal(path: str, 
 
 
 def test_a_head_without_its_token_is_refused_whatever_else_is_wrong_with_it() -> None:
-    heads, _, _ = make_heads(Guard(Key("secret")))
+    heads, _, _ = make_heads(Guard(BearerToken("secret")))
     for path in (PATH, "/predictions/digits", "/predictions/nobody"):
         for header in (b"", b"Authorization: Bearer wrong\r\n", b"X-TSX-Priority: urgent\r\n"):
             _, route = heads.read(request(b"", path, header)) or pytest.fail("not for this lane")

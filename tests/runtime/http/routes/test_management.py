@@ -315,7 +315,7 @@ def test_the_most_cannot_be_less_than_the_least(server, error_of):
 def test_more_workers_than_any_machine_has_room_for_are_refused(server, error_of):
     before = server.management.get("/models/talker").json()[0]["minWorkers"]
     answer = server.management.put("/models/talker", params={"min_worker": 10**20})
-    message = f"{10**20} workers are too many: a version of a model has 1024 at most. Ask for fewer."
+    message = f"{10**20} workers are too many: the limit is 1024 per version of a model. Request fewer."
     assert (answer.status_code, error_of(answer)) == (400, ("BadRequestException", message))
     assert server.management.get("/models/talker").json()[0]["minWorkers"] == before
 

@@ -223,7 +223,7 @@ def test_a_version_that_has_everything_already_cannot_take_over(served: RunningS
         served.management.put("/models/m/traffic", json={"weights": weights}).raise_for_status()
         answer = served.management.post("/models/m/rollout", json={"version": version})
         assert answer.status_code == 400
-        assert f"Version {version} of model m has all requests already" in answer.json()["message"]
+        assert f"Version {version} of model m already gets all requests" in answer.json()["message"]
 
 
 def test_it_goes_back_although_a_label_has_come_to_be_a_version(served: RunningServer, until: Callable[..., None]) -> None:

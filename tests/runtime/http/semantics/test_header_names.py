@@ -72,10 +72,10 @@ def test_a_link_that_leads_out_of_an_unpacked_model_is_no_handler(empty, error_o
     model = make_model(store / "linked", ANSWERS, name="linked")
     (model / "out.py").symlink_to(foreign)
     given = {"url": "linked", "handler": "out.py", "initial_workers": 1}
-    assert "is a link that leads out of the model's directory" in error_of(empty.management.post("/models", params=given))[1]
+    assert "is a link to a file outside the model's directory" in error_of(empty.management.post("/models", params=given))[1]
     (model / "handler.py").unlink()
     (model / "handler.py").symlink_to(foreign)
-    assert "is a link that leads out of the model's directory" in error_of(empty.management.post("/models", params={"url": "linked"}))[1]
+    assert "is a link to a file outside the model's directory" in error_of(empty.management.post("/models", params={"url": "linked"}))[1]
     assert not foreign.with_name("ran").exists()
 
 
@@ -87,7 +87,7 @@ def test_of_an_unpacked_model_no_file_is_read_that_a_link_leads_to(empty, error_
     (model / file).unlink()
     (model / file).symlink_to(secret)
     message = error_of(empty.management.post("/models", params={"url": model.name}))[1]
-    assert "is a link that leads out of the model's directory" in message
+    assert "is a link to a file outside the model's directory" in message
     assert "the-secret-word" not in message
 
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from tests.support.platforms.lambda_api import balancer, function_url, messages, rest_api
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.targets.aws_lambda import batch_events
-from tsx_runtime.targets.aws_lambda.batch_events import ModelAnswer, Queue
+from tsx_runtime.targets.aws_lambda.batch_events import ModelAnswer, SqsBatches
 from tsx_runtime.targets.aws_lambda.environment import INIT_WAIT, FunctionSettings, homes, read_environment
 from tsx_runtime.targets.aws_lambda.events import ModelRequest, is_http, is_sqs, is_warm_up, message, ordered_failures, parse_event
 from tsx_runtime.targets.aws_lambda.http_events import looks_like, prelude, too_late
-from tsx_runtime.targets.aws_lambda.results import Result, Results, s3_key, sqs_message
+from tsx_runtime.targets.aws_lambda.results import Result, ResultSender, s3_key, sqs_message
 from tsx_runtime.targets.aws_lambda.runtime_api import Invocation
 from tsx_runtime.targets.aws_lambda.runtime_client import Poller
 
@@ -147,7 +147,7 @@ def test_a_client_of_boto3_is_made_once_however_many_threads_want_it() -> None:
         return SimpleNamespace(send_message=lambda **message: None)
 
     async def send() -> None:
-        results = Results(client)
+        results = ResultSender(client)
         await asyncio.gather(*(results.send("https://sqs/1/q", Result("id", "", 200, "", b"x")) for _ in range(4)))
 
     asyncio.run(send())
@@ -210,7 +210,7 @@ def test_answers_that_were_there_in_time_are_sent_although_other_messages_took_a
 
     monkeypatch.setattr(batch_events, "answer_all", answer_all)
     told: list[str] = []
-    queue = Queue(cast("Any", None), "s3://bucket/answers", cast("Any", Kept()), lambda: told.append("late"))
+    queue = SqsBatches(cast("Any", None), "s3://bucket/answers", cast("Any", Kept()), lambda: told.append("late"))
     answer = asyncio.run(queue.answer(messages(["a", "b"]), 60))
     assert given[0] <= 55
     assert [result.message for result in sent] == ["message-0"]

@@ -86,7 +86,7 @@ def test_a_handler_that_never_returns_is_given_up_with_its_environment(tmp_path:
 
 def test_a_device_that_is_lost_ends_the_environment(tmp_path: Path) -> None:
     """No other thread of the process gets over it, though one is started for the requests that are there."""
-    told = "a fresh one takes its place: the worker exited"
+    told = "Lambda starts a new one: the worker exited"
     with function(lay(tmp_path, LOST), {"TSX_LAMBDA_RUNTIME": "tsx"}) as running:
         for _ in range(3):  # the worker may take the second with it, and is started anew for the third
             assert running.invoke({"a": 1}).error
@@ -98,7 +98,7 @@ def test_a_handler_that_never_returns_does_not_hold_up_the_invocations_beside_it
     with function(lay(tmp_path, ECHO, "batchSize: 1\n"), concurrency=2, timeout=2.0) as running:
         assert running.invoke({"wait": str(tmp_path / "never")}).json()["errorType"] == "TooLate"
         running.invoke({"a": 1})  # waits behind it, or finds a fresh environment already
-        assert "a fresh one takes its place" in running.log or running.ended(DEADLINE) == 1
+        assert "Lambda starts a new one" in running.log or running.ended(DEADLINE) == 1
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.batches import BATCH
 from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.tokens import Key
+from tsx_runtime.api.tokens import BearerToken
 from tsx_runtime.core.scheduling.job import Route, WaitingJob
 from tsx_runtime.errors import InvalidToken
 from tsx_runtime.http.semantics.messages import Message
@@ -77,7 +77,7 @@ def test_a_line_that_fails_for_a_reason_that_nobody_knows_fails_the_request() ->
 @pytest.mark.parametrize(("method", "path"), [("POST", "/models"), ("DELETE", "/models/a"), ("POST", "/models/a b/invoke")])
 def test_routes_of_the_platforms_ask_for_a_token_where_one_is_wanted(method: str, path: str) -> None:
     said = read_environment({"SAGEMAKER_MULTI_MODEL": "true"})
-    predictions = SimpleNamespace(guard=Guard(Key("right")), limit=1000)
+    predictions = SimpleNamespace(guard=Guard(BearerToken("right")), limit=1000)
     app = SimpleNamespace(counts=ResponseCounts(), predictions=predictions)
     sent: list[Message] = []
 

@@ -133,8 +133,8 @@ def test_a_bad_line_fails_the_request_and_is_named(endpoint: tuple[Host, Any, Pa
     with pytest.raises(ClientError) as caught:
         invoke(endpoint[1], b"a,1\n\nbad,1\nb,2\n", "text/csv")
     assert caught.value.response["OriginalStatusCode"] == 422
-    assert json.loads(caught.value.response["OriginalMessage"])["message"].startswith("Line 3: this is bad No line is answered")
-    with pytest.raises(ClientError, match=r"The body is empty: each line of it must be one input of the model\."):
+    assert json.loads(caught.value.response["OriginalMessage"])["message"].startswith("Line 3: this is bad No line was processed")
+    with pytest.raises(ClientError, match=r"The body is empty: each of its lines must be one input of the model\."):
         invoke(endpoint[1], b"\n \n", "application/jsonlines")
 
 

@@ -79,10 +79,10 @@ def test_the_kind_is_told_by_its_bytes(place: Path) -> None:
         ("none", "changeit", "cannot read"),
         ("JKS", "wrong", "the password does not match its digest. Is keystore_pass right?"),
         ("PKCS12", "wrong", "Is keystore_pass right?"),
-        ("JKS-without-key", "changeit", "holds no private key"),
-        ("PKCS12-without-key", "changeit", "holds no private key"),
+        ("JKS-without-key", "changeit", "contains no private key"),
+        ("PKCS12-without-key", "changeit", "contains no private key"),
         ("other-key-password", "changeit", "the password of its key differs from that of the keystore"),
-        ("JCEKS", "changeit", "is JCEKS, which tsx does not read. keytool -importkeystore"),
+        ("JCEKS", "changeit", "has the type JCEKS, which tsx does not read. keytool -importkeystore"),
     ],
 )
 def test_a_keystore_that_gives_no_key_is_named_with_the_reason(place: Path, name: str, password: str, reason: str) -> None:

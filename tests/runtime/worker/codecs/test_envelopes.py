@@ -16,10 +16,10 @@ from tsx_runtime.wire import request_meta
 from tsx_runtime.worker.codecs.envelopes import ENVELOPES
 from tsx_runtime.worker.codecs.v2_json import output_tensor, read_input
 from tsx_runtime.worker.exceptions import BadRows
-from tsx_runtime.worker.execution.batch import Model, answer_batch
+from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
 from tsx_runtime.worker.execution.recovery import Ceiling
 from tsx_runtime.worker.handler_api.context import Context
-from tsx_runtime.worker.handler_api.loader import Coroutines, Entry
+from tsx_runtime.worker.handler_api.loader import Coroutines, LoadedHandler
 from tsx_runtime.worker.handler_api.metrics import Metrics
 
 Seen = list[Any]
@@ -182,8 +182,8 @@ def test_a_wrong_request_harms_no_other_of_its_batch_and_the_handlers_own_refusa
             raise BadRows(bad)
         return data
 
-    entry = Entry(ENVELOPES["json"](refuses).handle, "handler.py", None)
-    model = Model(entry, Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 1000, Ceiling(), Metrics())
+    entry = LoadedHandler(ENVELOPES["json"](refuses).handle, "handler.py", None)
+    model = ServedModel(entry, Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 1000, Ceiling(), Metrics())
     bodies = [b'{"instances": [0, 1]}', b"{}", b'{"instances": [0, 2]}', b'{"instances": [4]}']
     items = [(0, request_meta(f"id-{idx}", b"", []), body) for idx, body in enumerate(bodies)]
     answers = answer_batch(model, items, lambda *piece: None).answers

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tsx_runtime.wire import Item, request_meta
 from tsx_runtime.worker.exceptions import BadRows
 from tsx_runtime.worker.execution import batch
-from tsx_runtime.worker.execution.batch import Model, answer_batch
+from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
 from tsx_runtime.worker.execution.recovery import Ceiling
 from tsx_runtime.worker.handler_api.context import Context
-from tsx_runtime.worker.handler_api.loader import Coroutines, Entry
+from tsx_runtime.worker.handler_api.loader import Coroutines, LoadedHandler
 from tsx_runtime.worker.handler_api.metrics import Metrics
 
 STATUS = {
@@ -69,7 +69,7 @@ def items(kinds: list[str]) -> list[Item]:
 @given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=12))
 def test_each_request_gets_its_own_answer(kinds: list[str]) -> None:
     context = Context("m", "/m", {}, 1, None, "1")
-    model = Model(Entry(handler, "handler.py", None), context, Coroutines(), True, 100, Ceiling(), Metrics())
+    model = ServedModel(LoadedHandler(handler, "handler.py", None), context, Coroutines(), True, 100, Ceiling(), Metrics())
     answers = answer_batch(model, items(kinds), lambda position, headers, body: None).answers
     assert [status for status, _, _ in answers] == [STATUS[kind] for kind in kinds]
     for number, (kind, (_, headers, body)) in enumerate(zip(kinds, answers, strict=True)):
@@ -88,7 +88,9 @@ def test_what_has_begun_is_not_tried_again_and_what_has_not_is(kinds: list[str],
         return handler(data, context)
 
     pieces: list[int] = []
-    model = Model(Entry(streaming, "handler.py", None), Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 100, Ceiling(), Metrics())
+    model = ServedModel(
+        LoadedHandler(streaming, "handler.py", None), Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 100, Ceiling(), Metrics()
+    )
     answers = answer_batch(model, items(kinds), lambda position, headers, body: pieces.append(position)).answers
     broken_off = pieces[:1] if "bad row" in kinds else []
     assert [status for status, _, _ in answers] == [
@@ -107,7 +109,7 @@ def test_a_handler_may_empty_the_list_that_it_gets() -> None:
 
     answers = [
         answer_batch(
-            Model(Entry(handle, "handler.py", None), context, Coroutines(), True, 100, Ceiling(), Metrics()),
+            ServedModel(LoadedHandler(handle, "handler.py", None), context, Coroutines(), True, 100, Ceiling(), Metrics()),
             items(["good"] * 2),
             lambda *piece: None,
         ).answers
@@ -125,7 +127,9 @@ def test_a_wish_for_an_explanation_is_seen_however_its_header_is_written() -> No
         seen.append([str(context.get_request_header(idx, "explain")) for idx in range(len(data))])
         return [""] * len(data)
 
-    model = Model(Entry(notes, "handler.py", None), Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 100, Ceiling(), Metrics())
+    model = ServedModel(
+        LoadedHandler(notes, "handler.py", None), Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 100, Ceiling(), Metrics()
+    )
     blocks = [[], [(b"Explain", b"True")], [(b"X-Cached", b"True")], [(b"explain", b"False")]]
     batch = [(0, request_meta(f"id-{idx}", b"", block), b"") for idx, block in enumerate(blocks)]
     assert [status for status, _, _ in answer_batch(model, batch, lambda *piece: None).answers] == [200] * 4
@@ -139,6 +143,8 @@ def test_a_request_that_cannot_be_read_fails_alone_whatever_reading_it_raises(mo
         return {"body": bytearray(body)}, None
 
     monkeypatch.setattr(batch, "read_row", read)
-    model = Model(Entry(handler, "handler.py", None), Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 100, Ceiling(), Metrics())
+    model = ServedModel(
+        LoadedHandler(handler, "handler.py", None), Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 100, Ceiling(), Metrics()
+    )
     answers = answer_batch(model, items(["good"] * 3), lambda position, headers, body: None).answers
     assert [status for status, _, _ in answers] == [200, 503, 200]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tsx_runtime.wire import request_meta
 from tsx_runtime.worker.exceptions import PredictionException
-from tsx_runtime.worker.execution.batch import Model, answer_batch
+from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
 from tsx_runtime.worker.execution.recovery import ALIKE, GROW_AFTER, Ceiling, Search, all_fail, may_try, parts
 from tsx_runtime.worker.handler_api.context import Context
-from tsx_runtime.worker.handler_api.loader import Coroutines, Entry
+from tsx_runtime.worker.handler_api.loader import Coroutines, LoadedHandler
 from tsx_runtime.worker.handler_api.metrics import Metrics
 
 pytestmark = pytest.mark.slow
@@ -49,12 +49,12 @@ class Handler:
         data.clear()
         return answers
 
-    def model(self, **what: Any) -> Model:
+    def model(self, **what: Any) -> ServedModel:
         context = Context("m", "/m", {}, 1, None, "1")
-        return Model(Entry(self, "handler.py", None), context, Coroutines(), True, 1000, Ceiling(), Metrics(), **what)
+        return ServedModel(LoadedHandler(self, "handler.py", None), context, Coroutines(), True, 1000, Ceiling(), Metrics(), **what)
 
 
-def run(model: Model, words: list[str]) -> list[tuple[int, str]]:
+def run(model: ServedModel, words: list[str]) -> list[tuple[int, str]]:
     items = [(0, request_meta(f"id-{number}", b"", []), word.encode()) for number, word in enumerate(words)]
     answers = answer_batch(model, items, lambda *piece: None).answers
     return [(status, json.loads(bytes(body))["message"] if status >= 400 else bytes(body).decode()) for status, _, body in answers]
@@ -125,7 +125,7 @@ def test_what_runs_out_of_the_processor_s_memory_is_tried_apart() -> None:
             raise MemoryError
         return [row["body"].decode() for row in data]
 
-    model = Handler().model()._replace(entry=Entry(handle, "handler.py", None))
+    model = Handler().model()._replace(entry=LoadedHandler(handle, "handler.py", None))
     assert [status for status, _ in run(model, ["word"] * 16)] == [200] * 16
 
 
@@ -150,7 +150,7 @@ def test_in_a_batch_that_fails_what_has_begun_is_not_tried_again_and_what_has_no
                 context.send_piece(idx, b"part")
         return ["whole"] * len(data)
 
-    model = Handler().model()._replace(entry=Entry(handle, "handler.py", None))
+    model = Handler().model()._replace(entry=LoadedHandler(handle, "handler.py", None))
     failed = (503, "Prediction failed: ValueError: guilty")
     first = words[: words.index("guilty")]
     assert run(model, words) == [
@@ -167,7 +167,7 @@ def test_a_broken_handler_that_streams_costs_no_more_calls_than_one_that_does_no
         context.send_piece(0, b"part")
         raise ValueError("boom")
 
-    model = Handler().model()._replace(entry=Entry(handle, "handler.py", None))
+    model = Handler().model()._replace(entry=LoadedHandler(handle, "handler.py", None))
     assert [status for status, _ in run(model, ["word"] * 8)] == [503] * 8
     assert calls == [8, 1, 1, 1]
 
@@ -179,7 +179,7 @@ def test_a_wrong_number_of_answers_is_not_tried_again() -> None:
         calls.append(len(data))
         return ["one"]
 
-    model = Handler().model()._replace(entry=Entry(handle, "handler.py", None))
+    model = Handler().model()._replace(entry=LoadedHandler(handle, "handler.py", None))
     assert [status for status, _ in run(model, ["word"] * 4)] == [503] * 4
     assert calls == [4]
 

@@ -286,7 +286,7 @@ def test_an_explanation_tells_what_each_number_of_a_row_weighs(
         change = (net(row) - net(torch.zeros(1, 3)))[0, 1].item()
     assert sum(weights) == pytest.approx(change, rel=0.1)  # what integrated gradients promise
     wrong = worker.ask(Request(b"[1, 2, 3]", [*JSON, (b"explain", b"True")], b"target=2"))[0]
-    assert (wrong.status, wrong.message) == (400, "target 2 is no class of the model, which has 2, counted from 0.")
+    assert (wrong.status, wrong.message) == (400, "target 2 is not a class of the model, which has 2 classes, counted from 0.")
 
 
 def test_what_gradients_cannot_explain_is_refused_with_the_way_out(start_worker: StartWorker, onnx_bytes: bytes) -> None:

@@ -122,9 +122,9 @@ def test_every_mode_of_image_is_answered(classifier: Worker, mode: str, form: st
     [
         (
             Request(b"this is no image"),
-            "The request's 16 bytes, beginning 74 68 69 73 20 69 73 20, are no image that can be read: no known format",
+            "The request's 16 bytes, beginning 74 68 69 73 20 69 73 20, are not a readable image: no known format",
         ),
-        (Request(PHOTO[:-200]), "are no image that can be read: OSError"),
+        (Request(PHOTO[:-200]), "are not a readable image: OSError"),
         (Request(b""), "an empty body, not an image"),
         (Request(b"not base64!", [(b"Content-Type", b"text/plain")]), "is not base64"),
         (Request(b"{}", [(b"Content-Type", b"application/json")]), "holds a dict, not an image"),

@@ -1,1 +1,1 @@
-"""Resources of AWS that every AWS platform uses."""
+"""AWS resources that all AWS targets use."""

@@ -1,11 +1,11 @@
-"""Application Auto Scaling: what may be scaled, and by which rule. Both are written whole by one call that makes or changes them."""
+"""Application Auto Scaling: scalable targets and scaling policies. One call creates or replaces each of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.engine.kind import Kind, only
+from tsx_cli.deploy.engine.kind import ResourceKind, only
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 from tsx_cli.deploy.spec import Autoscaling
 
@@ -14,7 +14,7 @@ PLACE = ("ServiceNamespace", "ResourceId", "ScalableDimension")
 TARGET, POLICY = "AWS::ApplicationAutoScaling::ScalableTarget", "AWS::ApplicationAutoScaling::ScalingPolicy"
 
 
-class ScalableTarget(Kind):
+class ScalableTarget(ResourceKind):
     """Its name is `namespace|resource|dimension`: there is one target for each."""
 
     traits = Traits(is_tagged=False, fixed=frozenset(PLACE), unseen=frozenset({"RoleARN"}))
@@ -22,7 +22,7 @@ class ScalableTarget(Kind):
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         namespace, resource, dimension = name.split("|")
         which = {"ServiceNamespace": namespace, "ResourceIds": [resource], "ScalableDimension": dimension}
-        found = cloud.call(SERVICE, "describe_scalable_targets", f"looking for what scales {resource}", **which)["ScalableTargets"]
+        found = cloud.call(SERVICE, "describe_scalable_targets", f"looking for the scalable target {resource}", **which)["ScalableTargets"]
         return Observed(name, only(found[0], (*PLACE, "MinCapacity", "MaxCapacity", "RoleARN")), outputs={"Ref": name}) if found else None
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
@@ -33,7 +33,7 @@ class ScalableTarget(Kind):
         cloud.call(SERVICE, "deregister_scalable_target", doing, **only(found.properties, PLACE))
 
 
-class ScalingPolicy(Kind):
+class ScalingPolicy(ResourceKind):
     """Its name is `namespace|resource|dimension|policy`."""
 
     traits = Traits(is_tagged=False, fixed=frozenset({"PolicyName", "PolicyType", *PLACE}))
@@ -45,18 +45,18 @@ class ScalingPolicy(Kind):
         return None if found is None else Observed(name, only(found, shown), outputs={"Ref": found["PolicyARN"]})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        doing = f"setting the rule by which {resource.properties['ResourceId']} scales"
+        doing = f"setting the scaling rule of {resource.properties['ResourceId']}"
         cloud.call(SERVICE, "put_scaling_policy", doing, **resource.properties)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        doing = f"removing the rule by which {found.properties['ResourceId']} scales"
+        doing = f"removing the scaling rule of {found.properties['ResourceId']}"
         cloud.call(SERVICE, "delete_scaling_policy", doing, **only(found.properties, ("PolicyName", *PLACE)))
 
 
 def policies(cloud: Cloud, place: str) -> list[dict[str, Any]]:
     """The rules of a target, which its name says."""
     which = dict(zip(PLACE, place.split("|"), strict=True))
-    return cloud.listed(SERVICE, "describe_scaling_policies", "ScalingPolicies", f"looking for who scales {which['ResourceId']}", **which)
+    return cloud.listed(SERVICE, "describe_scaling_policies", "ScalingPolicies", f"listing scaling rules of {which['ResourceId']}", **which)
 
 
 def is_somebody_elses(cloud: Cloud, name: str, policy: str) -> bool:

@@ -1,4 +1,4 @@
-"""CloudWatch alarms: they send a bad version back, and tell people."""
+"""CloudWatch alarms, which roll back a bad version and notify people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.engine.kind import Kind, only, tag_list, tag_map
+from tsx_cli.deploy.engine.kind import ResourceKind, only, tag_list, tag_map
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource
 
@@ -29,7 +29,7 @@ PROPERTIES = (
 )
 
 
-class Alarm(Kind):
+class CloudWatchAlarm(ResourceKind):
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         doing = f"looking for the alarm {name}"
         alarms = cloud.call("cloudwatch", "describe_alarms", doing, AlarmNames=[name], AlarmTypes=["MetricAlarm"])["MetricAlarms"]
@@ -63,7 +63,7 @@ def alarms_of(cloud: Cloud, name: str, dimension: str) -> list[str]:
 
 
 def alarm_state(cloud: Cloud, name: str) -> str:
-    found = Alarm().observe(cloud, name)
+    found = CloudWatchAlarm().observe(cloud, name)
     return "" if found is None else str(found.outputs["status"])
 
 

@@ -1,11 +1,11 @@
-"""ECR: repositories, and images that are built on this machine and pushed there."""
+"""ECR: repositories, and images built on this machine and pushed there."""
 
 from __future__ import annotations
 
 import base64
 
 from tsx_cli.deploy.aws.session import Cloud
-from tsx_cli.deploy.engine.kind import Kind, tag_list, tag_map
+from tsx_cli.deploy.engine.kind import ResourceKind, tag_list, tag_map
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 from tsx_cli.deploy.image.programs import Builder
 from tsx_cli.deploy.image.recipe import Recipe
@@ -13,7 +13,7 @@ from tsx_cli.deploy.image.recipe import Recipe
 OWN = "tsx/"  # the beginning of the names of those that tsx deploy makes
 
 
-class Repository(Kind):
+class Repository(ResourceKind):
     """Whether it exists, and its tags; its other settings are left to the user."""
 
     traits = Traits(is_tagged=False, unseen=frozenset({"ImageScanningConfiguration"}))
@@ -23,7 +23,7 @@ class Repository(Kind):
         if answer is None:
             return None
         [found] = answer["repositories"]
-        if name.startswith(OWN):  # who deploys need not be allowed to ask it of others
+        if name.startswith(OWN):  # the deploying identity may lack the permission for others
             doing = f"looking for the tags of the repository {name}"
             tags = tag_map(cloud.call("ecr", "list_tags_for_resource", doing, resourceArn=found["repositoryArn"])["tags"])
         return Observed(name, {}, tags, {"Arn": found["repositoryArn"], "RepositoryUri": found["repositoryUri"], "Ref": name})
@@ -38,7 +38,7 @@ class Repository(Kind):
         cloud.call("ecr", "delete_repository", doing, repositoryName=found.name, force=True)
 
 
-class Image(Kind):
+class EcrImage(ResourceKind):
     """Its name is `HOST/REPOSITORY:TAG`, the tag made of all that is in it; what is deployed is the digest that ECR gives it."""
 
     traits = Traits(is_tagged=False)

@@ -1,4 +1,4 @@
-"""Execution roles, which are made only where that is asked for."""
+"""Execution roles, created only on request."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from tsx_cli.deploy.aws.iam_policies import role_name
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
-from tsx_cli.deploy.engine.kind import Kind, tag_list, tag_map
+from tsx_cli.deploy.engine.kind import ResourceKind, tag_list, tag_map
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource
 
 
-class Role(Kind):
-    """With one policy of its own."""
+class Role(ResourceKind):
+    """An execution role with one inline policy."""
 
     poll, patience = 2.0, 120.0
 
@@ -21,7 +21,7 @@ class Role(Kind):
         answer = cloud.find("iam", "get_role", f"looking for the role {name}", RoleName=name)
         if answer is None:
             return None
-        found, doing, policies = answer["Role"], f"looking for what the role {name} may do", []
+        found, doing, policies = answer["Role"], f"looking for the permissions of the role {name}", []
         for each in cloud.call("iam", "list_role_policies", doing, RoleName=name)["PolicyNames"]:
             policy = cloud.call("iam", "get_role_policy", doing, RoleName=name, PolicyName=each)
             policies.append({"PolicyName": each, "PolicyDocument": policy["PolicyDocument"]})

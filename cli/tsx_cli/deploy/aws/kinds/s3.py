@@ -1,4 +1,4 @@
-"""Buckets, and the objects that a deployment puts there."""
+"""S3 buckets, and the objects that a deployment uploads."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
 from tsx_cli.deploy.engine.facts import model_data
-from tsx_cli.deploy.engine.kind import CloudError, Kind, tag_list
+from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, tag_list
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 
 SHA = "tsx-sha256"  # an object's metadata: what it holds
 
 
-class Bucket(Kind):
+class Bucket(ResourceKind):
     traits = Traits(is_tagged=False)
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
@@ -25,7 +25,7 @@ class Bucket(Kind):
             return None
         closed: dict[str, bool] = {}
         try:
-            doing = f"looking whether the bucket {name} is closed to the public"
+            doing = f"checking that the bucket {name} blocks public access"
             closed = cloud.call("s3", "get_public_access_block", doing, Bucket=name)["PublicAccessBlockConfiguration"]
         except CloudError as error:
             if error.code != "NoSuchPublicAccessBlockConfiguration":
@@ -39,7 +39,7 @@ class Bucket(Kind):
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
         """Also the second half of making one."""
         client, closed = cloud.client("s3"), resource.properties["PublicAccessBlockConfiguration"]
-        with translated_errors(f"closing the bucket {resource.name} to the public"):
+        with translated_errors(f"blocking public access to the bucket {resource.name}"):
             client.put_bucket_tagging(Bucket=resource.name, Tagging={"TagSet": tag_list(resource.tags)})
             client.put_public_access_block(Bucket=resource.name, PublicAccessBlockConfiguration=closed)
 
@@ -47,7 +47,7 @@ class Bucket(Kind):
         cloud.call("s3", "delete_bucket", f"deleting the bucket {found.name}; it must be empty", Bucket=found.name)
 
 
-class Object(Kind):
+class S3Object(ResourceKind):
     """An archive in a bucket, within a `model.tar.gz` as SageMaker wants it. Its name there is `bucket/key`."""
 
     traits = Traits(is_tagged=False, unseen=frozenset({"Path"}))

@@ -1,4 +1,4 @@
-// What kind of answer a model gave, derived from its shape alone, which decides how it is shown. No page, no drawing: see answerview.js.
+// Detects the kind of an answer from its shape, which decides how it is shown. answerview.js draws it.
 
 const MOST_LABELS = 1000;
 const MOST_ROWS = 500;
@@ -48,7 +48,7 @@ function labels(value) {
   return { kind: "labels", labels: pairs.map(([label, share]) => ({ label, share })).sort((one, other) => other.share - one.share) };
 }
 
-/** Things in an image. tsx's own detector names the box by its label: `[{"cat": [x1, y1, x2, y2], "score": 0.9}]`. */
+/** Detected objects in an image. tsx's own detector names the box by its label: `[{"cat": [x1, y1, x2, y2], "score": 0.9}]`. */
 function boxes(value) {
   if (isObject(value) && Array.isArray(value.boxes) && value.boxes.length && value.boxes.every(isBox)) {
     return { kind: "boxes", boxes: value.boxes.map((box, place) => ({ box, label: String(value.labels?.[place] ?? ""), score: value.scores?.[place] ?? null })) };

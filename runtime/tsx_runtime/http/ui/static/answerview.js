@@ -1,4 +1,4 @@
-// An answer as people look at it: labelled bars, boxes and masks over the image, a table, text; and always as it came.
+// Shows an answer: labelled bars, boxes and masks over the image, a table or text; and always the raw answer.
 
 import { classify, fileOf, indented, placeOfMask } from "./answer.js";
 import { h, s, table } from "./dom.js";
@@ -13,7 +13,7 @@ const PAINT = [[36, 87, 214], [214, 93, 14], [20, 140, 90], [190, 40, 90], [130,
 /** `answer` is `{body: Blob, url, type, value, text}`, `image` the picture that was sent: `{url, width, height}`, or null. */
 export function answerView(answer, image) {
   if (answer.type.startsWith("image/")) return h("div", {}, h("img", { class: "picture", alt: "The answer, an image", src: answer.url }), download(answer));
-  if (answer.text === null) return h("p", {}, `${bytes(answer.body.size)} that are not text. `, download(answer));
+  if (answer.text === null) return h("p", {}, `${bytes(answer.body.size)} of binary data. `, download(answer));
   if (!answer.text) return h("p", { class: "quiet" }, "The answer is empty.");
   if (answer.value === undefined) return textView(answer);
   const found = classify(answer.value);

@@ -57,7 +57,7 @@ export function saidBy(value) {
   return [value?.message, value?.error?.message, value?.error].find((each) => typeof each === "string" && each);
 }
 
-/** The JSON of an answer. Throws `Refused` with the server's own words. */
+/** The JSON of an answer. Throws `Refused` with the server's message. */
 export async function call(method, where, options = {}) {
   const response = await send(method, where, { ...options, signal: method === "GET" ? AbortSignal.timeout(PATIENCE) : undefined });
   let text;

@@ -1,4 +1,4 @@
-// The page: which view is shown, what stands above it, and how it looks.
+// The page: the current view, its header and its theme.
 
 import { kept, token } from "./api.js";
 import { h, say, show } from "./dom.js";
@@ -11,7 +11,7 @@ const chosen = kept("localStorage", "tsx-theme");
 const main = document.getElementById("main");
 let current = null; // {key, view}
 
-/** `#/` is the list, `#/model/NAME[/TAB]` one model. What is none of them shows the list. */
+/** `#/` is the list, `#/model/NAME[/TAB]` one model. Any other path shows the list. */
 export function parse(hash) {
   const [, kind, name, tab] = hash.replace(/^#/, "").split("/");
   try {

@@ -1,14 +1,14 @@
-// A picture from the camera of this device.
+// Takes a picture with the camera of this device.
 
 import { h, show } from "./dom.js";
 
-/** A button that opens the camera, and one that takes the picture; `taken(file)`. Nothing where the browser has no camera to offer. `close()` turns it off. */
+/** A button that opens the camera, and one that takes the picture and calls `taken(file)`. Null without a camera. `close()` turns the camera off. */
 export function cameraButton(taken) {
   if (!navigator.mediaDevices?.getUserMedia) return null;
   let stream = null;
   const video = h("video", { class: "picture", muted: true, playsinline: true, "aria-label": "What the camera sees" });
-  const shoot = h("button", { type: "button", class: "primary", onclick: () => take() }, "Take the picture");
-  const stop = h("button", { type: "button", onclick: () => close() }, "Close the camera");
+  const shoot = h("button", { type: "button", class: "primary", onclick: () => take() }, "Take picture");
+  const stop = h("button", { type: "button", onclick: () => close() }, "Close camera");
   const problem = h("p", { class: "problem", role: "alert" });
   const panel = h("div", { hidden: true }, video, h("div", { class: "row" }, shoot, stop));
   const open = h("button", { type: "button", onclick: async () => {
@@ -27,7 +27,7 @@ export function cameraButton(taken) {
     shoot.disabled = false;
     show(open, false);
     shoot.focus();
-  } }, "Use the camera");
+  } }, "Use camera");
   const close = () => {
     for (const track of stream?.getTracks() ?? []) track.stop();
     stream = null;

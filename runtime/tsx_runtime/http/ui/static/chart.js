@@ -1,4 +1,4 @@
-// Lines over the last minutes, drawn as SVG in the size that the page has for them.
+// Line charts of the last minutes, drawn as SVG in the available size.
 
 import { h, s, say } from "./dom.js";
 

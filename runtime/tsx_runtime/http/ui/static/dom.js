@@ -1,4 +1,4 @@
-// Elements without a framework: made once, then changed only where they differ, so that focus and selection stay.
+// DOM elements without a framework: created once, then changed only where they differ, so that focus and selection stay.
 
 const PROPERTIES = new Set(["value", "checked", "disabled", "hidden", "textContent", "htmlFor", "open", "selected", "srcObject"]);
 

@@ -1,4 +1,4 @@
-// What went wrong with a model lately, with its tracebacks, and what its log says.
+// The last errors of a model, with tracebacks, and its log.
 
 import { get, path } from "./api.js";
 import { field, h, keyed, say, show } from "./dom.js";
@@ -20,7 +20,7 @@ export function errorsTab(name) {
   return {
     node: h("div", {},
       h("section", { class: "card", "aria-label": "Errors" }, h("h2", {}, "Last errors"),
-        h("p", { class: "quiet" }, "Exceptions from handlers and exits of workers, newest first."), empty, list),
+        h("p", { class: "quiet" }, "Handler exceptions and worker exits, newest first."), empty, list),
       log.node),
     wake: poll.start,
     rest: poll.stop,
@@ -40,7 +40,7 @@ function logPanel(name) {
   };
   return {
     node: h("section", { class: "card", "aria-label": "Log" }, h("h2", {}, "Log"),
-      field("Filter", filter, "by text, worker or request id; the last lines that workers printed from Python and that the server logged about them"), lines),
+      field("Filter", filter, "by text, worker or request id. Shows the last lines that workers printed from Python, and that the server logged about them"), lines),
     async load() {
       found = await get(`ui/api/log/${path(name)}`);
       draw();

@@ -1,4 +1,4 @@
-// Sums over versions and workers, and the small parts that several views show.
+// Sums over versions and workers, and small elements that several views share.
 
 import { h, say, show } from "./dom.js";
 import { bytes, duration, number, percent } from "./format.js";

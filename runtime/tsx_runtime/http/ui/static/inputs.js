@@ -10,7 +10,7 @@ const JSON_TYPE = "application/json";
 const TEXT_TYPE = "text/plain; charset=utf-8";
 const ANY_TYPE = "application/octet-stream";
 
-/** Each gives `node`, and `take()`: `{body, type, name, text}`, or a text that says what is missing; `put(file)` where it takes files. */
+/** Each returns `node` and `take()`: `{body, type, name, text}`, or a text that says what is missing; and `put(file)` if it takes files. */
 export function inputs(changed) {
   return { image: fileInput("image", changed), text: textInput(), json: jsonInput(), file: fileInput("file", changed) };
 }

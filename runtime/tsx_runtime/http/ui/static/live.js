@@ -1,4 +1,4 @@
-// What the server says of itself, asked once a second while the page is visible; and what to do while it does not answer.
+// Polls the server's state once a second while the page is visible, and reconnects after it stops answering.
 
 import { get, Refused } from "./api.js";
 
@@ -6,7 +6,7 @@ const EVERY = 1000; // ms
 const SLOWEST = 5000; // ms between two tries while the server does not answer
 export const KEPT = 600; // points, as many as the server keeps
 
-/** `state` is the newest answer; `points` holds of each version its points, by `NAME/VERSION`. */
+/** `state` is the newest answer; `points` holds the points of each version, by `NAME/VERSION`. */
 export const live = { state: null, points: new Map(), connection: "connecting", error: "" };
 
 const listeners = new Set();

@@ -1,4 +1,4 @@
-// All numbers that the server counts for a model, as Prometheus gets them; and where the time of its slowest requests went.
+// The metrics of a model, as Prometheus reads them, and the times of its slowest requests.
 
 import { get, path } from "./api.js";
 import { stagesList } from "./figures.js";
@@ -25,7 +25,7 @@ export function metricsTab(name) {
   }, 2000);
   const slowest = slowestPanel(name);
   return {
-    node: h("div", {}, explainPanel(), slowest.node, h("section", { class: "card", "aria-label": "Metrics" }, h("h2", {}, "Metrics"), field("Filter", filter, "by name or label; GET /metrics on the metrics address has all of them, with the buckets of histograms"),
+    node: h("div", {}, explainPanel(), slowest.node, h("section", { class: "card", "aria-label": "Metrics" }, h("h2", {}, "Metrics"), field("Filter", filter, "by name or label; GET /metrics on the metrics address returns all of them, with histogram buckets"),
       h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Metrics of this model" },
         h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Metric"), h("th", { scope: "col" }, "Labels"), h("th", { scope: "col", class: "number" }, "Value"), h("th", { scope: "col" }, "Description"))), body)),
       empty)),
@@ -57,7 +57,7 @@ function explainPanel() {
     }
   };
   return h("section", { class: "card", "aria-label": "Explain a request" }, h("h2", {}, "Explain a request"),
-    h("p", { class: "quiet" }, "Where its time went. The id is in the answer's header x-request-id; the server remembers the newest 2000 of each version, and the slowest."),
+    h("p", { class: "quiet" }, "Shows where the time of a request went. The id is in the header x-request-id of the answer; the server keeps the newest 2000 requests of each version, and the slowest."),
     h("form", { class: "inline", onsubmit: send }, field("Request id", id), h("button", { type: "submit" }, "Explain")),
     problem, about, times.node);
 }

@@ -1,4 +1,4 @@
-// One model: its tabs, and what stands above them.
+// The view of one model: its title and its tabs.
 
 import { h, say, show } from "./dom.js";
 import { errorsTab } from "./errors.js";
@@ -22,12 +22,12 @@ export function modelView(name) {
   const about = h("span", { class: "quiet" });
   const links = Object.entries(TABS).map(([tab, [label]]) =>
     [tab, h("a", { href: `#/model/${encodeURIComponent(name)}/${tab}` }, label)]);
-  const tabs = h("nav", { class: "tabs", "aria-label": `Parts of ${name}` }, links.map(([, link]) => link));
+  const tabs = h("nav", { class: "tabs", "aria-label": `Sections of ${name}` }, links.map(([, link]) => link));
   const place = h("div");
-  const why = h("span", {}, "No model of this name is registered.");
+  const why = h("span", {}, "No model with this name is registered.");
   const gone = h("p", { class: "card", hidden: true }, why, " ", h("a", { href: "#/" }, "All models"));
   const node = h("div", {},
-    h("nav", { class: "crumbs", "aria-label": "Where you are" }, h("a", { href: "#/" }, "Models"), " / ", name),
+    h("nav", { class: "crumbs", "aria-label": "Breadcrumb" }, h("a", { href: "#/" }, "Models"), " / ", name),
     h("div", { class: "row" }, h("h1", {}, name), state.node, about),
     gone,
     tabs, place);
@@ -56,7 +56,7 @@ export function modelView(name) {
       show(tabs, now);
       show(place, now);
       if (!now) return;
-      say(why, "This model is not registered any more.");
+      say(why, "This model is no longer registered.");
       state.update(stateOf(now));
       const count = now.versions.length;
       say(about, `${count === 1 ? "version" : `${count} versions, default`} ${now.default}${now.workflow ? ` · a node of workflow ${now.workflow}` : ""}`);

@@ -1,4 +1,4 @@
-// The list of the models, and the way to a new one.
+// The list of models, and the form that registers one.
 
 import { get } from "./api.js";
 import { chart, spark } from "./chart.js";
@@ -12,8 +12,8 @@ const FEW = 10; // models that are seen at a glance
 const NAMED = 20; // archives of the store; the field itself offers all
 
 export function modelsView() {
-  const tiles = { rate: tile("Requests a second"), failures: tile("Failures a second"), p99: tile("Slowest p99"), waiting: tile("Waiting"), workers: tile("Workers ready") };
-  const rate = chart("Requests a second", number);
+  const tiles = { rate: tile("Requests per second"), failures: tile("Failures per second"), p99: tile("Slowest p99"), waiting: tile("Waiting"), workers: tile("Workers ready") };
+  const rate = chart("Requests per second", number);
   const latency = chart("Latency", duration);
   const body = h("tbody");
   const empty = h("p", { class: "quiet", hidden: true });
@@ -68,13 +68,13 @@ function update({ tiles, rate, latency, body, empty, filter, search, list, add }
   show(list, found.length);
   show(empty, !found.length);
   if (models.length) say(empty, "No model matches the filter.");
-  else say(empty, server.modelApi ? "No model is registered. “Register a model” takes one from the model store or from a URL." : "No model is registered.");
+  else say(empty, server.modelApi ? "No model is registered. “Register a model” adds one from the model store or from a URL." : "No model is registered.");
   show(add, server.modelApi);
 }
 
 function row(model) {
   const state = chip();
-  const line = spark("Requests a second");
+  const line = spark("Requests per second");
   const cells = Object.fromEntries(["version", "device", "workers", "memory", "rate", "p99"].map((name) =>
     [name, h("td", { class: ["version", "device"].includes(name) ? null : "number" })]));
   const link = h("a", { href: `#/model/${encodeURIComponent(model.name)}` }, model.name);
@@ -117,10 +117,10 @@ function registerForm(close) {
   const node = h("section", { class: "card", id: "register", hidden: true },
     h("h2", {}, "Register a model"),
     h("form", { class: "fields", onsubmit: send },
-      field("Archive", url, "a file of the model store, or a URL that the server allows"), archives,
+      field("Archive", url, "a file in the model store, or a URL that the server allows"), archives,
       field("Name", name, "the archive's own if left empty"),
       field("Workers", workers, "1 if left empty; when it replaces a version, as many as that version has"), field("Batch size", batch, "the archive's own if left empty"), field("Handler", handler, "the archive's own if left empty"),
-      h("p", { class: "whole" }, replace, h("label", { for: "replace" }, " Replace the version that is served once this one is loaded; no request is lost")),
+      h("p", { class: "whole" }, replace, h("label", { for: "replace" }, " Replace the served version once this one is loaded; no request is lost")),
       h("div", { class: "row" }, submit, h("button", { type: "button", onclick: close }, "Cancel"))),
     known);
   return {

@@ -1,4 +1,4 @@
-// A model's charts and its versions, with what can be done to each.
+// A model's charts and versions, with the actions on each version.
 
 import { path } from "./api.js";
 import { chart } from "./chart.js";
@@ -16,9 +16,9 @@ const LIMITS = {
 };
 
 export function overviewTab(name) {
-  const rate = chart("Requests a second", number);
+  const rate = chart("Requests per second", number);
   const latency = chart("Latency", duration);
-  const failures = chart("Failures a second", number);
+  const failures = chart("Failures per second", number);
   const queue = chart("Requests in the queue", number);
   const versions = h("div");
   const left = h("p", { class: "quiet", hidden: true });
@@ -67,15 +67,15 @@ function versionCard(name, { version }) {
   const tiles = { workers: tile("Workers"), device: tile("Device"), memory: tile("Memory"), waiting: tile("Waiting"), requests: tile("Requests"), failed: tile("Failed"), restarts: tile("Restarts"), batch: tile("Batch size") };
   const body = h("tbody");
   const where = (...more) => path("models", name, version, ...more);
-  const makeDefault = h("button", { onclick: () => act(makeDefault, "PUT", where("set-default")) }, "Make it the default");
+  const makeDefault = h("button", { onclick: () => act(makeDefault, "PUT", where("set-default")) }, "Make default");
   const remove = h("button", { class: "danger", onclick: async () => {
-    if (await ask(`Unregister version ${version} of ${name}? Requests that it has accepted are answered first; the archive stays where it is.`, "Unregister")) act(remove, "DELETE", where());
+    if (await ask(`Unregister version ${version} of ${name}? Accepted requests are answered first; the archive is kept.`, "Unregister")) act(remove, "DELETE", where());
   } }, "Unregister");
   const workers = h("p", { class: "quiet" }, "No workers: requests are refused until some are added.");
   const scale = scaleForm(where);
   const about = h("p", { class: "quiet" });
   const measured = h("p", { class: "quiet", hidden: true });
-  const why = h("p", { hidden: true }, "Not all of its workers are ready. ", h("a", { href: `#/model/${encodeURIComponent(name)}/errors` }, "Errors and log"), " says why.");
+  const why = h("p", { hidden: true }, "Not all of its workers are ready. ", h("a", { href: `#/model/${encodeURIComponent(name)}/errors` }, "Errors and log"), " shows why.");
   const node = h("section", { class: "card", "aria-label": `Version ${version}` },
     h("div", { class: "row" }, h("h3", {}, `Version ${version}`), state.node, isDefault, h("span", { class: "grow" }), makeDefault, remove),
     about, measured, why,

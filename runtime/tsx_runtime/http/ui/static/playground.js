@@ -1,4 +1,4 @@
-// Try a model: give it something, see what it answers, how long it took, and how to do the same elsewhere.
+// The playground: send an input to a model, see the answer and its times, and copy the request as code.
 
 import { path, saidBy, send, Unreachable } from "./api.js";
 import { fileOf, parsed, stages } from "./answer.js";
@@ -19,7 +19,7 @@ export function playgroundTab(name) {
   const hint = h("p", { class: "quiet" });
   const group = newId();
   let kind = null;
-  let picked = false; // by the user, who knows better than the handler
+  let picked = false; // by the user, which overrides the handler
   let running = null;
   const pick = (wanted) => {
     picked = true;

@@ -1,4 +1,4 @@
-// A recording: what of a model's requests is written to files on the server, how much lies there, and the line that sends it again.
+// The recording of a model: its settings, the size of its files, and the command that replays them.
 
 import { call, path, put, Refused } from "./api.js";
 import { field, h, say, show } from "./dom.js";
@@ -13,14 +13,14 @@ export function recordPanel(name, changed) {
   const state = chip();
   const about = h("span", { class: "quiet" });
   const problem = h("p", { class: "problem" });
-  const tiles = { recorded: tile("Recorded"), dropped: tile("Left out"), size: tile("On the disk"), oldest: tile("The oldest") };
+  const tiles = { recorded: tile("Recorded"), dropped: tile("Skipped"), size: tile("On disk"), oldest: tile("Oldest") };
   const line = h("pre", { tabindex: "0", "data-for": "replay" });
-  const replay = h("div", { class: "snippet" }, h("div", { class: "row" }, h("span", { class: "quiet" }, "Replay them, on the server's machine"), h("span", { class: "grow" }), copyButton(() => line.textContent, "the replay command")), line);
+  const replay = h("div", { class: "snippet" }, h("div", { class: "row" }, h("span", { class: "quiet" }, "Replay on the server's machine"), h("span", { class: "grow" }), copyButton(() => line.textContent, "the replay command")), line);
   const remove = h("button", { type: "button", class: "danger", onclick: async () =>
-    (await ask("Remove all recorded files? This cannot be undone.", "Remove")) && (await act(remove, "DELETE", where, { remove: "true" }, "The recorded files are removed.")) && changed() }, "Remove the files");
+    (await ask("Remove all recorded files? This cannot be undone.", "Remove")) && (await act(remove, "DELETE", where, { remove: "true" }, "The recorded files were removed.")) && changed() }, "Remove files");
   const begin = beginForm(where, changed);
   const node = h("section", { class: "card", "aria-label": "Recording", hidden: true }, h("h2", {}, "Recording"),
-    h("p", { class: "quiet" }, "A share of the requests that name no version is written to files on the server: to try a version with them, or to warm a model up. Bodies are written unchanged."),
+    h("p", { class: "quiet" }, "Writes a share of the requests that name no version to files on the server, to test a version or warm up a model with them. Bodies are stored unchanged."),
     h("div", { class: "row" }, state.node, about, h("span", { class: "grow" }), remove), problem,
     h("dl", { class: "tiles small" }, Object.values(tiles).map((each) => each.node)), replay, begin.node);
 
@@ -64,7 +64,7 @@ function beginForm(where, changed) {
   const age = h("input", { value: "1d", class: "short", autocomplete: "off", spellcheck: "false", required: true });
   const answers = h("input", { type: "checkbox", id: "record-answers" });
   const submit = h("button", { type: "submit" }, "Record");
-  const stop = h("button", { type: "button", onclick: async () => (await act(stop, "DELETE", where, {}, "Recording is stopped. The files are kept.")) && changed() }, "Stop recording");
+  const stop = h("button", { type: "button", onclick: async () => (await act(stop, "DELETE", where, {}, "Recording has stopped. The files are kept.")) && changed() }, "Stop recording");
   const send = async (event) => {
     event.preventDefault();
     submit.disabled = true;
@@ -78,7 +78,7 @@ function beginForm(where, changed) {
       changed();
     }
   };
-  const fields = [field("Percent recorded", share), field("At most", size, "100MB, 2GB: the oldest are removed first"), field("For", age, "30m, 12h, 7d")];
+  const fields = [field("Percent recorded", share), field("Maximum size", size, "100MB, 2GB: the oldest are removed first"), field("Maximum age", age, "30m, 12h, 7d")];
   const whole = h("p", { class: "whole" }, answers, h("label", { for: answers.id }, " Record the answers as well, so that a replay can compare them"));
   return {
     node: h("form", { class: "fields", onsubmit: send }, fields, whole, h("div", { class: "row" }, submit, stop)),

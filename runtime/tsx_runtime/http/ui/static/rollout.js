@@ -1,4 +1,4 @@
-// A rollout: how far it is, why, and with which numbers; the way to begin one and to end it.
+// The rollout of a model: its progress, decisions and numbers, and the forms that start and end one.
 
 import { call, path, put, Refused } from "./api.js";
 import { field, h, say, show, table } from "./dom.js";
@@ -18,10 +18,10 @@ export function rolloutPanel(name, changed) {
   const share = h("span", { class: "number" });
   const counts = h("div"), log = h("div");
   const end = (button, back, question, yes) => async () => (await ask(question, yes)) && (await act(button, "DELETE", where, { back }, "Done.")) && changed();
-  const back = h("button", { type: "button", class: "danger" }, "Go back");
+  const back = h("button", { type: "button", class: "danger" }, "Roll back");
   const stop = h("button", { type: "button" }, "Stop here");
-  back.addEventListener("click", end(back, "true", "Send all requests to the old version again, as before the rollout?", "Go back"));
-  stop.addEventListener("click", end(stop, "false", "End the rollout, and leave the shares as they are now?", "Stop here"));
+  back.addEventListener("click", end(back, "true", "Send all requests to the old version again, as before the rollout?", "Roll back"));
+  stop.addEventListener("click", end(stop, "false", "End the rollout and keep the current shares?", "Stop here"));
   const buttons = h("div", { class: "row" }, back, stop);
   const shown = h("div", { hidden: true },
     h("div", { class: "row" }, state.node, status),
@@ -91,7 +91,7 @@ function startForm(where, changed) {
   const slower = h("input", { type: "number", min: "1", step: "any" });
   const slowest = h("input", { type: "number", min: "0.001", step: "any" });
   const least = h("input", { type: "number", min: "1", value: "100", required: true });
-  const submit = h("button", { type: "submit" }, "Begin the rollout");
+  const submit = h("button", { type: "submit" }, "Start rollout");
   const send = async (event) => {
     event.preventDefault();
     const plan = { version: version.value, steps: steps.value.split(",").map(Number), bake: 60 * Number(bake.value), min_requests: Number(least.value) };
@@ -101,7 +101,7 @@ function startForm(where, changed) {
     submit.disabled = true;
     try {
       await put("POST", where, plan);
-      note(`The rollout of version ${plan.version} has begun.`);
+      note(`The rollout of version ${plan.version} has started.`);
     } catch (error) {
       note(firstLines(error.message), true);
     } finally {

@@ -1,8 +1,8 @@
-// The rules of a model's traffic as a form: which header sends a request to which version, in the order in which they count.
+// The traffic rules of a model as a form: which header sends a request to which version, in the order in which they apply.
 
 import { h, show } from "./dom.js";
 
-/** `touch()` is called at each change. `put(rules)` shows rules, `take()` gives what the form says; an empty row is none. */
+/** `touch()` is called at each change. `put(rules)` shows rules, `take()` returns those in the form; empty rows are ignored. */
 export function rulesForm(touch) {
   const rows = h("div", { class: "rules" });
   const none = h("p", { class: "quiet" }, "No rules: stickiness and weights choose the version.");
@@ -14,7 +14,7 @@ export function rulesForm(touch) {
     rows.append(row({}, changed));
     changed();
     rows.lastChild.querySelector("input").focus();
-  } }, "Add a rule");
+  } }, "Add rule");
   const node = h("fieldset", { class: "group" }, h("legend", {}, "Rules"),
     h("p", { class: "quiet" }, "Rules apply before stickiness and weights. The first rule that matches decides."), none, rows, add);
   return {

@@ -1,4 +1,4 @@
-// A shadow: a share of the requests goes to another version too, whose answers no client gets; and the results.
+// The shadow of a model: copies a share of the requests to another version, and shows the comparison.
 
 import { call, path, put, Refused } from "./api.js";
 import { field, h, keyed, say, show, table } from "./dom.js";
@@ -39,7 +39,7 @@ function beginForm(where, traffic, changed) {
   const more = comparisonFields();
   const fit = () => more.fit(kind.value);
   const submit = h("button", { type: "submit" }, "Copy requests");
-  const off = h("button", { type: "button", onclick: () => change(() => put("PATCH", traffic, { shadow: null }), "Copying is stopped.") }, "Stop copying");
+  const off = h("button", { type: "button", onclick: () => change(() => put("PATCH", traffic, { shadow: null }), "Copying has stopped.") }, "Stop copying");
   let now = null;
   const node = h("form", { class: "fields", onsubmit: (event) => {
     event.preventDefault();
@@ -112,11 +112,11 @@ function resultsView(where, changed) {
   const state = chip();
   const about = h("span", { class: "quiet" });
   const why = h("p", { class: "problem" });
-  const tiles = { copied: tile("Copied"), agreed: tile("Agreed"), disagreed: tile("Disagreed"), rate: tile("Disagreement"), shed: tile("Left out") };
+  const tiles = { copied: tile("Copied"), agreed: tile("Agreed"), disagreed: tile("Disagreed"), rate: tile("Disagreement"), shed: tile("Not copied") };
   const sides = h("div");
   const shed = h("p", { class: "quiet" });
   const examples = h("div", { class: "errors" });
-  const reset = h("button", { type: "button", onclick: async () => (await act(reset, "DELETE", where, {}, "The counters are reset.")) && changed() }, "Reset the counters");
+  const reset = h("button", { type: "button", onclick: async () => (await act(reset, "DELETE", where, {}, "The counters were reset.")) && changed() }, "Reset counters");
   const more = h("h3", {}, "Answers that differ");
   const node = h("div", { hidden: true }, h("div", { class: "row" }, state.node, about, h("span", { class: "grow" }), reset), why,
     h("dl", { class: "tiles small" }, Object.values(tiles).map((each) => each.node)), shed, sides, more, examples);

@@ -1,4 +1,4 @@
-// The lines that repeat a request outside of this page: for curl, Python and `tsx predict`.
+// Code that repeats a request outside this page: for curl, Python and `tsx predict`.
 
 const LONGEST = 2000; // characters of a text that stands in a line
 

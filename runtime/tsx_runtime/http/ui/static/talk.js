@@ -1,4 +1,4 @@
-// What the page says to its user, and asks: notes, questions, the token; and actions that end in one of these.
+// Dialogs with the user: notes, confirmations, the token; and actions that end with one of these.
 
 import { call, Refused, token } from "./api.js";
 import { field, h, newId } from "./dom.js";
@@ -59,7 +59,7 @@ export function askToken(why) {
   const enter = async (event) => {
     event.preventDefault();
     const typed = input.value.trim();
-    if (!/^[!-~]+$/.test(typed)) return (problem.textContent = "A token has ASCII letters, digits and punctuation only, and no spaces.");
+    if (!/^[!-~]+$/.test(typed)) return (problem.textContent = "A token contains only ASCII letters, digits and punctuation, and no spaces.");
     token.set(typed);
     try {
       await call("GET", "ui/api/store");

@@ -1,4 +1,4 @@
-// Which version gets how many requests: weights, stickiness, rules, labels, the way back; and how a rollout, a shadow and a recording do.
+// The traffic tab: weights, stickiness, rules, labels and undo; and the state of a rollout, a shadow and a recording.
 
 import { call, path, put, Refused } from "./api.js";
 import { field, h, keyed, say, show } from "./dom.js";
@@ -18,8 +18,8 @@ export function trafficTab(name) {
   const body = h("tbody");
   const sticky = h("input", { autocomplete: "off", spellcheck: "false", placeholder: "header:X-User", oninput: () => touch() });
   const apply = h("button", { class: "primary", type: "submit" }, "Apply");
-  const back = h("button", { type: "button", onclick: () => change(back, "POST", path("models", name, "rollback"), "The last change is undone.") }, "Undo the last change");
-  const clear = h("button", { type: "button", onclick: () => change(clear, "DELETE", where, "All requests go to the default version.") }, "All to the default");
+  const back = h("button", { type: "button", onclick: () => change(back, "POST", path("models", name, "rollback"), "The last change was undone.") }, "Undo the last change");
+  const clear = h("button", { type: "button", onclick: () => change(clear, "DELETE", where, "All requests go to the default version.") }, "Send all to default");
   const rules = rulesForm(() => touch());
   const form = h("form", { onsubmit: (event) => submit(event) },
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Versions and their shares" },
@@ -79,7 +79,7 @@ export function trafficTab(name) {
       drawn = text;
     }
     show(none, single);
-    say(none, "With a second version registered, requests can be split between the two.");
+    say(none, "Register a second version to split requests between versions.");
   }
 
   async function submit(event) {
@@ -93,7 +93,7 @@ export function trafficTab(name) {
     try {
       await put("PATCH", where, change);
       settled();
-      note("The traffic policy is changed.");
+      note("The traffic policy was changed.");
     } catch (error) {
       note(firstLines(error.message), true);
     } finally {
@@ -146,7 +146,7 @@ function labelForm(name, changed) {
     try {
       const wanted = version.value.trim();
       await (wanted ? put("PUT", where, { version: wanted }) : call("DELETE", where));
-      note(wanted ? `${label.value.trim()} means version ${wanted}.` : `The label ${label.value.trim()} is removed.`);
+      note(wanted ? `${label.value.trim()} now now means version ${wanted}.` : `The label ${label.value.trim()} was removed.`);
     } catch (error) {
       note(firstLines(error.message), true);
     } finally {
@@ -155,6 +155,6 @@ function labelForm(name, changed) {
     }
   };
   return h("section", { class: "card", "aria-label": "Labels" }, h("h2", {}, "Labels"),
-    h("p", { class: "quiet" }, `A label is a movable name of a version that can be used wherever a version can, as in /predictions/${name}/canary. Without a version the label is removed.`),
+    h("p", { class: "quiet" }, `A label is a movable name of a version. Use it wherever a version can stand, as in /predictions/${name}/canary. Leave the version empty to remove the label.`),
     h("form", { class: "inline", onsubmit: send }, field("Label", label), field("Version", version), submit));
 }

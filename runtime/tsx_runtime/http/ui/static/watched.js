@@ -1,4 +1,4 @@
-// Something that is asked again and again while its part of the page is shown, and at no other time.
+// Polls a value while its part of the page is shown.
 
 export function watched(work, every) {
   let timer = null;

@@ -1,4 +1,4 @@
-"""`pt2:` of model-config.yaml: torch.compile or AOTInductor, and the model as it is where that fails. Contract sections 3.3 and 5.3."""
+"""`pt2:` of model-config.yaml: torch.compile or AOTInductor, with a fallback to the uncompiled model. Contract sections 3.3 and 5.3."""
 
 from __future__ import annotations
 

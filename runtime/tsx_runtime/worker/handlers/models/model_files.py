@@ -35,7 +35,7 @@ def load_model_file(
     if file.kind == "onnx":
         return load_onnx(path, device)
     if compile_ahead:
-        logger.warning("pt2 asks for aot_compile, which takes an exported program (torch.export.save): %s runs as it is", path.name)
+        logger.warning("pt2 asks for aot_compile, which takes an exported program (torch.export.save): %s runs uncompiled", path.name)
     if file.kind == "unknown":
         problem = file.problem or f"{path.name} is not a known kind of model."
         raise LoadError(f"{problem} Pack the archive again with a valid file.")
@@ -160,7 +160,7 @@ class OnnxModel:
     def __call__(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
         feed = dict(zip(self._inputs, inputs, strict=False)) | named
         if missing := [name for name in self._inputs if name not in feed]:
-            raise ValueError(f"the ONNX model wants the inputs {', '.join(self._inputs)}; {', '.join(missing)} was not given")
+            raise ValueError(f"the ONNX model needs the inputs {', '.join(self._inputs)}; {', '.join(missing)} was not given")
         results = [torch.from_numpy(value) for value in self.session.run(None, {name: value.cpu().numpy() for name, value in feed.items()})]
         return results[0] if len(results) == 1 else results
 

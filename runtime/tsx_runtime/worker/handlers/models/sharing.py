@@ -1,4 +1,4 @@
-"""Workers of one model share the pages of its weights: tensors are made views of the file that they were loaded from.
+"""Shares the pages of a model's weights among its workers: tensors become views of the mapped model file.
 
 A worker that holds weights in memory of its own costs their size each time. Torch and safetensors files store each tensor
 uncompressed and aligned, so a tensor can point into a private file mapping instead: the pages are the file's in the page

@@ -1,4 +1,4 @@
-"""An eager model: the class of a model file, filled with weights from a file of their own."""
+"""Loads an eager model: a class from a model file, and weights from a second file."""
 
 from __future__ import annotations
 

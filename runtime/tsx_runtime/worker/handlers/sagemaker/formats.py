@@ -1,4 +1,4 @@
-"""What the default `input_fn` and `output_fn` of SageMaker's PyTorch toolkit read and write: JSON, CSV, npy, npz, and JSON lines."""
+"""The formats of the default `input_fn` and `output_fn` of SageMaker's PyTorch toolkit: JSON, CSV, npy, npz, and JSON lines."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def to_tensor(body: str | bytes, content_type: str) -> torch.Tensor:
         array = _read(body, kind)
         return torch.as_tensor(array, dtype=torch.float32) if kind in TEXT else torch.from_numpy(array)
     except (ValueError, TypeError, EOFError, OSError, RuntimeError, RecursionError) as error:
-        raise BadRequest(f"The body is no {kind} that holds numbers: {in_words(error)}.") from error
+        raise BadRequest(f"The body is not {kind} with numbers: {in_words(error)}.") from error
 
 
 def _read(body: str | bytes, kind: str) -> Any:
@@ -57,7 +57,7 @@ def _read(body: str | bytes, kind: str) -> Any:
     if isinstance(loaded, np.ndarray):
         return loaded
     if len(loaded.files) != 1:
-        raise ValueError(f"it holds the arrays {', '.join(loaded.files)}; one is wanted")
+        raise ValueError(f"it holds the arrays {', '.join(loaded.files)}; it must hold one")
     return loaded[loaded.files[0]]
 
 

@@ -1,4 +1,4 @@
-"""Requests of different clients in one call of `predict_fn`, where that is known to change no answer.
+"""Joins requests of different clients into one call of `predict_fn`, if tests show that no answer changes.
 
 Whether a function treats the rows of a tensor separately is unknown, so it is tried: for each rank and type of its inputs, the
 first batches are run one by one, for the clients, and a second time joined, with an invented input beside them, so that they differ.

@@ -45,7 +45,7 @@ ARGUMENTS |= {"transform_fn": 4, "batch_predict_fn": 2}
 logger = logging.getLogger("tsx.worker")
 
 
-class Request(NamedTuple):
+class ToolkitRequest(NamedTuple):
     data: Any
     content_type: str
     accept: str
@@ -92,16 +92,16 @@ class ToolkitHandler:
 
     # The steps
 
-    def _request(self, row: dict[str, Any], index: int, context: Context) -> Request:
+    def _request(self, row: dict[str, Any], index: int, context: Context) -> ToolkitRequest:
         headers = context.get_all_request_header(index)
         content_type, accept = headers.get("content-type") or JSON, headers.get("accept") or ""
         data = row.get("body", row)
         if isinstance(data, bytes | bytearray):
             data = data.decode("utf-8", "replace") if media_type(content_type) in TEXT else bytes(data)
         default = self._accepts or (LINES if media_type(content_type) == LINES else JSON)
-        return Request(data, content_type, default if accept.strip() in ("", "*/*") else accept, default)
+        return ToolkitRequest(data, content_type, default if accept.strip() in ("", "*/*") else accept, default)
 
-    def _read(self, own: Request, context: Context) -> Any:
+    def _read(self, own: ToolkitRequest, context: Context) -> Any:
         if "input_fn" in self._functions:
             return self._call("input_fn", context, own.data, own.content_type)
         return to_tensor(own.data, own.content_type).to(self.device)
@@ -131,17 +131,17 @@ class ToolkitHandler:
         with torch.no_grad():  # and not inference_mode: an output_fn may go on with the tensor
             return self.model(given.to(self.device) if isinstance(given, torch.Tensor) else given)
 
-    def _written(self, prediction: Any, own: Request, context: Context) -> Any:
+    def _written(self, prediction: Any, own: ToolkitRequest, context: Context) -> Any:
         if isinstance(prediction, _FunctionFailure):
             return prediction
         if "output_fn" in self._functions:
             return self._call("output_fn", context, prediction, own.accept)
         return to_body(prediction, own.accept, own.default)
 
-    def _transformed(self, own: Request, context: Context) -> Any:
+    def _transformed(self, own: ToolkitRequest, context: Context) -> Any:
         return self._call("transform_fn", context, self.model, own.data, own.content_type, own.accept)
 
-    def _answer(self, result: Any, index: int, own: Request, context: Context) -> Any:
+    def _answer(self, result: Any, index: int, own: ToolkitRequest, context: Context) -> Any:
         if isinstance(result, _FunctionFailure):
             return result.answer(index, context)
         content_type = next(accepted(own.accept, own.default))

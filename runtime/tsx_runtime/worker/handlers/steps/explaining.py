@@ -1,4 +1,4 @@
-"""Why a model answers as it does, by Captum (the extra `explain`). https://captum.ai/api"""
+"""Explains a model's answers by Captum (the extra `explain`). https://captum.ai/api"""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _column(model: Any, inputs: torch.Tensor, target: Any) -> int | None:
             raise PredictionException(f"The model cannot be explained by gradients: {in_words(error)}", 501) from error
     column = _class_of(output, target)
     if not output.requires_grad:
-        raise PredictionException(f"A {type(model).__name__} has no gradients to explain its answers: override get_insights.", 501)
+        raise PredictionException(f"A {type(model).__name__} has no gradients, which explanations need: override get_insights.", 501)
     return column
 
 
@@ -115,5 +115,5 @@ def _class_of(output: Any, target: Any) -> int | None:
     if output.ndim < 2:
         return None
     if not 0 <= column < output.shape[1]:
-        raise PredictionException(f"target {column} is no class of the model, which has {output.shape[1]}, counted from 0.", 400)
+        raise PredictionException(f"target {column} is not a class of the model, which has {output.shape[1]} classes, counted from 0.", 400)
     return column

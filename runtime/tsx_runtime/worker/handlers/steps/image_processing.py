@@ -1,4 +1,4 @@
-"""The usual preparation of a photograph for a classifier, with Pillow and torch alone.
+"""Prepares images for classifiers, with Pillow and torch only.
 
 The same steps, sizes and roundings as torchvision's Resize, CenterCrop, ToTensor and Normalize have for Pillow images, so a
 model trained with those sees the same numbers. Documented at https://pytorch.org/vision/stable/transforms.html.

@@ -1,4 +1,4 @@
-"""`index_to_name.json`: from the number of a class to its name. Contract section 5.4."""
+"""`index_to_name.json`: maps class numbers to names. Contract section 5.4."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _name(number: Any, value: Any, path: Path) -> str:
         value = value[-1]
     if not isinstance(value, str | int | float):
         kind = type(value).__name__
-        raise LoadError(f"{path.name} gives class {number} a {kind} for a name; it must be text, or a list that ends with text")
+        raise LoadError(f"{path.name} gives class {number} a {kind} as its name; it must be text, or a list that ends with text")
     return str(value)
 
 

@@ -1,4 +1,4 @@
-"""Text as classifiers of words take it: without markup, contractions, accents and punctuation, in words and runs of words."""
+"""Cleans text for word classifiers: removes markup, contractions, accents and punctuation, and splits it into words and n-grams."""
 
 from __future__ import annotations
 

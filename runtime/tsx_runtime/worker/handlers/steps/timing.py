@@ -1,4 +1,4 @@
-"""`handler.profile: true` in model-config.yaml: how long each step of a handler takes, as metrics."""
+"""`handler.profile: true` in model-config.yaml: reports the time of each step of a handler as metrics."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_without_the_file_there_is_no_mapping(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("{", "is not JSON"), ("[1]", "holds a list"), ('{"0": null}', "class 0 a NoneType for a name"), ('{"0": []}', "class 0")],
+    [("{", "is not JSON"), ("[1]", "holds a list"), ('{"0": null}', "class 0 a NoneType as its name"), ('{"0": []}', "class 0")],
 )
 def test_a_file_that_cannot_be_used_is_explained(tmp_path: Path, content: str, said: str) -> None:
     path = tmp_path / "index_to_name.json"
