@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -215,6 +215,16 @@ def test_rooms_of_a_package_import_those_below_them(package: str) -> None:
 def test_a_folder_has_at_most_15_modules() -> None:
     counts = Counter(str(file.parent.relative_to(ROOT)) for file in MODULES.values())
     assert {folder: count for folder, count in counts.items() if count > MOST_MODULES} == {}
+
+
+def test_no_two_classes_share_a_name() -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for module, file in MODULES.items():
+        if module.startswith("tsx_"):
+            for node in ast.parse(file.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found[node.name].append(module)
+    assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from tsx_archiver.metadata.model_limits import LIMITS
-from tsx_runtime.api.schemas import DescribedMeasurement, DescribedModel, DescribedWorker, JobQueue, ListedModel, ModelList, Waiting
+from tsx_runtime.api.schemas import DescribedMeasurement, DescribedModel, DescribedWorker, JobQueue, ListedModel, ModelList, NotReadyModel
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.metrics.gpu import Gpu
 
@@ -94,7 +94,7 @@ def page_of(ordered: Sequence[ItemT], limit: int, start: int) -> tuple[Sequence[
     return ordered[start:following], str(following) if following < len(ordered) else None
 
 
-def not_ready(models: Iterable[Model]) -> list[Waiting]:
+def not_ready(models: Iterable[Model]) -> list[NotReadyModel]:
     """The default versions that cannot serve now. One that is to have no workers is not waited for."""
     waiting = []
     for model in models:
@@ -104,7 +104,9 @@ def not_ready(models: Iterable[Model]) -> list[Waiting]:
         states = Counter(worker.state for worker in version.workers)
         if not states[WorkerState.READY]:
             held = ", ".join(f"{count} {state.value}" for state, count in states.items()) or "none"
-            waiting.append(Waiting(model_name=version.name, model_version=version.version, reason=f"no worker is ready; workers: {held}"))
+            waiting.append(
+                NotReadyModel(model_name=version.name, model_version=version.version, reason=f"no worker is ready; workers: {held}")
+            )
     return waiting
 
 

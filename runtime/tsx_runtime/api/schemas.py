@@ -49,7 +49,7 @@ class Health(BaseModel):
     status: str
 
 
-class Waiting(Camel):
+class NotReadyModel(Camel):
     """A version that cannot serve, and why."""
 
     model_name: str
@@ -64,7 +64,7 @@ class Readiness(Camel):
     model_config = ConfigDict(json_schema_extra={"examples": [{"status": "Not ready", "notReady": [_WAITING]}]})
 
     status: str = Field(description="Ready, Not ready, or Stopping")
-    not_ready: list[Waiting]
+    not_ready: list[NotReadyModel]
 
 
 @with_limits(CHANGEABLE)

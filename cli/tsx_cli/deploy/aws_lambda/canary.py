@@ -29,7 +29,7 @@ class Baking(NamedTuple):
     since: datetime
 
 
-class Decision(NamedTuple):
+class CanaryAction(NamedTuple):
     """Moves give the new version all requests, and a rollback the former one."""
 
     action: Literal["begin", "wait", "move", "rollback"]
@@ -37,7 +37,7 @@ class Decision(NamedTuple):
     percent: float = 0.0  # that it begins with
 
 
-def decide(wanted: str, shift: Shift | None, baking: Baking | None, went_off: Mapping[str, str], now: datetime) -> Decision:
+def decide(wanted: str, shift: Shift | None, baking: Baking | None, went_off: Mapping[str, str], now: datetime) -> CanaryAction:
     """`went_off` has, by name, what CloudWatch says of each alarm that is off, or that went off since the canary began.
 
     1. No canary is asked for: all at once.
@@ -46,14 +46,14 @@ def decide(wanted: str, shift: Shift | None, baking: Baking | None, went_off: Ma
     4. It has baked: all. Until then it waits.
     """
     if shift is None:
-        return Decision("move")
+        return CanaryAction("move")
     if went_off:
         reasons = (f"the alarm {name} went off{f' ({reason})' if reason else ''}" for name, reason in went_off.items())
-        return Decision("rollback", "; ".join(reasons))
+        return CanaryAction("rollback", "; ".join(reasons))
     if baking is None or baking.version != wanted or abs(baking.percent - shift.percent) > 0.01:
-        return Decision("begin", percent=shift.percent)
+        return CanaryAction("begin", percent=shift.percent)
     left = baking.since + timedelta(seconds=shift.bake) - now
     if left <= timedelta():
-        return Decision("move")
+        return CanaryAction("move")
     watched = f"{len(shift.alarms)} alarm{'s' * (len(shift.alarms) != 1)} quiet" if shift.alarms else "no alarm is watched"
-    return Decision("wait", f"{shift.percent:g} % of the requests, {left.total_seconds():.0f} s to go, {watched}")
+    return CanaryAction("wait", f"{shift.percent:g} % of the requests, {left.total_seconds():.0f} s to go, {watched}")

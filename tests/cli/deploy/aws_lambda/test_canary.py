@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_cli.deploy.aws_lambda.canary import Baking, Decision, Shift, decide
+from tsx_cli.deploy.aws_lambda.canary import Baking, CanaryAction, Shift, decide
 
 START = datetime(2026, 11, 21, tzinfo=timezone.utc)
 SHIFT = Shift(10, 600, ("errors",))
@@ -21,15 +21,15 @@ def baking(version: str = "2", percent: float = 10) -> Baking:
 @pytest.mark.parametrize(
     ("shift", "there", "off", "after", "expected"),
     [
-        (None, baking(), {"errors": ""}, 0, Decision("move")),  # nobody asks for one
-        (SHIFT, None, {}, 0, Decision("begin", percent=10)),
-        (SHIFT, baking("1"), {}, 0, Decision("begin", percent=10)),  # that of another version is replaced
-        (SHIFT, baking(percent=5), {}, 0, Decision("begin", percent=10)),
-        (SHIFT, baking(), {}, 0, Decision("wait", "10 % of the requests, 600 s to go, 1 alarm quiet")),
-        (SHIFT, baking(), {}, 599, Decision("wait", "10 % of the requests, 1 s to go, 1 alarm quiet")),
-        (SHIFT, baking(), {}, 600, Decision("move")),
-        (SHIFT, baking(), {"errors": "3 of them"}, 9000, Decision("rollback", "the alarm errors went off (3 of them)")),
-        (SHIFT, None, {"errors": ""}, 0, Decision("rollback", "the alarm errors went off")),
+        (None, baking(), {"errors": ""}, 0, CanaryAction("move")),  # nobody asks for one
+        (SHIFT, None, {}, 0, CanaryAction("begin", percent=10)),
+        (SHIFT, baking("1"), {}, 0, CanaryAction("begin", percent=10)),  # that of another version is replaced
+        (SHIFT, baking(percent=5), {}, 0, CanaryAction("begin", percent=10)),
+        (SHIFT, baking(), {}, 0, CanaryAction("wait", "10 % of the requests, 600 s to go, 1 alarm quiet")),
+        (SHIFT, baking(), {}, 599, CanaryAction("wait", "10 % of the requests, 1 s to go, 1 alarm quiet")),
+        (SHIFT, baking(), {}, 600, CanaryAction("move")),
+        (SHIFT, baking(), {"errors": "3 of them"}, 9000, CanaryAction("rollback", "the alarm errors went off (3 of them)")),
+        (SHIFT, None, {"errors": ""}, 0, CanaryAction("rollback", "the alarm errors went off")),
     ],
 )
 def test_a_canary_begins_waits_moves_on_or_goes_back(
