@@ -153,8 +153,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                 self.begun = True
                 for scope in [scope for scope in self.workqueue if "test_what_a_page_shows" in scope]:
                     self.workqueue.move_to_end(scope, last=False)
-                for scope in [scope for scope in self.workqueue if scope.startswith("tests/chaos/")]:
-                    self.workqueue.move_to_end(scope)
+                for scope in sorted((scope for scope in self.workqueue if scope.startswith("tests/chaos/")), key=len, reverse=True):
+                    self.workqueue.move_to_end(scope)  # its name lists the trials, so the longest begins first
             super()._assign_work_unit(node)
 
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None

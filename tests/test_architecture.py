@@ -288,12 +288,27 @@ print(json.dumps({
 }))
 """
 
-ENTRANCES = ["tsx_archiver", "model_archiver", "tsx_cli.main", "tsx_templates", "tsx_runtime", "tsx_runtime.core", "tsx_runtime.worker"]
+ENTRANCES = [
+    "tsx_archiver",
+    "model_archiver",
+    "tsx_cli.main",
+    "tsx_templates",
+    "tsx_runtime",
+    "tsx_runtime.core",
+    "tsx_runtime.worker.main",
+]
 
 
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
-    "module", [*ENTRANCES, "tsx_runtime.core.registry.registry", "tsx_runtime.http.app", "tsx_runtime.targets.server.server"]
+    "module",
+    [
+        *ENTRANCES,
+        "tsx_runtime.core.registry.registry",
+        "tsx_runtime.http.app",
+        "tsx_runtime.targets.server.server",
+        "tsx_runtime.worker.main",
+    ],
 )
 def test_a_bare_import_has_no_effect(module: str, tmp_path: Path) -> None:
     path = os.pathsep.join([str(ROOMS["model_archiver"]), os.environ.get("PYTHONPATH", "")])

@@ -25,7 +25,7 @@ from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.loader import Coroutines, LoadedHandler, load_entry
 from tsx_runtime.worker.handler_api.metrics import Metrics, PredictionTime
 from tsx_runtime.worker.handler_api.modules import own_modules
-from tsx_runtime.worker.handlers.models.compiling import protect_compiler_cache
+from tsx_runtime.worker.handlers.models.compiler_cache import protect_compiler_cache
 
 INPUT_KINDS = ("image", "text", "json", "file")
 

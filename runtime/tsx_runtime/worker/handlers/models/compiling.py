@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import logging
 import os
-import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,6 @@ from torch import nn
 from tsx_archiver.storage.private_directory import private_directory
 from tsx_runtime.worker.exceptions import LoadError
 
-VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 logger = logging.getLogger("tsx.worker")
 
 
@@ -124,28 +120,3 @@ def compiled(model: Any, pt2: Any) -> Any:
 
     dynamo.suppress_errors = True  # a graph that does not compile runs eager, and torch warns
     return result
-
-
-def protect_compiler_cache() -> None:
-    """Make torch's usual directory for what it compiles before another user can, since its name, /tmp/torchinductor_USER, is known.
-
-    Where another user has it, take a new one. A directory that was set stays.
-    """
-    if os.environ.get(VARIABLE):
-        return
-    place = Path(tempfile.gettempdir(), f"torchinductor_{_user()}")
-    try:
-        private_directory(place)
-    except OSError as error:
-        place = Path(tempfile.mkdtemp(prefix="torchinductor-"))
-        logger.warning("torch compiles into %s: %s. Set %s to keep what it compiles", place, error.strerror, VARIABLE)
-    os.environ[VARIABLE] = str(place)
-
-
-def _user() -> str:
-    """As torch names it."""
-    try:
-        name = getpass.getuser()
-    except (KeyError, ModuleNotFoundError, OSError):  # a container's user may have no name
-        name = f"uid_{os.getuid()}" if hasattr(os, "getuid") else "unknown_user"
-    return re.sub(r'[\\/:*?"<>|]', "_", name)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tsx_runtime.worker.handlers.models.compiling import VARIABLE, protect_compiler_cache
+from tsx_runtime.worker.handlers.models.compiler_cache import VARIABLE, protect_compiler_cache
 
 STRANGER = 54321
 
