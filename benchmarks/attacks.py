@@ -137,8 +137,8 @@ def soak(directory: Path, archives: list[Path], minutes: float, attacks: list[st
                 for attacker in attackers:
                     attacker.communicate(timeout=60)
                 row = openloop.row(plan, measured, LIMIT_MS)
-                told = f"goodput {row.goodput:.1f}/s, p50 {row.p50:.1f} ms, p99 {row.p99:.1f} ms, most {row.most:.0f} ms"
-                print(f"{rounds} {' and '.join(names) or '(none)'}: {told}", flush=True)
+                reported = f"goodput {row.goodput:.1f}/s, p50 {row.p50:.1f} ms, p99 {row.p99:.1f} ms, most {row.most:.0f} ms"
+                print(f"{rounds} {' and '.join(names) or '(none)'}: {reported}", flush=True)
             for process in family(server):
                 used = process.memory_info().rss, process.num_fds(), process.num_threads()
                 looks.setdefault(f"{process.name()} {process.pid}", []).append(Usage(time.monotonic(), *used))

@@ -51,9 +51,9 @@ CASES = (
 def ours(url: str, model: str, connections: int, seconds: float) -> tuple[Figures, str | None]:
     """And why the figures tell of the generator, where they do."""
     plan = LoadPlan(url, model, (Payload(BODY, "application/json"),), connections=connections, seconds=seconds, warm_up=WARM_UP)
-    told = measure(plan)
-    assert told.ok == told.sent, told
-    return Figures(told.throughput, told.latency.p50_ms, told.latency.p99_ms), told.generator.limited
+    reported = measure(plan)
+    assert reported.ok == reported.sent, reported
+    return Figures(reported.throughput, reported.latency.p50_ms, reported.latency.p99_ms), reported.generator.limited
 
 
 def theirs(url: str, model: str, connections: int, seconds: float, body: Path) -> Figures:

@@ -115,9 +115,9 @@ def measure_warm(place: Path, model: Path, invocations: int, rounds: int, noise:
     try:
         for host in hosts.values():
             for _ in range(50):
-                told = host.invoke(EVENT)
-                assert not told.error, (told.answer, host.log)
-                answers.add(json.dumps(json.loads(told.json()["body"])))
+                reported = host.invoke(EVENT)
+                assert not reported.error, (reported.answer, host.log)
+                answers.add(json.dumps(json.loads(reported.json()["body"])))
         assert len(answers) == 1, answers
         for _ in range(rounds):
             noise.sample()
@@ -168,9 +168,9 @@ def measure_cold(place: Path, model: Path, rounds: int, noise: machine.Noise) ->
             cache = place / f"unpacked-{turn}" if "FRESH" in more else place / "unpacked"
             env = variables(place, directory, {**more, "TSX_CACHE_DIR": str(cache)})
             command = [sys.executable, "-c", COLD, str(time.time()), "torch", json.dumps(EVENT)]
-            told = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+            reported = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
             if turn:  # what the disk holds is in memory from here on, for all alike
-                taken[name].append(json.loads(told))
+                taken[name].append(json.loads(reported))
     print(f"\ncold, medians of {rounds} rounds, ms:\n\n| | {' | '.join(STEPS)} | until the first answer |\n|{'---|' * (len(STEPS) + 2)}")
     for name, times in taken.items():
         steps = [machine.median(step) * 1000 for step in zip(*times, strict=True)]

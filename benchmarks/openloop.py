@@ -78,13 +78,13 @@ def planned(
     )
 
 
-def row(plan: LoadPlan, told: Round, limit_ms: float | None) -> Result:
-    latency, side = told.latency, told.generator
-    within = sum(count for end, count in told.histogram if limit_ms is not None and end <= limit_ms)
-    in_time = told.throughput if limit_ms is None else min(told.throughput, within / told.seconds)
+def row(plan: LoadPlan, reported: Round, limit_ms: float | None) -> Result:
+    latency, side = reported.latency, reported.generator
+    within = sum(count for end, count in reported.histogram if limit_ms is not None and end <= limit_ms)
+    in_time = reported.throughput if limit_ms is None else min(reported.throughput, within / reported.seconds)
     return Result(
         *(plan.rate or 0.0, plan.seconds, "Poisson" if plan.arrivals == "poisson" else "constant", plan.connections),
-        *(told.sent + told.unsent, told.ok, told.refused, told.errors, told.unanswered, told.unsent),
+        *(reported.sent + reported.unsent, reported.ok, reported.refused, reported.errors, reported.unanswered, reported.unsent),
         *(in_time, latency.p50_ms, latency.p90_ms, latency.p99_ms, latency.p999_ms, latency.max_ms),
-        *(told.refused_p99_ms, side.waited, side.late_p99_ms, side.cpu, side.starved, side.limited),
+        *(reported.refused_p99_ms, side.waited, side.late_p99_ms, side.cpu, side.starved, side.limited),
     )

@@ -72,18 +72,18 @@ class Row(NamedTuple):
     rate: float
     requests: int
     real: tuple[float, float]
-    told: tuple[float, float]
+    reported: tuple[float, float]
     low: tuple[float, float]
     high: tuple[float, float]
     as_it_was: tuple[float, float]
     by_chance: tuple[float, float]
     limited: str | None
 
-    def errors(self, told: tuple[float, float]) -> tuple[float, float]:
-        return told[0] / self.real[0] - 1, told[1] / self.real[1] - 1
+    def errors(self, reported: tuple[float, float]) -> tuple[float, float]:
+        return reported[0] / self.real[0] - 1, reported[1] / self.real[1] - 1
 
     def agrees(self, which: int) -> bool:
-        return abs(self.errors(self.told)[which]) <= PROMISED
+        return abs(self.errors(self.reported)[which]) <= PROMISED
 
     def ranges(self, which: int) -> bool:
         return self.low[which] * (1 - PROMISED / 3) <= self.real[which] <= self.high[which] * (1 + PROMISED / 3)
@@ -150,45 +150,45 @@ def row(replica: Replica, load: float, rate: float, rounds: Sequence[Sent]) -> R
     span = max(each.due[-1] for each in rounds) + APART
     moments = [number * span + moment for number, each in enumerate(rounds) for moment in each.due]
 
-    def told(replica: Replica) -> SimulationResult:
+    def reported(replica: Replica) -> SimulationResult:
         return served(replica, moments, seed=1, rate=rate, uncounted=0.0)
 
-    ours = told(replica)
+    ours = reported(replica)
     real = latency([each.round for each in rounds])
     others = served(replica, poisson(rate, OTHERS * len(moments), seed=1), seed=1)
     limited = next((each.round.generator.limited for each in rounds if each.round.generator.limited), None)
-    low, high = map(told, replica.quickest_and_slowest)
+    low, high = map(reported, replica.quickest_and_slowest)
     was, loads = replica, [observation_of(replica.configuration, at_random(rate), each.round) for each in rounds]
     for _ in range(TURNS):  # with batches as long as they were, so that what is left is the simulation's own error
         was = _in_a_row(was, loads)
     return Row(
         *(str(replica.configuration), load, rate, len(moments), (real.p50_ms, real.p99_ms)),
-        *(_both(each) for each in (ours, low, high, told(was), others)),
+        *(_both(each) for each in (ours, low, high, reported(was), others)),
         limited,
     )
 
 
-def _both(told: SimulationResult) -> tuple[float, float]:
-    return told.p50_ms, told.p99_ms
+def _both(reported: SimulationResult) -> tuple[float, float]:
+    return reported.p50_ms, reported.p99_ms
 
 
 def show(rows: Sequence[Row]) -> bool:
     """Whether all are as promised, or within what the plan says of itself."""
-    print(f"{'configuration':<24}{'load':>5}{'rate':>6}{'n':>6} |{'p50':>7}{'told':>7}{'':>6}{'range':>14}{'as it was':>10}", end="")
-    print(f" |{'p99':>7}{'told':>7}{'':>6}{'range':>14}{'as it was':>10}{'by chance':>10}")
+    print(f"{'configuration':<24}{'load':>5}{'rate':>6}{'n':>6} |{'p50':>7}{'reported':>7}{'':>6}{'range':>14}{'as it was':>10}", end="")
+    print(f" |{'p99':>7}{'reported':>7}{'':>6}{'range':>14}{'as it was':>10}{'by chance':>10}")
     for each in rows:
         print(f"{each.configuration:<24}{each.load:>5.0%}{each.rate:>6.0f}{each.requests:>6}", end="")
         for which in (0, 1):
             between = f"{each.low[which]:.1f}-{each.high[which]:.1f}"
-            figures = f"{each.real[which]:>7.1f}{each.told[which]:>7.1f}{each.errors(each.told)[which]:>+6.0%}{between:>14}"
+            figures = f"{each.real[which]:>7.1f}{each.reported[which]:>7.1f}{each.errors(each.reported)[which]:>+6.0%}{between:>14}"
             print(f" |{figures}{each.errors(each.as_it_was)[which]:>+10.0%}", end="")
         print(f"{each.by_chance[1]:>10.1f}", f" the generator: {each.limited}" if each.limited else "")
     for which, name in enumerate(("p50", "p99")):
         agree = sum(each.agrees(which) for each in rows)
-        else_told = sum(each.ranges(which) and not each.agrees(which) for each in rows)
+        else_reported = sum(each.ranges(which) and not each.agrees(which) for each in rows)
         own = sum(abs(each.errors(each.as_it_was)[which]) <= PROMISED for each in rows)
-        worst = max(abs(each.errors(each.told)[which]) for each in rows)
-        print(f"{name}: {agree} of {len(rows)} within {PROMISED:.0%}, {else_told} more within the range that the plan tells, ", end="")
+        worst = max(abs(each.errors(each.reported)[which]) for each in rows)
+        print(f"{name}: {agree} of {len(rows)} within {PROMISED:.0%}, {else_reported} more within the range that the plan tells, ", end="")
         print(f"the worst {worst:.0%} off; {own} within {PROMISED:.0%} with the batches as they were")
     return all(each.agrees(which) or each.ranges(which) for each in rows for which in (0, 1))
 

@@ -84,8 +84,8 @@ def compared(name: str, urls: list[str], script: Path, connections: int, options
     ratios = [one.rate / other.rate for one, other in turns]
     rates = [machine.median([each.rate for each in side]) for side in (ours, theirs)]
     p50 = [machine.median([each.p50 for each in side]) for side in (ours, theirs)]
-    told = f"{machine.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-    return f"{name:8}{connections:12}{rates[0]:10.0f}{rates[1]:10.0f}{p50[0]:9.2f}{p50[1]:9.2f}   {told}"
+    reported = f"{machine.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    return f"{name:8}{connections:12}{rates[0]:10.0f}{rates[1]:10.0f}{p50[0]:9.2f}{p50[1]:9.2f}   {reported}"
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import torch
 
-THRESHOLD = 0.5  # of the score, for a box to be told
+THRESHOLD = 0.5  # of the score, for a box to count
 OVERLAP = 0.4  # of two boxes' common area in what both cover: beyond it they are one symbol
 MOST = 100  # boxes of a drawing
 

@@ -41,7 +41,7 @@ def test_a_missing_file_is_named(tmp_path: Path, cache: Path) -> None:
         ("circle.mar", CannotOpen, "circle.mar cannot be opened: its symbolic links form a loop"),
     ],
 )
-def test_a_path_that_no_system_call_takes_is_told(tmp_path: Path, cache: Path, name: str, kind: type[Exception], words: str) -> None:
+def test_a_path_that_no_system_call_takes_is_reported(tmp_path: Path, cache: Path, name: str, kind: type[Exception], words: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "circle.mar").symlink_to("circle.mar")
     path = tmp_path / name
@@ -69,7 +69,7 @@ def test_a_path_that_no_system_call_takes_is_told(tmp_path: Path, cache: Path, n
         (b"\x7fELF" + bytes(100), ForeignFile, "is not a model archive"),
     ],
 )
-def test_what_is_no_archive_is_told_apart(tmp_path: Path, cache: Path, content: bytes, kind: type[Exception], words: str) -> None:
+def test_what_is_no_archive_is_distinguished(tmp_path: Path, cache: Path, content: bytes, kind: type[Exception], words: str) -> None:
     path = tmp_path / "x.mar"
     path.write_bytes(content)
     for use in (lambda: open_archive(path, cache=cache), lambda: inspect_archive(path), lambda: verify_archive(path)):
@@ -95,7 +95,7 @@ def test_a_zip_of_something_else_is_foreign(make_zip: MakeZip, cache: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["tiny.mar", "tiny.model", "tiny.anything"])
-def test_the_form_is_told_by_the_bytes_not_by_the_name(make_zip: MakeZip, make_tar: MakeTar, cache: Path, name: str) -> None:
+def test_the_form_is_reported_by_the_bytes_not_by_the_name(make_zip: MakeZip, make_tar: MakeTar, cache: Path, name: str) -> None:
     for make in (make_zip, make_tar):
         with open_archive(make(name=name), cache=cache) as opened:
             assert (opened.directory / "handler.py").read_text() == HANDLER
@@ -183,7 +183,7 @@ class TestDirectories:
         monkeypatch.chdir(model.parent)
         assert open_archive(Path("tiny")).directory == model
 
-    def test_an_empty_and_a_foreign_one_are_told_apart(self, tmp_path: Path) -> None:
+    def test_an_empty_and_a_foreign_one_are_distinguished(self, tmp_path: Path) -> None:
         (tmp_path / "none").mkdir()
         with pytest.raises(EmptyArchive, match="contains no files"):
             open_archive(tmp_path / "none")
@@ -240,14 +240,14 @@ def test_a_manifest_that_points_outside_is_refused_before_unpacking(make_zip: Ma
 
 def test_inspect_tells_sizes_checksums_and_the_kind_of_model(spec: ArchiveSpec, tmp_path: Path) -> None:
     for format in ("default", "tgz", "no-archive"):
-        told = inspect_archive(write_archive(spec, tmp_path / format, format=format))  # type: ignore[arg-type]  # each is a Format
-        assert told.form == {"default": "mar", "tgz": "tar.gz", "no-archive": "directory"}[format]
-        assert [member.size for member in told.members if member.name == "weights.bin"] == [10240]
-        assert all(member.sha256 for member in told.members if member.name != "MAR-INF/MANIFEST.json")
-        assert told.model is not None
-        assert told.model.kind == "unknown"
-        assert told.model.problem is not None
-        assert told.size > 0
+        reported = inspect_archive(write_archive(spec, tmp_path / format, format=format))  # type: ignore[arg-type]  # each is a Format
+        assert reported.form == {"default": "mar", "tgz": "tar.gz", "no-archive": "directory"}[format]
+        assert [member.size for member in reported.members if member.name == "weights.bin"] == [10240]
+        assert all(member.sha256 for member in reported.members if member.name != "MAR-INF/MANIFEST.json")
+        assert reported.model is not None
+        assert reported.model.kind == "unknown"
+        assert reported.model.problem is not None
+        assert reported.size > 0
 
 
 def test_what_is_no_regular_file_is_refused(tmp_path: Path, cache: Path) -> None:

@@ -60,10 +60,10 @@ def test_an_archive_of_another_archiver_keeps_its_manifest_and_gets_digests(make
         (stored, b"s" * 5000), ("deflated.txt", b"d" * 5000), manifest={"mine": 1, "model": {"modelName": "tiny", "handler": "handler.py"}}
     )
     rewrite_archive(path, {"model-config.yaml": CONFIG}, model={"configFile": "model-config.yaml"})
-    told = inspect_archive(path)
-    assert told.manifest.data["mine"] == 1
-    assert told.config.batch_size == 16
-    assert all(member.sha256 for member in told.members if member.name != "MAR-INF/MANIFEST.json")
+    reported = inspect_archive(path)
+    assert reported.manifest.data["mine"] == 1
+    assert reported.config.batch_size == 16
+    assert all(member.sha256 for member in reported.members if member.name != "MAR-INF/MANIFEST.json")
     with zipfile.ZipFile(path) as archive:
         assert archive.getinfo("stored.bin").compress_type == zipfile.ZIP_STORED
         assert archive.getinfo("deflated.txt").compress_type == zipfile.ZIP_DEFLATED

@@ -94,8 +94,8 @@ def test_choices_are_checked(inputs: Path, capsys: pytest.CaptureFixture[str], f
 def test_a_progress_bar_is_for_people_and_goes_to_stderr(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bar("Packing", shown=True) as progress:
         write_archive(ArchiveSpec("tiny", "handler.py", serialized_file="weights.bin"), inputs, progress=progress)
-    told = capsys.readouterr()
-    assert told.out == ""
+    reported = capsys.readouterr()
+    assert reported.out == ""
     with progress_bar("Packing", shown=False) as progress:
         assert progress is None
 

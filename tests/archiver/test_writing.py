@@ -106,12 +106,12 @@ def test_packing_takes_constant_memory(inputs: Path) -> None:
 
 
 def test_progress_counts_up_to_all_bytes(spec: ArchiveSpec, tmp_path: Path) -> None:
-    told: list[tuple[str, int, int]] = []
-    write_archive(spec, tmp_path, progress=lambda *report: told.append(report))
-    assert {name for name, _, _ in told} == set(MEMBERS)
-    counts = [done for _, done, _ in told]
+    reported: list[tuple[str, int, int]] = []
+    write_archive(spec, tmp_path, progress=lambda *report: reported.append(report))
+    assert {name for name, _, _ in reported} == set(MEMBERS)
+    counts = [done for _, done, _ in reported]
     assert counts == sorted(counts)
-    assert counts[-1] == told[-1][2] == sum(path.stat().st_size for path in map(find, MEMBERS))
+    assert counts[-1] == reported[-1][2] == sum(path.stat().st_size for path in map(find, MEMBERS))
 
 
 def find(name: str) -> Path:

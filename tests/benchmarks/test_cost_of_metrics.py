@@ -16,7 +16,7 @@ PATH = "/predictions/ok"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers come of a fork server")
-def test_a_server_counts_or_not_as_it_is_told(tmp_path: Path) -> None:
+def test_a_server_counts_or_not_as_it_is_reported(tmp_path: Path) -> None:
     with serving(tmp_path / "server", MODELS / "ok.py") as server:
         assert str(tmp_path) not in os.environ.get("PYTHONPATH", ""), "a server that starts beside it would listen as well"
         assert servers.first_answer(server, PATH, b"x") == b"OK"

@@ -140,8 +140,8 @@ def test_the_load_generator_asks_unix_sockets_too(at_sockets: Running, run: Run,
     url = at_sockets.address("predictions")
     ended = benched(run, place, url, "--json", "out.json")
     assert ended.code == 0, ended.err
-    told = read_results(Path("out.json"))
-    assert (told.against, told.trials[0].points[0].error_rate) == (url, 0)
+    reported = read_results(Path("out.json"))
+    assert (reported.against, reported.trials[0].points[0].error_rate) == (url, 0)
     gone = benched(run, place, f"unix:{place}/nobody.sock")
     assert (gone.code, f"no server answers at unix:{place}/nobody.sock" in gone.err) == (1, True)
 
@@ -184,7 +184,7 @@ def refusal_of(greet: Callable[[socket.socket], object], certificate: Path | Non
 
 
 @pytest.mark.usefixtures("processes")
-def test_every_doubt_about_a_certificate_is_told_with_the_next_step(tmp_path: Path) -> None:
+def test_every_doubt_about_a_certificate_is_reported_with_the_next_step(tmp_path: Path) -> None:
     assert "does its address begin with http://?" in refusal_of(lambda plain: plain.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
     other = make_certificate(tmp_path, hosts="DNS:models.example.org")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -218,8 +218,8 @@ def test_what_is_not_tls_does_no_harm(with_tls: Running, pair: Pair) -> None:
 
 def test_host_and_port_options_keep_the_scheme_and_replace_a_unix_socket() -> None:
     settings = Settings(inference_address="https://127.0.0.1:1", management_address="unix:/a.sock", metrics_address="unix:/b.sock")
-    told = with_addresses(settings, "localhost", {"inference": 2, "management": 3, "metrics": 4})
-    assert [getattr(told, f"{role}_address") for role in ROLES] == ["https://localhost:2", "http://localhost:3", "http://localhost:4"]
+    reported = with_addresses(settings, "localhost", {"inference": 2, "management": 3, "metrics": 4})
+    assert [getattr(reported, f"{role}_address") for role in ROLES] == ["https://localhost:2", "http://localhost:3", "http://localhost:4"]
     assert with_addresses(settings, None, dict.fromkeys(ROLES)) == settings
     with pytest.raises(CliError, match=r"management_address is unix:/a\.sock, which has no host; give a port as well"):
         with_addresses(settings, "localhost", dict.fromkeys(ROLES))

@@ -45,8 +45,8 @@ def test_the_example_passes_in_every_form(run: Run) -> None:
         assert "check: 10 samples got the same answers in batches of 1, 10" in ended.out
     again = run("archive", "--check", "digits.mar", "--json")
     assert again.code == 0
-    (told,) = json.loads(again.out)
-    assert (told["name"], len(told["check"]["samples"]), told["check"]["batch_sizes"]) == ("digits", 10, [1, 10])
+    (reported,) = json.loads(again.out)
+    assert (reported["name"], len(reported["check"]["samples"]), reported["check"]["batch_sizes"]) == ("digits", 10, [1, 10])
 
 
 def test_the_files_of_init_pass_as_they_are(run: Run, tmp_path: Path) -> None:
@@ -63,8 +63,8 @@ def test_the_files_of_init_pass_as_they_are(run: Run, tmp_path: Path) -> None:
 def test_a_sample_given_goes_before_those_of_the_archive(run: Run, check: Check, tmp_path: Path) -> None:
     assert check(f"def handle(data, context):\n    return {ROWS}\n").code == 0
     (tmp_path / "other.json").write_text("[7]")
-    (told,) = json.loads(run("archive", "--check", "m.mar", "--sample", "other.json", "--json").out)
-    assert told["check"]["samples"] == ["other.json"]
+    (reported,) = json.loads(run("archive", "--check", "m.mar", "--sample", "other.json", "--json").out)
+    assert reported["check"]["samples"] == ["other.json"]
 
 
 def test_without_a_sample_the_exit_code_says_so(run: Run, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ UNLOADABLE = {
 
 
 @pytest.mark.parametrize("fault", UNLOADABLE)
-def test_a_handler_that_cannot_be_loaded_is_told_with_its_reason(check: Check, fault: str) -> None:
+def test_a_handler_that_cannot_be_loaded_is_reported_with_its_reason(check: Check, fault: str) -> None:
     code, reason = UNLOADABLE[fault]
     ended = check(code)
     assert ended.code == 1

@@ -14,13 +14,13 @@ from tsx_runtime.settings.schema import Settings
 def test_every_setting_is_shown_with_its_origin(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tsx.toml").write_text("drain_timeout = 5\n[models.resnet]\nworkers = 2\n")
     monkeypatch.setenv("TSX_JOB_QUEUE_SIZE", "7")
-    told = json.loads(run("config", "show", "--set", "number_of_gpu=0", "--json").out)
-    assert list(told) == [*(name for name in Settings.model_fields if name != "models"), "models.resnet.workers"]
-    assert told["models.resnet.workers"] == {"value": 2, "origin": str(tmp_path / "tsx.toml")}
-    assert told["drain_timeout"] == {"value": 5, "origin": str(tmp_path / "tsx.toml")}
-    assert told["job_queue_size"] == {"value": 7, "origin": "environment variable TSX_JOB_QUEUE_SIZE"}
-    assert told["number_of_gpu"] == {"value": 0, "origin": "command line"}
-    assert told["max_request_size"]["origin"] == "default"
+    reported = json.loads(run("config", "show", "--set", "number_of_gpu=0", "--json").out)
+    assert list(reported) == [*(name for name in Settings.model_fields if name != "models"), "models.resnet.workers"]
+    assert reported["models.resnet.workers"] == {"value": 2, "origin": str(tmp_path / "tsx.toml")}
+    assert reported["drain_timeout"] == {"value": 5, "origin": str(tmp_path / "tsx.toml")}
+    assert reported["job_queue_size"] == {"value": 7, "origin": "environment variable TSX_JOB_QUEUE_SIZE"}
+    assert reported["number_of_gpu"] == {"value": 0, "origin": "command line"}
+    assert reported["max_request_size"]["origin"] == "default"
     lines = [" ".join(line.split()) for line in run("config", "show").out.splitlines()]
     assert any(line.startswith("job_queue_size 7 environment variable TSX_JOB_QUEUE_SIZE") for line in lines)
 
@@ -46,17 +46,17 @@ def test_no_url_is_shown_with_who_asks(run: Run) -> None:
 def test_another_file_is_named_on_the_command_line(run: Run, tmp_path: Path) -> None:
     (tmp_path / "tsx.toml").write_text("drain_timeout = 5\n")
     (tmp_path / "other.toml").write_text("drain_timeout = 6\n")
-    told = json.loads(run("config", "show", "--config", "other.toml", "--json").out)
-    assert told["drain_timeout"] == {"value": 6, "origin": "other.toml"}
+    reported = json.loads(run("config", "show", "--config", "other.toml", "--json").out)
+    assert reported["drain_timeout"] == {"value": 6, "origin": "other.toml"}
 
 
 def test_a_config_properties_is_shown_with_what_has_no_effect_in_it(run: Run, tmp_path: Path) -> None:
     lines = ["job_queue_size=7", "vmargs=-Xmx1g", 'models={"noop": {"1.0": {"batchSize": 4}}}']
     (tmp_path / "config.properties").write_text("\n".join(lines))
     ended = run("config", "show", "--config", "config.properties", "--json")
-    told = json.loads(ended.out)
-    assert told["job_queue_size"] == {"value": 7, "origin": "config.properties"}
-    assert told["model_versions"]["value"]["noop"]["1.0"]["batch_size"] == 4
+    reported = json.loads(ended.out)
+    assert reported["job_queue_size"] == {"value": 7, "origin": "config.properties"}
+    assert reported["model_versions"]["value"]["noop"]["1.0"]["batch_size"] == 4
     assert ended.err == "config.properties: without effect here, since only TorchServe's Java needs them: vmargs\n"
     assert run("config", "show", "--config", "config.properties").code == 0
 

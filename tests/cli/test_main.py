@@ -40,8 +40,10 @@ def python(code: str, **environment: str) -> str:
 
 @pytest.mark.usefixtures("processes")
 def test_help_imports_nothing_heavy() -> None:
-    told = python(f"import sys; from tsx_cli.main import main; main(['--help']); print([name for name in {HEAVY} if name in sys.modules])")
-    assert told.splitlines()[-1] == "[]"
+    reported = python(
+        f"import sys; from tsx_cli.main import main; main(['--help']); print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    assert reported.splitlines()[-1] == "[]"
 
 
 @pytest.mark.usefixtures("processes")
@@ -62,9 +64,9 @@ def test_completion_imports_no_command() -> None:
         "import sys; from tsx_cli.main import main; main([]); "
         "print([n for n in sys.modules if n in ('tsx_cli.serve.command', 'tsx_cli.archive.command')])"
     )
-    told = python(code, _TSX_COMPLETE="complete_bash", COMP_WORDS="tsx ", COMP_CWORD="1")
-    assert told.split()[: len(Commands.entries)] == list(Commands.entries)
-    assert told.splitlines()[-1] == "[]"
+    reported = python(code, _TSX_COMPLETE="complete_bash", COMP_WORDS="tsx ", COMP_CWORD="1")
+    assert reported.split()[: len(Commands.entries)] == list(Commands.entries)
+    assert reported.splitlines()[-1] == "[]"
 
 
 @pytest.mark.usefixtures("processes")
@@ -103,7 +105,7 @@ def test_every_command_has_help(run: Run) -> None:
         assert f"Usage: tsx {name}" in ended.out
 
 
-def test_version_is_told(run: Run) -> None:
+def test_version_is_reported(run: Run) -> None:
     ended = run("--version")
     assert ended.code == 0
     assert ended.out.startswith("tsx 0.")
@@ -119,7 +121,7 @@ def test_an_unknown_option_is_wrong_usage(run: Run) -> None:
     assert run("serve", "--prot", "1").code == 2
 
 
-def told(error: Exception, *, debug: bool = False) -> tuple[int, str]:
+def reported(error: Exception, *, debug: bool = False) -> tuple[int, str]:
     file = io.StringIO()
     try:
         raise error
@@ -137,16 +139,16 @@ def told(error: Exception, *, debug: bool = False) -> tuple[int, str]:
     ],
 )
 def test_an_expected_error_is_one_line(error: Exception, code: int, text: str) -> None:
-    assert told(error) == (code, text)
+    assert reported(error) == (code, text)
 
 
 def test_an_unexpected_error_is_two_lines_that_say_how_to_see_more() -> None:
-    assert told(KeyError("x")) == (1, "Error: KeyError: 'x'\nThis is a bug in tsx; run again with --debug to see the traceback.\n")
+    assert reported(KeyError("x")) == (1, "Error: KeyError: 'x'\nThis is a bug in tsx; run again with --debug to see the traceback.\n")
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), CliError("it broke")])
 def test_debug_shows_the_traceback(error: Exception) -> None:
-    assert "Traceback (most recent call last)" in told(error, debug=True)[1]
+    assert "Traceback (most recent call last)" in reported(error, debug=True)[1]
 
 
 WORKERS_TRACEBACK = """Traceback (most recent call last):
@@ -159,12 +161,12 @@ ValueError: why
 """
 
 
-def test_of_a_workers_traceback_only_the_place_is_told_unless_debugging() -> None:
+def test_of_a_workers_traceback_only_the_place_is_reported_unless_debugging() -> None:
     error = LoadFailed("it did not load", traceback=WORKERS_TRACEBACK)
-    assert told(error)[1] == (
+    assert reported(error)[1] == (
         'Error: it did not load\nIt was raised in weights.py, line 3: raise ValueError("why")\n--debug shows the whole traceback.\n'
     )
-    assert WORKERS_TRACEBACK in told(error, debug=True)[1]
+    assert WORKERS_TRACEBACK in reported(error, debug=True)[1]
     assert where("no frame at all") == "--debug shows the whole traceback."
 
 
@@ -190,10 +192,10 @@ def test_a_reader_that_goes_away_is_no_defect() -> None:
     assert process.stderr is not None
     process.stdout.close()
     with process.stderr:
-        told = process.stderr.read()
+        reported = process.stderr.read()
     assert process.wait(30) == 1
-    assert b"Traceback" not in told
-    assert b"defect" not in told
+    assert b"Traceback" not in reported
+    assert b"defect" not in reported
 
 
 def test_the_exit_code_of_help_is_zero(capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,7 +203,7 @@ def test_the_exit_code_of_help_is_zero(capsys: pytest.CaptureFixture[str]) -> No
     assert "--debug" in capsys.readouterr().out
 
 
-def test_what_a_stream_of_another_character_set_cannot_hold_is_told_as_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_stream_of_another_character_set_cannot_hold_is_reported_as_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     said = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(said, "ascii"))
     app = typer.Typer()

@@ -29,8 +29,8 @@ def described_all(case: Case, what: str, theirs: Any, ours: Any, pair: Any) -> b
     """As `described_more`, with what each version's handler says of itself."""
     if not case.target.endswith("/all?customized=true") or not isinstance(ours, list):
         return False
-    told = [{key: value for key, value in each.items() if key != "customizedMetadata"} for each in ours]
-    return told != ours and described_more(case, what, theirs, told, pair)
+    reported = [{key: value for key, value in each.items() if key != "customizedMetadata"} for each in ours]
+    return reported != ours and described_more(case, what, theirs, reported, pair)
 
 
 def without_new(described: Any) -> Any:

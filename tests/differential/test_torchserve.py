@@ -34,5 +34,5 @@ def check(case: Case, pair) -> None:
         for what, (theirs, ours) in differences(*pair).items()
         if not any(difference.covers(case, what, theirs, ours, pair) for difference in ACCEPTED)
     }
-    told = " and ".join(f"{who} {seen.status} {seen.body[:300]!r}" for who, seen in zip(("TorchServe", "tsx"), pair, strict=True))
-    assert not unexpected, f"{case}: {told}"
+    reported = " and ".join(f"{who} {seen.status} {seen.body[:300]!r}" for who, seen in zip(("TorchServe", "tsx"), pair, strict=True))
+    assert not unexpected, f"{case}: {reported}"

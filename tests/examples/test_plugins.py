@@ -179,7 +179,7 @@ def test_a_shadow_is_compared_by_the_plugin(server: Running, token: Callable[...
     assert httpx.patch(f"{models}/traffic", json={"shadow": None}, headers=admin, timeout=60).status_code == 200
 
 
-def test_a_plugin_that_is_not_there_is_told_at_the_start(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_plugin_that_is_not_there_is_reported_at_the_start(environment: dict[str, str], tmp_path: Path) -> None:
     ended: Any = tsx(["serve", "--set", "plugins=statd"], tmp_path, environment)
     assert ended.returncode != 0
     assert "there is no plugin 'statd'; did you mean 'statsd'?" in ended.stderr

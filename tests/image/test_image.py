@@ -138,11 +138,11 @@ def test_the_image_is_built_pushed_pulled_and_answers(
         assert kind.observe(None, image) is None
         kind.create(None, Resource("Image", "Tsx::Registry::Image", image, {}))
     assert PushedImage(Builder("buildah"), made).observe(None, image) is not None  # the registry says so
-    told = json.loads(run("skopeo", "inspect", "--tls-verify=false", f"docker://{image}"))
-    assert told["Labels"]["tsx.model"] == f"{facts.model_name}/{facts.model_version}"
+    reported = json.loads(run("skopeo", "inspect", "--tls-verify=false", f"docker://{image}"))
+    assert reported["Labels"]["tsx.model"] == f"{facts.model_name}/{facts.model_version}"
     layers = json.loads(run("skopeo", "inspect", "--tls-verify=false", "--raw", f"docker://{image}"))["layers"]
     sizes = ", ".join(f"{each['size'] / 1e6:.1f}" for each in layers)
-    print(f"\n{image}: {told['Digest']}; layers of {sizes} MB, packed")
+    print(f"\n{image}: {reported['Digest']}; layers of {sizes} MB, packed")
     assert layers[-1]["size"] < 1e6  # the model comes last, so that another is all that has to be sent
     run("buildah", "rmi", "--force", image)
     serve(image, tmp_path, free_ports(3))
@@ -168,9 +168,9 @@ def serve(image: str, directory: Path, ports: list[int]) -> None:
         picture = (DIGITS / "images" / "7.png").read_bytes()
         url, kind = f"http://127.0.0.1:{ports[0]}/predictions/digits", {"Content-Type": "image/png"}
         with urlopen(Request(url, data=picture, headers=kind)) as answer:
-            told = json.loads(answer.read())
-        print(f"7.png: {told}")
-        assert max(told, key=told.__getitem__) == "seven"
+            reported = json.loads(answer.read())
+        print(f"7.png: {reported}")
+        assert max(reported, key=reported.__getitem__) == "seven"
         assert run(*inside, "id", "-u").strip() == str(UID)
     finally:
         for server in psutil.Process(process.pid).children(recursive=True):  # buildah passes no signal on, as a runtime does

@@ -63,7 +63,7 @@ def test_nothing_is_loaded_that_nobody_named(install: Install) -> None:
 
 
 @pytest.mark.parametrize(
-    ("groups", "name", "told"),
+    ("groups", "name", "reported"),
     [
         ({"endpoints": {"mine": f"{M}:endpoint"}}, "mime", "there is no plugin 'mime'; did you mean 'mine'?"),
         ({"endpoints": {"mine": f"{M}:endpoint"}}, "other", "there is no plugin 'other'; installed are: mine"),
@@ -82,11 +82,13 @@ def test_nothing_is_loaded_that_nobody_named(install: Install) -> None:
         ({"batch_policies": {"wait": f"{M}:failing"}}, "wait", "the plugin 'wait' cannot be a batch policy: that name is taken"),
     ],
 )
-def test_what_cannot_be_loaded_is_told_at_the_start(groups: dict[str, dict[str, str]], name: str, told: str, install: Install) -> None:
+def test_what_cannot_be_loaded_is_reported_at_the_start(
+    groups: dict[str, dict[str, str]], name: str, reported: str, install: Install
+) -> None:
     install(**groups)
     with pytest.raises(SettingError) as caught:
         load_plugins([name])
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(reported)
 
 
 @pytest.mark.parametrize("path", ["/models", "/predictions/x", "/metrics", "/token", "/ping/more", "/mine/predict", "/a/b/predict"])
@@ -160,7 +162,7 @@ def test_a_policy_ends_the_wait_of_a_batch_that_is_not_full_and_never_lengthens_
     assert assign(queue_of(), [Idle()], 10.5, limits).wake == NEVER
 
 
-def test_a_policy_that_fails_sends_the_batch_and_is_told_once(install: Install, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_policy_that_fails_sends_the_batch_and_is_reported_once(install: Install, caplog: pytest.LogCaptureFixture) -> None:
     install(batch_policies={"failing": f"{M}:failing", "negative": f"{M}:negative"})
     policies = load_plugins(["failing", "negative"]).batch_policies
     waiting = Waiting(1, 1, 0.0, 8, 1.0)
@@ -186,8 +188,12 @@ def test_a_source_fetches_only_what_is_allowed_and_not_too_large(tmp_path: Path)
     fetcher = Fetcher(settings, sources={"hub": source})
     assert fetcher.fetch("hub://team/m.mar", Trust.CLIENT) == store / "m.mar"
     assert (store / "m.mar").read_bytes() == b"x" * 10
-    for name, told in (("none", "no such model in the hub"), ("large", "it has 11 bytes, and max_archive_size is 10"), ("empty", "says")):
-        with pytest.raises(DownloadFailed, match=told):
+    for name, reported in (
+        ("none", "no such model in the hub"),
+        ("large", "it has 11 bytes, and max_archive_size is 10"),
+        ("empty", "says"),
+    ):
+        with pytest.raises(DownloadFailed, match=reported):
             fetcher.fetch(f"hub://team/{name}.mar", Trust.CLIENT)
     with pytest.raises(DownloadFailed, match="sha-256"):
         fetcher.fetch("hub://team/other.mar#sha256=" + "0" * 64, Trust.CLIENT)
@@ -199,7 +205,7 @@ def test_a_source_fetches_only_what_is_allowed_and_not_too_large(tmp_path: Path)
     assert sorted(file.name for file in store.iterdir()) == ["m.mar"]
 
 
-def test_a_sink_gets_every_sample_and_one_that_fails_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sink_gets_every_sample_and_one_that_fails_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     families = Families()
     families.add("one", "gauge", "a number", [({"a": "b"}, 1.5), ({"a": "c"}, 2.0)])
     got: list[list[Sample]] = []

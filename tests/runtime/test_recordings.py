@@ -65,7 +65,7 @@ def test_the_files_of_a_directory_are_one_recording(tmp_path: Path) -> None:
         (file_head("m") + b'{"at": 1, "body": 2, "answer": 3}\n', "damaged"),
     ],
 )
-def test_what_is_no_recording_is_told(tmp_path: Path, content: bytes, words: str) -> None:
+def test_what_is_no_recording_is_reported(tmp_path: Path, content: bytes, words: str) -> None:
     file = tmp_path / "a.tsxrec"
     file.write_bytes(content)
     with pytest.raises(NotARecording, match=words):

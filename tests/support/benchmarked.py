@@ -34,7 +34,7 @@ def one_round(rate: float, middle_ms: float, seed: int, *, spread: float = 0.35,
     rate *= 1 + chance.gauss(0, 0.01)
     times = Histogram()
     times.add([middle_ms / 1000 * math.exp(chance.gauss(0, spread)) for _ in range(1000)])
-    told = times.latency()
+    reported = times.latency()
     answered = int(10 * rate)
     return Round(
         seconds=10,
@@ -42,24 +42,24 @@ def one_round(rate: float, middle_ms: float, seed: int, *, spread: float = 0.35,
         ok=answered,
         errors={"500": errors} if errors else {},
         throughput=rate,
-        latency=told,
+        latency=reported,
         histogram=times.coarse(),
         generator=GeneratorSide(cpu=0.2, limited=limited),
     )
 
 
 def point(connections: int, rounds: Sequence[Round], *, bound: float = math.inf, rate: float | None = None) -> Point:
-    told = percentile_figure(rounds)
+    reported = percentile_figure(rounds)
     offered = (
         OfferedLoad(connections=connections) if rate is None else OfferedLoad(mode="open", connections=512, rate=rate, arrivals="poisson")
     )
     failed = sum(sum(each.errors.values()) for each in rounds) / sum(each.sent for each in rounds)
-    holds = told.value <= bound and not failed
+    holds = reported.value <= bound and not failed
     return Point(
         offered=offered,
         throughput=throughput(rounds),
         latency=latency(rounds),
-        p99_ms=told,
+        p99_ms=reported,
         error_rate=failed,
         holds=holds,
         rounds=list(rounds),

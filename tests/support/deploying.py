@@ -44,9 +44,9 @@ class Deploy:
     def verb(self, verb: str, *words: str, code: int = 0) -> str:
         return self(verb, "--name", "digits", "--target", self.target, *words, code=code)
 
-    def told(self, verb: str) -> Any:
+    def reported(self, verb: str) -> Any:
         return json.loads(self.verb(verb, "--json"))
 
 
-def actions(told: Any) -> dict[str, str]:
-    return {change["id"]: change["action"] for change in told["changes"]}
+def actions(reported: Any) -> dict[str, str]:
+    return {change["id"]: change["action"] for change in reported["changes"]}

@@ -184,10 +184,10 @@ def serve(orders: socket.socket) -> None:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
-            told = waiting.pop(pid)
+            reported = waiting.pop(pid)
             with contextlib.suppress(OSError):
-                os.write(told, NUMBER.pack(status))
-            os.close(told)
+                os.write(reported, NUMBER.pack(status))
+            os.close(reported)
 
     signal.signal(signal.SIGCHLD, report)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

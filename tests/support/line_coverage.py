@@ -53,7 +53,7 @@ def _start(files: str) -> None:
     def forget() -> None:
         lines.newly_seen = defaultdict(set)
 
-    def begin_anew() -> None:
+    def start_again() -> None:
         forget()
         lines.lock = threading.RLock()  # another thread of the parent may have held it, for an import
 
@@ -63,7 +63,7 @@ def _start(files: str) -> None:
 
     lines.newly_seen |= {str(path): set() for name in MEASURED for path in (ROOT / name).rglob("*.py")}  # those that nothing imports too
     ImportManager(lines, FileMatcher([ROOT / name for name in MEASURED])).__enter__()
-    os.register_at_fork(after_in_child=begin_anew)
+    os.register_at_fork(after_in_child=start_again)
     os._exit = save_and_end
     atexit.register(save)
 

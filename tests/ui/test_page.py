@@ -156,7 +156,7 @@ def test_boxes_lie_over_the_image_that_was_sent(page: Any, served: Running) -> N
     assert count == [2, 3, 18, 27]
 
 
-def test_a_failure_is_told_in_the_playground_and_kept_with_its_traceback(page: Any, served: Running) -> None:
+def test_a_failure_is_reported_in_the_playground_and_kept_with_its_traceback(page: Any, served: Running) -> None:
     look(page, served, "model/echo/try")
     send_json(page, "fail")
     expect(page.get_by_text("the echo is broken")).to_be_visible()
@@ -167,15 +167,15 @@ def test_a_failure_is_told_in_the_playground_and_kept_with_its_traceback(page: A
     expect(page.locator(".errors pre")).to_contain_text("handler.py")
 
 
-def test_an_error_that_comes_again_after_another_is_told_again(page: Any, server: Running, management: httpx.Client) -> None:
+def test_an_error_that_comes_again_after_another_is_reported_again(page: Any, server: Running, management: httpx.Client) -> None:
     register(management, "echo.mar")
     look(page, server, "model/echo/errors")
-    told: list[re.Pattern[str]] = []
+    reported: list[re.Pattern[str]] = []
     with httpx.Client(base_url=server.address("predictions"), timeout=60) as client:
         for word, how in (("fail", "broken"), ("fail otherwise", "lost"), ("fail", "broken")):
             client.post("/predictions/echo", json=word)
-            told.insert(0, re.compile(f"the echo is {how}"))
-            expect(page.locator(".errors summary")).to_have_text(told)
+            reported.insert(0, re.compile(f"the echo is {how}"))
+            expect(page.locator(".errors summary")).to_have_text(reported)
 
 
 def test_an_address_that_is_none_shows_the_models_and_the_page_goes_on(page: Any, served: Running) -> None:

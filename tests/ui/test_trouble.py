@@ -186,13 +186,13 @@ def test_a_token_is_asked_for_until_one_is_right(page: Any, start: Callable[...,
         page.keyboard.press("Escape")  # the second closes a dialog, whatever the page says
         expect(dialog).to_be_visible()
     field = dialog.get_by_label("Management token")
-    for typed, told in (
+    for typed, reported in (
         ("ключ", "A token contains only ASCII letters, digits and punctuation, and no spaces."),
         ("wrong", "The server rejects this token."),
     ):
         field.fill(typed)
         page.keyboard.press("Enter")
-        expect(dialog.get_by_text(told)).to_be_visible()
+        expect(dialog.get_by_text(reported)).to_be_visible()
         assert page.evaluate("sessionStorage.length") == 0
     field.fill("right")
     page.keyboard.press("Enter")
@@ -234,10 +234,10 @@ def test_charts_of_a_server_that_was_started_again_begin_where_it_did(page: Any,
     asked: list[str] = []
 
     def answer(route: Any) -> None:
-        told = route.fetch().json()
-        told["server"]["start"] = "first" if not asked else "second"
+        reported = route.fetch().json()
+        reported["server"]["start"] = "first" if not asked else "second"
         asked.append(route.request.url.partition("?")[2])
-        route.fulfill(json=told | {"newest": 10**6 if len(asked) == 1 else told["newest"]})
+        route.fulfill(json=reported | {"newest": 10**6 if len(asked) == 1 else reported["newest"]})
 
     page.route("**/ui/api/state*", answer)
     with page.expect_response(re.compile("ui/api/state$")):
@@ -246,7 +246,7 @@ def test_charts_of_a_server_that_was_started_again_begin_where_it_did(page: Any,
     assert asked[:3] == ["since=0", "since=1000000", ""]
 
 
-def test_many_versions_and_models_are_told_apart(page: Any, start: Callable[..., Running]) -> None:
+def test_many_versions_and_models_are_distinguished(page: Any, start: Callable[..., Running]) -> None:
     server = start([*FREE_PORTS])
     with httpx.Client(base_url=server.address("models"), timeout=60) as client:
         register(client, *(f"many{number}.mar" for number in range(1, 13)), workers=0)
@@ -264,7 +264,7 @@ def test_many_versions_and_models_are_told_apart(page: Any, start: Callable[...,
     expect(page.get_by_text("The charts show 1 of 12 versions: those with the most recent requests.")).to_be_visible()
 
 
-def test_a_long_error_is_told_in_short_until_it_is_opened(page: Any, server: Running) -> None:
+def test_a_long_error_is_reported_in_short_until_it_is_opened(page: Any, server: Running) -> None:
     error = {"at": 1.0, "times": 1, "message": "m" * 5000, "traceback": "", "version": "1.0"}
     page.route("**/ui/api/errors/odd", lambda route: route.fulfill(json=[error]))
     look(page, server, "model/odd/errors")
@@ -275,7 +275,7 @@ def test_a_long_error_is_told_in_short_until_it_is_opened(page: Any, server: Run
 
 def test_numbers_and_times_have_their_unit(page: Any, server: Running) -> None:
     look(page, server)
-    told = page.evaluate(
+    reported = page.evaluate(
         """async () => {
             const { clock, duration, number, span } = await import('./format.js');
             const now = Date.now() / 1000;
@@ -283,4 +283,4 @@ def test_numbers_and_times_have_their_unit(page: Any, server: Running) -> None:
             return [seconds, [12.5, 250, 0.5, 1234.5].map(number), span(600), clock(now).length, clock(now - 864000).length];
         }"""
     )
-    assert told == [["1 s", "1 ms", "100 s", "12.3 ms", "2 s"], ["12.5", "250", "0.5", "1,235"], "10 min", 8, 19]
+    assert reported == [["1 s", "1 ms", "100 s", "12.3 ms", "2 s"], ["12.5", "250", "0.5", "1,235"], "10 min", 8, 19]

@@ -69,14 +69,14 @@ def written(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("program.pt2", "exported", "", None),
     ],
 )
-def test_what_torch_writes_is_told_from_its_bytes(
+def test_what_torch_writes_is_reported_from_its_bytes(
     written: Path, tmp_path: Path, name: str, kind: str, detail: str, whole: str | None
 ) -> None:
     path = tmp_path / "renamed.bin"
     shutil.copy(written / name, path)
-    told = describe_model_file(path)
-    assert (told.kind, told.detail, told.whole_object, told.problem) == (kind, detail, whole, None)
-    assert told.size == path.stat().st_size
+    reported = describe_model_file(path)
+    assert (reported.kind, reported.detail, reported.whole_object, reported.problem) == (kind, detail, whole, None)
+    assert reported.size == path.stat().st_size
 
 
 @pytest.mark.parametrize("name", ["state.pth", "legacy.pth", "script.pt", "program.pt2"])
@@ -85,11 +85,11 @@ def test_a_truncated_file_is_called_that(written: Path, tmp_path: Path, name: st
     path = tmp_path / name
     for length in (8, 40, len(content) // 2):
         path.write_bytes(content[:length])
-        told = describe_model_file(path)
+        reported = describe_model_file(path)
         if name == "legacy.pth" and length > 40:
             continue  # its weights follow the pickles without a length: only loading tells
-        assert told.kind == "unknown"
-        assert "truncated" in str(told.problem)
+        assert reported.kind == "unknown"
+        assert "truncated" in str(reported.problem)
 
 
 def make(path: Path, *names: str, prefix: str = "net/") -> Path:
@@ -112,9 +112,9 @@ def make(path: Path, *names: str, prefix: str = "net/") -> Path:
 )
 @pytest.mark.parametrize("prefix", ["", "net/"])
 def test_zip_files_of_other_makers_and_times(tmp_path: Path, names: list[str], kind: str, words: str, prefix: str) -> None:
-    told = describe_model_file(make(tmp_path / "x", *names, prefix=prefix))
-    assert told.kind == kind
-    assert words in told.detail + str(told.problem)
+    reported = describe_model_file(make(tmp_path / "x", *names, prefix=prefix))
+    assert reported.kind == kind
+    assert words in reported.detail + str(reported.problem)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def onnx_model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return bytes(helper.make_model(graph, producer_name="test").SerializeToString())
 
 
-def test_onnx_is_told_without_a_magic_number(tmp_path: Path, onnx_model: bytes) -> None:
+def test_onnx_is_reported_without_a_magic_number(tmp_path: Path, onnx_model: bytes) -> None:
     assert onnx.load_from_string(onnx_model).graph.name == "graph"
     path = tmp_path / "any.name"
     path.write_bytes(onnx_model)
@@ -134,7 +134,7 @@ def test_onnx_is_told_without_a_magic_number(tmp_path: Path, onnx_model: bytes) 
     assert "truncated" in str(describe_model_file(path).problem)
 
 
-def test_safetensors_are_told_and_counted(tmp_path: Path) -> None:
+def test_safetensors_are_reported_and_counted(tmp_path: Path) -> None:
     np = pytest.importorskip("numpy")
     path = tmp_path / "net.safetensors"
     save_file({"a": np.zeros(3), "b": np.ones(2)}, path, metadata={"format": "pt"})
@@ -161,13 +161,13 @@ def test_safetensors_are_told_and_counted(tmp_path: Path) -> None:
         (json.dumps({"a": 1}).encode(), "is not a model file (it begins"),
     ],
 )
-def test_what_is_no_model_is_told_apart(tmp_path: Path, content: bytes, words: str) -> None:
+def test_what_is_no_model_is_distinguished(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "x.pt"
     path.write_bytes(content)
-    told = describe_model_file(path)
-    assert told.kind == "unknown"
-    assert words in str(told.problem)
-    assert str(told.problem).startswith(str(path))
+    reported = describe_model_file(path)
+    assert reported.kind == "unknown"
+    assert words in str(reported.problem)
+    assert str(reported.problem).startswith(str(path))
 
 
 def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
@@ -199,6 +199,6 @@ def test_a_pickle_is_listed_but_never_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", ["default", "zip-store", "tgz", "no-archive"])
 def test_inspect_describes_the_model_inside(written: Path, inputs: Path, tmp_path: Path, format: str) -> None:
     path = write_archive(ArchiveSpec("net", "handler.py", serialized_file=written / "script.pt"), tmp_path, format=format)  # type: ignore[arg-type]
-    told = inspect_archive(path)
-    assert told.model is not None
-    assert (told.model.kind, told.problems) == ("torchscript", [])
+    reported = inspect_archive(path)
+    assert reported.model is not None
+    assert (reported.model.kind, reported.problems) == ("torchscript", [])

@@ -52,7 +52,7 @@ def test_an_archive_is_unpacked_once_under_its_sha256(archive: Path, cache: Path
         assert third.directory == first.directory
 
 
-def test_a_changed_archive_is_unpacked_anew(archive: Path, spec: ArchiveSpec, cache: Path) -> None:
+def test_a_changed_archive_is_unpacked_again(archive: Path, spec: ArchiveSpec, cache: Path) -> None:
     with open_archive(archive, cache=cache) as first:
         Path("handler.py").write_text("# new\n")
         write_archive(spec, archive, force=True)
@@ -98,7 +98,7 @@ def test_a_file_written_just_now_is_not_noted(archive: Path, cache: Path) -> Non
     ids=["missing file", "other size", "link", "no marker", "broken marker"],
 )
 @pytest.mark.parametrize("in_use", [False, True])
-def test_a_damaged_entry_is_made_anew(archive: Path, cache: Path, damage: Callable[[Path], object], in_use: bool) -> None:
+def test_a_damaged_entry_is_made_again(archive: Path, cache: Path, damage: Callable[[Path], object], in_use: bool) -> None:
     user = open_archive(archive, cache=cache)
     content = (user.directory / "handler.py").read_text()
     if not in_use:
@@ -127,9 +127,9 @@ def test_two_processes_that_open_at_once_unpack_once(archive: Path, cache: Path)
         assert process.stdin is not None
         process.stdin.write("x")
         process.stdin.flush()
-    told = {process.communicate(timeout=30)[0].strip() for process in processes}
+    reported = {process.communicate(timeout=30)[0].strip() for process in processes}
     assert [process.returncode for process in processes] == [0, 0, 0]
-    assert told == {str(entries(cache)[0] / "files")}
+    assert reported == {str(entries(cache)[0] / "files")}
 
 
 def test_threads_that_open_at_once_unpack_once(archive: Path, cache: Path) -> None:
@@ -264,7 +264,7 @@ def test_an_archive_that_changes_while_it_is_unpacked_is_noticed(archive: Path, 
     assert entries(cache) == partial(cache) == []
 
 
-def test_too_little_room_is_told_before_a_byte_is_written(archive: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_room_is_reported_before_a_byte_is_written(archive: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tsx_archiver.storage.cache.shutil.disk_usage", lambda path: SimpleNamespace(free=100))
     with pytest.raises(CacheError, match=r"has 100 bytes free, and the archive needs 1\d\.\d kB"):
         open_archive(archive, cache=cache)

@@ -75,8 +75,8 @@ def test_the_command_packs_what_torchserves_does_with_checksums(inputs: Path, ca
 def test_an_existing_archive_is_kept_or_with_force_replaced(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(FLAGS) == 0
     assert main(FLAGS) == 1
-    told = capsys.readouterr().err
-    assert told == "ERROR - flow.war already exists.\nPlease specify --force/-f option to overwrite the workflow archive output file.\n"
+    reported = capsys.readouterr().err
+    assert reported == "ERROR - flow.war already exists.\nPlease specify --force/-f option to overwrite the workflow archive output file.\n"
     assert main([*FLAGS, "-f"]) == 0
     assert capsys.readouterr().err == "WARNING - Overwriting flow.war ...\n"
 
@@ -89,15 +89,15 @@ def test_the_same_inputs_give_the_same_bytes(inputs: Path) -> None:
 def test_a_function_that_the_handler_lacks_is_warned_about(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (inputs / "handler.py").write_text("def pre(data, context):\n    return data\n")
     assert main(FLAGS) == 0
-    told = "WARNING - the node post of the dag is neither a model nor a function of handler.py: the server will not load it\n"
-    assert capsys.readouterr().err == told
+    reported = "WARNING - the node post of the dag is neither a model nor a function of handler.py: the server will not load it\n"
+    assert capsys.readouterr().err == reported
     (inputs / "handler.py").write_text("from elsewhere import *\n")
     assert main([*FLAGS, "-f"]) == 0
     assert "neither" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         ({"--workflow-name": "a flow"}, "Workflow name contains special characters."),
         ({"--spec-file": "none.yaml"}, "The spec file none.yaml does not exist."),
@@ -108,13 +108,13 @@ def test_a_function_that_the_handler_lacks_is_warned_about(inputs: Path, capsys:
     ],
 )
 def test_what_the_server_would_refuse_is_not_packed(
-    change: dict[str, str], told: str, inputs: Path, capsys: pytest.CaptureFixture[str]
+    change: dict[str, str], reported: str, inputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (inputs / "cycle.yaml").write_text("dag: {pre: [post], post: [pre]}")
     (inputs / "broken.py").write_text("def pre(:\n")
     flags = dict(zip(FLAGS[::2], FLAGS[1::2], strict=True)) | change
     assert main([word for pair in flags.items() for word in pair]) == 1
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err
     assert not list(inputs.glob("*.war"))
 
 

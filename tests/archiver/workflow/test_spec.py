@@ -66,14 +66,14 @@ def test_one_successor_may_be_written_without_brackets() -> None:
         ("m2: {url: b.mar}", "model m2 is not used in the dag, so it is not loaded"),
     ],
 )
-def test_what_will_not_do_what_was_meant_is_told_and_passed_over(line: str, problem: str) -> None:
+def test_what_will_not_do_what_was_meant_is_reported_and_passed_over(line: str, problem: str) -> None:
     spec = parse(f"models:\n  {line}\n  m1: {{url: a.mar}}\ndag: {{m1: []}}")
     assert spec.problems == (problem,)
     assert spec.nodes["m1"].settings == NodeSettings()
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("- a\n- b", "spec.yaml holds a list instead of keys and values"),
         ("", "spec.yaml holds nothing instead"),
@@ -88,10 +88,10 @@ def test_what_will_not_do_what_was_meant_is_told_and_passed_over(line: str, prob
         ("dag: {" + ", ".join(f"a{number}: [b]" for number in range(256)) + "}", "spec.yaml has 257 nodes; a workflow may have 256"),
     ],
 )
-def test_what_cannot_be_a_workflow_is_refused_with_the_reason(text: str, told: str) -> None:
+def test_what_cannot_be_a_workflow_is_refused_with_the_reason(text: str, reported: str) -> None:
     with pytest.raises(InvalidSpec) as caught:
         parse(text)
-    assert told in caught.value.message
+    assert reported in caught.value.message
 
 
 def test_a_node_that_is_no_model_where_there_is_no_handler_is_refused() -> None:
@@ -99,7 +99,7 @@ def test_a_node_that_is_no_model_where_there_is_no_handler_is_refused() -> None:
         parse("models: {model: {url: a.mar}}\ndag: {modle: []}", has_handler=False)
 
 
-def test_a_cycle_is_told_with_its_nodes() -> None:
+def test_a_cycle_is_reported_with_its_nodes() -> None:
     with pytest.raises(CycleInSpec, match=r"has a cycle: .*m1 -> post -> m1|post -> m1 -> post"):
         parse("models: {m1: {url: a.mar}}\ndag: {pre: [m1], m1: [post], post: [m1]}")
 
@@ -114,6 +114,6 @@ def test_a_document_that_is_no_plain_yaml_is_refused(document: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("data", [None, 3, "text", [], {}, {"dag": 3}, {"models": 3, "dag": {"a": []}}])
-def test_plain_values_of_any_kind_are_told_apart(data: Any) -> None:
+def test_plain_values_of_any_kind_are_distinguished(data: Any) -> None:
     with pytest.raises(InvalidSpec):
         parse_spec(data, source="spec.yaml", has_handler=False)

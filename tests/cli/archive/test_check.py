@@ -26,7 +26,7 @@ def reply(value: object, status: int = 200, content_type: str = "application/jso
     return ComparedAnswer(status, {"content-type": content_type} if content_type else {}, body)
 
 
-def told(one: object, other: object) -> str | None:
+def reported(one: object, other: object) -> str | None:
     return sentence(difference(reply(one), reply(other), TOLERANCE))
 
 
@@ -36,18 +36,18 @@ def sentence(found: Difference | None) -> str | None:
 
 @given(values)
 def test_an_answer_equals_itself(value: object) -> None:
-    assert told(value, value) is None
+    assert reported(value, value) is None
 
 
 @given(values, values)
 def test_difference_does_not_depend_on_the_side(one: object, other: object) -> None:
-    assert (told(one, other) is None) == (told(other, one) is None)
+    assert (reported(one, other) is None) == (reported(other, one) is None)
 
 
 @given(st.binary(), st.binary())
 def test_what_is_no_json_must_be_equal_to_the_byte(one: bytes, other: bytes) -> None:
     one, other = b"\xff" + one, b"\xff" + other
-    assert (told(one, other) is None) == (one == other)
+    assert (reported(one, other) is None) == (one == other)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_what_is_no_json_must_be_equal_to_the_byte(one: bytes, other: bytes) -> 
     ],
 )
 def test_rounding_is_no_difference(one: object, other: object) -> None:
-    assert told(one, other) is None
+    assert reported(one, other) is None
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_rounding_is_no_difference(one: object, other: object) -> None:
         ([float("nan")], [1.0], "0: NaN (alone), 1.0 (in a batch)"),
     ],
 )
-def test_a_difference_is_told_with_its_place(one: object, other: object, text: str) -> None:
-    assert told(one, other) == text
+def test_a_difference_is_reported_with_its_place(one: object, other: object, text: str) -> None:
+    assert reported(one, other) == text
 
 
 def test_status_and_content_type_count() -> None:
@@ -91,7 +91,7 @@ def test_status_and_content_type_count() -> None:
     assert found == "content type: application/json (alone), absent (in a batch)"
 
 
-def test_answers_that_change_places_are_told_as_that() -> None:
+def test_answers_that_change_places_are_reported_as_that() -> None:
     alone = [reply({"cat": 0.9}), reply({"dog": 0.8})]
     assert findings(["cat.jpg", "dog.jpg"], alone, alone[::-1], TOLERANCE) == [
         "cat.jpg: in a batch, its answer was the answer to dog.jpg",
@@ -99,7 +99,7 @@ def test_answers_that_change_places_are_told_as_that() -> None:
     ]
 
 
-def test_an_input_that_fails_alone_is_told_once() -> None:
+def test_an_input_that_fails_alone_is_reported_once() -> None:
     broken = reply({"message": "Prediction failed"}, status=503)
     assert findings(["a"], [broken], [reply(1)], TOLERANCE) == ["a: answered 503 when sent alone: Prediction failed"]
 

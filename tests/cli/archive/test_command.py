@@ -193,7 +193,7 @@ def test_no_handler_can_load_a_file_that_is_empty_or_cut_short(run: Run, tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == [name] * (content is not None)
 
 
-def test_a_disk_that_is_full_is_told_with_the_place_that_was_named(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_is_reported_with_the_place_that_was_named(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("archive", DIGITS / "digits.pt")
     (tmp_path / "disk").mkdir()
     with monkeypatch.context() as full:
@@ -218,7 +218,7 @@ def test_an_archive_cannot_lie_in_a_file(run: Run, tmp_path: Path) -> None:
     assert "cannot be written: File name too long" in run("archive", DIGITS / "digits.pt", "--name", "x" * 300).err
 
 
-def test_wrong_usage_is_told_by_the_name_that_the_command_goes_by(run: Run) -> None:
+def test_wrong_usage_is_reported_by_the_name_that_the_command_goes_by(run: Run) -> None:
     for words in (["--bogus"], ["x.pt", "--format", "rar"], ["pack", "--bogus"]):
         ended = run("archive", *words)
         assert ended.code == 2
@@ -267,9 +267,9 @@ def test_inspect_shows_what_is_inside(run: Run) -> None:
     shown = run("archive", "inspect", "digits.mar").out
     for part in ("name digits", "kind weights", "handler handler.py", "batchSize 16", "model.py 818 bytes"):
         assert part in " ".join(shown.split())
-    told = json.loads(run("archive", "inspect", "digits.mar", "--json").out)
-    assert (told["kind"], told["name"], told["config"]["batchSize"]) == ("eager", "digits", 16)
-    assert {"name", "size", "packed", "sha256"} == set(told["members"][0])
+    reported = json.loads(run("archive", "inspect", "digits.mar", "--json").out)
+    assert (reported["kind"], reported["name"], reported["config"]["batchSize"]) == ("eager", "digits", 16)
+    assert {"name", "size", "packed", "sha256"} == set(reported["members"][0])
 
 
 def test_verify_says_which_member_is_damaged(run: Run, tmp_path: Path) -> None:
@@ -283,8 +283,8 @@ def test_verify_says_which_member_is_damaged(run: Run, tmp_path: Path) -> None:
     assert "FAULT: " in ended.out
     assert "digits.pt" in ended.out
     assert "digits.mar is damaged or incomplete: one fault" in ended.err
-    told = json.loads(run("archive", "verify", "digits.mar", "--json").out)
-    assert told["intact"] is False
+    reported = json.loads(run("archive", "verify", "digits.mar", "--json").out)
+    assert reported["intact"] is False
 
 
 def test_unpack_makes_a_directory_that_is_a_model(run: Run, tmp_path: Path) -> None:

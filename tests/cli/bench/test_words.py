@@ -52,7 +52,7 @@ def test_which_bounds_do_not_hold(text: str, errors: float, broken: list[str]) -
 @pytest.mark.parametrize(
     "text", ["", "p99", "p99>100ms", "p98<100ms", "p99<100", "p99<1%", "errors<5ms", "p99<0ms", "p99<1s,p99<2s", "p99<-1ms"]
 )
-def test_what_is_no_bound_is_told(text: str) -> None:
+def test_what_is_no_bound_is_reported(text: str) -> None:
     with pytest.raises(UsageError, match="--slo"):
         parse_slo(text)
 
@@ -133,7 +133,7 @@ def test_results_come_back_from_their_file(tmp_path: Path) -> None:
         (results().model_copy(update={"baseline": -1}).model_dump_json(), "damaged: it refers to a trial"),
     ],
 )
-def test_what_is_no_result_is_told(tmp_path: Path, text: str, words: str) -> None:
+def test_what_is_no_result_is_reported(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "results.json"
     file.write_text(text)
     with pytest.raises(CliError, match=words):

@@ -41,23 +41,23 @@ def a_short_load(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
 
 def checked(capsys: pytest.CaptureFixture[str], *words: object, code: int) -> dict[str, Any]:
     assert main(["check", *map(str, words), *QUICK, "--json"]) == code, capsys.readouterr()
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return told
+    reported: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return reported
 
 
-def by_name(told: dict[str, Any]) -> dict[str, tuple[bool | None, str]]:
-    return {each["what"]: (each["ok"], each["way"]) for each in told["checks"]}
+def by_name(reported: dict[str, Any]) -> dict[str, tuple[bool | None, str]]:
+    return {each["what"]: (each["ok"], each["way"]) for each in reported["checks"]}
 
 
 def test_sagemakers_host_is_played_and_each_promise_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     archive = make_model(tmp_path / "echo.mar", ECHO)
     for name, body in (("good.bin", b"good"), ("stream.bin", b"stream")):
         (tmp_path / name).write_bytes(body)
-    told = checked(
+    reported = checked(
         capsys, archive, "--contract", "sagemaker", "--sample", tmp_path / "good.bin", "--sample", tmp_path / "stream.bin", code=0
     )
-    found = by_name(told)
-    assert told["holds"] is True
+    found = by_name(reported)
+    assert reported["holds"] is True
     assert {
         "ready",
         "2 samples, the slowest",
@@ -66,7 +66,7 @@ def test_sagemakers_host_is_played_and_each_promise_is_measured(capsys: pytest.C
         "/metrics at the same port",
     } <= found.keys()
     assert {"ends on SIGTERM", "its exit code", "the request in flight at that time", "connections accepted, the slowest"} <= found.keys()
-    assert all(each["measured"] for each in told["checks"] if each["limit"])
+    assert all(each["measured"] for each in reported["checks"] if each["limit"])
 
 
 def test_lambda_is_played_with_its_runtime_api(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -74,10 +74,10 @@ def test_lambda_is_played_with_its_runtime_api(capsys: pytest.CaptureFixture[str
     for name, body in (("good.bin", b"good"), ("bad.bin", b"bad"), ("large.bin", bytes(5 << 20))):
         (tmp_path / name).write_bytes(body)
     samples = [word for name in ("good", "bad", "large") for word in ("--sample", tmp_path / f"{name}.bin")]
-    told = checked(capsys, archive, "--contract", "lambda", "--timeout", "30s", *samples, code=1)
-    found = by_name(told)
+    reported = checked(capsys, archive, "--contract", "lambda", "--timeout", "30s", *samples, code=1)
+    found = by_name(reported)
     failed = {what for what, (ok, _) in found.items() if ok is False}
-    assert failed == {"sample bad.bin", "sample large.bin"}, told
+    assert failed == {"sample bad.bin", "sample large.bin"}, reported
     assert "no such input" in found["sample bad.bin"][1]
     assert "Request must be smaller than 6291456 bytes" in found["sample large.bin"][1]
     assert {"start until it asks for invocations", "two messages of a queue", "files written beside the model"} <= found.keys()
@@ -85,7 +85,7 @@ def test_lambda_is_played_with_its_runtime_api(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.usefixtures("processes")
-def test_what_does_not_hold_is_told_with_what_to_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_does_not_hold_is_reported_with_what_to_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     archive, samples = make_model(tmp_path / "echo.mar", ECHO), tmp_path / "samples"
     samples.mkdir()
     (samples / "bad.bin").write_text("bad")
@@ -100,14 +100,14 @@ def test_what_does_not_hold_is_told_with_what_to_do(capsys: pytest.CaptureFixtur
 
 def test_a_start_that_fails_shows_the_log_and_a_diagnosis(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     archive = make_model(tmp_path / "broken.mar", "import nothing_like_this\n")
-    told = checked(capsys, archive, "--contract", "sagemaker", code=1)
-    (ready,) = told["checks"]
+    reported = checked(capsys, archive, "--contract", "sagemaker", code=1)
+    (ready,) = reported["checks"]
     assert (ready["what"], ready["ok"]) == ("ready", False)
     assert "The image has no module 'nothing_like_this'" in ready["way"]
-    assert any("ModuleNotFoundError" in line for line in told["log"])
+    assert any("ModuleNotFoundError" in line for line in reported["log"])
 
 
-def test_what_makes_no_sense_is_told_before_anything_starts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_makes_no_sense_is_reported_before_anything_starts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     archive = make_model(tmp_path / "echo.mar", ECHO)
     cases: list[tuple[list[object], int, str]] = [
         ([archive, "--contract", "sagmaker"], 2, "'sagmaker' is not one of"),

@@ -27,7 +27,7 @@ def test_segments_and_queries_are_quoted() -> None:
     assert path("models") == "/models"
 
 
-def test_a_server_that_is_not_there_is_told_with_the_command_that_starts_it(nobody: str) -> None:
+def test_a_server_that_is_not_there_is_reported_with_the_command_that_starts_it(nobody: str) -> None:
     with pytest.raises(CliError, match=f"no server answers at {nobody} .*; start one with `tsx serve MODEL`"):
         Server(nobody).call("GET", "/ping")
 
@@ -64,7 +64,7 @@ def test_what_is_no_address_is_wrong_usage(url: str) -> None:
         (b"", "did not answer GET /ping"),
     ],
 )
-def test_what_comes_back_instead_of_an_answer_is_told(answer: bytes, message: str) -> None:
+def test_what_comes_back_instead_of_an_answer_is_reported(answer: bytes, message: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         peer = threading.Thread(target=answer_once, args=(listener, answer))
         peer.start()

@@ -89,7 +89,7 @@ def life(deploy: Deploy, course: Course, run: Callable[[list[str]], Any]) -> lis
     for words in (first, second, ["rollback", *verb, "--to", "1"]):
         run(words if words[0] == "rollback" else [*deploy.wish(*words), "--yes", "--no-check"])
         deploy.capsys.readouterr()
-        seen.append(deploy.told("status"))
+        seen.append(deploy.reported("status"))
         if words is second:
             assert set(actions(deploy.plan(*words, code=0)).values()) == {"same"}
     run(["destroy", *verb, "--purge"])
@@ -98,9 +98,9 @@ def life(deploy: Deploy, course: Course, run: Callable[[list[str]], Any]) -> lis
     return [_lasting(each) for each in seen]
 
 
-def _lasting(told: Any) -> Any:
+def _lasting(reported: Any) -> Any:
     """Without what no two deployments have in common."""
-    return json.loads(json.dumps(told), object_hook=lambda part: {key: value for key, value in part.items() if key != "url"})
+    return json.loads(json.dumps(reported), object_hook=lambda part: {key: value for key, value in part.items() if key != "url"})
 
 
 @pytest.mark.parametrize("target", list(LIVES))

@@ -24,15 +24,15 @@ def on_gpu(number: int) -> dict[str, object]:
         ([IDLE, on_gpu(0)], "cpu, gpu 0"),
     ],
 )
-def test_devices_are_told_once_each(workers: list[dict[str, object]], expected: str) -> None:
+def test_devices_are_reported_once_each(workers: list[dict[str, object]], expected: str) -> None:
     assert _devices(workers) == expected
 
 
 def test_a_model_with_fewer_workers_than_it_should_have_says_so() -> None:
-    told = {"modelName": "m", "modelVersion": "1.0", "modelUrl": "m.mar", "batchSize": 4, "minWorkers": 2}
+    reported = {"modelName": "m", "modelVersion": "1.0", "modelUrl": "m.mar", "batchSize": 4, "minWorkers": 2}
     broken = {**IDLE, "status": "UNLOADING"}
-    assert _row({**told, "workers": [IDLE, broken]}, True) == ["m", "1.0", "yes", "1 of 2", "cpu", 4, 0, "m.mar"]
-    assert _row({**told, "workers": [IDLE, IDLE], "jobQueueStatus": {"pendingRequests": 3}}, False)[3:7] == [2, "cpu", 4, 3]
+    assert _row({**reported, "workers": [IDLE, broken]}, True) == ["m", "1.0", "yes", "1 of 2", "cpu", 4, 0, "m.mar"]
+    assert _row({**reported, "workers": [IDLE, IDLE], "jobQueueStatus": {"pendingRequests": 3}}, False)[3:7] == [2, "cpu", 4, 3]
 
 
 def test_a_worker_without_a_process_is_described(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,6 +50,6 @@ def test_a_worker_without_a_process_is_described(capsys: pytest.CaptureFixture[s
 
 
 def test_a_model_without_workers_is_given_some_by_a_command() -> None:
-    told = 'Model "m" Version: 1.0 registered with 0 initial workers. Use scale workers API to add workers for the model.'
-    assert in_commands(told) == 'Model "m" Version: 1.0 registered with 0 initial workers. `tsx models scale NAME 1` adds one.'
+    reported = 'Model "m" Version: 1.0 registered with 0 initial workers. Use scale workers API to add workers for the model.'
+    assert in_commands(reported) == 'Model "m" Version: 1.0 registered with 0 initial workers. `tsx models scale NAME 1` adds one.'
     assert in_commands("Workers scaled to 2 for model: m") == "Workers scaled to 2 for model: m"

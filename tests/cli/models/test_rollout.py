@@ -39,7 +39,7 @@ def test_a_plan_is_read() -> None:
     ("given", "option"),
     [(("a",), "--steps"), ((None, "soon"), "--bake"), ((None, None, "few"), "--max-error-rate"), ((None, None, None, "1.2"), "--max-p99")],
 )
-def test_what_is_no_plan_is_told_by_its_option(given: tuple[str | None, ...], option: str) -> None:
+def test_what_is_no_plan_is_reported_by_its_option(given: tuple[str | None, ...], option: str) -> None:
     words = [*given, *[None] * 4][:4]
     with pytest.raises(UsageError, match=f"^{option} takes .* such as"):
         _plan("2.0", *words, None)  # type: ignore[arg-type]
@@ -58,8 +58,8 @@ def test_times_have_units() -> None:
 def test_a_step_without_requests_yet_has_no_latency(capsys: pytest.CaptureFixture[str]) -> None:
     none = {"requests": 0, "errors": 0, "error_rate": 0.0}  # the server leaves out what is not known
     plan = {"version": "2.0", "steps": [50, 100], "bake": 2.0}
-    told = {"model": "m", "old": "1.0", "status": "running", "plan": plan, "step": 1, "share": 50, "seconds": 0.0, "reason": "begun"}
-    _show({**told, "old_counts": none, "new_counts": none, "log": []})
+    reported = {"model": "m", "old": "1.0", "status": "running", "plan": plan, "step": 1, "share": 50, "seconds": 0.0, "reason": "begun"}
+    _show({**reported, "old_counts": none, "new_counts": none, "log": []})
     assert capsys.readouterr().out.count("0.00%") == 2
 
 

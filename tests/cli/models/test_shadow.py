@@ -40,7 +40,7 @@ def test_a_comparison_is_read(text: str, said: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("text", ["top-k:five", "top-k:k=five", "numeric:rtl=1", "plugin:a,b", "exact:yes"])
-def test_what_is_no_comparison_is_told_what_one_looks_like(text: str) -> None:
+def test_what_is_no_comparison_is_reported_what_one_looks_like(text: str) -> None:
     with pytest.raises(UsageError, match="--compare takes exact, numeric:rtol=1e-3"):
         read_compare(text)
 
@@ -92,14 +92,14 @@ def test_a_shadow_is_begun_shown_and_ended_from_a_terminal(
         assert done.code == code, done.err
         return str(done.err if code else done.out)
 
-    def told() -> Any:
+    def reported() -> Any:
         return json.loads(shadow("--json"))
 
     with serving(["serve", "--model-store", store], tmp_path, environment):
         assert run("models", "set-default", "twin", "1.0").code == 0
         assert httpx.post(predict, content=b"a question", timeout=60).json()["label"] == "1.0"
         deadline = time.monotonic() + 60
-        while not told()["disagreed"] and time.monotonic() < deadline:
+        while not reported()["disagreed"] and time.monotonic() < deadline:
             pass  # a command lasts as long as a pause would
         shown = shadow().splitlines()
         assert shown[0] == "twin: 100 % to version 2.0, compared by top-k; running"
@@ -115,6 +115,6 @@ def test_a_shadow_is_begun_shown_and_ended_from_a_terminal(
         assert "no plugin 'mine' compares" in shadow("--compare", "plugin:mine", code=1)
         assert "--off ends the shadow" in shadow("--off", "--share", "5", code=2)
         assert shadow("--off").splitlines()[0].endswith("; off")
-        assert told()["state"] == "off"
+        assert reported()["state"] == "off"
         httpx.delete(f"{user_environment['TSX_MANAGEMENT_ADDRESS']}/models/twin/2.0", timeout=60)
         assert shadow("--to", "3.0", "--share", "5").splitlines()[0].endswith("; waiting: Version 3.0 is not registered.")

@@ -36,7 +36,7 @@ def test_a_rule_is_read(text: str, rule: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "X-Beta=1 -> v2", "header X-Beta -> v2", "header X-Beta=1", "header X-Beta=1 ->"])
-def test_what_is_no_rule_is_told_what_one_looks_like(text: str) -> None:
+def test_what_is_no_rule_is_reported_what_one_looks_like(text: str) -> None:
     with pytest.raises(UsageError, match="a rule has the form 'header X-Beta=1 ->"):
         _rule(text)
 
@@ -126,7 +126,7 @@ def test_traffic_is_set_from_a_terminal_and_survives_a_server_that_is_killed(
         assert "`tsx models label digits stable=1.0` gives one" in models("label", "digits")
 
 
-def test_a_configuration_with_traffic_that_cannot_be_is_told_with_its_place(run: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_configuration_with_traffic_that_cannot_be_is_reported_with_its_place(run: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "tsx.toml").write_text('[models.digits.traffic]\nweigths = { "1.0" = 1 }\n')
     ended = run("config", "show")
     assert ended.code != 0

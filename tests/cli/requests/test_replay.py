@@ -73,10 +73,10 @@ def test_what_a_server_recorded_is_sent_again_and_compared(served: RunningServer
 
     same = run("replay", directory, "--url", inference, "--speed", 1000, "--json")
     assert same.code == 0, same.err
-    told = json.loads(same.out)
-    assert (told["sent"], told["answers"], told["failed"]) == (22, {"200": 21, "503": 1}, {})
-    assert (told["compared"], told["equal"], told["different"]) == (22, 22, [])
-    assert told["p99_ms"] >= told["p50_ms"] > 0
+    reported = json.loads(same.out)
+    assert (reported["sent"], reported["answers"], reported["failed"]) == (22, {"200": 21, "503": 1}, {})
+    assert (reported["compared"], reported["equal"], reported["different"]) == (22, 22, [])
+    assert reported["p99_ms"] >= reported["p50_ms"] > 0
 
     other = run("replay", directory, "--url", inference, "--speed", 1000, "--version", "2.0", "--limit", 3)
     assert other.code == 0, other.err
@@ -94,8 +94,8 @@ def test_without_recorded_answers_nothing_is_compared(served: RunningServer, run
     (tmp_path / "a.tsxrec").write_bytes(file_head("gone") + b"".join(map(encode, entries)))
     options = ("--url", str(served.inference.base_url))
     done = run("replay", "a.tsxrec", "--model", "echo", "--speed", 100_000, "--concurrency", 2, "--json", *options)
-    told = json.loads(done.out)
-    assert (told["sent"], told["answers"], told["compared"]) == (300, {"200": 300}, 0)
+    reported = json.loads(done.out)
+    assert (reported["sent"], reported["answers"], reported["compared"]) == (300, {"200": 300}, 0)
     missing = run("replay", "a.tsxrec", "--limit", 1, *options)
     assert "answered 404" in missing.out
     assert (missing.code, "--model and --version choose where the requests go" in missing.err) == (1, True)
@@ -111,26 +111,26 @@ def test_requests_that_are_all_refused_now_are_no_success(run: Callable[..., Any
     assert "commands send the setting inference_token, as in TSX_INFERENCE_TOKEN=TOKEN" in done.err
 
 
-def test_what_cannot_be_sent_is_told(run: Callable[..., Any], tmp_path: Path, free_ports: Callable[[int], list[int]]) -> None:
+def test_what_cannot_be_sent_is_reported(run: Callable[..., Any], tmp_path: Path, free_ports: Callable[[int], list[int]]) -> None:
     nobody = f"http://127.0.0.1:{free_ports(1)[0]}"
     (tmp_path / "a.tsxrec").write_bytes(file_head("m"))
     (tmp_path / "b.tsxrec").write_bytes(b"PK")
     (tmp_path / "empty").mkdir()
-    for words, told in (
+    for words, reported in (
         (["a.tsxrec", "--url", nobody], f"no server answers at {nobody}"),
         (["b.tsxrec", "--url", nobody], "no server answers"),
     ):
         done = run("replay", *words)
         assert done.code == 1
-        assert told in done.err
+        assert reported in done.err
     assert run("replay", "a.tsxrec", "--speed", "nan").code == 2
 
 
-def test_what_is_no_recording_is_told(served: RunningServer, run: Callable[..., Any], tmp_path: Path) -> None:
+def test_what_is_no_recording_is_reported(served: RunningServer, run: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "a.tsxrec").write_bytes(file_head("m"))
     (tmp_path / "b.tsxrec").write_bytes(b"PK")
     (tmp_path / "empty").mkdir()
-    for place, told in (
+    for place, reported in (
         ("a.tsxrec", "contains no complete request"),
         ("b.tsxrec", "is not a recording: its first line is invalid"),
         ("empty", "contains no recording (*"),
@@ -138,12 +138,12 @@ def test_what_is_no_recording_is_told(served: RunningServer, run: Callable[..., 
     ):
         done = run("replay", place, "--url", str(served.inference.base_url))
         assert done.code == 1
-        assert told in done.err
+        assert reported in done.err
 
 
 def test_answers_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    told = {"answers": {}, "failed": {}, "sent": 1, "seconds": 1.0, "compared": 1, "equal": 0}
+    reported = {"answers": {}, "failed": {}, "sent": 1, "seconds": 1.0, "compared": 1, "equal": 0}
     numbers = dict.fromkeys(("p50_ms", "p99_ms", "max_ms", "late_p99_ms", "late_max_ms"))
     sides = {"recorded": {"status": 200, "answer": "\x1b[2J"}, "now": {"status": 200, "answer": "a\nb\x9b"}}
-    _show({**told, **numbers, "different": [{"at": 0.5, **sides}]})
+    _show({**reported, **numbers, "different": [{"at": 0.5, **sides}]})
     assert capsys.readouterr().out.splitlines()[-1] == r"differs at 0.5 s: recorded 200 \x1b[2J, now 200 a\nb\x9b"

@@ -78,7 +78,7 @@ def test_a_model_that_does_not_load_ends_the_start_with_its_reason(broken: Path,
 
 
 @pytest.mark.usefixtures("processes")
-def test_weights_that_do_not_fit_the_network_are_told(tmp_path: Path, session_cache: Path) -> None:
+def test_weights_that_do_not_fit_the_network_are_reported(tmp_path: Path, session_cache: Path) -> None:
     (tmp_path / "model.py").write_text("import torch\n\nclass Net(torch.nn.Module):\n    pass\n")
     ended = tsx(["serve", DIGITS / "digits.pth", "--model-file", "model.py", *FREE_PORTS], tmp_path, {"TSX_CACHE_DIR": str(session_cache)})
     assert ended.returncode == 1
@@ -134,7 +134,7 @@ def test_options_of_a_bare_model_do_not_go_with_an_archive(run: Run) -> None:
     assert run("serve", "--model-file", DIGITS / "model.py").code == 2
 
 
-def test_a_gpu_that_is_not_there_is_told_before_anything_starts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_not_there_is_reported_before_anything_starts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     ended = run("serve", "--device", "gpu")
     assert ended.code == 2
@@ -159,7 +159,7 @@ def test_ports_and_host_change_only_what_they_name() -> None:
         with_addresses(Settings(), "a b", {"inference": None, "management": None, "metrics": None})
 
 
-def test_what_is_missing_for_a_bare_model_is_told() -> None:
+def test_what_is_missing_for_a_bare_model_is_reported() -> None:
     with pytest.raises(UsageError, match="add --model-file"), unpacked(DIGITS / "digits.pth", HandlerFiles()):
         pass
     with pytest.raises(CliError, match=r"is not a model file \(it begins"), unpacked(DIGITS / "README.md", HandlerFiles()):
@@ -171,7 +171,7 @@ def test_the_temporary_directory_is_below_the_usual_one() -> None:
         assert directory.parent == Path(tempfile.gettempdir())
 
 
-def test_host_and_ports_of_grpc_are_told_like_those_of_http() -> None:
+def test_host_and_ports_of_grpc_are_reported_like_those_of_http() -> None:
     changed = with_grpc_addresses(Settings(), "[::1]", {"grpc_inference": 9, "grpc_management": None})
     assert (changed.grpc_inference_address, changed.grpc_inference_port) == ("::1", 9)
     assert (changed.grpc_management_address, changed.grpc_management_port) == ("::1", 7071)

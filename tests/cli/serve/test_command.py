@@ -57,7 +57,7 @@ def models(run: Run, server: Running) -> Run:
     return lambda *words: run("models", *words, "--url", server.address("models"))
 
 
-def test_the_start_is_told_in_plain_lines_where_no_terminal_is(server: Running) -> None:
+def test_the_start_is_reported_in_plain_lines_where_no_terminal_is(server: Running) -> None:
     assert server.lines[0] == "serving digits 1.0: weights, cpu, 1 worker"
     assert server.lines[1] == "serving echo 1.0: code only, cpu, 1 worker"
     assert [line.partition(" at ")[0] for line in server.lines[2:5]] == ["predictions", "models", "metrics"]
@@ -79,9 +79,9 @@ def test_predict_sends_a_picture_and_passes_the_answer_on(predict: Run) -> None:
 
 
 def test_predict_sends_a_form_a_version_and_a_content_type(predict: Run, tmp_path: Path) -> None:
-    told = json.loads(predict("digits", SEVEN, "--field", "data", "--version", "1.0", "--content-type", "image/png", "--json").out)
-    assert told["status"] == 200
-    assert next(iter(told["answer"])) == "seven"
+    reported = json.loads(predict("digits", SEVEN, "--field", "data", "--version", "1.0", "--content-type", "image/png", "--json").out)
+    assert reported["status"] == 200
+    assert next(iter(reported["answer"])) == "seven"
 
 
 def test_predict_writes_an_answer_as_it_came(predict: Run, tmp_path: Path) -> None:
@@ -108,15 +108,15 @@ def test_models_are_listed_and_described(models: Run) -> None:
     assert lines[0] == "model version default workers device batch size waiting archive"
     assert lines[1] == "digits 1.0 yes 1 cpu 1 0 digits.mar"
     assert {each["modelName"] for each in json.loads(models("list", "--json").out)} >= {"digits", "echo"}
-    told = models("describe", "digits").out
-    assert "READY" in told
+    reported = models("describe", "digits").out
+    assert "READY" in reported
     assert json.loads(models("describe", "digits", "--version", "1.0", "--json").out)[0]["modelVersion"] == "1.0"
     for words in (["describe", "digit"], ["scale", "digit", 2], ["unregister", "digit"], ["set-default", "digit", "1.0"]):
         unknown = models(*words)
         assert (unknown.code, unknown.err) == (1, "Error: Model not found: digit; `tsx models list` shows what is served\n")
 
 
-def test_an_address_of_another_kind_is_told_with_the_option_that_names_the_right_one(run: Run, server: Running) -> None:
+def test_an_address_of_another_kind_is_reported_with_the_option_that_names_the_right_one(run: Run, server: Running) -> None:
     for words in (["list"], ["describe", "digits"], ["register", "x.mar"]):
         url = server.address("predictions")
         ended = run("models", *words, "--url", url)
@@ -158,8 +158,8 @@ def test_workers_are_scaled(models: Run) -> None:
 def test_limits_change_while_the_model_is_served(models: Run) -> None:
     done = models("set", "echo", "batch_size=8", "overload_status=429")
     assert (done.code, done.out) == (0, 'Changed for model "echo" Version: 1.0: batch_size = 8, overload_status = 429\n')
-    told = json.loads(models("describe", "echo", "--json").out)[0]
-    assert (told["batchSize"], told["overloadStatus"], len(told["workers"])) == (8, 429, 1)
+    reported = json.loads(models("describe", "echo", "--json").out)[0]
+    assert (reported["batchSize"], reported["overloadStatus"], len(reported["workers"])) == (8, 429, 1)
     assert "Parameter batch_size is '0'" in models("set", "echo", "batch_size=0").err
     unknown = models("set", "echo", "batchsize=8")
     assert (unknown.code, unknown.err.splitlines()[0].rpartition("'batchsize' ")[2]) == (
@@ -170,7 +170,7 @@ def test_limits_change_while_the_model_is_served(models: Run) -> None:
     assert models("set", "echo", "batch_size=3", "overload_status=503").code == 0
 
 
-def test_a_model_that_does_not_load_is_told_with_the_place_and_with_debug_the_workers_traceback(models: Run) -> None:
+def test_a_model_that_does_not_load_is_reported_with_the_place_and_with_debug_the_workers_traceback(models: Run) -> None:
     ended = models("register", "broken1.0.mar", "--workers", 1)
     assert ended.code == 1
     assert ended.err.startswith("Error: ")
@@ -196,25 +196,32 @@ def test_a_request_leaves_no_line_in_the_log(server: Running, predict: Run) -> N
     assert server.log == before
 
 
-def test_a_port_in_use_is_told_with_its_setting(run: Run, server: Running) -> None:
+def test_a_port_in_use_is_reported_with_its_setting(run: Run, server: Running) -> None:
     port = server.address("models").rpartition(":")[2]
     ended = run("serve", "--port", "0", "--metrics-port", "0", "--management-port", port, "--set", "enable_grpc=false")
     assert ended.code == 1
     assert f"Port {port} on 127.0.0.1 is in use (management_address)" in ended.err
 
 
-def test_where_the_time_of_a_request_went_is_told(run: Run, server: Running) -> None:
+def test_where_the_time_of_a_request_went_is_reported(run: Run, server: Running) -> None:
     inference, management = server.address("predictions"), server.address("models")
     asked = urllib.request.Request(f"{inference}/predictions/digits", SEVEN.read_bytes(), {"Content-Type": "image/png"})
     with urllib.request.urlopen(asked, timeout=60) as answer:
         request_id = answer.headers["x-request-id"]
-    told = run("explain", request_id, "--url", management)
-    assert told.code == 0
-    assert told.out.startswith(f"{request_id} was answered with 200 after ")
-    assert {line.split()[0] for line in told.out.splitlines()[3:]} == {"queue", "batch", "preprocess", "inference", "postprocess", "other"}
+    reported = run("explain", request_id, "--url", management)
+    assert reported.code == 0
+    assert reported.out.startswith(f"{request_id} was answered with 200 after ")
+    assert {line.split()[0] for line in reported.out.splitlines()[3:]} == {
+        "queue",
+        "batch",
+        "preprocess",
+        "inference",
+        "postprocess",
+        "other",
+    }
     parsed = json.loads(run("explain", request_id, "--json", "--url", management).out)
     assert (parsed["modelName"], parsed["batchSize"]) == ("digits", 1)
-    assert run("explain", f" {request_id}\r\n", "--url", management).out == told.out  # as it is cut out of an answer's head
+    assert run("explain", f" {request_id}\r\n", "--url", management).out == reported.out  # as it is cut out of an answer's head
     assert "give the id of a request: it is" in run("explain", f"{request_id}\nand more", "--url", management).err
     unknown = run("explain", "no-such-id", "--url", management)
     assert unknown.code == 1

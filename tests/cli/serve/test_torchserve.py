@@ -34,8 +34,8 @@ def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(torch
     assert (code, lines[-1]) == (0, READY), torchserve.stderr
     server = torchserve.server
     assert torchserve.request("POST", f"{torchserve.inference}/predictions/echo", b"hello") == b"hello"
-    told = torchserve.describe("echo")
-    assert (told["batchSize"], told["minWorkers"], told["maxWorkers"], told["loadedAtStartup"]) == (4, 1, 1, True)
+    reported = torchserve.describe("echo")
+    assert (reported["batchSize"], reported["minWorkers"], reported["maxWorkers"], reported["loadedAtStartup"]) == (4, 1, 1, True)
     assert "without effect here" in torchserve.stderr
     assert "junk.mar is not served" in torchserve.stderr
     marked = [process for process in [server, *server.children(recursive=True)] if MARK in process.cmdline()]
@@ -61,8 +61,8 @@ def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(torch
     models = json.loads(torchserve.request("GET", f"{torchserve.management}/models"))["models"]
     assert models == [{"modelName": "echo", "modelUrl": "echo2.mar"}]
     assert torchserve.describe("echo")["modelVersion"] == "2.0"
-    told = torchserve.describe("echo/1.0")
-    assert (told["minWorkers"], told["maxWorkers"], told["batchSize"], told["loadedAtStartup"]) == (2, 3, 4, False)
+    reported = torchserve.describe("echo/1.0")
+    assert (reported["minWorkers"], reported["maxWorkers"], reported["batchSize"], reported["loadedAtStartup"]) == (2, 3, 4, False)
 
     torchserve.end()  # by SIGKILL, which leaves its pid file behind
     code, lines = torchserve.start(*START, "--ncs", "--models", "other=echo.mar")
@@ -187,7 +187,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 @pytest.mark.parametrize("flag", ["--version", "-v"])
-def test_version_is_told_as_torchserve_tells_it(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+def test_version_is_reported_as_torchserve_tells_it(capsys: pytest.CaptureFixture[str], flag: str) -> None:
     assert main([flag]) == 0
     assert capsys.readouterr().out.startswith("TorchServe Version is 0.12.0 (tsx ")
 

@@ -60,9 +60,9 @@ def test_the_call_of_sagemakers_toolkit(torchserve: TorchServe) -> None:
     code, said = torchserve.start(*words, "--models", f"model={model}")
     assert (code, said[-1]) == (0, READY), torchserve.stderr
     assert torchserve.request("POST", f"{torchserve.inference}/invocations", b'{"a": 1}') == b'{"a": 1}'
-    told = json.loads(torchserve.request("GET", f"{torchserve.inference}/models/model"))[0]
-    assert (told["modelUrl"], told["batchSize"], told["minWorkers"], told["maxWorkers"]) == (str(model), 8, 1, 2)
-    assert told["jobQueueStatus"]["remainingCapacity"] == 7
+    reported = json.loads(torchserve.request("GET", f"{torchserve.inference}/models/model"))[0]
+    assert (reported["modelUrl"], reported["batchSize"], reported["minWorkers"], reported["maxWorkers"]) == (str(model), 8, 1, 2)
+    assert reported["jobQueueStatus"]["remainingCapacity"] == 7
 
 
 def test_the_configuration_of_kserve(torchserve: TorchServe) -> None:
@@ -77,6 +77,6 @@ def test_the_configuration_of_kserve(torchserve: TorchServe) -> None:
     code, said = torchserve.start("--start", "--model-store=store", "--ts-config=kserve.properties")
     assert (code, said[-1]) == (0, READY), torchserve.stderr
     assert [model["modelName"] for model in json.loads(torchserve.request("GET", f"{torchserve.inference}/models"))["models"]] == ["mnist"]
-    told = json.loads(torchserve.request("GET", f"{torchserve.inference}/models/mnist"))[0]
-    assert (told["minWorkers"], told["maxWorkers"], told["maxBatchDelay"]) == (1, 5, 10)
+    reported = json.loads(torchserve.request("GET", f"{torchserve.inference}/models/mnist"))[0]
+    assert (reported["minWorkers"], reported["maxWorkers"], reported["maxBatchDelay"]) == (1, 5, 10)
     assert torchserve.request("POST", f"{torchserve.inference}/v1/models/mnist:predict", b"hello") == b"hello"

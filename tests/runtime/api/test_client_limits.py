@@ -70,7 +70,7 @@ def test_a_client_that_keeps_to_its_rate_is_never_refused(rate: int, count: int)
         limits.count_request(client)
 
 
-def test_a_refused_client_is_told_when_to_come_again() -> None:
+def test_a_refused_client_is_reported_when_to_come_again() -> None:
     clock = Clock()
     limits = ClientLimits(failures=2, clock=clock)
     client = limits.caller("10.0.0.1", ())

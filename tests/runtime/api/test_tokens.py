@@ -37,11 +37,11 @@ def test_the_file_is_torchserves_and_its_owners_alone(tmp_path):
     keys = start_keys(made_up(tmp_path))
     file = tmp_path / "key_file.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    told = json.loads(file.read_text())
-    assert list(told) == ["management", "inference", "API"]
-    assert told["management"]["key"] == keys.management.token
-    assert told["API"] == {"key": keys.api.token}
-    until = datetime.fromisoformat(told["inference"]["expiration time"].replace("Z", "+00:00"))
+    reported = json.loads(file.read_text())
+    assert list(reported) == ["management", "inference", "API"]
+    assert reported["management"]["key"] == keys.management.token
+    assert reported["API"] == {"key": keys.api.token}
+    until = datetime.fromisoformat(reported["inference"]["expiration time"].replace("Z", "+00:00"))
     assert 3500 < (until - datetime.now(timezone.utc)).total_seconds() <= 3600
     assert len({keys.management.token, keys.inference.token, keys.api.token}) == 3
     keys.remove()
@@ -65,7 +65,7 @@ def test_a_link_in_the_files_place_is_replaced_and_not_followed(tmp_path):
     assert stat.S_IMODE((tmp_path / "key_file.json").lstat().st_mode) == 0o600
 
 
-def test_where_another_user_could_replace_the_file_it_is_told(tmp_path, caplog):
+def test_where_another_user_could_replace_the_file_it_is_reported(tmp_path, caplog):
     start_keys(made_up(tmp_path))
     assert caplog.text == ""
     tmp_path.chmod(0o777)
@@ -98,7 +98,7 @@ def test_a_token_ends_and_a_new_one_takes_its_place(tmp_path):
     assert keys.api.is_right(b"bearer " + keys.api.token.encode())  # this one does not end
 
 
-def test_a_token_that_cannot_be_told_takes_nobodys_place(tmp_path):
+def test_a_token_that_cannot_be_reported_takes_nobodys_place(tmp_path):
     (tmp_path / "place").mkdir()
     keys = start_keys(made_up(tmp_path, key_file=tmp_path / "place" / "key_file.json"))
     old = b"Bearer " + keys.inference.token.encode()
@@ -181,10 +181,10 @@ def test_no_token_gets_into_the_log(tmp_path, start_server, caplog):
         start_server(generate_tokens=True, key_file=tmp_path / "key_file.json", api_token="the-api-token", access_log=True) as server,
     ):
         server.management.get("/token", params={"type": "management"}, headers=bearer("the-api-token"))
-        told = json.loads((tmp_path / "key_file.json").read_text())
-        server.management.get("/models", headers=bearer(told["management"]["key"]))
+        reported = json.loads((tmp_path / "key_file.json").read_text())
+        server.management.get("/models", headers=bearer(reported["management"]["key"]))
         server.inference.post(PATH, headers=bearer("a-wrong-token"))
-    for text in ("the-api-token", "a-wrong-token", told["management"]["key"], told["inference"]["key"]):
+    for text in ("the-api-token", "a-wrong-token", reported["management"]["key"], reported["inference"]["key"]):
         assert text not in caplog.text
 
 

@@ -50,14 +50,14 @@ def test_the_last_of_many_changes_is_what_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null"])
-def test_a_file_that_is_broken_is_passed_over_and_told(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_is_broken_is_passed_over_and_reported(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "digits.json").write_text(text)
     assert StateStore(tmp_path).load("digits") == {}
     assert "digits.json is ignored" in caplog.text
 
 
-def test_where_it_cannot_be_written_it_is_kept_in_memory_and_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_it_cannot_be_written_it_is_kept_in_memory_and_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "taken").write_text("a file")
     for state in (StateStore(tmp_path / "taken"), StateStore(None)):
         caplog.clear()

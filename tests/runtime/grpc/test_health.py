@@ -22,7 +22,7 @@ def test_the_server_its_services_and_its_models_are_asked_by_name(client: Client
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_who_watches_a_model_is_told_when_it_comes_serves_and_goes(client: Client) -> None:
+def test_who_watches_a_model_is_notified_when_it_comes_serves_and_goes(client: Client) -> None:
     management = client.management
     watched = HealthStub(client.management_channel).Watch(HealthCheckRequest(service="talker/2.0"), timeout=TIMEOUT)
     assert next(watched).status == HealthCheckResponse.SERVICE_UNKNOWN

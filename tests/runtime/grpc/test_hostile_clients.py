@@ -187,7 +187,7 @@ def test_a_header_list_without_an_end_is_not_kept(client: Client, attack: Any, p
     assert is_answered(client)
 
 
-def test_a_connection_has_so_many_calls_and_is_told(client: Client, attack: Any) -> None:
+def test_a_connection_has_so_many_calls_and_is_reported(client: Client, attack: Any) -> None:
     connection = attack()
     connection.settle()
     assert connection.max_streams == STREAMS

@@ -66,12 +66,12 @@ def test_a_request_without_inputs_is_an_empty_row(client: Client) -> None:
 
 def test_what_a_handler_says_beside_its_answer_is_metadata(client: Client) -> None:
     prediction, call = client.ask(do=b"headers")
-    told = dict(call.initial_metadata())
+    reported = dict(call.initial_metadata())
     assert prediction == b"a,b"
-    assert told["x-own"] == "1"
-    assert told["x-name"] == "caf%C3%A9"
-    assert told["x-request-id"] == dict(call.trailing_metadata())["x-request-id"]
-    assert not any(key.startswith("content-") for key in told)
+    assert reported["x-own"] == "1"
+    assert reported["x-name"] == "caf%C3%A9"
+    assert reported["x-request-id"] == dict(call.trailing_metadata())["x-request-id"]
+    assert not any(key.startswith("content-") for key in reported)
 
 
 def test_a_status_that_a_handler_sets_ends_no_call(client: Client) -> None:

@@ -30,21 +30,21 @@ def two_versions(client: Client) -> Iterator[None]:
     client.models.UnregisterModel(management.UnregisterModelRequest(model_name="talker", model_version="2.0"), timeout=TIMEOUT)
 
 
-def told(call: Any) -> str | None:
+def reported(call: Any) -> str | None:
     return dict(call.initial_metadata()).get(TOLD)
 
 
 def test_weights_and_rules_decide_and_the_answer_says_who_gave_it(client: Client) -> None:
-    assert told(client.ask(do=b"")[1]) == "2.0"
-    assert told(client.ask(metadata=(("x-beta", "0"),))[1]) == "1.0"
-    assert told(client.ask(do=b"headers")[1]) == "2.0"
+    assert reported(client.ask(do=b"")[1]) == "2.0"
+    assert reported(client.ask(metadata=(("x-beta", "0"),))[1]) == "1.0"
+    assert reported(client.ask(do=b"headers")[1]) == "2.0"
 
 
 def test_streams_say_it_too(client: Client) -> None:
     request = client.messages.PredictionsRequest(model_name="talker", input={"do": b"stream"})
     call = client.predictions.StreamPredictions(request, timeout=TIMEOUT)
     assert b"".join(response.prediction for response in call) == b"abc"
-    assert told(call) == "2.0"
+    assert reported(call) == "2.0"
 
 
 def test_a_refusal_says_it_too(client: Client) -> None:
@@ -57,7 +57,7 @@ def test_a_label_can_be_named_in_place_of_a_version(client: Client) -> None:
     for word in ("stable", "1.0", "canary"):
         request = client.messages.PredictionsRequest(model_name="talker", model_version=word, input={"do": b""})
         _, call = client.predictions.Predictions.with_call(request, timeout=TIMEOUT)
-        assert told(call) is None
+        assert reported(call) is None
     with pytest.raises(grpc.RpcError) as caught:
         client.predictions.Predictions(client.messages.PredictionsRequest(model_name="talker", model_version="next"), timeout=TIMEOUT)
     assert "Model version: 3.0 does not exist for model: talker, and the label next means it" in caught.value.details()
@@ -84,7 +84,7 @@ def test_calls_are_copied_to_a_shadow_as_well(client: Client, until: Callable[[C
     traffic = httpx.get(f"{address}/models/talker/traffic", timeout=TIMEOUT).json()["traffic"]
     httpx.put(f"{address}/models/talker/shadow", json={"to": "1.0", "share": 100}, timeout=TIMEOUT).raise_for_status()
     try:
-        assert told(client.ask(do=b"bytes")[1]) == "2.0"
+        assert reported(client.ask(do=b"bytes")[1]) == "2.0"
         list(client.predictions.StreamPredictions(client.messages.PredictionsRequest(model_name="talker", input={"do": b"stream"})))
 
         def compared() -> bool:

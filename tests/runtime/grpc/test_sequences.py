@@ -52,7 +52,7 @@ def test_an_id_that_no_header_can_hold_is_refused_and_the_stream_goes_on(client:
     assert totals([second]) == [2]
 
 
-def test_a_sequence_begins_anew_with_a_stream(client: Client) -> None:
+def test_a_sequence_begins_again_with_a_stream(client: Client) -> None:
     assert totals(add(client, ("c", 1), ("c", 2))) == [1, 3]
     assert totals(add(client, ("c", 5))) == [5]
 

@@ -103,14 +103,14 @@ def test_the_access_log_has_a_line_for_each_call_with_grpc_s_status(guarded: tup
     client.ask(metadata=(("authorization", "Bearer for-predictions"),))
     code_of(client.ask)
 
-    def told() -> set[tuple[int, str, bool]]:
+    def reported() -> set[tuple[int, str, bool]]:
         whole = [line for line in guarded[0].log.splitlines() if '"ACCESS_LOG"' in line and line.endswith("}")]
         lines = [json.loads(line) for line in whole]
         call = "gRPC org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions HTTP/2.0"
         return {(line["status"], line.get("model"), "request_id" in line) for line in lines if line["message"] == call}
 
     ok, denied = (code.value[0] for code in (grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED))
-    until(lambda: told() >= {(ok, "talker", True), (denied, None, False)})  # refused before its message
+    until(lambda: reported() >= {(ok, "talker", True), (denied, None, False)})  # refused before its message
     assert "for-predictions" not in guarded[0].log
 
 
@@ -168,7 +168,7 @@ def test_one_port_for_both_has_both_services(store: Path, tmp_path: Path, genera
 
 
 @pytest.mark.usefixtures("processes")
-def test_without_the_extra_rest_is_served_and_the_way_to_grpc_is_told_once(store: Path, tmp_path: Path) -> None:
+def test_without_the_extra_rest_is_served_and_the_way_to_grpc_is_reported_once(store: Path, tmp_path: Path) -> None:
     without = "import sys; sys.modules['grpc'] = None; from tsx_cli.main import main; sys.exit(main(sys.argv[1:]))"
     environment = {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "false", "TSX_ENABLE_GRPC": "true"}
     command = [sys.executable, "-c", without, "serve", str(store / "talker.mar"), *FREE_PORTS]
@@ -221,9 +221,9 @@ def test_torchserve_s_keys_are_read_from_its_file(tmp_path: Path) -> None:
         "max_request_size": "1234",
     }
     file.write_text("".join(f"{key}={value}\n" for key, value in keys.items()))
-    told: list[str] = []
-    settings, _ = load_settings({}, {}, file, told.append)
-    assert told == []
+    reported: list[str] = []
+    settings, _ = load_settings({}, {}, file, reported.append)
+    assert reported == []
     assert {key: str(getattr(settings, key)).lower() for key in keys} == keys
     assert [(str(address), roles) for address, roles in grpc_addresses(settings)] == [
         ("grpcs://0.0.0.0:9070", ["grpc_inference"]),

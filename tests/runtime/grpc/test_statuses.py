@@ -77,7 +77,7 @@ def test_a_model_api_that_is_off_says_so() -> None:
     assert refusal(MethodNotAllowed()) == (StatusCode.PERMISSION_DENIED, "Model API disabled", (), 405)
 
 
-def test_who_is_turned_away_is_told_when_to_come_again() -> None:
+def test_who_is_turned_away_is_notified_when_to_come_again() -> None:
     assert refusal(QueueFull("full", retry_after=3)).metadata == (("grpc-retry-pushback-ms", "3000"), ("retry-after", "3"))
     assert refusal(DeadlinePassed("late", retry_after=3)).metadata == ()  # the same call would have no time left
 

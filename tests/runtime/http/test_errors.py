@@ -152,9 +152,9 @@ def erring(start_server, store):
 def test_what_management_refuses(erring, error_of, method, path, params, status, kind, text):
     answer = erring.management.request(method, path, params=params)
     assert answer.status_code == status
-    told = error_of(answer)
-    assert told[0] == kind
-    assert told[1].startswith(text)
+    reported = error_of(answer)
+    assert reported[0] == kind
+    assert reported[1].startswith(text)
 
 
 def test_several_versions_keep_their_default(start_server, error_of):
@@ -208,9 +208,9 @@ def test_a_model_that_does_not_end_in_time_stays(start_server, error_of, tmp_pat
 def test_what_no_worker_is_asked(erring, error_of, path, status, kind, text):
     answer = erring.inference.post(path)
     assert answer.status_code == status
-    told = error_of(answer)
-    assert told[0] == kind
-    assert told[1].startswith(text)
+    reported = error_of(answer)
+    assert reported[0] == kind
+    assert reported[1].startswith(text)
 
 
 @pytest.mark.parametrize(
@@ -231,9 +231,9 @@ def test_what_no_worker_is_asked(erring, error_of, path, status, kind, text):
 def test_how_a_prediction_fails(erring, error_of, word, status, text):
     answer = erring.inference.post(f"/predictions/{'hanging' if word == 'hang' else 'erring'}", headers={"x-do": word})
     assert answer.status_code == status
-    told = error_of(answer)
-    assert told[0] == "InternalServerException"
-    assert told[1].startswith(text)
+    reported = error_of(answer)
+    assert reported[0] == "InternalServerException"
+    assert reported[1].startswith(text)
 
 
 def test_a_handlers_own_status_and_words_are_the_answer(erring):

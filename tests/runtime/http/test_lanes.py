@@ -446,7 +446,7 @@ def test_empty_lines_between_requests_are_nothing(lanes: Lanes, lines: bytes, cu
 
 
 @pytest.mark.parametrize("cuts", [[], [5, 1]], ids=str)
-def test_who_waits_to_be_told_to_go_on_is_told_by_both_lanes(lanes: Lanes, cuts: list[int]) -> None:
+def test_who_waits_to_be_notified_to_go_on_is_notified_by_both_lanes(lanes: Lanes, cuts: list[int]) -> None:
     def waiting(path: bytes, body: bytes, length: int | None = None) -> Sent:
         size = b"%d" % (len(body) if length is None else length)
         return Sent(b"POST", request(target=path, headers=[(b"Expect", b"100-Continue"), (b"Content-Length", size)]), body, waits=True)
@@ -460,7 +460,7 @@ def test_who_waits_to_be_told_to_go_on_is_told_by_both_lanes(lanes: Lanes, cuts:
         assert answers[0].status == status
 
 
-def test_on_the_fast_lane_who_does_not_wait_to_be_told_to_go_on_is_not_told(lanes: Lanes) -> None:
+def test_on_the_fast_lane_who_does_not_wait_to_be_reported_to_go_on_is_not_reported(lanes: Lanes) -> None:
     """The third difference: uvicorn tells it also of a body that has come already, which RFC 9110 (10.1.1) leaves open."""
     sent = request(target=b"/predictions/echo", headers=[(b"Expect", b"100-continue")], body=b"all of it")
     statuses = {}

@@ -24,9 +24,9 @@ def handle(data, context):
 def needy(directory: Path, requirements: str) -> None:
     make_model(directory, HANDLER, config="useVenv: true\n")
     manifest = directory / "MAR-INF" / "MANIFEST.json"
-    told = json.loads(manifest.read_text())
-    told["model"]["requirementsFile"] = "requirements.txt"
-    manifest.write_text(json.dumps(told))
+    reported = json.loads(manifest.read_text())
+    reported["model"]["requirementsFile"] = "requirements.txt"
+    manifest.write_text(json.dumps(reported))
     (directory / "requirements.txt").write_text(requirements)
 
 
@@ -67,8 +67,8 @@ def test_a_group_is_described_by_its_processes_and_refused_where_it_cannot_be(
     make_model(store / "pair.mar", HANDLER, config="parallelType: tp\ntorchrun:\n  nproc-per-node: 2\n")
     make_model(store / "nodes.mar", HANDLER, config="torchrun:\n  nnodes: 2\n")
     assert empty.management.post("/models", params={"url": "pair.mar"}).status_code == 200
-    [told] = empty.management.get("/models/pair").json()
-    assert (told["parallelType"], told["parallelLevel"]) == ("tp", 2)
+    [reported] = empty.management.get("/models/pair").json()
+    assert (reported["parallelType"], reported["parallelLevel"]) == ("tp", 2)
     refused = empty.management.post("/models", params={"url": "nodes.mar"})
     assert refused.status_code == 400
     assert "asks for 2 nodes: set rdzv-endpoint" in error_of(refused)[1]

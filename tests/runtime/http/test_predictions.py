@@ -81,7 +81,7 @@ def test_elsewhere_they_are_not(server):
     assert server.inference.get(PATH, params={"data": "test"}).json()["row"] == {"body": {"bytes": ""}}
 
 
-def test_a_handler_is_told_what_the_route_says(server):
+def test_a_handler_is_reported_what_the_route_says(server):
     headers = server.inference.post(f"{PATH}/1.0/a/b").json()["headers"]
     assert (headers["url_path"], headers["explain"]) == ("a/b", "False")
 
@@ -259,7 +259,7 @@ def test_a_client_that_asks_first_is_refused_before_it_sends(server):
     assert received.startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_client_that_asks_first_is_told_to_go_on(server):
+def test_a_client_that_asks_first_is_notified_to_go_on(server):
     request = b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nx-do: bytes\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
     assert raw_exchange(str(server.inference.base_url), request, b"\r\n\r\n").startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
 

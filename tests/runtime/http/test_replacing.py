@@ -169,7 +169,7 @@ def test_sequences_keep_their_state_under_load(served: RunningServer) -> None:
     while_replacing(served, "sums", ask)
 
 
-def test_what_does_not_load_is_told_and_changes_nothing(served: RunningServer, error_of: Any) -> None:
+def test_what_does_not_load_is_reported_and_changes_nothing(served: RunningServer, error_of: Any) -> None:
     before = served.management.get("/models/plain").json()
     kind, text = error_of(post(served, "broken.mar"))
     assert kind == "InternalServerException"

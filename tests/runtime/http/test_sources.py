@@ -87,11 +87,11 @@ def test_the_same_file_name_twice_is_the_stores_first(server, remote, error_of) 
         ("far.txt", 400, "BadRequestException", "does not end in an archive's name"),
     ],
 )
-def test_what_cannot_be_used_is_told_and_leaves_nothing_behind(server, remote, error_of, path, status, type, said) -> None:
+def test_what_cannot_be_used_is_reported_and_leaves_nothing_behind(server, remote, error_of, path, status, type, said) -> None:
     answer = server.management.post("/models", params={"url": f"http://{remote}/{path}", "initial_workers": 1})
-    told = error_of(answer)
-    assert (answer.status_code, told[0]) == (status, type)
-    assert said.format(remote=remote) in told[1]
+    reported = error_of(answer)
+    assert (answer.status_code, reported[0]) == (status, type)
+    assert said.format(remote=remote) in reported[1]
     assert archives(server) == []
 
 

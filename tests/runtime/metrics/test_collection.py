@@ -110,14 +110,14 @@ def test_requests_and_their_times_are_summed_by_version(scraped):
     assert one(scraped, "WorkerLoadTime", WorkerName="W-9000-talker_1.0", Level="Host") > 0
 
 
-def test_answers_and_refusals_are_told_by_kind(scraped):
+def test_answers_and_refusals_are_reported_by_kind(scraped):
     assert one(scraped, "tsx_answers_total", status="200") == 5
     assert one(scraped, "tsx_answers_total", status="503") == 1
     assert one(scraped, "tsx_refusals_total", reason="NoWorker", model_version="2.0") == 1
     assert one(scraped, "tsx_queue_depth", model_version="1.0") == 0
 
 
-def test_workers_are_told_by_state(scraped):
+def test_workers_are_reported_by_state(scraped):
     states = {labels["state"]: value for labels, value in scraped.samples["tsx_workers"] if labels["model_version"] == "1.0"}
     assert states == {"LOADING": 0, "READY": 1, "UNLOADING": 0, "BACKING_OFF": 0, "FAILED": 0}
     assert one(scraped, "tsx_worker_restarts_total", model_version="1.0") == 0
@@ -149,14 +149,14 @@ def test_the_parts_of_a_request_are_no_more_than_the_whole(scraped):
     assert one(scraped, "tsx_preprocess_seconds_count", model_version="1.0") == 0  # the handler is a function
 
 
-def test_what_is_under_way_is_told(scraped):
+def test_what_is_under_way_is_reported(scraped):
     assert one(scraped, "tsx_requests_in_flight", model_version="1.0") == 0
     assert one(scraped, "tsx_queue_capacity", model_version="1.0") == 100
     assert one(scraped, "tsx_errors_total", model_version="1.0") == 1
     assert one(scraped, "tsx_errors_total", model_version="2.0") == 1
 
 
-def test_the_shares_of_versions_are_told(scraped):
+def test_the_shares_of_versions_are_reported(scraped):
     assert one(scraped, "tsx_traffic_share", model_version="1.0") == 1
     assert one(scraped, "tsx_traffic_share", model_version="2.0") == 0
 
@@ -203,7 +203,7 @@ def test_gpus_are_measured_where_they_tell():
     assert samples["tsx_gpu_utilization_ratio"] == [(labels, 0.37)]
 
 
-def test_memory_of_a_gpu_is_told_by_worker():
+def test_memory_of_a_gpu_is_reported_by_worker():
     gpus = {0: Gpu("0", "GPU-1", 37, 12, 500, 2000, {11: 5, 12: 7, 99: 1}), 1: Gpu("1", "GPU-2", 0, 0, 1, 2000)}
     version = version_with(Stats())
     version.workers = [SimpleNamespace(id="9000", state=None, load_seconds=None)]
@@ -222,8 +222,8 @@ def test_openmetrics_has_the_same_samples_and_points_to_traces():
     stats.point_out("4bf92f3577b34da6a3ce929d0e0e4736", 9.98, times_of(stats.newest))
     stats.add_handler_metrics([delta("Seen"), delta("tsx_queue_depth_total")])
     families = families_of(Reading("host", [SimpleNamespace(versions={"1": version_with(stats)})], ResponseCounts(), [], {}))
-    told = list(text_fd_to_metric_families(StringIO(b"".join(families.openmetrics()).decode())))
-    exemplars = {sample.name: sample for family in told for sample in family.samples if sample.exemplar}
+    reported = list(text_fd_to_metric_families(StringIO(b"".join(families.openmetrics()).decode())))
+    exemplars = {sample.name: sample for family in reported for sample in family.samples if sample.exemplar}
     assert set(exemplars) == {
         "tsx_request_seconds_bucket",
         "tsx_queue_seconds_bucket",
@@ -247,9 +247,9 @@ def test_openmetrics_has_the_same_samples_and_points_to_traces():
 
 def test_openmetrics_is_given_to_those_who_ask_for_it(scraped):
     assert scraped.open.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
-    told = {family.name: family for family in text_fd_to_metric_families(StringIO(scraped.open.text))}
-    assert told["ts_inference_requests"].type == "counter"
-    assert told["Requests2XX"].type == "unknown"  # a counter's name ends with _total there, and this one is TorchServe's
+    reported = {family.name: family for family in text_fd_to_metric_families(StringIO(scraped.open.text))}
+    assert reported["ts_inference_requests"].type == "counter"
+    assert reported["Requests2XX"].type == "unknown"  # a counter's name ends with _total there, and this one is TorchServe's
 
 
 def test_batches_beyond_the_last_bound_are_counted():

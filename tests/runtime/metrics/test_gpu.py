@@ -24,7 +24,7 @@ def test_each_line_is_a_gpu() -> None:
     assert second.utilization is None
 
 
-def test_usage_is_told_in_the_words_of_torchserve() -> None:
+def test_usage_is_reported_in_the_words_of_torchserve() -> None:
     first, second = parse(OUTPUT)
     assert first.usage(0) == "gpuId::0 utilization.gpu [%]::37 % utilization.memory [%]::12 % memory.used [MiB]::678 MiB"
     assert second.usage(1) == "gpuId::1 utilization.gpu [%]::N/A % utilization.memory [%]::N/A % memory.used [MiB]::3 MiB"

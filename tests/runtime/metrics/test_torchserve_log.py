@@ -23,7 +23,7 @@ SHAPE = re.compile(
 )
 
 
-def told_by(start_server, **settings):
+def reported_by(start_server, **settings):
     """Lines by metric after some requests, each as (value as the scripts find it, dimensions, request ids)."""
     with lines_of("TS_METRICS", "MODEL_METRICS") as lines, start_server(**settings) as server:
         server.register("talker.mar", initial_workers=1)
@@ -37,23 +37,23 @@ def told_by(start_server, **settings):
         counts.add(200)
         server.call(log.write)
         exposed = server.metrics.get("/metrics").text
-    told: dict[str, list[tuple[float, str, str | None]]] = {}
+    reported: dict[str, list[tuple[float, str, str | None]]] = {}
     for line in lines:
         match = SHAPE.match(line)
         assert match, line
         value = float(line.split("|")[0].split(":")[3])  # as upstream's scripts read it
         assert value == float(match[3])
-        told.setdefault(match[1], []).append((value, match[4], match[6]))
-    return told, ids, exposed
+        reported.setdefault(match[1], []).append((value, match[4], match[6]))
+    return reported, ids, exposed
 
 
 @pytest.fixture(scope="module")
-def told(start_server):
-    return told_by(start_server, metrics_mode="log")
+def reported(start_server):
+    return reported_by(start_server, metrics_mode="log")
 
 
-def test_batches_are_told_one_by_one(told):
-    lines, _, _ = told
+def test_batches_are_reported_one_by_one(reported):
+    lines, _, _ = reported
     for name in ("QueueTime", "WorkerThreadTime"):
         assert [dimensions for _, dimensions, _ in lines[name]] == ["Level:Host"] * 3
         assert all(value >= 0 for value, _, _ in lines[name])
@@ -64,22 +64,22 @@ def test_batches_are_told_one_by_one(told):
     assert dimensions == "WorkerName:W-9000-talker_1.0,Level:Host"
 
 
-def test_what_handlers_report_names_the_requests_of_its_batch(told):
-    lines, ids, _ = told
+def test_what_handlers_report_names_the_requests_of_its_batch(reported):
+    lines, ids, _ = reported
     assert [request for _, _, request in lines["PredictionTime"]] == ids
     assert lines["Seen"] == [(2, "ModelName:talker,Level:Model", ids[1])]
     assert lines["Took"] == [(3.5, "ModelName:talker,Level:Model", ids[1])]
 
 
-def test_the_machine_is_told_with_units(told):
-    lines, _, _ = told
+def test_the_machine_is_reported_with_units(reported):
+    lines, _, _ = reported
     assert {"CPUUtilization", "MemoryUsed", "MemoryAvailable", "MemoryUtilization", "DiskUsage", "DiskAvailable", "DiskUtilization"} <= set(
         lines
     )
 
 
-def test_the_metrics_address_tells_the_same_numbers(told):
-    _, _, exposed = told
+def test_the_metrics_address_tells_the_same_numbers(reported):
+    _, _, exposed = reported
     assert 'Seen{Hostname="' in exposed
     assert "PredictionTime{" in exposed
     assert "# TYPE Size histogram" in exposed
@@ -90,7 +90,7 @@ def test_a_configuration_says_which_metrics_there_are(start_server, tmp_path):
     file = tmp_path / "metrics.yaml"
     file.write_text(USUAL)
     settings = {"metrics_mode": "legacy", "metrics_config": file, "model_metrics_auto_detect": False}
-    lines, _, exposed = told_by(start_server, **settings)
+    lines, _, exposed = reported_by(start_server, **settings)
     assert set(lines) == {"QueueTime", "Requests2XX", "Size"}
     assert lines["Requests2XX"] == [(1, "Level:Host", None)]  # the handler's own counter of that name is not declared
     shown = {line.split()[2] for line in exposed.splitlines() if line.startswith("# TYPE")}
@@ -152,7 +152,7 @@ def test_the_users_own_program_stands_in_for_the_measuring(tmp_path, start_serve
 
 
 @pytest.mark.parametrize("command", ["/no/such/program", "false", "sh '"])
-def test_a_program_that_fails_is_told_and_no_more(command, caplog, start_server, until):
+def test_a_program_that_fails_is_reported_and_no_more(command, caplog, start_server, until):
     system = System(Settings(system_metrics_cmd=command))
     with start_server() as server, caplog.at_level(logging.WARNING, "tsx.metrics"):
         following = server.call(lambda: _task(system.follow()))

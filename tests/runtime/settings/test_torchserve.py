@@ -21,9 +21,9 @@ def load(
 ) -> tuple[Settings, dict[str, str], list[str]]:
     file = directory / "config.properties"
     file.write_text(text)
-    told: list[str] = []
-    settings, origins = load_settings(cli or {}, env or {}, file, told.append)
-    return settings, origins, [line.replace(f"{file}: ", "") for line in told]
+    reported: list[str] = []
+    settings, origins = load_settings(cli or {}, env or {}, file, reported.append)
+    return settings, origins, [line.replace(f"{file}: ", "") for line in reported]
 
 
 def failure(directory: Path, text: str, env: dict[str, str] | None = None) -> str:
@@ -34,13 +34,13 @@ def failure(directory: Path, text: str, env: dict[str, str] | None = None) -> st
 
 def test_keys_are_settings_and_the_command_line_and_tsx_variables_stand_before_them(tmp_path: Path) -> None:
     text = "inference_address = http://0.0.0.0:8080\nload_models=noop.mar, b=c.mar\njob_queue_size: 7 \ndecode_input_request FALSE\n"
-    settings, origins, told = load(tmp_path, text + "model_store=models\n", {"TSX_JOB_QUEUE_SIZE": "8"}, {"model_store": "others"})
+    settings, origins, reported = load(tmp_path, text + "model_store=models\n", {"TSX_JOB_QUEUE_SIZE": "8"}, {"model_store": "others"})
     assert settings.inference_address == "http://0.0.0.0:8080"
     assert settings.load_models == ["noop.mar", "b=c.mar"]
     assert (settings.job_queue_size, origins["job_queue_size"]) == (8, "environment variable TSX_JOB_QUEUE_SIZE")
     assert (settings.decode_input_request, origins["decode_input_request"]) == (False, str(tmp_path / "config.properties"))
     assert (settings.model_store, origins["model_store"]) == (Path("others"), "command line")
-    assert told == []
+    assert reported == []
 
 
 def test_an_address_without_a_port_has_that_of_its_scheme(tmp_path: Path) -> None:
@@ -58,24 +58,24 @@ def test_a_key_without_a_value_is_not_set(tmp_path: Path) -> None:
 def test_every_key_of_torchserve_is_a_setting_or_it_is_said_that_it_is_not(tmp_path: Path) -> None:
     settings = set(Settings.model_fields) - NESTED
     text = "".join(f"{key}=\n" for key in sorted(KEYS))
-    _, _, told = load(tmp_path, text)
-    named = {name for line in told for name in line.partition(": ")[2].split(", ")}
+    _, _, reported = load(tmp_path, text)
+    named = {name for line in reported for name in line.partition(": ")[2].split(", ")}
     assert named == KEYS - settings - RULES - {
         *("models", "model_snapshot", "python", "version", "tsConfigFile", "ts_open_inference_protocol")
     }
-    assert all("nobody knows" not in line for line in told)
+    assert all("nobody knows" not in line for line in reported)
 
 
-def test_what_only_java_has_is_told_in_one_line(tmp_path: Path) -> None:
-    _, _, told = load(tmp_path, "vmargs=-Xmx4g\nnumber_of_netty_threads=32\nasync_logging=true\nversion=0.12.0\n")
+def test_what_only_java_has_is_reported_in_one_line(tmp_path: Path) -> None:
+    _, _, reported = load(tmp_path, "vmargs=-Xmx4g\nnumber_of_netty_threads=32\nasync_logging=true\nversion=0.12.0\n")
     reason = "without effect here, since only TorchServe's Java needs them"
-    assert told == [f"{reason}: async_logging, number_of_netty_threads, vmargs"]
+    assert reported == [f"{reason}: async_logging, number_of_netty_threads, vmargs"]
     assert {"vmargs", "number_of_netty_threads", "async_logging"} <= JAVA_ONLY
 
 
-def test_what_has_no_effect_for_another_reason_is_told_with_that(tmp_path: Path) -> None:
-    _, _, told = load(tmp_path, "initial_distribution_port=29500\nvmargs=-Xmx4g\nkeystore_type=JKS\nipex_enable=true\n")
-    assert told == [
+def test_what_has_no_effect_for_another_reason_is_reported_with_that(tmp_path: Path) -> None:
+    _, _, reported = load(tmp_path, "initial_distribution_port=29500\nvmargs=-Xmx4g\nkeystore_type=JKS\nipex_enable=true\n")
+    assert reported == [
         "without effect here, since only TorchServe's Java needs them: vmargs",
         "without effect here, since the processes of a model choose a free port themselves: initial_distribution_port",
         "without effect here, since Intel has discontinued its extension, and torch contains its optimisations: ipex_enable",
@@ -83,10 +83,10 @@ def test_what_has_no_effect_for_another_reason_is_told_with_that(tmp_path: Path)
     ]
 
 
-def test_an_unknown_key_is_told_with_the_nearest_and_stops_nobody(tmp_path: Path) -> None:
-    settings, _, told = load(tmp_path, "job_queue_sise=3\nmy_own=1\ndrain_timeout=4")
+def test_an_unknown_key_is_reported_with_the_nearest_and_stops_nobody(tmp_path: Path) -> None:
+    settings, _, reported = load(tmp_path, "job_queue_sise=3\nmy_own=1\ndrain_timeout=4")
     assert settings == Settings(drain_timeout=4)
-    assert told == [
+    assert reported == [
         "the key 'job_queue_sise' is unknown, so it has no effect; did you mean 'job_queue_size'?",
         "the key 'my_own' is unknown, so it has no effect",
     ]
@@ -99,11 +99,11 @@ def test_a_wrong_value_is_named_with_its_file(tmp_path: Path) -> None:
 
 def test_any_word_but_true_is_false(tmp_path: Path) -> None:
     # SageMaker's toolkit joins two lines, and its users have started with it for years
-    settings, _, told = load(
+    settings, _, reported = load(
         tmp_path, "enable_model_api=truedefault_response_timeout=60\ndecode_input_request=FALSE\nenable_metrics_api=TRUE"
     )
     assert (settings.enable_model_api, settings.decode_input_request, settings.enable_metrics_api) == (False, False, True)
-    assert told == ["enable_model_api is 'truedefault_response_timeout=60', which means false, as in TorchServe; write true or false"]
+    assert reported == ["enable_model_api is 'truedefault_response_timeout=60', which means false, as in TorchServe; write true or false"]
 
 
 def test_a_file_in_another_encoding_is_read_as_java_reads_it(tmp_path: Path) -> None:
@@ -155,11 +155,11 @@ def test_who_may_be_asked_for_models_is_no_variables_business_unless_the_file_sa
 
 def test_models_are_described_by_version(tmp_path: Path) -> None:
     lines = json.dumps({"noop": {"1.0": NOOP_JSON, "2.0": {}}}, indent=2).replace("\n", "\\\n")
-    settings, _, told = load(tmp_path, f"models={lines}\n")
+    settings, _, reported = load(tmp_path, f"models={lines}\n")
     assert settings.model_versions == {"noop": {"1.0": NOOP, "2.0": VersionSettings()}}
-    assert told == []
-    _, _, told = load(tmp_path, 'models={"noop":{"1.0":{"batchSise":4}}}')
-    assert told == ["models.noop.1.0.batchSise has no effect here; did you mean 'batchSize'?"]
+    assert reported == []
+    _, _, reported = load(tmp_path, 'models={"noop":{"1.0":{"batchSise":4}}}')
+    assert reported == ["models.noop.1.0.batchSise has no effect here; did you mean 'batchSize'?"]
 
 
 @pytest.mark.parametrize(
@@ -192,12 +192,12 @@ number_of_gpu=0
 
 
 def test_a_snapshot_of_torchserve_is_read(tmp_path: Path) -> None:
-    settings, _, told = load(tmp_path, SNAPSHOT)
+    settings, _, reported = load(tmp_path, SNAPSHOT)
     name = "20240208043452822-shutdown.cfg"
     assert settings.model_snapshot == Snapshot(name=name, model_count=1, created=1707366892822, models={"noop": {"1.0": NOOP}})
     assert settings.load_models == ["mnist=mnist.mar"]
     assert (settings.model_store, settings.number_of_gpu) == (Path("model_store"), 0)
-    assert told == []
+    assert reported == []
 
 
 KSERVE = """inference_address=http://0.0.0.0:8085
@@ -311,7 +311,7 @@ def test_a_setting_of_torchserves_name_has_its_default(name: str) -> None:
 def test_each_key_can_be_overridden_from_the_environment(name: str, tmp_path: Path) -> None:
     default = DEFAULTS[name]
     text = str(not default).lower() if isinstance(default, bool) else str(int(default) + 1)  # type: ignore[call-overload]
-    settings, origins, told = load(tmp_path, f"enable_envvars_config=true\n{name}={default}", {f"TS_{name.upper()}": text})
+    settings, origins, reported = load(tmp_path, f"enable_envvars_config=true\n{name}={default}", {f"TS_{name.upper()}": text})
     assert str(getattr(settings, name)).lower().removesuffix(".0") == text
     assert origins[name] == f"environment variable TS_{name.upper()}"
-    assert told == []
+    assert reported == []

@@ -19,7 +19,7 @@ WHOLE = {
 }
 
 
-def test_what_is_told_of_traffic_is_what_was_said() -> None:
+def test_what_is_reported_traffic_is_what_was_said() -> None:
     assert parse_traffic(WHOLE).as_json() == WHOLE
     assert NOTHING.as_json() == {}
     assert parse_traffic(parse_traffic(WHOLE).as_json()) == parse_traffic(WHOLE)
@@ -66,7 +66,7 @@ def test_what_is_told_of_traffic_is_what_was_said() -> None:
         ([], "traffic: "),
     ],
 )
-def test_what_cannot_be_is_told_by_its_place(given: Any, words: str) -> None:
+def test_what_cannot_be_is_reported_by_its_place(given: Any, words: str) -> None:
     with pytest.raises(ValueError, match=rf"^{re.escape(words)}") as caught:
         parse_traffic(given)
     assert "https://" not in str(caught.value)

@@ -49,7 +49,7 @@ def test_what_there_is_room_for_arrives_whole(parts):
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a socket", "a pipe that cannot be opened again"])
-def test_a_reader_that_takes_nothing_costs_output_and_is_told_so_when_it_reads_again(kind, monkeypatch):
+def test_a_reader_that_takes_nothing_costs_output_and_is_reported_so_when_it_reads_again(kind, monkeypatch):
     if kind == "a socket":
         ends = socket.socketpair()
         reader, writer = (end.detach() for end in ends)
@@ -84,11 +84,11 @@ def test_what_is_dropped_is_dropped_in_whole_lines(written):
     for line, is_read in [*written, (b"the end\n", True), (b"\n", True), (b"\n", True)]:
         out.write(line)
         got += read_all(reader) if is_read else b""
-    told = [line for line in got.splitlines(keepends=True) if line.startswith(b"[")]
+    reported = [line for line in got.splitlines(keepends=True) if line.startswith(b"[")]
     taken = [line for line in got.splitlines(keepends=True) if not line.startswith(b"[")]
     lines = iter([line for line, _ in written] + [b"the end\n", b"\n", b"\n"])
     assert all(line in lines for line in taken)  # in their order
-    assert sum(map(len, taken)) + sum(int(line[1:-2]) for line in told) + out.lost == sum(len(line) for line, _ in written) + 10
+    assert sum(map(len, taken)) + sum(int(line[1:-2]) for line in reported) + out.lost == sum(len(line) for line, _ in written) + 10
     os.close(reader)
     os.close(writer)
 

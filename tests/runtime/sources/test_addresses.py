@@ -70,6 +70,6 @@ def test_other_ways_to_write_this_machine_are_seen_through(host: str) -> None:
         check_public(host, addresses_of(host, 80))
 
 
-def test_a_host_that_is_not_known_is_told() -> None:
+def test_a_host_that_is_not_known_is_reported() -> None:
     with pytest.raises(DownloadFailed, match="is not known"):
         addresses_of("no-such-host.invalid", 80)

@@ -150,7 +150,7 @@ def test_an_archive_comes_from_s3(s3: SimpleNamespace, store: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(("url", "said"), [("s3://bucket/absent.mar", "404"), ("s3://no-such-bucket/m.mar", "404")])
-def test_what_s3_does_not_have_is_told(s3: SimpleNamespace, store: Path, url: str, said: str) -> None:
+def test_what_s3_does_not_have_is_reported(s3: SimpleNamespace, store: Path, url: str, said: str) -> None:
     fetcher = Fetcher(Settings(model_store=store, s3_endpoint_url=s3.endpoint))
     with pytest.raises(DownloadFailed, match=said):
         fetcher.fetch(url, Trust.OPERATOR)

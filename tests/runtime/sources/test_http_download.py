@@ -55,7 +55,7 @@ def test_a_transfer_of_an_earlier_process_goes_on(site: Site, part: Path) -> Non
     assert site.requests[0][1]["Range"] == "bytes=1000-"
 
 
-def test_a_file_that_has_changed_meanwhile_is_begun_anew(site: Site, part: Path) -> None:
+def test_a_file_that_has_changed_meanwhile_is_started_again(site: Site, part: Path) -> None:
     part.write_bytes(b"of an older file")
     part.with_name("m.part.validator").write_text('"zero"')
 
@@ -86,7 +86,7 @@ def test_a_server_that_is_busy_is_asked_again_and_no_signature_is_logged(site: S
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410])
-def test_a_refusal_is_told_at_once(site: Site, part: Path, status: int) -> None:
+def test_a_refusal_is_reported_at_once(site: Site, part: Path, status: int) -> None:
     site.answer = lambda request: request.send_error(status) is None
     with pytest.raises(DownloadFailed, match=f"the server answers {status}"):
         download(parse_url(site.url()), part, rules(site))
@@ -267,7 +267,7 @@ def test_the_address_that_was_looked_at_is_the_one_connected_to(site: Site, part
     assert site.requests[0][1]["Host"] == f"rebinding.example:{site.port}"
 
 
-def test_a_directory_that_cannot_be_written_is_told(site: Site, tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_reported(site: Site, tmp_path: Path) -> None:
     with pytest.raises(DownloadFailed, match="cannot be written"):
         download(parse_url(site.url()), tmp_path / "absent" / "m.part", rules(site))
 

@@ -160,14 +160,14 @@ def test_where_any_address_will_do_the_proxy_gets_the_name(proxy: Proxy, tls: No
     ]
 
 
-def test_a_proxy_that_refuses_is_told_without_its_password(proxy: Proxy, part: Path) -> None:
+def test_a_proxy_that_refuses_is_reported_without_its_password(proxy: Proxy, part: Path) -> None:
     proxy.refuses = True
     with pytest.raises(DownloadFailed, match="403 Forbidden") as caught:
         download(parse_url(f"https://{HOST}/m.mar"), part, rules(private=True))
     assert "crt" not in str(caught.value)
 
 
-def test_a_proxy_of_another_kind_is_told(part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_another_kind_is_reported(part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "socks5://127.0.0.1:1080")
     with pytest.raises(DownloadFailed, match="socks5"):
         download(parse_url(f"https://{HOST}/m.mar"), part, rules(private=True))

@@ -15,12 +15,12 @@ DIGEST = "ab" * 32
 
 
 @pytest.mark.parametrize("text", ["http://a/m.mar", "HTTPS://a/m.mar", "s3://bucket/m.mar", "file:///m.mar", "gopher://a/m", "file:/m.mar"])
-def test_a_url_is_told_from_a_file(text: str) -> None:
+def test_a_url_is_reported_from_a_file(text: str) -> None:
     assert is_url(text)
 
 
 @pytest.mark.parametrize("text", ["m.mar", "dir/m.mar", "C:\\m.mar", "name=m.mar", "../m.mar", "a:b"])
-def test_a_file_is_told_from_a_url(text: str) -> None:
+def test_a_file_is_reported_from_a_url(text: str) -> None:
     assert not is_url(text)
 
 
@@ -123,7 +123,7 @@ def test_an_empty_list_allows_nothing() -> None:
         AllowList([]).check(parse_url("https://a/m.mar"))
 
 
-def test_a_pattern_that_is_none_is_told() -> None:
+def test_a_pattern_that_is_none_is_reported() -> None:
     with pytest.raises(SettingError, match="neither a host nor a regular expression"):
         AllowList(["https://(.*"])
 

@@ -62,7 +62,7 @@ def test_the_variables_of_sagemakers_toolkit_say_how_the_model_is_served() -> No
     assert said.notices == []
 
 
-def test_variables_that_change_nothing_are_told() -> None:
+def test_variables_that_change_nothing_are_reported() -> None:
     notices = read_environment({"SAGEMAKER_TS_BATCHSIZE": "8", "SAGEMAKER_MODEL_SERVER_VMARGS": "-Xmx1g", "SAGEMAKER_REGION": "x"}).notices
     assert notices == [
         "SAGEMAKER_MODEL_SERVER_VMARGS is for a Java server and has no effect here",
@@ -119,7 +119,7 @@ def test_another_word_than_serve_is_a_command(tmp_path: Path) -> None:
     assert subprocess.check_output(command, cwd=tmp_path, env=clean(dict(os.environ)), text=True) == "a word\n"
 
 
-def test_a_word_that_is_no_command_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_word_that_is_no_command_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["srve"], {}) == 127
     assert capsys.readouterr().err == (
         "Error: 'srve' cannot be started: No such file or directory. 'serve', or no command, starts the server.\n"
@@ -127,7 +127,7 @@ def test_a_word_that_is_no_command_is_told(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.usefixtures("processes")
-def test_what_is_no_archive_is_told_without_a_traceback(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> None:
+def test_what_is_no_archive_is_reported_without_a_traceback(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "digits.mar").write_text("no archive")
     with container(tmp_path, *free_ports(1), {"TSX_WORKER_PRELOAD": "false"}) as host:

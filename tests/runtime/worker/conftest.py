@@ -97,9 +97,9 @@ class Worker:
             assert len(frame.items) == len(requests)
             extra = bytes(frame.extra)
             self.times = wire.TIMES.unpack_from(extra) if extra else None
-            told = json.loads(extra[wire.TIMES.size :] or b"[]")
-            self.metrics = [value for value in told if value["name"] != "PredictionTime"]
-            self.prediction_times = [value for value in told if value["name"] == "PredictionTime"]  # the worker's own
+            reported = json.loads(extra[wire.TIMES.size :] or b"[]")
+            self.metrics = [value for value in reported if value["name"] != "PredictionTime"]
+            self.prediction_times = [value for value in reported if value["name"] == "PredictionTime"]  # the worker's own
             return [Answer(code, dict(wire.parse_header_block(str(meta, "latin-1"))), bytes(body)) for code, meta, body in frame.items]
 
     def begin(self, *requests: Request | bytes) -> int:

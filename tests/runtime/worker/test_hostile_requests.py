@@ -30,12 +30,12 @@ def tensor(raw: bytes = b"\0" * 8, **differs: Any) -> tuple[bytes, bytes]:
     return b"%d" % len(head), head + raw
 
 
-def told(text: bytes) -> tuple[bytes, bytes]:
+def reported(text: bytes) -> tuple[bytes, bytes]:
     return b"%d" % len(text), text
 
 
 HOSTILE = {
-    "JSON nested without end": told(DEEP),
+    "JSON nested without end": reported(DEEP),
     "a length in other digits": ("\u00b2".encode("latin-1"), tensor()[1]),
     "a length of 5000 digits": (b"1" * 5000, tensor()[1]),
     "a size that is infinite": tensor(parameters={"binary_data_size": float("inf")}),
@@ -51,9 +51,9 @@ HOSTILE = {
     "bytes that fill no number": tensor(b"\0" * 7, shape=[2]),
     "BYTES whose lengths lie": tensor(b"\xff\xff\xff\xff", datatype="BYTES", shape=[1]),
     "BYTES that end within a length": tensor(b"\1\0", datatype="BYTES", shape=[1]),
-    "inputs that are not tensors": told(b'{"inputs": [1]}'),
-    "The handler returned outputs that are not tensors:": told(b'{"inputs": [], "outputs": [1]}'),
-    "parameters that are none": told(b'{"inputs": [], "parameters": [1]}'),
+    "inputs that are not tensors": reported(b'{"inputs": [1]}'),
+    "The handler returned outputs that are not tensors:": reported(b'{"inputs": [], "outputs": [1]}'),
+    "parameters that are none": reported(b'{"inputs": [], "parameters": [1]}'),
 }
 
 

@@ -202,7 +202,7 @@ def test_a_batch_of_broken_forms_does_not_reach_the_handler(start_worker: StartW
         ("return ['only one']", 503, "number of batch response mismatched, expect: 2, got: 1. Handler handler.py"),
     ],
 )
-def test_what_fails_a_batch_is_told_to_each_of_its_requests_and_the_worker_lives(
+def test_what_fails_a_batch_is_reported_to_each_of_its_requests_and_the_worker_lives(
     start_worker: StartWorker, statement: str, status: int, said: str
 ) -> None:
     worker = start_worker(f"""
@@ -287,7 +287,7 @@ def test_a_batch_that_does_not_fit_the_device_is_cut_and_so_are_later_ones(start
 
 
 @pytest.mark.parametrize("error", TORCH_ERRORS)
-def test_a_request_that_does_not_fit_even_alone_is_told_so(start_worker: StartWorker, error: str) -> None:
+def test_a_request_that_does_not_fit_even_alone_is_reported_so(start_worker: StartWorker, error: str) -> None:
     worker = start_worker(OUT_OF_MEMORY.format(error=error, limit=0))
     for answer in worker.ask(b"a", b"b", b"c"):
         assert answer.status == 507
@@ -382,14 +382,16 @@ def test_bad_rows_that_are_not_in_the_batch_fail_it(start_worker: StartWorker) -
     assert [answer.status for answer in worker.ask(b"", b"")] == [400, 400]
 
 
-@pytest.mark.parametrize(("every", "told"), [(True, 3), (False, 1)])
-def test_the_time_of_a_batch_is_told_for_each_or_once_a_second(start_worker: StartWorker, every: bool, told: int) -> None:
+@pytest.mark.parametrize(("every", "reported"), [(True, 3), (False, 1)])
+def test_the_time_of_a_batch_is_reported_for_each_or_once_a_second(start_worker: StartWorker, every: bool, reported: int) -> None:
     worker = start_worker("def handle(data, context):\n    return data and ['ok']", every_prediction_time=every)
     times, began = [], time.monotonic()
     for _ in range(3):
         worker.ask(b"x")
         times += worker.prediction_times
-    assert len(times) == told or (told < len(times) <= 1 + (time.monotonic() - began))  # on a slow machine they take more than a second
+    assert len(times) == reported or (
+        reported < len(times) <= 1 + (time.monotonic() - began)
+    )  # on a slow machine they take more than a second
     assert all(0 <= time["value"] < 10_000 and time["unit"] == "ms" for time in times)
 
 
@@ -604,7 +606,7 @@ def test_a_process_that_is_forked_while_the_model_loads_is_no_second_worker(star
     assert [int(worker.ask(b"")[0].body) > 0 for _ in range(3)] == [True] * 3
 
 
-def test_a_load_error_can_be_told_whatever_its_text(start_worker: StartWorker) -> None:
+def test_a_load_error_can_be_reported_whatever_its_text(start_worker: StartWorker) -> None:
     worker = start_worker("raise RuntimeError('no \\udcff' + 'x' * 3_000_000)\n")
     assert not worker.loaded
     worker.report["message"].encode()

@@ -171,7 +171,7 @@ def test_a_node_that_fails_ends_the_others_and_none_begins_after_it() -> None:
         (refuses(TsxError("odd")), NodeFailed, 500, 3),
     ],
 )
-def test_what_is_wrong_with_a_node_is_told_by_status_and_tried_again_where_that_can_help(
+def test_what_is_wrong_with_a_node_is_reported_by_status_and_tried_again_where_that_can_help(
     act: Act, kind: type[TsxError], status: int, tries: int
 ) -> None:
     asked: list[WaitingJob] = []
@@ -301,7 +301,7 @@ class Open:
     def release(self, job: object) -> None: ...
 
 
-def test_a_node_whose_stream_grows_beyond_an_answer_is_told_to_stop() -> None:
+def test_a_node_whose_stream_grows_beyond_an_answer_is_reported_to_stop() -> None:
     def act(job: WaitingJob) -> None:
         for _ in range(11):
             job.piece(b"", b"x" * 100, Open())
@@ -316,7 +316,7 @@ def test_a_node_whose_stream_grows_beyond_an_answer_is_told_to_stop() -> None:
     assert node.left == node.jobs
 
 
-def test_a_node_whose_stream_does_not_end_in_time_is_told_to_stop() -> None:
+def test_a_node_whose_stream_does_not_end_in_time_is_reported_to_stop() -> None:
     node = Played(lambda job: job.piece(b"", b"first part", Open()))
 
     async def main() -> None:
@@ -327,7 +327,7 @@ def test_a_node_whose_stream_does_not_end_in_time_is_told_to_stop() -> None:
     assert node.left == node.jobs
 
 
-def test_a_node_that_gets_no_tensors_is_not_told_that_it_does() -> None:
+def test_a_node_that_gets_no_tensors_is_not_reported_that_it_does() -> None:
     request = WorkflowRequest("id", [(b"Inference-Header-Content-Length", b"2"), (b"x-mine", b"1")], b"{}")
     _, played = play({"a": ["b"]}, {"a": says(b"1"), "b": says(b"2")}, request=request)
     first, second = (node.jobs[0].meta.lower() for node in played.values())

@@ -143,9 +143,9 @@ class HostileConnection:
         elif kind == GOAWAY:
             self.goaway = int.from_bytes(payload[4:8], "big"), payload[8:]
         elif kind == SETTINGS and not flags & ACK:
-            told = {int.from_bytes(payload[at : at + 2], "big"): payload[at + 2 : at + 6] for at in range(0, len(payload), 6)}
-            if 3 in told:
-                self.max_streams = int.from_bytes(told[3], "big")
+            reported = {int.from_bytes(payload[at : at + 2], "big"): payload[at + 2 : at + 6] for at in range(0, len(payload), 6)}
+            if 3 in reported:
+                self.max_streams = int.from_bytes(reported[3], "big")
             self._acknowledge = True
         if kind in (DATA, HEADERS) and flags & END_STREAM:
             self.finished.add(stream)

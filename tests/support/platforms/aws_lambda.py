@@ -36,7 +36,7 @@ def patch_lambda(patch: pytest.MonkeyPatch, account: Any) -> None:
 
 def _patch_functions(patch: pytest.MonkeyPatch, account: Any, models: Any) -> None:
     function, storage = models.LambdaFunction, models.LambdaStorage
-    configured, coded, told = function.update_configuration, function.update_function_code, function.get_configuration
+    configured, coded, reported = function.update_configuration, function.update_function_code, function.get_configuration
     deleted, made = storage.del_function, function.__init__
 
     def create(self: Any, account_id: str, spec: dict[str, Any], *more: Any, **also: Any) -> None:
@@ -52,7 +52,7 @@ def _patch_functions(patch: pytest.MonkeyPatch, account: Any, models: Any) -> No
             raise _error("ResourceConflictException", f"An update is in progress for resource: {self.function_arn}")
         account.course.left[self.function_name] = account.course.looks
         self.failed = account.course.failure
-        return told(self) if self.failed else real(self, said)
+        return reported(self) if self.failed else real(self, said)
 
     def configure(self: Any, said: dict[str, Any]) -> Any:
         if "EphemeralStorage" in said:
@@ -61,7 +61,7 @@ def _patch_functions(patch: pytest.MonkeyPatch, account: Any, models: Any) -> No
         return configured(self, said)
 
     def configuration(self: Any, on_create: bool = False) -> dict[str, Any]:
-        config: dict[str, Any] = {**told(self, on_create), **self.extra}
+        config: dict[str, Any] = {**reported(self, on_create), **self.extra}
         left = account.course.left.get(self.function_name, 0)
         if left:
             account.course.left[self.function_name] = left - 1
@@ -119,15 +119,15 @@ def _concurrency(account: Any) -> dict[str, Any]:
     def put(self: Any) -> Any:
         number = self.json_body["ProvisionedConcurrentExecutions"]
         said = dict.fromkeys(("Requested", "Available", "Allocated"), number)
-        told = {f"{key}ProvisionedConcurrentExecutions": value for key, value in said.items()} | {"Status": "READY"}
-        account.course.provisioned[place(self)] = told
-        return 202, {"status": 202}, json.dumps(told)
+        reported = {f"{key}ProvisionedConcurrentExecutions": value for key, value in said.items()} | {"Status": "READY"}
+        account.course.provisioned[place(self)] = reported
+        return 202, {"status": 202}, json.dumps(reported)
 
     def get(self: Any) -> Any:
-        told = account.course.provisioned.get(place(self))
-        if told is None:
+        reported = account.course.provisioned.get(place(self))
+        if reported is None:
             raise _error("ProvisionedConcurrencyConfigNotFoundException", "No Provisioned Concurrency Config found for this function", 404)
-        return json.dumps(told)
+        return json.dumps(reported)
 
     def delete(self: Any) -> Any:
         account.course.provisioned.pop(place(self), None)
@@ -175,8 +175,8 @@ def _invoke(response: Any) -> Any:
     event = json.loads(response.body)
     body = base64.b64decode(event["body"])
     if body == b"raise":
-        told = json.dumps({"errorMessage": "the model did not load", "errorType": "LoadFailed"})
-        return 200, {"content-type": "application/json", "x-amz-function-error": "Unhandled"}, told
+        reported = json.dumps({"errorMessage": "the model did not load", "errorType": "LoadFailed"})
+        return 200, {"content-type": "application/json", "x-amz-function-error": "Unhandled"}, reported
     status = 400 if body == b"bad" else 200
     return 200, {"content-type": "application/json"}, json.dumps({"statusCode": status, "body": body.decode(), "isBase64Encoded": False})
 

@@ -138,8 +138,8 @@ class Runtime(BaseHTTPRequestHandler):
                 while part := answer.read1(65536):
                     self.wfile.write(event({":event-type": "PayloadPart", ":message-type": "event"}, part))
             except (OSError, http.client.HTTPException) as error:
-                told = json.dumps({"Message": str(error), "ErrorCode": "StreamBroken"}).encode()
-                self.wfile.write(event({":exception-type": "ModelStreamError", ":message-type": "exception"}, told))
+                reported = json.dumps({"Message": str(error), "ErrorCode": "StreamBroken"}).encode()
+                self.wfile.write(event({":exception-type": "ModelStreamError", ":message-type": "exception"}, reported))
             self.close_connection = True
 
     def _asynchronous(self, given: dict[str, str]) -> None:
@@ -152,8 +152,8 @@ class Runtime(BaseHTTPRequestHandler):
         self.server.tasks.append(task)
         self._answer(202, json.dumps({"InferenceId": inference}).encode(), {"X-Amzn-SageMaker-OutputLocation": to})
 
-    def _refuse(self, status: int, kind: str, told: Mapping[str, Any]) -> None:
-        self._answer(status, json.dumps(told).encode(), {"x-amzn-errortype": kind, "content-type": "application/json"})
+    def _refuse(self, status: int, kind: str, reported: Mapping[str, Any]) -> None:
+        self._answer(status, json.dumps(reported).encode(), {"x-amzn-errortype": kind, "content-type": "application/json"})
 
     def _answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         self.send_response(status)

@@ -122,7 +122,7 @@ def test_how_much_slower_the_server_was_than_its_curve_is_learned(factor: float)
     assert fitted(replica(), [busy.model_copy(update={"served": None})]).scale == 1, "its latency hangs on how requests happened to come"
 
 
-def test_what_batches_take_longer_on_a_worker_that_idled_and_the_way_to_it_are_told_apart() -> None:
+def test_what_batches_take_longer_on_a_worker_that_idled_and_the_way_to_it_are_distinguished() -> None:
     server = replica(scale=1.1)._replace(cold_ms=2.5, wake_ms=1.2)
     found = fitted(replica(), [seen(server, each) for each in (CLOSED, BUSY, CALM)])
     assert found.scale == pytest.approx(1.1, rel=0.04)
@@ -140,11 +140,11 @@ def test_rounds_of_a_machine_that_is_now_quicker_and_now_slower_tell_a_range() -
     assert found.drift == pytest.approx(0.074, rel=0.1)
     low, high = found.quickest_and_slowest
     assert (low.scale, high.scale) == pytest.approx((found.scale / 1.155, found.scale * 1.155), rel=0.03)
-    told = plan(found, 330, parse_slo("p99<60ms"))
-    assert told is not None
-    assert told.quickest.p99_ms < told.at.p99_ms < told.slowest.p99_ms
-    assert told.replicas_at_slowest is not None
-    assert told.replicas_at_slowest >= told.replicas
+    reported = plan(found, 330, parse_slo("p99<60ms"))
+    assert reported is not None
+    assert reported.quickest.p99_ms < reported.at.p99_ms < reported.slowest.p99_ms
+    assert reported.replicas_at_slowest is not None
+    assert reported.replicas_at_slowest >= reported.replicas
 
 
 def test_what_single_requests_took_tells_how_batches_differ() -> None:
@@ -165,18 +165,18 @@ def test_a_benchmark_without_answers_and_of_another_configuration_teaches_nothin
 def seen(server: Replica, offered: OfferedLoad) -> Observation:
     """A round on a server that is as this says."""
     if offered.mode == "open":
-        told = served(server, poisson(offered.rate or 0.0, 8000, seed=4), seed=4)
+        reported = served(server, poisson(offered.rate or 0.0, 8000, seed=4), seed=4)
     else:
-        told = served(server, range(8000), seed=4, connections=offered.connections)
+        reported = served(server, range(8000), seed=4, connections=offered.connections)
     how = server.configuration
     return Observation(
         workers=how.workers,
         batch_size=how.batch_size,
         offered=offered,
-        throughput=told.throughput,
-        p50_ms=told.p50_ms,
-        p99_ms=told.p99_ms,
-        served=ServedBatches(batch_ms=told.batch_ms, batches=told.batch_sizes),
+        throughput=reported.throughput,
+        p50_ms=reported.p50_ms,
+        p99_ms=reported.p99_ms,
+        served=ServedBatches(batch_ms=reported.batch_ms, batches=reported.batch_sizes),
     )
 
 
@@ -208,37 +208,38 @@ def results_file(tmp_path: Path) -> Path:
 
 def test_a_plan_tells_replicas_latency_and_cost(results_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--rps", "900", "--results", str(results_file), "--price-per-hour", "0.5", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["slo"] == "p99<50ms"  # the benchmark's own
-    assert told["describes"] == str(WON)
-    assert told["replicas"] >= 3
-    assert told["p50_ms"] < told["p99_ms"] <= 50
-    assert told["cost_per_million"] == pytest.approx(0.5 * told["replicas"] / (900 * 3600) * 1e6, rel=1e-4)
-    assert told["p99_range_ms"][0] <= told["p99_ms"] <= told["p99_range_ms"][1]
-    assert told["replicas_at_slowest"] >= told["replicas"]
-    measured = {name: told["measured"][name] for name in ("date", "on", "here")}
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["slo"] == "p99<50ms"  # the benchmark's own
+    assert reported["describes"] == str(WON)
+    assert reported["replicas"] >= 3
+    assert reported["p50_ms"] < reported["p99_ms"] <= 50
+    assert reported["cost_per_million"] == pytest.approx(0.5 * reported["replicas"] / (900 * 3600) * 1e6, rel=1e-4)
+    assert reported["p99_range_ms"][0] <= reported["p99_ms"] <= reported["p99_range_ms"][1]
+    assert reported["replicas_at_slowest"] >= reported["replicas"]
+    measured = {name: reported["measured"][name] for name in ("date", "on", "here")}
     assert measured == {"date": "2026-11-21T10:00:00+00:00", "on": "2 cores of Abacus 9", "here": False}
-    assert told["measured"]["batches_from"] < 1 < told["measured"]["batches_to"]
+    assert reported["measured"]["batches_from"] < 1 < reported["measured"]["batches_to"]
 
 
 def test_a_plan_for_people_says_where_its_curve_is_from(results_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["plan", "--rps", "300", "--slo", "p99<70ms", "--workers", "1", "--batch-size", "8", "--headroom", "20%"]
     assert main([*command, "--results", str(results_file)]) == 0
-    told = capsys.readouterr().out
-    assert "300 requests/s under p99<70ms" in told
-    assert "cpu, 1 worker, batch 8" in told
-    assert re.search(r"p99 with the headroom used up +\d+\.\d ms", told)
+    reported = capsys.readouterr().out
+    assert "300 requests/s under p99<70ms" in reported
+    assert "cpu, 1 worker, batch 8" in reported
+    assert re.search(r"p99 with the headroom used up +\d+\.\d ms", reported)
     assert (
-        "measured 2026-11-21 on 2 cores of Abacus 9. This machine is different: the figures are for machines like the measured one." in told
+        "measured 2026-11-21 on 2 cores of Abacus 9. This machine is different: the figures are for machines like the measured one."
+        in reported
     )
-    assert re.search(r"latency p99 +\d+\.\d ms \(\d+\.\d to \d+\.\d\)", told)
-    assert "leave no core" not in told
+    assert re.search(r"latency p99 +\d+\.\d ms \(\d+\.\d to \d+\.\d\)", reported)
+    assert "leave no core" not in reported
     results_file.write_text(results(hardware().fingerprint).model_dump_json())
     assert main([*command, "--results", str(results_file)]) == 0
     assert "This machine is different: the figures are for machines like the measured one." not in capsys.readouterr().out
     assert main(["plan", "--rps", "480", "--slo", "p99<40ms", "--results", str(results_file)]) == 0
-    told = capsys.readouterr().out
-    assert "Its workers leave no core for the server itself" in told
+    reported = capsys.readouterr().out
+    assert "Its workers leave no core for the server itself" in reported
 
 
 def test_what_the_archive_keeps_is_planned_from_with_its_own_queue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,7 +256,7 @@ def test_batches_that_a_plugin_decides_on_are_not_simulated(tmp_path: Path, caps
     assert "batchPolicy: greedy is a plugin" in capsys.readouterr().err
 
 
-def test_an_archive_that_was_never_measured_is_told_how_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_archive_that_was_never_measured_is_reported_how_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = archive(tmp_path, "batchSize: 2\n")
     assert main(["plan", str(directory), "--rps", "5"]) == 1
     assert "--write` measures it" in capsys.readouterr().err
@@ -294,14 +295,14 @@ def test_a_recording_has_its_own_rate(results_file: Path, tmp_path: Path, capsys
         (["--results", "FILE", "--rps", "5", "--workers", "0"], 2, "--workers"),
     ],
 )
-def test_what_cannot_be_planned_is_told(
+def test_what_cannot_be_planned_is_reported(
     results_file: Path, capsys: pytest.CaptureFixture[str], options: list[str], code: int, words: str
 ) -> None:
     assert main(["plan", *[str(results_file) if word == "FILE" else word for word in options]]) == code
     assert words in capsys.readouterr().err
 
 
-def test_results_without_a_winner_are_told(results_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_without_a_winner_are_reported(results_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results_file.write_text(results().model_copy(update={"winner": None}).model_dump_json())
     assert main(["plan", "--rps", "5", "--results", str(results_file)]) == 1
     assert "no winner" in capsys.readouterr().err

@@ -46,9 +46,9 @@ def test_every_protocol_is_answered(served: Running, protocol: str) -> None:
     url = served.address("gRPC predictions" if "grpc" in protocol else "predictions")
     payloads = (Payload(b"[1, 2]", "application/json"), Payload(b"\xff", "image/png"))
     plan = LoadPlan(url, "echo", payloads, protocol, connections=2, seconds=0.1, warm_up=0.0)
-    told = asyncio.run(run_load(plan))
-    assert (told.errors, told.refused, told.unanswered) == ({}, 0, 0)
-    assert told.ok == told.sent > 0
+    reported = asyncio.run(run_load(plan))
+    assert (reported.errors, reported.refused, reported.unanswered) == ({}, 0, 0)
+    assert reported.ok == reported.sent > 0
 
 
 def test_a_model_that_is_not_there_is_an_error_of_grpc_too(served: Running) -> None:
@@ -56,9 +56,9 @@ def test_a_model_that_is_not_there_is_an_error_of_grpc_too(served: Running) -> N
     plan = LoadPlan(
         served.address("gRPC predictions"), "ehco", payloads, "grpc", mode="open", rate=100.0, connections=9, seconds=0.1, warm_up=0.0
     )
-    told = asyncio.run(run_load(plan))
-    assert told.ok == 0
-    assert set(told.errors) == {"INTERNAL"}  # as TorchServe says it
+    reported = asyncio.run(run_load(plan))
+    assert reported.ok == 0
+    assert set(reported.errors) == {"INTERNAL"}  # as TorchServe says it
 
 
 def test_what_it_measured_is_a_table_and_a_file(served: Running, run: Run) -> None:
@@ -101,7 +101,7 @@ def test_a_report_is_written_and_the_figures_go_where_they_are_asked_to(served: 
     assert f"Measured at: **{words[1]}**" in Path("out/report.md").read_text()
 
 
-def test_a_token_is_sent_and_not_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_sent_and_not_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[bytes] = set()
     Path("token").write_text("secret\n")
     with scripted(lambda _, request: [seen.add(request.headers.get(b"authorization", b"")) or OK]) as url:
@@ -125,7 +125,7 @@ def test_a_server_that_accepts_nothing_is_an_error_that_says_why(served: Running
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (("--against", "http://h"), "--model NAME"),
         (("--against", "http://h", "--model", "m"), "--input FILE"),
@@ -153,10 +153,10 @@ def test_a_server_that_accepts_nothing_is_an_error_that_says_why(served: Running
         ((*TEXT, "model.mar"), "unexpected extra argument"),
     ],
 )
-def test_a_bad_option_says_what_to_do(run: Run, words: tuple[str, ...], told: str) -> None:
+def test_a_bad_option_says_what_to_do(run: Run, words: tuple[str, ...], reported: str) -> None:
     done = run("bench", *words)
     assert done.code == 2, done.err
-    assert told in done.err
+    assert reported in done.err
 
 
 def test_the_help_of_both_ways(run: Run) -> None:

@@ -112,11 +112,11 @@ def test_workers_that_die_what_fails_and_what_answers_otherwise_are_results_that
 def test_the_archive_has_the_winners_settings_and_what_was_measured(place: Path, results: Results) -> None:
     archive = place / "lengths.mar"
     assert not [finding for finding in verify_archive(archive) if finding.is_fault]
-    told = inspect_archive(archive)
+    reported = inspect_archive(archive)
     assert results.winner is not None
     winner = results.trials[results.winner].how()
-    assert (told.config.batch_size, told.config.max_workers, told.config.max_batch_delay) == (winner.batch_size, 1, 50)
-    assert "jobQueueSize" not in told.config.raw
+    assert (reported.config.batch_size, reported.config.max_workers, reported.config.max_batch_delay) == (winner.batch_size, 1, 50)
+    assert "jobQueueSize" not in reported.config.raw
     kept = read_record(archive)
     assert kept is not None
     assert kept.here
@@ -172,13 +172,13 @@ def test_ctrl_c_leaves_a_report_and_no_server_and_the_run_goes_on_later(
     servers = psutil.Process(begun.pid).children(recursive=True)
     assert servers
     begun.send_signal(signal.SIGINT)
-    told, errors = begun.communicate(timeout=PATIENCE)
+    reported, errors = begun.communicate(timeout=PATIENCE)
     assert begun.returncode == 130, errors
     assert not psutil.wait_procs(servers, timeout=30)[1]
     partial = read_results(tmp_path / "out" / "results.json")
     assert not partial.complete
     assert partial.winner == 0
-    assert "The run was interrupted" in told
+    assert "The run was interrupted" in reported
     ended = tsx(["bench", "--resume", "out", "--time-limit", "1s", "--json"], tmp_path, {})
     assert ended.returncode == 0, ended.stderr
     whole = Results.model_validate_json(ended.stdout)

@@ -40,8 +40,8 @@ def run(url: str, **more: Any) -> Round:
     return asyncio.run(run_load(plan(url, **more)))
 
 
-def ends(told: Round) -> int:
-    return told.ok + told.refused + sum(told.errors.values()) + told.unanswered
+def ends(reported: Round) -> int:
+    return reported.ok + reported.refused + sum(reported.errors.values()) + reported.unanswered
 
 
 def cut(data: bytes, size: int) -> list[bytes]:
@@ -80,75 +80,75 @@ def test_every_request_has_one_end_whatever_the_server_answers(mode: dict[str, A
         [b"HTTP/1.1 204 No Content\r\n\r\n"],
     ]
     with scripted(lambda number, _: kinds[number % len(kinds)]) as url:
-        told = run(url, **mode)
-    assert told.sent == ends(told)
-    assert told.unanswered == 0
-    assert set(told.errors) == {"500", "404", "closed", "malformed"}
-    each = told.sent // len(kinds)
+        reported = run(url, **mode)
+    assert reported.sent == ends(reported)
+    assert reported.unanswered == 0
+    assert set(reported.errors) == {"500", "404", "closed", "malformed"}
+    each = reported.sent // len(kinds)
     assert each >= 1
     about = lambda count, kind: kind * (each - 1) <= count <= kind * (each + 2)  # noqa: E731  # a round begins and ends anywhere
-    assert about(told.ok, 7), told
-    assert about(told.refused, 1)
-    assert about(told.errors["closed"], 2)
-    assert about(told.errors["malformed"], 2)
-    assert told.latency.max_ms >= told.latency.p99_ms >= told.latency.p50_ms > 0
-    assert sum(count for _, count in told.histogram) == told.ok
+    assert about(reported.ok, 7), reported
+    assert about(reported.refused, 1)
+    assert about(reported.errors["closed"], 2)
+    assert about(reported.errors["malformed"], 2)
+    assert reported.latency.max_ms >= reported.latency.p99_ms >= reported.latency.p50_ms > 0
+    assert sum(count for _, count in reported.histogram) == reported.ok
 
 
 def test_latencies_are_the_delays_of_the_server_and_the_rate_what_they_allow() -> None:
     with scripted(lambda number, _: [0.02, OK]) as url:
-        told = run(url, connections=4)
-    assert told.latency.p50_ms >= 19.9
-    assert told.throughput <= 4 / 0.0199
-    assert told.ok > 0
+        reported = run(url, connections=4)
+    assert reported.latency.p50_ms >= 19.9
+    assert reported.throughput <= 4 / 0.0199
+    assert reported.ok > 0
 
 
 def test_a_slow_answer_in_ten_is_in_the_high_percentiles() -> None:
     with scripted(lambda number, _: [0.1, OK] if number % 10 == 9 else [OK]) as url:
-        told = run(url, connections=2)
-    assert told.latency.p99_ms >= 99
-    assert told.latency.mean_ms < told.latency.p95_ms
+        reported = run(url, connections=2)
+    assert reported.latency.p99_ms >= 99
+    assert reported.latency.mean_ms < reported.latency.p95_ms
 
 
 def test_a_stall_shows_in_an_open_loop_in_the_latencies_of_all_that_came_meanwhile() -> None:
     with scripted(stalling(20, 0.4)) as url:
-        told = run(url, connections=100, mode="open", rate=100.0, arrivals="constant", seconds=0.8)
-    assert told.ok == told.sent == 80
-    assert sum(count for upper, count in told.histogram if upper > 100) >= 25  # of those that came in the first 300 ms of it
-    assert any(length > 0.3 for _, length in told.stalls), told.stalls
-    assert told.corrected_p99_ms is None
+        reported = run(url, connections=100, mode="open", rate=100.0, arrivals="constant", seconds=0.8)
+    assert reported.ok == reported.sent == 80
+    assert sum(count for upper, count in reported.histogram if upper > 100) >= 25  # of those that came in the first 300 ms of it
+    assert any(length > 0.3 for _, length in reported.stalls), reported.stalls
+    assert reported.corrected_p99_ms is None
 
 
 def test_a_stall_does_not_hide_in_a_closed_loop() -> None:
     """Four requests wait for its end, too few for a percentile: the report tells the stall, and what others would have seen."""
     with scripted(stalling(10, 0.4)) as url:
-        told = run(url, connections=4, seconds=0.8)
-    assert any(length > 0.35 for _, length in told.stalls), told.stalls
-    assert told.corrected_p99_ms is not None
-    assert told.corrected_p99_ms > 200
-    assert told.latency.max_ms > 390
+        reported = run(url, connections=4, seconds=0.8)
+    assert any(length > 0.35 for _, length in reported.stalls), reported.stalls
+    assert reported.corrected_p99_ms is not None
+    assert reported.corrected_p99_ms > 200
+    assert reported.latency.max_ms > 390
 
 
 def test_what_finds_no_connection_waits_and_its_latency_counts_from_when_it_was_due() -> None:
     with scripted(lambda number, _: [0.3, OK] if number == 0 else [OK]) as url:
-        told = run(url, connections=1, mode="open", rate=20.0, arrivals="constant", seconds=0.5)
-    assert told.ok + told.unsent == 10
-    assert told.generator.waited >= 4
-    assert sum(count for upper, count in told.histogram if upper > 50) >= 4
+        reported = run(url, connections=1, mode="open", rate=20.0, arrivals="constant", seconds=0.5)
+    assert reported.ok + reported.unsent == 10
+    assert reported.generator.waited >= 4
+    assert sum(count for upper, count in reported.histogram if upper > 50) >= 4
 
 
 def test_what_is_due_at_the_end_and_has_no_connection_is_unsent_and_what_has_no_answer_unanswered() -> None:
     with scripted(lambda number, _: [OK] if number < 10 else []) as url:
-        told = run(url, connections=4, mode="open", rate=200.0, arrivals="constant", grace=0.0)
-    assert (told.ok, told.unanswered, told.unsent) == (10, 4, 46)
+        reported = run(url, connections=4, mode="open", rate=200.0, arrivals="constant", grace=0.0)
+    assert (reported.ok, reported.unanswered, reported.unsent) == (10, 4, 46)
 
 
 def test_who_never_answers_is_given_up_after_the_timeout() -> None:
     with scripted(lambda number, _: []) as url:
-        told = run(url, connections=3, timeout=0.15, grace=1.0)
-    assert told.ok == 0
-    assert told.errors["timeout"] >= 3
-    assert told.sent == ends(told)
+        reported = run(url, connections=3, timeout=0.15, grace=1.0)
+    assert reported.ok == 0
+    assert reported.errors["timeout"] >= 3
+    assert reported.sent == ends(reported)
 
 
 def test_a_server_that_goes_away_and_comes_back_is_found_again(free_ports: Callable[[int], list[int]]) -> None:
@@ -167,10 +167,10 @@ def test_a_server_that_goes_away_and_comes_back_is_found_again(free_ports: Calla
         assert gone.wait(60)
     with scripted(lambda *_: [OK], port=port):
         thread.join(120)
-    told = results[0]
-    assert told.sent == ends(told)
-    assert told.errors["closed"] >= 1
-    assert told.ok > 20
+    reported = results[0]
+    assert reported.sent == ends(reported)
+    assert reported.errors["closed"] >= 1
+    assert reported.ok > 20
 
 
 def test_who_refuses_connections_is_no_server(free_ports: Callable[[int], list[int]]) -> None:
@@ -180,7 +180,7 @@ def test_who_refuses_connections_is_no_server(free_ports: Callable[[int], list[i
 
 
 @pytest.mark.parametrize("mode", [{"connections": 3}, {"connections": 3, "mode": "open", "rate": 50.0}])
-def test_a_server_that_closes_every_connection_at_once_is_told_from_one_that_answers(mode: dict[str, Any]) -> None:
+def test_a_server_that_closes_every_connection_at_once_is_reported_from_one_that_answers(mode: dict[str, Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def close() -> None:
@@ -189,10 +189,10 @@ def test_a_server_that_closes_every_connection_at_once_is_told_from_one_that_ans
                     server.accept()[0].close()
 
         threading.Thread(target=close, daemon=True).start()
-        told = run(f"http://127.0.0.1:{server.getsockname()[1]}", **mode)
+        reported = run(f"http://127.0.0.1:{server.getsockname()[1]}", **mode)
         server.shutdown(socket.SHUT_RDWR)
-    assert told.ok == 0
-    assert told.sent == ends(told)
+    assert reported.ok == 0
+    assert reported.sent == ends(reported)
 
 
 @pytest.mark.parametrize("mode", [{"connections": 2}, {"connections": 2, "mode": "open", "rate": 50.0}])
@@ -206,9 +206,9 @@ def test_who_speaks_before_being_asked_answers_nothing(mode: dict[str, Any]) -> 
         async with await asyncio.start_server(greet, "127.0.0.1", 0) as listening:
             return await run_load(plan(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", **mode))
 
-    told = asyncio.run(asked())
-    assert told.ok == 0
-    assert told.sent == ends(told)
+    reported = asyncio.run(asked())
+    assert reported.ok == 0
+    assert reported.sent == ends(reported)
 
 
 def test_a_connection_that_closes_before_the_load_begins_is_made_again() -> None:
@@ -225,10 +225,10 @@ def test_a_connection_that_closes_before_the_load_begins_is_made_again() -> None
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
             return await run_load(plan(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", connections=70))
 
-    told = asyncio.run(asked())
-    assert told.ok > 0
-    assert told.sent == ends(told)
-    assert set(told.errors) <= {"closed"}
+    reported = asyncio.run(asked())
+    assert reported.ok > 0
+    assert reported.sent == ends(reported)
+    assert set(reported.errors) <= {"closed"}
 
 
 @pytest.mark.usefixtures("processes")
@@ -248,10 +248,10 @@ def test_large_bodies_go_and_come_whole() -> None:
         return [large]
 
     with scripted(answer) as url:
-        told = run(url, connections=2, payloads=(Payload(bytes(3_000_000)),))
+        reported = run(url, connections=2, payloads=(Payload(bytes(3_000_000)),))
     assert sizes == {3_000_000}
-    assert (told.errors, told.unanswered) == ({}, 0)
-    assert told.ok >= 2
+    assert (reported.errors, reported.unanswered) == ({}, 0)
+    assert reported.ok >= 2
 
 
 @pytest.mark.parametrize("mode", [{"connections": 1}, {"connections": 1, "mode": "open", "rate": 100.0}])
@@ -259,8 +259,8 @@ def test_different_inputs_are_sent_in_turn_as_the_protocol_has_them(mode: dict[s
     seen: list[Request] = []
     payloads = [Payload(b"%d" % number, "text/plain", (("X-Own", "o"),), "a=1") for number in range(3)]
     with scripted(lambda _, request: [seen.append(request) or OK]) as url:
-        told = run(url, payloads=payloads, version="2.0", token="secret", **mode)
-    assert [request.body for request in seen] == [b"%d" % (number % 3) for number in range(told.sent)]
+        reported = run(url, payloads=payloads, version="2.0", token="secret", **mode)
+    assert [request.body for request in seen] == [b"%d" % (number % 3) for number in range(reported.sent)]
     assert {request.line for request in seen} == {b"POST /predictions/m/2.0?a=1 HTTP/1.1"}
     wanted = {b"authorization": b"Bearer secret", b"content-type": b"text/plain", b"x-own": b"o", b"content-length": b"1"}
     assert wanted.items() <= seen[0].headers.items()
@@ -271,8 +271,8 @@ def test_recorded_requests_keep_their_spacing() -> None:
     payloads = [Payload(b"x", None, (), "", at) for at in (0.0, 0.4, 0.6)]
     with scripted(lambda *_: [came.append(time.monotonic()) or OK]) as url:
         begun = time.monotonic()
-        told = run(url, connections=3, mode="open", arrivals="recorded", payloads=payloads, speed=2.0, seconds=0.4)
-    assert (told.ok, told.unsent) == (3, 0)
+        reported = run(url, connections=3, mode="open", arrivals="recorded", payloads=payloads, speed=2.0, seconds=0.4)
+    assert (reported.ok, reported.unsent) == (3, 0)
     offered = plan("http://h", mode="open", arrivals="recorded", payloads=payloads, speed=2.0).offered
     assert offered.rate == pytest.approx(2 * 2 / 0.6)
     assert came[2] - begun >= 0.3  # late is possible, early is not
@@ -280,19 +280,19 @@ def test_recorded_requests_keep_their_spacing() -> None:
 
 def test_the_warm_up_counts_in_nothing() -> None:
     with scripted(lambda number, _: [BUSY] if number < 5 else [OK]) as url:
-        told = run(url, connections=1, warm_up=0.3, seconds=0.3)
-    assert told.refused == 0
-    assert told.warm_up_seconds >= 0.29
+        reported = run(url, connections=1, warm_up=0.3, seconds=0.3)
+    assert reported.refused == 0
+    assert reported.warm_up_seconds >= 0.29
 
 
 @pytest.mark.usefixtures("processes")
 def test_a_process_of_its_own_tells_how_far_it_is_and_the_same_figures() -> None:
-    told: list[LoadProgress] = []
+    reported: list[LoadProgress] = []
     with scripted(lambda *_: [OK]) as url:
-        measured = measure(plan(url, connections=2, seconds=1.1), on_progress=told.append)
-    assert [progress.of for progress in told] == pytest.approx([1.1, 1.1])
-    assert [progress.seconds for progress in told] == pytest.approx([0.5, 1.0])
-    assert measured.ok == sum(count for _, count in measured.histogram) >= told[-1].answers > 0
+        measured = measure(plan(url, connections=2, seconds=1.1), on_progress=reported.append)
+    assert [progress.of for progress in reported] == pytest.approx([1.1, 1.1])
+    assert [progress.seconds for progress in reported] == pytest.approx([0.5, 1.0])
+    assert measured.ok == sum(count for _, count in measured.histogram) >= reported[-1].answers > 0
     assert 0 < measured.generator.cpu <= 1.5
     with pytest.raises(CliError, match="no server answers"):
         measure(plan("http://127.0.0.1:9", seconds=0.1))
@@ -318,5 +318,5 @@ def test_it_has_as_many_connections_as_the_system_lets_it_have_not_as_the_shell_
 def test_answers_that_nobody_asked_for_cost_a_connection_and_no_request() -> None:
     late = itertools.count()
     with scripted(lambda *_: [OK, 0.05, OK] if next(late) == 0 else [OK]) as url:
-        told = run(url, connections=1, mode="open", rate=5.0, arrivals="constant", seconds=0.6)
-    assert (told.ok, told.errors) == (3, {})
+        reported = run(url, connections=1, mode="open", rate=5.0, arrivals="constant", seconds=0.6)
+    assert (reported.ok, reported.errors) == (3, {})

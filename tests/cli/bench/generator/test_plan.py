@@ -33,7 +33,7 @@ def plan(**more: Any) -> LoadPlan:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "reported"),
     [
         ({"payloads": ()}, "--input"),
         ({"protocol": "soap"}, "--protocol: 'soap'"),
@@ -60,10 +60,10 @@ def plan(**more: Any) -> LoadPlan:
         ({"url": "http://there:99999"}, "is not the address of a server"),
     ],
 )
-def test_a_plan_that_makes_no_sense_says_what_to_do(wrong: dict[str, Any], told: str) -> None:
+def test_a_plan_that_makes_no_sense_says_what_to_do(wrong: dict[str, Any], reported: str) -> None:
     with pytest.raises(UsageError) as error:
         plan(**wrong)
-    assert told in str(error.value)
+    assert reported in str(error.value)
 
 
 def test_a_recording_is_offered_at_its_own_rate_times_the_speed() -> None:

@@ -174,7 +174,7 @@ def test_what_cannot_be_measured_says_why(model: Write, source: str, config: dic
         ({}, Configuration(device="cuda"), "there is no GPU here"),
     ],
 )
-def test_what_no_lone_worker_can_do_is_told_without_starting_one(
+def test_what_no_lone_worker_can_do_is_reported_without_starting_one(
     model: Write, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], variant: Configuration, said: str
 ) -> None:
     monkeypatch.setattr(standalone_worker, "gpu_count", lambda: 0)

@@ -71,11 +71,11 @@ def with_spy(monkeypatch: pytest.MonkeyPatch, place: Path, script: str | None) -
 def test_without_py_spy_there_is_a_profile_by_cprofile(archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_spy(monkeypatch, tmp_path / "bin", None)
     monkeypatch.chdir(tmp_path)
-    told = profile(archive, Configuration(batch_size=2), [Payload(b"b", "text/plain")], Path("out"), seconds=0.2)
-    assert [file.name for file in told.files] == ["steps.txt", "worker.prof", "torch-trace.json"]
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(file.name for file in told.files)
-    assert len(told.notes) == 1
-    assert "pip install 'tsx-serve[bench]'" in told.notes[0]
+    reported = profile(archive, Configuration(batch_size=2), [Payload(b"b", "text/plain")], Path("out"), seconds=0.2)
+    assert [file.name for file in reported.files] == ["steps.txt", "worker.prof", "torch-trace.json"]
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(file.name for file in reported.files)
+    assert len(reported.notes) == 1
+    assert "pip install 'tsx-serve[bench]'" in reported.notes[0]
     functions = {name for _, _, name in pstats.Stats(str(tmp_path / "out" / "worker.prof")).stats}  # type: ignore[attr-defined]
     assert {"handle", "weigh"} <= functions
     assert "batch 2" in (tmp_path / "out" / "steps.txt").read_text()
@@ -84,11 +84,11 @@ def test_without_py_spy_there_is_a_profile_by_cprofile(archive: OpenArchive, tmp
 @pytest.mark.usefixtures("processes")
 def test_with_py_spy_the_graph_is_its_own(archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_spy(monkeypatch, tmp_path / "bin", 'kill -0 "$3" && echo "$@" > "$9"')
-    told = profile(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.1)
-    assert [file.name for file in told.files] == ["steps.txt", "flame.svg"]
-    words = told.files[1].read_text().split()
-    assert (words[:2], words[3:]) == (["record", "--pid"], ["--duration", "1", "--rate", "200", "--output", str(told.files[1])])
-    assert told.notes == ["There is no trace of torch's: the handler does not run the steps of BaseHandler."]
+    reported = profile(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.1)
+    assert [file.name for file in reported.files] == ["steps.txt", "flame.svg"]
+    words = reported.files[1].read_text().split()
+    assert (words[:2], words[3:]) == (["record", "--pid"], ["--duration", "1", "--rate", "200", "--output", str(reported.files[1])])
+    assert reported.notes == ["There is no trace of torch's: the handler does not run the steps of BaseHandler."]
 
 
 @pytest.mark.usefixtures("processes")
@@ -96,20 +96,20 @@ def test_with_py_spy_the_graph_is_its_own(archive: OpenArchive, tmp_path: Path, 
     shutil.which("py-spy", path=str(Path(sys.executable).parent)) is None, reason="needs py-spy, which brings the extra bench"
 )
 def test_the_real_py_spy_sees_what_the_handler_calls(archive: OpenArchive, tmp_path: Path) -> None:
-    told = profile(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.2)
-    if any("could not look into the worker" in note for note in told.notes):
-        pytest.skip(told.notes[0])  # a system may forbid it
-    assert [file.name for file in told.files] == ["steps.txt", "flame.svg"]
-    titles = [node.text or "" for node in ElementTree.parse(told.files[1]).iter("{http://www.w3.org/2000/svg}title")]
+    reported = profile(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.2)
+    if any("could not look into the worker" in note for note in reported.notes):
+        pytest.skip(reported.notes[0])  # a system may forbid it
+    assert [file.name for file in reported.files] == ["steps.txt", "flame.svg"]
+    titles = [node.text or "" for node in ElementTree.parse(reported.files[1]).iter("{http://www.w3.org/2000/svg}title")]
     assert any(title.startswith("weigh (") and "samples" in title for title in titles)
 
 
 @pytest.mark.usefixtures("processes")
-def test_where_py_spy_may_not_look_the_reason_is_told(archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_py_spy_may_not_look_the_reason_is_reported(archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_spy(monkeypatch, tmp_path / "bin", "echo Permission denied; exit 1")
-    told = profile(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.1)
-    assert "worker.prof" in [file.name for file in told.files]
-    assert told.notes[0].endswith("py-spy could not look into the worker: Permission denied")
+    reported = profile(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.1)
+    assert "worker.prof" in [file.name for file in reported.files]
+    assert reported.notes[0].endswith("py-spy could not look into the worker: Permission denied")
 
 
 def results_of(**more: Any) -> Results:

@@ -9,14 +9,14 @@ from tsx_cli.bench.measure.scrape import batch_sizes, parse, stages
 NOTHING = parse("", "m")
 
 
-def told(**values: float) -> str:
+def reported(**values: float) -> str:
     return "\n".join(f'{name}{{model_name="m",model_version="1.0"}} {value}' for name, value in values.items())
 
 
-def test_steps_of_batches_are_told_as_requests_saw_them_where_large_and_small_ones_alternate() -> None:
+def test_steps_of_batches_are_reported_as_requests_saw_them_where_large_and_small_ones_alternate() -> None:
     """Nine requests in a batch of 90 ms and one in a batch of 10 ms: the mean batch takes 50 ms, that of the mean request 82 ms."""
     after = parse(
-        told(
+        reported(
             tsx_request_seconds_sum=9 * 0.1 + 0.02,
             tsx_request_seconds_count=10,
             tsx_queue_seconds_sum=0.1,
@@ -36,7 +36,7 @@ def test_steps_of_batches_are_told_as_requests_saw_them_where_large_and_small_on
 
 
 def test_without_batches_there_is_only_transport() -> None:
-    seen = stages(NOTHING, parse(told(tsx_request_seconds_count=0), "m"), 2.0)
+    seen = stages(NOTHING, parse(reported(tsx_request_seconds_count=0), "m"), 2.0)
     assert (seen.queue_ms, seen.inference_ms, seen.transport_ms) == (0, 0, 2)
 
 
@@ -54,8 +54,8 @@ tsx_batch_size_bucket{model_name="m",hostname="h",le="+Inf"} %s
 
 def test_metrics_tell_where_the_time_went_and_how_large_batches_were() -> None:
     before, after = (parse(METRICS % values, "m") for values in ((1, 10, 2, 5, 3, 5, 5), (1.4, 30, 3, 15, 4, 14, 15)))
-    told = stages(before, after, mean_ms=130)
-    assert [round(value) for value in told.model_dump().values()] == [20, 0, 100, 0, 10]
+    reported = stages(before, after, mean_ms=130)
+    assert [round(value) for value in reported.model_dump().values()] == [20, 0, 100, 0, 10]
     assert batch_sizes(before, after) == {1: 1, 2: 8, 4: 1}
     nothing = stages(after, after, mean_ms=5)
     assert nothing.transport_ms == 5

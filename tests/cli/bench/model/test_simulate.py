@@ -24,40 +24,40 @@ FEW = settings(max_examples=10)
 @pytest.mark.parametrize(("use", "spread"), [(0.3, 0.0), (0.5, 0.0), (0.7, 0.0), (0.5, 0.5), (0.5, 1.0)])
 def test_one_worker_without_batches_waits_as_pollaczek_and_khinchine_say(use: float, spread: float) -> None:
     middle = 10 / math.sqrt(1 + spread**2)  # the median, where the mean is 10
-    told = simulate([middle], poisson(100 * use, 40_000, seed=3), spread=spread, seed=3)
+    reported = simulate([middle], poisson(100 * use, 40_000, seed=3), spread=spread, seed=3)
     wait = use * 10 * (1 + spread**2) / (2 * (1 - use))
-    assert told.mean_ms == pytest.approx(10 + wait, rel=0.08)
-    assert told.utilisation == pytest.approx(use, rel=0.03)
+    assert reported.mean_ms == pytest.approx(10 + wait, rel=0.08)
+    assert reported.utilisation == pytest.approx(use, rel=0.03)
 
 
 def test_several_workers_without_batches_wait_as_erlang_says() -> None:
     """M/D/2 at 70 %: half of what M/M/2 waits, within a few percent."""
     use = 0.7
-    told = simulate([10.0], poisson(200 * use, 40_000, seed=5), workers=2)
+    reported = simulate([10.0], poisson(200 * use, 40_000, seed=5), workers=2)
     wait = 10 * use**2 / (1 - use**2)
-    assert told.mean_ms - 10 == pytest.approx(wait / 2, rel=0.1)
+    assert reported.mean_ms - 10 == pytest.approx(wait / 2, rel=0.1)
 
 
 def test_a_slow_rate_finds_idle_workers_and_batches_of_one() -> None:
-    told = simulate([5.0, 6.0, 7.0], constant(50, 500), workers=2, overhead_ms=1)
-    assert told.batch_sizes == {1: 500}
-    assert [told.p50_ms, told.max_ms] == pytest.approx([6, 6])
-    assert told.utilisation == pytest.approx(0.125, rel=0.02)
+    reported = simulate([5.0, 6.0, 7.0], constant(50, 500), workers=2, overhead_ms=1)
+    assert reported.batch_sizes == {1: 500}
+    assert [reported.p50_ms, reported.max_ms] == pytest.approx([6, 6])
+    assert reported.utilisation == pytest.approx(0.125, rel=0.02)
 
 
 def test_overload_fills_batches_and_the_queue_refuses_the_rest() -> None:
-    told = simulate([10.0] * 8, poisson(2000, 20_000, seed=1), queue_size=100)
-    assert told.throughput == pytest.approx(800, rel=0.01)
-    assert max(told.batch_sizes) == 8
-    assert told.batch_sizes[8] > 0.99 * sum(told.batch_sizes.values())
-    assert told.refused + told.answered == 20_000
-    assert told.p99_ms <= 10 * (100 / 8 + 3)
+    reported = simulate([10.0] * 8, poisson(2000, 20_000, seed=1), queue_size=100)
+    assert reported.throughput == pytest.approx(800, rel=0.01)
+    assert max(reported.batch_sizes) == 8
+    assert reported.batch_sizes[8] > 0.99 * sum(reported.batch_sizes.values())
+    assert reported.refused + reported.answered == 20_000
+    assert reported.p99_ms <= 10 * (100 / 8 + 3)
 
 
-def test_who_waits_for_company_waits_no_longer_than_told() -> None:
-    told = simulate([1.0] * 4, constant(10, 100), limits=BatchLimits(max_items=4, wait=0.02))
-    assert told.batch_sizes == {1: 100}
-    assert told.p50_ms == pytest.approx(21)
+def test_who_waits_for_company_waits_no_longer_than_notified() -> None:
+    reported = simulate([1.0] * 4, constant(10, 100), limits=BatchLimits(max_items=4, wait=0.02))
+    assert reported.batch_sizes == {1: 100}
+    assert reported.p50_ms == pytest.approx(21)
     assert simulate([1.0] * 4, constant(1000, 400), limits=BatchLimits(max_items=4, wait=0.02)).batch_sizes == {4: 100}
 
 
@@ -75,14 +75,14 @@ def test_every_request_is_answered_or_refused_and_no_worker_does_two_things(
     times: list[float], workers: int, rate: float, queue: int | None, wait: float | None, spread: float, seed: int
 ) -> None:
     limits = BatchLimits(max_items=len(times), wait=wait)
-    told = simulate(times, poisson(rate, 300, seed), workers=workers, spread=spread, queue_size=queue, limits=limits, seed=seed)
-    assert told.answered + told.refused == 300
-    assert sum(size * count for size, count in told.batch_sizes.items()) == told.answered
-    assert max(told.batch_sizes, default=1) <= len(times)
-    assert told.utilisation <= 1 + 1e-9
-    assert told.p50_ms <= told.p90_ms <= told.p95_ms <= told.p99_ms <= told.p999_ms <= told.max_ms
+    reported = simulate(times, poisson(rate, 300, seed), workers=workers, spread=spread, queue_size=queue, limits=limits, seed=seed)
+    assert reported.answered + reported.refused == 300
+    assert sum(size * count for size, count in reported.batch_sizes.items()) == reported.answered
+    assert max(reported.batch_sizes, default=1) <= len(times)
+    assert reported.utilisation <= 1 + 1e-9
+    assert reported.p50_ms <= reported.p90_ms <= reported.p95_ms <= reported.p99_ms <= reported.p999_ms <= reported.max_ms
     if not spread:
-        assert told.p50_ms >= min(times) - 1e-6
+        assert reported.p50_ms >= min(times) - 1e-6
 
 
 @FEW
@@ -106,9 +106,9 @@ def test_not_asking_where_nothing_can_leave_changes_nothing(times: list[float], 
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 8), st.floats(0, 5))
 def test_a_closed_loop_keeps_littles_law(connections: int, workers: int, batch: int, think: float) -> None:
     times = [2.0 + size for size in range(batch)]
-    told = simulate(times, range(2000), workers=workers, connections=connections, overhead_ms=think)
-    assert told.answered == 2000
-    assert told.throughput * told.mean_ms / 1000 == pytest.approx(connections, rel=0.12)
+    reported = simulate(times, range(2000), workers=workers, connections=connections, overhead_ms=think)
+    assert reported.answered == 2000
+    assert reported.throughput * reported.mean_ms / 1000 == pytest.approx(connections, rel=0.12)
 
 
 def test_the_same_seed_gives_the_same_and_another_another() -> None:
@@ -118,11 +118,11 @@ def test_the_same_seed_gives_the_same_and_another_another() -> None:
 
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=50), st.floats(0.1, 1e4))
 def test_recorded_moments_begin_at_nought_and_come_at_the_rate(moments: list[float], rate: float) -> None:
-    told = recorded(moments, rate)
-    assert told[0] == 0
-    assert told == sorted(told)
+    reported = recorded(moments, rate)
+    assert reported[0] == 0
+    assert reported == sorted(reported)
     if max(moments) - min(moments) > 1e-3:
-        assert (len(told) - 1) / told[-1] == pytest.approx(rate)
+        assert (len(reported) - 1) / reported[-1] == pytest.approx(rate)
 
 
 def test_a_recording_without_requests_has_no_moments() -> None:
@@ -141,10 +141,10 @@ def test_closed_loops_are_predicted_as_they_are_simulated(workers: int, batch_si
     times = [batch_ms(size) for size in range(1, batch_size + 1)]
     for connections in {1, workers, 2 * workers, workers * batch_size, 3 * workers * batch_size}:
         configuration = Configuration(workers=workers, batch_size=batch_size)
-        told = predict(Curve(points=points), configuration, OfferedLoad(connections=connections), 0.3, cores)
+        reported = predict(Curve(points=points), configuration, OfferedLoad(connections=connections), 0.3, cores)
         found = simulate(times, range(1500), workers=workers, connections=connections, slow=slow, overhead_ms=0.3)
-        assert told.throughput == pytest.approx(found.throughput, rel=0.25)
-        assert told.p99_ms == pytest.approx(found.p99_ms, rel=0.5)
+        assert reported.throughput == pytest.approx(found.throughput, rel=0.25)
+        assert reported.p99_ms == pytest.approx(found.p99_ms, rel=0.5)
 
 
 def test_noise_has_the_median_one_and_the_spread_asked_for() -> None:
@@ -155,10 +155,10 @@ def test_noise_has_the_median_one_and_the_spread_asked_for() -> None:
 
 
 def test_batches_differ_from_their_median_as_the_factors_do() -> None:
-    told = simulate([10.0], constant(10, 4000), factors=(0.9, 1.0, 1.0, 1.0, 2.0), seed=2)
-    assert [told.p50_ms, told.p90_ms, told.max_ms] == pytest.approx([10, 20, 20])
-    assert told.batch_ms == pytest.approx(11.8, rel=0.03)
-    assert told.mean_ms == pytest.approx(told.batch_ms, rel=0.03)
+    reported = simulate([10.0], constant(10, 4000), factors=(0.9, 1.0, 1.0, 1.0, 2.0), seed=2)
+    assert [reported.p50_ms, reported.p90_ms, reported.max_ms] == pytest.approx([10, 20, 20])
+    assert reported.batch_ms == pytest.approx(11.8, rel=0.03)
+    assert reported.mean_ms == pytest.approx(reported.batch_ms, rel=0.03)
 
 
 def test_a_machine_that_is_now_quicker_and_now_slower_has_a_longer_tail_and_the_same_mean() -> None:

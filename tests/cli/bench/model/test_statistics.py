@@ -36,9 +36,9 @@ def one_round(latencies: list[float], throughput: float = 100.0) -> Round:
         end = float(f"{value:.2g}")
         counts[end] = counts.get(end, 0) + 1
     mean = sum(latencies) / len(latencies)
-    told = Latency(mean_ms=mean, p99_ms=sorted(latencies)[int(0.99 * len(latencies))], max_ms=max(latencies))
+    reported = Latency(mean_ms=mean, p99_ms=sorted(latencies)[int(0.99 * len(latencies))], max_ms=max(latencies))
     count = len(latencies)
-    return Round(seconds=1, sent=count, ok=count, throughput=throughput, latency=told, histogram=sorted(counts.items()))
+    return Round(seconds=1, sent=count, ok=count, throughput=throughput, latency=reported, histogram=sorted(counts.items()))
 
 
 def round_at(throughput: float) -> Round:
@@ -104,14 +104,14 @@ def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
     chance = random.Random(1)
     held = 0
     for _ in range(1000):
-        told = interval([chance.gauss(100, 10) for _ in range(4)])
-        held += told.low <= 100 <= told.high
+        reported = interval([chance.gauss(100, 10) for _ in range(4)])
+        held += reported.low <= 100 <= reported.high
     assert 920 <= held <= 980
 
 
 def test_one_repetition_has_no_interval_and_is_not_enough() -> None:
-    told = interval([5.0])
-    assert (told.value, told.low, told.high) == (5, 5, 5)
+    reported = interval([5.0])
+    assert (reported.value, reported.low, reported.high) == (5, 5, 5)
     assert not enough([round_at(5.0)], 0.5)
     assert not enough([round_at(5.0)] * 2, 0.5)
     assert enough([round_at(5.0)] * 3, 0.05)
@@ -119,8 +119,8 @@ def test_one_repetition_has_no_interval_and_is_not_enough() -> None:
 
 @given(st.lists(st.floats(50, 150), min_size=3, max_size=12), st.floats(0.01, 1))
 def test_enough_is_an_interval_under_the_width(values: list[float], width: float) -> None:
-    told = interval(values)
-    assert enough([round_at(value) for value in values], width) == (told.high - told.low <= width * told.value)
+    reported = interval(values)
+    assert enough([round_at(value) for value in values], width) == (reported.high - reported.low <= width * reported.value)
 
 
 def test_the_interval_of_a_percentile_holds_the_truth() -> None:
@@ -132,15 +132,15 @@ def test_the_interval_of_a_percentile_holds_the_truth() -> None:
         for _ in range(4):
             mean = 10 * chance.gauss(1, 0.03)
             rounds.append(one_round([chance.expovariate(1 / mean) for _ in range(800)]))
-        told = percentile_figure(rounds)
-        held += told.low <= 10 * math.log(100) * 1.02 and told.high >= 10 * math.log(100) * 0.98
+        reported = percentile_figure(rounds)
+        held += reported.low <= 10 * math.log(100) * 1.02 and reported.high >= 10 * math.log(100) * 0.98
     assert held >= 50
 
 
 def test_the_percentile_of_one_round_has_no_interval() -> None:
     """Its answers came out of one queue: reckoned as if they were drawn apart, it held the truth of an M/D/1 in a fifth of the rounds."""
-    told = percentile_figure([one_round([float(value) for value in range(1, 201)])])
-    assert told.low == told.value == told.high > 190
+    reported = percentile_figure([one_round([float(value) for value in range(1, 201)])])
+    assert reported.low == reported.value == reported.high > 190
 
 
 def test_figures_without_histograms_are_those_of_the_rounds() -> None:
@@ -152,10 +152,10 @@ def test_figures_without_histograms_are_those_of_the_rounds() -> None:
 
 @given(st.lists(st.lists(st.floats(1, 500), min_size=1, max_size=50), min_size=1, max_size=4))
 def test_latencies_of_all_rounds_together_are_in_order(rounds: list[list[float]]) -> None:
-    told = latency([one_round(each) for each in rounds])
-    assert told.p50_ms <= told.p90_ms <= told.p95_ms <= told.p99_ms <= told.p999_ms <= told.max_ms
+    reported = latency([one_round(each) for each in rounds])
+    assert reported.p50_ms <= reported.p90_ms <= reported.p95_ms <= reported.p99_ms <= reported.p999_ms <= reported.max_ms
     everything = [value for each in rounds for value in each]
-    assert told.mean_ms == pytest.approx(sum(everything) / len(everything))
+    assert reported.mean_ms == pytest.approx(sum(everything) / len(everything))
 
 
 @given(st.lists(st.integers(1, 9), min_size=1), st.floats(0, 1))
@@ -168,10 +168,10 @@ def test_a_percentile_is_the_value_that_so_large_a_share_does_not_exceed(values:
 def test_pairs_show_a_difference_that_the_machines_drift_hides() -> None:
     drift = [100.0, 140.0, 90.0, 120.0, 70.0]
     first, second = drift, [value * gain for value, gain in zip(drift, [1.04, 1.06, 1.05, 1.05, 1.045], strict=True)]
-    told = real_difference(first, second)
-    assert told.real
-    assert told.low < 1.05 < told.high
-    assert told.ratio == pytest.approx(1.049, abs=0.001)
+    reported = real_difference(first, second)
+    assert reported.real
+    assert reported.low < 1.05 < reported.high
+    assert reported.ratio == pytest.approx(1.049, abs=0.001)
     assert not difference_of(interval(first), interval(second)).real
 
 

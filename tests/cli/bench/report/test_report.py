@@ -95,12 +95,12 @@ def test_a_gpu_is_charted_where_there_was_one(found: Results) -> None:
 
 
 def test_csv_has_a_row_for_each_load_and_each_configuration_without_one(found: Results, report: Path) -> None:
-    told = list(csv.DictReader((report / "results.csv").read_text().splitlines()))
-    assert len(told) == sum(max(1, len(trial.points)) for trial in found.trials)
-    winner = next(row for row in told if row["winner"] == "true")
+    reported = list(csv.DictReader((report / "results.csv").read_text().splitlines()))
+    assert len(reported) == sum(max(1, len(trial.points)) for trial in found.trials)
+    winner = next(row for row in reported if row["winner"] == "true")
     assert (winner["workers"], winner["batch_size"], winner["connections"], winner["holds"]) == ("2", "4", "2", "true")
     assert float(winner["throughput_low"]) < float(winner["throughput"]) < float(winner["throughput_high"])
-    failed = next(row for row in told if row["state"] == "failed")
+    failed = next(row for row in reported if row["state"] == "failed")
     assert (failed["workers"], failed["throughput"], failed["note"]) == ("16", "", "failed: a worker died: out of memory")
 
 
@@ -142,11 +142,11 @@ def test_names_and_errors_of_others_are_text_and_nothing_more(tmp_path: Path, ca
 
 def test_the_terminal_shows_the_winner_and_why(found: Results, capsys: pytest.CaptureFixture[str]) -> None:
     show(found)
-    told = capsys.readouterr().out
-    assert re.search(r"^cpu, 2 workers, 1 thread, batch 4 +winner +2 connections", told, re.MULTILINE)
-    assert re.search(r"^cpu, 1 worker, batch 1 +baseline +1 connection ", told, re.MULTILINE)
-    assert "Best: cpu, 2 workers, 1 thread, batch 4\n      2 workers with batches of 4 answer the most" in told
-    assert "Note: the machine was noisy" in told
+    reported = capsys.readouterr().out
+    assert re.search(r"^cpu, 2 workers, 1 thread, batch 4 +winner +2 connections", reported, re.MULTILINE)
+    assert re.search(r"^cpu, 1 worker, batch 1 +baseline +1 connection ", reported, re.MULTILINE)
+    assert "Best: cpu, 2 workers, 1 thread, batch 4\n      2 workers with batches of 4 answer the most" in reported
+    assert "Note: the machine was noisy" in reported
 
 
 def test_a_stall_does_not_hide_in_percentiles(found: Results, tmp_path: Path) -> None:
@@ -160,18 +160,18 @@ def test_a_stall_does_not_hide_in_percentiles(found: Results, tmp_path: Path) ->
     assert said in (tmp_path / "report.md").read_text()
 
 
-def test_the_winner_is_told_beside_the_baseline_as_they_were_measured_in_turn(found: Results) -> None:
-    def told(paired: list[PairedComparison]) -> tuple[str, str]:
+def test_the_winner_is_reported_beside_the_baseline_as_they_were_measured_in_turn(found: Results) -> None:
+    def reported(paired: list[PairedComparison]) -> tuple[str, str]:
         tile = next(each for each in tiles(found.model_copy(update={"paired": paired})) if each.name == "Compared with the baseline")
         return tile.value, tile.beside
 
-    apart = told([PairedComparison(first=3, second=1, ratio=1.3, low=1.2, high=1.4, real=True)])
+    apart = reported([PairedComparison(first=3, second=1, ratio=1.3, low=1.2, high=1.4, real=True)])
     assert apart[1] == "of one worker and batch 1"
-    assert told([PairedComparison(first=3, second=0, ratio=2.5, low=2.4, high=2.6, real=True)]) == (
+    assert reported([PairedComparison(first=3, second=0, ratio=2.5, low=2.4, high=2.6, real=True)]) == (
         "2.50 times",
         "of one worker and batch 1",
     )
-    assert told([PairedComparison(first=3, second=0, ratio=1.01, low=0.9, high=1.2, real=False)])[1].endswith(", within the noise")
+    assert reported([PairedComparison(first=3, second=0, ratio=1.01, low=0.9, high=1.2, real=False)])[1].endswith(", within the noise")
 
 
 def test_a_run_that_found_little_still_has_a_report(found: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,19 +179,19 @@ def test_a_run_that_found_little_still_has_a_report(found: Results, tmp_path: Pa
     nothing = found.model_copy(update=base | {"trials": [], "baseline": None, "curves": [], "slo": None})
     failed = found.model_copy(update=base | {"trials": found.trials[6:], "baseline": None})
     bound_too_low = found.model_copy(update=base | {"trials": [trial.model_copy(update={"best": None}) for trial in found.trials]})
-    told = {}
+    reported = {}
     for name, each in (("nothing", nothing), ("failed", failed), ("low", bound_too_low)):
         write_report(each, tmp_path / name)
         show(each)
-        told[name] = (tmp_path / name / "report.html").read_text()
-        assert "This run is incomplete: the report shows what was measured before it stopped." in told[name]
+        reported[name] = (tmp_path / name / "report.html").read_text()
+        assert "This run is incomplete: the report shows what was measured before it stopped." in reported[name]
         assert "This run is incomplete: the report shows what was measured before it stopped." in capsys.readouterr().out
-    assert "Nothing was measured" in told["nothing"]
-    assert "No configuration met the bound" in told["low"]
-    assert "never within p99&lt;100ms" in told["low"]
+    assert "Nothing was measured" in reported["nothing"]
+    assert "No configuration met the bound" in reported["low"]
+    assert "never within p99&lt;100ms" in reported["low"]
 
 
-def test_a_server_that_ran_already_is_told_by_its_address(found: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_ran_already_is_reported_by_its_address(found: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trial = Trial(configuration={}, points=found.trials[0].points[:1], best=0)
     against = found.model_copy(
         update={
@@ -225,9 +225,9 @@ def test_axes_hold_what_they_are_for_and_have_few_ticks(values: list[float], log
     assert scale.low < scale.high
     assert all(value <= scale.high for value in values)
     assert all(scale.low <= value for value in values if value > max(SMALLEST, scale.high / DECADES))
-    told = ticks(scale)
-    assert len(told) <= 16
-    assert all(scale.low * 0.999 <= value <= scale.high * 1.001 for value, _ in told)
+    reported = ticks(scale)
+    assert len(reported) <= 16
+    assert all(scale.low * 0.999 <= value <= scale.high * 1.001 for value, _ in reported)
 
 
 @given(st.lists(st.tuples(VALUES, VALUES), min_size=1, max_size=6))

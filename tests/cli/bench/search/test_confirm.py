@@ -67,13 +67,13 @@ class Machine:
         return self.trials[at]
 
     def attempt(self, at: int, offered: OfferedLoad) -> bool:
-        told = self.does(at, len(self.attempts))
+        reported = self.does(at, len(self.attempts))
         self.attempts.append(at)
         self.left -= 1
-        if told is None:
+        if reported is None:
             self.trials[at].state = "failed"
             return False
-        with_round(self.trials[at].points, offered, told, SLO)
+        with_round(self.trials[at].points, offered, reported, SLO)
         return True
 
     def seconds_left(self) -> float:
@@ -117,8 +117,8 @@ class Latent(Machine):
     """The best takes 15 ms for each connection; it did better once."""
 
     def attempt(self, at: int, offered: OfferedLoad) -> bool:
-        told = one_round((100, 150, 60 * offered.connections)[at], 15 * offered.connections if at == 2 else 20)
-        self.does = lambda at, number: told
+        reported = one_round((100, 150, 60 * offered.connections)[at], 15 * offered.connections if at == 2 else 20)
+        self.does = lambda at, number: reported
         return super().attempt(at, offered)
 
 
@@ -170,8 +170,8 @@ class OpenMachine(Machine):
     def attempt(self, at: int, offered: OfferedLoad) -> bool:
         if offered.mode == "open":
             rate = offered.rate or 0.0
-            told = one_round(rate, 600 if rate > self.stands else 30).model_copy(update={"sent": round(rate), "ok": round(rate)})
-            self.does = lambda at, number: told
+            reported = one_round(rate, 600 if rate > self.stands else 30).model_copy(update={"sent": round(rate), "ok": round(rate)})
+            self.does = lambda at, number: reported
         return super().attempt(at, offered)
 
 
@@ -228,11 +228,11 @@ def test_one_that_fails_now_cannot_win_and_time_that_is_over_ends_it() -> None:
 
 def results_of(made: list[Trial], slo: str | None = "p99<50ms") -> Results:
     environment, inputs = Environment(fingerprint="f"), Inputs(source="a", count=1)
-    told = Results(started="now", model=ModelInfo(name="m"), environment=environment, inputs=inputs, trials=made, slo=slo)
+    reported = Results(started="now", model=ModelInfo(name="m"), environment=environment, inputs=inputs, trials=made, slo=slo)
     for trial in made:
         trial.best = confirmed_best(trial.points)
-    told.winner, told.baseline = next(iter(ranking(made)), None), 0
-    return told
+    reported.winner, reported.baseline = next(iter(ranking(made)), None), 0
+    return reported
 
 
 def test_the_verdict_names_the_winner_or_says_what_nobody_can() -> None:

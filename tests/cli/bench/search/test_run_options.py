@@ -106,7 +106,7 @@ def test_a_journal_on_a_full_disk_ends_the_run_and_says_what_to_do(tmp_path: Pat
 
 
 @pytest.mark.skipif(not Path("/proc/version").exists(), reason="nothing else is read-only for root")
-def test_what_cannot_be_written_is_told_before_the_run(run: Run) -> None:
+def test_what_cannot_be_written_is_reported_before_the_run(run: Run) -> None:
     assert "--write: /proc/version cannot be written" in run("bench", "/proc/version", "--input-kind", "text", "--write").err
 
 
@@ -134,7 +134,7 @@ def test_times_and_shares_are_read_as_people_write_them() -> None:
     assert [share(text, "") for text in ("5%", "0.05")] == [0.05, 0.05]
 
 
-def test_a_journal_gives_back_what_it_was_told_whatever_its_end(tmp_path: Path) -> None:
+def test_a_journal_gives_back_what_it_was_reported_whatever_its_end(tmp_path: Path) -> None:
     asked = BenchOptions(slo="p99<5ms", inputs=("a", "b"), loads=(1, 8))
     figure = Figure(value=1, low=1, high=1)
     points = [Point(offered=OfferedLoad(connections=n), throughput=figure, latency=Latency(), p99_ms=figure) for n in (1, 2)]

@@ -78,10 +78,10 @@ def modelled(truth: Curve, cores: int, errors: Callable[[Configuration], float] 
     """A machine that is as predicted from this curve, times an error of each configuration; one request at a time is alike to all."""
 
     def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
-        told = predict(truth, configuration, offered, 0.5, cores)
+        reported = predict(truth, configuration, offered, 0.5, cores)
         error = whole * (errors(configuration) if offered.connections > 1 else 1.0)
         alone = predict(truth, configuration, OfferedLoad(connections=1), 0.5, cores).p99_ms / whole
-        return told.throughput * error, max(alone, told.p99_ms / error)
+        return reported.throughput * error, max(alone, reported.p99_ms / error)
 
     return machine
 
@@ -148,10 +148,10 @@ def test_the_best_is_found_on_a_simulated_server_with_noise(slo: str | None) -> 
     def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
         times = [6 + 1.5 * size for size in range(1, configuration.batch_size + 1)]
         slow = [max(1.0, active / 4) for active in range(configuration.workers + 1)]
-        told = simulate(
+        reported = simulate(
             times, range(150), workers=configuration.workers, connections=offered.connections, slow=slow, spread=0.1, overhead_ms=0.5
         )
-        return told.throughput * chance.gauss(1, 0.01), told.p99_ms * chance.gauss(1, 0.02)
+        return reported.throughput * chance.gauss(1, 0.01), reported.p99_ms * chance.gauss(1, 0.02)
 
     state = State(space((1, 2, 4, 8), (1, 2, 4, 8, 16)), [truth], slo=parse_slo(slo) if slo else None, cores=4)
     ended = run(state, machine)
@@ -190,9 +190,9 @@ def test_what_is_not_better_by_the_curve_of_its_variant_is_not_measured() -> Non
 
     state = run(State([*full, *half], curves, slo=parse_slo("p99<200ms"), cores=4), machine)
     assert {trial.how().precision for trial in state.trials} == {"as is"}
-    told = passed_over(state)
-    assert {configuration for configuration, _, _ in told} == {*full, *half} - {trial.how() for trial in state.trials}
-    assert all("at most" in why and predicted is not None for _, predicted, why in told)
+    reported = passed_over(state)
+    assert {configuration for configuration, _, _ in reported} == {*full, *half} - {trial.how() for trial in state.trials}
+    assert all("at most" in why and predicted is not None for _, predicted, why in reported)
 
 
 def test_a_failure_is_a_result_and_what_asks_for_more_is_not_tried() -> None:
@@ -240,8 +240,8 @@ def test_each_number_of_threads_is_predicted_from_its_own_curve() -> None:
 
     def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
         threads = configuration.threads_each(2)
-        told = predict(curves[threads == 1], replace(configuration, threads=threads), offered, 0.5, 2)
-        return told.throughput, told.p99_ms
+        reported = predict(curves[threads == 1], replace(configuration, threads=threads), offered, 0.5, 2)
+        return reported.throughput, reported.p99_ms
 
     ended = run(state, machine)
     assert won(ended)[0] >= 0.95 * optimum(state, machine)
@@ -344,9 +344,9 @@ def test_the_requests_at_random_that_an_earlier_run_ended_with_are_no_rung_of_it
 
 def test_what_an_earlier_run_only_predicted_may_be_measured() -> None:
     state = State(space((1, 2), (1, 8)), [curve(5, 3)], cores=2)
-    told = [Trial(configuration=each.as_json(), state="predicted", reason="the time was over") for each in state.configurations]
-    assert next_trial(replace(state, trials=told)) == next_trial(state) is not None
-    assert passed_over(replace(state, trials=told)) == passed_over(state)
+    reported = [Trial(configuration=each.as_json(), state="predicted", reason="the time was over") for each in state.configurations]
+    assert next_trial(replace(state, trials=reported)) == next_trial(state) is not None
+    assert passed_over(replace(state, trials=reported)) == passed_over(state)
 
 
 def test_rates_are_searched_for_in_an_open_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,8 +356,8 @@ def test_rates_are_searched_for_in_an_open_loop(monkeypatch: pytest.MonkeyPatch)
     def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
         assert offered.rate is not None
         assert offered.arrivals == "poisson"
-        told = predict(truth, configuration, offered, 0.5, 2)
-        return min(offered.rate, told.throughput), min(told.p99_ms, 1e4) * 1.2
+        reported = predict(truth, configuration, offered, 0.5, 2)
+        return min(offered.rate, reported.throughput), min(reported.p99_ms, 1e4) * 1.2
 
     state = State(space((1, 2), (1, 8)), [truth], slo=parse_slo("p99<60ms"), mode="open", cores=2)
     ended = run(state, machine)
@@ -418,6 +418,6 @@ def test_ranges_are_powers_of_two_and_their_ends(text: str, found: tuple[int, ..
 
 
 @pytest.mark.parametrize("text", ["", "0", "0..4", "4..1", "1..", "a", "1...4", "-1", "1.5", "5000", "1,,2"])
-def test_what_is_no_range_is_told(text: str) -> None:
+def test_what_is_no_range_is_reported(text: str) -> None:
     with pytest.raises(UsageError, match="--workers"):
         parse_numbers(text, "--workers")

@@ -38,15 +38,15 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_the_figures_are_there_by_configuration_and_for_the_best(cloud: Any) -> None:
     found = results()
     count = upload(found, "models/bench")
-    told = [page for part in cloud.get_paginator("list_metrics").paginate(Namespace="models/bench") for page in part["Metrics"]]
-    assert len(told) == count == len(metrics(found))
-    best = next(each for each in told if each["MetricName"] == "BestThroughput")
+    reported = [page for part in cloud.get_paginator("list_metrics").paginate(Namespace="models/bench") for page in part["Metrics"]]
+    assert len(reported) == count == len(metrics(found))
+    best = next(each for each in reported if each["MetricName"] == "BestThroughput")
     assert best["Dimensions"] == [{"Name": "Model", "Value": "detector"}]
     dimensions = {each["Name"]: each["Value"] for each in next(m for m in metrics(found) if m["MetricName"] == "LatencyP99")["Dimensions"]}
     assert dimensions == {"Model": "detector", "Device": "cpu", "Workers": "1", "BatchSize": "1", "Precision": "as is"}
 
 
-def test_what_failed_has_no_figures_and_a_server_is_told_by_its_address() -> None:
+def test_what_failed_has_no_figures_and_a_server_is_reported_by_its_address() -> None:
     found = results()
     assert {each["MetricName"] for each in metrics(found)} >= {"Throughput", "LatencyP50", "LatencyP99.9", "ErrorRate", "CPU", "Memory"}
     assert not any({"Name": "Workers", "Value": "16"} in each["Dimensions"] for each in metrics(found))
@@ -55,7 +55,7 @@ def test_what_failed_has_no_figures_and_a_server_is_told_by_its_address() -> Non
     assert metrics(against)[0]["Dimensions"] == [{"Name": "Model", "Value": "detector"}, {"Name": "Server", "Value": "http://h:8080"}]
 
 
-def test_a_cloud_that_is_not_there_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cloud_that_is_not_there_is_reported_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
@@ -70,6 +70,6 @@ def test_the_target_is_a_namespace() -> None:
 @pytest.mark.parametrize(
     "text", ["cloudwatch", "cloudwatch:", "s3:bucket", "cloudwatch::x", "cloudwatch:AWS/EC2", "cloudwatch:" + 256 * "x"]
 )
-def test_what_is_no_target_is_told(text: str) -> None:
+def test_what_is_no_target_is_reported(text: str) -> None:
     with pytest.raises(UsageError, match="--upload"):
         read_target(text)

@@ -45,38 +45,38 @@ def again() -> Results:
     return results(seed=50, loads=LOADS)
 
 
-def test_two_servers_are_told_by_both_addresses(before: Results, slower: Results) -> None:
+def test_two_servers_are_reported_by_both_addresses(before: Results, slower: Results) -> None:
     trial = Trial(configuration={}, points=before.trials[0].points[:1], best=0)
     one = before.model_copy(update={"against": "http://theirs", "trials": [trial], "winner": None, "baseline": None})
     other = slower.model_copy(update={"against": "http://ours", "trials": [trial], "winner": None, "baseline": None})
-    told = compare(one, other)
-    assert [pair.name for pair in told.pairs] == ["http://theirs -> http://ours"]
-    assert "the server differs: http://theirs, http://ours" in told.notes
+    reported = compare(one, other)
+    assert [pair.name for pair in reported.pairs] == ["http://theirs -> http://ours"]
+    assert "the server differs: http://theirs, http://ours" in reported.notes
 
 
 def test_a_fall_beyond_the_limit_is_a_reason_to_fail(before: Results, slower: Results) -> None:
-    told = compare(before, slower, [parse_condition("throughput<-5%")])
-    assert len(told.met) == 1
-    assert told.met[0].startswith("throughput<-5%: throughput -")
-    assert f"({BEST}, 2 connections)" in told.met[0]
+    reported = compare(before, slower, [parse_condition("throughput<-5%")])
+    assert len(reported.met) == 1
+    assert reported.met[0].startswith("throughput<-5%: throughput -")
+    assert f"({BEST}, 2 connections)" in reported.met[0]
     assert not compare(before, slower, [parse_condition("throughput<-50%")]).met
     assert not compare(slower, before, [parse_condition("throughput<-5%")]).met
 
 
 def test_what_is_within_the_noise_is_no_reason_to_fail(before: Results, again: Results) -> None:
-    told = compare(before, again, [parse_condition("throughput<-0.01%"), parse_condition("throughput>0.01%")])
-    change = next(each for each in told.pairs[0].changes if each.figure == "throughput")
+    reported = compare(before, again, [parse_condition("throughput<-0.01%"), parse_condition("throughput>0.01%")])
+    change = next(each for each in reported.pairs[0].changes if each.figure == "throughput")
     assert abs(change.change) > 0.0001
     assert change.sure is False
-    assert not told.met
+    assert not reported.met
 
 
 def test_configurations_are_paired_by_what_they_are_and_by_their_load(before: Results, slower: Results) -> None:
     less = slower.model_copy(update={"trials": [slower.trials[3], slower.trials[0]], "winner": 0, "baseline": 1})
-    told = compare(before, less)
-    assert [pair.name for pair in told.pairs[:2]] == [BEST, "cpu, 2 workers, 1 thread, batch 4"]
-    assert {pair.name for pair in told.pairs[1:]} == {"cpu, 2 workers, 1 thread, batch 4", "cpu, 1 worker, batch 1"}
-    assert len(told.pairs) == 1 + 2 * len(LOADS)
+    reported = compare(before, less)
+    assert [pair.name for pair in reported.pairs[:2]] == [BEST, "cpu, 2 workers, 1 thread, batch 4"]
+    assert {pair.name for pair in reported.pairs[1:]} == {"cpu, 2 workers, 1 thread, batch 4", "cpu, 1 worker, batch 1"}
+    assert len(reported.pairs) == 1 + 2 * len(LOADS)
 
 
 def test_conditions_are_for_the_best_alone_unless_all_are_asked_for(before: Results) -> None:
@@ -112,20 +112,25 @@ def test_errors_are_compared_in_percentage_points(before: Results) -> None:
 
 def test_other_figures_are_taken_from_the_rounds(before: Results) -> None:
     conditions = [parse_condition(text) for text in ("p99.9>1%", "p50>5%", "mean>5%")]
-    told = compare(before, results(speed=0.3, loads=LOADS), conditions, every=True)
-    assert [change.figure for change in told.pairs[0].changes] == ["throughput", "mean", "p50", "p99", "p99.9"]
-    assert any(said.startswith("p50>5%: p50 +") for said in told.met)
+    reported = compare(before, results(speed=0.3, loads=LOADS), conditions, every=True)
+    assert [change.figure for change in reported.pairs[0].changes] == ["throughput", "mean", "p50", "p99", "p99.9"]
+    assert any(said.startswith("p50>5%: p50 +") for said in reported.met)
 
 
-def test_what_makes_a_comparison_doubtful_is_told(before: Results, slower: Results) -> None:
+def test_what_makes_a_comparison_doubtful_is_reported(before: Results, slower: Results) -> None:
     other = slower.model_copy(deep=True)
     other.environment.fingerprint = "elsewhere"
     other.slo = "p99<50ms"
     other.winner = 2
     other.complete = False
     notes = "\n".join(compare(before, other).notes)
-    for told in ("different machines", "the bound differs: p99<100ms, p99<50ms", "what is best has changed from", "second is incomplete"):
-        assert told in notes
+    for reported in (
+        "different machines",
+        "the bound differs: p99<100ms, p99<50ms",
+        "what is best has changed from",
+        "second is incomplete",
+    ):
+        assert reported in notes
 
 
 def test_what_has_nothing_in_common_is_wrong_usage(before: Results) -> None:
@@ -135,23 +140,23 @@ def test_what_has_nothing_in_common_is_wrong_usage(before: Results) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "throughput", "throughput<5", "speed<-5%", "throughput=-5%", "p99<10ms", "throughput<-5%,p99>10%"])
-def test_what_is_no_condition_is_told(text: str) -> None:
+def test_what_is_no_condition_is_reported(text: str) -> None:
     with pytest.raises(UsageError, match="is not a condition"):
         parse_condition(text)
 
 
 @pytest.mark.parametrize("text", ["throughput>-5%", "throughput<5%", "p99<10%"])
-def test_a_condition_that_nothing_meets_by_changing_is_told(text: str) -> None:
+def test_a_condition_that_nothing_meets_by_changing_is_reported(text: str) -> None:
     with pytest.raises(UsageError, match="where nothing has changed"):
         parse_condition(text)
 
 
-def test_people_and_programs_are_told(before: Results, slower: Results, again: Results, capsys: pytest.CaptureFixture[str]) -> None:
+def test_people_and_programs_are_reported(before: Results, slower: Results, again: Results, capsys: pytest.CaptureFixture[str]) -> None:
     conditions = [parse_condition("throughput<-5%")]
     show_compared(compare(before, slower, conditions))
-    told = capsys.readouterr().out
-    assert "best" in told
-    assert "Failed: throughput<-5%: throughput -" in told
+    reported = capsys.readouterr().out
+    assert "best" in reported
+    assert "Failed: throughput<-5%: throughput -" in reported
     show_compared(compare(before, again))
     assert "within the noise" in capsys.readouterr().out
     print_compared(compare(before, slower, conditions))
@@ -164,9 +169,9 @@ def test_people_and_programs_are_told(before: Results, slower: Results, again: R
 @pytest.fixture(scope="module")
 def files(before: Results, slower: Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("compare")
-    for name, told in (("before", before), ("after", slower)):
+    for name, reported in (("before", before), ("after", slower)):
         (place / name).mkdir()
-        (place / name / "results.json").write_text(told.model_dump_json())
+        (place / name / "results.json").write_text(reported.model_dump_json())
     (place / "damaged.json").write_text('{"format": 1, "trials": 3}')
     return place
 
@@ -194,7 +199,7 @@ def test_the_exit_code_is_for_ci(files: Path, capsys: pytest.CaptureFixture[str]
         (("before", "after", "--fail-if", "speed<-5%"), "is not a condition"),
     ],
 )
-def test_wrong_files_and_words_are_told_apart_from_a_regression(
+def test_wrong_files_and_words_are_distinguished_from_a_regression(
     files: Path, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(*(files / word if number < 2 else word for number, word in enumerate(words))) == 2

@@ -87,7 +87,7 @@ def test_a_model_s_own_file_is_enough_and_gpus_are_for_that_hardware(tmp_path: P
     assert not alone.notes
 
 
-def test_what_means_nothing_here_is_told_once(tmp_path: Path) -> None:
+def test_what_means_nothing_here_is_reported_once(tmp_path: Path) -> None:
     more = MODEL.replace("    exec_env: local", "") + '    docker_runtime: "nvidia"\n    backend_profiling: True\n'
     plan = read_plan(written(tmp_path, model=more, top=TOP + "colour: red\n"))
     assert [note for note in plan.notes if note.startswith(("docker_runtime", "backend_profiling", "colour"))] == [
@@ -111,13 +111,13 @@ def test_what_means_nothing_here_is_told_once(tmp_path: Path) -> None:
         ("benchmark_engine:", "inference_model_url: v1/x\n    benchmark_engine:", "the URL of a model is predictions/NAME"),
     ],
 )
-def test_a_file_that_makes_no_sense_is_told_with_its_place(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_a_file_that_makes_no_sense_is_reported_with_its_place(tmp_path: Path, old: str, new: str, said: str) -> None:
     assert old in MODEL
     with pytest.raises(UsageError, match=said):
         read_plan(written(tmp_path, model=MODEL.replace(old, new)))
 
 
-def test_files_that_are_none_are_told(tmp_path: Path) -> None:
+def test_files_that_are_none_are_reported(tmp_path: Path) -> None:
     top = written(tmp_path, top=TOP.replace("echo.yaml", "bert.yaml"))
     with pytest.raises(CliError, match=r"bert\.yaml does not exist"):
         read_plan(top)
@@ -147,8 +147,8 @@ def test_ab_report_is_two_lines_with_torchserve_s_columns(tmp_path: Path) -> Non
         "2026-05-30T21:46:03,626 [INFO ] W-9000 TS_METRICS - PredictionTime.Milliseconds:2.5|#ModelName:mnist,Level:Model|#hostname:box\n"
         "2026-05-30T21:46:03,626 - ts_handler_inference.ms:1.5|#ModelName:mnist|#hostname:box\nnot one of them\n"
     )
-    told = logs.figures(place)
-    found = row(a_case(), point(10, [one_round(100, 10, 1, errors=10)]), told)
+    reported = logs.figures(place)
+    found = row(a_case(), point(10, [one_round(100, 10, 1, errors=10)]), reported)
     text = csv_text(found)
     assert text.splitlines()[0] == COLUMNS
     assert len(text.splitlines()) == 2
@@ -158,7 +158,7 @@ def test_ab_report_is_two_lines_with_torchserve_s_columns(tmp_path: Path) -> Non
     assert float(values["TS error rate"]) == pytest.approx(1, abs=0.1)
     assert (values["Queue time p50"], values["Queue time p90"], values["waiting_time_mean"]) == ("5.0", "9.0", "4.5")
     assert (values["Model_p99"], values["predict_mean"], values["gpu_percentage_mean"]) == ("2.5", "2.5", "0.0")
-    profiled = row(a_case(profiled=True), point(10, [one_round(100, 10, 1)]), told)
+    profiled = row(a_case(profiled=True), point(10, [one_round(100, 10, 1)]), reported)
     assert list(profiled)[-3:] == ["handler_preprocess_mean", "handler_inference_mean", "handler_postprocess_mean"]
     assert profiled["handler_inference_mean"] == 1.5
 
@@ -264,15 +264,15 @@ def test_a_file_runs_against_a_server_of_its_own(
     monkeypatch.setattr(run, "PILOT", 0.3)
     monkeypatch.setenv("TSX_WORKER_PRELOAD", "false")
     assert main(["bench", str(file), "-o", str(tmp_path / "out")]) == 1, "one of the two has no archive"
-    told = capsys.readouterr()
-    assert "1 of 2: eager_mode_echo_w1_b4" in told.err
-    assert "gone.mar does not exist" in told.out
+    reported = capsys.readouterr()
+    assert "1 of 2: eager_mode_echo_w1_b4" in reported.err
+    assert "gone.mar does not exist" in reported.out
     values = next(csv.DictReader((tmp_path / "out" / "eager_mode_echo_w1_b4" / "ab_report.csv").read_text().splitlines()))
     assert (values["TS failed requests"], values["Concurrency"], values["Batch size"]) == ("0", "2", "4")
     assert float(values["TS throughput"]) > 0
-    told = {column: float(values[column]) for column in ("predict_mean", "Model_p50", "memory_percentage_mean")}
-    assert told["predict_mean"] >= 2, "from the server's own log"
-    assert min(told.values()) > 0
+    reported = {column: float(values[column]) for column in ("predict_mean", "Model_p50", "memory_percentage_mean")}
+    assert reported["predict_mean"] >= 2, "from the server's own log"
+    assert min(reported.values()) > 0
     assert "## eager_mode_echo" in (tmp_path / "out" / "report.md").read_text()
     found = read_results(tmp_path / "out" / "eager_mode_echo" / "results.json")
     assert found.winner == 0

@@ -32,9 +32,9 @@ def test_files_and_directories_are_sent_as_they_are(tmp_path: Path) -> None:
     found = read_payloads([tmp_path / "in", tmp_path / "c"])
     assert found == [Payload(b"\x89PNG", "image/png"), Payload(b"[1]", "application/json"), Payload(b"\xff", "application/octet-stream")]
     assert {each.content_type for each in read_payloads([tmp_path / "in"], content_type="a/b")} == {"a/b"}
-    told = mix(found, "somewhere")
-    assert (told.count, told.smallest, told.median, told.largest) == (3, 1, 3, 4)
-    assert told.content_types == {"image/png": 1, "application/json": 1, "application/octet-stream": 1}
+    reported = mix(found, "somewhere")
+    assert (reported.count, reported.smallest, reported.median, reported.largest) == (3, 1, 3, 4)
+    assert reported.content_types == {"image/png": 1, "application/json": 1, "application/octet-stream": 1}
 
 
 def test_a_list_has_a_request_a_line(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_list_has_a_request_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "reported"),
     [
         ("{", "line 2: "),
         ("[]", "a request is an object"),
@@ -76,14 +76,14 @@ def test_a_list_has_a_request_a_line(tmp_path: Path) -> None:
         ('{"body": ' + 100_000 * "[", "recursion"),
     ],
 )
-def test_what_is_wrong_in_a_list_is_told_with_its_line(tmp_path: Path, line: str, told: str) -> None:
+def test_what_is_wrong_in_a_list_is_reported_with_its_line(tmp_path: Path, line: str, reported: str) -> None:
     (tmp_path / "list.jsonl").write_text('{"body": 1}\n' + line)
     with pytest.raises(CliError, match="line 2") as error:
         read_payloads([tmp_path / "list.jsonl"])
-    assert told in str(error.value)
+    assert reported in str(error.value)
 
 
-def test_a_list_that_is_no_text_is_told_with_its_line_and_one_of_windows_is_read(tmp_path: Path) -> None:
+def test_a_list_that_is_no_text_is_reported_with_its_line_and_one_of_windows_is_read(tmp_path: Path) -> None:
     (tmp_path / "list.jsonl").write_bytes(b'\xef\xbb\xbf{"body": 1, "query": "n=\xc3\xa9"}\r\n')
     assert read_payloads([tmp_path / "list.jsonl"]) == [Payload(b"1", "application/json", query="n=\xc3\xa9")]
     (tmp_path / "list.jsonl").write_bytes(b'{"body": 1}\n\xff\xfe\n')
@@ -117,13 +117,13 @@ def test_inputs_that_are_none_say_so(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.tsxrec").write_bytes(b"PK")
     (tmp_path / "none.jsonl").write_text("\n")
-    for name, told in (
+    for name, reported in (
         ("gone", "there is no input"),
         ("empty", "contains no file"),
         ("bad.tsxrec", "not a recording"),
         ("none.jsonl", "no request"),
     ):
-        with pytest.raises(CliError, match=told):
+        with pytest.raises(CliError, match=reported):
             read_payloads([tmp_path / name])
     with pytest.raises(UsageError, match="--input"):
         read_payloads([])
@@ -158,7 +158,7 @@ def test_texts_numbers_and_files_that_are_made_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "reported"),
     [
         (lambda: generated("sound"), "'sound' is unknown"),
         (lambda: generated("json"), "--input-kind json needs the shape"),
@@ -172,10 +172,10 @@ def test_texts_numbers_and_files_that_are_made_up() -> None:
         (lambda: choose_payloads(None, [Path("a")], kind="text"), "give only one of them"),
     ],
 )
-def test_what_cannot_be_made_up_says_what_to_do(call: Callable[[], Any], told: str) -> None:
+def test_what_cannot_be_made_up_says_what_to_do(call: Callable[[], Any], reported: str) -> None:
     with pytest.raises(UsageError) as error:
         call()
-    assert told in str(error.value)
+    assert reported in str(error.value)
     assert parse_shape("1x28,28") == (1, 28, 28)
 
 

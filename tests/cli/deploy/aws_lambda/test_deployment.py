@@ -86,8 +86,8 @@ def test_a_function_is_planned_made_and_then_as_it_should_be(deploy: Deploy, cou
 def test_what_changes_is_a_new_version_and_the_former_stays_as_it_was(deploy: Deploy, course: Course) -> None:
     deploy.apply("--set", "env.A=1")
     course.looks = 1
-    told = deploy.plan("--image", OTHER_IMAGE, "--set", "lambda.memory=4096", code=2)
-    assert actions(told) == {"Function": "update", "Version": "create", "Alias": "update", "Url": "same"}
+    reported = deploy.plan("--image", OTHER_IMAGE, "--set", "lambda.memory=4096", code=2)
+    assert actions(reported) == {"Function": "update", "Version": "create", "Alias": "update", "Url": "same"}
     out = deploy.apply("--image", OTHER_IMAGE, "--set", "lambda.memory=4096")
     assert "MemorySize: 3008 -> 4096" in out
     assert alias() == {"version": "2", "weights": {}}
@@ -101,7 +101,7 @@ def test_what_changes_is_a_new_version_and_the_former_stays_as_it_was(deploy: De
 def test_going_back_points_to_the_earlier_version_and_forward_makes_no_other(deploy: Deploy, course: Course) -> None:
     deploy.apply()
     deploy.apply("--set", "lambda.timeout=90s")
-    assert [(each["number"], each["is_current"], each["tags"]["tsx:model"]) for each in deploy.told("history")] == [
+    assert [(each["number"], each["is_current"], each["tags"]["tsx:model"]) for each in deploy.reported("history")] == [
         (1, False, "digits/1.0"), (2, True, "digits/1.0")
     ]  # fmt: skip
     deploy.verb("rollback", "--yes")
@@ -110,13 +110,13 @@ def test_going_back_points_to_the_earlier_version_and_forward_makes_no_other(dep
     assert "has no earlier version" in deploy.err
     deploy.apply("--set", "lambda.timeout=90s")
     assert alias()["version"] == "2"
-    assert len(deploy.told("history")) == 2
+    assert len(deploy.reported("history")) == 2
 
 
 def test_versions_beyond_those_that_are_kept_go_and_their_numbers_never_come_again(deploy: Deploy, course: Course) -> None:
     for memory in (1024, 2048, 3072, 4096):
         deploy.apply("--set", f"lambda.memory={memory}", "--set", "keep=2")
-    assert [each["number"] for each in deploy.told("history")] == [3, 4]
+    assert [each["number"] for each in deploy.reported("history")] == [3, 4]
     deploy.apply("--set", "lambda.memory=4096", "--set", "lambda.timeout=90", "--set", "keep=1")
     deploy.plan("--set", "lambda.memory=4096", "--set", "lambda.timeout=90", "--set", "keep=1", code=0)
 
@@ -170,7 +170,7 @@ def test_a_canary_that_is_left_keeps_its_share_and_is_picked_up(deploy: Deploy, 
     deploy.apply(*CANARY, "--set", "lambda.memory=2048", code=130)
     assert "keeps its share of the requests, and its alarms are not checked until this command runs again." in deploy.err
     assert alias() == {"version": "1", "weights": {"2": 0.2}}
-    assert deploy.told("status")["canary"] == [{"version": "2", "percent": 20.0, "model": "digits/1.0"}]
+    assert deploy.reported("status")["canary"] == [{"version": "2", "percent": 20.0, "model": "digits/1.0"}]
     clock.now += timedelta(minutes=8)  # of ten
     clock.happens, clock.waits = (lambda waits: None), 0
     deploy.apply(*CANARY, "--set", "lambda.memory=2048")
@@ -221,8 +221,8 @@ def test_all_that_stands_around_a_function_is_made_and_taken_away(deploy: Deploy
     assert course.provisioned["digits:live"]["RequestedProvisionedConcurrentExecutions"] == 1
     scaling = boto3.client("application-autoscaling")
     assert scaling.describe_scalable_targets(ServiceNamespace="lambda")["ScalableTargets"][0]["MaxCapacity"] == 9
-    told = deploy.told("status")
-    assert (told["queues"], told["provisioned"]) == ([{"arn": QUEUE, "state": "Enabled"}], 1)
+    reported = deploy.reported("status")
+    assert (reported["queues"], reported["provisioned"]) == ([{"arn": QUEUE, "state": "Enabled"}], 1)
     deploy.apply("--set", f"lambda.queue.arn={QUEUE}", "--set", "lambda.url=off", "--set", "lambda.provisioned=3")
     assert "Concurrency" not in client.get_function(FunctionName="digits")
     assert course.provisioned["digits:live"]["RequestedProvisionedConcurrentExecutions"] == 3
@@ -269,7 +269,7 @@ def test_an_update_that_fails_leaves_the_former_version_and_is_picked_up(deploy:
     assert alias()["version"] == "2"
 
 
-def test_a_role_that_there_is_not_is_told_at_once(deploy: Deploy, course: Course, clock: Clock) -> None:
+def test_a_role_that_there_is_not_is_reported_at_once(deploy: Deploy, course: Course, clock: Clock) -> None:
     deploy.apply("--role", "arn:aws:iam::123456789012:role/absent", code=1)
     assert "creating the function digits: InvalidParameterValueException: The role defined" in deploy.err
     assert clock.waits == 0
@@ -337,7 +337,9 @@ def test_a_function_that_somebody_else_has_made_is_left_alone(deploy: Deploy, co
         (["--set", "lambda.timeout=20m"], "lambda.timeout: Input should be less than or equal to 900"),
     ],
 )
-def test_what_makes_no_sense_is_told_before_anything_is_asked_of_aws(deploy: Deploy, course: Course, words: list[str], said: str) -> None:
+def test_what_makes_no_sense_is_reported_before_anything_is_asked_of_aws(
+    deploy: Deploy, course: Course, words: list[str], said: str
+) -> None:
     deploy.apply(*words, code=2)
     assert said in deploy.err
     assert "lambda:CreateFunction" not in course.asked
@@ -392,7 +394,7 @@ def test_values_of_secret_variables_are_in_no_plan(deploy: Deploy, course: Cours
     deploy.apply("--set", "env.API_TOKEN=one-secret", "--set", "env.LEVEL=low")
     words = deploy.wish("--set", "env.API_TOKEN=other-secret", "--set", "env.LEVEL=high")
     for form in ((), ("--json",)):
-        told = deploy("plan", *words, *form, code=2)
-        assert "secret" not in told
-        assert "(hidden)" in told
-        assert "high" in told
+        reported = deploy("plan", *words, *form, code=2)
+        assert "secret" not in reported
+        assert "(hidden)" in reported
+        assert "high" in reported

@@ -126,12 +126,12 @@ def test_purge_takes_the_repository_along(deploy: Deploy, docker: Engine) -> Non
     assert boto3.client("ecr").describe_repositories()["repositories"] == []
 
 
-def test_a_repository_that_is_none_of_ecr_is_told(deploy: Deploy, docker: Engine) -> None:
+def test_a_repository_that_is_none_of_ecr_is_reported(deploy: Deploy, docker: Engine) -> None:
     deploy("plan", "--set", "repository=docker.io/me/digits", code=1)
     assert "repository is docker.io/me/digits; sagemaker takes images from ECR only" in deploy.err
 
 
-def test_without_a_program_that_builds_the_ways_out_are_told(deploy: Deploy, docker: Engine, tmp_path: Path) -> None:
+def test_without_a_program_that_builds_the_ways_out_are_reported(deploy: Deploy, docker: Engine, tmp_path: Path) -> None:
     (tmp_path / "bin" / "docker").unlink()
     deploy("apply", "--yes", code=1)
     assert "docker is not installed; podman is not installed; buildah is not installed" in deploy.err

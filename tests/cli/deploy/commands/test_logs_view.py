@@ -63,11 +63,11 @@ def test_a_start_that_fails_shows_the_log_and_what_it_tells(
     assert main(["deploy", "status", *NAMED]) == 0
     assert "Likely: The image has no module 'cv2'." in capsys.readouterr().out
     assert main(["deploy", "status", *NAMED, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["status"], told["log"][-1]) == ("Failed", "ModuleNotFoundError: No module named 'cv2'")
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["status"], reported["log"][-1]) == ("Failed", "ModuleNotFoundError: No module named 'cv2'")
 
 
-def test_a_container_that_says_nothing_is_told_of(course: Course, archive: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_container_that_says_nothing_is_reported(course: Course, archive: str, capsys: pytest.CaptureFixture[str]) -> None:
     course.failure = PING
     assert main(["deploy", archive, *SAID]) == 1
     said = capsys.readouterr().err

@@ -38,8 +38,8 @@ class Deploy:
 
     def plan(self, *words: str, code: int) -> Any:
         said = ["digits.mar", "--target", "container", "--name", "digits", "--no-check", "--set", f"build.wheel={self.wheel}", "--json"]
-        told = json.loads(self("plan", *said, *words, code=code))
-        return {change["id"]: change["action"] for change in told["changes"]}
+        reported = json.loads(self("plan", *said, *words, code=code))
+        return {change["id"]: change["action"] for change in reported["changes"]}
 
     def verb(self, verb: str, *words: str, code: int = 0) -> str:
         return self(verb, "--name", "digits", "--target", "container", *words, code=code)
@@ -121,7 +121,7 @@ def test_one_that_does_not_get_well_makes_way_for_the_one_before(deploy: Deploy,
 
 
 @pytest.mark.usefixtures("processes")
-def test_what_a_container_says_is_shown_and_what_its_last_words_mean_is_told(deploy: Deploy, docker: Engine) -> None:
+def test_what_a_container_says_is_shown_and_what_its_last_words_mean_is_reported(deploy: Deploy, docker: Engine) -> None:
     deploy.verb("logs", code=1)
     deploy.apply()
     assert "loading digits" in deploy.verb("logs", "--lines", "1", "--since", "1h")
@@ -182,7 +182,7 @@ def test_a_container_that_has_stopped_is_started_again(deploy: Deploy, docker: E
 
 
 @pytest.mark.usefixtures("processes")
-def test_without_a_program_that_works_the_ways_out_are_told(deploy: Deploy, place: Path) -> None:
+def test_without_a_program_that_works_the_ways_out_are_reported(deploy: Deploy, place: Path) -> None:
     deploy.apply(code=1)
     assert "docker is not installed; podman is not installed. Install one of them, or write the files with --emit compose DIR" in deploy.err
     Engine(place / "bin", "docker", "podman").set(broken="Cannot connect to the Docker daemon")
@@ -195,7 +195,7 @@ def test_times_are_read_as_docker_and_podman_write_them() -> None:
     assert _time("2026-11-21T20:00:00.123456789Z") == _time("2026-11-21 21:00:00.5 +0100") == _time("2026-11-21T15:30:00-04:30")
 
 
-def test_a_server_that_is_not_there_is_told(deploy: Deploy, docker: Engine, place: Path, free_ports: Any) -> None:
+def test_a_server_that_is_not_there_is_reported(deploy: Deploy, docker: Engine, place: Path, free_ports: Any) -> None:
     deploy.apply("--set", f"container.port={free_ports(1)[0]}")
     (place / "in.json").write_text("{}")
     deploy.verb("invoke", "in.json", code=1)

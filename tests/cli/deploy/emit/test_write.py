@@ -227,8 +227,8 @@ def test_files_are_written_with_all_that_a_build_needs_and_may_be_written_again(
     there = {path.name for path in (tmp_path / "out").iterdir()}
     assert there == {"Dockerfile", ".dockerignore", "compose.yaml", "model.mar", deploy.wheel.name, ".tsx-emitted.json", *LOCKS}
     assert (tmp_path / "out" / "model.mar").read_bytes() == (tmp_path / "digits.mar").read_bytes()
-    told = json.loads(deploy("--emit", "compose", "out", "--set", "container.port=9000", "--json"))
-    assert "out/compose.yaml" in told["files"]
+    reported = json.loads(deploy("--emit", "compose", "out", "--set", "container.port=9000", "--json"))
+    assert "out/compose.yaml" in reported["files"]
     assert "127.0.0.1:9000:8080" in (tmp_path / "out" / "compose.yaml").read_text()
 
 
@@ -266,7 +266,7 @@ def test_requirements_of_the_archive_are_installed_in_the_image(deploy: Deploy, 
         (["--emit", "compose", "out", "--set", "container.memory=much"], "container.memory: String should match"),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_told_and_nothing_is_written(deploy: Deploy, tmp_path: Path, words: list[str], said: str) -> None:
+def test_what_makes_no_sense_is_reported_and_nothing_is_written(deploy: Deploy, tmp_path: Path, words: list[str], said: str) -> None:
     deploy(*words, code=1 if "absent" in said else 2)
     assert said in deploy.err
     assert not (tmp_path / "out").exists()

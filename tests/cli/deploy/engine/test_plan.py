@@ -44,8 +44,8 @@ def test_what_the_platform_adds_of_its_own_is_no_difference() -> None:
 def test_each_value_that_differs_is_named_with_its_old_and_new() -> None:
     wanted = resource("a", limits={"memory": 2, "cpu": 1}, tags={"tsx:name": "n"})
     changes = plan([wanted], {"a": Observed("the-a", {"limits": {"memory": 1, "cpu": 1}})}, TRAITS).changes
-    told = [(field.path, field.old, field.new) for field in changes[0].fields]
-    assert told == [("limits.memory", 1, 2), ("tags.tsx:name", None, "n")]
+    reported = [(field.path, field.old, field.new) for field in changes[0].fields]
+    assert reported == [("limits.memory", 1, 2), ("tags.tsx:name", None, "n")]
     assert changes[0].action == "update"
 
 
@@ -61,7 +61,7 @@ def test_what_the_platform_does_not_tell_again_is_not_compared() -> None:
     assert plan([resource("b", "Bare", tags={"k": "v"})], {"b": Observed("the-b", {})}, TRAITS).is_empty
 
 
-def test_what_has_failed_is_made_anew_and_says_why() -> None:
+def test_what_has_failed_is_made_again_and_says_why() -> None:
     wanted = resource("a")
     change = plan([wanted], {"a": replace(as_it_is(wanted), state="failed", reason="no ping")}, TRAITS).changes[0]
     assert (change.action, change.reason) == ("replace", "it has failed: no ping")

@@ -33,5 +33,5 @@ def test_values_of_secret_variables_are_hidden_and_no_others(value: Any, shown: 
 
 def test_a_value_that_stands_alone_is_hidden_by_its_path() -> None:
     change = Change("update", Resource("a", "k", "n", {}), None, (Field("Environment.Variables.HF_TOKEN", "x", "y"),))
-    (told,) = Plan((change,)).as_json()["changes"][0]["fields"]
-    assert (told["old"], told["new"]) == (HIDDEN, HIDDEN)
+    (reported,) = Plan((change,)).as_json()["changes"][0]["fields"]
+    assert (reported["old"], reported["new"]) == (HIDDEN, HIDDEN)

@@ -35,8 +35,8 @@ class Deploy:
         return self("apply", "digits.mar", "--no-check", "--yes", "--image", IMAGE, *words, code=code)
 
     def plan(self, *words: str, code: int) -> dict[str, str]:
-        told = json.loads(self("plan", "digits.mar", "--no-check", "--json", "--image", IMAGE, *words, code=code))
-        return {change["id"]: change["action"] for change in told["changes"]}
+        reported = json.loads(self("plan", "digits.mar", "--no-check", "--json", "--image", IMAGE, *words, code=code))
+        return {change["id"]: change["action"] for change in reported["changes"]}
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def test_a_change_is_shown_rolled_out_and_gone_back_from(deploy: Deploy, cluster
 def test_what_is_not_asked_for_any_more_goes(deploy: Deploy, cluster: Cluster) -> None:
     deploy.apply()
     words = ("--set", "kubernetes.monitoring=false", "--set", "kubernetes.most_replicas=2")
-    told = deploy.plan(*words, code=2)
-    assert {id: action for id, action in told.items() if action == "delete"} == {
+    reported = deploy.plan(*words, code=2)
+    assert {id: action for id, action in reported.items() if action == "delete"} == {
         "ServiceMonitor0": "delete", "HorizontalPodAutoscaler0": "delete"
     }  # fmt: skip
     deploy.apply(*words)
@@ -108,7 +108,7 @@ def test_a_rollout_that_fails_says_what_its_pods_wait_for_and_is_mended(deploy: 
     deploy.apply("--set", "env.A=c")
 
 
-def test_a_cluster_that_does_not_answer_is_told_without_what_kubectl_writes_for_itself() -> None:
+def test_a_cluster_that_does_not_answer_is_reported_without_what_kubectl_writes_for_itself() -> None:
     inner = 'E1121 22:12:23.389374   22390 memcache.go:265] "Unhandled Error" err="connection refused"\n'
     said = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
     assert last_output(subprocess.CompletedProcess([], 1, "", inner * 3 + said)) == said
@@ -123,7 +123,7 @@ def test_destroy_leaves_nothing(deploy: Deploy, cluster: Cluster) -> None:
     assert "there is no deployment 'digits' on the namespace default" in deploy.err or "in the namespace default" in deploy.err
 
 
-def test_what_the_cluster_does_not_know_is_told_with_what_leaves_it_out(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_cluster_does_not_know_is_reported_with_what_leaves_it_out(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
     Cluster(monkeypatch, unknown=frozenset({"ServiceMonitor", "InferenceService", "ClusterServingRuntime"}))
     deploy.apply(code=1)
     assert (
@@ -154,7 +154,7 @@ def test_kserve_serves_an_archive_that_lies_elsewhere(deploy: Deploy, cluster: C
     assert deploy.plan(*words, code=2) == {"ClusterServingRuntime": "create", "InferenceService": "create"}
 
 
-def test_without_kubectl_and_without_a_place_for_the_image_the_ways_are_told(deploy: Deploy, cluster: Cluster, tmp_path: Path) -> None:
+def test_without_kubectl_and_without_a_place_for_the_image_the_ways_are_reported(deploy: Deploy, cluster: Cluster, tmp_path: Path) -> None:
     said = ["deploy", "digits.mar", "--name", "digits", "--target", "kubernetes", "--no-check", "--yes", "--set", "build.wheel=w.whl"]
     (tmp_path / "w.whl").touch()
     assert main(said) == 2
@@ -164,7 +164,7 @@ def test_without_kubectl_and_without_a_place_for_the_image_the_ways_are_told(dep
     assert "kubectl is not installed; install it, or write the manifests with --emit kubernetes DIR" in deploy.err
 
 
-def test_a_rollout_that_has_failed_is_applied_anew(deploy: Deploy, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollout_that_has_failed_is_applied_again(deploy: Deploy, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     deploy.apply()
     cluster.failure = "ImagePullBackOff"
     deploy.apply("--set", "env.A=b", code=1)

@@ -35,7 +35,7 @@ PING = "The primary container for production variant AllTraffic did not pass the
         ("The image manifest, config or layer media type is not supported", "", "the image has a format that", "--provenance=false"),
     ],
 )  # fmt: skip
-def test_each_cause_is_told_with_what_to_do(reason: str, line: str, cause: str, way: str) -> None:
+def test_each_cause_is_reported_with_what_to_do(reason: str, line: str, cause: str, way: str) -> None:
     found = diagnose(reason, ["INFO starting", line, "INFO ending"])
     assert cause.lower() in str(found[0]).lower()
     assert way in str(found[0])
@@ -48,7 +48,7 @@ def test_what_the_log_shows_goes_before_what_the_platform_says() -> None:
     assert found[0].line == "ModuleNotFoundError: No module named 'cv2'"
 
 
-def test_of_many_causes_the_first_three_are_told_and_none_twice() -> None:
+def test_of_many_causes_the_first_three_are_reported_and_none_twice() -> None:
     lines = ["No module named 'a'", "ModuleNotFoundError: No module named 'a'", "ModuleNotFoundError: No module named 'a.b'"]
     assert len(diagnose("", lines)) == 1
     assert len(diagnose(PING, ["MemoryError", "exec format error", "Address already in use", "No space left on device"])) == 3

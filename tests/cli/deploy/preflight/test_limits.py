@@ -13,14 +13,14 @@ from tsx_cli.deploy.preflight.limits import GIB, LIMITS, MIB, SET, ModelProfile,
 SMALL = {"packed": 1000, "unpacked": 2000}
 
 
-def told(target: str, known: dict[str, Any], more: dict[str, TargetLimit] | None = None, **place: Any) -> list[tuple[bool, str]]:
+def reported(target: str, known: dict[str, Any], more: dict[str, TargetLimit] | None = None, **place: Any) -> list[tuple[bool, str]]:
     where = TargetProfile(target, {**LIMITS[target], **(more or {})}, **place)
     return [(each.is_error, each.text) for each in findings(where, ModelProfile(**{**SMALL, **known}))]
 
 
 @pytest.mark.parametrize("target", LIMITS)
 def test_a_small_archive_fits_everywhere(target: str) -> None:
-    assert told(target, {"p99_ms": 20.0, "samples": {"image/png": 8000}, "load_seconds": 2.0, "device": "cpu"}) == []
+    assert reported(target, {"p99_ms": 20.0, "samples": {"image/png": 8000}, "load_seconds": 2.0, "device": "cpu"}) == []
 
 
 @pytest.mark.parametrize("limits", LIMITS.values())
@@ -52,41 +52,41 @@ def test_each_limit_says_where_it_is_written(limits: dict[str, TargetLimit]) -> 
         ("sagemaker", {"device": "cpu"}, {"instance_type": "ml.g5.xlarge", "has_gpu": True}, False, "ml.g5.xlarge has a GPU"),
     ],
 )  # fmt: skip
-def test_what_goes_beyond_a_limit_is_told_with_a_way_out(
+def test_what_goes_beyond_a_limit_is_reported_with_a_way_out(
     target: str, known: dict[str, Any], place: dict[str, Any], is_error: bool, said: str
 ) -> None:
-    found = told(target, known, **place)
+    found = reported(target, known, **place)
     assert [error for error, text in found if said in text] == [is_error], found
 
 
 def test_limits_that_the_deployment_sets_name_the_key_that_raises_them() -> None:
     start = {"start": TargetLimit(60, SET, "sagemaker.startup_timeout")}
-    assert told("sagemaker", {"load_seconds": 70.0}, start) == [
+    assert reported("sagemaker", {"load_seconds": 70.0}, start) == [
         (True, "it took 70.0 s to load on this machine, and SageMaker gives it 60 s to start: raise sagemaker.startup_timeout")
     ]
-    assert "gives it 60 s to start, its image and model downloaded" in told("sagemaker", {"load_seconds": 30.0}, start)[0][1]
+    assert "gives it 60 s to start, its image and model downloaded" in reported("sagemaker", {"load_seconds": 30.0}, start)[0][1]
     memory = {"memory": TargetLimit(2 * GIB, SET, "sagemaker.serverless.memory")}
-    (found,) = told("sagemaker serverless", {"unpacked": 3 * GIB}, memory)
+    (found,) = reported("sagemaker serverless", {"unpacked": 3 * GIB}, memory)
     assert found == (
         True,
         "the content of the archive has 3 GiB, and SageMaker serverless has 2 GiB of memory: raise sagemaker.serverless.memory",
     )
-    (found,) = told("sagemaker serverless", {"unpacked": GIB + GIB // 2}, memory)
+    (found,) = reported("sagemaker serverless", {"unpacked": GIB + GIB // 2}, memory)
     assert found[0] is False
 
 
 @given(st.sampled_from(sorted(LIMITS)), st.integers(0, 1 << 40), st.integers(0, 1 << 40))
 def test_more_is_never_better(target: str, small: int, more: int) -> None:
     def errors(size: int) -> int:
-        return sum(is_error for is_error, _ in told(target, {"samples": {"image/png": size}, "image_bytes": size, "unpacked": size}))
+        return sum(is_error for is_error, _ in reported(target, {"samples": {"image/png": size}, "image_bytes": size, "unpacked": size}))
 
     assert errors(min(small, more)) <= errors(max(small, more))
 
 
 def test_errors_come_first() -> None:
-    found = told("sagemaker", {"measured": {"a/b": 5 * MIB}, "samples": {"a/b": 1 << 30}, "p99_ms": 70_000.0})
+    found = reported("sagemaker", {"measured": {"a/b": 5 * MIB}, "samples": {"a/b": 1 << 30}, "p99_ms": 70_000.0})
     assert [is_error for is_error, _ in found] == [True, True, False]
 
 
-def test_sizes_are_told_in_the_units_of_limits() -> None:
+def test_sizes_are_reported_in_the_units_of_limits() -> None:
     assert [size_of(each) for each in (3, 4096, 6 * MIB, 10 * GIB)] == ["3 bytes", "4 KiB", "6 MiB", "10 GiB"]

@@ -69,9 +69,9 @@ def test_a_damaged_archive_is_not_deployed(course: Course, capsys: pytest.Captur
 
 def with_checksum(manifest: bytes) -> bytes:
     """One that is not that of the file."""
-    told = json.loads(manifest)
-    told.setdefault("tsx", {}).setdefault("sha256", {})["handler.py"] = "0" * 64
-    return json.dumps(told).encode()
+    reported = json.loads(manifest)
+    reported.setdefault("tsx", {}).setdefault("sha256", {})["handler.py"] = "0" * 64
+    return json.dumps(reported).encode()
 
 
 def test_what_the_target_does_not_take_stops_before_anything_is_asked(
@@ -84,9 +84,9 @@ def test_what_the_target_does_not_take_stops_before_anything_is_asked(
     assert "SageMaker ends one after 60 s" in said
     assert "Nothing was changed; --no-check deploys it anyway" in said
     assert main(["deploy", "plan", str(archive), *SAID, "--no-check", "--json"]) == 2
-    told = json.loads(capsys.readouterr().out)
-    assert [each["level"] for each in told["findings"]] == ["error", "error"]
-    assert told["findings"][0]["source"].startswith("https://")
+    reported = json.loads(capsys.readouterr().out)
+    assert [each["level"] for each in reported["findings"]] == ["error", "error"]
+    assert reported["findings"][0]["source"].startswith("https://")
 
 
 def test_the_plan_shows_what_its_benchmark_promises(course: Course, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -102,11 +102,11 @@ def test_the_plan_shows_what_its_benchmark_promises(course: Course, capsys: pyte
     assert "batches take (size: ms) 1: 15.5, 2: " in out
     assert "to scale, autoscaling.target = " in out
     assert main(["deploy", "plan", str(archive), *SAID, "--json"]) == 2
-    told = json.loads(capsys.readouterr().out)["measured"]
-    assert (told["rps"], told["configuration"]["batch_size"]) == (best.throughput, 4)
+    reported = json.loads(capsys.readouterr().out)["measured"]
+    assert (reported["rps"], reported["configuration"]["batch_size"]) == (best.throughput, 4)
 
 
-def test_scaling_that_comes_too_late_is_told() -> None:
+def test_scaling_that_comes_too_late_is_reported() -> None:
     kept = record_of(results())
     given = {"name": "m", "target": "sagemaker", "model": "m.mar"}
     late = outlook(kept, read_spec(None, {**given, "sagemaker": {"autoscaling": {"min": 1, "max": 3, "target": 500}}}))

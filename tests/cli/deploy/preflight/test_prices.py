@@ -140,9 +140,9 @@ def test_a_function_costs_by_its_requests(prices: Prices, more: dict[str, Any], 
 def test_concurrency_that_is_kept_costs_while_nobody_asks(prices: Prices) -> None:
     prices.regions[REGION].functions["x86_64"].provisioned_use = 0.0000097222
     own = {"memory": 1024, "autoscaling": {"min": 2, "max": 4}}
-    told = cost(spec(target="lambda", **{"lambda": own}), REGION, prices)
-    assert told.lines(TODAY)[0].startswith("cost: $0.030 to $0.060 an hour, $21.90 to $43.80 a month, for 2 kept ready with 1024 MiB")
-    assert told.lines(TODAY)[1].strip().startswith("the cost per request is unknown, because its archive was never measured")
+    reported = cost(spec(target="lambda", **{"lambda": own}), REGION, prices)
+    assert reported.lines(TODAY)[0].startswith("cost: $0.030 to $0.060 an hour, $21.90 to $43.80 a month, for 2 kept ready with 1024 MiB")
+    assert reported.lines(TODAY)[1].strip().startswith("the cost per request is unknown, because its archive was never measured")
 
 
 def test_machines_of_ones_own_have_no_price(prices: Prices) -> None:
@@ -152,16 +152,20 @@ def test_machines_of_ones_own_have_no_price(prices: Prices) -> None:
 
 
 def test_what_is_not_known_is_said_to_be_unknown_and_never_nothing(prices: Prices) -> None:
-    told = cost(spec(), "us-west-2", prices)
-    assert told.lines(TODAY) == ["cost: unknown, because there are no prices for us-west-2 on this machine: tsx deploy prices --refresh"]
-    assert (told.as_json()["per_hour"], told.as_json()["per_month"], told.as_json()["prices_of"]) == (None, None, None)
+    reported = cost(spec(), "us-west-2", prices)
+    assert reported.lines(TODAY) == [
+        "cost: unknown, because there are no prices for us-west-2 on this machine: tsx deploy prices --refresh"
+    ]
+    assert (reported.as_json()["per_hour"], reported.as_json()["per_month"], reported.as_json()["prices_of"]) == (None, None, None)
 
 
-def test_old_prices_are_told_to_be_old(prices: Prices) -> None:
+def test_old_prices_are_reported_to_be_old(prices: Prices) -> None:
     assert cost(spec(), REGION, prices).lines(date(2027, 3, 1))[-1].strip() == "these prices are 100 days old: tsx deploy prices --refresh"
 
 
-def test_the_file_keeps_other_regions_and_a_damaged_one_is_told(prices: Prices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_keeps_other_regions_and_a_damaged_one_is_reported(
+    prices: Prices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = tmp_path / "prices.json"
     monkeypatch.setattr("tsx_cli.deploy.preflight.prices.price_file", lambda: place)
     keep_prices("us-east-1", prices.regions[REGION])
@@ -180,5 +184,5 @@ def test_a_person_refreshes_and_sees_them(cloud: Cloud, capsys: pytest.CaptureFi
     assert main(["deploy", "prices", "--refresh", "--region", REGION]) == 0
     assert f"{REGION}: prices of 2 instance types of SageMaker, 1 size of serverless endpoints, Lambda, as of " in capsys.readouterr().out
     assert main(["deploy", "prices", "--region", REGION, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["regions"][REGION]
-    assert told["instances"]["ml.g5.xlarge"]["hour"] == 1.761
+    reported = json.loads(capsys.readouterr().out)["regions"][REGION]
+    assert reported["instances"]["ml.g5.xlarge"]["hour"] == 1.761

@@ -51,8 +51,8 @@ def test_an_endpoint_is_planned_made_and_then_as_it_should_be(deploy: Deploy, co
 
 def test_a_change_is_shown_and_brings_the_endpoint_to_a_new_configuration(deploy: Deploy, course: Course) -> None:
     deploy.apply()
-    told = deploy.plan("--set", "sagemaker.instances=3", code=2)
-    assert actions(told) | {"Model": "", "Endpoint": ""} == {
+    reported = deploy.plan("--set", "sagemaker.instances=3", code=2)
+    assert actions(reported) | {"Model": "", "Endpoint": ""} == {
         "Bucket": "same", "ModelData": "same", "Model": "", "EndpointConfig": "create", "Endpoint": ""
     }  # fmt: skip
     out = deploy.apply("--set", "sagemaker.instances=3")
@@ -174,7 +174,9 @@ def test_what_somebody_else_has_made_is_left_alone(deploy: Deploy, course: Cours
         (["--set", "sagemaker.autoscaling.min=0"], "which SageMaker allows for asynchronous endpoints only"),
     ],
 )
-def test_what_makes_no_sense_is_told_before_anything_is_asked_of_aws(deploy: Deploy, course: Course, words: list[str], said: str) -> None:
+def test_what_makes_no_sense_is_reported_before_anything_is_asked_of_aws(
+    deploy: Deploy, course: Course, words: list[str], said: str
+) -> None:
     deploy.apply(*words, code=2)
     assert said in deploy.err
     assert course.calls == []
@@ -185,13 +187,13 @@ def test_the_file_says_what_the_command_line_does_not(deploy: Deploy, course: Co
     text += f'[deploy.sagemaker]\nrole = "{ROLE}"\ninstances = 2\n[deploy.big]\nsagemaker = {{instances = 4}}\n'
     (tmp_path / "tsx.toml").write_text(text)
     for name, instances in (("small", 2), ("big", 4)):
-        told = json.loads(deploy("plan", "--name", name, "--json", code=2))
-        config = next(change for change in told["changes"] if change["id"] == "EndpointConfig")
+        reported = json.loads(deploy("plan", "--name", name, "--json", code=2))
+        config = next(change for change in reported["changes"] if change["id"] == "EndpointConfig")
         values = {field["path"]: field["new"] for field in config["fields"]}
         assert values["ProductionVariants"][0]["InitialInstanceCount"] == instances
 
 
-def test_without_a_region_the_way_to_name_one_is_told(deploy: Deploy, course: Course, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_region_the_way_to_name_one_is_reported(deploy: Deploy, course: Course, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     deploy.plan(code=2)  # AWS_REGION names it
     with monkeypatch.context() as patch:
@@ -203,7 +205,9 @@ def test_without_a_region_the_way_to_name_one_is_told(deploy: Deploy, course: Co
     assert "no region: give --region eu-central-1, or set AWS_REGION" in deploy.err
 
 
-def test_a_start_that_was_left_is_waited_for_and_its_failure_told(deploy: Deploy, course: Course, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_was_left_is_waited_for_and_its_failure_reported(
+    deploy: Deploy, course: Course, monkeypatch: pytest.MonkeyPatch
+) -> None:
     course.looks = 8  # some of them for the plan
 
     def leave(seconds: float) -> None:

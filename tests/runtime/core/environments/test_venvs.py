@@ -55,9 +55,9 @@ def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
 def model(directory: Path, requirements: str, *, handler: str = HANDLER, config: str = "", wheels: bool = True) -> Path:
     make_model(directory, handler, config=config)
     manifest = directory / "MAR-INF" / "MANIFEST.json"
-    told = json.loads(manifest.read_text())
-    told["model"]["requirementsFile"] = "requirements.txt"
-    manifest.write_text(json.dumps(told))
+    reported = json.loads(manifest.read_text())
+    reported["model"]["requirementsFile"] = "requirements.txt"
+    manifest.write_text(json.dumps(reported))
     (directory / "requirements.txt").write_text(requirements)
     if wheels:
         make_wheel(directory / "wheels", "iniconfig", "99.0")
@@ -100,10 +100,10 @@ def test_models_that_ask_alike_share_one_environment_and_get_their_own_packages_
         versions = await asyncio.gather(registry.register_path(one, order()), registry.register_path(two, order()))
         first, second = [json.loads(await ask(version, "")) for version in versions]
         [entry] = built(cache)
-        for told in (first, second):
-            assert told["version"] == "99.0"
-            assert Path(told["file"]).is_relative_to(entry / "files")
-            assert told["psutil"] == psutil.__file__
+        for reported in (first, second):
+            assert reported["version"] == "99.0"
+            assert Path(reported["file"]).is_relative_to(entry / "files")
+            assert reported["psutil"] == psutil.__file__
         assert (first["prefix"], first["environment"]) == (sys.prefix, None)
         assert second["prefix"] == second["environment"] == str(entry / "files")
         assert second["script"] == "99.0\n"
@@ -116,7 +116,7 @@ def test_models_that_ask_alike_share_one_environment_and_get_their_own_packages_
     served(test, cache)
 
 
-def test_a_failed_installation_is_told_in_pips_words_and_leaves_nothing(tmp_path):
+def test_a_failed_installation_is_reported_in_pips_words_and_leaves_nothing(tmp_path):
     cache = tmp_path / "cache"
     directory = model(tmp_path / "m", "no-such-package==1.0\n")
 

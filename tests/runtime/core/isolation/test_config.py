@@ -348,7 +348,7 @@ def test_a_description_says_what_holds(tmp_path):
     with_registry(test, models={"m": ModelSettings(isolation="on")}, cache_dir=tmp_path / "cache")
 
 
-def test_a_model_sets_anew_what_is_set_for_all():
+def test_a_model_sets_again_what_is_set_for_all():
     models = {"free": ModelSettings(isolation="off"), "online": ModelSettings(isolation_network=True, isolation_cpus=0.5)}
     settings = Settings(isolation="on", isolation_memory=512, isolation_processes=64, models=models)
     assert isolation_of(settings, "free") is None

@@ -98,9 +98,9 @@ def test_the_program_of_the_machines_numbers_is_started_without(monkeypatch: pyt
     plant(monkeypatch)
     system = System(Settings(system_metrics_cmd=f"sh -c 'env > {tmp_path}/env'"))
     asyncio.run(system._run(system._command or ""))
-    told = (tmp_path / "env").read_text()
-    assert "HARMLESS=seen" in told
-    assert SECRET not in told
+    reported = (tmp_path / "env").read_text()
+    assert "HARMLESS=seen" in reported
+    assert SECRET not in reported
 
 
 def plant(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ OUTER = st.sampled_from(["format", "measured", "slo", "environment", "best"])
 INNER = st.sampled_from(["cpu", "cores", "gpus", "describes", "p99_ms"])
 
 
-def test_figures_from_here_are_told_as_such_and_others_as_others() -> None:
+def test_figures_from_here_are_reported_as_such_and_others_as_others() -> None:
     assert str(parse_measured(json.dumps(KEPT).encode())) == (
         "measured 2026-11-21 on 2 cores of Sort of a CPU: 210 requests/s, p99 38.4 ms under p99<100ms, with cpu, 2 workers, batch 8"
     )
@@ -46,7 +46,7 @@ def test_whatever_stands_there_is_read_or_left_out(value: Any, key: str, inner: 
         assert found is None or str(found).isprintable()
 
 
-def test_what_is_no_measurement_is_told_once_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_no_measurement_is_reported_once_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert read_benchmark_record(tmp_path) is None
     assert not caplog.records
     for content in (b"", b"{}", b"[" * 100_000, json.dumps(KEPT | {"format": 2}).encode(), b" " * LARGEST + json.dumps(KEPT).encode()):
@@ -59,7 +59,7 @@ def test_what_is_no_measurement_is_told_once_and_left_out(tmp_path: Path, caplog
     assert isinstance(read_benchmark_record(tmp_path), BenchmarkRecord)
 
 
-def test_a_machine_is_told_by_what_it_computes_with() -> None:
+def test_a_machine_is_reported_by_what_it_computes_with() -> None:
     one = Hardware("Some CPU", 2, ())
     assert one.fingerprint == Hardware("Some CPU", 2, ()).fingerprint
     assert len({one.fingerprint, one._replace(cores=4).fingerprint, one._replace(gpus=("H100",)).fingerprint}) == 3

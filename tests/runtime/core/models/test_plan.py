@@ -92,15 +92,15 @@ def test_the_default_version_answers_unless_one_is_asked_for():
 def test_what_a_config_properties_says_of_a_version_stands_below_the_archive_and_above_the_defaults():
     own = VersionSettings(min_workers=2, max_workers=3, batch_size=4, max_batch_delay=5, response_timeout=6, startup_timeout=7)
 
-    def told(order=None, yaml=None):
+    def reported(order=None, yaml=None):
         config, _ = parse_model_config(yaml or {})
         made = plan(RegisterOrder(url="m.mar", **(order or {})), config, Settings(default_workers_per_model=9), 0, own)
         return made.min_workers, made.max_workers, made.batch_size, made.max_batch_delay, made.response_timeout, made.startup_timeout
 
-    assert told() == (2, 3, 4, 5, 6, 7)
+    assert reported() == (2, 3, 4, 5, 6, 7)
     yaml = {"minWorkers": 1, "maxWorkers": 1, "batchSize": 8, "maxBatchDelay": 8, "responseTimeout": 8, "startupTimeout": 8}
-    assert told(yaml=yaml) == (1, 1, 8, 8, 8, 8)
-    assert told({"initial_workers": 0, "max_workers": 2, "batch_size": 1}, yaml)[:3] == (0, 2, 1)
+    assert reported(yaml=yaml) == (1, 1, 8, 8, 8, 8)
+    assert reported({"initial_workers": 0, "max_workers": 2, "batch_size": 1}, yaml)[:3] == (0, 2, 1)
 
 
 def test_a_start_may_bring_a_number_of_workers_for_models_that_ask_for_none():

@@ -28,7 +28,7 @@ from tsx_runtime.errors import (
 pytestmark = pytest.mark.usefixtures("processes")
 
 
-def test_a_model_that_does_not_load_is_told_with_the_workers_own_traceback_and_is_not_registered(tmp_path):
+def test_a_model_that_does_not_load_is_reported_with_the_workers_own_traceback_and_is_not_registered(tmp_path):
     async def test(registry):
         path = talker(tmp_path / "m", "import nothing_of_that_name\n")
         with pytest.raises(LoadFailed, match="nothing_of_that_name") as caught:

@@ -247,7 +247,7 @@ def test_a_server_that_stops_does_not_wait_for_sequences_of_replaced_versions(tm
     with_registry(test, unregister_model_timeout=10_000)
 
 
-def test_sequences_that_take_too_long_are_ended_and_told_so(tmp_path):
+def test_sequences_that_take_too_long_are_ended_and_reported_so(tmp_path):
     async def test(registry):
         one = await registry.register_path(sums(tmp_path / "1", 0), order())
         assert await add(one, "a", "1") == 1
@@ -259,7 +259,7 @@ def test_sequences_that_take_too_long_are_ended_and_told_so(tmp_path):
     with_registry(test, unregister_model_timeout=1)
 
 
-def test_sequences_that_expire_meanwhile_are_told_so(tmp_path):
+def test_sequences_that_expire_meanwhile_are_reported_so(tmp_path):
     async def test(registry):
         one = await registry.register_path(sums(tmp_path / "1", 0, idle=200), order())
         assert await add(one, "a", "1") == 1

@@ -145,7 +145,7 @@ def test_as_many_are_slower_than_a_quantile_as_it_says(counts: tuple[int, ...], 
 
 
 @given(first=st.integers(0, 100), then=st.integers(0, 100))
-def test_counters_that_began_anew_lose_nothing_that_was_counted_since(first: int, then: int) -> None:
+def test_counters_that_began_again_lose_nothing_that_was_counted_since(first: int, then: int) -> None:
     before, later = Counts(first, 0, (first, 0)), Counts(then, 0, (then, 0))
     assert later.since(before).requests == (then - first if then >= first else then)
 

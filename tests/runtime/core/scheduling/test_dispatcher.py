@@ -416,17 +416,17 @@ def test_a_deadline_is_acted_on_while_every_worker_is_busy():
     asyncio.run(main())
 
 
-def test_who_is_refused_while_workers_load_is_told_when_one_will_serve():
+def test_who_is_refused_while_workers_load_is_notified_when_one_will_serve():
     async def main():
         dispatcher = Dispatcher('Model "m" [Version 1.0]', BatchLimits(1), Bounds(1))
         dispatcher.accept(True)
         submit(dispatcher, b"waits")
-        for left, told in ((41.2, 42), (3.0, 3), (None, 1)):  # what was said is not said again when it holds no more
+        for left, reported in ((41.2, 42), (3.0, 3), (None, 1)):  # what was said is not said again when it holds no more
             dispatcher.seconds_until_ready = lambda left=left: left
             [refused] = submit(dispatcher, b"too many")
-            with pytest.raises(QueueFull, match=f"try again in {told} s") as caught:
+            with pytest.raises(QueueFull, match=f"try again in {reported} s") as caught:
                 await answer(refused)
-            assert caught.value.retry_after == told
+            assert caught.value.retry_after == reported
         channel, peer = await connect(dispatcher)
         dispatcher.seconds_until_ready = lambda: 1000.0
         dispatcher.add(channel)

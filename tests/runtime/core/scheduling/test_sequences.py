@@ -186,7 +186,7 @@ def test_many_that_expire_at_once_are_ended_in_several_calls():
     assert left == [1500, 500, 0]
 
 
-def test_who_starts_a_sequence_anew_need_not_be_told_that_it_was_lost():
+def test_who_starts_a_sequence_again_need_not_be_notified_that_it_was_lost():
     sequences, worker = started()
     sequences.lost(worker, "is over")
     assert sequences.admit(FakeJob(), mark(start=True), 1.0) is None
@@ -291,7 +291,7 @@ def test_sequences_that_ended_leave_nothing_behind() -> None:
     assert sum(len(kept) for kept in vars(sequences).values() if isinstance(kept, dict | list | set)) < 100
 
 
-def test_who_follows_a_request_that_left_before_it_began_its_sequence_is_told_so() -> None:
+def test_who_follows_a_request_that_left_before_it_began_its_sequence_is_notified_so() -> None:
     async def main() -> None:
         dispatcher = SequenceDispatcher("m", LIMITS, Bounds(), TERMS, HeaderNames())
         dispatcher.accept(True)

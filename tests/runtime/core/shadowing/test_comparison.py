@@ -35,7 +35,7 @@ def answer(body: bytes | object, status: int = 200, **headers: str) -> ComparedA
     return ComparedAnswer(status, {name.replace("_", "-"): value for name, value in headers.items()}, content)
 
 
-def told(how: Compare, first: Any, second: Any, plugin: Comparison | None = None) -> str | None:
+def reported(how: Compare, first: Any, second: Any, plugin: Comparison | None = None) -> str | None:
     one, other = (value if isinstance(value, ComparedAnswer) else answer(value) for value in (first, second))
     found = compare(how, b"asked", one, other, plugin)
     return None if found is None else found.between("client", "shadow")
@@ -43,7 +43,7 @@ def told(how: Compare, first: Any, second: Any, plugin: Comparison | None = None
 
 @given(ways, bodies)
 def test_an_answer_agrees_with_itself(how: Compare, body: bytes) -> None:
-    assert told(how, body, bytes(bytearray(body))) is None
+    assert reported(how, body, bytes(bytearray(body))) is None
 
 
 @given(json_values)
@@ -57,13 +57,13 @@ def test_a_value_differs_nowhere_from_its_copy(value: Any) -> None:
 @given(ways, bodies, bodies)
 def test_whether_two_agree_does_not_depend_on_whose_is_first_where_nothing_is_relative(how: Compare, first: bytes, second: bytes) -> None:
     if how.kind != "numeric" or how.rtol == 0:
-        assert (told(how, first, second) is None) == (told(how, second, first) is None)
+        assert (reported(how, first, second) is None) == (reported(how, second, first) is None)
 
 
 @given(bodies, bodies)
 def test_what_agrees_exactly_agrees_within_a_tolerance(first: bytes, second: bytes) -> None:
-    if told(Compare(), first, second) is None:
-        assert told(Compare(kind="numeric"), first, second) is None
+    if reported(Compare(), first, second) is None:
+        assert reported(Compare(kind="numeric"), first, second) is None
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 0.1), st.floats(0, 1), st.data())
@@ -76,8 +76,8 @@ def test_numbers_agree_up_to_the_tolerance_and_not_beyond(values: list[float], r
         return {"scores": [value + by if place == index else value for index, value in enumerate(values)]}
 
     if abs(values[place] + room * 0.99 - values[place]) <= room:  # a sum is rounded
-        assert told(how, moved(0), moved(room * 0.99)) is None
-    beyond = told(how, moved(0), moved(room * 1.01 + 1e-3))
+        assert reported(how, moved(0), moved(room * 0.99)) is None
+    beyond = reported(how, moved(0), moved(room * 1.01 + 1e-3))
     assert beyond is not None
     assert beyond.startswith(f"scores.{place}: ")
 
@@ -103,37 +103,37 @@ def test_numbers_agree_up_to_the_tolerance_and_not_beyond(values: list[float], r
         (b"{}", b"plain", "the answer: JSON (client), not JSON (shadow)"),
     ],
 )
-def test_where_numbers_differ_is_told(first: Any, second: Any, why: str | None) -> None:
-    found = told(Compare(kind="numeric"), first, second)
+def test_where_numbers_differ_is_reported(first: Any, second: Any, why: str | None) -> None:
+    found = reported(Compare(kind="numeric"), first, second)
     assert found is None if why is None else found is not None and found.startswith(why)
 
 
 def test_exactly_means_each_byte() -> None:
-    assert told(Compare(), b'{"a": 1}', b'{"a":1}') == "body: 8 bytes (client), 7 bytes (shadow); they differ from byte 5 on"
-    assert told(Compare(), {"a": 1}, {"a": 2}) == "a: 1 (client), 2 (shadow)"
+    assert reported(Compare(), b'{"a": 1}', b'{"a":1}') == "body: 8 bytes (client), 7 bytes (shadow); they differ from byte 5 on"
+    assert reported(Compare(), {"a": 1}, {"a": 2}) == "a: 1 (client), 2 (shadow)"
     image = bytes(range(256)) * 100
     assert (
-        told(Compare(), image, image[:20_001] + b"x" + image[20_002:])
+        reported(Compare(), image, image[:20_001] + b"x" + image[20_002:])
         == "body: 25600 bytes (client), 25600 bytes (shadow); they differ from byte 20001 on"
     )
 
 
 def test_statuses_come_first() -> None:
     for how in (Compare(), Compare(kind="top-k"), Compare(kind="numeric")):
-        assert told(how, answer(b"x"), answer(b"x", 404)) == "status: 200 (client), 404 (shadow)"
-        assert told(how, answer(b"one error", 500), answer(b"another", 500)) is None
-        assert told(how, answer(b"no", 404), answer(b"not", 404)) is not None
+        assert reported(how, answer(b"x"), answer(b"x", 404)) == "status: 200 (client), 404 (shadow)"
+        assert reported(how, answer(b"one error", 500), answer(b"another", 500)) is None
+        assert reported(how, answer(b"no", 404), answer(b"not", 404)) is not None
 
 
 def test_fields_that_are_ignored_do_not_count() -> None:
     first = {"id": "1", "outputs": [{"took": 5, "y": 1}, {"took": 6, "y": 2}]}
     second = {"id": "2", "outputs": [{"took": 7, "y": 1}, {"took": 8, "y": 2}]}
     both = ["id", "outputs.*.took"]
-    assert told(Compare(ignore=both), first, second) is None
-    assert told(Compare(kind="numeric", ignore=both), first, second) is None
-    assert told(Compare(kind="top-k", ignore=both), first, second) is None
-    assert told(Compare(kind="numeric", ignore=["id", "outputs.0.took"]), first, second) == "outputs.1.took: 6 (client), 8 (shadow)"
-    assert told(Compare(ignore=["id"]), {"id": 1}, {}) is None
+    assert reported(Compare(ignore=both), first, second) is None
+    assert reported(Compare(kind="numeric", ignore=both), first, second) is None
+    assert reported(Compare(kind="top-k", ignore=both), first, second) is None
+    assert reported(Compare(kind="numeric", ignore=["id", "outputs.0.took"]), first, second) == "outputs.1.took: 6 (client), 8 (shadow)"
+    assert reported(Compare(ignore=["id"]), {"id": 1}, {}) is None
     assert without({"a": {"b": 1, "c": [1, 2]}}, [("a", "c", "1"), ("a", "x"), ("b", "c")]) == {"a": {"b": 1, "c": [1]}}
 
 
@@ -148,19 +148,19 @@ def tensors(version: str, values: list[float], *, name: str = "scores") -> Compa
 def test_tensors_are_compared_by_their_numbers_and_not_by_the_version_that_they_name() -> None:
     first, same = tensors("1.0", [0.1, 0.9]), tensors("2.0", [0.1, 0.9])
     near, far = tensors("2.0", [0.10001, 0.9]), tensors("2.0", [0.9, 0.1])
-    assert told(Compare(), first, same) is None
-    assert told(Compare(kind="numeric", rtol=1e-3), first, near) is None
-    assert str(told(Compare(kind="numeric"), first, far)).startswith("outputs.0.data.")
-    assert told(Compare(kind="top-k"), first, near) is None
-    assert told(Compare(kind="top-k"), first, far) == "outputs.0.data.0: 1 (client), 0 (shadow)"
-    assert str(told(Compare(), first, near)).startswith("outputs.0.data.0: ")
+    assert reported(Compare(), first, same) is None
+    assert reported(Compare(kind="numeric", rtol=1e-3), first, near) is None
+    assert str(reported(Compare(kind="numeric"), first, far)).startswith("outputs.0.data.")
+    assert reported(Compare(kind="top-k"), first, near) is None
+    assert reported(Compare(kind="top-k"), first, far) == "outputs.0.data.0: 1 (client), 0 (shadow)"
+    assert str(reported(Compare(), first, near)).startswith("outputs.0.data.0: ")
 
 
 @pytest.mark.parametrize("length", ["9999999", "0", "-1", "x", "10", ""])
 def test_tensors_that_cannot_be_read_are_compared_as_bytes(length: str) -> None:
     whole = tensors("1.0", [1.0, 2.0])
     broken = ComparedAnswer(200, {"inference-header-content-length": length}, whole.body)
-    assert told(Compare(kind="numeric"), broken, broken._replace(body=broken.body + b"x")) is not None
+    assert reported(Compare(kind="numeric"), broken, broken._replace(body=broken.body + b"x")) is not None
     for body in (b"{}", b"[]", b"1", b'{"outputs": [1]}', b'{"outputs": [{"parameters": {"binary_data_size": 7}, "datatype": "FP32"}]}'):
         assert read_answer(ComparedAnswer(200, {"inference-header-content-length": str(len(body))}, body)) is NO_JSON
 
@@ -211,7 +211,7 @@ def test_rankings_agree_where_some_k_labels_are_the_best_of_both(first: dict[str
     ],
 )
 def test_the_best_labels_are_found_wherever_they_are(k: int, first: Any, second: Any, why: str | None) -> None:
-    assert told(Compare(kind="top-k", k=k), first, second) == why
+    assert reported(Compare(kind="top-k", k=k), first, second) == why
 
 
 @given(json_values)
@@ -228,10 +228,10 @@ def test_a_plugin_has_the_last_word_where_the_statuses_are_alike() -> None:
         seen.append((request, first.body, second.body))
         return {b"same": True, b"other": False}.get(second.body, "the labels differ")
 
-    assert told(how, b"x", b"same", judge) is None
-    assert told(how, b"x", b"other", judge) == "the plugin says that they differ"
-    assert told(how, b"x", b"x", judge) == "the labels differ"
+    assert reported(how, b"x", b"same", judge) is None
+    assert reported(how, b"x", b"other", judge) == "the plugin says that they differ"
+    assert reported(how, b"x", b"x", judge) == "the labels differ"
     assert seen[0] == (b"asked", b"x", b"same")
-    assert told(how, b"x", answer(b"same", 201), judge) == "status: 200 (client), 201 (shadow)"
+    assert reported(how, b"x", answer(b"same", 201), judge) == "status: 200 (client), 201 (shadow)"
     with pytest.raises(TypeError, match="it returned a NoneType"):
-        told(how, b"x", b"y", lambda request, first, second: None)  # type: ignore[arg-type, return-value]
+        reported(how, b"x", b"y", lambda request, first, second: None)  # type: ignore[arg-type, return-value]

@@ -37,13 +37,13 @@ def test_messages_without_a_traceback_are_keptapart() -> None:
 
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), max_size=3 * KEPT_ERRORS))
-def test_what_is_kept_is_bounded_and_nothing_is_lost_of_the_count(told: list[tuple[str, str]]) -> None:
+def test_what_is_kept_is_bounded_and_nothing_is_lost_of_the_count(reported: list[tuple[str, str]]) -> None:
     kept = ErrorLog(Clock())
-    for message, trace in told:
+    for message, trace in reported:
         kept.add_error(message, trace)
     assert len(kept.errors) <= KEPT_ERRORS
-    assert kept.total == len(told)
-    assert sum(error.times for error in kept.errors) <= len(told)
+    assert kept.total == len(reported)
+    assert sum(error.times for error in kept.errors) <= len(reported)
 
 
 def test_of_a_long_traceback_both_ends_stay() -> None:

@@ -24,7 +24,7 @@ def test_a_quantile_is_within_a_bucket_of_the_exact_one(lasted: list[float], q: 
     assert exact / 1.26 <= found <= exact * 1.26
 
 
-def test_a_fifth_more_can_be_told_apart() -> None:
+def test_a_fifth_more_can_be_distinguished() -> None:
     before, after = Durations(FINE), Durations(FINE)
     before.add([0.010 + number * 1e-5 for number in range(1000)])
     after.add([1.2 * (0.010 + number * 1e-5) for number in range(1000)])

@@ -65,7 +65,7 @@ def test_a_second_without_answers_has_no_latency() -> None:
     assert (point.rate, point.p50, point.p99) == (0.0, None, None)
 
 
-def test_only_what_is_newer_is_told_and_ten_minutes_are_kept() -> None:
+def test_only_what_is_newer_is_reported_and_ten_minutes_are_kept() -> None:
     server = Server()
     for _ in range(KEPT + 50):
         server.second()
@@ -74,7 +74,7 @@ def test_only_what_is_newer_is_told_and_ten_minutes_are_kept() -> None:
     assert server.points(server.series.number) == []
 
 
-def test_what_takes_the_place_of_a_version_goes_on_with_its_points_though_its_counters_begin_anew() -> None:
+def test_what_takes_the_place_of_a_version_goes_on_with_its_points_though_its_counters_start_again() -> None:
     server = Server()
     server.second()
     server.version.stats.answers[200] = 1000

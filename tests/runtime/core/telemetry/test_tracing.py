@@ -55,15 +55,15 @@ HEADERS = st.lists(
 
 
 @given(st.sampled_from([b"", b"a=b"]), HEADERS)
-def test_the_handler_is_told_one_traceparent(query: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+def test_the_handler_is_reported_one_traceparent(query: bytes, headers: list[tuple[bytes, bytes]]) -> None:
     above = Tracer(1, lambda make: None).begin(None, 1.0)
-    request_id, told_query, block = parse_request_meta(JobTrace(above).with_traceparent(request_meta("id-1", query, headers)))
-    assert (request_id, told_query) == ("id-1", query.decode())
-    told = list(parse_header_block(block))
+    request_id, reported_query, block = parse_request_meta(JobTrace(above).with_traceparent(request_meta("id-1", query, headers)))
+    assert (request_id, reported_query) == ("id-1", query.decode())
+    reported = list(parse_header_block(block))
     others = [(name.decode(), value.decode()) for name, value in headers if name.lower() != b"traceparent"]
-    assert told[:-1] == others
-    assert told[-1][0] == "traceparent"
-    assert re.fullmatch(f"00-{above.trace_id:032x}-[0-9a-f]{{16}}-01", told[-1][1])
+    assert reported[:-1] == others
+    assert reported[-1][0] == "traceparent"
+    assert re.fullmatch(f"00-{above.trace_id:032x}-[0-9a-f]{{16}}-01", reported[-1][1])
 
 
 def passed(*arrivals: float, times: BatchTimes, status: int = 200) -> tuple[list[Span], OpenSpan]:

@@ -27,13 +27,13 @@ steps = st.sampled_from([NAN, 0.0, 0.25, 7.0])
 
 @given(st.lists(moments, min_size=2, max_size=8), st.tuples(moments, moments, moments), moments, st.tuples(steps, steps, steps), st.data())
 def test_a_request_counts_the_same_alone_and_in_company(
-    arrived: list[float], after: tuple[float, float, float], began: float, told: tuple[float, float, float], data: st.DataObject
+    arrived: list[float], after: tuple[float, float, float], began: float, reported: tuple[float, float, float], data: st.DataObject
 ) -> None:
     points = _, sent, answered = 100 + after[0], 103 + after[1], 106 + after[2]
     statuses = data.draw(st.lists(st.sampled_from([200, 200, 418, 503]), min_size=len(arrived), max_size=len(arrived)))
     jobs = [FakeJob(100 + at, b"%d" % number) for number, at in enumerate(arrived)]
     together, apart = Stats(), Stats()
-    of_worker = TIMES.pack(sent + began / 3, 0.5, *told)
+    of_worker = TIMES.pack(sent + began / 3, 0.5, *reported)
     count(together, points, jobs, of_worker, statuses if set(statuses) != {200} else None)
     for job, status in zip(jobs, statuses, strict=True):
         count(apart, points, [job], of_worker, [status] if status != 200 else None)
@@ -61,13 +61,13 @@ anything = st.floats(allow_nan=True, allow_infinity=True)
     st.tuples(*[st.one_of(anything, moments, moments.map(lambda at: 103 + at))] * 5),
 )
 def test_many_batches_are_counted_as_each_would_be_whatever_their_workers_tell(
-    batches: list[list[float]], points: tuple[float, float, float], told: tuple[float, ...]
+    batches: list[list[float]], points: tuple[float, float, float], reported: tuple[float, ...]
 ) -> None:
     free, sent, answered = 100 + points[0], 103 + points[1], 106 + points[2]
     stats, seconds = Stats(), defaultdict[str, list[float]](list)
     for arrived in batches:
         jobs = [FakeJob(100 + at) for at in arrived]
-        count(stats, (free, sent, answered), jobs, TIMES.pack(*told))
+        count(stats, (free, sent, answered), jobs, TIMES.pack(*reported))
         assert stats.newest is not None
         times = times_of(stats.newest)
         seconds["busy"].append(times.answered - times.began)

@@ -142,14 +142,14 @@ def test_a_node_of_a_workflow_has_no_traffic(tmp_path: Path) -> None:
     with_registry(tmp_path, test, "zoo")
 
 
-def test_models_are_told_of_when_their_traffic_changes_or_they_come_and_go(tmp_path: Path) -> None:
-    told: list[str] = []
+def test_models_are_reported_when_their_traffic_changes_or_they_come_and_go(tmp_path: Path) -> None:
+    reported: list[str] = []
 
     def test(registry: Registry) -> None:
-        registry.on_traffic.append(told.append)
+        registry.on_traffic.append(reported.append)
         registry.set_traffic("digits", Traffic(labels={"stable": "1.0"}))
         registry.set_default("digits", "2.0")
-        assert told == ["digits", "digits"]
+        assert reported == ["digits", "digits"]
 
     with_registry(tmp_path, test)
-    assert told.count("digits") == 4  # two versions went
+    assert reported.count("digits") == 4  # two versions went

@@ -51,7 +51,7 @@ def handler(*, fails: bool = False, pipeline: bool = False) -> str:
     return f"from pathlib import Path\nFAILS, PIPELINE = {fails}, {pipeline}\n{HANDLER}"
 
 
-async def told(version) -> dict:
+async def reported(version) -> dict:
     return json.loads(await ask(version, ""))
 
 
@@ -61,7 +61,7 @@ def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_starts_a_n
 
     async def test(registry):
         version = await registry.register_path(directory, order(batch_size=4))
-        first = await told(version)
+        first = await reported(version)
         assert (first["sum"], first["gpu"], first["threads"], first["omp"]) == (3.0, None, 1, "1")
         assert len(set(first["pids"])) == 2
         answers = await asyncio.gather(*(submit(version, "").done for _ in range(5)))
@@ -70,7 +70,7 @@ def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_starts_a_n
             assert len(await ask(version, "big")) == 2_000_000
         failed = await submit(version, "boom").done
         assert failed.status == 503
-        assert (await told(version))["pids"] == first["pids"]  # the ranks are in step still
+        assert (await reported(version))["pids"] == first["pids"]  # the ranks are in step still
         [worker] = version.workers
         assert worker.memory() > sum(psutil.Process(pid).memory_info().rss for pid in first["pids"])
 
@@ -81,7 +81,7 @@ def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_starts_a_n
         with pytest.raises(OutOfResources):  # and not what the collective of rank 0 said when its peer was gone
             await asyncio.wait_for(lost.done, TIMEOUT)
         await until(lambda: worker.restarts == 1 and worker.state is WorkerState.READY)
-        second = await told(version)
+        second = await reported(version)
         assert not set(second["pids"]) & set(first["pids"])
         await until(lambda: not [pid for pid in first["pids"] if not gone(pid)])
         assert "exit code 137" in version.last_error
@@ -99,7 +99,7 @@ def test_a_pipeline_is_fed_by_rank_0_and_a_group_that_is_killed_leaves_nobody_be
 
     async def test(registry):
         version = await registry.register_path(directory, order())
-        pids = (await told(version))["pids"]
+        pids = (await reported(version))["pids"]
         assert sorted(path.name for path in directory.glob("called-*")) == ["called-0"]
         version.workers[0].kill("the test wants it")
         await until(lambda: not [pid for pid in pids if not gone(pid)])

@@ -26,7 +26,7 @@ def test_one_that_does_not_answer_is_silent_once_the_bound_is_over_and_not_befor
     assert [look(heartbeat, pings=1, busy=busy) for busy in (False, True, False)] == [Verdict.FINE, Verdict.FINE, Verdict.SILENT]
 
 
-def test_an_answer_begins_the_wait_anew():
+def test_an_answer_begins_the_wait_again():
     heartbeat = Heartbeat(2, 4)
     assert look(heartbeat, pings=1) is Verdict.FINE
     assert look(heartbeat) is Verdict.ASK
@@ -37,7 +37,7 @@ def test_a_bound_of_0_asks_nobody():
     assert look(Heartbeat(2, 0)) is Verdict.FINE
 
 
-def test_a_stopped_process_is_told_at_the_second_look_in_a_row_also_at_work():
+def test_a_stopped_process_is_reported_at_the_second_look_in_a_row_also_at_work():
     heartbeat = Heartbeat(2, 60)
     looks = [look(heartbeat, stopped=stopped, busy=True) for stopped in (True, False, True, True)]
     assert looks == [Verdict.FINE, Verdict.FINE, Verdict.FINE, Verdict.STOPPED]

@@ -102,7 +102,7 @@ def test_what_an_old_process_still_holds_is_answered_also_where_its_worker_is_ta
     with_registry(test, heartbeat_interval=1, max_worker_age=1)
 
 
-def test_a_worker_whose_memory_grows_is_replaced_and_a_limit_below_the_models_own_size_is_told(tmp_path, caplog):
+def test_a_worker_whose_memory_grows_is_replaced_and_a_limit_below_the_models_own_size_is_reported(tmp_path, caplog):
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m", LEAK), order(max_worker_memory=700))
         first = await ask(version, "leak")

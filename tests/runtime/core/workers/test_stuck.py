@@ -243,7 +243,7 @@ def test_a_model_that_does_not_start_disturbs_no_other(tmp_path):
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_watch_that_fails_is_told_and_begun_anew(tmp_path, monkeypatch, caplog):
+def test_a_watch_that_fails_is_reported_and_started_again(tmp_path, monkeypatch, caplog):
     looked, look = [], WorkerInstance.is_stopped
 
     def fails_first(running):

@@ -178,7 +178,7 @@ def test_a_process_that_cannot_be_started_is_tried_again_and_again_as_that_is_no
     with_registry(test)
 
 
-def test_how_workers_died_that_were_given_up_is_told(tmp_path, monkeypatch):
+def test_how_workers_died_that_were_given_up_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 1000))
     crashing = "import os, threading\ndef handle(data, context): ...\nthreading.Timer(0.01, os._exit, [9]).start()\n"
 
@@ -190,7 +190,7 @@ def test_how_workers_died_that_were_given_up_is_told(tmp_path, monkeypatch):
     with_registry(test)
 
 
-def test_who_is_refused_while_a_worker_backs_off_or_loads_is_told_how_long_that_takes(tmp_path, monkeypatch):
+def test_who_is_refused_while_a_worker_backs_off_or_loads_is_notified_how_long_that_takes(tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (200,))
 
     async def test(registry):
@@ -220,7 +220,7 @@ def test_who_is_refused_while_a_worker_backs_off_or_loads_is_told_how_long_that_
     with_registry(test)
 
 
-def test_a_worker_that_dies_while_it_loads_is_told_with_how_it_ended(tmp_path):
+def test_a_worker_that_dies_while_it_loads_is_reported_with_how_it_ended(tmp_path):
     async def test(registry):
         with pytest.raises(LoadFailed, match="ended while it loaded the model: exit code 7"):
             await registry.register_path(talker(tmp_path / "m", "import os\nos._exit(7)\n"), order())
@@ -341,7 +341,7 @@ def test_workers_end_when_the_front_end_is_killed_even_one_whose_handler_never_r
     assert not alive
 
 
-def test_exits_are_told_in_words():
+def test_exits_are_reported_in_words():
     assert describe_exit(3) == "exit code 3"
     assert describe_exit(-11) == "killed by SIGSEGV"
     assert "out of memory" in describe_exit(-9)

@@ -66,7 +66,7 @@ def test_a_stream_is_one_request_and_one_that_breaks_off_is_an_error(traced: Any
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["the fast lane", "the other lane"])
-def test_a_client_that_leaves_is_told_of(traced: Any, until: Callable[..., None], tmp_path: Path, chunked: bool) -> None:
+def test_a_client_that_leaves_is_reported(traced: Any, until: Callable[..., None], tmp_path: Path, chunked: bool) -> None:
     server, kept = traced
     wait_for_worker(server, until)
     trace = 200 + chunked
@@ -88,7 +88,7 @@ def test_a_client_that_leaves_is_told_of(traced: Any, until: Callable[..., None]
     assert "http.response.status_code" not in request.attributes
 
 
-def test_the_version_that_a_split_has_picked_is_told(traced: Any, until: Callable[..., None]) -> None:
+def test_the_version_that_a_split_has_picked_is_reported(traced: Any, until: Callable[..., None]) -> None:
     server, kept = traced
     server.call(lambda: server.registry.set_traffic("talker", Traffic(weights={"2.0": 1})))
     try:
@@ -104,9 +104,9 @@ def test_of_requests_without_a_trace_the_share_begins_one_of_its_own(store: Path
     kept = Kept()
     with running_server(make_settings(store), tracer=Tracer(1.0, lambda make: kept.spans.extend(make()))) as server:
         server.register("talker.mar", initial_workers=1)
-        told = [server.inference.post("/predictions/talker").json()["headers"]["traceparent"] for _ in range(2)]
+        reported = [server.inference.post("/predictions/talker").json()["headers"]["traceparent"] for _ in range(2)]
         until(lambda: sum(span.name == REQUEST for span in kept.spans) == 2)
     requests = {f"{span.trace_id:032x}": span for span in kept.spans if span.name == REQUEST}
-    assert {text.split("-")[1] for text in told} == set(requests)
+    assert {text.split("-")[1] for text in reported} == set(requests)
     assert len(requests) == 2
     assert {span.parent_id for span in requests.values()} == {0}

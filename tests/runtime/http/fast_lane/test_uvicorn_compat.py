@@ -149,7 +149,7 @@ async def ok(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def test_bytes_are_parsed_when_they_come_and_the_end_of_an_answer_is_told() -> None:
+def test_bytes_are_parsed_when_they_come_and_the_end_of_an_answer_is_reported() -> None:
     async def main() -> None:
         config = uvicorn.Config(ok, ws="none", lifespan="off", log_config=None, access_log=False)
         config.load()

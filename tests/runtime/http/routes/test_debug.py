@@ -27,9 +27,9 @@ def durations(answer):
 @both_lanes
 def test_an_answer_says_where_its_time_went_when_it_is_asked(server, content):
     answer = post(server, content, x_tsx_timing="1", x_do="headers")
-    told = durations(answer)
-    assert [*told] == PARTS
-    assert 0 < told["queue"] + told["batch"] + told["inference"] <= told["total"] + 0.01
+    reported = durations(answer)
+    assert [*reported] == PARTS
+    assert 0 < reported["queue"] + reported["batch"] + reported["inference"] <= reported["total"] + 0.01
     assert (answer.text, answer.headers["x-own"]) == ("a,b", "1")
 
 
@@ -62,13 +62,13 @@ def test_a_share_of_the_answers_says_it_unasked(start_server):
 @both_lanes
 def test_a_request_is_found_under_its_id(server, content):
     answer = post(server, content, x_do="status", x_status="418", x_tsx_timing="1")
-    told = server.management.get(f"/debug/requests/{answer.headers['x-request-id']}").json()
-    assert (told["modelName"], told["modelVersion"], told["status"], told["batchSize"]) == ("talker", "1.0", 418, 1)
-    assert [*told["milliseconds"]] == [*PARTS[:-1], "other", "total"]
+    reported = server.management.get(f"/debug/requests/{answer.headers['x-request-id']}").json()
+    assert (reported["modelName"], reported["modelVersion"], reported["status"], reported["batchSize"]) == ("talker", "1.0", 418, 1)
+    assert [*reported["milliseconds"]] == [*PARTS[:-1], "other", "total"]
     header = durations(answer)
-    assert {name: told["milliseconds"][name] for name in PARTS} == pytest.approx(header, abs=0.002)
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", told["arrived"])
-    assert "error" not in told
+    assert {name: reported["milliseconds"][name] for name in PARTS} == pytest.approx(header, abs=0.002)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", reported["arrived"])
+    assert "error" not in reported
 
 
 @pytest.mark.parametrize("request_id", ["no-such-id", "a%2Fb%2F..%2Fc", "%00%FF"])
@@ -81,19 +81,19 @@ def test_a_request_that_nobody_knows_is_not_found(server, request_id):
 
 def test_a_refusal_is_found_and_says_why(server):
     refused = server.inference.post(f"{PATH}/2.0")
-    told = server.management.get(f"/debug/requests/{refused.headers['x-request-id']}").json()
-    assert (told["status"], told["error"], [*told["milliseconds"]]) == (503, "NoWorker", ["total"])
+    reported = server.management.get(f"/debug/requests/{refused.headers['x-request-id']}").json()
+    assert (reported["status"], reported["error"], [*reported["milliseconds"]]) == (503, "NoWorker", ["total"])
 
 
 def test_the_slowest_come_first(server):
     for _ in range(5):
         post(server)
-    told = server.management.get("/debug/slowest").json()["requests"]
-    took = [each["milliseconds"]["total"] for each in told]
+    reported = server.management.get("/debug/slowest").json()["requests"]
+    took = [each["milliseconds"]["total"] for each in reported]
     assert len(took) >= 5
     assert took == sorted(took, reverse=True)
     fewer = server.management.get("/debug/slowest", params={"model": "talker", "count": 2}).json()["requests"]
-    assert fewer == told[:2]
+    assert fewer == reported[:2]
     assert server.management.get("/debug/slowest", params={"model": "nobody"}).status_code == 404
     assert server.management.get("/debug/slowest", params={"count": 0}).status_code == 400
 
@@ -124,8 +124,8 @@ def test_of_a_model_whose_requests_are_shared_out_whoever_answered_tells(start_s
             answer = post(server, content, x_tsx_timing="1", traceparent=f"00-{TRACE}-00f067aa0ba902b7-01")
             assert answer.headers["x-tsx-model-version"] == "2.0"
             assert [*durations(answer)] == PARTS
-            told = server.management.get(f"/debug/requests/{answer.headers['x-request-id']}").json()
-            assert told["modelVersion"] == "2.0"
+            reported = server.management.get(f"/debug/requests/{answer.headers['x-request-id']}").json()
+            assert reported["modelVersion"] == "2.0"
         text = server.metrics.get("/metrics", headers={"Accept": "application/openmetrics-text"}).text
         assert all('model_version="2.0"' in line for line in text.splitlines() if TRACE in line)
         assert TRACE in text

@@ -50,9 +50,9 @@ def test_v1_is_also_where_torchserve_has_it(server):
 
 
 def test_models_tell_what_they_are(server):
-    told = {"name": "talker", "versions": ["1.0", "2.0"], "platform": "", "inputs": [], "outputs": []}
-    assert server.inference.get("/v2/models/talker").json() == told
-    assert server.inference.get("/v2/models/talker/versions/2.0").json() == told | {"versions": ["2.0"]}
+    reported = {"name": "talker", "versions": ["1.0", "2.0"], "platform": "", "inputs": [], "outputs": []}
+    assert server.inference.get("/v2/models/talker").json() == reported
+    assert server.inference.get("/v2/models/talker/versions/2.0").json() == reported | {"versions": ["2.0"]}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_on_one_address_a_model_called_predict_is_managed_and_one_called_token_s
         assert server.inference.post("/predictions/predict", headers=infer).status_code == 200
 
 
-def test_a_models_options_are_told_for_every_name_that_it_has(server):
+def test_a_models_options_are_reported_for_every_name_that_it_has(server):
     paths = server.inference.options("/predictions/talker").json()["paths"]
     assert {"/predictions/talker", "/v1/models/talker:predict", "/v2/models/talker/infer", "/talker/predict"} <= set(paths)
 

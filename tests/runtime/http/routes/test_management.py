@@ -424,9 +424,9 @@ LIMITS = {
 
 
 def described_limits(server, model):
-    (told,) = server.management.get(f"/models/{model}").json()
+    (reported,) = server.management.get(f"/models/{model}").json()
     names = {name: to_camel(name) for name in LIMITS} | {"client_timeout": "clientTimeoutInMills"}
-    return {name: told[camel] for name, camel in names.items()} | {"workers": len(told["workers"])}
+    return {name: reported[camel] for name, camel in names.items()} | {"workers": len(reported["workers"])}
 
 
 @pytest.mark.parametrize("path", ["/models/talker", "/models/talker/1.0"])

@@ -26,8 +26,8 @@ def put(server: RunningServer, **terms: Any) -> Any:
 
 
 def recorded(server: RunningServer, place: Path) -> list[Recorded]:
-    told = server.management.get("/models/talker/record").json()  # once all before it is on the disk
-    return list(read(Path(told["directory"]))) if told["files"] else []
+    reported = server.management.get("/models/talker/record").json()  # once all before it is on the disk
+    return list(read(Path(reported["directory"]))) if reported["files"] else []
 
 
 @pytest.mark.usefixtures("processes")
@@ -36,8 +36,8 @@ def test_requests_are_recorded_as_they_came_and_without_what_tells_who_asked(pla
     with running_server(settings) as server:
         server.register("talker.mar", initial_workers=1)
         assert server.management.get("/models/talker/record").json()["recording"] is False
-        told = put(server, share="100%", max_size="1MB", max_age="1d")
-        assert told["directory"] == str(place / "state" / "recordings" / "talker")
+        reported = put(server, share="100%", max_size="1MB", max_age="1d")
+        assert reported["directory"] == str(place / "state" / "recordings" / "talker")
         for lane in ("fast", "other"):
             server.ask(b"body " + lane.encode(), "/models/talker/invoke?a=1&token=x", lane=lane, authorization="Bearer s3cret", x_own="1")
         server.ask(b"none", "/predictions/talker/1.0")  # who names a version is not recorded

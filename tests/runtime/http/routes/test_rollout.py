@@ -75,23 +75,23 @@ def asked(server: RunningServer, clients: int = 2) -> Iterator[Counter[int]]:
 def begin(server: RunningServer, version: str = "2.0", **plan: Any) -> dict[str, Any]:
     answer = server.management.post("/models/m/rollout", json={"version": version, **QUICK, **plan})
     assert answer.status_code == 200, answer.text
-    told: dict[str, Any] = answer.json()
-    return told
+    reported: dict[str, Any] = answer.json()
+    return reported
 
 
 def shown(server: RunningServer) -> dict[str, Any]:
-    told: dict[str, Any] = server.management.get("/models/m/rollout").json()
-    return told
+    reported: dict[str, Any] = server.management.get("/models/m/rollout").json()
+    return reported
 
 
 def test_a_good_version_takes_over_step_by_step_and_no_request_is_lost(served: RunningServer, until: Callable[..., None]) -> None:
     with asked(served) as seen:
         begin(served, steps=[20, 100])
         until(lambda: shown(served)["status"] != "running")
-    told = shown(served)
-    assert (told["status"], told["step"]) == ("finished", 2)
-    assert [(entry["event"], entry["share"]) for entry in told["log"]][-3:] == [("start", 20), ("advance", 20), ("finished", 100)]
-    assert told["log"][-2]["new"]["requests"] >= 20
+    reported = shown(served)
+    assert (reported["status"], reported["step"]) == ("finished", 2)
+    assert [(entry["event"], entry["share"]) for entry in reported["log"]][-3:] == [("start", 20), ("advance", 20), ("finished", 100)]
+    assert reported["log"][-2]["new"]["requests"] >= 20
     assert set(seen) == {200}
     described = served.management.get("/models/m/traffic").json()
     assert described["default"] == "2.0"
@@ -126,9 +126,9 @@ def test_a_version_that_fails_goes_back_at_once(served: RunningServer, until: Ca
     with asked(served) as seen:
         begin(served, "3.0", steps=[50, 100], bake=60, max_error_rate=0.01)
         until(lambda: shown(served)["status"] != "running")
-    told = shown(served)
-    assert told["status"] == "went back"
-    assert "requests of version 3.0 failed" in told["reason"]
+    reported = shown(served)
+    assert reported["status"] == "went back"
+    assert "requests of version 3.0 failed" in reported["reason"]
     assert served.management.get("/models/m/traffic").json()["traffic"].get("weights", {}) == {}
     assert served.inference.post("/predictions/m", content=b"x").text == "good"
     assert seen[200] > 0
@@ -156,8 +156,8 @@ def test_a_version_that_is_unregistered_meanwhile_goes_back(served: RunningServe
 def test_weights_that_are_set_by_hand_end_it(served: RunningServer) -> None:
     begin(served, bake=60)
     served.management.put("/models/m/traffic", json={"weights": {"1.0": 1}})
-    told = shown(served)
-    assert (told["status"], told["reason"]) == ("stopped", "the weights of the model were changed by hand")
+    reported = shown(served)
+    assert (reported["status"], reported["reason"]) == ("stopped", "the weights of the model were changed by hand")
 
 
 @pytest.mark.usefixtures("processes")
@@ -168,9 +168,9 @@ def test_a_version_that_another_number_takes_the_place_of_ends_it(served: Runnin
     served.call(lambda: served.registry.set_default("m", "6.0"))
     begin(served, "1.0", steps=[25, 100], bake=60)
     served.register("m7.mar", replaces=True)
-    told = shown(served)
-    assert (told["status"], told["log"][-1]["event"]) == ("stopped", "stopped")
-    assert told["log"][-1]["reason"] == told["reason"] == "version 6.0 was replaced by version 7.0, which has its share now"
+    reported = shown(served)
+    assert (reported["status"], reported["log"][-1]["event"]) == ("stopped", "stopped")
+    assert reported["log"][-1]["reason"] == reported["reason"] == "version 6.0 was replaced by version 7.0, which has its share now"
     assert served.management.get("/models/m/traffic").json()["traffic"]["weights"] == {"7.0": 75, "1.0": 25}
     served.call(lambda: served.registry.set_traffic("m", NOTHING))
     served.call(lambda: served.registry.set_default("m", "1.0"))
@@ -284,16 +284,16 @@ def interrupted(models: Path, tmp_path: Path) -> Iterator[RunningServer]:
 
 @pytest.mark.usefixtures("processes")
 def test_after_a_restart_it_says_what_it_waits_for(interrupted: RunningServer) -> None:
-    told = shown(interrupted)
-    assert (told["status"], told["reason"]) == ("running", "after a restart it waits until version 2.0 is registered")
+    reported = shown(interrupted)
+    assert (reported["status"], reported["reason"]) == ("running", "after a restart it waits until version 2.0 is registered")
     again = interrupted.management.post("/models/m/rollout", json={"version": "1.0"})
     assert "has a rollout of version 2.0 under way" in again.json()["message"]
     shadow = interrupted.management.put("/models/m/shadow", json={"to": "2.0", "share": 10})
     assert (shadow.status_code, "has a rollout in progress, which copies to version" in shadow.text) == (409, True)
     interrupted.management.put("/models/m/labels/next", json={"version": "2.0"}).raise_for_status()
     register(interrupted, "m2.mar")
-    told = shown(interrupted)
-    assert (told["status"], told["reason"]) == ("running", "the server was started again")
+    reported = shown(interrupted)
+    assert (reported["status"], reported["reason"]) == ("running", "the server was started again")
     assert interrupted.management.delete("/models/m/rollout").json()["status"] == "went back"
     assert interrupted.management.get("/models/m/traffic").json()["traffic"] == {"labels": {"next": "2.0"}}
 
@@ -304,8 +304,8 @@ def test_after_a_restart_it_says_what_it_waits_for(interrupted: RunningServer) -
     [("true", "went back", {}), ("false", "stopped", {"1.0": 70, "2.0": 30})],
 )
 def test_one_that_waits_can_be_ended(interrupted: RunningServer, back: str, status: str, weights: dict[str, float]) -> None:
-    told = interrupted.management.delete(f"/models/m/rollout?back={back}").json()
-    assert (told["status"], [entry["event"] for entry in told["log"]]) == (status, ["start", status])
+    reported = interrupted.management.delete(f"/models/m/rollout?back={back}").json()
+    assert (reported["status"], [entry["event"] for entry in reported["log"]]) == (status, ["start", status])
     assert interrupted.management.delete("/models/m/rollout").status_code == 409
     register(interrupted, "m2.mar")
     assert shown(interrupted)["status"] == status
@@ -315,8 +315,8 @@ def test_one_that_waits_can_be_ended(interrupted: RunningServer, back: str, stat
 @pytest.mark.usefixtures("processes")
 def test_weights_that_are_set_while_it_waits_end_it(interrupted: RunningServer) -> None:
     interrupted.management.delete("/models/m/traffic").raise_for_status()
-    told = shown(interrupted)
-    assert (told["status"], told["reason"]) == ("stopped", "the weights of the model were changed by hand")
+    reported = shown(interrupted)
+    assert (reported["status"], reported["reason"]) == ("stopped", "the weights of the model were changed by hand")
     register(interrupted, "m2.mar")
     assert interrupted.management.get("/models/m/traffic").json()["traffic"] == {}
 
@@ -350,11 +350,11 @@ def test_it_goes_on_where_it_was_after_a_restart(models: Path, tmp_path: Path, u
             first.call(lambda: setattr(first.registry, "stopping", True))  # as a stop does before models go
     with running_server(settings) as second:
         load(second)
-        told = shown(second)
-        assert told["status"] == "running"
-        assert told["step"] >= 2
+        reported = shown(second)
+        assert reported["status"] == "running"
+        assert reported["step"] >= 2
         shares = {row["version"]: row["share"] for row in second.management.get("/models/m/traffic").json()["table"]}
-        assert shares["2.0"] == pytest.approx(told["share"] / 100)
+        assert shares["2.0"] == pytest.approx(reported["share"] / 100)
         with asked(second) as seen:
             until(lambda: shown(second)["status"] == "finished")
     assert set(seen) == {200}

@@ -120,7 +120,7 @@ def begin(server: RunningServer, compare: dict[str, Any] | None = None, **more: 
     server.management.delete("/models/twin/shadow")
 
 
-def told(server: RunningServer) -> Any:
+def reported(server: RunningServer) -> Any:
     answer = server.management.get("/models/twin/shadow")
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -130,13 +130,13 @@ def settled(server: RunningServer, until: Until, count: int = 1) -> Any:
     """What is told once so many requests were copied or shed, and nothing is under way."""
 
     def is_settled() -> bool:
-        report = told(server)
+        report = reported(server)
         requests = report["requests"]
         dealt = requests["copied"] + sum(number for reason, number in requests["shed"].items() if reason != "refused")
         return bool(dealt >= count and not requests["under_way"])
 
     until(is_settled)
-    return told(server)
+    return reported(server)
 
 
 def ask(server: RunningServer, word: str, *, lane: str = "fast", **headers: str) -> httpx.Response:
@@ -213,7 +213,7 @@ def test_a_shadow_that_crashes_fails_alone(twins: RunningServer, until: Until) -
     report = settled(twins, until)
     assert (report["disagreed"], report["errors"]) == (1, {"primary": 0, "shadow": 1, "comparison": 0})
     assert report["examples"][0]["why"] == "status: 200 (primary), 500 (shadow)"
-    until(lambda: told(twins)["state"] == "running")
+    until(lambda: reported(twins)["state"] == "running")
 
 
 def test_what_is_too_large_is_not_compared(twins: RunningServer, until: Until) -> None:
@@ -231,7 +231,7 @@ def test_a_shadow_that_hangs_keeps_nobody_waiting(twins: RunningServer, tmp_path
     go = tmp_path / "go"
     for _ in range(10):
         assert ask(twins, str(go)).status_code == 200  # while the shadow works on the first of them, all are answered
-    report = told(twins)
+    report = reported(twins)
     assert report["requests"]["under_way"] <= 3  # one that it works on, one that it has, and one that waits
     assert report["requests"]["shed"]["shadow-busy"] >= 7
     go.touch()
@@ -244,14 +244,14 @@ def test_copies_that_hang_are_let_go_when_the_shadow_is_turned_off(twins: Runnin
     begin(twins)
     for _ in range(3):
         ask(twins, str(tmp_path / "go"))
-    until(lambda: told(twins)["requests"]["under_way"])
+    until(lambda: reported(twins)["requests"]["under_way"])
     off = twins.management.patch("/models/twin/traffic", json={"shadow": None})
     assert off.json()["traffic"] == {}
-    assert told(twins)["state"] == "off"  # and what was seen stays
+    assert reported(twins)["state"] == "off"  # and what was seen stays
     assert "x-tsx-model-version" not in twins.inference.post("/predictions/twin", content=b"same").headers
     (tmp_path / "go").touch()
-    until(lambda: not told(twins)["requests"]["under_way"])
-    assert told(twins)["requests"]["copied"] >= 1
+    until(lambda: not reported(twins)["requests"]["under_way"])
+    assert reported(twins)["requests"]["copied"] >= 1
 
 
 def test_only_so_many_copies_are_under_way(twins: RunningServer, tmp_path: Path, until: Until) -> None:
@@ -260,8 +260,8 @@ def test_only_so_many_copies_are_under_way(twins: RunningServer, tmp_path: Path,
     try:
         for _ in range(MOST_COPIES + 5):
             ask(twins, str(tmp_path / "go"))
-        until(lambda: told(twins)["requests"]["shed"].get("under-way") == 5)
-        assert told(twins)["requests"]["under_way"] == MOST_COPIES
+        until(lambda: reported(twins)["requests"]["shed"].get("under-way") == 5)
+        assert reported(twins)["requests"]["under_way"] == MOST_COPIES
     finally:
         (tmp_path / "go").touch()
         settled(twins, until)
@@ -278,11 +278,11 @@ def test_a_shadow_gives_way_while_requests_wait_for_the_primary(twins: RunningSe
 
 
 @pytest.mark.usefixtures("processes")
-def test_what_cannot_be_copied_is_told(twins: RunningServer, until: Until) -> None:
+def test_what_cannot_be_copied_is_reported(twins: RunningServer, until: Until) -> None:
     begin(twins)
     twins.call(lambda: twins.registry.scale("twin", "2.0", 0))
     try:
-        assert (told(twins)["state"], told(twins)["why"]) == ("waiting", "No worker serves version 2.0 now.")
+        assert (reported(twins)["state"], reported(twins)["why"]) == ("waiting", "No worker serves version 2.0 now.")
         ask(twins, "same")
         assert settled(twins, until)["requests"]["shed"] == {"not-ready": 1}
     finally:
@@ -301,11 +301,11 @@ def test_a_version_that_answers_everything_is_no_shadow(twins: RunningServer, un
     assert refused == ("BadRequestException", f"{why} Name another version, such as 2.0.")
     labelled = {"weights": {"1.0": 1, "2.0": 0}, "labels": {"live": "1.0"}, "shadow": {"to": "live", "share": 5}}
     assert error_of(twins.management.put("/models/twin/traffic", json=labelled))[1].startswith(why)
-    assert told(twins)["state"] == "off"
+    assert reported(twins)["state"] == "off"
     twins.management.put("/models/twin/traffic", json={"weights": {"2.0": 1}, "shadow": said}).raise_for_status()
-    assert told(twins)["state"] == "running"
+    assert reported(twins)["state"] == "running"
     twins.management.patch("/models/twin/traffic", json={"weights": None}).raise_for_status()  # it has become the one that answers
-    assert (told(twins)["state"], told(twins)["why"]) == ("waiting", why)
+    assert (reported(twins)["state"], reported(twins)["why"]) == ("waiting", why)
     ask(twins, "same")
     assert settled(twins, until)["requests"]["shed"] == {"same-version": 1}
 
@@ -321,7 +321,7 @@ def test_who_names_a_version_is_not_copied_and_a_share_is_a_share(twins: Running
     assert 60 - 40 < report["requests"]["copied"] + sum(report["requests"]["shed"].values()) < 60 + 40  # six deviations
 
 
-def test_a_plugin_that_fails_or_hangs_is_told_and_holds_nothing_up(twins: RunningServer, until: Until) -> None:
+def test_a_plugin_that_fails_or_hangs_is_reported_and_holds_nothing_up(twins: RunningServer, until: Until) -> None:
     module = sys.modules["plugin_that_judges"]
     begin(twins, {"kind": "plugin", "name": "mine"})
     ask(twins, "fail")
@@ -338,14 +338,14 @@ def test_a_plugin_that_fails_or_hangs_is_told_and_holds_nothing_up(twins: Runnin
     def compares_again() -> bool:
         ask(twins, "right")
         settled(twins, until)
-        return bool(told(twins)["agreed"])
+        return bool(reported(twins)["agreed"])
 
     until(compares_again)
     request, first, second = module.seen[-1]
     assert (request, first.status, second.status, first.body) == (b"right", 200, 200, b'{"cat": 0.75, "dog": 0.25}')
 
 
-def test_the_numbers_are_metrics_and_are_counted_anew_on_request(twins: RunningServer, until: Until) -> None:
+def test_the_numbers_are_metrics_and_are_counted_again_on_request(twins: RunningServer, until: Until) -> None:
     begin(twins, examples=1)
     for word in ("image", "same", "image"):
         ask(twins, word)
@@ -365,9 +365,9 @@ def test_the_numbers_are_metrics_and_are_counted_anew_on_request(twins: RunningS
     ask(twins, "same")
     settled(twins, until)
     twins.management.put("/models/twin/shadow", json={"to": "2.0", "share": 50, "compare": {"kind": "numeric"}})
-    assert told(twins)["agreed"] == 1  # another share goes on counting, another comparison begins anew
+    assert reported(twins)["agreed"] == 1  # another share goes on counting, another comparison begins anew
     twins.management.put("/models/twin/shadow", json={"to": "2.0", "share": 50, "compare": {"kind": "exact"}})
-    assert told(twins)["agreed"] == 0
+    assert reported(twins)["agreed"] == 0
 
 
 @pytest.mark.parametrize(
@@ -431,12 +431,12 @@ def test_a_shadow_that_is_replaced_while_a_copy_hangs_counts_from_nothing(twins:
     begin(twins)
     for _ in range(3):
         ask(twins, str(tmp_path / "go"))
-    until(lambda: told(twins)["requests"]["under_way"])
+    until(lambda: reported(twins)["requests"]["under_way"])
     replaced = twins.management.post("/models", params={"url": "twin-2.0.mar", "replace": "true", "initial_workers": "1"})
     assert replaced.status_code == 200, replaced.text
     ask(twins, "same")  # the old process still hangs, and the new one has this
-    until(lambda: told(twins)["agreed"] + told(twins)["disagreed"] == 1)
-    assert told(twins)["requests"]["copied"] == 1
+    until(lambda: reported(twins)["agreed"] + reported(twins)["disagreed"] == 1)
+    assert reported(twins)["requests"]["copied"] == 1
     (tmp_path / "go").touch()
     settled(twins, until)
 
@@ -464,7 +464,7 @@ def test_under_load_clients_see_the_primary_alone_while_the_shadow_is_killed(twi
         connection.close()
 
     def kill() -> None:
-        until(lambda: told(twins)["state"] == "running")
+        until(lambda: reported(twins)["state"] == "running")
         for worker in twins.registry.find("twin", "2.0").workers:
             if worker.pid:
                 with suppress(ProcessLookupError):  # a request has ended it since
@@ -475,7 +475,7 @@ def test_under_load_clients_see_the_primary_alone_while_the_shadow_is_killed(twi
         try:
             for _ in range(3):
                 kill()
-            until(lambda: told(twins)["requests"]["copied"] >= 5)
+            until(lambda: reported(twins)["requests"]["copied"] >= 5)
         finally:
             enough.set()
         for client in clients:

@@ -75,7 +75,7 @@ def version_of(answer: httpx.Response) -> str:
     return version
 
 
-def test_without_traffic_the_default_version_answers_and_nothing_is_told(routed: RunningServer, lane: str) -> None:
+def test_without_traffic_the_default_version_answers_and_nothing_is_reported(routed: RunningServer, lane: str) -> None:
     answer = routed.ask(lane=lane)
     assert version_of(answer) == "1.0"
     assert TOLD not in answer.headers
@@ -142,8 +142,8 @@ def test_who_names_a_version_or_a_label_gets_it_whatever_the_weights(routed: Run
         ):
             answer = routed.ask(b"{}" if "/v2/" in path else b"x", path, lane=lane)
             assert word in path
-            told = answer.json()
-            assert (told["version"] if "version" in told else json.loads(told["outputs"][0]["data"][0])["version"]) == number
+            reported = answer.json()
+            assert (reported["version"] if "version" in reported else json.loads(reported["outputs"][0]["data"][0])["version"]) == number
             assert TOLD not in answer.headers
 
 
@@ -166,8 +166,8 @@ def test_all_routes_that_name_no_version_go_by_weight(routed: RunningServer, lan
 
 def test_labels_stand_for_versions_in_the_management_api(routed: RunningServer, error_of: Any) -> None:
     arrange(routed, {"labels": {"canary": "2.0", "next": "3.0"}})
-    (told,) = routed.management.get("/models/talker/canary?customized=true").json()
-    assert (told["modelVersion"], told["customizedMetadata"]) == ("2.0", {"labels": 10})
+    (reported,) = routed.management.get("/models/talker/canary?customized=true").json()
+    assert (reported["modelVersion"], reported["customizedMetadata"]) == ("2.0", {"labels": 10})
     assert routed.inference.get("/v2/models/talker/versions/canary/ready").status_code == 200
     assert routed.inference.get("/v2/models/talker/versions/canary").json()["versions"] == ["2.0"]
     routed.management.put("/models/talker/canary?job_queue_size=77")
@@ -273,7 +273,7 @@ def test_a_body_that_comes_in_pieces_goes_where_its_head_says(routed: RunningSer
     assert b"x-tsx-model-version: 2.0\r\n" in received
 
 
-def test_who_is_refused_is_told_by_which_version(routed: RunningServer, lane: str, tmp_path: Path, until: Any) -> None:
+def test_who_is_refused_is_notified_by_which_version(routed: RunningServer, lane: str, tmp_path: Path, until: Any) -> None:
     arrange(routed, {"weights": {"2.0": 1}})
     routed.call(lambda: routed.registry.change("talker", "2.0", {"job_queue_size": 1}))
     try:
@@ -391,11 +391,11 @@ def test_traffic_is_set_changed_and_shown_by_the_management_api(routed: RunningS
         "rules": [{"header": "X-Beta", "equals": "1", "to": "canary"}],
         "labels": {"canary": "2.0", "stable": "1.0"},
     }
-    told = management.put("/models/talker/traffic", json=said)
-    assert (told.status_code, told.json()["traffic"]) == (200, said)
-    assert told.json() == management.get("/models/talker/traffic").json()
-    assert (told.json()["model"], told.json()["default"]) == ("talker", "1.0")
-    table = {share.pop("version"): share for share in told.json()["table"]}
+    reported = management.put("/models/talker/traffic", json=said)
+    assert (reported.status_code, reported.json()["traffic"]) == (200, said)
+    assert reported.json() == management.get("/models/talker/traffic").json()
+    assert (reported.json()["model"], reported.json()["default"]) == ("talker", "1.0")
+    table = {share.pop("version"): share for share in reported.json()["table"]}
     assert list(table) == ["1.0", "2.0", "3.0"]
     assert table["3.0"] == {"labels": [], "registered": False, "ready": False, "share": 0.0, "requests": 0, "errors": 0}
     assert (table["2.0"]["labels"], table["2.0"]["ready"], table["2.0"]["share"]) == (["canary"], True, 0.25)
@@ -457,7 +457,7 @@ def test_a_version_that_refuses_what_comes_has_no_more_errors_than_requests(rout
 def test_what_cannot_be_is_refused_in_words(
     routed: RunningServer, error_of: Any, method: str, path: str, body: bytes, kind: str, words: str
 ) -> None:
-    told = error_of(routed.management.request(method, path, content=body))
-    assert told[0] == kind
-    assert told[1].startswith(words)
+    reported = error_of(routed.management.request(method, path, content=body))
+    assert reported[0] == kind
+    assert reported[1].startswith(words)
     assert routed.registry.traffic("talker") == NOTHING

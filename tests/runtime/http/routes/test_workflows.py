@@ -300,7 +300,7 @@ def test_many_requests_at_once_are_all_answered(flows: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("path", ["/wfpredict/nosuch", "/wfpredict/nosuch/1.0"])
-def test_a_workflow_that_is_not_there_is_told(path: str, flows: RunningServer, error_of: ErrorOf) -> None:
+def test_a_workflow_that_is_not_there_is_reported(path: str, flows: RunningServer, error_of: ErrorOf) -> None:
     response = flows.inference.post(path, content=b"x")
     assert (response.status_code, *error_of(response)) == (404, "WorkflowNotFoundException", "Workflow not found: nosuch")
     for method in ("GET", "DELETE"):
@@ -352,18 +352,18 @@ BAD: dict[str, tuple[str, int, str, str]] = {
 def test_a_workflow_that_cannot_be_is_refused_and_nothing_of_it_stays(
     name: str, shelf: Path, flows: RunningServer, error_of: ErrorOf
 ) -> None:
-    spec, status, kind, told = BAD[name]
+    spec, status, kind, reported = BAD[name]
     before = flows.management.get("/models").json(), set(flows.call(lambda: set(flows.registry.models)))
     write_war(shelf / f"{name}.war", spec)
     for _ in range(2):  # not even its name is taken
         response = flows.management.post("/workflows", params={"url": f"{name}.war"})
         found = error_of(response)
-        assert (response.status_code, found[0], found[1][: len(told)].replace(str(shelf), "")) == (status, kind, told)
+        assert (response.status_code, found[0], found[1][: len(reported)].replace(str(shelf), "")) == (status, kind, reported)
     assert (flows.management.get("/models").json(), set(flows.call(lambda: set(flows.registry.models)))) == before
     assert flows.management.get(f"/workflows/{name}").status_code == 404
 
 
-def test_the_traceback_of_a_node_that_does_not_load_is_told(flows: RunningServer, shelf: Path) -> None:
+def test_the_traceback_of_a_node_that_does_not_load_is_reported(flows: RunningServer, shelf: Path) -> None:
     write_war(shelf / "breaks.war", "models: {m1: {url: broken.mar}}\ndag: {pre: [m1]}")
     response = flows.management.post("/workflows", params={"url": "breaks.war"})
     assert response.status_code == 500
@@ -372,7 +372,7 @@ def test_the_traceback_of_a_node_that_does_not_load_is_told(flows: RunningServer
 
 
 @pytest.mark.parametrize(
-    ("parameters", "status", "kind", "told"),
+    ("parameters", "status", "kind", "reported"),
     [
         ({}, 400, "BadRequestException", "Parameter url is required."),
         ({"url": ""}, 400, "BadRequestException", "Parameter url is required."),
@@ -398,7 +398,7 @@ def test_a_registration_that_cannot_be_is_refused(
     parameters: dict[str, str],
     status: int,
     kind: str,
-    told: str,
+    reported: str,
     shelf: Path,
     flows: RunningServer,
     error_of: ErrorOf,
@@ -407,7 +407,7 @@ def test_a_registration_that_cannot_be_is_refused(
     write_war(shelf / "slip.war", SEQUENCE, **{"../slipped.py": "x"})
     response = flows.management.post("/workflows", params=parameters)
     found = error_of(response)
-    assert (response.status_code, found[0], found[1][: len(told)]) == (status, kind, told)
+    assert (response.status_code, found[0], found[1][: len(reported)]) == (status, kind, reported)
     assert not (shelf.parent / "slipped.py").exists()
 
 
@@ -456,7 +456,7 @@ def test_two_registrations_of_one_name_do_not_both_succeed(flows: RunningServer)
     assert flows.management.delete("/workflows/twice").status_code == 200
 
 
-def test_a_node_whose_name_a_model_has_already_is_told(flows: RunningServer) -> None:
+def test_a_node_whose_name_a_model_has_already_is_reported(flows: RunningServer) -> None:
     flows.register("m1.mar", model_name="clash__m1", initial_workers=0)
     response = flows.management.post("/workflows", params={"url": "quick.war", "workflow_name": "clash"})
     assert response.status_code == 500

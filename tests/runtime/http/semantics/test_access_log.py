@@ -18,7 +18,7 @@ LINE = re.compile(r'^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - /127\.0\.0\.1:\d+ "(
 
 
 @pytest.fixture(scope="module")
-def told(start_server, until):
+def reported(start_server, until):
     """What some requests left in the log."""
     settings = {"access_log": True, "log_format": "text", "inference_token": "very-secret"}
     with lines_of("ACCESS_LOG") as lines, start_server(**settings) as server:
@@ -40,9 +40,9 @@ def told(start_server, until):
     return lines
 
 
-def test_each_answer_has_one_line(told):
-    parsed = [LINE.match(line) for line in told]
-    assert all(parsed), told
+def test_each_answer_has_one_line(reported):
+    parsed = [LINE.match(line) for line in reported]
+    assert all(parsed), reported
     assert sorted((match[1], int(match[2])) for match in parsed) == sorted(
         [
             ("POST /predictions/talker?a=b&token=*** HTTP/1.1", 200),
@@ -56,11 +56,11 @@ def test_each_answer_has_one_line(told):
             ("GET /models?limit=1&api_key=*** HTTP/1.1", 200),
         ]
     )
-    assert "very-secret" not in "".join(told)
+    assert "very-secret" not in "".join(reported)
     served = {match[1].partition("?")[0]: (match[5], match[6]) for match in parsed}
     assert served["POST /predictions/talker HTTP/1.1"] == served["POST /predictions/talker"] == ("talker", "1.0")
     assert served["GET /ping HTTP/1.1"] == ("-", "-")
-    assert len({match[4] for match in parsed}) == len(told)
+    assert len({match[4] for match in parsed}) == len(reported)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.02])
@@ -76,11 +76,11 @@ def test_a_share_of_the_answers_has_lines_in_json_with_their_requests_and_models
         chunked = {"content": iter([b"a"])}
         ids = [server.inference.post("/predictions/talker", **(chunked if n == 0 else {})).headers["x-request-id"] for n in range(60)]
         until(lambda: lines)
-    told = [json.loads(line) for line in lines]
-    assert 5 <= len(told) <= 55  # 30, give or take six deviations
-    assert {line["request_id"] for line in told} <= set(ids)
-    assert {(line["model"], line["version"], line["status"]) for line in told} == {("talker", "1.0", 200)}
-    assert told[0]["message"] == "POST /predictions/talker HTTP/1.1"
+    reported = [json.loads(line) for line in lines]
+    assert 5 <= len(reported) <= 55  # 30, give or take six deviations
+    assert {line["request_id"] for line in reported} <= set(ids)
+    assert {(line["model"], line["version"], line["status"]) for line in reported} == {("talker", "1.0", 200)}
+    assert reported[0]["message"] == "POST /predictions/talker HTTP/1.1"
 
 
 @pytest.mark.parametrize("lane", ["fast lane", "other lane"])
@@ -106,8 +106,8 @@ def test_a_stream_without_an_end_says_so(start_server, until, tmp_path, lane):
         (tmp_path / "go").touch()
         until(lambda: len(lines) >= 2)
     logger.removeHandler(handler)
-    told = [json.loads(line) for line in lines]
-    assert [(line["status"], line["model"], line["broken"]) for line in told] == [
+    reported = [json.loads(line) for line in lines]
+    assert [(line["status"], line["model"], line["broken"]) for line in reported] == [
         (200, "talker", "the answer was interrupted"),
         (200, "talker", "the client disconnected"),
     ]

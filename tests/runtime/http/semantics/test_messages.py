@@ -140,10 +140,10 @@ def test_a_body_of_the_open_inference_protocol_that_names_no_type_is_json() -> N
     target = find_target("/v2/models/m/infer")
     assert target is not None
     protocol = (b"x-tsx-protocol", b"v2")
-    told = [(b"explain", b"False"), protocol]
-    assert with_headers([], target) == [*told, (b"content-type", b"application/json")]
+    reported = [(b"explain", b"False"), protocol]
+    assert with_headers([], target) == [*reported, (b"content-type", b"application/json")]
     for own in ((b"Content-Type", b"text/csv"), (b"Inference-Header-Content-Length", b"9")):
-        assert with_headers([own], target) == [own, *told]
+        assert with_headers([own], target) == [own, *reported]
 
 
 def test_errors_of_the_open_inference_protocol_say_the_message_where_its_clients_look() -> None:

@@ -128,9 +128,9 @@ def test_no_file_needs_what_the_policy_forbids_nor_another_host() -> None:
 
 
 def test_the_state_tells_models_versions_and_workers(server: Any) -> None:
-    told = server.management.get("/ui/api/state").json()
-    assert {"start", "version", "now", "modelApi", "inference"} <= set(told["server"])
-    (model,) = [model for model in told["models"] if model["name"] == "talker"]
+    reported = server.management.get("/ui/api/state").json()
+    assert {"start", "version", "now", "modelApi", "inference"} <= set(reported["server"])
+    (model,) = [model for model in reported["models"] if model["name"] == "talker"]
     assert model["default"] == "1.0"
     first, second = model["versions"]
     assert (first["version"], first["state"], second["version"], second["state"]) == ("1.0", "ready", "2.0", "idle")
@@ -140,7 +140,7 @@ def test_the_state_tells_models_versions_and_workers(server: Any) -> None:
     assert worker["memory"] > 1_000_000
 
 
-def test_versions_are_told_in_their_own_order_with_the_labels_of_the_model(empty: Any) -> None:
+def test_versions_are_reported_in_their_own_order_with_the_labels_of_the_model(empty: Any) -> None:
     for version in ("10.0", "9.0"):
         empty.write_mar(f"grown{version}.mar", name="grown", version=version, handler=SEEING)
         empty.register(f"grown{version}.mar", initial_workers=0)
@@ -158,25 +158,25 @@ def test_the_memory_of_workers_is_not_read_on_the_event_loop(server: Any, monkey
     assert server.call(threading.get_ident) not in threads
 
 
-def test_points_are_told_once(own_server: Any, empty: Any) -> None:
+def test_points_are_reported_once(own_server: Any, empty: Any) -> None:
     empty.register("talker.mar", initial_workers=1)
     for _ in range(2):
         empty.call(empty.series.sample)
     assert empty.inference.post("/predictions/talker").status_code == 200
     empty.call(empty.series.sample)
-    told = empty.management.get("/ui/api/state").json()
-    points = told["models"][0]["versions"][0]["points"]
-    assert points[-1][0] == told["newest"]
+    reported = empty.management.get("/ui/api/state").json()
+    points = reported["models"][0]["versions"][0]["points"]
+    assert points[-1][0] == reported["newest"]
     assert points[-1][1] > 0
-    assert empty.management.get("/ui/api/state", params={"since": told["newest"]}).json()["models"][0]["versions"][0]["points"] == []
+    assert empty.management.get("/ui/api/state", params={"since": reported["newest"]}).json()["models"][0]["versions"][0]["points"] == []
 
 
 def test_the_handler_says_what_it_takes(empty: Any) -> None:
     empty.write_mar("seeing.mar", handler=SEEING)
     empty.register("seeing.mar", initial_workers=1)
     empty.register("talker.mar", initial_workers=1)
-    told = {model["name"]: model["versions"][0]["input"] for model in empty.management.get("/ui/api/state").json()["models"]}
-    assert told == {"seeing": "image", "talker": None}
+    reported = {model["name"]: model["versions"][0]["input"] for model in empty.management.get("/ui/api/state").json()["models"]}
+    assert reported == {"seeing": "image", "talker": None}
 
 
 def test_a_prediction_by_the_management_address_is_the_one_of_the_inference_address(server: Any) -> None:
@@ -212,12 +212,12 @@ def test_what_a_handler_answers_is_no_page_of_the_management_address(empty: Any,
     answer = empty.management.post("/ui/api/predict/paging", headers={"x-piecewise": str(piecewise)})
     assert answer.status_code == 200
     assert answer.text.endswith("<script>alert(1)</script>")
-    told = answer.headers
-    assert told["x-own"] == "1"
-    assert told.get_list("content-security-policy") == ["sandbox; default-src 'none'"]
-    assert told.get_list("x-content-type-options") == ["nosniff"]
-    assert told.get_list("cross-origin-resource-policy") == ["same-origin"]
-    assert not told.keys() & {"set-cookie", "clear-site-data", "strict-transport-security"}
+    reported = answer.headers
+    assert reported["x-own"] == "1"
+    assert reported.get_list("content-security-policy") == ["sandbox; default-src 'none'"]
+    assert reported.get_list("x-content-type-options") == ["nosniff"]
+    assert reported.get_list("cross-origin-resource-policy") == ["same-origin"]
+    assert not reported.keys() & {"set-cookie", "clear-site-data", "strict-transport-security"}
 
 
 def test_only_a_script_of_this_server_gets_predictions_by_the_management_address(server: Any) -> None:
@@ -250,7 +250,7 @@ def test_too_large_a_body_is_refused_as_elsewhere(server: Any) -> None:
     assert server.management.post("/ui/api/predict/talker", content=b"x" * 200_000).status_code == 413
 
 
-def test_errors_of_handlers_are_told_with_their_traceback(empty: Any, until: Any) -> None:
+def test_errors_of_handlers_are_reported_with_their_traceback(empty: Any, until: Any) -> None:
     empty.register("talker.mar", initial_workers=1)
     assert empty.management.get("/ui/api/errors/talker").json() == []
     for _ in range(3):
@@ -265,14 +265,14 @@ def test_errors_of_handlers_are_told_with_their_traceback(empty: Any, until: Any
     assert "ended: exit code 7" in newest["message"]
 
 
-def test_what_handlers_print_is_told_with_the_worker_that_did(empty: Any, until: Any) -> None:
+def test_what_handlers_print_is_reported_with_the_worker_that_did(empty: Any, until: Any) -> None:
     empty.write_mar("printing.mar", handler="def handle(data, context):\n    print('got', data)\n    return data and ['x'] * len(data)\n")
     empty.register("printing.mar", initial_workers=1)
     assert empty.inference.post("/predictions/printing", content=b"abc").status_code == 200
     until(lambda: "abc" in empty.management.get("/ui/api/log/printing").text)
-    told = empty.management.get("/ui/api/log/printing").json()
+    reported = empty.management.get("/ui/api/log/printing").json()
     (worker,) = empty.management.get("/models/printing").json()[0]["workers"]
-    assert {(line["worker"], line["stream"], line["version"]) for line in told} == {(worker["id"], "stdout", "1.0")}
+    assert {(line["worker"], line["stream"], line["version"]) for line in reported} == {(worker["id"], "stdout", "1.0")}
 
 
 def test_a_model_that_does_not_load_says_why(empty: Any, until: Any) -> None:
@@ -285,10 +285,12 @@ def test_a_model_that_does_not_load_says_why(empty: Any, until: Any) -> None:
 
 def test_metrics_of_one_model_are_values_with_labels(server: Any) -> None:
     server.inference.post("/predictions/talker")
-    told = server.management.get("/ui/api/metrics/talker").json()
-    (requests,) = [each for each in told if each["name"] == "ts_inference_requests_total" and each["labels"] == {"model_version": "1.0"}]
+    reported = server.management.get("/ui/api/metrics/talker").json()
+    (requests,) = [
+        each for each in reported if each["name"] == "ts_inference_requests_total" and each["labels"] == {"model_version": "1.0"}
+    ]
     assert requests["value"] >= 1
-    assert not [each for each in told if each["name"].endswith("_bucket")]
+    assert not [each for each in reported if each["name"].endswith("_bucket")]
     assert server.management.get("/ui/api/metrics/nothing").status_code == 404
 
 
@@ -300,8 +302,8 @@ def test_samples_are_files_of_the_archive_and_no_others(empty: Any, store: Path)
     if not (place / "samples" / "out.txt").is_symlink():
         (place / "samples" / "out.txt").symlink_to("/etc/hostname")
     empty.register("sampled", initial_workers=0)
-    told = empty.management.get("/ui/api/samples/sampled/1.0").json()
-    assert [(each["name"], each["type"]) for each in told] == [("a.png", "image/png"), ("page.html", "text/html")]
+    reported = empty.management.get("/ui/api/samples/sampled/1.0").json()
+    assert [(each["name"], each["type"]) for each in reported] == [("a.png", "image/png"), ("page.html", "text/html")]
     assert empty.management.get("/ui/api/samples/sampled/1.0/a.png").content == b"picture"
     page = empty.management.get("/ui/api/samples/sampled/1.0/page.html")
     assert page.headers["content-type"] == "application/octet-stream"
@@ -335,9 +337,9 @@ def test_samples_that_go_while_they_are_looked_at_are_none(empty: Any, store: Pa
 
 
 def test_the_store_tells_what_could_be_registered(server: Any, store: Path) -> None:
-    told = server.management.get("/ui/api/store").json()
-    assert {"talker.mar", "other.mar", "broken.mar"} <= set(told)
-    assert not [name for name in told if "/" in name]
+    reported = server.management.get("/ui/api/store").json()
+    assert {"talker.mar", "other.mar", "broken.mar"} <= set(reported)
+    assert not [name for name in reported if "/" in name]
 
 
 def test_the_page_is_no_part_of_the_documented_interface(server: Any) -> None:

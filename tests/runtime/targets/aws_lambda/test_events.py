@@ -75,7 +75,7 @@ def test_libraries_write_where_a_function_may() -> None:
     assert all(place.startswith("/tmp") for place in homes({}).values())
 
 
-def test_events_are_told_apart() -> None:
+def test_events_are_distinguished() -> None:
     for event in (rest_api("/"), function_url("/"), balancer("/")):
         assert (is_http(event), is_sqs(event), is_warm_up(event)) == (True, False, False)
     assert is_sqs(messages(["x"]))
@@ -91,7 +91,7 @@ json_values = st.recursive(
 
 
 @given(json_values)
-def test_any_json_is_one_request_several_or_an_error_that_is_told(event: Any) -> None:
+def test_any_json_is_one_request_several_or_an_error_that_is_reported(event: Any) -> None:
     try:
         requests, together = parse_event(event)
     except BadRequest:
@@ -116,15 +116,15 @@ def test_attributes_of_a_message_are_headers() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), min_size=1))
-def test_what_comes_again_is_what_failed_and_what_follows_it_in_its_group(told: list[tuple[str, bool]]) -> None:
-    records = messages(["x"] * len(told), groups=[group for group, _ in told])["Records"]
-    failed = {record["messageId"] for record, (_, good) in zip(records, told, strict=True) if not good}
+def test_what_comes_again_is_what_failed_and_what_follows_it_in_its_group(reported: list[tuple[str, bool]]) -> None:
+    records = messages(["x"] * len(reported), groups=[group for group, _ in reported])["Records"]
+    failed = {record["messageId"] for record, (_, good) in zip(records, reported, strict=True) if not good}
     again = ordered_failures(records, failed)
     assert failed <= set(again)
     for group in "abc":
-        own = [record["messageId"] in again for record, (name, _) in zip(records, told, strict=True) if name == group]
+        own = [record["messageId"] in again for record, (name, _) in zip(records, reported, strict=True) if name == group]
         assert own == sorted(own)  # all good ones before the first that comes again
-    unordered = messages(["x"] * len(told))["Records"]
+    unordered = messages(["x"] * len(reported))["Records"]
     assert set(ordered_failures(unordered, failed)) == failed
 
 
@@ -132,8 +132,8 @@ def test_answers_of_messages_have_names_and_keep_their_order() -> None:
     result = Result("id-1", "group", 200, "application/json; charset=utf-8", b"{}")
     assert s3_key("s3://bucket/some/place/", result) == ("bucket", "some/place/id-1.json")
     assert s3_key("s3://bucket", result._replace(content_type="x/y")) == ("bucket", "id-1.bin")
-    told = sqs_message("https://sqs/1/q.fifo", result)
-    assert (told["MessageBody"], told["MessageGroupId"], told["MessageDeduplicationId"]) == ("{}", "group", "id-1")
+    reported = sqs_message("https://sqs/1/q.fifo", result)
+    assert (reported["MessageBody"], reported["MessageGroupId"], reported["MessageDeduplicationId"]) == ("{}", "group", "id-1")
     assert sqs_message("https://sqs/1/q", result._replace(body=b"\xff"))["MessageBody"] == "/w=="
 
 
@@ -191,8 +191,8 @@ def test_an_answer_without_a_type_is_what_it_looks_like() -> None:
         "text/plain; charset=utf-8",
         "application/octet-stream",
     ]
-    told = prelude(200, [(b"set-cookie", b"a=1"), (b"x", b"1"), (b"x", b"2"), (b"content-length", b"3")])
-    assert told == b'{"statusCode": 200, "headers": {"x": "1, 2"}, "cookies": ["a=1"]}' + b"\0" * 8
+    reported = prelude(200, [(b"set-cookie", b"a=1"), (b"x", b"1"), (b"x", b"2"), (b"content-length", b"3")])
+    assert reported == b'{"statusCode": 200, "headers": {"x": "1, 2"}, "cookies": ["a=1"]}' + b"\0" * 8
     assert ModelAnswer(200, "", b"").status == 200
 
 
@@ -209,10 +209,10 @@ def test_answers_that_were_there_in_time_are_sent_although_other_messages_took_a
             sent.append(result)
 
     monkeypatch.setattr(batch_events, "answer_all", answer_all)
-    told: list[str] = []
-    queue = SqsBatches(cast("Any", None), "s3://bucket/answers", cast("Any", Kept()), lambda: told.append("late"))
+    reported: list[str] = []
+    queue = SqsBatches(cast("Any", None), "s3://bucket/answers", cast("Any", Kept()), lambda: reported.append("late"))
     answer = asyncio.run(queue.answer(messages(["a", "b"]), 60))
     assert given[0] <= 55
     assert [result.message for result in sent] == ["message-0"]
     assert answer == {"batchItemFailures": [{"itemIdentifier": "message-1"}]}
-    assert told == ["late"]
+    assert reported == ["late"]

@@ -133,8 +133,8 @@ def test_an_invocation_is_the_input_of_the_model(host: Host) -> None:
 
 
 def test_many_requests_of_one_invocation_are_one_batch(host: Host) -> None:
-    told = host.invoke({"requests": [{"a": 1}, {"body": "fail", "headers": {"content-type": "text/plain"}}, 3]}).json()
-    assert [each["status"] for each in told] == [200, 503, 200]
+    reported = host.invoke({"requests": [{"a": 1}, {"body": "fail", "headers": {"content-type": "text/plain"}}, 3]}).json()
+    assert [each["status"] for each in reported] == [200, 503, 200]
     assert host.invoke({"requests": [{"n": number} for number in range(8)]}).json()[7]["answer"]["together"] == 8
 
 
@@ -163,17 +163,17 @@ def test_a_wish_for_warmth_asks_the_model_nothing(host: Host, event: Any) -> Non
     ],
 )
 def test_an_event_that_asks_nothing_of_a_model_says_what_does(host: Host, event: Any, what: str) -> None:
-    told = host.invoke(event)
-    assert told.error
-    assert told.json()["errorType"] == "UnknownEvent"
-    assert f"not support events of {what}. It takes HTTP requests" in told.json()["errorMessage"]
+    reported = host.invoke(event)
+    assert reported.error
+    assert reported.json()["errorType"] == "UnknownEvent"
+    assert f"not support events of {what}. It takes HTTP requests" in reported.json()["errorMessage"]
 
 
-def test_half_a_request_is_told(host: Host) -> None:
+def test_half_a_request_is_reported(host: Host) -> None:
     for event in ({"version": "2.0", "requestContext": {"http": {"method": "POST"}}}, {"requestContext": {"elb": {}}}):
-        told = host.invoke(event).json()
-        assert told["errorType"] == "UnknownEvent"
-        assert "looks like an HTTP request" in told["errorMessage"]
+        reported = host.invoke(event).json()
+        assert reported["errorType"] == "UnknownEvent"
+        assert "looks like an HTTP request" in reported["errorMessage"]
 
 
 def test_messages_of_a_queue_are_one_batch_and_the_bad_ones_come_again(host: Host) -> None:
@@ -188,7 +188,7 @@ def test_of_a_group_of_a_fifo_queue_none_overtakes_one_that_failed(host: Host) -
     assert host.invoke(event).json() == {"batchItemFailures": [{"itemIdentifier": "message-1"}, {"itemIdentifier": "message-2"}]}
 
 
-def test_six_megabytes_go_through_and_more_is_told(host: Host) -> None:
+def test_six_megabytes_go_through_and_more_is_reported(host: Host) -> None:
     largest = b"x" * 4_600_000
     assert len(answer_of(host.invoke(function_url("/invocations", largest)).json())) == len(largest)
     with pytest.raises(RequestTooLarge):
@@ -200,7 +200,7 @@ def test_six_megabytes_go_through_and_more_is_told(host: Host) -> None:
     assert host.started == 1  # none of this has ended the environment
 
 
-def test_what_runs_too_long_is_told_and_a_fresh_environment_takes_over(tmp_path: Path) -> None:
+def test_what_runs_too_long_is_reported_and_a_fresh_environment_takes_over(tmp_path: Path) -> None:
     """Requests by HTTP need the token, where there is one."""
     given = {"TSX_INFERENCE_TOKEN": "secret", "TSX_LAMBDA_INIT_WAIT": str(DEADLINE)}
     with function(lay(tmp_path), given, timeout=2.0, freezes=False) as running:

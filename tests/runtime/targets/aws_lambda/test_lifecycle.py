@@ -30,7 +30,7 @@ BROKEN = "raise RuntimeError('no weights')\n"
 
 @pytest.mark.parametrize("client", ["awslambdaric", "tsx"])
 @pytest.mark.parametrize("wait", [0, DEADLINE], ids=["after the start", "during the start"])
-def test_a_model_that_does_not_load_is_told_and_a_fresh_environment_tries_again(tmp_path: Path, client: str, wait: float) -> None:
+def test_a_model_that_does_not_load_is_reported_and_a_fresh_environment_tries_again(tmp_path: Path, client: str, wait: float) -> None:
     with function(lay(tmp_path, BROKEN), {"TSX_LAMBDA_RUNTIME": client, "TSX_LAMBDA_INIT_WAIT": str(wait)}) as running:
         answered = running.invoke(function_url("/predictions/echo", "{}")).json()
         assert answered["statusCode"] == 503
@@ -86,12 +86,12 @@ def test_a_handler_that_never_returns_is_given_up_with_its_environment(tmp_path:
 
 def test_a_device_that_is_lost_ends_the_environment(tmp_path: Path) -> None:
     """No other thread of the process gets over it, though one is started for the requests that are there."""
-    told = "Lambda starts a new one: the worker exited"
+    reported = "Lambda starts a new one: the worker exited"
     with function(lay(tmp_path, LOST), {"TSX_LAMBDA_RUNTIME": "tsx"}) as running:
         for _ in range(3):  # the worker may take the second with it, and is started anew for the third
             assert running.invoke({"a": 1}).error
-        assert told in running.log or running.ended(DEADLINE) == 1
-        assert told in running.log
+        assert reported in running.log or running.ended(DEADLINE) == 1
+        assert reported in running.log
 
 
 def test_a_handler_that_never_returns_does_not_hold_up_the_invocations_beside_it_for_good(tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_invocations_at_once_share_one_model_and_its_batches(shared: Any) -> Non
 def test_an_answer_goes_out_part_by_part(shared: Any) -> None:
     running, place = shared
     gate = place / "stream"
-    told = {"parts": ["one", "two"], "wait": str(gate)}
-    invocation = running.begin(function_url("/predictions/echo", json.dumps(told), headers=JSON))
+    reported = {"parts": ["one", "two"], "wait": str(gate)}
+    invocation = running.begin(function_url("/predictions/echo", json.dumps(reported), headers=JSON))
     prelude, end, rest = invocation.parts.get(timeout=DEADLINE).partition(b"\0" * 8)
     assert (json.loads(prelude)["statusCode"], end, rest) == (200, b"\0" * 8, b"")
     assert invocation.parts.get(timeout=DEADLINE) == b"one"
@@ -140,7 +140,7 @@ def test_an_answer_goes_out_part_by_part(shared: Any) -> None:
     assert invocation.error is None
 
 
-def test_an_answer_that_breaks_off_is_told_behind_it(shared: Any) -> None:
+def test_an_answer_that_breaks_off_is_reported_behind_it(shared: Any) -> None:
     running, _ = shared
     invocation = running.invoke(function_url("/predictions/echo", json.dumps({"parts": ["one"], "late": 1}), headers=JSON))
     assert invocation.answer.endswith(b"one")
@@ -177,8 +177,8 @@ def test_answers_of_messages_go_where_they_are_wanted(tmp_path: Path, monkeypatc
         s3.create_bucket(Bucket="answers", CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
         queue = sqs.create_queue(QueueName="answers")["QueueUrl"]
         with function(lay(tmp_path), {**variables, "TSX_LAMBDA_RESULTS": "message"}) as running:
-            told = running.invoke(messages(['{"n": 1}', '{"fail": 1}'], {"tsx-results": "s3://answers/from/here/"}))
-            assert told.json() == {"batchItemFailures": [{"itemIdentifier": "message-1"}]}
+            reported = running.invoke(messages(['{"n": 1}', '{"fail": 1}'], {"tsx-results": "s3://answers/from/here/"}))
+            assert reported.json() == {"batchItemFailures": [{"itemIdentifier": "message-1"}]}
             assert json.load(s3.get_object(Bucket="answers", Key="from/here/message-0.json")["Body"])["got"] == {"n": 1}
             assert running.invoke(messages(["text"], {"tsx-results": queue})).json() == {"batchItemFailures": []}
             [message] = sqs.receive_message(QueueUrl=queue, MessageAttributeNames=["All"])["Messages"]

@@ -52,7 +52,7 @@ def predict(port: int, path: str, **body: object) -> Any:
 
 
 @pytest.mark.usefixtures("processes")
-def test_kserves_layout_of_torchserve_is_served_and_its_health_told(short_path: Path, free_ports: Callable[[int], list[int]]) -> None:
+def test_kserves_layout_of_torchserve_is_served_and_its_health_reported(short_path: Path, free_ports: Callable[[int], list[int]]) -> None:
     make_model(short_path / "store.mar", HANDLER, name="digits").rename(short_path / "digits.mar")
     (short_path / "model-store").mkdir()
     (short_path / "digits.mar").rename(short_path / "model-store" / "digits.mar")

@@ -99,9 +99,9 @@ def test_a_moved_file_takes_the_lines_while_none_can_be_made_in_its_place(open_l
 def test_a_large_file_is_renamed(open_log, kept):
     log = open_log(20, kept)
     say(log, *(f"line {number}" for number in range(10)))
-    told = {path.name: path.read_text() for path in log.path.parent.iterdir()}
+    reported = {path.name: path.read_text() for path in log.path.parent.iterdir()}
     expected = ["line 8\nline 9\n", "line 6\nline 7\n", "line 4\nline 5\n", "line 2\nline 3\n"][: kept + 1]
-    assert told == dict(zip(["a.log", "a.log.1", "a.log.2", "a.log.3"], expected, strict=False))
+    assert reported == dict(zip(["a.log", "a.log.1", "a.log.2", "a.log.3"], expected, strict=False))
 
 
 def test_a_file_that_cannot_be_renamed_grows_and_loses_nothing(open_log):

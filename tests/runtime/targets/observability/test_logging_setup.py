@@ -211,7 +211,7 @@ def test_metrics_have_their_files_where_the_rest_goes_to_stderr(tmp_path):
 
 
 @pytest.mark.usefixtures("processes")
-def test_a_place_for_metrics_that_nobody_writes_to_is_told(tmp_path):
+def test_a_place_for_metrics_that_nobody_writes_to_is_reported(tmp_path):
     assert "metrics_location: has no effect while metrics_mode is prometheus" in log_by(tmp_path, metrics_location="numbers")
 
 
@@ -246,9 +246,11 @@ def test_a_line_of_json_names_the_request_the_model_and_the_traceback():
     record.request_id = "id-1"
     line = ServerJsonFormatter().format(record)
     assert "\n" not in line
-    told = json.loads(line)
-    assert told.items() >= {"model": "m", "version": "2.0", "request_id": "id-1", "message": 'Model "m" [Version 2.0]: it\nfailed'}.items()
-    assert told["exception"].endswith("ValueError: why\n")
+    reported = json.loads(line)
+    assert (
+        reported.items() >= {"model": "m", "version": "2.0", "request_id": "id-1", "message": 'Model "m" [Version 2.0]: it\nfailed'}.items()
+    )
+    assert reported["exception"].endswith("ValueError: why\n")
 
 
 @pytest.mark.usefixtures("processes")
@@ -297,11 +299,11 @@ def test_each_line_of_workers_is_json_whatever_native_code_prints(caplog):
     with caplog.at_level(logging.INFO, "MODEL_LOG"), worker_output(is_json=True) as path, socket.socket(socket.AF_UNIX) as sock:
         sock.connect(path)
         sock.sendall(b"W-1-m_1.0-stdout\n" + b"\n".join(printed))
-    told = [json.loads(line) for record in caplog.records for line in record.getMessage().split("\n")]
-    assert told[0] == json.loads(own)
-    assert [line["message"] for line in told[1:6]] == [line.decode(errors="replace") for line in printed[1:6]]
-    assert "".join(line["message"] for line in told[6:-1]) == "y" * (2 << 20)
-    assert {(line["model"], line["version"], line["stream"]) for line in told[1:]} == {("m", "1.0", "stdout")}
+    reported = [json.loads(line) for record in caplog.records for line in record.getMessage().split("\n")]
+    assert reported[0] == json.loads(own)
+    assert [line["message"] for line in reported[1:6]] == [line.decode(errors="replace") for line in printed[1:6]]
+    assert "".join(line["message"] for line in reported[6:-1]) == "y" * (2 << 20)
+    assert {(line["model"], line["version"], line["stream"]) for line in reported[1:]} == {("m", "1.0", "stdout")}
 
 
 def test_a_server_without_descriptors_reads_its_workers_output_once_it_has_some(caplog, monkeypatch):
@@ -350,19 +352,19 @@ def test_on_a_console_that_is_no_terminal_what_handlers_print_and_log_is_json_wi
         answers = {body: httpx.post(url, content=body, timeout=60) for body in ("a", "b", "bad")}
         assert running.stop() == 0
         assert all(not line.startswith("{") for line in running.process.stdout.read().splitlines())
-        told = [json.loads(line) for line in running.log.splitlines()]
+        reported = [json.loads(line) for line in running.log.splitlines()]
     ids = {body: answer.headers["x-request-id"] for body, answer in answers.items()}
     for body, request_id in ids.items():
-        logged = next(line for line in told if line["message"] == f"logged {body}")
+        logged = next(line for line in reported if line["message"] == f"logged {body}")
         assert logged["request_ids"] == [request_id]
         assert (logged["logger"], logged["level"], logged["model"], logged["version"]) == ("own", "warning", "talker", "1.0")
-        printed = next(line for line in told if line["message"] == f"printed {body}")
+        printed = next(line for line in reported if line["message"] == f"printed {body}")
         assert (printed["request_ids"], printed["logger"], printed["stream"]) == ([request_id], "handler", "stdout")
-    native = [line for line in told if line["message"] == "native code prints"]
+    native = [line for line in reported if line["message"] == "native code prints"]
     whose = [(line["model"], line["version"], line["worker"], line["stream"]) for line in native]
     assert whose == [("talker", "1.0", "9000", "stdout")] * 3
-    failed = next(line for line in told if "the handler failed" in line["message"])
+    failed = next(line for line in reported if "the handler failed" in line["message"])
     assert failed["exception"].endswith("ValueError: no such image\n")
     assert ids["bad"] in failed["message"]
-    answered = [line for line in told if line["logger"] == "ACCESS_LOG"]
+    answered = [line for line in reported if line["logger"] == "ACCESS_LOG"]
     assert {line["request_id"]: line["status"] for line in answered} == {ids["a"]: 200, ids["b"]: 200, ids["bad"]: 503}

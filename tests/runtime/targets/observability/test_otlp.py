@@ -84,7 +84,7 @@ def ask_by_grpc(target: str, model: str, metadata: dict[str, str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def told(processes: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Collector, dict[str, Any]]:
+def reported(processes: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Collector, dict[str, Any]]:
     """What came to the collector by the server's end, and what clients were answered."""
     directory = tmp_path_factory.mktemp("otlp")
     make_model(directory / "mine.mar", HANDLER, version="2.5")
@@ -115,8 +115,8 @@ def by_name(spans: list[Span]) -> dict[str, Span]:
     return {span.name: span for span in spans}
 
 
-def test_a_request_of_the_fast_lane_has_a_span_for_each_part_in_order(told: tuple[Collector, dict[str, Any]]) -> None:
-    kept, answers = told
+def test_a_request_of_the_fast_lane_has_a_span_for_each_part_in_order(reported: tuple[Collector, dict[str, Any]]) -> None:
+    kept, answers = reported
     spans = by_name(kept.trace(TRACE))
     request, handler = spans["POST /predictions/{model}"], spans["handler"]
     assert set(spans) == {request.name, "queue", "batch wait", "handler", *STEPS, "my step"}
@@ -134,8 +134,8 @@ def test_a_request_of_the_fast_lane_has_a_span_for_each_part_in_order(told: tupl
     assert not any(span.is_error for span in spans.values())
 
 
-def test_the_handler_s_own_span_joins_the_trace_across_the_process_boundary(told: tuple[Collector, dict[str, Any]]) -> None:
-    kept, answers = told
+def test_the_handler_s_own_span_joins_the_trace_across_the_process_boundary(reported: tuple[Collector, dict[str, Any]]) -> None:
+    kept, answers = reported
     spans = by_name(kept.trace(TRACE))
     assert answers["fast"].text == f"00-{TRACE}-{spans['handler'].span_id}-01"
     own, inference = spans["my step"], spans["inference"]
@@ -143,8 +143,8 @@ def test_the_handler_s_own_span_joins_the_trace_across_the_process_boundary(told
     assert inference.start - 1_000_000 <= own.start <= own.end <= inference.end + 1_000_000  # two clocks are read in two processes
 
 
-def test_a_span_says_what_was_asked_and_who_answered(told: tuple[Collector, dict[str, Any]]) -> None:
-    kept, answers = told
+def test_a_span_says_what_was_asked_and_who_answered(reported: tuple[Collector, dict[str, Any]]) -> None:
+    kept, answers = reported
     spans = by_name(kept.trace(TRACE))
     attributes = spans["POST /predictions/{model}"].attributes
     expected = {
@@ -164,8 +164,8 @@ def test_a_span_says_what_was_asked_and_who_answered(told: tuple[Collector, dict
     assert spans["handler"].attributes == {"tsx.batch.size": 1}
 
 
-def test_both_lanes_tell_alike(told: tuple[Collector, dict[str, Any]]) -> None:
-    kept, answers = told
+def test_both_lanes_tell_alike(reported: tuple[Collector, dict[str, Any]]) -> None:
+    kept, answers = reported
     fast, other = by_name(kept.trace(TRACE)), by_name(kept.trace(trace_id(2)))
     assert set(fast) == set(other)
     passing = {"client.port", "tsx.request.id"}
@@ -177,8 +177,8 @@ def test_both_lanes_tell_alike(told: tuple[Collector, dict[str, Any]]) -> None:
     assert other["POST /predictions/{model}"].attributes["tsx.request.id"] == answers["chunked"].headers["x-request-id"]
 
 
-def test_who_traces_not_is_not_traced(told: tuple[Collector, dict[str, Any]]) -> None:
-    kept, answers = told
+def test_who_traces_not_is_not_traced(reported: tuple[Collector, dict[str, Any]]) -> None:
+    kept, answers = reported
     assert answers["unsampled"].text == parent(3, "00")["traceparent"]  # as it came: what the handler calls is not traced either
     assert [span.service for span in kept.trace(trace_id(3))] in ([], ["mine"])
     assert answers["untraced"].text == "x"
@@ -186,8 +186,8 @@ def test_who_traces_not_is_not_traced(told: tuple[Collector, dict[str, Any]]) ->
     assert {span.trace_id for span in kept.spans if span.service == "tsx"} == known
 
 
-def test_errors_are_errors_of_the_spans_in_which_they_happened(told: tuple[Collector, dict[str, Any]]) -> None:
-    kept, answers = told
+def test_errors_are_errors_of_the_spans_in_which_they_happened(reported: tuple[Collector, dict[str, Any]]) -> None:
+    kept, answers = reported
     spans = {span.name: span for span in kept.trace(trace_id(4))}
     assert answers["bad"].status_code == 503
     assert spans["POST /predictions/{model}"].is_error
@@ -197,8 +197,8 @@ def test_errors_are_errors_of_the_spans_in_which_they_happened(told: tuple[Colle
     assert (span.attributes["http.response.status_code"], span.is_error) == (404, False)
 
 
-def test_the_nodes_of_a_workflow_are_below_its_request(told: tuple[Collector, dict[str, Any]]) -> None:
-    kept, answers = told
+def test_the_nodes_of_a_workflow_are_below_its_request(reported: tuple[Collector, dict[str, Any]]) -> None:
+    kept, answers = reported
     spans = kept.trace(trace_id(6))
     request = next(span for span in spans if span.name == "POST /wfpredict/{workflow}")
     nodes = {span.name: span for span in spans if span.name.startswith("node ")}
@@ -211,8 +211,8 @@ def test_the_nodes_of_a_workflow_are_below_its_request(told: tuple[Collector, di
     assert nodes["node say"].attributes["tsx.model.name"] == "flow__say"
 
 
-def test_a_call_of_grpc_is_a_span_by_its_names(told: tuple[Collector, dict[str, Any]]) -> None:
-    kept, answers = told
+def test_a_call_of_grpc_is_a_span_by_its_names(reported: tuple[Collector, dict[str, Any]]) -> None:
+    kept, answers = reported
     spans = by_name(kept.trace(trace_id(7)))
     call = spans["org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"]
     assert (call.parent_id, call.kind) == (SPAN, 2)
@@ -222,8 +222,8 @@ def test_a_call_of_grpc_is_a_span_by_its_names(told: tuple[Collector, dict[str, 
     assert answers["grpc"] == f"00-{trace_id(7)}-{spans['handler'].span_id}-01"
 
 
-def test_the_log_says_where_traces_go(told: tuple[Collector, dict[str, Any]]) -> None:
-    kept, answers = told
+def test_the_log_says_where_traces_go(reported: tuple[Collector, dict[str, Any]]) -> None:
+    kept, answers = reported
     assert kept.paths == {"/v1/traces"}
     assert f"requests are traced to {kept.url}" in answers["log"]
 

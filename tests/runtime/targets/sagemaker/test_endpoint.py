@@ -73,8 +73,8 @@ def endpoint(
     held = place / "held"
     with container(place, *free_ports(1), {"HELD": str(held)}) as host:
         host.wait_until(lambda: held.with_suffix(".loading").exists())
-        told = host.get("/ping")
-        assert (told.status, json.loads(told.body)) == (503, {"status": "echo is loading"})
+        reported = host.get("/ping")
+        assert (reported.status, json.loads(reported.body)) == (503, {"status": "echo is loading"})
         held.touch()
         host.wait_until_healthy()
         with runtime(host, output="s3://answers/out") as client:
@@ -105,7 +105,7 @@ def test_a_streamed_answer_comes_in_its_parts(endpoint: tuple[Host, Any, Path]) 
     assert b"".join(event["PayloadPart"]["Bytes"] for event in answered["Body"]) == b"part 0;part 1;part 2;end"
 
 
-def test_a_stream_that_breaks_off_is_told(endpoint: tuple[Host, Any, Path]) -> None:
+def test_a_stream_that_breaks_off_is_reported(endpoint: tuple[Host, Any, Path]) -> None:
     given = {"EndpointName": "e", "Body": b'{"stream": "broken"}', "ContentType": "application/json"}
     events = iter(endpoint[1].invoke_endpoint_with_response_stream(**given)["Body"])
     with pytest.raises(EventStreamError, match="ModelStreamError"):
@@ -149,9 +149,9 @@ def test_it_is_well_while_its_worker_is_busy(endpoint: tuple[Host, Any, Path], t
         assert answer().status == 200
 
 
-def test_a_job_is_told_how_to_send_its_records(endpoint: tuple[Host, Any, Path]) -> None:
-    told = json.loads(endpoint[0].get("/execution-parameters").body)
-    assert told == {"MaxConcurrentTransforms": 2, "BatchStrategy": "MULTI_RECORD", "MaxPayloadInMB": 6}
+def test_a_job_is_reported_how_to_send_its_records(endpoint: tuple[Host, Any, Path]) -> None:
+    reported = json.loads(endpoint[0].get("/execution-parameters").body)
+    assert reported == {"MaxConcurrentTransforms": 2, "BatchStrategy": "MULTI_RECORD", "MaxPayloadInMB": 6}
 
 
 def test_metrics_are_where_requests_are_and_management_is_not(endpoint: tuple[Host, Any, Path]) -> None:
@@ -168,8 +168,8 @@ def test_an_asynchronous_request_goes_from_s3_to_s3(endpoint: tuple[Host, Any, P
         s3.put_object(Bucket="inputs", Key="a", Body=b"x" * (7 << 20))
         with runtime(endpoint[0], output="s3://answers/out") as client:
             given = {"InputLocation": "s3://inputs/a", "ContentType": "application/octet-stream", "InferenceId": "one"}
-            told = client.invoke_endpoint_async(EndpointName="e", **given)
-            assert told["OutputLocation"] == "s3://answers/out/one.out"
+            reported = client.invoke_endpoint_async(EndpointName="e", **given)
+            assert reported["OutputLocation"] == "s3://answers/out/one.out"
         assert json.loads(s3.get_object(Bucket="answers", Key="out/one.out")["Body"].read()) == {"got": 7 << 20, "together": 1}
 
 

@@ -40,8 +40,8 @@ def test_any_answers_are_as_many_json_lines_that_say_the_same(values: list[Any])
 
 @given(st.text("a ,\r\n\t", max_size=30).map(str.encode))
 def test_the_lines_of_a_body_are_those_that_hold_anything(body: bytes) -> None:
-    told = [(number, line.rstrip(b"\r")) for number, line in enumerate(body.split(b"\n"), start=1) if line.strip()]
-    assert list(lines_of(body)) == told
+    reported = [(number, line.rstrip(b"\r")) for number, line in enumerate(body.split(b"\n"), start=1) if line.strip()]
+    assert list(lines_of(body)) == reported
 
 
 def test_millions_of_lines_are_found_one_by_one() -> None:
@@ -76,7 +76,7 @@ def test_half_of_a_pair_is_written_as_json_has_it() -> None:
     assert as_line(b'"\\ud800"', CSV) == b"\\ud800"
 
 
-def test_forms_are_told_by_types_and_the_first_that_is_accepted_counts() -> None:
+def test_forms_are_reported_by_types_and_the_first_that_is_accepted_counts() -> None:
     assert form_of(b"Text/CSV; charset=utf-8") is CSV
     assert form_of(b"application/json") is None
     assert accepted_form(b"", CSV) is accepted_form(b"*/*", CSV) is accepted_form(b"image/png", CSV) is CSV
@@ -121,16 +121,16 @@ def version(workers: int = 1, batch: int = 1, queue: int = 100) -> ModelVersion:
     return cast("ModelVersion", SimpleNamespace(min_workers=workers, batch_size=batch, workers=[None] * workers, plan=plan))
 
 
-def test_a_job_is_told_what_keeps_the_workers_busy_unless_it_was_told_itself() -> None:
-    def told(*versions: ModelVersion, **env: str) -> tuple[int, str, int]:
+def test_a_job_is_reported_what_keeps_the_workers_busy_unless_it_was_reported_itself() -> None:
+    def reported(*versions: ModelVersion, **env: str) -> tuple[int, str, int]:
         found = parameters(versions, read_environment(env))
         return found["MaxConcurrentTransforms"], found["BatchStrategy"], found["MaxPayloadInMB"]
 
-    assert told(version(2, 8)) == (4, "MULTI_RECORD", 6)
-    assert told(version(2, 8), TSX_SAGEMAKER_LINES="false") == (16, "SINGLE_RECORD", 6)
+    assert reported(version(2, 8)) == (4, "MULTI_RECORD", 6)
+    assert reported(version(2, 8), TSX_SAGEMAKER_LINES="false") == (16, "SINGLE_RECORD", 6)
     given = {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "50", "SAGEMAKER_BATCH_STRATEGY": "SINGLE_RECORD"}
-    assert told(version(8, 8), **given) == (2, "SINGLE_RECORD", 50)
-    assert told(version(), SAGEMAKER_MAX_CONCURRENT_TRANSFORMS="9") == (9, "MULTI_RECORD", 6)
+    assert reported(version(8, 8), **given) == (2, "SINGLE_RECORD", 50)
+    assert reported(version(), SAGEMAKER_MAX_CONCURRENT_TRANSFORMS="9") == (9, "MULTI_RECORD", 6)
 
 
 @pytest.mark.parametrize(

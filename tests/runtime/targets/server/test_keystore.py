@@ -68,7 +68,7 @@ def test_a_keystore_speaks_tls_with_its_own_certificate(place: Path, form: str) 
     thread.join()
 
 
-def test_the_kind_is_told_by_its_bytes(place: Path) -> None:
+def test_the_kind_is_reported_by_its_bytes(place: Path) -> None:
     assert read_keystore(place / "JKS", "changeit").key.startswith(b"-----BEGIN PRIVATE KEY-----\n")
     assert read_keystore(place / "PKCS12", "changeit").certificates.startswith(b"-----BEGIN CERTIFICATE-----\n")
 

@@ -50,7 +50,7 @@ def test_a_port_in_use_is_an_error_that_names_port_and_setting():
             Listener(Address("127.0.0.1", port), ["management"])
 
 
-def test_of_two_servers_that_start_side_by_side_the_second_is_told_that_the_port_is_taken():
+def test_of_two_servers_that_start_side_by_side_the_second_is_reported_that_the_port_is_taken():
     with closing(Listener(FREE, ["inference"])) as first:
         address = first.address
         in_use = pytest.raises(SettingError, match=f"Port {address.port} on 127.0.0.1 is in use.*inference_address")
@@ -100,7 +100,7 @@ def test_where_somebody_listens_nothing_is_replaced(tmp_path):
             client.connect(str(path))
 
 
-def test_a_server_that_lost_its_path_while_it_loaded_is_told_and_leaves_the_file_of_the_other(tmp_path):
+def test_a_server_that_lost_its_path_while_it_loaded_is_reported_and_leaves_the_file_of_the_other(tmp_path):
     path = tmp_path / "tsx.sock"
     with closing(Listener(unix(path), ["inference"])) as slow, listening(unix(path)):
         with pytest.raises(SettingError, match="Another program listens"):
@@ -110,7 +110,7 @@ def test_a_server_that_lost_its_path_while_it_loaded_is_told_and_leaves_the_file
 
 
 @pytest.mark.parametrize("what", ["a file", "a directory", "a path without a directory", "a path that is too long"])
-def test_a_path_that_no_socket_can_have_is_told_and_nothing_is_removed(tmp_path, what):
+def test_a_path_that_no_socket_can_have_is_reported_and_nothing_is_removed(tmp_path, what):
     path = tmp_path / "here"
     if what == "a file":
         path.write_text("precious")

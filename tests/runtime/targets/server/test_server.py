@@ -242,7 +242,7 @@ def test_a_model_that_does_not_load_ends_the_start_with_its_reason(tmp_path):
         assert "not_there" in errors.splitlines()[-1]
 
 
-def test_a_port_in_use_and_a_missing_token_are_told_before_anything_is_loaded(tmp_path):
+def test_a_port_in_use_and_a_missing_token_are_reported_before_anything_is_loaded(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -35,7 +35,9 @@ def test_a_pair_gives_tls_1_2_and_later(pair: Pair) -> None:
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
 
 
-def test_without_an_https_address_there_is_none_and_a_pair_that_does_nothing_is_told(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_an_https_address_there_is_none_and_a_pair_that_does_nothing_is_reported(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
     assert tls_context(Settings()) is None
     assert not caplog.records
     assert tls_context(settings(*pair, address="unix:/run/tsx.sock")) is None
@@ -49,7 +51,7 @@ def test_an_https_address_needs_both_files_and_the_error_makes_them(pair: Pair) 
     assert "openssl req -x509" in message
 
 
-def test_each_file_that_cannot_be_used_is_told_with_what_to_do(pair: Pair, tmp_path: Path) -> None:
+def test_each_file_that_cannot_be_used_is_reported_with_what_to_do(pair: Pair, tmp_path: Path) -> None:
     other = make_certificate(tmp_path, "other")
     locked = make_certificate(tmp_path, "locked", password="secret")
     junk = tmp_path / "junk"
@@ -66,7 +68,7 @@ def test_each_file_that_cannot_be_used_is_told_with_what_to_do(pair: Pair, tmp_p
     assert "cannot be used" in refusal(torn, pair.key)
 
 
-def test_a_key_that_every_user_can_read_is_told(pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_that_every_user_can_read_is_reported(pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     tls_context(settings(*pair))
     assert not caplog.records

@@ -135,8 +135,8 @@ def test_an_open_inference_request_without_an_id_gets_its_requests() -> None:
 )
 def test_a_tensor_survives_the_way_in_and_out(case: tuple[list[int], list[int], bool]) -> None:
     shape, values, open_end = case
-    told = [-1, *shape[1:]] if open_end else shape
-    read = read_input({"name": "t", "shape": told, "datatype": "INT64", "data": values})
+    reported = [-1, *shape[1:]] if open_end else shape
+    read = read_input({"name": "t", "shape": reported, "datatype": "INT64", "data": values})
     assert output_tensor("t", read["data"]) == {"name": "t", "shape": shape, "datatype": "INT64", "data": list(values)}
 
 
@@ -193,6 +193,6 @@ def test_a_wrong_request_harms_no_other_of_its_batch_and_the_handlers_own_refusa
 
 
 @pytest.mark.parametrize("name", ["json", "kserve"])
-def test_a_handler_that_returns_another_number_is_told_both(name: str) -> None:
+def test_a_handler_that_returns_another_number_is_reported_both(name: str) -> None:
     with pytest.raises(PredictionFailed, match=r"expect: 2, got: 1"):
         run(name, [{"instances": [1]}, {"instances": [2]}], lambda data, context: [0])

@@ -97,24 +97,24 @@ class Mute(RuntimeError):
         raise SystemExit(1)
 
 
-def told_of(error: BaseException) -> str:
+def reported_of(error: BaseException) -> str:
     status, _, body = failure(error)
     assert status == 503
     return str(json.loads(bytes(body))["message"])
 
 
-def test_an_exception_that_cannot_say_what_it_is_is_told_by_its_name() -> None:
-    assert told_of(Mute()) == "Prediction failed: Mute: (no message: SystemExit in its __str__)"
+def test_an_exception_that_cannot_say_what_it_is_is_reported_by_its_name() -> None:
+    assert reported_of(Mute()) == "Prediction failed: Mute: (no message: SystemExit in its __str__)"
 
 
-def test_what_is_no_text_can_be_told_all_the_same() -> None:
-    assert told_of(FileNotFoundError("no \udcff")) == "Prediction failed: FileNotFoundError: no \\udcff"
+def test_what_is_no_text_can_be_reported_all_the_same() -> None:
+    assert reported_of(FileNotFoundError("no \udcff")) == "Prediction failed: FileNotFoundError: no \\udcff"
     status, _, body = failure(PredictionException("no \udcff", 422))
     assert (status, json.loads(bytes(body))["message"]) == (422, "no ?")
 
 
-def test_an_exception_that_holds_a_whole_batch_is_told_in_parts() -> None:
-    message = told_of(ValueError("a" * 3_000_000 + "b"))
+def test_an_exception_that_holds_a_whole_batch_is_reported_in_parts() -> None:
+    message = reported_of(ValueError("a" * 3_000_000 + "b"))
     assert len(message) < 10_000
     assert message.startswith("Prediction failed: ValueError: aaa")
     assert message.endswith("ab")

@@ -67,14 +67,14 @@ def test_as_text_nothing_is_lost_and_each_line_says_whose_it_is(pieces) -> None:
 @given(PIECES)
 def test_each_whole_line_becomes_an_object(pieces) -> None:
     *lines, _ = b"".join(pieces).split(b"\n")
-    told = [json.loads(line) for line in formatted("json", pieces).splitlines()]
-    assert [line["message"] for line in told] == [line.rstrip(b"\r").decode(errors="replace") for line in lines]
-    assert all((line["model"], line["version"], line["request_ids"]) == ("digits", "1.0", ["id-1", "id-2"]) for line in told)
+    reported = [json.loads(line) for line in formatted("json", pieces).splitlines()]
+    assert [line["message"] for line in reported] == [line.rstrip(b"\r").decode(errors="replace") for line in lines]
+    assert all((line["model"], line["version"], line["request_ids"]) == ("digits", "1.0", ["id-1", "id-2"]) for line in reported)
 
 
 def test_a_line_that_is_too_long_becomes_several_objects() -> None:
-    told = [json.loads(line) for line in formatted("json", [b"a" * 150_000 + b"\nb\n"]).splitlines()]
-    assert [len(line["message"]) for line in told] == [LONGEST, LONGEST, 150_000 - 2 * LONGEST, 1]
+    reported = [json.loads(line) for line in formatted("json", [b"a" * 150_000 + b"\nb\n"]).splitlines()]
+    assert [len(line["message"]) for line in reported] == [LONGEST, LONGEST, 150_000 - 2 * LONGEST, 1]
 
 
 @given(PIECES)

@@ -20,7 +20,7 @@ def handle(data, context):
 """
 
 
-def test_tracebacks_and_output_are_told(start_worker) -> None:
+def test_tracebacks_and_output_are_reported(start_worker) -> None:
     worker = start_worker(RAISES)
     for _ in range(2):
         (answer,) = worker.ask(b"x")
@@ -39,7 +39,7 @@ def test_tracebacks_and_output_are_told(start_worker) -> None:
     assert (ids["while it loads"], ids["seen"]) == ([], ["id-0"])
 
 
-def test_what_a_model_that_does_not_load_printed_is_told(start_worker) -> None:
+def test_what_a_model_that_does_not_load_printed_is_reported(start_worker) -> None:
     worker = start_worker("print('half way')\nraise OSError('no weights')\n")
     assert not worker.loaded
     assert worker.receive() is None

@@ -92,7 +92,7 @@ def test_a_request_that_fails_fails_alone(worker: Worker, word: str, says: str) 
     assert answers(worker, 2)[1] == (200, "", ["id-1 waited"])
 
 
-def test_a_cancelled_request_is_told_so_and_closed(worker: Worker) -> None:
+def test_a_cancelled_request_is_reported_so_and_closed(worker: Worker) -> None:
     send(worker, "wait", "a")
     assert 2 in answers(worker, 1)
     worker.send(Kind.CANCEL, 1)

@@ -142,7 +142,7 @@ def test_a_handler_gets_micro_batches_by_its_own_code_or_by_configuration(start_
     assert described[0].status == 200
 
 
-def test_a_slip_in_the_configuration_is_told_when_the_model_loads(start_worker: StartWorker) -> None:
+def test_a_slip_in_the_configuration_is_reported_when_the_model_loads(start_worker: StartWorker) -> None:
     worker = start_worker(OWN.format(own=""), model_config={"micro_batching": {"parallelism": {"inferense": 2}}})
     assert not worker.loaded
     assert worker.report["message"] == (

@@ -90,7 +90,7 @@ def test_any_guilty_get_their_own_errors_where_one_of_the_first_samples_is_innoc
 
 
 @given(st.integers(ALIKE + 1, 64))
-def test_a_handler_that_always_fails_is_called_four_times_and_all_are_told(size: int) -> None:
+def test_a_handler_that_always_fails_is_called_four_times_and_all_are_reported(size: int) -> None:
     handler = Handler()
     answers = run(handler.model(), [f"guilty {idx}" for idx in range(size)])
     assert [status for status, _ in answers] == [503] * size

@@ -114,7 +114,7 @@ def test_the_handlers_own_threads_are_not_mixed_up_with_its_batches() -> None:
     assert not laps
 
 
-def test_a_batch_gets_a_list_of_its_own_unless_the_one_before_it_told_nothing() -> None:
+def test_a_batch_gets_a_list_of_its_own_unless_the_one_before_it_reported_nothing() -> None:
     handler = Handler()
     step_times.watch(handler)
     untold = step_times.begin()
@@ -186,7 +186,7 @@ class Handler(BaseHandler):
 
 
 @pytest.mark.parametrize("config", [{}, {"overlapPreprocessing": True}, {"micro_batching": {"micro_batch_size": 1}}])
-def test_the_steps_are_told_also_where_they_run_in_threads_of_their_own(start_worker: Any, config: dict[str, Any]) -> None:
+def test_the_steps_are_reported_also_where_they_run_in_threads_of_their_own(start_worker: Any, config: dict[str, Any]) -> None:
     worker = start_worker(DERIVED, model_config=config)
     for _ in range(2):  # each batch has its own
         worker.ask(b"a", b"b")

@@ -173,7 +173,11 @@ def test_values_that_no_answer_takes_along_do_not_pile_up(metrics: Metrics, capl
         metrics.add_counter("requests", 1, dimensions=[Dimension("user", number)])
         metrics.add_metric("sizes", number, "count", metric_type="histogram")
     metrics.add_counter("requests", 1, dimensions=[Dimension("user", 0)])  # one that is there grows on
-    assert [(told["name"], told["value"]) for told in metrics.pending.take()] == [("requests", 2.0), ("requests", 1.0), ("sizes", 0.0)]
+    assert [(reported["name"], reported["value"]) for reported in metrics.pending.take()] == [
+        ("requests", 2.0),
+        ("requests", 1.0),
+        ("sizes", 0.0),
+    ]
     assert len(caplog.records) == 1
     assert "so others are dropped until then" in caplog.text
     metrics.add_counter("requests", 1)

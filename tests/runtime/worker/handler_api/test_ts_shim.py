@@ -155,7 +155,7 @@ def test_a_class_that_is_not_there_is_an_import_error(name: str) -> None:
         import_class(name)
 
 
-def test_processes_are_told_with_their_resident_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_processes_are_reported_with_their_resident_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     check_process_mem_usage(io.StringIO(f"{os.getpid()},{1 << 30}\n"))
     (own, size), gone = (line.split(":") for line in capsys.readouterr().out.splitlines())
     assert (int(own), gone) == (os.getpid(), [str(1 << 30), "0"])

@@ -71,7 +71,7 @@ def test_a_program_exported_for_one_batch_size_takes_every_other(start_worker: S
     assert_right(start_worker(ROWS, files={"fixed.pt2": path.read_bytes()}, model={"serializedFile": "fixed.pt2"}), net)
 
 
-def test_the_kind_is_told_by_the_bytes_and_not_by_the_name(start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]) -> None:
+def test_the_kind_is_reported_by_the_bytes_and_not_by_the_name(start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]) -> None:
     assert_right(start_worker(ROWS, files={"model.bin": model_bytes["program.pt2"]}, model={"serializedFile": "model.bin"}), net)
 
 
@@ -136,8 +136,8 @@ def test_compiled_packages_are_served(start_worker: StartWorker, tmp_path: Any) 
     written = kept.stat()
     assert right("double.pt2", exported.read_bytes(), ahead)  # by what is there
     assert (kept.stat().st_ino, kept.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
-    told = describe_model_file(kept)
-    assert (told.kind, told.device, told.detail) == ("aotinductor", "cpu", "compiled for cpu")
+    reported = describe_model_file(kept)
+    assert (reported.kind, reported.device, reported.detail) == ("aotinductor", "cpu", "compiled for cpu")
     with zipfile.ZipFile(kept) as archive:
         library = next(archive.read(name) for name in archive.namelist() if name.endswith(".so"))  # what older releases of torch wrote
     assert right("double.pt2", kept.read_bytes(), {})

@@ -80,7 +80,7 @@ def test_every_pixel_gets_its_likeliest_class_and_that_classes_probability(segme
         assert pixels[:, :, 1].mean().item() == pytest.approx(torch.sigmoid(torch.tensor(2 * abs(red))).item())
 
 
-def test_what_makes_a_class_likely_is_told_for_each_pixel(segmenter: Worker) -> None:
+def test_what_makes_a_class_likely_is_reported_for_each_pixel(segmenter: Worker) -> None:
     (answer,) = segmenter.ask(Request(encoded(Image.new("RGB", (300, 300), "white")), [(b"explain", b"True")], b"target=1"))
     weights = torch.tensor(json.loads(answer.body))
     assert weights.shape == (3, 224, 224)

@@ -109,7 +109,7 @@ def test_tensors_that_share_a_storage_still_do(tmp_path: Path) -> None:
     assert torch.equal(tail, expected)
 
 
-def test_equal_sizes_are_told_apart_by_content(tmp_path: Path) -> None:
+def test_equal_sizes_are_distinguished_by_content(tmp_path: Path) -> None:
     first, second = torch.ones(5000), torch.full((5000,), 2.0)
     zipped(tmp_path / "m.zip", {"aaaa": first.numpy().tobytes(), "bbbb": second.numpy().tobytes()})
     share_with_file([second, first], tmp_path / "m.zip")

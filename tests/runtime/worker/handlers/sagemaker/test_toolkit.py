@@ -202,17 +202,17 @@ def test_each_form_of_input_and_output_has_the_models_own_numbers(plain: Worker,
         np.testing.assert_allclose(np.array(found), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_what_the_defaults_cannot_read_or_write_is_told(plain: Worker) -> None:
+def test_what_the_defaults_cannot_read_or_write_is_reported(plain: Worker) -> None:
     def refused(*requests: Request) -> list[tuple[int, str]]:
         answers: list[Answer] = plain.ask(*requests)
         return [(answer.status, answer.message) for answer in answers]
 
     good = json.dumps(ROWS.tolist()).encode()
     unread = of_type(b"x", "image/png"), of_type(b"{", "application/json"), of_type(b"a,b\n", "text/csv")
-    told = refused(*unread, of_type(good, "application/json", "image/png"))
-    assert [status for status, _ in told] == [415, 400, 400, 415]
-    assert "define input_fn in your program, or send one of application/json" in told[0][1]
-    assert "define output_fn in your program, or accept one of application/json" in told[3][1]
+    reported = refused(*unread, of_type(good, "application/json", "image/png"))
+    assert [status for status, _ in reported] == [415, 400, 400, 415]
+    assert "define input_fn in your program, or send one of application/json" in reported[0][1]
+    assert "define output_fn in your program, or accept one of application/json" in reported[3][1]
 
 
 def test_a_directory_without_one_model_says_what_is_there(start_worker: StartWorker) -> None:
