@@ -129,7 +129,7 @@ def test_every_mode_of_image_is_answered(classifier: Worker, mode: str, form: st
         (Request(b"not base64!", [(b"Content-Type", b"text/plain")]), "is not base64"),
         (Request(b"{}", [(b"Content-Type", b"application/json")]), "holds a dict, not an image"),
         (Request(b"[[1, 2], [3]]", [(b"Content-Type", b"application/json")]), "not an array of numbers"),
-        (Request(b"image=1", [(b"Content-Type", b"application/x-www-form-urlencoded")]), "a field named 'data'; it has image"),
+        (Request(b"image=1", [(b"Content-Type", b"application/x-www-form-urlencoded")]), "a field named 'data'; it has 'image'"),
         (Request(encoded(Image.new("1", (60_000, 1)))), "cannot be prepared: its 60000 x 1 pixels"),
     ],
 )
