@@ -80,7 +80,8 @@ def _value_of(row: Any) -> Any:
     if value is None:
         value = row.get("body")
     if value is None:
-        raise NotAnImage(f"The request has no image: it needs a body, or a field named 'data'; it has {', '.join(map(repr, row)) or 'nothing'}.")
+        fields = ", ".join(map(repr, row)) or "nothing"
+        raise NotAnImage(f"The request has no image: it needs a body, or a field named 'data'; it has {fields}.")
     return value
 
 
