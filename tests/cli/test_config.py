@@ -62,11 +62,21 @@ def test_a_config_properties_is_shown_with_what_has_no_effect_in_it(run: Run, tm
 
 
 @pytest.mark.parametrize("command", [["config", "show"], ["serve"], ["models", "list"], ["archive", "inspect", "x.mar"]])
-def test_an_unknown_setting_ends_every_command(run: Run, monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
-    monkeypatch.setenv("TSX_JOB_QUEUE_SISE", "7")
+def test_an_unknown_setting_ends_every_command(run: Run, tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "tsx.toml").write_text("job_queue_sise = 7")
     ended = run(*command)
     assert ended.code == 1
-    assert ended.err == "Error: unknown setting 'TSX_JOB_QUEUE_SISE' in the environment; did you mean 'TSX_JOB_QUEUE_SIZE'?\n"
+    assert ended.err == f"Error: unknown setting 'job_queue_sise' in {tmp_path / 'tsx.toml'}; did you mean 'job_queue_size'?\n"
+
+
+def test_an_unknown_variable_is_a_warning_and_those_of_kubernetes_are_not(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TSX_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("TSX_PORT", "tcp://10.0.0.1:80")
+    monkeypatch.setenv("TSX_JOB_QUEUE_SISE", "7")
+    ended = run("config", "show")
+    assert ended.code == 0
+    warning = "the environment variable TSX_JOB_QUEUE_SISE is no setting and is ignored; did you mean TSX_JOB_QUEUE_SIZE?\n"
+    assert ended.err == warning
 
 
 def test_an_assignment_without_a_value_is_wrong_usage(run: Run) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import types
 import typing
@@ -23,7 +24,7 @@ from tsx_runtime.settings.schema import MODELS, NESTED, SECRETS, ModelSettings, 
 from tsx_runtime.settings.torchserve import parse_snapshot, parse_versions, read_torchserve_config
 from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic
 from tsx_runtime.shared.redaction import redacted
-from tsx_runtime.shared.suggestions import suggestion
+from tsx_runtime.shared.suggestions import nearest, suggestion
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,6 +34,8 @@ else:
 CONFIG_NAME = "tsx.toml"
 ENV_PREFIX = "TSX_"
 CONFIG_VARIABLE = "TSX_CONFIG"
+_OF_IMAGES = re.compile(r"TSX_(TARGET|MODEL_DIR|MODEL_NAME|SAGEMAKER_\w+|LAMBDA_\w+)")  # read by `targets`
+_LINK = re.compile(r"TSX_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
 
 logger = logging.getLogger("tsx.settings")
 
@@ -49,7 +52,7 @@ def load_settings(
     values: dict[str, Any] = {}
     origins = dict.fromkeys(Settings.model_fields, "default")
     from_file = _from_toml(file) if file is None or file.suffix == ".toml" else _from_properties(file, env, warn)
-    for found in [*from_file, *_from_environment(env), *_from_command_line(cli)]:
+    for found in [*from_file, *_from_environment(env, warn), *_from_command_line(cli)]:
         place, key = values, found.name
         if found.model is not None:
             place, key = values.setdefault(MODELS, {}).setdefault(found.model, {}), found.name.rpartition(".")[2]
@@ -150,12 +153,26 @@ def _from_properties(path: Path, env: Mapping[str, str], warn: Callable[[str], N
         warn(notice)
 
 
-def _from_environment(env: Mapping[str, str]) -> Iterable[_SourceValue]:
-    variables = {ENV_PREFIX + name.upper(): name for name in _PLAIN}
+def _from_environment(env: Mapping[str, str], warn: Callable[[str], None]) -> Iterable[_SourceValue]:
+    """An unknown variable is no error: another program may set a name that begins with TSX_."""
     for variable, text in env.items():
-        if variable.startswith(ENV_PREFIX) and variable != CONFIG_VARIABLE:
-            _known(variable, [*variables, CONFIG_VARIABLE], "the environment")
-            yield _SourceValue(variables[variable], text, f"environment variable {variable}")
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        if not variable.startswith(ENV_PREFIX) or variable == CONFIG_VARIABLE or _is_service_link(variable, text):
+            continue
+        if name in _PLAIN and variable == variable.upper():
+            yield _SourceValue(name, text, f"environment variable {variable}")
+        elif not _OF_IMAGES.fullmatch(variable):
+            near = nearest(name, [*_PLAIN, "config"])
+            hint = f"did you mean {ENV_PREFIX}{near.upper()}?" if near else "`tsx config show` lists all settings"
+            warn(f"the environment variable {variable} is no setting and is ignored; {hint}")
+
+
+def _is_service_link(variable: str, text: str) -> bool:
+    """Whether Kubernetes sets it in each pod beside a Service named tsx, or tsx-SOMETHING, as Docker did for linked containers.
+
+    https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
+    """
+    return _LINK.fullmatch(variable) is not None and (variable.removeprefix(ENV_PREFIX).lower() not in _PLAIN or "://" in text)
 
 
 def _from_command_line(cli: Mapping[str, object]) -> Iterable[_SourceValue]:

@@ -90,13 +90,51 @@ def test_what_no_frame_can_hold_is_no_limit(name: str) -> None:
 def test_an_unknown_setting_names_the_nearest_known_one_wherever_it_stands(tmp_path: Path) -> None:
     toml = write(tmp_path, "job_queue_sise = 2")
     assert failure(toml=toml) == f"unknown setting 'job_queue_sise' in {toml}; did you mean 'job_queue_size'?"
-    assert "did you mean 'TSX_MODEL_STORE'?" in failure(env={"TSX_MODELSTORE": "x"})
-    assert "did you mean 'TSX_CONFIG'?" in failure(env={"TSX_CONFIGS": "x"})
     assert "did you mean 'drain_timeout'?" in failure(cli={"drain_timout": "x"})
 
 
 def test_an_unknown_setting_that_is_near_to_none_says_where_all_are_listed() -> None:
-    assert failure(env={"TSX_ZZ": "1"}) == "unknown setting 'TSX_ZZ' in the environment; `tsx config show` lists all settings"
+    assert failure(cli={"zz": "1"}) == "unknown setting 'zz' in the command line; `tsx config show` lists all settings"
+
+
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [
+        ("TSX_MODELSTORE", "did you mean TSX_MODEL_STORE?"),
+        ("TSX_CONFIGS", "did you mean TSX_CONFIG?"),
+        ("TSX_JOB_QUEUE_SISE", "did you mean TSX_JOB_QUEUE_SIZE?"),
+        ("TSX_job_queue_size", "did you mean TSX_JOB_QUEUE_SIZE?"),
+        ("TSX_MODELS", "`tsx config show` lists all settings"),
+        ("TSX_ZZ", "`tsx config show` lists all settings"),
+    ],
+)
+def test_an_unknown_variable_is_a_warning_and_a_near_name_is_suggested(variable: str, hint: str) -> None:
+    warnings: list[str] = []
+    settings, _ = load_settings({}, {variable: "1"}, warn=warnings.append)
+    assert settings == Settings()
+    assert warnings == [f"the environment variable {variable} is no setting and is ignored; {hint}"]
+
+
+def test_the_variables_of_kubernetes_beside_a_service_of_that_name_are_ignored() -> None:
+    names = ("TSX", "TSX_CANARY", "TSX_GRPC_INFERENCE")  # the last makes the name of a setting: TSX_GRPC_INFERENCE_PORT
+    links = {
+        f"{name}_{part}": value
+        for name in names
+        for part, value in {
+            "SERVICE_HOST": "10.0.0.1",
+            "SERVICE_PORT": "80",
+            "SERVICE_PORT_HTTP": "80",
+            "PORT": "tcp://10.0.0.1:80",
+            "PORT_80_TCP": "tcp://10.0.0.1:80",
+            "PORT_80_TCP_PROTO": "tcp",
+            "PORT_80_TCP_PORT": "80",
+            "PORT_80_TCP_ADDR": "10.0.0.1",
+        }.items()
+    }
+    warnings: list[str] = []
+    assert load_settings({}, links, warn=warnings.append)[0] == Settings()
+    assert warnings == []
+    assert load_settings({}, {"TSX_GRPC_INFERENCE_PORT": "7171"})[0].grpc_inference_port == 7171
 
 
 def test_a_variable_of_another_program_is_none_of_ours() -> None:
@@ -183,7 +221,6 @@ def test_a_wrong_setting_of_a_model_on_the_command_line_is_named() -> None:
     assert "did you mean 'workers'?" in failure(cli={"models.m.worker": "1"})
     assert "unknown setting 'models' in the command line" in failure(cli={"models": {}})
     assert "unknown setting 'models.m' in the command line" in failure(cli={"models.m": "1"})
-    assert "unknown setting 'TSX_MODELS'" in failure(env={"TSX_MODELS": "1"})
 
 
 def test_settings_made_in_code_refuse_unknown_names() -> None:

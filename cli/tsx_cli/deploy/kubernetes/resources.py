@@ -61,6 +61,7 @@ def _deployment(spec: DeploySpec, image: str, labels: Mapping[str, str]) -> Mani
     pod = {
         "terminationGracePeriodSeconds": own.grace,
         "automountServiceAccountToken": False,
+        "enableServiceLinks": False,  # each Service would add variables, and those of one named tsx are TSX_SERVICE_HOST and the like
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": UID,

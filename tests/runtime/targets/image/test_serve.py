@@ -15,7 +15,6 @@ import pytest
 
 from tests.support.models import make_model
 from tests.support.servers import DEADLINE, Running, clean, started
-from tsx_runtime.errors import SettingError
 from tsx_runtime.targets.image.environment import locate_model, settings_of
 
 HANDLER = "def handle(data, context):\n    return data and [{'model': context.model_name} for _ in data]\n"
@@ -84,5 +83,6 @@ def test_addresses_are_those_that_others_reach_unless_something_says_otherwise(t
     file.write_text('inference_address = "http://0.0.0.0:9000"\n')
     said = settings_of({"TSX_METRICS_ADDRESS": "http://0.0.0.0:9001"}, locate_model({}), file, [])
     assert (said.inference_address, said.metrics_address) == ("http://0.0.0.0:9000", "http://0.0.0.0:9001")
-    with pytest.raises(SettingError, match="unknown setting 'TSX_MODEL_DIRECTORY'"):
-        settings_of({"TSX_MODEL_DIRECTORY": "x"}, locate_model({}), None, [])
+    notices: list[str] = []
+    settings_of({"TSX_MODEL_DIRECTORY": "x", "TSX_SERVICE_HOST": "10.0.0.1"}, locate_model({}), None, notices)
+    assert notices == ["the environment variable TSX_MODEL_DIRECTORY is no setting and is ignored; `tsx config show` lists all settings"]
