@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from tsx_archiver import default_model_name
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.settings.sources import CONFIG_NAME
 from tsx_runtime.shared.quantities import parse_percent, parse_seconds, where_text
@@ -301,11 +302,22 @@ def read_spec(file: Path | None, given: Mapping[str, Any]) -> DeploySpec:
 
 
 def _values(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    target = _tables(file)
-    own = {key: value for key, value in target.items() if not _is_deployment(key, value)}
-    named = target.get(str(given.get("name")), {})
-    values = _merged(_merged(own, named), {key: value for key, value in given.items() if value is not None and key != "role"})
+    tables = _tables(file)
+    own = {key: value for key, value in tables.items() if not _is_deployment(key, value)}
+    given = {key: value for key, value in given.items() if value is not None}
+    name = given.get("name") or own.get("name") or _name_of(given.get("model") or own.get("model"))
+    if name is not None:
+        given["name"] = name
+    values = _merged(_merged(own, tables.get(str(name), {})), {key: value for key, value in given.items() if key != "role"})
     return values if given.get("role") is None else _merged(values, {str(values.get("target")): {"role": given["role"]}})
+
+
+def _name_of(model: object) -> str | None:
+    """The archive's file name, in the characters that a deployment's name may have."""
+    if not isinstance(model, str | Path):
+        return None
+    name = "-".join(re.findall(r"[a-z0-9]+", default_model_name(model).lower()))
+    return name[:LONGEST_NAME].rstrip("-") or None
 
 
 def _tables(file: Path | None) -> dict[str, Any]:

@@ -24,6 +24,13 @@ WRONG_WORDS: type[Exception] = typer.BadParameter.__mro__[1]  # what typer raise
 class DeployGroup(DefaultGroup):
     default = "apply"
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """`--emit KIND` alone writes into a directory of that name."""
+        at = args.index("--emit") + 2 if "--emit" in args else 0
+        if 0 < at <= len(args) and (at == len(args) or args[at].startswith("-") or Path(args[at]).is_file()):
+            args = [*args[:at], args[at - 1], *args[at:]]
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         """A plan exits with 2 where something changes, so a usage error exits with 1, as any other error does."""
         words = [*ctx._protected_args, *ctx.args]
@@ -37,7 +44,11 @@ class DeployGroup(DefaultGroup):
 
 Emit = Annotated[
     tuple[str, Path] | None,
-    typer.Option("--emit", metavar="KIND DIR", help="Only write files into DIR: dockerfile, compose, cloudformation or kubernetes."),
+    typer.Option(
+        "--emit",
+        metavar="KIND [DIR]",
+        help="Only write files into DIR, by default ./KIND: dockerfile, compose, cloudformation, kubernetes or any target.",
+    ),
 ]
 NoCheck = Annotated[
     bool, typer.Option("--no-check", help="Do not load the archive on this machine first, and only warn about exceeded limits.")

@@ -46,7 +46,7 @@ def with_options(shared: Callable[..., Shared]) -> Callable[[Callable[..., Resul
 
 
 def deployment_options(
-    name: Annotated[str | None, typer.Option("--name", help="Name of the deployment.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the deployment; by default the archive's.")] = None,
     target: Annotated[str | None, typer.Option("--target", help=f"Target: {', '.join(TARGETS)}.")] = None,
     file: Annotated[
         Path | None, typer.Option("-f", "--file", metavar="tsx.toml", help=r"Read \[deploy] from this file instead of ./tsx.toml.")

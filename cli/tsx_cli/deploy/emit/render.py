@@ -75,6 +75,9 @@ KINDS: Mapping[str, tuple[tuple[str, ...], Maker]] = {  # the targets that it is
     "compose": (("container",), _compose),
     "cloudformation": (("sagemaker", "lambda"), _cloudformation),
     "kubernetes": (("kubernetes",), _kubernetes),
+    "container": (("container",), _compose),  # the other targets' names
+    "sagemaker": (("sagemaker",), _cloudformation),
+    "lambda": (("lambda",), _cloudformation),
 }
 
 

@@ -207,7 +207,7 @@ class Deploy:
         self.wheel = make_wheel(directory / "wheels", "tsx_serve", "0.1.0")
 
     def __call__(self, *words: str, code: int = 0) -> str:
-        said = ["deploy", "digits.mar", "--name", "digits", "--set", f"build.wheel={self.wheel}", *words]
+        said = ["deploy", "digits.mar", "--set", f"build.wheel={self.wheel}", *words]
         assert main(said) == code, self.capsys.readouterr()
         out, self.err = self.capsys.readouterr()
         return out
@@ -230,6 +230,22 @@ def test_files_are_written_with_all_that_a_build_needs_and_may_be_written_again(
     reported = json.loads(deploy("--emit", "compose", "out", "--set", "container.port=9000", "--json"))
     assert "out/compose.yaml" in reported["files"]
     assert "127.0.0.1:9000:8080" in (tmp_path / "out" / "compose.yaml").read_text()
+
+
+def test_without_a_directory_the_files_go_into_one_of_the_kinds_name(deploy: Deploy, tmp_path: Path) -> None:
+    assert "wrote compose/compose.yaml" in deploy("--emit", "compose")
+    assert "wrote dockerfile/Dockerfile" in deploy("--emit", "dockerfile", "--set", "container.port=9000")
+    assert (tmp_path / "compose" / "Dockerfile").is_file()
+    deploy(
+        "--emit",
+        "sagemaker",
+        "--role",
+        "arn:aws:iam::123456789012:role/r",
+        "--image",
+        f"1.dkr.ecr.eu-west-1.amazonaws.com/d@sha256:{64 * 'a'}",
+    )
+    template = yaml.safe_load((tmp_path / "sagemaker" / "template.yaml").read_text())
+    assert "AWS::SageMaker::Endpoint" in {each["Type"] for each in template["Resources"].values()}
 
 
 def test_a_file_that_somebody_else_wrote_or_changed_is_left_alone(deploy: Deploy, tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_without_kubectl_and_without_a_place_for_the_image_the_ways_are_reported
     assert "neither image nor repository is given: set --image" in deploy.capsys.readouterr().err
     (tmp_path / "kubectl").unlink()
     deploy.apply(code=1)
-    assert "kubectl is not installed; install it, or write the manifests with --emit kubernetes DIR" in deploy.err
+    assert "kubectl is not installed; install it, or write the manifests with --emit kubernetes and apply" in deploy.err
 
 
 def test_a_rollout_that_has_failed_is_applied_again(deploy: Deploy, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
