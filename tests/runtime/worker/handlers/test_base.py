@@ -91,6 +91,8 @@ def test_a_handler_may_call_an_onnx_session_itself(start_worker: StartWorker, on
         class Own(BaseHandler):
             def handle(self, data, context):
                 feed = {self.model.get_inputs()[0].name: np.zeros((len(data), 3), np.float32)}
+                options = self.model.get_session_options()
+                assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
                 return self.model.run(None, feed)[0].tolist()
         """,
         files={"model.onnx": onnx_bytes},

@@ -110,6 +110,7 @@ def load_onnx(path: Path, device: torch.device) -> OnnxModel:
         raise LoadError(f"{path.name} is an ONNX model, which needs onnxruntime: pip install 'tsx-serve[onnx]'") from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # a thread that spins takes a core from the others
     wanted: list[Any] = ["CPUExecutionProvider"]
     if device.type == "cuda" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         wanted.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0}))
