@@ -125,6 +125,8 @@ def test_a_model_without_a_file_needs_a_name_and_a_handler(run: Run, tmp_path: P
     assert "name a model file; for a model without one, give --name and your own --handler" in ended.err
     assert run("archive", "--name", "echo", "--handler", "echo.py:handle").code == 0
     assert manifest(tmp_path / "echo.mar")["handler"] == "echo.py:handle"
+    assert run("archive", "--name", "own", "--model-file", DIGITS / "model.py").code == 0  # the class may load its weights itself
+    assert manifest(tmp_path / "own.mar")["modelFile"] == "model.py"
 
 
 def test_a_model_file_called_as_a_command_is_written_with_a_dot(run: Run, tmp_path: Path) -> None:
