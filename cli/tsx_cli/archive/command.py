@@ -38,7 +38,9 @@ def pack_command(
     requirements_file: Annotated[Path | None, typer.Option("--requirements-file", "-r", help="Python packages the handler needs.")] = None,
     config_file: Annotated[Path | None, typer.Option("--config-file", "-c", help="The model's model-config.yaml.")] = None,
     export_path: Annotated[Path, typer.Option("--export-path", "-o", help="Directory for the archive, or its file name.")] = Path(),
-    format: Annotated[Form, typer.Option(help="Deflated .mar, stored .mar, .tar.gz, or an unpacked directory.")] = "default",
+    format: Annotated[
+        Form, typer.Option(help="A .mar with its code deflated, a .mar with all members stored, .tar.gz, or an unpacked directory.")
+    ] = "default",
     index_to_name: Annotated[bool, typer.Option(help="Add the index_to_name.json next to the model file.")] = True,
     samples: Annotated[
         list[Path] | None, typer.Option("--sample", metavar="FILE|DIR", help="Inputs to check with; a new archive includes them.")
