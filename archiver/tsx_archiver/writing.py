@@ -232,8 +232,8 @@ def _write_zip(plan: PackingPlan, file: BinaryIO, progress: Progress | None, *, 
     limits = Limits()
     with new_zip(file) as archive:
         _fill(plan, ZipSink(archive, file, lambda member: stored or not worth_deflating(member)), progress)
-        dense = any(limits.too_dense(info.file_size, info.compress_size) for info in archive.infolist())
-    if dense:  # so much repetition that the samples missed: readers would take it for a zip bomb
+        dense = sum(info.file_size for info in archive.infolist() if limits.is_dense(info.file_size, info.compress_size))
+    if dense > limits.ratio_floor:  # so much repetition that the samples missed: readers would take it for a zip bomb
         file.seek(0)
         file.truncate()
         _write_zip(plan, file, progress, stored=True)

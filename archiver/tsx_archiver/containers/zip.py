@@ -187,7 +187,7 @@ def _refuse_huge_directory(file: BinaryIO, source: str, limits: Limits) -> None:
     if directory > limits.members * _DIRECTORY_BYTES_PER_MEMBER:
         raise TooManyMembers(
             f"{source} has a directory of {directory} bytes, too many for {limits.members} members. {REFUSED} "
-            "Raise the limit only if you know the archive."
+            "Raise max_archive_files only if you know the archive."
         )
 
 
