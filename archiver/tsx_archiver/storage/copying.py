@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -78,6 +79,14 @@ def copy_plain(stream: object, target: BinaryIO, size: int, take: Callable[[memo
     target.seek(place.start + done)
     stream.check_copy(done, crc)
     return crc
+
+
+def copy_file_content(source: BinaryIO, target: BinaryIO, size: int) -> None:
+    """Into a new file, in the kernel where it can."""
+    if _CAN_COPY:
+        copy_range(FileRange(source.fileno(), 0), FileRange(target.fileno(), 0), size)
+    else:
+        shutil.copyfileobj(source, target, MIB)
 
 
 def copy_range(source: FileRange, target: FileRange, size: int) -> int:
