@@ -157,7 +157,7 @@ def _imported(named: str, act: Callable[[], Any]) -> Any:
             f"{named} does not import: {error}. Install that module where tsx runs, or put its file into the archive with --extra-files."
         ) from error
     except (Exception, SystemExit) as error:  # the boundary to a user's code
-        raise LoadError(f"{named} does not import: {in_words(error)}") from error
+        raise LoadError(f"{named} does not import: {in_words(error)}{_missing_file(error)}") from error
 
 
 def _builtin(name: str) -> type:
@@ -209,7 +209,18 @@ def _initialised(handler: str, act: Callable[[], Any]) -> Any:
     except LoadError:
         raise
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # the boundary to a user's code
-        raise LoadError(f"Handler {handler} could not load the model: {in_words(error)}") from error
+        raise LoadError(f"Handler {handler} could not load the model: {in_words(error)}{_missing_file(error)}") from error
+
+
+def _missing_file(error: BaseException) -> str:
+    """What to do about a file of the archive that is not there. The working directory is the model's."""
+    if not isinstance(error, FileNotFoundError) or not isinstance(error.filename, str | bytes):
+        return ""
+    path, model_dir = Path(os.fsdecode(error.filename)).absolute(), Path.cwd()
+    if not path.is_relative_to(model_dir) or path.exists():
+        return ""
+    name = shown(str(path.relative_to(model_dir)))
+    return f". The archive does not contain {name}: add it with --extra-files when packing"
 
 
 def _not_found(handler: str, model_dir: Path) -> str:
