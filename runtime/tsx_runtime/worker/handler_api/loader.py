@@ -81,22 +81,31 @@ def load_entry(handler: str, model_dir: Path, context: Context, coroutines: Coro
 
 
 def _load(handler: str, model_dir: Path, context: Context, coroutines: Coroutines) -> LoadedHandler:
+    entry, name = find_entry(handler, model_dir)
+    if inspect.isclass(entry):
+        return _from_class(entry, name, context, coroutines)
+    _initialised(name, lambda: coroutines.finish(entry(None, context)))
+    return LoadedHandler(entry, name, None)
+
+
+def find_entry(handler: str, model_dir: Path) -> tuple[Callable[..., Any], str]:
+    """The function or class, imported but not called, and its name for texts. Raises `LoadError`."""
     module_name, _, function_name = handler.partition(":")
     path = find_file(module_name, model_dir)
     builtin = module_name.removeprefix("ts.torch_handler.").removesuffix(".py")
     if path is not None:
         module = import_file(path)
     elif builtin in BUILTIN and module_name.startswith("ts."):
-        return _from_class(_builtin(builtin), builtin, context, coroutines)
+        return _builtin(builtin), builtin
     elif (installed := _find_installed(module_name)) is not None:
         module = _imported(f"Handler {installed}", lambda: importlib.import_module(installed))
     elif builtin in BUILTIN | CPP | LAYOUTS:
-        return _from_class(_builtin(builtin), builtin, context, coroutines)
+        return _builtin(builtin), builtin
     elif builtin in ELSEWHERE:
         raise LoadError(f"tsx does not include TorchServe's {builtin}: {ELSEWHERE[builtin]}")
     else:
         raise LoadError(_not_found(handler, model_dir))
-    return _from_module(module, function_name, handler, context, coroutines)
+    return _entry_of(module, function_name, handler), handler
 
 
 def find_file(name: str, model_dir: Path) -> Path | None:
@@ -166,13 +175,10 @@ def _builtin(name: str) -> type:
     return found
 
 
-def _from_module(module: ModuleType, function_name: str, handler: str, context: Context, coroutines: Coroutines) -> LoadedHandler:
-    entry = getattr(module, function_name or "handle", None)
-    if inspect.isclass(entry):
-        return _from_class(entry, handler, context, coroutines)
+def _entry_of(module: ModuleType, function_name: str, handler: str) -> Callable[..., Any]:
+    entry: Callable[..., Any] | None = getattr(module, function_name or "handle", None)
     if callable(entry):
-        _initialised(handler, lambda: coroutines.finish(entry(None, context)))
-        return LoadedHandler(entry, handler, None)
+        return entry
     classes = classes_of(module)
     if len(classes) > 1:  # helper classes do not count
         handlers = [kind for kind in classes if callable(getattr(kind, "handle", None)) and callable(getattr(kind, "initialize", None))]
@@ -188,7 +194,7 @@ def _from_module(module: ModuleType, function_name: str, handler: str, context: 
             f"Handler {handler} defines {len(classes)} classes ({names}), so the handler class is ambiguous. "
             "Keep one class in it and move the others to a module that it imports, or define a function handle(data, context)."
         )
-    return _from_class(classes[0], handler, context, coroutines)
+    return classes[0]
 
 
 def _from_class(kind: type, handler: str, context: Context, coroutines: Coroutines) -> LoadedHandler:

@@ -59,7 +59,13 @@ def state_dicts(given: Mapping[str, Any]) -> list[str]:
 
 
 def new_model(model_file: Path, init_args: Mapping[str, Any] = NO_ARGUMENTS) -> nn.Module:
-    """The only model class that the file defines, made with `init_args` of the model's configuration."""
+    """The model class that the file defines, made with `init_args` of the model's configuration."""
+    model: nn.Module = model_class(model_file, init_args)(**init_args)
+    return model
+
+
+def model_class(model_file: Path, init_args: Mapping[str, Any]) -> type:
+    """The only one that the file defines, which takes these arguments."""
     if not model_file.is_file():
         raise LoadError(f"The model file {model_file.name} is not in the archive. Name it with --model-file when packing.")
     module = import_file(model_file, "The model file")
@@ -78,8 +84,7 @@ def new_model(model_file: Path, init_args: Mapping[str, Any] = NO_ARGUMENTS) -> 
             "Keep the model in it and import the others from another file."
         )
     _check_arguments(kind, init_args, model_file.name)
-    model: nn.Module = kind(**init_args)
-    return model
+    return kind
 
 
 def _check_arguments(kind: type, given: Mapping[str, Any], model_file: str) -> None:
