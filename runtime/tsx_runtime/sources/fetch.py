@@ -56,7 +56,7 @@ class Fetcher:
         self._stop.set()
 
     def local_file(self, text: str, trust: Trust) -> Path | None:
-        """Where a `file:` URL leads that is used in place: in the store, a directory, or without a store. None for any other.
+        """Where a `file:` URL leads that is used in place: in the store, a directory, the operator's. None for any other.
 
         Raises ModelNotFound where that is neither in the store nor allowed, and DownloadFailed where nothing is there.
         """
@@ -69,7 +69,7 @@ class Fetcher:
             self._allowed.check(url, text)
         if not path.exists():
             raise _failed(url, f"{path} does not exist")
-        return path if inside or store is None or path.is_dir() else None
+        return path if inside or store is None or trust is Trust.OPERATOR or path.is_dir() else None
 
     def fetch(self, text: str, trust: Trust, *, sse_kms: bool = False, beside: Collection[Path] = ()) -> Path:
         """The archive, in the store; where the file that it would be is one of `beside`, under the next name that is free.

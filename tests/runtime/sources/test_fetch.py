@@ -132,18 +132,17 @@ def test_a_file_url_stays_in_the_store_unless_it_is_allowed(fetcher: Fetcher, st
         with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
             call(f"file://{outside}", Trust.CLIENT)
     allowing = Fetcher(Settings(model_store=store, allowed_urls=[f"file://{tmp_path}.*"]))
-    for trusting, trust in ((fetcher, Trust.OPERATOR), (allowing, Trust.CLIENT)):
-        assert trusting.local_file(f"file://{tmp_path}", trust) == tmp_path, "a directory is used in place"
-        assert trusting.local_file(f"file://{outside}", trust) is None
-        copy = trusting.fetch(f"file://{outside}#sha256={DIGEST}", trust)
-        assert (copy, copy.read_bytes(), copy.stat().st_mode & 0o777) == (store / "b.mar", CONTENT, 0o600)
-        with pytest.raises(ModelFileExists):
-            trusting.fetch(f"file://{outside}", trust)
-        copy.unlink()
-        for path in (store / "none.mar", tmp_path / "none.mar"):
-            with pytest.raises(DownloadFailed, match=f"Failed to download archive from: file://{path}: {path} does not exist"):
-                trusting.local_file(f"file://{path}", trust)
-    assert Fetcher(Settings()).local_file(f"file://{outside}", Trust.OPERATOR) == outside, "without a store it stays where it is"
+    assert allowing.local_file(f"file://{tmp_path}", Trust.CLIENT) == tmp_path, "a directory is used in place"
+    assert allowing.local_file(f"file://{outside}", Trust.CLIENT) is None
+    copy = allowing.fetch(f"file://{outside}#sha256={DIGEST}", Trust.CLIENT)
+    assert (copy, copy.read_bytes(), copy.stat().st_mode & 0o777) == (store / "b.mar", CONTENT, 0o600)
+    with pytest.raises(ModelFileExists):
+        allowing.fetch(f"file://{outside}", Trust.CLIENT)
+    copy.unlink()
+    for path in (store / "none.mar", tmp_path / "none.mar"):
+        with pytest.raises(DownloadFailed, match=f"Failed to download archive from: file://{path}: {path} does not exist"):
+            allowing.local_file(f"file://{path}", Trust.CLIENT)
+    assert fetcher.local_file(f"file://{outside}", Trust.OPERATOR) == outside, "it is there at the next start as well"
     os.mkfifo(tmp_path / "pipe.mar")
     for path, settings in (("pipe.mar", {}), ("b.mar", {"max_archive_size": 5})):
         small = Fetcher(Settings(model_store=store, **settings))
