@@ -131,7 +131,7 @@ def _load(channel: FrameSocket, running: printing.RunningIds) -> ServedModel | N
         model = load_model(order)
         warm_up_model(model, order)
     except BaseException as error:  # the boundary to a user's code: whatever it raises is reported to the front end
-        channel.send(Kind.FAILED, frame.batch, extra=json.dumps(_report(error)).encode())
+        channel.send(Kind.FAILED, frame.batch, extra=json.dumps(failure_report(error)).encode())
         return None
     running.context = model.context
     channel.send(Kind.LOADED, frame.batch, extra=json.dumps(facts_of(model, order)).encode())
@@ -228,7 +228,7 @@ def _send_piece(channel: FrameSocket, batch: int, stops: bool, position: int, he
         logger.warning("a part of an answer is dropped: it was sent by a thread of the handler's after the answer was complete")
 
 
-def _report(error: BaseException) -> dict[str, str]:
+def failure_report(error: BaseException) -> dict[str, str]:
     """The message and the traceback of the handler's own code, without the frames of the loader."""
     cause = error.__cause__ if isinstance(error, LoadError) else error
     message = str(error) if isinstance(error, LoadError) else f"The model could not be loaded: {in_words(error)}"
