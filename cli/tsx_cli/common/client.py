@@ -164,8 +164,8 @@ class KeptConnection:
         """Raises CliError where no server answers."""
         self._connection = self._server.connect()
 
-    def call(self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes) -> tuple[int, bytes]:
-        """Status and body. Raises CliError, OSError, HTTPException."""
+    def call(self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers by their names in lower case, and body. Raises CliError, OSError, HTTPException."""
         fresh = self._connection is None
         if self._connection is None:
             self._connection = self._server.connect()
@@ -187,7 +187,7 @@ class KeptConnection:
 
     def _call(
         self, connection: http.client.HTTPConnection, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
-    ) -> tuple[int, bytes]:
+    ) -> tuple[int, dict[str, str], bytes]:
         connection.putrequest(method, self._server.address.prefix + path, skip_accept_encoding=True)
         for name, value in [*headers, *self._server.authorization.items(), ("Content-Length", str(len(body)))]:
             connection.putheader(name, value.encode("latin-1", "replace"))
@@ -196,7 +196,7 @@ class KeptConnection:
         answer = response.read()
         if response.will_close:
             self.close()
-        return response.status, answer
+        return response.status, {name.lower(): value for name, value in response.getheaders()}, answer
 
 
 class _UnixConnection(http.client.HTTPConnection):

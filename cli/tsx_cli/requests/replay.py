@@ -17,12 +17,17 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
+from pydantic import ValidationError
 
 from tsx_cli.common.client import KeptConnection, Server, path
+from tsx_cli.common.compare_option import Ignore, in_words, read_compare
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.options import AsJson, Config, Url, read_settings
 from tsx_cli.common.output import one_line, print_result, print_table
+from tsx_runtime.core.shadowing.comparison import compare, tolerance_of
+from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.recordings import NotARecording, Recorded, read
+from tsx_runtime.settings.traffic_policy import Compare
 from tsx_runtime.shared.quantiles import nearest_rank
 
 AHEAD = 1000  # requests that may wait for a connection; beyond it no more of the recording is read
@@ -38,6 +43,11 @@ def replay(
     speed: Annotated[float, typer.Option(min=0.001, help="Speed factor relative to the recording.")] = 1.0,
     model: Annotated[str | None, typer.Option(help="Model to send the requests to; by default that of the recording.")] = None,
     version: Annotated[str | None, typer.Option(help="Version or label to send the requests to.")] = None,
+    how: Annotated[
+        str | None,
+        typer.Option("--compare", metavar="HOW", help="numeric[:rtol=1e-3,atol=1e-6] (default), exact or top-k[:k=5]."),
+    ] = None,
+    ignore: Ignore = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests to send.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Connections; further concurrent requests wait for a free one.")] = 64,
     as_json: AsJson = False,
@@ -50,7 +60,7 @@ def replay(
     settings, _ = read_settings(config)
     server = Server(url or settings.inference_address, settings.inference_token, certificate=settings.certificate_file)
     try:
-        run = Run(server, model, version)
+        run = Run(server, model, version, _comparison(how, ignore))
         run.send_all(itertools.islice(read(recording), limit), speed, concurrency, progress=sys.stderr.isatty() and not as_json)
     except NotARecording as error:
         raise CliError(str(error)) from error
@@ -66,6 +76,17 @@ def replay(
         raise CliError("no such model is served: `tsx models list` shows the models; --model and --version choose where the requests go")
     if run.refused and not run.alike and min(run.answers) >= 400:
         raise CliError(f"no request got the same answer as when it was recorded; the first got {run.refused}")
+
+
+def _comparison(how: str | None, ignore: list[str] | None) -> Compare:
+    """Raises UsageError."""
+    fields = ({"kind": "numeric"} if how is None else read_compare(how)) | ({"ignore": ignore} if ignore else {})
+    if fields["kind"] == "plugin":
+        raise UsageError("--compare plugin: plugins compare in the server; use `tsx models shadow`, or numeric, exact or top-k here")
+    try:
+        return Compare.model_validate(fields)
+    except ValidationError as error:
+        raise UsageError(f"--compare and --ignore: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
 
 
 def plan(entries: Iterable[Recorded], speed: float) -> Iterator[tuple[float, Recorded]]:
@@ -93,6 +114,7 @@ class Run:
     server: Server
     model: str | None
     version: str | None
+    how: Compare
     sent: int = 0
     seconds: float = 0.0
     answers: Counter[int] = field(default_factory=Counter)  # by status
@@ -101,7 +123,9 @@ class Run:
     late: list[float] = field(default_factory=list)  # seconds that requests left after they were due
     compared: int = 0
     different: list[dict[str, Any]] = field(default_factory=list)  # the first of them
-    equal: int = 0
+    equal: int = 0  # those that agree
+    largest: float = 0.0  # difference of two numbers
+    precision: str | None = None  # of the recorded model
     alike: int = 0  # with the status that was recorded
     refused: str = ""  # the error of the first that fails, and did not then
 
@@ -129,6 +153,8 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         latencies, late = sorted(self.latencies), sorted(self.late)
+        rtol, atol = tolerance_of(self.how, self.precision)
+        tolerance = {"rtol": rtol, "atol": atol} if self.how.kind == "numeric" else None
         return {
             "sent": self.sent,
             "seconds": round(self.seconds, 3),
@@ -141,6 +167,8 @@ class Run:
             "late_max_ms": _ms(late, 1.0),
             "compared": self.compared,
             "equal": self.equal,
+            "compare": in_words(self.how.model_dump(mode="json"), tolerance),
+            "largest_difference": self.largest if self.how.kind != "top-k" else None,
             "different": self.different,
         }
 
@@ -152,7 +180,7 @@ class Run:
         late = max(0.0, time.monotonic() - due)
         try:
             target = target_of(entry, self.model, self.version)
-            status, body = connection.call("POST", target, entry.headers, entry.body)
+            status, headers, body = connection.call("POST", target, entry.headers, entry.body)
         except (OSError, ValueError, http.client.HTTPException, CliError) as error:  # ValueError: what no client may send
             with self._lock:
                 self.late.append(late)
@@ -165,16 +193,23 @@ class Run:
             self.alike += status == entry.status
             if status >= 400 > entry.status > 0 and not self.refused:
                 self.refused = f"{status}: {self.server.refusal(status, body, target).message}"
-            if entry.answer is not None:
-                self._compare(entry, status, body, due - start)
+        if entry.answer is not None:
+            self._compare(entry, entry.answer, ComparedAnswer(status, headers, body), due - start)
 
-    def _compare(self, entry: Recorded, status: int, body: bytes, at: float) -> None:
-        self.compared += 1
-        if (status, body) == (entry.status, entry.answer):
-            self.equal += 1
-        elif len(self.different) < SHOWN:
-            before = {"status": entry.status, "answer": _clip(entry.answer or b"")}
-            self.different.append({"at": round(at, 3), "recorded": before, "now": {"status": status, "answer": _clip(body)}})
+    def _compare(self, entry: Recorded, recorded: bytes, actual: ComparedAnswer, at: float) -> None:
+        expected = ComparedAnswer(entry.status, {name.lower(): value for name, value in entry.answer_headers}, recorded)
+        found = compare(self.how, entry.body, expected, actual, precisions=[entry.precision])
+        with self._lock:
+            self.compared += 1
+            self.largest = max(self.largest, found.largest)
+            self.precision = self.precision or entry.precision
+            if found.difference is None:
+                self.equal += 1
+            elif len(self.different) < SHOWN:
+                before, now = ({"status": answer.status, "answer": _clip(answer.body)} for answer in (expected, actual))
+                self.different.append(
+                    {"at": round(at, 3), "recorded": before, "now": now, "why": found.difference.between("recorded", "now")}
+                )
 
     def _show_progress(self, start: float) -> None:
         done = sum(self.answers.values()) + sum(self.failed.values())
@@ -193,13 +228,16 @@ def _show(summary: dict[str, Any]) -> None:
         ("the latest", _shown(summary["late_max_ms"])),
     ]
     if summary["compared"]:
-        rows.append(("equal answers", f"{summary['equal']} of {summary['compared']}"))
+        rows.append(("equal answers", f"{summary['equal']} of {summary['compared']}, compared by {summary['compare']}"))
+        if summary["largest_difference"] is not None:
+            rows.append(("largest difference", f"{summary['largest_difference']:.3g}"))
     print_table(["replay", ""], rows)
     for each in summary["different"]:
         was, now = each["recorded"], each["now"]
         print(
             f"differs at {each['at']} s: recorded {was['status']} {one_line(was['answer'])}, now {now['status']} {one_line(now['answer'])}"
         )
+        print(f"  {one_line(each['why'])}")
 
 
 def _ms(ordered: list[float], which: float) -> float | None:
