@@ -10,7 +10,7 @@ import typer
 from tsx_cli.common.client import path
 from tsx_cli.common.compare_option import Ignore, in_words, read_compare
 from tsx_cli.common.failure import UsageError
-from tsx_cli.common.options import AsJson, Config, ModelName, Url, management, read_option
+from tsx_cli.common.options import AsJson, Config, Force, ModelName, Url, management, read_option
 from tsx_cli.common.output import one_line, print_result, print_table
 from tsx_runtime.shared.quantities import parse_percent
 
@@ -30,6 +30,7 @@ def shadow(
     ignore: Ignore = None,
     examples: Annotated[int, typer.Option(min=0, help="Number of differing answers to show.")] = 3,
     off: Annotated[bool, typer.Option("--off", help="Stop copying requests; the results so far stay readable.")] = False,
+    force: Force = False,
     reset: Annotated[bool, typer.Option("--reset", help="Reset the counters.")] = False,
     as_json: AsJson = False,
     url: Url = None,
@@ -45,7 +46,9 @@ def shadow(
         server.call_json("PATCH", path("models", name, "traffic"), {"shadow": None})
         answer = server.call("GET", target).json()
     if wanted:
-        answer = server.call_json("PUT", target, _changed(answer, name, to, share, how, ignore))
+        answer = server.call_json(
+            "PUT", path("models", name, "shadow", force=force or None), _changed(answer, name, to, share, how, ignore)
+        )
     if reset:
         answer = server.call("DELETE", target).json()
     print_result(answer, as_json, partial(_show, examples))

@@ -118,4 +118,4 @@ def test_a_shadow_is_begun_shown_and_ended_from_a_terminal(
         assert shadow("--off").splitlines()[0].endswith("; off")
         assert reported()["state"] == "off"
         httpx.delete(f"{user_environment['TSX_MANAGEMENT_ADDRESS']}/models/twin/2.0", timeout=60)
-        assert shadow("--to", "3.0", "--share", "5").splitlines()[0].endswith("; waiting: Version 3.0 is not registered.")
+        assert shadow("--to", "3.0", "--share", "5", "--force").splitlines()[0].endswith("; waiting: Version 3.0 is not registered.")

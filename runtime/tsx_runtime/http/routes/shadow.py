@@ -17,7 +17,7 @@ from tsx_runtime.core.shadowing.report import Example, Excerpt, Side
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName
 from tsx_runtime.http.routes.responses import json_answer, read_object
-from tsx_runtime.http.routes.traffic import parsed
+from tsx_runtime.http.routes.traffic import Force, parsed
 from tsx_runtime.settings.traffic_policy import Shadow, parse_traffic
 
 SHADOW = '{"to": "2.0", "share": 10}'
@@ -203,9 +203,11 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
         openapi_extra=openapi.body_of(Shadow, EXAMPLE),
         **answers,
     )
-    async def begin(model: ModelName, request: Request) -> Response:
+    async def begin(model: ModelName, request: Request, force: Force = False) -> Response:
         given = await read_object(request, limit, SHADOW)
-        registry.set_traffic(model, parsed(lambda: parse_traffic(registry.traffic(model).as_json() | {"shadow": given})))
+        traffic = parsed(lambda: parse_traffic(registry.traffic(model).as_json() | {"shadow": given}))
+        registry.check_traffic(model, traffic, force=force)
+        registry.set_traffic(model, traffic)
         await registry.state.written()
         return json_answer(report(registry, model))
 

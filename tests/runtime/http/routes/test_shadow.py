@@ -115,7 +115,7 @@ def twins(served: RunningServer) -> Iterator[RunningServer]:
 def begin(server: RunningServer, compare: dict[str, Any] | None = None, **more: Any) -> None:
     """A shadow of all requests, that has counted nothing."""
     said = {"to": "2.0", "share": 100, "compare": compare or {"kind": "exact"}} | more
-    answer = server.management.put("/models/twin/shadow", json=said)
+    answer = server.management.put("/models/twin/shadow?force=true", json=said)
     assert answer.status_code == 200, answer.text
     server.management.delete("/models/twin/shadow")
 
