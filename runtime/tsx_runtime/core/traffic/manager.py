@@ -127,7 +127,7 @@ class TrafficManager:
             check(model, traffic, said)
         unknown = sorted(unknown_versions(traffic, model.versions) - unknown_versions(said, model.versions))
         if unknown and not force:
-            hint = suggestion(unknown[0], [*model.versions, *traffic.labels]) or f"; it has {', '.join(model.versions)}."
+            hint = suggestion(unknown[0], [*model.versions, *traffic.labels]) or f"; it has {', '.join(sorted(model.versions))}."
             how = "Register it first, or set force=true (--force) to name it before it is registered."
             raise BadRequest(f"Model {name} has no version or label {unknown[0]}{hint} {how}")
 
