@@ -25,7 +25,7 @@ class Commands(LazyGroup):
             "Deploy an archive to a container, Kubernetes, SageMaker or Lambda, after showing the plan.",
         ),
         "check": ("tsx_cli.check.command", "Check on this machine that a model meets the contract of SageMaker, Lambda or a container."),
-        "predict": ("tsx_cli.requests.predict", "Send a file to a model of a running server and print the answer."),
+        "predict": ("tsx_cli.requests.predict", "Send a file, or a sample, to a model of a running server and print the answer."),
         "replay": ("tsx_cli.requests.replay", "Replay the requests of a recording to a running server, and report how it answered."),
         "plan": (
             "tsx_cli.bench.capacity.command",

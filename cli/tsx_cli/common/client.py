@@ -44,8 +44,12 @@ class Response:
     """`parts` yields the body as it arrives."""
 
     status: int
-    content_type: str
+    headers: Mapping[str, str]  # names in lower case
     parts: Iterator[bytes]
+
+    @property
+    def content_type(self) -> str:
+        return self.headers.get("content-type", "")
 
     def body(self) -> bytes:
         return b"".join(self.parts)
@@ -102,7 +106,7 @@ class Server:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise CliError(f"{self.url} did not answer {method} {path}: {_reason(error)}; the server's own output says more") from error
-        return Response(response.status, response.headers.get("content-type", ""), _parts(connection, response))
+        return Response(response.status, {name.lower(): value for name, value in response.getheaders()}, _parts(connection, response))
 
     def refusal(self, status: int, body: bytes, path: str) -> RequestFailed:
         """What an answer of 400 or more says, with the next step, where that is known here rather than on the server."""

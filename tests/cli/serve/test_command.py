@@ -71,6 +71,17 @@ def test_the_curl_line_works_as_it_stands(server: Running) -> None:
     assert next(iter(json.loads(answer))) == "zero"
 
 
+@pytest.mark.usefixtures("processes")
+def test_the_line_with_a_sample_works_as_it_stands(server: Running, run: Run, tmp_path: Path) -> None:
+    words = shlex.split(server.lines[-2].removeprefix("try: "))
+    assert words[:4] == ["tsx", "predict", "digits", "--sample"]
+    assert next(iter(json.loads(run(*words[1:]).out))) == "zero"
+    assert next(iter(json.loads(run(*words[1:], "--version", "1.0", "--field", "data").out))) == "zero"
+    without = run("predict", "echo", *words[3:])
+    assert (without.code, "Model echo has no sample, and what its handler takes is not known." in without.err) == (1, True)
+    assert run("predict", "digits", SEVEN, *words[3:]).code == run("predict", "digits").code == 2
+
+
 def test_predict_sends_a_picture_and_passes_the_answer_on(predict: Run) -> None:
     ended = predict("digits", SEVEN)
     assert ended.code == 0, ended.err
