@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tests.runtime.conftest import RunningServer, make_settings, running_server
 from tests.support.models import make_model
-from tsx_cli.requests.replay import _show, plan, target_of
+from tsx_cli.requests.replay import _show
+from tsx_cli.requests.replay_run import plan, target_of
 from tsx_runtime.recordings import Recorded, encode, file_head, read
 
 ECHO = """
