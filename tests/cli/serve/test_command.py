@@ -35,7 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pack.append(["--name", name, "--version", version, "--handler", handler, "-o", store / f"{name}{version}.mar"])
     for words in pack:
         assert main(["archive", *map(str, words)]) == 0
-    (place / "tsx.toml").write_text('model_store = "store"\n[models.echo]\nbatch_size = 3\n')
+    (place / "tsx.toml").write_text('model_store = "store"\n[models.echo]\nbatchSize = 3\n')
     return place
 
 
@@ -178,7 +178,7 @@ def test_limits_change_while_the_model_is_served(models: Run) -> None:
         "cannot be changed while a model is served; did you mean 'batch_size'?",
     )
     assert models("set", "echo", "batch_size").code == 2
-    assert models("set", "echo", "batch_size=3", "overload_status=503").code == 0
+    assert models("set", "echo", "batchSize=3", "overload_status=503").code == 0
 
 
 def test_a_model_that_does_not_load_is_reported_with_the_place_and_with_debug_the_workers_traceback(models: Run) -> None:
