@@ -64,8 +64,8 @@ def with_limits(names: Iterable[str] = LIMITS, make: Callable[[str], Any] = limi
                 made, choices = make(name), LIMITS[name].choices
                 kind: Any = Annotated[int, OneOf(choices)] if choices else int
                 added[name] = (kind if made.is_required() else kind | None, made)
-        aliased = any(made.alias for _, made in added.values())
-        validators: Any = {} if aliased else {"by_key": model_validator(mode="before")(_by_name)}
+        keyed = "alias_generator" in model.model_config  # its fields have these names already
+        validators: Any = {} if keyed else {"by_key": model_validator(mode="before")(_by_name)}
         base: Any = create_model(f"{model.__name__}Limits", __base__=model.__base__, __validators__=validators, **added)
         return create_model(model.__name__, __base__=(model, base), __module__=model.__module__, __doc__=model.__doc__)
 

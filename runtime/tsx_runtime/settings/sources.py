@@ -128,7 +128,7 @@ def _from_model_tables(tables: object, path: Path) -> Iterable[_SourceValue]:
         if not isinstance(table, dict):
             raise SettingError(f"{MODELS} in {path} takes one table per model, as in [{MODELS}.resnet]; '{model or table}' is not a table")
         for key, value in table.items():
-            name = _known(BY_KEY.get(key, key), ModelSettings.model_fields, f"[{MODELS}.{model}] of {path}")
+            name = _known(BY_KEY.get(str(key), str(key)), ModelSettings.model_fields, f"[{MODELS}.{model}] of {path}")
             yield _SourceValue(f"{MODELS}.{model}.{name}", value, str(path), path)
 
 
