@@ -31,6 +31,7 @@ from tsx_runtime.errors import (
     WorkflowNotFound,
 )
 from tsx_runtime.shared.redaction import redacted
+from tsx_runtime.shared.suggestions import suggestion_among_many
 from tsx_runtime.sources import Fetcher, Trust, in_store, is_url
 from tsx_runtime.workflows.execution import run
 from tsx_runtime.workflows.node import RunningNode, WorkflowRequest
@@ -106,7 +107,7 @@ class Workflows:
     def find(self, name: str) -> Workflow:
         workflow = self.workflows.get(name)
         if workflow is None:
-            raise WorkflowNotFound(f"Workflow not found: {name}")
+            raise WorkflowNotFound(f"Workflow not found: {name}{suggestion_among_many(name, self.workflows)}")
         return workflow
 
     async def register(self, order: WorkflowOrder, *, trust: Trust = Trust.CLIENT) -> Workflow:

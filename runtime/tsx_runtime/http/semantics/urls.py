@@ -103,7 +103,7 @@ def resolve(registry: Registry, target: Target, headers: Headers = ()) -> Route:
 def _from_predictions(path: str) -> Target:
     segments = path.split("/", 4)  # "", predictions, model, version, rest
     if not segments[2]:
-        raise ResourceNotFound(NOT_FOUND)
+        raise ResourceNotFound(f"{NOT_FOUND} The path names no model: /{segments[1]}/MODEL.")
     version = (segments[3] or None) if len(segments) > 3 else None
     rest = segments[4] if len(segments) > 4 else ""
     return Target(segments[2], version, ((b"url_path", url_path(rest)), _EXPLAIN if segments[1] == "explanations" else _PREDICT))
