@@ -88,7 +88,7 @@ def texts(value: Any) -> tuple[dict[str, str] | None, str | None]:
 
 
 LIMIT_KEYS = tuple(
-    ConfigKey(limit.key, name, choice(*limit.choices) if limit.choices else whole(limit.minimum, limit.below))
+    ConfigKey(limit.key, name, choice(*limit.choices) if limit.choices else whole(limit.own_minimum or limit.minimum, limit.below))
     for name, limit in LIMITS.items()
 )
 

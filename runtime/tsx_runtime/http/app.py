@@ -58,7 +58,7 @@ from tsx_runtime.http.semantics.messages import (
     send_whole,
 )
 from tsx_runtime.http.semantics.tracing import traced
-from tsx_runtime.http.semantics.urls import RESERVED_PATHS, check_query, runs_model
+from tsx_runtime.http.semantics.urls import RESERVED_PATHS, check_query, runs_model, without_empty
 from tsx_runtime.http.ui import routes as ui
 from tsx_runtime.http.ui.routes import PREDICT, Playground
 from tsx_runtime.metrics import collection
@@ -217,6 +217,8 @@ class ServerApp(FastAPI):
                 raise missing
             if path not in kserve.HEALTH and (guard := self.guards.get(path[1:].partition("/")[0])):
                 guard.check(scope["headers"])
+            if scope["query_string"] and path[1:].partition("/")[0] in RESERVED_PATHS:  # a plugin's own may mean an empty one
+                scope = {**scope, "query_string": without_empty(scope["query_string"])}  # a copy: the access log shows what was sent
             await super().__call__(scope, receive, answer)
         except ClientGone:
             return

@@ -155,7 +155,7 @@ class Workflows:
         workflow = self.find(name)
         del self.workflows[name]
         try:
-            await asyncio.wait_for(workflow.finished(), self.settings.unregister_model_timeout)
+            await asyncio.wait_for(workflow.finished(), self.settings.unregister_model_timeout or None)
         except BaseException as error:
             self.workflows[name] = workflow
             if isinstance(error, TimeoutError | asyncio.TimeoutError):
@@ -243,7 +243,7 @@ class Workflows:
             return version
         except LoadFailed as error:
             text = f"Failed to start workers for model {model} version: 1.0. {error.message}"
-            raise LoadFailed(text, traceback=error.traceback) from error
+            raise type(error)(text, traceback=error.traceback) from error
         except TsxError as error:
             raise TsxError(f"Workflow Node {model} failed to register. Details: {error.message}") from error
 

@@ -62,6 +62,11 @@ def check_query(query: bytes) -> None:
         raise BadRequest(f"The query string has {query.count(b'&') + 1} parameters; at most {MOST_FIELDS} are read.")
 
 
+def without_empty(query: bytes) -> bytes:
+    """Without the parameters that have no value, which count as not given, as in TorchServe."""
+    return b"&".join(pair for pair in query.split(b"&") if pair.partition(b"=")[2])
+
+
 def runs_model(path: str) -> bool:
     try:
         return find_target(path) is not None
