@@ -24,6 +24,7 @@
     ├── HeadTooLarge             431  BadRequestException
     ├── WorkerDied               500  InternalServerException
     ├── LoadFailed               500  InternalServerException
+    │   ├── LoadOutOfMemory      507  InternalServerException
     │   └── WorkflowFailed       500  WorkflowException
     ├── InvalidWorkflow          500  InvalidWorkflowException
     ├── NodeFailed               500  InternalServerException (or the status that the node itself set)
@@ -216,6 +217,14 @@ class WorkerDied(TsxError):
 
 class LoadFailed(TsxError):
     """No worker could load the model; `traceback` is the worker's own."""
+
+    model = version = ""  # that was not registered
+
+
+class LoadOutOfMemory(LoadFailed):
+    """There is not enough memory for the model, of the machine or of its GPU."""
+
+    status = 507
 
 
 class ModelFileExists(TsxError):

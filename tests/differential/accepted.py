@@ -70,6 +70,7 @@ ACCEPTED: list[Difference] = [
         "an unsupported method is answered with 405 and the supported ones in Allow",
         lambda case, what, theirs, ours, pair: what == "header allow" or (pair[1].status == 405 and pair[0].status in (404, 405)),
     ),
+    Difference("GET / is a short index", lambda case, what, theirs, ours, pair: (case.method, case.target) == ("GET", "/")),
     Difference(
         "readiness and metadata of KServe's protocols are on every address",
         lambda case, what, theirs, ours, pair: (

@@ -101,7 +101,7 @@ def _is_plain(value: Any) -> bool:
 
 
 LIMIT_KEYS = tuple(
-    ConfigKey(limit.key, name, choice(*limit.choices) if limit.choices else whole(limit.minimum, limit.below))
+    ConfigKey(limit.key, name, choice(*limit.choices) if limit.choices else whole(limit.own_minimum or limit.minimum, limit.below))
     for name, limit in LIMITS.items()
 )
 

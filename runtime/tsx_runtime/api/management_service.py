@@ -44,7 +44,7 @@ class ManagementService:
         try:
             version = await self.registry.register(order, wait=parameters.synchronous)
         except LoadFailed as error:
-            raise _start_failed(order.model_name or order.url, None, error) from error
+            raise _start_failed(error.model, error.version, error) from error
         if version.min_workers and not parameters.synchronous:
             return PROCESSING
         if version.replaced is not None:
@@ -138,6 +138,7 @@ def _order(parameters: RegisterParameters) -> RegisterOrder:
         handler=parameters.handler,
         runtime=parameters.runtime,
         initial_workers=parameters.initial_workers,
+        archive_first=not parameters.replace,
         s3_sse_kms=parameters.s3_sse_kms,
         replaces=parameters.replace,
         **{name: getattr(parameters, name) for name in CHANGEABLE},
@@ -154,4 +155,4 @@ def _check_names(given: Iterable[str]) -> None:
 def _start_failed(model: str, version: str | None, error: LoadFailed) -> LoadFailed:
     """TorchServe's words, which its clients look for, then the worker's own."""
     words = f"Failed to start workers for model {model} version: {version or 'null'}"
-    return LoadFailed(f"{words}. {error.message}", traceback=error.traceback)
+    return type(error)(f"{words}. {error.message}", traceback=error.traceback)

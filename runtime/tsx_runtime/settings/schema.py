@@ -184,7 +184,9 @@ class Settings(BaseModel):
     default_response_timeout: int = server_default("response_timeout")
     default_startup_timeout: int = server_default("startup_timeout")
     unregister_model_timeout: int = Field(
-        120, ge=1, description="maximum time for a model to finish its work when it is removed, in seconds"
+        120,
+        ge=0,
+        description="maximum time for a model to finish its work when it is removed, in seconds; with 0, its workers are ended first",
     )
     job_queue_size: int = server_default("job_queue_size")
     max_queue_bytes: int = server_default("max_queue_bytes")

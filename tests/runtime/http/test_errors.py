@@ -201,7 +201,7 @@ def test_a_model_that_does_not_end_in_time_stays(start_server, error_of, tmp_pat
         ("/predictions/nobody", 404, "ModelNotFoundException", "Model not found: nobody"),
         ("/predictions/talker/9.9", 404, "ModelVersionNotFoundException", "Model version: 9.9 does not exist for model: talker"),
         ("/predictions", 404, "ResourceNotFoundException", "Requested resource is not found, please refer to API document."),
-        ("/predictions/talker", 503, "ServiceUnavailableException", f'Model "talker" [Version 1.0] {NO_WORKER}'),
+        ("/predictions/talker", 503, "ServiceUnavailableException", f'Model "talker" {NO_WORKER}'),
         ("/invocations", 400, "BadRequestException", "Parameter model_name is required."),
     ],
 )
@@ -265,7 +265,7 @@ def test_a_full_queue_has_the_words_of_no_worker(start_server, error_of, tmp_pat
         assert answer.status_code == 503
         kind, text = error_of(answer)
         assert kind == "ServiceUnavailableException"
-        assert text.startswith(f'Model "talker" [Version 1.0] {NO_WORKER}')
+        assert text.startswith(f'Model "talker" {NO_WORKER}')
         assert int(answer.headers["retry-after"]) >= 1
 
 

@@ -42,7 +42,7 @@ def load_order(
         handler=handler,
         worker=worker,
         gpu_id=place.gpu_id,
-        batch_size=chosen.batch_size,
+        batch_size=chosen.batch_size or 1,
         response_timeout=chosen.response_timeout,
         threads=place.threads,
         shares_cores=place.shares_cores,

@@ -147,10 +147,15 @@ def describe_exit(code: int | None) -> str:
     return f"killed by {name}{hint}"
 
 
+def was_out_of_memory(code: int | None) -> bool:
+    """Whether the system ended the process as it does where memory runs out."""
+    return code in (-signal.SIGKILL, 137)
+
+
 def death(instance: WorkerInstance, code: int | None, lost: SentBatch, *, stopping: bool) -> TsxError:
     """What is said of a request with which a worker died: TorchServe's first words, which its clients look for, then why and what now."""
     because = instance.killed_because
-    if because is None and code in (-signal.SIGKILL, 137):
+    if because is None and was_out_of_memory(code):
         return OutOfResources("Out of resources: the worker was killed, as the system does when memory runs out. Worker died.")
     now = "" if stopping else " A new worker is started; send the request again."
     if lost.deaths > 0:

@@ -131,6 +131,11 @@ def is_out_of_resources(error: BaseException) -> bool:
     )
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of the machine or of a device."""
+    return isinstance(error, MemoryError) or is_out_of_device_memory(error) or "can't allocate memory" in text_of(error)  # torch's words
+
+
 def is_out_of_device_memory(error: BaseException) -> bool:
     """A smaller batch may fit. torch has a class for its own allocator; errors of CUDA's libraries are known by their text."""
     if not isinstance(error, RuntimeError):

@@ -163,6 +163,9 @@ class BaseHandler:
 
     # Describe and explain
 
+    def get_device(self) -> Any:
+        return self.device
+
     def describe_handle(self) -> Any:
         """What `?customized=true` of a describe call shows of the model. Override it."""
         logger.info("the handler has nothing of its own to describe; override describe_handle")
