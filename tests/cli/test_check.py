@@ -96,15 +96,15 @@ WRONG = {
     ),
     "the count is wrong in a batch": (
         "def handle(data, context):\n    return [1]\n",
-        "200 (alone), 503 (in a batch); number of batch response mismatched, expect: 2, got: 1. Handler",
+        "200 (alone), 500 (in a batch); number of batch response mismatched, expect: 2, got: 1. Handler",
     ),
     "the answer cannot be sent": (
         "def handle(data, context):\n    return [object()] * len(data or [])\n",
-        "answered 503 when sent alone: Unsupported model output data type",
+        "answered 500 when sent alone: Unsupported model output data type",
     ),
     "the handler raises": (
         "def handle(data, context):\n    return [1 / 0 for _ in data or []]\n",
-        "answered 503 when sent alone: Prediction failed: ZeroDivisionError",
+        "answered 500 when sent alone: Prediction failed: ZeroDivisionError",
     ),
 }
 

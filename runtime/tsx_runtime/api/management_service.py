@@ -116,7 +116,8 @@ async def ask_handler(version: ModelVersion) -> Any:
         answer.leave()
         raise
     if answer.status >= 400:
-        raise PredictionFailed(f'The handler of model "{version.name}" could not describe it: {_message(body)}')
+        text = f'The handler of model "{version.name}" could not describe it: {_message(body)}'
+        raise PredictionFailed(text, status=max(answer.status, 500))
     try:
         return load_json(body, most_bytes=LARGEST_DESCRIPTION, most_values=MOST_VALUES)
     except ValueError:

@@ -55,6 +55,7 @@ def load_model(order: LoadOrder) -> ServedModel:
         metrics,
         yaml.safe_load(order["model_config"]),
     )
+    context.json_nan = order["json_nan"]
     context.header_key_sequence_id, context.header_key_sequence_start, context.header_key_sequence_end = order["sequence_headers"]
     coroutines = Coroutines()
     entry = with_micro_batches(load_entry(order["handler"], model_dir, context, coroutines), context)
@@ -83,6 +84,7 @@ def load_model(order: LoadOrder) -> ServedModel:
         enveloped=order["envelope"] == "kservev2",
         mode=order["mode"],
         threads=tuning_of(order["threads"], tunes=order["mode"] == "batch") if order["shares_cores"] and order["threads"] else None,
+        error_status=order["handler_error_status"],
         has_steps=has_steps,
     )
     return model._replace(stops=model.mode == "batch" and model.alone and not order["stateful"] and not overlaps(model))
