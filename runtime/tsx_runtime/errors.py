@@ -29,7 +29,7 @@
     ├── InvalidWorkflow          500  InvalidWorkflowException
     ├── NodeFailed               500  InternalServerException (or the status that the node itself set)
     ├── ModelFileExists          500  InternalServerException
-    ├── PredictionFailed         503  InternalServerException
+    ├── PredictionFailed         500  InternalServerException (or what `handler_error_status` says)
     ├── Unavailable              503  ServiceUnavailableException
     │   ├── NoWorker
     │   ├── QueueFull            (429 and TooManyRequestsException where overload_status = 429)
@@ -248,7 +248,9 @@ class NodeFailed(TsxError):
 class PredictionFailed(TsxError):
     """The handler raised, or returned something that cannot be sent."""
 
-    status = 503
+    def __init__(self, message: str, *, status: int = 500) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Unavailable(TsxError):

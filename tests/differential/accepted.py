@@ -93,6 +93,10 @@ ACCEPTED: list[Difference] = [
         "text is sent in the charset that its content type names",
         lambda case, what, theirs, ours, pair: what == "body.inputs" and "iso-8859-1" in typed(case),
     ),
+    Difference(
+        "JSON answers are labelled as JSON",
+        lambda case, what, theirs, ours, pair: what == "header content-type" and (theirs, ours) == (None, "application/json"),
+    ),
     Difference("a handler's Cache-Control is kept", of_body(b"header Cache-Control=max-age=5")),
     Difference("handlers find headers in any case", of_body(b"named content-type", b"named x-test")),
     Difference("limit=0 means the default limit, and the last page has no token", of_answer("/models?limit=*", management=True)),

@@ -194,7 +194,14 @@ def defaults(env: Mapping[str, str]) -> dict[str, object]:
     logs = Path(env.get("LOG_LOCATION") or "logs")
     metrics = Path(env["METRICS_LOCATION"]) if env.get("METRICS_LOCATION") else logs
     strict = {"generate_tokens": True, "enable_model_api": False, "pass_headers": ["authorization", "proxy-authorization", "cookie"]}
-    return {**strict, "metrics_mode": "log", "access_log": True, "log_location": logs, "metrics_location": metrics}
+    return {
+        **strict,
+        "handler_error_status": 503,
+        "metrics_mode": "log",
+        "access_log": True,
+        "log_location": logs,
+        "metrics_location": metrics,
+    }
 
 
 def config_file(arguments: argparse.Namespace, env: Mapping[str, str]) -> tuple[Path | None, bool]:

@@ -151,6 +151,13 @@ def test_variables_that_the_file_lets_in_stand_before_the_options(tmp_path: Path
     assert configure(arguments, {"TS_CONFIG_FILE": str(other)}, warn=print).settings.job_queue_size == 3
 
 
+def test_a_handler_that_fails_is_answered_as_in_torchserve_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "config.properties").write_text("handler_error_status=500\n")
+    arguments = parser().parse_args(["--ncs", "--ts-config", str(tmp_path / "config.properties")])
+    assert configure(arguments, {}, warn=print).settings.handler_error_status == 500
+    assert configure(parser().parse_args(["--ncs"]), {}, warn=print).settings.handler_error_status == 503
+
+
 def test_a_snapshot_begins_with_stores_that_are_the_same_from_every_directory(tmp_path: Path) -> None:
     file = tmp_path / "config.properties"
     file.write_text("workflow_store=flows\nmodel_store=$$STORE$$\n")

@@ -216,11 +216,11 @@ def test_what_no_worker_is_asked(erring, error_of, path, status, kind, text):
 @pytest.mark.parametrize(
     ("word", "status", "text"),
     [
-        ("raise", 503, "Prediction failed"),
-        ("none", 503, "Invalid model predict output"),
-        ("text", 503, "Invalid model predict output"),
-        ("too many", 503, "number of batch response mismatched"),
-        ("unsupported", 503, "Unsupported model output data type."),
+        ("raise", 500, "Prediction failed"),
+        ("none", 500, "Invalid model predict output"),
+        ("text", 500, "Invalid model predict output"),
+        ("too many", 500, "number of batch response mismatched"),
+        ("unsupported", 500, "Unsupported model output data type."),
         ("memory", 507, "Out of resources"),
         ("cuda", 507, "Out of resources"),
         ("refuse", 513, "this picture is too small"),

@@ -223,9 +223,9 @@ def test_a_version_without_workers_says_how_to_get_some(server, error_of):
     assert message.endswith("(version 2.0)")
 
 
-def test_a_handler_that_raises_answers_503(server, error_of):
+def test_a_handler_that_raises_answers_500(server, error_of):
     answer = server.inference.post(PATH, headers={"x-do": "raise"})
-    assert answer.status_code == 503
+    assert answer.status_code == 500
     kind, message = error_of(answer)
     assert kind == "InternalServerException"
     assert message.startswith("Prediction failed")

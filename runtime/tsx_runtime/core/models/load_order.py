@@ -62,6 +62,8 @@ def load_order(
         every_prediction_time=every_prediction_time,
         mode=chosen.strategy.mode,
         stateful=chosen.strategy.sequences is not None,
+        json_nan=settings.json_nan,
+        handler_error_status=settings.handler_error_status,
         sequence_headers=[
             settings.ts_header_key_sequence_id,
             settings.ts_header_key_sequence_start,

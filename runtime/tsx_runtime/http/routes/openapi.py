@@ -23,8 +23,8 @@ _WHY = {
     409: "it is registered already, or has no such state",
     413: "the body is larger than max_request_size",
     429: "there is no room in the queue, where overload_status is 429",
-    500: "the worker died, or could not load the model; the message contains its traceback",
-    503: "no worker, a full queue, a deadline that cannot be met, or the handler failed",
+    500: "the handler failed, the worker died, or the model does not load; the message says why",
+    503: "no worker, a full queue, or a deadline that cannot be met",
     507: "the worker ran out of memory",
 }
 

@@ -486,7 +486,7 @@ def test_a_handler_may_describe_itself_in_words_or_fail(empty, error_of):
     empty.register("silent.mar", initial_workers=1)
     assert empty.management.get("/models/wordy", params={"customized": "true"}).json()[0]["customizedMetadata"] == "a plain text"
     answer = empty.management.get("/models/silent", params={"customized": "true"})
-    assert answer.status_code == 503
+    assert answer.status_code == 500
     assert error_of(answer)[1].startswith('The handler of model "silent" could not describe it: Prediction failed')
 
 
