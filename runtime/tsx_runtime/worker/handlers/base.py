@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from tsx_archiver.metadata.configkeys import plain_arguments
 from tsx_archiver import parse_model_config
+from tsx_archiver.metadata.configkeys import plain_arguments
 from tsx_archiver.storage.private_directory import private_directory
 from tsx_runtime.worker.codecs.json_text import printing_command
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors
