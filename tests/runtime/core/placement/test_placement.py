@@ -154,6 +154,10 @@ def test_a_pinned_worker_has_as_many_threads_as_cores_unless_its_model_says_othe
     here = Machine(4, None, FOUR, Pinning())
     assert placement_of(here, Parallel(), threads=None, worker=1, workers=2, gpus=())[:2] == ((2, 3), 2)
     assert placement_of(here, Parallel(), threads=1, worker=1, workers=2, gpus=())[:2] == ((2, 3), 1)
+    assert placement_of(Machine(4), Parallel(), threads=None, worker=0, workers=0, gpus=(), sharing=0).threads == 4  # one that ends
+    assert placement_of(Machine(4), Parallel(), threads=None, worker=0, workers=1, gpus=(), sharing=2)[1::3] == (2, True)
+    by_environment = placement_of(machine(False, "", {"OMP_NUM_THREADS": "3,2"}), Parallel(), threads=None, worker=0, workers=1, gpus=())
+    assert by_environment[1::3] == (3, False)
     assert placement_of(here, Parallel(), threads=None, worker=0, workers=1, gpus=(0,)).cores == ()
     openmp = {"torchrun": {"nproc-per-node": 2, "OMP_NUMBER_THREADS": 3}}
     assert placement_of(here, parallel(openmp), threads=None, worker=0, workers=1, gpus=())[:2] == ((0, 1, 2, 3), 3)
