@@ -138,6 +138,13 @@ def test_the_state_tells_models_versions_and_workers(server: Any) -> None:
     assert worker["state"] == "READY"
     assert worker["device"] == "cpu"
     assert worker["memory"] > 1_000_000
+    assert first["limits"] == {
+        "batch_size": 1,
+        "max_batch_delay": 100,
+        "job_queue_size": 100,
+        "response_timeout": 120,
+        "client_timeout": 0,
+    }
 
 
 def test_versions_are_reported_in_their_own_order_with_the_labels_of_the_model(empty: Any) -> None:
@@ -253,12 +260,14 @@ def test_too_large_a_body_is_refused_as_elsewhere(server: Any) -> None:
 def test_errors_of_handlers_are_reported_with_their_traceback(empty: Any, until: Any) -> None:
     empty.register("talker.mar", initial_workers=1)
     assert empty.management.get("/ui/api/errors/talker").json() == []
-    for _ in range(3):
-        assert empty.inference.post("/predictions/talker", headers={"x-do": "raise"}).status_code == 503
+    asked = [empty.inference.post("/predictions/talker", headers={"x-do": "raise"}) for _ in range(3)]
+    assert {answer.status_code for answer in asked} == {503}
     until(lambda: sum(error["times"] for error in empty.management.get("/ui/api/errors/talker").json()) == 3)
     (error,) = empty.management.get("/ui/api/errors/talker").json()
     assert error["version"] == "1.0"
     assert error["traceback"].rstrip().endswith("RuntimeError: no such image")
+    assert error["request_ids"] == [answer.headers["x-request-id"] for answer in asked]
+    assert error["kind_times"] == 3
     assert empty.inference.post("/predictions/talker", headers={"x-do": "exit"}).status_code == 500
     until(lambda: len(empty.management.get("/ui/api/errors/talker").json()) == 2)
     newest = empty.management.get("/ui/api/errors/talker").json()[0]
