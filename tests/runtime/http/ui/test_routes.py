@@ -92,6 +92,18 @@ def test_the_page_is_at_one_address_from_which_its_parts_are_found(server: Any) 
     assert server.inference.get("/ui/").status_code == 404
 
 
+def test_its_files_are_sent_packed_to_those_that_can_read_them(server: Any) -> None:
+    sizes = []
+    for name, file in files().items():
+        plain = server.management.get(f"/ui/{name}", headers={"accept-encoding": "identity"})
+        packed = server.management.get(f"/ui/{name}", headers={"accept-encoding": "gzip, br"})
+        assert plain.content == packed.content == file.body
+        assert ("content-encoding" in plain.headers, packed.headers["content-encoding"]) == (False, "gzip")
+        assert plain.headers["vary"] == packed.headers["vary"] == "accept-encoding"
+        sizes.append(int(packed.headers["content-length"]))
+    assert sum(sizes) < 80_000
+
+
 @pytest.mark.parametrize("name", ["nothing.js", "..%2fwire.py", "%2e%2e/wire.py", "..%5cwire.py", "app.js%00", "__pycache__", "http"])
 def test_nothing_but_its_files_is_served(server: Any, name: str) -> None:
     assert server.management.get(f"/ui/{name}").status_code == 404

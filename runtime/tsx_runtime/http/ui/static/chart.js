@@ -30,6 +30,7 @@ export function chart(title, format, { stacked = false, whole = false, least = 1
     if (!shown) return;
     const area = scale(plot, shown, kind);
     plot.setAttribute("viewBox", `0 0 ${area.width} ${HEIGHT}`);
+    plot.classList.toggle("dense", 2 * (shown.newest - area.from) > area.width);
     plot.replaceChildren(...axes(area, format), ...shapes(area, shown.lines, stacked), cross);
     node.point();
   };
@@ -42,13 +43,14 @@ export function chart(title, format, { stacked = false, whole = false, least = 1
     describe(legend, shown.lines, format, ({ points, value }) => (inside ? at(points, value, pointed) : mean(points, value, shown.newest)));
   };
   new ResizeObserver(draw).observe(plot);
-  plot.addEventListener("pointermove", (event) => {
+  const follow = (event) => {
     if (!shown) return;
     const { width, from } = scale(plot, shown, kind);
     const box = plot.getBoundingClientRect();
     const share = ((event.clientX - box.left) * (width / box.width) - LEFT) / (width - LEFT - RIGHT);
     pointAt(Math.round(from + Math.min(1, Math.max(0, share)) * (shown.newest - from)));
-  });
+  };
+  for (const each of ["pointermove", "pointerdown"]) plot.addEventListener(each, follow); // a finger only touches
   plot.addEventListener("pointerleave", () => pointAt(null));
   return {
     node,

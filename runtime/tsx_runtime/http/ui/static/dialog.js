@@ -59,7 +59,7 @@ export function formDialog({ title, about, body = [], submit, changes, work, dan
   });
 }
 
-export function diffRows(changes) {
+function diffRows(changes) {
   return changes.map(({ name, before, after }) => h("li", {}, h("span", { class: "name" }, name),
     before !== null && h("del", {}, before), before !== null && after !== null && h("span", { "aria-hidden": "true" }, "→"), after !== null && h("ins", {}, after)));
 }

@@ -18,7 +18,7 @@ export function exceptionOf({ message, traceback }) {
 }
 
 /** The newest first, each with all that belongs to it. */
-export function grouped(errors) {
+function grouped(errors) {
   const groups = new Map();
   for (const error of errors) {
     const { title, kind, place } = exceptionOf(error);

@@ -57,7 +57,7 @@ export const errorShare = ({ rate, refused, failures }) => (rate + refused > 0 ?
 /** How full the batches were; null without batches. */
 export const batchFill = ({ rate, places }) => (places > 0 ? Math.min(1, rate / places) : null);
 
-export const errorText = (share) => (share === null ? "–" : share === 0 ? "0 %" : percent(share, share < 0.01 ? 2 : share < 0.1 ? 1 : 0));
+export const errorText = (share) => (share === null ? "–" : `${number(100 * share)} %`);
 
 /** The mean of the last ten seconds; of a share, over all requests of these. */
 export function recent(points, name, seconds = 10) {

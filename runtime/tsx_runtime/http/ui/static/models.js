@@ -83,7 +83,7 @@ function row(model) {
 }
 
 /** `archive`: what is to stand in its first field. */
-export function registerDialog(archive = "") {
+function registerDialog(archive = "") {
   const word = (more = {}) => h("input", { autocomplete: "off", spellcheck: "false", ...more });
   const archives = h("datalist", { id: "archives" });
   const url = word({ required: true, list: "archives", value: archive });

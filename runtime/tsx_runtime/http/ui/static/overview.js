@@ -27,6 +27,7 @@ export function overviewTab(name) {
   const errors = chart("Errors", errorText, { least: 0.04 });
   const queue = chart("Requests in the queue", number, { whole: true, least: 4 });
   const fill = chart("Batch fill", (share) => (share === null ? "–" : percent(share, 0)));
+  const charts = h("div", { class: "charts" }, [rate, latency, stages, errors, queue].map((each) => each.node));
   const versions = h("div", { class: "versions" });
   const left = h("p", { class: "quiet", hidden: true });
   let wanted = null;
@@ -43,17 +44,20 @@ export function overviewTab(name) {
     tiles.update(all, model.versions);
     rate.update(lines((point) => point.rate), live.newest, span);
     latency.update(many ? lines((point) => point.p99).map((line) => ({ ...line, name: `${line.name} p99` })) : [quantiles("p99", 1), quantiles("p50", 0)], live.newest, span);
-    stages.update(STAGES.map((stage, color) => ({ name: stage, color, points: all, value: (point) => point.stages?.[color] ?? null })), live.newest, span);
+    const taken = STAGES.map((name, color) => ({ name, color, points: all, value: (point) => point.stages?.[color] ?? null }));
+    stages.update(taken.filter(({ value }) => all.some(value)), live.newest, span); // a handler has not all of them
     errors.update(lines(errorShare), live.newest, span);
     queue.update(lines((point) => point.waiting), live.newest, span);
     fill.update(lines(batchFill), live.newest, span);
-    show(fill.node, model.versions.some((each) => each.limits.batch_size > 1));
+    const batches = model.versions.some((each) => each.limits.batch_size > 1);
+    if (batches && fill.node.parentNode !== charts) charts.append(fill.node);
+    else if (!batches) fill.node.remove();
     show(left, drawn.length < model.versions.length);
     say(left, `The charts show ${drawn.length} of ${model.versions.length} versions: those with the most recent requests.`);
   };
   return {
     node: h("div", {}, tiles.node, h("div", { class: "row spread" }, h("h2", {}, "Trends"), spans),
-      h("div", { class: "charts" }, [rate, latency, stages, errors, queue, fill].map((each) => each.node)), left, h("h2", {}, "Versions"), versions),
+      charts, left, h("h2", {}, "Versions"), versions),
     update(model, server) {
       newest = model;
       draw(model);
