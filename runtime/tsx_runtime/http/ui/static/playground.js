@@ -89,7 +89,7 @@ export function playgroundTab(name) {
     picked = true;
     choose(remembered.get());
   }
-  let known = "";
+  let known = "", sampled = "";
   return {
     node: h("div", { class: "halves" }, h("div", {}, form, past.node), result.node),
     update(model) {
@@ -103,7 +103,11 @@ export function playgroundTab(name) {
           ...labels.map(([label, version]) => h("option", { value: label }, `${label}, a label of ${version}`)));
         versions.value = before;
         if (versions.selectedIndex < 0) versions.value = "";
-        sampleButtons(samples, name, model.default, (file, wanted) => put(file, wanted, file.name)).catch(() => show(samples, false));
+      }
+      const { version, input, state } = model.versions.find((each) => each.version === model.default) ?? model.versions[0];
+      if (sampled !== `${version} ${input} ${state}`) {
+        sampled = `${version} ${input} ${state}`; // a worker that becomes ready may bring one
+        sampleButtons(samples, name, version, (file, wanted) => put(file, wanted, file.name)).catch(() => show(samples, false));
       }
       const asked = model.labels[versions.value] ?? (versions.value || model.default);
       const served = model.versions.find(({ version }) => version === asked);
