@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from tsx_cli.common.failure import FAILED, INTERRUPTED, report
-from tsx_cli.common.lazy import LazyGroup
+from tsx_cli.common.lazy import HELP_OPTIONS, LazyGroup, command_of
 from tsx_runtime.version import __version__
 
 
@@ -25,7 +25,7 @@ class Commands(LazyGroup):
             "Deploy an archive to a container, Kubernetes, SageMaker or Lambda, after showing the plan.",
         ),
         "check": ("tsx_cli.check.command", "Check on this machine that a model meets the contract of SageMaker, Lambda or a container."),
-        "predict": ("tsx_cli.requests.predict", "Send a file to a model of a running server and print the answer."),
+        "predict": ("tsx_cli.requests.predict", "Send a file, or a sample, to a model of a running server and print the answer."),
         "replay": ("tsx_cli.requests.replay", "Replay the requests of a recording to a running server, and report how it answered."),
         "plan": (
             "tsx_cli.bench.capacity.command",
@@ -44,7 +44,7 @@ app = typer.Typer(
     help="From a trained PyTorch model to an HTTP endpoint.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": HELP_OPTIONS},
 )
 
 
@@ -64,7 +64,7 @@ def root(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0 fine, 1 failed, 2 wrong usage."""
-    return run(typer.main.get_command(app), "tsx", sys.argv[1:] if argv is None else argv)
+    return run(command_of(app), "tsx", sys.argv[1:] if argv is None else argv)
 
 
 def run(command: Any, prog_name: str, argv: Sequence[str]) -> int:

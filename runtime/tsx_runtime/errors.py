@@ -13,6 +13,7 @@
     ├── ModelVersionNotFound     404  ModelVersionNotFoundException
     ├── WorkflowNotFound         404  WorkflowNotFoundException
     ├── RolloutNotFound          404  RolloutNotFoundException
+    ├── SampleNotFound           404  SampleNotFoundException
     ├── RequestNotFound          404  RequestNotFoundException
     ├── MethodNotAllowed         405  MethodNotAllowedException
     ├── CleanupTimeout           408  RequestTimeoutException
@@ -136,6 +137,11 @@ class RequestNotFound(TsxError):
 class RolloutNotFound(TsxError):
     status = 404
     type = "RolloutNotFoundException"
+
+
+class SampleNotFound(TsxError):
+    status = 404
+    type = "SampleNotFoundException"
 
 
 class InvalidDag(TsxError):

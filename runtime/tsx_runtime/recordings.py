@@ -4,7 +4,7 @@ A file begins with a line of JSON, `{"tsx": "recording", "format": 1, "model": "
 its `body` says, as many as its `answer.body` says (none where it does not), and a newline:
 
     {"at": 1763723123.25, "version": "1.0", "query": "", "headers": [["content-type", "image/png"]], "body": 3140,
-     "answer": {"status": 200, "seconds": 0.0123, "headers": [], "body": 77}}
+     "answer": {"status": 200, "seconds": 0.0123, "headers": [], "body": 77}, "precision": "bf16"}
 
 `at` is when the request was complete, in seconds of Unix time; requests lie in the order in which they were answered. What a file has at
 its end of a request that did not come whole is nothing. A reader passes over keys that it does not know, and refuses another `format`.
@@ -42,6 +42,7 @@ class Recorded(NamedTuple):
     answer_headers: Headers = ()
     answer: bytes | None = None  # None where it was not kept
     model: str = ""  # as its file says
+    precision: str | None = None  # that the version's archive configures
 
 
 def file_head(model: str) -> bytes:
@@ -53,7 +54,8 @@ def encode(entry: Recorded) -> bytes:
     if entry.answer is not None:
         answer |= {"headers": entry.answer_headers, "body": len(entry.answer)}
     fields = {"at": round(entry.at, 6), "version": entry.version, "query": entry.query, "headers": entry.headers, "body": len(entry.body)}
-    head = json.dumps(fields | {"answer": answer}).encode()
+    precision = {"precision": entry.precision} if entry.precision else {}
+    head = json.dumps(fields | {"answer": answer} | precision).encode()
     return b"%b\n%b%b\n" % (head, entry.body, entry.answer or b"")
 
 
@@ -139,6 +141,7 @@ def _read_entry(source: BinaryIO, file: Path, *, skip: bool = False) -> Recorded
             int(answer.get("status", 0)),
             float(answer.get("seconds", 0.0)),
             tuple((str(name), str(value)) for name, value in answer.get("headers", ())),
+            precision=None if head.get("precision") is None else str(head["precision"]),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise NotARecording(f"{file} is damaged at byte {start}: no request starts there") from error

@@ -103,6 +103,7 @@ def test_every_command_has_help(run: Run) -> None:
         ended = run(name, "--help")
         assert ended.code == 0, ended.err
         assert f"Usage: tsx {name}" in ended.out
+        assert "bool" not in ended.out  # a flag takes no value
 
 
 def test_version_is_reported(run: Run) -> None:

@@ -431,7 +431,9 @@ def test_traffic_is_split_by_the_bar_and_the_change_undone(page: Any, server: Ru
     answer = httpx.post(f"{server.address('predictions')}/predictions/looks", content=png(10), headers=kind, timeout=60)
     assert (answer.headers["x-tsx-model-version"], "new" in answer.json()) == ("2.0", True)
     page.get_by_role("button", name="Undo the last change").click()
-    expect(page.get_by_text("Undone. Version 1.0: 0 % → 25 %; Version 2.0: 100 % → 75 %")).to_be_visible()
+    dialog = page.get_by_role("dialog", name="Undo the last change")
+    expect(dialog.get_by_role("listitem")).to_have_text(["Version 1.00 %→25 %", "Version 2.0100 %→75 %"])
+    dialog.get_by_role("button", name="Undo", exact=True).click()
     expect(page.get_by_label("Share of version 2.0, percent")).to_have_value("75")
     page.get_by_role("button", name="Set a label").click()
     dialog = page.get_by_role("dialog", name="Set a label")
@@ -507,6 +509,7 @@ def test_rules_are_set_and_taken_away_and_what_others_said_stays(page: Any, serv
     expect(form).to_have_count(0)
     expect(panel).not_to_contain_text("X-User matches")
     page.get_by_role("button", name="Undo the last change").click()
+    page.get_by_role("dialog").get_by_role("button", name="Undo", exact=True).click()
     expect(panel).to_contain_text("X-User matches test-.* → canary")
 
 

@@ -80,5 +80,6 @@ class ModelLimits(Generic[ValueT]):
 
 
 LIMITS: dict[str, ModelLimit] = {each.name: each.metadata["limit"] for each in fields(ModelLimits)}
+BY_KEY: dict[str, str] = {limit.key: name for name, limit in LIMITS.items()}  # batchSize -> batch_size
 CHANGEABLE = tuple(name for name, limit in LIMITS.items() if limit.changeable)
 SAVED = tuple(name for name, limit in LIMITS.items() if limit.saved)

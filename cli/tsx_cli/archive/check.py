@@ -13,7 +13,7 @@ from typing import Any
 
 from tsx_archiver import open_archive
 from tsx_cli.common.client import error_text
-from tsx_cli.common.inputs import guess_content_type, samples_in
+from tsx_cli.common.inputs import samples_in
 from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import open_model
@@ -24,6 +24,7 @@ from tsx_runtime.core.shadowing.top_k import is_number
 from tsx_runtime.errors import LoadFailed, TsxError
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.shared.content_types import guess_content_type
 
 MOST_IN_A_BATCH = 16
 

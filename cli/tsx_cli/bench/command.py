@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 
 from tsx_cli.bench.commands import options
 from tsx_cli.common.failure import FAILED, INTERRUPTED, UsageError
+from tsx_cli.common.lazy import command_of
 from tsx_cli.common.options import AsJson
 from tsx_cli.common.output import one_line
 
@@ -33,7 +34,7 @@ class OrAnother(TyperCommand):
             return super().make_context(info_name, args, parent, **extra)
         if module == COMPARE:
             info_name, args = f"{info_name} compare", args[1:]
-        return typer.main.get_command(importlib.import_module(module).app).make_context(info_name, args, parent, **extra)
+        return command_of(importlib.import_module(module).app).make_context(info_name, args, parent, **extra)
 
 
 @app.command("bench", cls=OrAnother)

@@ -44,8 +44,12 @@ class Response:
     """`parts` yields the body as it arrives."""
 
     status: int
-    content_type: str
+    headers: Mapping[str, str]  # names in lower case
     parts: Iterator[bytes]
+
+    @property
+    def content_type(self) -> str:
+        return self.headers.get("content-type", "")
 
     def body(self) -> bytes:
         return b"".join(self.parts)
@@ -102,7 +106,7 @@ class Server:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise CliError(f"{self.url} did not answer {method} {path}: {_reason(error)}; the server's own output says more") from error
-        return Response(response.status, response.headers.get("content-type", ""), _parts(connection, response))
+        return Response(response.status, {name.lower(): value for name, value in response.getheaders()}, _parts(connection, response))
 
     def refusal(self, status: int, body: bytes, path: str) -> RequestFailed:
         """What an answer of 400 or more says, with the next step, where that is known here rather than on the server."""
@@ -164,8 +168,8 @@ class KeptConnection:
         """Raises CliError where no server answers."""
         self._connection = self._server.connect()
 
-    def call(self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes) -> tuple[int, bytes]:
-        """Status and body. Raises CliError, OSError, HTTPException."""
+    def call(self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers by their names in lower case, and body. Raises CliError, OSError, HTTPException."""
         fresh = self._connection is None
         if self._connection is None:
             self._connection = self._server.connect()
@@ -187,7 +191,7 @@ class KeptConnection:
 
     def _call(
         self, connection: http.client.HTTPConnection, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
-    ) -> tuple[int, bytes]:
+    ) -> tuple[int, dict[str, str], bytes]:
         connection.putrequest(method, self._server.address.prefix + path, skip_accept_encoding=True)
         for name, value in [*headers, *self._server.authorization.items(), ("Content-Length", str(len(body)))]:
             connection.putheader(name, value.encode("latin-1", "replace"))
@@ -196,7 +200,7 @@ class KeptConnection:
         answer = response.read()
         if response.will_close:
             self.close()
-        return response.status, answer
+        return response.status, {name.lower(): value for name, value in response.getheaders()}, answer
 
 
 class _UnixConnection(http.client.HTTPConnection):

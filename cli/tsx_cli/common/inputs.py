@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import mimetypes
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -31,19 +29,3 @@ def samples_in(directory: Path) -> list[Path]:
 def split_list(values: Iterable[str] | None) -> list[str]:
     """`--extra-files a,b --extra-files c` as TorchServe writes it and as others would."""
     return [part for value in values or () for part in value.split(",") if part]
-
-
-def guess_content_type(name: str, data: bytes) -> str:
-    """From the name where it says anything, else from the bytes."""
-    guess, encoding = mimetypes.guess_type(name, strict=False)
-    if guess is not None and encoding is None:
-        return guess
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError:
-        return "application/octet-stream"
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return "text/plain; charset=utf-8"
-    return "application/json"

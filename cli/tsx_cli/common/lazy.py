@@ -9,6 +9,23 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+HELP_OPTIONS = ["-h", "--help"]
+
+
+def command_of(app: typer.Typer) -> Any:
+    """Its command, in whose help flags are shown as such: `--check` takes no <bool>."""
+    command: Any = typer.main.get_command(app)
+    _show_flags(command)
+    return command
+
+
+def _show_flags(command: Any) -> None:
+    for option in command.get_params(typer.Context(command, help_option_names=HELP_OPTIONS)):
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    for each in getattr(command, "commands", {}).values():
+        _show_flags(each)
+
 
 class LazyGroup(TyperGroup):
     """Shows each command by a line of text; `entries` gives that line and the module whose `app` is the command."""
@@ -30,7 +47,7 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None:
-            command = typer.main.get_command(importlib.import_module(self.entries[args[0]][0]).app)
+            command = command_of(importlib.import_module(self.entries[args[0]][0]).app)
             command.name = name
         return name, command, rest
 
@@ -59,11 +76,13 @@ class DefaultGroup(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         shown = self.commands[self.default]
-        TyperGroup(
+        group = TyperGroup(
             name=self.name,
             help=shown.help,
             params=shown.params,
             commands={name: command for name, command in self.commands.items() if name != self.default},
             subcommand_metavar=f"| {' | '.join(name for name in self.commands if name != self.default)} FILE",
             rich_markup_mode=self.rich_markup_mode,
-        ).format_help(ctx, formatter)
+        )
+        _show_flags(group)
+        group.format_help(ctx, formatter)

@@ -32,6 +32,7 @@ ModelFile = Annotated[
 ExtraFiles = Annotated[
     list[str] | None, typer.Option("--extra-files", metavar="FILE,...", help="Other files the handler needs; may be repeated.")
 ]
+Force = Annotated[bool, typer.Option("--force", help="Accept versions that are not registered yet.")]
 ModelName = Annotated[str, typer.Argument(help="Name of the model.")]
 Url = Annotated[str | None, typer.Option("--url", help="Address of the server; by default from the settings.")]
 

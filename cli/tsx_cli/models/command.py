@@ -166,13 +166,14 @@ app.command("shadow")(shadow.shadow)
 
 
 def _changes(values: list[str]) -> dict[str, str]:
-    from tsx_archiver.metadata.model_limits import CHANGEABLE  # here, as help must be quick
+    from tsx_archiver.metadata.model_limits import BY_KEY, CHANGEABLE  # here, as help must be quick
 
     changes = {}
     for text in values:
         name, equals, value = text.partition("=")
         if not equals or not value:
             raise UsageError(f"`tsx models set` takes NAME=VALUE, such as batch_size=8, not '{text}'")
+        name = BY_KEY.get(name, name)
         if name not in CHANGEABLE:
             hint = suggestion(name, CHANGEABLE) or f"; it can be {', '.join(CHANGEABLE)}"
             raise UsageError(f"'{name}' cannot be changed while a model is served{hint}")

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from tsx_cli.common.client import path
+from tsx_cli.common.compare_option import Ignore, in_words, read_compare
 from tsx_cli.common.failure import UsageError
-from tsx_cli.common.options import AsJson, Config, ModelName, Url, management, read_option
+from tsx_cli.common.options import AsJson, Config, Force, ModelName, Url, management, read_option
 from tsx_cli.common.output import one_line, print_result, print_table
 from tsx_runtime.shared.quantities import parse_percent
 
 WIDE = 100  # characters of a line of a body
-NUMBERS = {"rtol": float, "atol": float, "k": int, "timeout": float}
 
 
 def shadow(
@@ -23,11 +23,14 @@ def shadow(
     share: Annotated[str | None, typer.Option(help="Share of the requests, such as 10%.")] = None,
     how: Annotated[
         str | None,
-        typer.Option("--compare", metavar="HOW", help="exact, numeric[:rtol=1e-3,atol=1e-6], top-k[:k=5] or plugin:NAME[,timeout=1]."),
+        typer.Option(
+            "--compare", metavar="HOW", help="numeric[:rtol=1e-3,atol=1e-6] (default), exact, top-k[:k=5] or plugin:NAME[,timeout=1]."
+        ),
     ] = None,
-    ignore: Annotated[list[str] | None, typer.Option(metavar="FIELD", help="Fields of JSON answers to ignore: a.b, or a.*.b.")] = None,
+    ignore: Ignore = None,
     examples: Annotated[int, typer.Option(min=0, help="Number of differing answers to show.")] = 3,
     off: Annotated[bool, typer.Option("--off", help="Stop copying requests; the results so far stay readable.")] = False,
+    force: Force = False,
     reset: Annotated[bool, typer.Option("--reset", help="Reset the counters.")] = False,
     as_json: AsJson = False,
     url: Url = None,
@@ -43,7 +46,9 @@ def shadow(
         server.call_json("PATCH", path("models", name, "traffic"), {"shadow": None})
         answer = server.call("GET", target).json()
     if wanted:
-        answer = server.call_json("PUT", target, _changed(answer, name, to, share, how, ignore))
+        answer = server.call_json(
+            "PUT", path("models", name, "shadow", force=force or None), _changed(answer, name, to, share, how, ignore)
+        )
     if reset:
         answer = server.call("DELETE", target).json()
     print_result(answer, as_json, partial(_show, examples))
@@ -67,23 +72,6 @@ def _changed(
     return fields
 
 
-def read_compare(text: str) -> dict[str, Any]:
-    kind, _, rest = text.partition(":")
-    fields: dict[str, Any] = {"kind": kind}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = part.partition("=")
-        if kind == "plugin" and not equals and "name" not in fields:
-            fields["name"] = key
-            continue
-        try:
-            fields[key] = NUMBERS[key](value)
-        except (KeyError, ValueError):
-            raise UsageError(
-                f"--compare takes exact, numeric:rtol=1e-3,atol=1e-6, top-k:k=5 or plugin:NAME,timeout=1; not '{text}'"
-            ) from None
-    return fields
-
-
 def _show(examples: int, answer: dict[str, Any]) -> None:
     name = answer["model"]
     if "shadow" not in answer:
@@ -91,13 +79,16 @@ def _show(examples: int, answer: dict[str, Any]) -> None:
         return
     fields, requests, errors = answer["shadow"], answer["requests"], answer["errors"]
     state = answer["state"] + (f": {one_line(answer['why'])}" if "why" in answer else "")
-    print(f"{name}: {fields['share']:g} % to version {answer['version']}, compared by {_how(fields['compare'])}; {state}")
+    how = in_words(fields["compare"], answer.get("tolerance"))
+    print(f"{name}: {fields['share']:g} % to version {answer['version']}, compared by {how}; {state}")
     print(f"since {answer['since'][:19]}Z: {requests['copied']} copied, {requests['under_way']} of them under way")
     if requests["shed"]:
         print(f"not copied: {', '.join(f'{count} {reason}' for reason, count in sorted(requests['shed'].items()))}")
     rate = answer.get("disagreement")
     sure = f" ({_percent(rate['rate'])}; 95 % confidence: {_percent(rate['low'])} to {_percent(rate['high'])})" if rate else ""
     print(f"{answer['agreed']} agreed, {answer['disagreed']} disagreed{sure}")
+    if "largest_difference" in answer:
+        print(f"largest difference of two numbers: {answer['largest_difference']:.3g}")
     if errors["comparison"]:
         print(f"{errors['comparison']} could not be compared: {one_line(answer.get('last_problem', ''))}")
     latency = answer.get("latency")
@@ -123,12 +114,6 @@ def _body(body: dict[str, Any]) -> str:
     text = body["text"]
     shown = "".join(letter if letter.isprintable() else " " if letter.isspace() else "?" for letter in text[:WIDE])
     return shown if len(text) <= WIDE and len(text.encode()) == body["size"] else f"{shown}... ({body['size']} bytes)"
-
-
-def _how(compare: dict[str, Any]) -> str:
-    options = [f"{key} {value}" for key, value in compare.items() if key not in ("kind", "ignore")]
-    ignored = [f"without {', '.join(compare['ignore'])}"] if compare.get("ignore") else []
-    return ", ".join([compare["kind"], *options, *ignored])
 
 
 def _percent(rate: float) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from tsx_cli.common.client import path
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.options import AsJson, Config, ModelName, Url, management
+from tsx_cli.common.options import AsJson, Config, Force, ModelName, Url, management
 from tsx_cli.common.output import one_line, print_json, print_table
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")]
 
 RULE = re.compile(r"header\s+(?P<header>[^\s=~]+)\s*(?P<sign>[=~])\s*(?P<value>.*?)\s*->\s*(?P<to>\S+)")
 
@@ -19,7 +22,10 @@ RULE = re.compile(r"header\s+(?P<header>[^\s=~]+)\s*(?P<sign>[=~])\s*(?P<value>.
 def traffic(
     name: ModelName,
     weights: Annotated[
-        list[str] | None, typer.Argument(metavar="[VERSION=WEIGHT]...", help="Percentages by version or label, such as 1.0=90 2.0=10.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[VERSION=PERCENT]...", help="Shares by version or label, such as 2.0=10; the other versions split the rest."
+        ),
     ] = None,
     sticky: Annotated[
         str | None, typer.Option(help="What makes a client keep its version: header:NAME, cookie:NAME, field:NAME; or none.")
@@ -29,19 +35,25 @@ def traffic(
     ] = None,
     no_rules: Annotated[bool, typer.Option("--no-rules", help="Remove the rules.")] = False,
     clear: Annotated[bool, typer.Option("--clear", help="Send all requests to the default version; labels stay.")] = False,
+    force: Force = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Show or change how a model's requests are split among its versions; what is not given stays unchanged."""
+    """Show or change how a model's requests are split among its versions; what is not given stays unchanged.
+
+    Versions that are not named keep their proportions in what is left; if all are named, only the proportions of the numbers matter.
+    """
     server, target = management(url, config), path("models", name, "traffic")
+    changing = path("models", name, "traffic", force=force or None, dry_run=dry_run or None)
     wanted = [bool(weights), sticky is not None, bool(rule), no_rules]
     if clear and any(wanted):
         raise UsageError("--clear removes the traffic policy; use it without other options")
     if rule and no_rules:
         raise UsageError("--rule sets the rules and --no-rules removes them; use only one of them")
     if clear:
-        answer = server.call("DELETE", target).json()
+        answer = server.call("DELETE", changing).json()
     elif any(wanted):
         changes: dict[str, Any] = {}  # only what is named: another client, or a rollout, may change the rest meanwhile
         if sticky is not None:
@@ -49,19 +61,18 @@ def traffic(
         if rule or no_rules:
             changes["rules"] = [_rule(text) for text in rule or []]
         if weights:
-            named = _weights(weights)
-            there = server.call("GET", target).json()["traffic"].get("weights", {})
-            changes["weights"] = dict.fromkeys(there) | named
-        answer = server.call_json("PATCH", target, changes)
+            changes["weights"] = with_shares(_weights(weights), server.call("GET", target).json())
+        answer = server.call_json("PATCH", changing, changes)
     else:
         answer = server.call("GET", target).json()
-    _show(answer, as_json)
+    _show(answer, as_json, dry_run=dry_run)
 
 
 def label(
     name: ModelName,
     labels: Annotated[list[str] | None, typer.Argument(metavar="[LABEL=VERSION]...", help="Such as stable=1.0 canary=2.0.")] = None,
     remove: Annotated[list[str] | None, typer.Option(help="Remove this label.")] = None,
+    force: Force = False,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
@@ -79,7 +90,9 @@ def label(
     if gone is not None:
         raise CliError(f"model {name} has no label '{gone}'; it has {', '.join(there) or 'none'}")
     if words:
-        answer = server.call_json("PATCH", target, {"labels": dict(given) | dict.fromkeys(remove or [])})
+        answer = server.call_json(
+            "PATCH", path("models", name, "traffic", force=force or None), {"labels": dict(given) | dict.fromkeys(remove or [])}
+        )
     if as_json:
         print_json(answer["traffic"].get("labels", {}))
         return
@@ -91,33 +104,64 @@ def label(
         print(f"model {name} has no labels; `tsx models label {name} stable={answer['default']}` gives one")
 
 
-def rollback(name: ModelName, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
-    """Undo the last change of a model's traffic, labels or default version; a second rollback restores it."""
-    _show(management(url, config).call("POST", path("models", name, "rollback")).json(), as_json)
+def rollback(name: ModelName, dry_run: DryRun = False, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
+    """Undo the last change of a model's traffic, labels or default version; the next rollback undoes the one before."""
+    answer = management(url, config).call("POST", path("models", name, "rollback", dry_run=dry_run or None)).json()
+    _show(answer, as_json, dry_run=dry_run)
+    if as_json:
+        return
+    left = answer["undoable"] - dry_run
+    before = f"; {left} more can be undone" if left else "; it was the first one"
+    done = f"undone: the change of {answer['undone'][:19]}Z" if "undone" in answer else "the last change would be undone"
+    print(f"{done}{before}")
 
 
-def _show(answer: dict[str, Any], as_json: bool) -> None:
+def _show(answer: dict[str, Any], as_json: bool, *, dry_run: bool = False) -> None:
     if as_json:
         print_json(answer)
         return
+    changed = "changes" in answer
     rows = [
         (
             share["version"] + (" (default)" if share["version"] == answer["default"] else ""),
             ", ".join(share["labels"]),
             _yes(share["ready"]) if share["registered"] else "not registered",
-            f"{100 * share['share']:.4g} %",
+            *([_percent(share["share_before"])] if changed else []),
+            _percent(share["share"]),
             share["requests"],
             share["errors"],
         )
         for share in answer["table"]
     ]
-    print_table([answer["model"], "labels", "ready", "share", "requests", "errors"], rows)
+    print_table([answer["model"], "labels", "ready", *(["before"] if changed else []), "share", "requests", "errors"], rows)
     said = answer["traffic"]
     if said.get("sticky"):
         print(f"sticky by {one_line(said['sticky'].replace(':', ' ', 1))}")
     for rule in said.get("rules", []):
         test = f"={rule['equals']}" if "equals" in rule else f"~{rule['matches']}"
         print(f"rule: header {rule['header']}{one_line(test)} -> {rule['to']}")
+    for change in answer.get("changes", []):
+        print(f"{'would change' if dry_run else 'changed'}: {change['what']}: {_value(change, 'before')} -> {_value(change, 'after')}")
+    if answer.get("changes") == []:
+        print("nothing changes" if dry_run else "nothing was changed")
+
+
+def with_shares(named: Mapping[str, float], answer: Mapping[str, Any]) -> dict[str, float | None]:
+    """The weights that give the named versions their percentages, and what is left to the others in proportion; None removes one.
+
+    `answer` is the traffic as it is. Raises UsageError.
+    """
+    labels = answer["traffic"].get("labels", {})
+    there = answer["traffic"].get("weights") or {answer["default"]: 100}
+    taken = {labels.get(word, word) for word in named}
+    rest = {word: weight for word, weight in there.items() if labels.get(word, word) not in taken and weight > 0}
+    given = sum(named.values())
+    if not rest:
+        return dict.fromkeys(there) | dict(named)
+    if given > 100:
+        raise UsageError(f"the shares add up to {given:g} %, and {', '.join(rest)} would get less than nothing; name all versions, or less")
+    left = (100 - given) / sum(rest.values())
+    return dict.fromkeys(there) | {word: _tidy(weight * left) for word, weight in rest.items()} | dict(named)
 
 
 def _weights(texts: Sequence[str]) -> dict[str, float]:
@@ -130,9 +174,9 @@ def _weights(texts: Sequence[str]) -> dict[str, float]:
         except ValueError:
             version = ""
         if not version:
-            raise UsageError(f"`tsx models traffic` takes VERSION=WEIGHT, such as 2.0=10, not '{text}'")
+            raise UsageError(f"`tsx models traffic` takes VERSION=PERCENT, such as 2.0=10, not '{text}'")
         if version in weights:
-            raise UsageError(f"'{version}' has two weights; give one")
+            raise UsageError(f"'{version}' has two shares; give one")
         weights[version] = number
     return weights
 
@@ -149,6 +193,19 @@ def _label(text: str) -> tuple[str, str]:
     if not label or not version:
         raise UsageError(f"`tsx models label` takes LABEL=VERSION, such as stable=1.0, not '{text}'")
     return label, version
+
+
+def _tidy(weight: float) -> float:
+    return round(weight) if weight == round(weight) else round(weight, 6)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g} %"
+
+
+def _value(change: Mapping[str, Any], when: str) -> str:
+    value = change.get(when, "none")
+    return one_line(value if isinstance(value, str) else json.dumps(value))
 
 
 def _yes(answer: bool) -> str:

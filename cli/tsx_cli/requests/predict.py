@@ -8,6 +8,7 @@ import json
 import sys
 from pathlib import Path
 from typing import Annotated, BinaryIO
+from urllib.parse import unquote
 
 import typer
 from rich.console import Console
@@ -16,9 +17,9 @@ from rich.text import Text
 
 from tsx_cli.common.client import Response, Server, path
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.inputs import guess_content_type
 from tsx_cli.common.options import AsJson, Config, Url, read_settings
 from tsx_cli.common.output import human, print_json
+from tsx_runtime.shared.content_types import guess_content_type
 from tsx_runtime.shared.log_format import STEERS, escaped
 
 BAR = 30
@@ -30,7 +31,8 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def predict(
     model: Annotated[str, typer.Argument(help="Name of the model.")],
-    file: Annotated[str, typer.Argument(metavar="FILE|-", help="What to send; - reads standard input.")],
+    file: Annotated[str | None, typer.Argument(metavar="FILE|-", help="What to send; - reads standard input.")] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Send a sample of the model, or one generated for it, instead of FILE.")] = False,
     version: Annotated[str | None, typer.Option(help="Version of the model; by default its default version.")] = None,
     content_type: Annotated[str | None, typer.Option(help="Content type of the file, if the guess is wrong.")] = None,
     field: Annotated[str | None, typer.Option(help="Send the file as this field of a form.")] = None,
@@ -39,21 +41,26 @@ def predict(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Send a file to a model of a running server and print the answer.
+    """Send a file, or a sample, to a model of a running server and print the answer.
 
     On a terminal the answer is formatted; otherwise its bytes are written unchanged.
     """
     if output is not None and as_json:
         raise UsageError("--output writes the answer to a file and --json prints it; give only one of them")
+    if sample == (file is not None):
+        raise UsageError(f"give a file, or --sample: `tsx predict {model} --sample` sends one that fits the model")
     settings, _ = read_settings(config)
-    data = _read(file)
-    kind = content_type or guess_content_type(file, data)
-    body = data
+    server = Server(url or settings.inference_address, settings.inference_token, certificate=settings.certificate_file)
+    if file is None:
+        name, guess, data = _sample(server, model, version)
+    else:
+        name, data = Path(file).name, _read(file)
+        guess = guess_content_type(file, data)
+    body, kind = data, content_type or guess
     if field is not None:
         from urllib3.filepost import encode_multipart_formdata  # here, as it is slow to import, and help must be quick
 
-        body, kind = encode_multipart_formdata({field: (Path(file).name, data, kind)})
-    server = Server(url or settings.inference_address, settings.inference_token, certificate=settings.certificate_file)
+        body, kind = encode_multipart_formdata({field: (name, data, kind)})
     target = path("predictions", model, *([] if version is None else [version]))
     response = server.call("POST", target, body, {"Content-Type": kind})
     if output is not None:
@@ -65,6 +72,16 @@ def predict(
         show(response, Console())
     else:
         _pass_on(response, sys.stdout.buffer)
+
+
+def _sample(server: Server, model: str, version: str | None) -> tuple[str, str, bytes]:
+    """Its name, its content type, and the body."""
+    response = server.call("GET", path("v2", "models", model, *([] if version is None else ["versions", version]), "sample"))
+    source, body = unquote(response.headers.get("x-tsx-sample", "generated")), response.body()
+    if sys.stderr.isatty():
+        origin = "a generated sample" if source == "generated" else f"{escaped(source)} of the archive"
+        print(f"sending {origin} ({response.content_type}, {human(len(body))})", file=sys.stderr)
+    return Path(source).name, response.content_type, body
 
 
 def describe(response: Response) -> dict[str, object]:

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import math
 import sys
-import threading
-import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import typer
 
-from tsx_cli.common.client import KeptConnection, Server, path
+from tsx_cli.common.client import Server
+from tsx_cli.common.compare_option import Ignore
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.options import AsJson, Config, Url, read_settings
 from tsx_cli.common.output import one_line, print_result, print_table
-from tsx_runtime.recordings import NotARecording, Recorded, read
-from tsx_runtime.shared.quantiles import nearest_rank
-
-AHEAD = 1000  # requests that may wait for a connection; beyond it no more of the recording is read
-SHOWN = 5  # requests whose answers differ
-TICK = 0.2  # seconds between two looks at the progress
+from tsx_runtime.recordings import NotARecording, read
 
 app = typer.Typer(add_completion=False)
 
@@ -38,6 +26,11 @@ def replay(
     speed: Annotated[float, typer.Option(min=0.001, help="Speed factor relative to the recording.")] = 1.0,
     model: Annotated[str | None, typer.Option(help="Model to send the requests to; by default that of the recording.")] = None,
     version: Annotated[str | None, typer.Option(help="Version or label to send the requests to.")] = None,
+    how: Annotated[
+        str | None,
+        typer.Option("--compare", metavar="HOW", help="numeric[:rtol=1e-3,atol=1e-6] (default), exact or top-k[:k=5]."),
+    ] = None,
+    ignore: Ignore = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests to send.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Connections; further concurrent requests wait for a free one.")] = 64,
     as_json: AsJson = False,
@@ -45,12 +38,14 @@ def replay(
     config: Config = None,
 ) -> None:
     """Replay the requests of a recording to a running server with their original spacing, and report how it answered."""
+    from tsx_cli.requests.replay_run import Replay, read_comparison  # here, as it is slow to import, and help must be quick
+
     if math.isnan(speed):
         raise UsageError("--speed takes a number, such as 2 for twice as fast as they came")
     settings, _ = read_settings(config)
     server = Server(url or settings.inference_address, settings.inference_token, certificate=settings.certificate_file)
     try:
-        run = Run(server, model, version)
+        run = Replay(server, model, version, read_comparison(how, ignore))
         run.send_all(itertools.islice(read(recording), limit), speed, concurrency, progress=sys.stderr.isatty() and not as_json)
     except NotARecording as error:
         raise CliError(str(error)) from error
@@ -68,119 +63,6 @@ def replay(
         raise CliError(f"no request got the same answer as when it was recorded; the first got {run.refused}")
 
 
-def plan(entries: Iterable[Recorded], speed: float) -> Iterator[tuple[float, Recorded]]:
-    """When each is due, in seconds from the start."""
-    first: float | None = None
-    for entry in entries:
-        first = entry.at if first is None else first
-        yield (entry.at - first) / speed, entry
-
-
-def target_of(entry: Recorded, model: str | None, version: str | None) -> str:
-    """One that hands the query on to the handler, where there is one."""
-    name = model or entry.model
-    named = [name] if version is None else [name, version]
-    if any(header.lower() == "explain" and value == "True" for header, value in entry.headers):
-        return path("explanations", *named)
-    query = quote(entry.query, safe="%=&+;,/?:@!$'()*~[]", encoding="latin-1")
-    return f"{path(*named, 'predict')}?{query}" if query else path("predictions", *named)
-
-
-@dataclass
-class Run:
-    """Latencies count from the due time of a request, so a server that delays the generator does not look faster."""
-
-    server: Server
-    model: str | None
-    version: str | None
-    sent: int = 0
-    seconds: float = 0.0
-    answers: Counter[int] = field(default_factory=Counter)  # by status
-    failed: Counter[str] = field(default_factory=Counter)  # without an answer, by reason
-    latencies: list[float] = field(default_factory=list)  # seconds
-    late: list[float] = field(default_factory=list)  # seconds that requests left after they were due
-    compared: int = 0
-    different: list[dict[str, Any]] = field(default_factory=list)  # the first of them
-    equal: int = 0
-    alike: int = 0  # with the status that was recorded
-    refused: str = ""  # the error of the first that fails, and did not then
-
-    def __post_init__(self) -> None:
-        self._lock = threading.Lock()
-        self._here = threading.local()
-
-    def send_all(self, entries: Iterable[Recorded], speed: float, concurrency: int, *, progress: bool) -> None:
-        """Raises CliError where there is no server, NotARecording, OSError."""
-        KeptConnection(self.server).open()
-        room = threading.BoundedSemaphore(concurrency + AHEAD)
-        start = time.monotonic()
-        with ThreadPoolExecutor(concurrency) as pool:
-            for due, entry in plan(entries, speed):
-                while (left := start + due - time.monotonic()) > 0:
-                    time.sleep(min(left, TICK))
-                    if progress:
-                        self._show_progress(start)
-                room.acquire()
-                self.sent += 1
-                pool.submit(self._send, entry, start + due, start).add_done_callback(lambda _: room.release())
-        self.seconds = time.monotonic() - start
-        if progress:
-            print("\r\033[K", end="", file=sys.stderr)
-
-    def summary(self) -> dict[str, Any]:
-        latencies, late = sorted(self.latencies), sorted(self.late)
-        return {
-            "sent": self.sent,
-            "seconds": round(self.seconds, 3),
-            "answers": {str(status): count for status, count in sorted(self.answers.items())},
-            "failed": dict(self.failed),
-            "p50_ms": _ms(latencies, 0.5),
-            "p99_ms": _ms(latencies, 0.99),
-            "max_ms": _ms(latencies, 1.0),
-            "late_p99_ms": _ms(late, 0.99),
-            "late_max_ms": _ms(late, 1.0),
-            "compared": self.compared,
-            "equal": self.equal,
-            "different": self.different,
-        }
-
-    def _send(self, entry: Recorded, due: float, start: float) -> None:
-        """In a thread, which has a connection of its own."""
-        connection: KeptConnection | None = getattr(self._here, "connection", None)
-        if connection is None:
-            connection = self._here.connection = KeptConnection(self.server)
-        late = max(0.0, time.monotonic() - due)
-        try:
-            target = target_of(entry, self.model, self.version)
-            status, body = connection.call("POST", target, entry.headers, entry.body)
-        except (OSError, ValueError, http.client.HTTPException, CliError) as error:  # ValueError: what no client may send
-            with self._lock:
-                self.late.append(late)
-                self.failed[type(error).__name__ if not isinstance(error, CliError) else "no connection"] += 1
-            return
-        with self._lock:
-            self.late.append(late)
-            self.answers[status] += 1
-            self.latencies.append(time.monotonic() - due)
-            self.alike += status == entry.status
-            if status >= 400 > entry.status > 0 and not self.refused:
-                self.refused = f"{status}: {self.server.refusal(status, body, target).message}"
-            if entry.answer is not None:
-                self._compare(entry, status, body, due - start)
-
-    def _compare(self, entry: Recorded, status: int, body: bytes, at: float) -> None:
-        self.compared += 1
-        if (status, body) == (entry.status, entry.answer):
-            self.equal += 1
-        elif len(self.different) < SHOWN:
-            before = {"status": entry.status, "answer": _clip(entry.answer or b"")}
-            self.different.append({"at": round(at, 3), "recorded": before, "now": {"status": status, "answer": _clip(body)}})
-
-    def _show_progress(self, start: float) -> None:
-        done = sum(self.answers.values()) + sum(self.failed.values())
-        print(f"\r\033[Ksent {self.sent}, answered {done}, {time.monotonic() - start:.0f} s", end="", file=sys.stderr, flush=True)
-
-
 def _show(summary: dict[str, Any]) -> None:
     answers = [*summary["answers"].items(), *summary["failed"].items()]
     rows: list[tuple[str, object]] = [
@@ -193,23 +75,17 @@ def _show(summary: dict[str, Any]) -> None:
         ("the latest", _shown(summary["late_max_ms"])),
     ]
     if summary["compared"]:
-        rows.append(("equal answers", f"{summary['equal']} of {summary['compared']}"))
+        rows.append(("equal answers", f"{summary['equal']} of {summary['compared']}, compared by {summary['compare']}"))
+        if summary["largest_difference"] is not None:
+            rows.append(("largest difference", f"{summary['largest_difference']:.3g}"))
     print_table(["replay", ""], rows)
     for each in summary["different"]:
         was, now = each["recorded"], each["now"]
         print(
             f"differs at {each['at']} s: recorded {was['status']} {one_line(was['answer'])}, now {now['status']} {one_line(now['answer'])}"
         )
-
-
-def _ms(ordered: list[float], which: float) -> float | None:
-    return round(1000 * nearest_rank(ordered, which), 3) if ordered else None
+        print(f"  {one_line(each['why'])}")
 
 
 def _shown(value: float | None) -> str:
     return "" if value is None else f"{value:.1f} ms"
-
-
-def _clip(answer: bytes) -> str:
-    text = answer.decode("utf-8", "replace")
-    return text if len(text) <= 100 else f"{text[:100]}..."

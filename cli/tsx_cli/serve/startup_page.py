@@ -10,8 +10,8 @@ from rich.text import Text
 
 from tsx_archiver import describe_model_file
 from tsx_cli.archive.model_file import kind_in_words
-from tsx_cli.common.inputs import guess_content_type, samples_in
 from tsx_cli.common.output import one_line, print_table
+from tsx_runtime.api.samples import sample_of, samples_of
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
@@ -45,20 +45,22 @@ def show(started: RunningServer, settings: Settings, console: Console) -> None:
         print("\n".join(f"try: {one_line(line)}" for line in examples(started, settings)), flush=True)
         return
     served = [_count(len(versions), "model"), *([_count(len(started.workflows), "workflow")] if started.workflows else [])]
-    console.print(Text.assemble("\n", (f"tsx {__version__}", "bold"), f" serves {' and '.join(served)}"))
+    console.print(Text.assemble("\n", (f"tsx {__version__}", "bold"), f" serves {' and '.join(served)}\n"))
+    if page := web_page(started):
+        console.print(Text.assemble(f"  {'page':<16} ", (page, "bold")), soft_wrap=True)
+    for role, address in started.addresses.items():
+        console.print(Text(f"  {WHAT[role]:<16} {address}"), soft_wrap=True)
+    console.print("\n  in another terminal:")
+    lines = examples(started, settings)
+    for line in lines[:1] if "--sample" in lines[0] else lines:
+        console.print(Text.assemble("    ", (one_line(line), "bold")), soft_wrap=True)
+    console.print()
     if versions:
         rows = [(each.name, each.version, kind(each), devices(each), len(each.workers)) for each in versions]
         print_table(["model", "version", "kind", "device", "workers"], rows)
     if started.workflows:
         print_table(["workflow", "nodes"], [(each.name, ", ".join(each.nodes)) for each in started.workflows])
-    for role, address in started.addresses.items():
-        console.print(Text(f"  {WHAT[role]:<16} {address}"))
-    if page := web_page(started):
-        console.print(Text(f"  {'page':<16} {page}"))
-    console.print()
-    for line in examples(started, settings):
-        console.print(Text.assemble("  ", ("try", "bold"), f"   {one_line(line)}"), soft_wrap=True)
-    console.print(Text.assemble("  ", ("stop", "bold"), "  Ctrl-C\n"))
+    console.print("\n  Ctrl-C stops the server\n")
 
 
 def web_page(started: RunningServer) -> str | None:
@@ -68,14 +70,22 @@ def web_page(started: RunningServer) -> str | None:
 
 
 def examples(started: RunningServer, settings: Settings) -> list[str]:
-    """Lines for a shell. The last works as it stands: a sample of an archive where one has any, else a question to the server."""
-    for version in started.versions:
-        if samples := samples_in(version.archive.directory):
-            return [_prediction(_curl(started.addresses["inference"], f"/predictions/{version.name}", settings), samples[0], settings)]
+    """Lines for a shell that work as they stand, but for a FILE where nothing is known to send. The last one is for curl."""
     inference = started.addresses["inference"]
-    lines = [f"tsx predict {version.name} FILE --url {inference}" for version in started.versions[:1]]
+    address, url = parse_address(inference), [] if inference == Settings.model_fields["inference_address"].default else ["--url", inference]
+    trust = f"TSX_CERTIFICATE_FILE={shlex.quote(str(settings.certificate_file))} " if address.scheme == "https" else ""
+    sampled = next(((version, sample) for version in started.versions if (sample := sample_of(version)) is not None), None)
+    lines = []
+    if sampled is not None:
+        if not trust or is_trusted_as(address.host, settings):
+            lines.append(trust + shlex.join(["tsx", "predict", sampled[0].name, "--sample", *url]))
+        if samples := samples_of(sampled[0]):
+            curl = _curl(inference, f"/predictions/{sampled[0].name}", settings)
+            return [*lines, _prediction(curl, samples[0][0], sampled[1].content_type, settings)]
+    elif started.versions:
+        lines.append(shlex.join(["tsx", "predict", started.versions[0].name, "FILE", *url]))
     lines += [shlex.join([*_curl(inference, f"/wfpredict/{workflow.name}", settings), "-T", "FILE"]) for workflow in started.workflows[:1]]
-    return [*lines, shlex.join(_curl(started.addresses["inference"], "/ping", settings))]
+    return [*lines, shlex.join(_curl(inference, "/ping", settings))]
 
 
 def kind(version: ModelVersion) -> str:
@@ -99,8 +109,8 @@ def _curl(address: str, path: str, settings: Settings) -> list[str]:
     return ["curl", f"{address}{path}"]
 
 
-def _prediction(curl: list[str], sample: Path, settings: Settings) -> str:
-    words = [*curl, "-T", str(sample), "-H", f"Content-Type: {guess_content_type(sample.name, sample.read_bytes())}"]
+def _prediction(curl: list[str], sample: Path, content_type: str, settings: Settings) -> str:
+    words = [*curl, "-T", str(sample), "-H", f"Content-Type: {content_type}"]
     token = settings.inference_token is not None and not settings.disable_token_authorization
     return shlex.join(words) + (' -H "Authorization: Bearer $TSX_INFERENCE_TOKEN"' if token else "")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tsx_archiver import load_json
-from tsx_archiver.metadata.model_limits import CHANGEABLE
+from tsx_archiver.metadata.model_limits import BY_KEY, CHANGEABLE
 from tsx_runtime import wire
 from tsx_runtime.api.describe import PAGE, describe_version, list_models, memory_of
 from tsx_runtime.api.headers import new_request_id
@@ -147,7 +147,7 @@ def _order(parameters: RegisterParameters) -> RegisterOrder:
 def _check_names(given: Iterable[str]) -> None:
     """TorchServe passes over parameters that it does not know, and so must this; but not over a slip in one that it knows."""
     for name in given:
-        if name not in ScaleParameters.model_fields and (hint := suggestion(name, ScaleParameters.model_fields)):
+        if name not in ScaleParameters.model_fields and name not in BY_KEY and (hint := suggestion(name, ScaleParameters.model_fields)):
             raise BadRequest(f"Parameter {name} is not known{hint}")
 
 

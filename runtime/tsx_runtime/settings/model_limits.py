@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, Field, GetCoreSchemaHandler, create_model
+from pydantic import BaseModel, Field, GetCoreSchemaHandler, create_model, model_validator
 from pydantic_core import CoreSchema, core_schema
 
-from tsx_archiver.metadata.model_limits import LIMITS
+from tsx_archiver.metadata.model_limits import BY_KEY, LIMITS
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -52,7 +52,10 @@ def described(name: str) -> Any:
 
 
 def with_limits(names: Iterable[str] = LIMITS, make: Callable[[str], Any] = limit_field) -> Callable[[type[ModelT]], type[ModelT]]:
-    """A class decorator: adds a field for each limit that the class does not declare, behind the inherited fields."""
+    """A class decorator: adds a field for each limit that the class does not declare, behind the inherited fields.
+
+    A limit may also be given by its key in model-config.yaml, such as batchSize.
+    """
 
     def decorate(model: type[ModelT]) -> type[ModelT]:
         added: dict[str, Any] = {}
@@ -61,7 +64,13 @@ def with_limits(names: Iterable[str] = LIMITS, make: Callable[[str], Any] = limi
                 made, choices = make(name), LIMITS[name].choices
                 kind: Any = Annotated[int, OneOf(choices)] if choices else int
                 added[name] = (kind if made.is_required() else kind | None, made)
-        base: Any = create_model(f"{model.__name__}Limits", __base__=model.__base__, **added)
+        keyed = "alias_generator" in model.model_config  # its fields have these names already
+        validators: Any = {} if keyed else {"by_key": model_validator(mode="before")(_by_name)}
+        base: Any = create_model(f"{model.__name__}Limits", __base__=model.__base__, __validators__=validators, **added)
         return create_model(model.__name__, __base__=(model, base), __module__=model.__module__, __doc__=model.__doc__)
 
     return decorate
+
+
+def _by_name(given: Any) -> Any:
+    return {BY_KEY.get(name, name): value for name, value in given.items()} if isinstance(given, dict) else given

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
+from tsx_archiver.metadata.model_limits import BY_KEY
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.model_limits import Accepts
 from tsx_runtime.settings.schema import MODELS, NESTED, SECRETS, ModelSettings, Settings
@@ -127,8 +128,8 @@ def _from_model_tables(tables: object, path: Path) -> Iterable[_SourceValue]:
         if not isinstance(table, dict):
             raise SettingError(f"{MODELS} in {path} takes one table per model, as in [{MODELS}.resnet]; '{model or table}' is not a table")
         for key, value in table.items():
-            _known(key, ModelSettings.model_fields, f"[{MODELS}.{model}] of {path}")
-            yield _SourceValue(f"{MODELS}.{model}.{key}", value, str(path), path)
+            name = _known(BY_KEY.get(str(key), str(key)), ModelSettings.model_fields, f"[{MODELS}.{model}] of {path}")
+            yield _SourceValue(f"{MODELS}.{model}.{name}", value, str(path), path)
 
 
 def _from_properties(path: Path, env: Mapping[str, str], warn: Callable[[str], None]) -> Iterable[_SourceValue]:
@@ -178,7 +179,8 @@ def _is_service_link(variable: str, text: str) -> bool:
 def _from_command_line(cli: Mapping[str, object]) -> Iterable[_SourceValue]:
     for name, value in cli.items():
         if name.startswith(f"{MODELS}.") and name.count(".") >= 2:
-            _known(name.rpartition(".")[2], ModelSettings.model_fields, f"'{name}' of the command line")
+            model, _, key = name.rpartition(".")
+            name = f"{model}." + _known(BY_KEY.get(key, key), ModelSettings.model_fields, f"'{name}' of the command line")
         else:
             _known(name, _PLAIN, "the command line")
         yield _SourceValue(name, value, "command line")

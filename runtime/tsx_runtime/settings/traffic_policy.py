@@ -168,9 +168,11 @@ class Rule(_Part):
 class Compare(_Part):
     """How the answers of a shadow are compared with those that clients got (`core/shadowing/comparison.py`)."""
 
-    kind: Literal["exact", "numeric", "top-k", "plugin"] = "exact"
+    kind: Literal["numeric", "exact", "top-k", "plugin"] = "numeric"
     ignore: Annotated[list[FieldPath], _few] = []  # fields of JSON that do not count: a.b, or a.*.b for those of each item
-    rtol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None  # how far a number may be off, as a part of the client's
+    rtol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = (
+        None  # how far a number may be off, as a part of the client's; else by precision
+    )
     atol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None  # and how far in any case
     k: Annotated[int, Field(ge=1, le=1000)] | None = None
     name: str | None = None  # of the plugin

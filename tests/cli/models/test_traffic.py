@@ -14,7 +14,7 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import serving
 from tsx_cli.common.failure import UsageError
-from tsx_cli.models.traffic import _label, _rule, _weights
+from tsx_cli.models.traffic import _label, _rule, _weights, with_shares
 
 NUMBER = """
 def handle(data, context):
@@ -45,15 +45,39 @@ def test_weights_and_labels_are_read() -> None:
     assert _weights(["1.0=90", "canary=0.5"]) == {"1.0": 90, "canary": 0.5}
     assert _label("stable=1.0") == ("stable", "1.0")
     for wrong in ("1.0", "1.0=", "=5", "1.0=many"):
-        with pytest.raises(UsageError, match="takes VERSION=WEIGHT"):
+        with pytest.raises(UsageError, match="takes VERSION=PERCENT"):
             _weights([wrong])
     for wrong in ("stable", "stable=", "=1.0"):
         with pytest.raises(UsageError, match="takes LABEL=VERSION"):
             _label(wrong)
 
 
+@pytest.mark.parametrize(
+    ("named", "weights", "wanted"),
+    [
+        ({"2.0": 10}, {}, {"1.0": 90, "2.0": 10}),
+        ({"2.0": 20}, {"1.0": 90, "2.0": 10}, {"1.0": 80, "2.0": 20}),
+        ({"3.0": 10}, {"1.0": 90, "2.0": 10}, {"1.0": 81, "2.0": 9, "3.0": 10}),
+        ({"2.0": 100}, {"1.0": 90, "2.0": 10}, {"1.0": 0, "2.0": 100}),
+        ({"1.0": 1, "2.0": 3}, {"1.0": 90, "2.0": 10}, {"1.0": 1, "2.0": 3}),
+        ({"1.0": 0}, {"1.0": 90, "2.0": 10}, {"1.0": 0, "2.0": 100}),
+        ({"canary": 50}, {"1.0": 90, "2.0": 10}, {"1.0": 50, "2.0": None, "canary": 50}),
+        ({"1.0": 1}, {}, {"1.0": 1}),
+    ],
+)
+def test_versions_that_are_not_named_keep_their_proportions(
+    named: dict[str, float], weights: dict[str, float], wanted: dict[str, float | None]
+) -> None:
+    assert with_shares(named, {"default": "1.0", "traffic": {"weights": weights, "labels": {"canary": "2.0"}}}) == wanted
+
+
+def test_shares_beyond_everything_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"the shares add up to 110 %, and 1\.0 would get less than nothing"):
+        with_shares({"2.0": 110}, {"default": "1.0", "traffic": {}})
+
+
 def test_a_version_has_one_weight() -> None:
-    with pytest.raises(UsageError, match=r"'1\.0' has two weights"):
+    with pytest.raises(UsageError, match=r"'1\.0' has two shares"):
         _weights(["1.0=90", "2.0=10", "1.0=10"])
 
 
@@ -83,11 +107,21 @@ def test_traffic_is_set_from_a_terminal_and_survives_a_server_that_is_killed(
     command = ["serve", "--model-store", store]
     with serving(command, tmp_path, environment) as running:
         assert said() == {"weights": {"1.0": 1}, "labels": {"stable": "1.0"}}
-        shown = models("traffic", "digits", "2.0=3", "--sticky", "header:X-User", "--rule", "header X-Beta=1 -> stable")
+        unknown = run("models", "traffic", "digits", "3.0=10")
+        assert (unknown.code, "has no version or label 3.0; it has 1.0, 2.0." in unknown.err, "--force" in unknown.err) == (1, True, True)
+        looked = models("traffic", "digits", "2.0=25", "--dry-run")
+        assert [line.split()[-6:] for line in looked.splitlines()[1:3]] == [
+            ["100", "%", "75", "%", "0", "0"],
+            ["0", "%", "25", "%", "0", "0"],
+        ]
+        assert looked.endswith("would change: weights.1.0: 1 -> 75\nwould change: weights.2.0: none -> 25\n")
+        assert said() == {"weights": {"1.0": 1}, "labels": {"stable": "1.0"}}
+        shown = models("traffic", "digits", "2.0=100", "--sticky", "header:X-User", "--rule", "header X-Beta=1 -> stable")
         assert "100 %" in shown
         assert "sticky by header X-User\n" in shown
-        assert shown.endswith("rule: header X-Beta=1 -> stable\n")
-        models("label", "digits", "canary=2.0", "next=3.0")
+        assert "\nrule: header X-Beta=1 -> stable\nchanged: weights.1.0: 1 -> 0\nchanged: weights.2.0: none -> 100\n" in shown
+        assert run("models", "label", "digits", "next=3.0").code == 1
+        models("label", "digits", "canary=2.0", "next=3.0", "--force")
         assert [line.split() for line in models("label", "digits", "--remove", "next").splitlines()[1:]] == [
             ["canary", "2.0", "yes"],
             ["stable", "1.0", "yes"],
@@ -108,10 +142,12 @@ def test_traffic_is_set_from_a_terminal_and_survives_a_server_that_is_killed(
         assert said() == wanted
         assert (ask(), ask("/stable"), ask("/canary")) == ("2.0", "1.0", "2.0")
         assert json.loads(models("describe", "digits", "--json"))
-        models("rollback", "digits")
+        undone = models("rollback", "digits")
+        assert "\nchanged: default: 2.0 -> 1.0\nundone: the change of 20" in undone
+        assert undone.endswith("Z; 3 more can be undone\n")
         assert json.loads(models("traffic", "digits", "--json"))["default"] != "2.0"
         models("traffic", "digits", "--no-rules", "--sticky", "none")
-        assert said() == {"weights": {"2.0": 3}, "labels": {"stable": "1.0", "canary": "2.0"}}
+        assert said() == {"weights": {"1.0": 0, "2.0": 100}, "labels": {"stable": "1.0", "canary": "2.0"}}
         models("traffic", "digits", "--clear")
         assert (said(), ask()) == ({"labels": {"stable": "1.0", "canary": "2.0"}}, "1.0")
         make_model(store / "digits-1.1.mar", NUMBER, name="digits", version="1.1")

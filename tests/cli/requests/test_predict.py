@@ -10,8 +10,8 @@ from rich.console import Console
 from tests.cli.conftest import Run
 from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError
-from tsx_cli.common.inputs import guess_content_type
 from tsx_cli.requests.predict import as_probabilities, describe, show
+from tsx_runtime.shared.content_types import guess_content_type
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_the_content_type_is_guessed_from_the_name_else_from_the_bytes(name: str
 
 
 def answer(body: bytes, content_type: str = "") -> Response:
-    return Response(200, content_type, iter([body]))
+    return Response(200, {"content-type": content_type}, iter([body]))
 
 
 def laid_out(body: bytes, content_type: str = "") -> str:
@@ -65,7 +65,7 @@ def test_an_answer_does_not_steer_the_terminal() -> None:
 
 def test_a_stream_of_text_may_part_a_character() -> None:
     console = Console(file=io.StringIO(), width=80)
-    show(Response(200, "text/plain", iter(["é".encode()[:1], "é".encode()[1:]])), console)
+    show(Response(200, {"content-type": "text/plain"}, iter(["é".encode()[:1], "é".encode()[1:]])), console)
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == "é\n"
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tests.runtime.conftest import RunningServer, make_settings, running_server
 from tests.support.models import make_model
-from tsx_cli.requests.replay import _show, plan, target_of
+from tsx_cli.requests.replay import _show
+from tsx_cli.requests.replay_run import plan, target_of
 from tsx_runtime.recordings import Recorded, encode, file_head, read
 
 ECHO = """
@@ -21,6 +22,9 @@ def handle(data, context):
     answers = []
     for idx, row in enumerate(data or []):
         word = bytes(row["body"]).decode()
+        if word == "number":
+            answers.append({"a": 5.00095e-07 if context.manifest["model"]["modelVersion"] == "1.0" else 5.00096e-07})
+            continue
         if word == "raise":
             raise ValueError("no")
         own = context.get_request_header(idx, "X-Own") or ""
@@ -89,6 +93,28 @@ def test_what_a_server_recorded_is_sent_again_and_compared(served: RunningServer
     assert json.loads(removed.out)["files"] == 0
 
 
+def test_numbers_are_compared_within_a_tolerance_by_default(served: RunningServer, run: Callable[..., Any], tmp_path: Path) -> None:
+    recorded = [
+        Recorded(1.0, "1.0", "", (), b"number", 200, 0.1, (), b'{"a": 5.00095e-07}'),
+        Recorded(1.0, "1.0", "", (), b"number", 200, 0.1, (), b'{"a": 0.002}', precision="bf16"),
+    ]
+    options = ("--version", "2.0", "--url", str(served.inference.base_url))
+    (tmp_path / "a.tsxrec").write_bytes(file_head("echo") + encode(recorded[0]))
+    done = json.loads(run("replay", "a.tsxrec", "--json", *options).out)
+    assert (done["equal"], done["different"], done["compare"]) == (1, [], "numeric, rtol 0.0001, atol 1e-06")
+    assert done["largest_difference"] == pytest.approx(1e-12)
+    exact = run("replay", "a.tsxrec", "--compare", "exact", *options).out
+    assert "0 of 1, compared by exact" in exact
+    assert "largest difference" in exact
+    assert exact.endswith("\n  a: 5.00095e-07 (recorded), 5.00096e-07 (now)\n")
+    assert "1 of 1, compared by exact, without a" in run("replay", "a.tsxrec", "--compare", "exact", "--ignore", "a", *options).out
+    (tmp_path / "b.tsxrec").write_bytes(file_head("echo") + encode(recorded[1]))
+    assert next(read(tmp_path / "b.tsxrec")).precision == "bf16"
+    assert "0 of 1, compared by numeric, rtol 0.01, atol 0.001" in run("replay", "b.tsxrec", *options).out
+    for wrong in ("plugin:mine", "numeric:rtol=-1", "top-k:k=0", "sometimes"):
+        assert run("replay", "a.tsxrec", "--compare", wrong, *options).code == 2
+
+
 def test_without_recorded_answers_nothing_is_compared(served: RunningServer, run: Callable[..., Any], tmp_path: Path) -> None:
     entries = [Recorded(float(at), "1.0", "", (), b"x") for at in range(300)]
     (tmp_path / "a.tsxrec").write_bytes(file_head("gone") + b"".join(map(encode, entries)))
@@ -143,7 +169,10 @@ def test_what_is_no_recording_is_reported(served: RunningServer, run: Callable[.
 
 def test_answers_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     reported = {"answers": {}, "failed": {}, "sent": 1, "seconds": 1.0, "compared": 1, "equal": 0}
+    reported |= {"compare": "exact", "largest_difference": None}
     numbers = dict.fromkeys(("p50_ms", "p99_ms", "max_ms", "late_p99_ms", "late_max_ms"))
     sides = {"recorded": {"status": 200, "answer": "\x1b[2J"}, "now": {"status": 200, "answer": "a\nb\x9b"}}
-    _show({**reported, **numbers, "different": [{"at": 0.5, **sides}]})
-    assert capsys.readouterr().out.splitlines()[-1] == r"differs at 0.5 s: recorded 200 \x1b[2J, now 200 a\nb\x9b"
+    _show({**reported, **numbers, "different": [{"at": 0.5, **sides, "why": "a: \x1b"}]})
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[-1] == r"  a: \x1b"
+    assert shown[-2] == r"differs at 0.5 s: recorded 200 \x1b[2J, now 200 a\nb\x9b"

@@ -47,9 +47,10 @@ def test_a_bare_model_is_served_with_a_page_and_ends_on_ctrl_c_without_a_trace(
         "numbers",
         "a program of torch.export",
         "predictions http://127.0.0.1:",
-        "tsx predict numbers FILE --url http://127.0.0.1:",
+        "in another terminal: tsx predict numbers --sample --url http://127.0.0.1:",
     ):
         assert part in page
+    assert page.index("/ui/") < page.index("in another terminal:") < page.index("model version kind device workers")
     assert "Traceback" not in seen
     assert [path for path in short_path.iterdir() if path.name.startswith("tsx-model-")] == []
 

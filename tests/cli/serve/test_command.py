@@ -35,7 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pack.append(["--name", name, "--version", version, "--handler", handler, "-o", store / f"{name}{version}.mar"])
     for words in pack:
         assert main(["archive", *map(str, words)]) == 0
-    (place / "tsx.toml").write_text('model_store = "store"\n[models.echo]\nbatch_size = 3\n')
+    (place / "tsx.toml").write_text('model_store = "store"\n[models.echo]\nbatchSize = 3\n')
     return place
 
 
@@ -69,6 +69,17 @@ def test_the_curl_line_works_as_it_stands(server: Running) -> None:
     words = shlex.split(server.lines[-1].removeprefix("try: "))
     answer = subprocess.run([words[0], "--silent", "--fail", *words[1:]], capture_output=True, check=True, timeout=30).stdout
     assert next(iter(json.loads(answer))) == "zero"
+
+
+@pytest.mark.usefixtures("processes")
+def test_the_line_with_a_sample_works_as_it_stands(server: Running, run: Run, tmp_path: Path) -> None:
+    words = shlex.split(server.lines[-2].removeprefix("try: "))
+    assert words[:4] == ["tsx", "predict", "digits", "--sample"]
+    assert next(iter(json.loads(run(*words[1:]).out))) == "zero"
+    assert next(iter(json.loads(run(*words[1:], "--version", "1.0", "--field", "data").out))) == "zero"
+    without = run("predict", "echo", *words[3:])
+    assert (without.code, "Model echo has no sample, and what its handler takes is not known." in without.err) == (1, True)
+    assert run("predict", "digits", SEVEN, *words[3:]).code == run("predict", "digits").code == 2
 
 
 def test_predict_sends_a_picture_and_passes_the_answer_on(predict: Run) -> None:
@@ -167,7 +178,7 @@ def test_limits_change_while_the_model_is_served(models: Run) -> None:
         "cannot be changed while a model is served; did you mean 'batch_size'?",
     )
     assert models("set", "echo", "batch_size").code == 2
-    assert models("set", "echo", "batch_size=3", "overload_status=503").code == 0
+    assert models("set", "echo", "batchSize=3", "overload_status=503").code == 0
 
 
 def test_a_model_that_does_not_load_is_reported_with_the_place_and_with_debug_the_workers_traceback(models: Run) -> None:

@@ -191,10 +191,17 @@ def test_traffic_labels_default_and_the_way_back_survive_a_restart(served: Serve
         assert registry.traffic("digits") == first
         assert registry.find("digits", "stable").version == "1.0"
 
+    def look_again(registry: Registry) -> None:
+        registry.rollback("digits")
+        assert (registry.traffic("digits"), registry.find("digits").version) == (first, "1.0")
+        registry.rollback("digits")
+        assert registry.traffic("digits") == Traffic()
+        with pytest.raises(Conflict, match="There is no change to undo"):
+            registry.rollback("digits")
+
     served.run(change)
     served.run(look)
-    served.run(lambda registry: registry.rollback("digits"))
-    served.run(look)
+    served.run(look_again)
 
 
 def test_without_a_change_nothing_is_kept_and_nothing_can_be_undone(served: Served) -> None:

@@ -16,11 +16,11 @@ from tsx_cli.bench.model.results import Accuracy
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.client import error_text
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_runtime.core.shadowing.comparison import compare
+from tsx_runtime.core.shadowing.comparison import TOLERANCES, compare
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.settings.traffic_policy import Compare
 
-RTOL, ATOL = 1e-2, 1e-3  # where nothing else is said: what bf16 and another order of sums make of probabilities, and some more
+RTOL, ATOL = TOLERANCES["bf16"]  # where nothing else is said: configurations may compute in bf16
 COMPARED = 32  # inputs
 PATIENCE = 3.0  # seconds that the archive is asked for, before the last input: a slow model leaves its time to the measuring
 
@@ -100,7 +100,7 @@ def compare_answers(
     for position, answer in enumerate(answers):
         at = position % len(reference)
         request = payloads[at].body if at < len(payloads) else b""
-        found = compare(tolerance, request, reference[at], answer)
+        found = compare(tolerance, request, reference[at], answer).difference
         if found is not None:
             different += 1
             worst = worst or f"input {at + 1}: {found.between('archive', 'this configuration')}"

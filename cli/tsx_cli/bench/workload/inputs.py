@@ -13,8 +13,9 @@ from tsx_archiver import Inspection, inspect_archive, read_member
 from tsx_archiver.limits import MIB
 from tsx_cli.bench.workload.payloads import MOST_BYTES, Payload, is_header, read_payloads
 from tsx_cli.common.failure import UsageError
-from tsx_cli.common.inputs import SAMPLES, guess_content_type
+from tsx_cli.common.inputs import SAMPLES
 from tsx_runtime.recordings import SUFFIX
+from tsx_runtime.shared.content_types import guess_content_type
 
 KINDS = ("image", "png", "text", "json", "file")
 COUNT = 32  # different ones that are made up

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from tsx_archiver.limits import human
 from tsx_cli.bench.model.results import Inputs
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.inputs import guess_content_type
 from tsx_runtime.recordings import SUFFIX, NotARecording, read
+from tsx_runtime.shared.content_types import guess_content_type
 
 MOST_BYTES = 1 << 30  # all payloads together: they are held in memory, as they go over the wire
 KEYS = ("body", "file", "base64", "content_type", "headers", "query")

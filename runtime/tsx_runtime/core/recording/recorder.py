@@ -78,6 +78,7 @@ class CapturedRequest(NamedTuple):
     seconds: float
     answer_headers: bytes
     answer: bytes | None
+    precision: str | None = None
 
     @property
     def size(self) -> int:
@@ -109,7 +110,7 @@ class Recorder:
         return draw * 100 < self.config.share
 
     def watch(self, job: Job, version: ModelVersion) -> Job:
-        return _RecordedJob(job, version.version, self)
+        return _RecordedJob(job, version, self)
 
     def note(self, noted: CapturedRequest) -> None:
         if self._closed:
@@ -169,9 +170,8 @@ class Recorder:
         body = b"".join(noted.body.pieces) if isinstance(noted.body, Parts) else bytes(noted.body)
         filter_ = self._filter
         answered = filter_.headers(noted.answer_headers.decode("latin-1"))
-        entry = Recorded(
-            noted.at, noted.version, filter_.query(query), filter_.headers(block), body, noted.status, noted.seconds, answered, noted.answer
-        )
+        asked = Recorded(noted.at, noted.version, filter_.query(query), filter_.headers(block), body, precision=noted.precision)
+        entry = asked._replace(status=noted.status, seconds=noted.seconds, answer_headers=answered, answer=noted.answer)
         return "recorded" if self._segments.write(encode(entry), time.time()) else "size"
 
     def _written(self, counts: Counter[str], size: int, problem: str | None) -> None:
@@ -201,7 +201,7 @@ class Recorder:
 class _RecordedJob(ObservedJob):
     """One that is recorded, once it is answered."""
 
-    def __init__(self, job: Job, version: str, recorder: Recorder) -> None:
+    def __init__(self, job: Job, version: ModelVersion, recorder: Recorder) -> None:
         super().__init__(job)
         self._version = version
         self._recorder = recorder
@@ -231,7 +231,10 @@ class _RecordedJob(ObservedJob):
         seconds = time.monotonic() - self.arrived
         answer = None if self._parts is None else b"".join(self._parts)
         headers = b"" if answer is None else self._headers
-        self._recorder.note(CapturedRequest(time.time() - seconds, self._version, self.meta, self.body, status, seconds, headers, answer))
+        number, precision = self._version.version, self._version.config.precision
+        self._recorder.note(
+            CapturedRequest(time.time() - seconds, number, self.meta, self.body, status, seconds, headers, answer, precision)
+        )
 
 
 class RecordingConfig(BaseModel):

@@ -63,6 +63,7 @@ class Registry:
         self.traffic_manager = traffic = table.traffic
         self.find, self.route, self.set_default, self.rollback = traffic.find, traffic.route, traffic.set_default, traffic.rollback
         self.traffic, self.set_traffic, self.shares = traffic.traffic, traffic.set_traffic, traffic.shares
+        self.check_traffic, self.undo_points = traffic.check_traffic, traffic.undo_points
         self.observe, self.unobserve, self.on_traffic = traffic.observe, traffic.unobserve, traffic.on_traffic
         self.rollouts = RolloutController(traffic, self.state, stopping=lambda: self.stopping)
         self.recorders = RecordingManager(traffic, self.state, settings.record_headers)

@@ -251,7 +251,7 @@ class RolloutController:
     def _keep_way_back(self, name: str, state: RolloutState) -> None:
         """One rollback undoes the whole of a rollout, also where labels or rules were changed meanwhile, which stay."""
         default = state.default or self._models[name].default
-        self._traffic.set_rollback_point(name, TrafficState(parse_traffic(state.before), default))
+        self._traffic.set_rollback_point(name, TrafficState(parse_traffic(state.before), default), state.began)
 
     def _set(self, name: str, running: _ActiveRollout, traffic: Traffic, *, checked: bool = True) -> None:
         running.set = traffic

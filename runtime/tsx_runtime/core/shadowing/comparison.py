@@ -1,14 +1,10 @@
-"""Compares two answers: exactly, within a tolerance, by their top labels, or by a plugin. Pure functions.
-
-Each returns None where the answers agree, else the first difference.
-"""
+"""Compares two answers: within a tolerance, exactly, by their top labels, or by a plugin. Pure functions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from tsx_runtime.core.shadowing.difference import Difference, count, excerpt
 from tsx_runtime.core.shadowing.response_body import NO_JSON, read_answer
@@ -17,24 +13,47 @@ from tsx_runtime.errors import is_failure
 from tsx_runtime.plugins import ComparedAnswer, Comparison
 from tsx_runtime.settings.traffic_policy import Compare
 
-RTOL, ATOL = 1e-4, 1e-6  # the defaults: what numbers of float32 differ by between two machines, and some more
+_HALF = (1e-2, 1e-3)
+# By the precision of a model, rtol and atol: what its numbers differ by between two machines or batch sizes, and some more.
+TOLERANCES = {"fp32": (1e-4, 1e-6), "fp16": _HALF, "bf16": _HALF}
 TOP = 1  # label, of the kind top-k
 
 Path = tuple[str, ...]
 Same = Callable[[Any, Any], bool]
 
 
+class ComparisonResult(NamedTuple):
+    """`difference` is None where the answers agree; `largest` is the most that two of their numbers differ by."""
+
+    difference: Difference | None
+    largest: float = 0.0
+
+
+def tolerance_of(how: Compare, *precisions: str | None) -> tuple[float, float]:
+    """rtol and atol: the given ones, else those of the coarsest precision; a model whose precision is unknown computes in fp32."""
+    rtol, atol = max(TOLERANCES.get((precision or "fp32").lower(), TOLERANCES["fp32"]) for precision in precisions or (None,))
+    return rtol if how.rtol is None else how.rtol, atol if how.atol is None else how.atol
+
+
 def compare(
-    how: Compare, request: bytes, expected: ComparedAnswer, actual: ComparedAnswer, plugin: Comparison | None = None
-) -> Difference | None:
-    """`plugin` is the function for the kind of that name."""
+    how: Compare,
+    request: bytes,
+    expected: ComparedAnswer,
+    actual: ComparedAnswer,
+    plugin: Comparison | None = None,
+    precisions: Sequence[str | None] = (),
+) -> ComparisonResult:
+    """`plugin` is the function for the kind of that name; `precisions` are those of the models that answered, as far as they are known."""
     if expected.status != actual.status:
-        return Difference("status", (), str(expected.status), str(actual.status))
+        return ComparisonResult(Difference("status", (), str(expected.status), str(actual.status)))
     if is_failure(expected.status):
-        return None  # the text of an error may name a request or a time
+        return ComparisonResult(None)  # the text of an error may name a request or a time
     if plugin is not None:
-        return _verdict(plugin(request, expected, actual))
-    return compare_bodies(expected, actual, partial(_compare_values, how, expected, actual))
+        return ComparisonResult(_verdict(plugin(request, expected, actual)))
+    near = Closeness(*tolerance_of(how, *precisions))
+    return ComparisonResult(
+        compare_bodies(expected, actual, lambda one, other: _compare_values(how, near, expected, actual, one, other)), near.largest
+    )
 
 
 def compare_bodies(
@@ -49,24 +68,34 @@ def compare_bodies(
     return _bytes_differ(expected.body, actual.body) if one is NO_JSON else compare_values(one, other)
 
 
-def _compare_values(how: Compare, expected: ComparedAnswer, actual: ComparedAnswer, one: Any, other: Any) -> Difference | None:
+def _compare_values(
+    how: Compare, near: Closeness, expected: ComparedAnswer, actual: ComparedAnswer, one: Any, other: Any
+) -> Difference | None:
     ignored = [tuple(path.split(".")) for path in how.ignore]
     if _names_its_version(one) and _names_its_version(other):
         ignored.append(("model_version",))
-    if how.kind == "exact" and not ignored:
-        return differing(one, other, same_exactly) or _bytes_differ(expected.body, actual.body)
     if how.kind == "top-k":
         return first_difference(without(one, ignored), without(other, ignored), TOP if how.k is None else how.k)
+    close = differing(one, other, near, ignored)
     if how.kind == "numeric":
-        return differing(one, other, within(RTOL if how.rtol is None else how.rtol, ATOL if how.atol is None else how.atol), ignored)
-    return differing(one, other, same_exactly, ignored)
+        return close
+    exact = differing(one, other, same_exactly, ignored)
+    return exact or (None if ignored else _bytes_differ(expected.body, actual.body))
 
 
 def differing(expected: Any, actual: Any, same: Same, ignored: Sequence[Path] = (), *, ordered: bool = False) -> Difference | None:
-    """The first difference of two JSON values, however deep; `same` compares what is neither an object nor a list.
+    """The first difference of two JSON values, however deep; `same` is called for all that is neither an object nor a list.
 
     With `ordered`, the order of keys counts.
     """
+    found = differences(expected, actual, same, ignored, ordered=ordered)
+    first = next(found, None)
+    for _ in found:
+        pass
+    return first
+
+
+def differences(expected: Any, actual: Any, same: Same, ignored: Sequence[Path], *, ordered: bool) -> Iterator[Difference]:
     todo: list[tuple[Path, Any, Any]] = [((), expected, actual)]
     while todo:
         path, one, other = todo.pop()
@@ -75,20 +104,22 @@ def differing(expected: Any, actual: Any, same: Same, ignored: Sequence[Path] = 
                 if _is_ignored((*path, key), ignored):
                     continue
                 if key not in one or key not in other:
-                    return Difference("presence", (*path, key), *("present" if key in each else "absent" for each in (one, other)))
-                todo.append(((*path, key), one[key], other[key]))
+                    yield Difference("presence", (*path, key), *("present" if key in each else "absent" for each in (one, other)))
+                else:
+                    todo.append(((*path, key), one[key], other[key]))
             if ordered and list(one) != list(other):
-                return Difference("key order", path, ", ".join(one), ", ".join(other), "the keys are in another order")
+                yield Difference("key order", path, ", ".join(one), ", ".join(other), "the keys are in another order")
         elif isinstance(one, list) and isinstance(other, list):
             if len(one) != len(other):
-                return Difference("length", path, count(len(one), "item"), count(len(other), "item"))
+                yield Difference("length", path, count(len(one), "item"), count(len(other), "item"))
+                continue
             for index, (item, its) in enumerate(zip(one, other, strict=True)):
-                settled = not isinstance(item, dict | list) and same(item, its)  # as most numbers are, which costs no path
-                if not settled and not _is_ignored((*path, str(index)), ignored):
+                if ignored and _is_ignored((*path, str(index)), ignored):
+                    continue
+                if isinstance(item, dict | list) or not same(item, its):  # most numbers are the same, which costs no path
                     todo.append(((*path, str(index)), item, its))
         elif not same(one, other):
-            return Difference("value", path, excerpt(one), excerpt(other))
-    return None
+            yield Difference("value", path, excerpt(one), excerpt(other))
 
 
 def same_exactly(one: Any, other: Any) -> bool:
@@ -96,21 +127,28 @@ def same_exactly(one: Any, other: Any) -> bool:
     return type(one) is type(other) and (one == other or (one != one and other != other))  # NaN is not itself
 
 
-def within(rtol: float, atol: float) -> Same:
-    """Numbers that are not further apart than `atol + rtol * |expected|`; anything else must be the same."""
+class Closeness:
+    """Whether two numbers are not further apart than `atol + rtol * |expected|`; anything else must be the same.
 
-    def same(one: Any, other: Any) -> bool:
+    `largest` is the most that two numbers were apart so far.
+    """
+
+    def __init__(self, rtol: float, atol: float) -> None:
+        self._rtol, self._atol = rtol, atol
+        self.largest = 0.0
+
+    def __call__(self, one: Any, other: Any) -> bool:
         if not (is_number(one) and is_number(other)):
             return same_exactly(one, other)
         if one == other or (one != one and other != other):
             return True
         try:
-            off, most = abs(one - other), atol + rtol * abs(one)
-            return math.isfinite(most) and bool(off <= most)
+            off, most = abs(one - other), self._atol + self._rtol * abs(one)
         except OverflowError:  # a whole number beyond all floats
             return False
-
-    return same
+        if math.isfinite(off):
+            self.largest = max(self.largest, float(off))
+        return math.isfinite(most) and bool(off <= most)
 
 
 def without(value: Any, ignored: Sequence[Path]) -> Any:

@@ -9,8 +9,7 @@ from datetime import datetime, timezone
 
 from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
 from tsx_runtime.core.models.model import Model
-from tsx_runtime.core.shadowing.comparison import compare
-from tsx_runtime.core.shadowing.difference import Difference
+from tsx_runtime.core.shadowing.comparison import ComparisonResult, compare, tolerance_of
 from tsx_runtime.core.shadowing.mirror import Mirror, ResponsePair
 from tsx_runtime.core.shadowing.report import Example, excerpt_of, side_of, without_secrets
 from tsx_runtime.core.traffic.manager import TrafficManager
@@ -121,7 +120,7 @@ class ShadowManager:
             side_of(pair.mirror.number, pair.second, pair.seconds),
         )
         try:
-            difference = await self._compare(how, pair)
+            difference, largest = await self._compare(how, pair)
         except (TimeoutError, asyncio.TimeoutError):
             problem = f"{_named(how)} took more than {_patience(how):g} s"
         except Unavailable:
@@ -131,7 +130,7 @@ class ShadowManager:
             if not report.last_problem:
                 logger.exception("model %s: %s; further failures are not logged", pair.mirror.name, problem)
         else:
-            report.add_pair(primary, shadow)
+            report.add_pair(primary, shadow, largest)
             if difference is None:
                 report.agreed += 1
             else:
@@ -144,20 +143,31 @@ class ShadowManager:
         report.uncompared += 1
         report.last_problem = problem
 
-    async def _compare(self, how: Compare, pair: ResponsePair) -> Difference | None:
+    async def _compare(self, how: Compare, pair: ResponsePair) -> ComparisonResult:
         first, second = pair.copy.first, pair.second
         plugin = None if how.name is None else self._plugins[how.name]
+        precisions = self._precisions(pair.mirror.name, pair.copy.version, pair.mirror.number)
         quick = first.status != second.status or first.body == second.body or len(first.body) + len(second.body) <= SMALL
         if plugin is None and quick:
-            return compare(how, b"", first, second)
+            return compare(how, b"", first, second, precisions=precisions)
 
-        def work() -> Difference | None:  # in a thread
+        def work() -> ComparisonResult:  # in a thread
             body = pair.copy.body
             request = b"" if plugin is None else b"".join(body.pieces) if isinstance(body, Parts) else bytes(body)
-            return compare(how, request, first, second, plugin)
+            return compare(how, request, first, second, plugin, precisions)
 
         async with self._turns:
             return await asyncio.wait_for(self._threads.call(work), _patience(how))
+
+    def tolerance(self, mirror: Mirror) -> tuple[float, float]:
+        """rtol and atol of a numeric comparison with the default version."""
+        model = self._models.get(mirror.name)
+        return tolerance_of(mirror.said.compare, *self._precisions(mirror.name, *([model.default] if model else []), mirror.number))
+
+    def _precisions(self, name: str, *numbers: str) -> list[str | None]:
+        """Of these versions, as their archives configure it."""
+        versions = self._models[name].versions if name in self._models else {}
+        return [versions[number].config.precision for number in numbers if number in versions]
 
 
 def answers_alone(model: Model, traffic: Traffic) -> str:

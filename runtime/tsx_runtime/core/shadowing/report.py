@@ -61,11 +61,13 @@ class ShadowReport:
     uncompared: int = 0
     primary_errors: int = 0  # answers that are failures, of the requests that were compared
     shadow_errors: int = 0
+    largest_difference: float = 0.0  # of two numbers of all answers that were compared
     last_problem: str = ""  # why an answer was not compared
     pairs: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=NEWEST))
     examples: deque[Example] = field(default_factory=deque)
 
-    def add_pair(self, primary: Side, shadow: Side) -> None:
+    def add_pair(self, primary: Side, shadow: Side, largest: float = 0.0) -> None:
+        self.largest_difference = max(self.largest_difference, largest)
         self.pairs.append((primary.seconds, shadow.seconds))
         self.primary_errors += is_failure(primary.status)
         self.shadow_errors += is_failure(shadow.status)

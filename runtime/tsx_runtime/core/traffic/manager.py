@@ -1,12 +1,13 @@
 """The traffic policies, labels and default versions of all models, and their previous state for a rollback.
 
-A change is kept across restarts (`state.py`), and so is what one call undoes. What `tsx.toml` says of a model holds until the
+A change is kept across restarts (`state.py`), and so is what `rollback` undoes. What `tsx.toml` says of a model holds until the
 management API changes it, and again once the file itself has changed since.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,10 +15,13 @@ from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.persistence import StateStore
 from tsx_runtime.core.scheduling.job import Headers, Route
 from tsx_runtime.core.traffic.observer import Observer
-from tsx_runtime.core.traffic.routing import choose, make_table, resolve_label
+from tsx_runtime.core.traffic.routing import choose, make_table, resolve_label, unknown_versions
 from tsx_runtime.core.traffic.splitter import Splitter
 from tsx_runtime.errors import BadRequest, Conflict, ModelNotFound, ModelVersionNotFound
 from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
+from tsx_runtime.shared.suggestions import suggestion
+
+MOST_UNDONE = 100  # changes of a model that can be undone
 
 logger = logging.getLogger("tsx.registry")
 
@@ -30,6 +34,26 @@ class TrafficState(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         return {"traffic": self.traffic.as_json(), "default": self.default}
+
+    def renamed(self, old: str, new: str) -> TrafficState:
+        return TrafficState(self.traffic.renamed(old, new), new if self.default == old else self.default)
+
+
+class UndoPoint(NamedTuple):
+    """The state before a change."""
+
+    state: TrafficState
+    at: float  # seconds since 1970 of the change
+    rollout: float | None = None  # the start of the rollout that made it
+
+    def as_json(self) -> dict[str, Any]:
+        return {**self.state.as_json(), "at": self.at, **({} if self.rollout is None else {"rollout": self.rollout})}
+
+    @classmethod
+    def from_json(cls, saved: Any) -> UndoPoint:
+        """Raises ValueError, TypeError, KeyError."""
+        state = TrafficState(parse_traffic(saved["traffic"]), str(saved["default"]))
+        return cls(state, float(saved["at"]), None if saved.get("rollout") is None else float(saved["rollout"]))
 
 
 class TrafficManager:
@@ -54,7 +78,7 @@ class TrafficManager:
         self._tell = tell
         self._tell_managed = tell_managed
         self._traffic: dict[str, Traffic] = {}
-        self._before: dict[str, TrafficState] = {}
+        self._undo: dict[str, list[UndoPoint]] = {}  # the newest last
         self._observers: dict[str, list[Observer]] = {}
         self._splitters: dict[str, Splitter] = {}  # of models whose requests are not all the default version's
 
@@ -79,11 +103,33 @@ class TrafficManager:
         """Its settings, also of a model that is not registered now."""
         return self._traffic.get(name, NOTHING)
 
-    def shares(self, name: str) -> dict[str, float]:
-        """Of the requests that name no version and that no rule sends anywhere, by version. Raises ModelNotFound."""
+    def now(self, name: str) -> TrafficState:
+        """Raises ModelNotFound."""
+        return TrafficState(self.traffic(name), self._model(name).default)
+
+    def shares(self, name: str, state: TrafficState | None = None) -> dict[str, float]:
+        """Of the requests that name no version and that no rule sends anywhere, by version, now or in that state. Raises ModelNotFound."""
         model = self._model(name)
-        splitter = self._splitters.get(name)
-        return {model.default: 1.0} if splitter is None else splitter.table.shares()
+        if state is None:
+            splitter = self._splitters.get(name)
+            return {model.default: 1.0} if splitter is None else splitter.table.shares()
+        (traffic, default), versions = state, model.versions
+        return make_table(name, traffic, versions, [number for number, each in versions.items() if each.ready], default).shares()
+
+    def check_traffic(self, name: str, traffic: Traffic, *, force: bool) -> None:
+        """What `set_traffic` refuses, and without `force` also versions that are not registered and were not missing before.
+
+        Raises ModelNotFound, BadRequest, Conflict.
+        """
+        model, said = self._model(name), self.traffic(name)
+        _check(model, traffic, said)
+        for check in self.checks:
+            check(model, traffic, said)
+        unknown = sorted(unknown_versions(traffic, model.versions) - unknown_versions(said, model.versions))
+        if unknown and not force:
+            hint = suggestion(unknown[0], [*model.versions, *traffic.labels]) or f"; it has {', '.join(sorted(model.versions))}."
+            how = "Register it first, or set force=true (--force) to name it before it is registered."
+            raise BadRequest(f"Model {name} has no version or label {unknown[0]}{hint} {how}")
 
     def set_traffic(self, name: str, traffic: Traffic, *, undoable: bool = True, checked: bool = True) -> None:
         """From the next request on. Not `undoable`: `rollback` goes to what was before, as if this had not been.
@@ -92,11 +138,8 @@ class TrafficManager:
         Raises ModelNotFound, BadRequest, Conflict.
         """
         model = self._model(name)
-        said = self.traffic(name)
         if checked:
-            _check(model, traffic, said)
-            for check in self.checks:
-                check(model, traffic, said)
+            self.check_traffic(name, traffic, force=True)
         self._change(model, TrafficState(traffic, model.default), undoable=undoable)
 
     def set_default(self, name: str, version: str, *, undoable: bool = True) -> None:
@@ -114,28 +157,39 @@ class TrafficManager:
         model.default = saved if saved in model.versions and not explicit else default
         self._tell()
 
-    def rollback(self, name: str) -> None:
-        """Undo the last change of its traffic, its labels or its default version; a second call restores it.
+    def undo_points(self, name: str) -> list[UndoPoint]:
+        """The newest last, which is what `rollback` goes to. Raises ModelNotFound."""
+        points, now = self._undo.get(name, []), self.now(name)
+        last = next((place for place in reversed(range(len(points))) if points[place].state != now), -1)
+        return points[: last + 1]
+
+    def rollback(self, name: str, *, dry_run: bool = False) -> UndoPoint:
+        """Undo the last change of its traffic, its labels or its default version; the next call undoes the one before. Returns what it
+        went to, or with `dry_run` would.
 
         Raises ModelNotFound, Conflict.
         """
-        model = self._model(name)
-        before = self._before.get(name)
-        if before is None:
+        model, points = self._model(name), self.undo_points(name)
+        if not points:
             raise Conflict(
                 f"There is no change to undo: neither the traffic, nor the labels, nor the default version of model {name} was changed."
             )
-        if before.default not in model.versions:
-            why = f"version {before.default}, its previous default, is no longer registered. Register it first."
+        before = points.pop()
+        if before.state.default not in model.versions:
+            why = f"version {before.state.default}, its previous default, is no longer registered. Register it first."
             raise Conflict(f"Model {name} cannot be rolled back: {why}")
-        self._change(model, before)
-        self._tell_managed()
+        if not dry_run:
+            self._undo[name] = points
+            self._change(model, before.state, undoable=False)
+            self._tell_managed()
+        return before
 
-    def set_rollback_point(self, name: str, before: TrafficState) -> None:
-        """Have `rollback` go there. Raises ModelNotFound."""
-        model = self._model(name)
-        self._before[name] = before
-        self._keep(name, TrafficState(self.traffic(name), model.default), default=False)
+    def set_rollback_point(self, name: str, before: TrafficState, rollout: float) -> None:
+        """Have one `rollback` undo all that was changed since that rollout began. Raises ModelNotFound."""
+        points = self._undo.get(name, [])
+        began = next((place for place, point in enumerate(points) if point.rollout == rollout), len(points))
+        self._undo[name] = [*points[:began], UndoPoint(before, rollout, rollout)]
+        self._keep(name, self.now(name), default=False)
 
     def observe(self, name: str, observer: Observer) -> None:
         """Have it see requests that name no version, whether or not the model is registered now."""
@@ -163,12 +217,11 @@ class TrafficManager:
         if saved.get("digest") != configured.digest():
             text = "model %s: the traffic that was set while the server ran is ignored, because the configuration has changed since then"
             logger.warning(text, name)
-            self._state.save(name, traffic=None, before=None, digest=None)
+            self._state.save(name, traffic=None, undo=None, digest=None)
             return
         try:
             self._traffic[name] = parse_traffic(saved["traffic"])
-            if "before" in saved:
-                self._before[name] = TrafficState(parse_traffic(saved["before"]["traffic"]), str(saved["before"]["default"]))
+            self._undo[name] = [UndoPoint.from_json(point) for point in saved.get("undo", [])]
         except (ValueError, TypeError, KeyError) as error:
             logger.warning("model %s: its saved traffic policy cannot be used: %s", name, error)
 
@@ -187,9 +240,8 @@ class TrafficManager:
         if old == new:
             return
         name, traffic = model.name, self.traffic(model.name)
-        now = TrafficState(traffic.renamed(old, new), new if model.default == old else model.default)
-        if (before := self._before.get(name)) is not None:
-            self._before[name] = TrafficState(before.traffic.renamed(old, new), new if before.default == old else before.default)
+        now = self.now(name).renamed(old, new)
+        self._undo[name] = [point._replace(state=point.state.renamed(old, new)) for point in self._undo.get(name, [])]
         self._traffic[name], model.default = now
         if now.traffic != traffic or "default" in self._state.load(name):
             self._keep(name, now, default=False)
@@ -197,7 +249,7 @@ class TrafficManager:
     def forget(self, name: str) -> None:
         """The model was removed for good, with its settings."""
         self._traffic.pop(name, None)
-        self._before.pop(name, None)
+        self._undo.pop(name, None)
         self._state.forget(name)
 
     def refresh(self) -> bool:
@@ -225,9 +277,9 @@ class TrafficManager:
         return True
 
     def _change(self, model: Model, new: TrafficState, *, undoable: bool = True) -> None:
-        name, old = model.name, TrafficState(self.traffic(model.name), model.default)
+        name, old = model.name, self.now(model.name)
         if undoable and new != old:
-            self._before[name] = old
+            self._undo[name] = [*self._undo.get(name, []), UndoPoint(old, time.time())][-MOST_UNDONE:]
         self._traffic[name] = new.traffic
         model.default = new.default
         self._keep(name, new, default=new.default != old.default)
@@ -237,13 +289,12 @@ class TrafficManager:
     def _keep(self, name: str, now: TrafficState, *, default: bool) -> None:
         """A default version that was not chosen is not kept: at the next start it may be another."""
         saved = self._state.load(name)
-        before = self._before.get(name)
         self._state.save(
             name,
             traffic=now.traffic.as_json(),
             digest=self._configured.get(name, NOTHING).digest(),
             default=now.default if default or "default" in saved else None,
-            before=before and before.as_json(),
+            undo=[point.as_json() for point in self._undo.get(name, [])] or None,
         )
 
     def _tell_traffic(self, name: str) -> None:

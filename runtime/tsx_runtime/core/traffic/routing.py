@@ -87,6 +87,13 @@ def resolve_label(word: str, registered: Collection[str], labels: Mapping[str, s
     return word if word in registered else labels.get(word, word)
 
 
+def unknown_versions(traffic: Traffic, registered: Collection[str]) -> set[str]:
+    """The versions and labels that the policy names and that lead to no registered version."""
+    words = [*traffic.weights, *traffic.labels.values(), *(rule.to for rule in traffic.rules)]
+    words += [traffic.shadow.to] if traffic.shadow else []
+    return {word for word in words if resolve_label(word, registered, traffic.labels) not in registered}
+
+
 def serving_versions(traffic: Traffic, registered: Collection[str], default: str) -> set[str]:
     """The versions that requests which name none are to go to, of those that are registered, ready or not."""
     ruled = {resolve_label(rule.to, registered, traffic.labels) for rule in traffic.rules}

@@ -1,16 +1,20 @@
-"""The routes of KServe's protocols besides predictions: health, readiness, metadata (`/v1/models/...`, `/v2/...`)."""
+"""The routes of KServe's protocols besides predictions: health, readiness, metadata (`/v1/models/...`, `/v2/...`), and a model's sample."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
+from urllib.parse import quote
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict
 
 from tsx_runtime.api.describe import not_ready
+from tsx_runtime.api.samples import sample_of
 from tsx_runtime.api.schemas import ServerMetadata
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.errors import SampleNotFound
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName, VersionName
 from tsx_runtime.http.routes.responses import json_answer
@@ -61,6 +65,7 @@ def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
     if "inference" in roles:
         _add_server(router, registry)
         _add_v2_models(router, registry)
+        _add_samples(router, registry)
     return router
 
 
@@ -114,6 +119,34 @@ def _add_v2_models(router: APIRouter, registry: Registry) -> None:
     )
     async def version_ready(model: ModelName, version: VersionName) -> Response:
         return _ready(registry.find(model, version))
+
+
+def _add_samples(router: APIRouter, registry: Registry) -> None:
+    content = {200: {"content": {"application/octet-stream": {}}, "description": "a body for a prediction, with its content type"}}
+    responses = openapi.failures(404) | content
+
+    @router.get("/v2/models/{model}/sample", summary="An input to try the model with", responses=responses, response_class=Response)
+    async def sample(model: ModelName) -> Response:
+        return await _sample(registry.find(model))
+
+    @router.get(
+        "/v2/models/{model}/versions/{version}/sample",
+        summary="An input to try the version with",
+        responses=responses,
+        response_class=Response,
+    )
+    async def version_sample(model: ModelName, version: VersionName) -> Response:
+        return await _sample(registry.find(model, version))
+
+
+async def _sample(version: ModelVersion) -> Response:
+    found = await asyncio.to_thread(sample_of, version)
+    if found is None:
+        text = f"Model {version.name} has no sample, and what its handler takes is not known. Pack one: `tsx archive --sample FILE`."
+        raise SampleNotFound(text)
+    # never as a page: what an archive brings must not run as this server's own
+    headers = {"content-disposition": "attachment", "x-content-type-options": "nosniff", "x-tsx-sample": quote(found.source)}
+    return Response(found.body, media_type=found.content_type, headers=headers)
 
 
 def _metadata(registry: Registry, model: str, version: str | None) -> Response:

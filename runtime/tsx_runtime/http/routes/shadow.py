@@ -17,7 +17,7 @@ from tsx_runtime.core.shadowing.report import Example, Excerpt, Side
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName
 from tsx_runtime.http.routes.responses import json_answer, read_object
-from tsx_runtime.http.routes.traffic import parsed
+from tsx_runtime.http.routes.traffic import Force, parsed
 from tsx_runtime.settings.traffic_policy import Shadow, parse_traffic
 
 SHADOW = '{"to": "2.0", "share": 10}'
@@ -44,6 +44,13 @@ class Rate(BaseModel):
     rate: float
     low: float
     high: float
+
+
+class Tolerance(BaseModel):
+    """Two numbers are the same if they differ by at most `atol + rtol * |the client's|`."""
+
+    rtol: float
+    atol: float
 
 
 class Milliseconds(BaseModel):
@@ -98,6 +105,8 @@ class ShadowStatus(BaseModel):
     agreed: int | None = None
     disagreed: int | None = None
     disagreement: Rate | None = None
+    largest_difference: float | None = Field(default=None, description="of two numbers of all compared answers, numeric and exact")
+    tolerance: Tolerance | None = Field(default=None, description="of a numeric comparison; by default that of the coarser precision")
     errors: Errors | None = None
     last_problem: str | None = Field(default=None, description="why an answer was not compared")
     latency: Latencies | None = None
@@ -112,6 +121,7 @@ def report(registry: Registry, name: str) -> ShadowStatus:
         return ShadowStatus(model=name, state="off")
     shown = mirror.report
     compared = shown.agreed + shown.disagreed
+    rtol, atol = registry.shadows.tolerance(mirror)
     low, high = interval(shown.disagreed, compared)
     state, why = _state(registry, mirror)
     sides = [Milliseconds(p50=round(1000 * p50, 3), p99=round(1000 * p99, 3)) for p50, p99 in shown.latencies()]
@@ -126,6 +136,8 @@ def report(registry: Registry, name: str) -> ShadowStatus:
         agreed=shown.agreed,
         disagreed=shown.disagreed,
         disagreement=Rate(rate=shown.disagreed / compared, low=low, high=high) if compared else None,
+        largest_difference=shown.largest_difference if compared and mirror.said.compare.kind in ("numeric", "exact") else None,
+        tolerance=Tolerance(rtol=rtol, atol=atol) if mirror.said.compare.kind == "numeric" else None,
         errors=Errors(primary=shown.primary_errors, shadow=shown.shadow_errors, comparison=shown.uncompared),
         last_problem=shown.last_problem or None,
         latency=Latencies(requests=len(shown.pairs), primary=sides[0], shadow=sides[1]) if sides else None,
@@ -191,9 +203,11 @@ def build_router(registry: Registry, limit: int) -> APIRouter:
         openapi_extra=openapi.body_of(Shadow, EXAMPLE),
         **answers,
     )
-    async def begin(model: ModelName, request: Request) -> Response:
+    async def begin(model: ModelName, request: Request, force: Force = False) -> Response:
         given = await read_object(request, limit, SHADOW)
-        registry.set_traffic(model, parsed(lambda: parse_traffic(registry.traffic(model).as_json() | {"shadow": given})))
+        traffic = parsed(lambda: parse_traffic(registry.traffic(model).as_json() | {"shadow": given}))
+        registry.check_traffic(model, traffic, force=force)
+        registry.set_traffic(model, traffic)
         await registry.state.written()
         return json_answer(report(registry, model))
 

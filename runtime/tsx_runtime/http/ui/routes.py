@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from tsx_runtime.api import samples
 from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.describe import memory_of
 from tsx_runtime.core.registry.registry import Registry
@@ -131,14 +132,14 @@ def _api(registry: Registry, series: TimeSeries, read_metrics: Any, guard: Guard
         return _json(metrics_of(await read_metrics(), model))
 
     @router.get("/samples/{model}/{version}")
-    async def samples(model: str, version: str) -> Response:
-        found = await asyncio.to_thread(uistate.samples_of, registry.find(model, version))
+    async def list_samples(model: str, version: str) -> Response:
+        found = await asyncio.to_thread(samples.samples_of, registry.find(model, version))
         types = [mimetypes.guess_type(path.name, strict=False)[0] or "application/octet-stream" for path, _ in found]
         return _json([{"name": path.name, "type": type, "size": size} for (path, size), type in zip(found, types, strict=True)])
 
     @router.get("/samples/{model}/{version}/{name}")
     async def sample(model: str, version: str, name: str) -> Response:
-        found = await asyncio.to_thread(uistate.samples_of, registry.find(model, version))
+        found = await asyncio.to_thread(samples.samples_of, registry.find(model, version))
         try:
             body = await asyncio.to_thread(next(path for path, _ in found if path.name == name).read_bytes)
         except (StopIteration, FileNotFoundError):  # never there, or unregistered meanwhile
@@ -151,15 +152,15 @@ def _api(registry: Registry, series: TimeSeries, read_metrics: Any, guard: Guard
 
 def metrics_of(families: Families, model: str) -> list[dict[str, Any]]:
     """The samples of one model, without the buckets of histograms."""
-    samples = []
+    found = []
     for metric in families.collect():
         for sample in metric.samples:
             labels = dict(sample.labels)
             if not sample.name.endswith("_bucket") and any(labels.get(name) == model for name in MODEL_LABELS):
                 shown = {name: value for name, value in labels.items() if name not in (*MODEL_LABELS, "hostname", "Hostname", "Level")}
                 value = sample.value if math.isfinite(sample.value) else str(sample.value)
-                samples.append({"name": sample.name, "help": metric.documentation, "labels": shown, "value": value})
-    return samples
+                found.append({"name": sample.name, "help": metric.documentation, "labels": shown, "value": value})
+    return found
 
 
 class Playground(Predictions):

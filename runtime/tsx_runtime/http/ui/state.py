@@ -10,6 +10,7 @@ from typing import Any
 
 from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_runtime.api.describe import Memory
+from tsx_runtime.api.samples import MOST_LISTED, input_of
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.error_log import LoggedError
@@ -19,12 +20,8 @@ from tsx_runtime.http.routes.traffic import natural
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.version import __version__
 
-SAMPLES = "samples"  # the directory of an archive that holds inputs for trying it
-LONGEST_SAMPLE = 32 << 20  # bytes
-MOST_LISTED = 200
 MOST_LINES = 500
 LIMITS = ("batch_size", "max_batch_delay", "job_queue_size", "response_timeout", "client_timeout")  # that the page can change
-NUMBERS = ("", "base_handler", "torchscript_handler")  # handlers that take JSON lists of numbers
 
 
 def describe(registry: Registry, series: TimeSeries, since: int, server: Mapping[str, Any], memory: Memory) -> dict[str, Any]:
@@ -107,12 +104,6 @@ def state_of(version: ModelVersion) -> str:
     return "loading" if WorkerState.LOADING in states else "failed" if WorkerState.FAILED in states else "loading"
 
 
-def input_of(version: ModelVersion) -> str | None:
-    """image, text, json or file: what its handler takes, as its workers say, or what the handlers that everybody has are known to take."""
-    kind = next((worker.input for worker in version.workers if worker.input), None)
-    return kind or ("json" if version.handler in NUMBERS else None)
-
-
 def errors_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
     """Newest first."""
     errors = [_error(error, version) for version in versions for error in version.stats.error_log.errors]
@@ -130,18 +121,6 @@ def log_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
     """What workers printed and the server's log says of them, oldest first."""
     lines = [line._asdict() | {"version": version.version} for version in versions for line in version.stats.error_log.lines]
     return sorted(lines, key=lambda line: line["at"])[-MOST_LINES:]
-
-
-def samples_of(version: ModelVersion) -> list[tuple[Path, int]]:
-    """What its archive brings along for trying it, with the size of each; nothing that lies elsewhere, wherever a link may point."""
-    folder = version.archive.directory / SAMPLES
-    inside = folder.resolve()
-    try:
-        files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
-        found = [(path, path.stat().st_size) for path in files if path.resolve().parent == inside]
-    except (FileNotFoundError, NotADirectoryError):  # it brings none, or is being unregistered
-        return []
-    return [(path, size) for path, size in found if size <= LONGEST_SAMPLE][:MOST_LISTED]
 
 
 def archives_in(store: Path | None) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.shadowing.comparison import compare, differing, same_exactly, within, without
+from tsx_runtime.core.shadowing.comparison import Closeness, compare, differing, same_exactly, tolerance_of, without
 from tsx_runtime.core.shadowing.response_body import NO_JSON, read_answer
 from tsx_runtime.core.shadowing.top_k import agree, first_difference, ranking_of
 from tsx_runtime.plugins import ComparedAnswer, Comparison
@@ -26,7 +26,13 @@ json_values = st.recursive(
 rankings = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 4) | st.floats(), min_size=1)
 bodies = st.binary(max_size=50) | json_values.map(lambda value: json.dumps(value).encode())
 ways = st.sampled_from(
-    [Compare(), Compare(kind="numeric"), Compare(kind="top-k", k=2), Compare(kind="numeric", rtol=0, atol=0), Compare(ignore=["a.*"])]
+    [
+        Compare(kind="exact"),
+        Compare(kind="numeric"),
+        Compare(kind="top-k", k=2),
+        Compare(kind="numeric", rtol=0, atol=0),
+        Compare(kind="exact", ignore=["a.*"]),
+    ]
 )
 
 
@@ -37,7 +43,7 @@ def answer(body: bytes | object, status: int = 200, **headers: str) -> ComparedA
 
 def reported(how: Compare, first: Any, second: Any, plugin: Comparison | None = None) -> str | None:
     one, other = (value if isinstance(value, ComparedAnswer) else answer(value) for value in (first, second))
-    found = compare(how, b"asked", one, other, plugin)
+    found = compare(how, b"asked", one, other, plugin).difference
     return None if found is None else found.between("client", "shadow")
 
 
@@ -50,7 +56,7 @@ def test_an_answer_agrees_with_itself(how: Compare, body: bytes) -> None:
 def test_a_value_differs_nowhere_from_its_copy(value: Any) -> None:
     copy = json.loads(json.dumps(value))
     assert differing(value, copy, same_exactly) is None
-    assert differing(value, copy, within(0, 0)) is None
+    assert differing(value, copy, Closeness(0, 0)) is None
     assert first_difference(value, copy, 1) is None
 
 
@@ -62,7 +68,7 @@ def test_whether_two_agree_does_not_depend_on_whose_is_first_where_nothing_is_re
 
 @given(bodies, bodies)
 def test_what_agrees_exactly_agrees_within_a_tolerance(first: bytes, second: bytes) -> None:
-    if reported(Compare(), first, second) is None:
+    if reported(Compare(kind="exact"), first, second) is None:
         assert reported(Compare(kind="numeric"), first, second) is None
 
 
@@ -108,18 +114,41 @@ def test_where_numbers_differ_is_reported(first: Any, second: Any, why: str | No
     assert found is None if why is None else found is not None and found.startswith(why)
 
 
+def test_identical_models_agree_and_the_largest_difference_is_known() -> None:
+    one, other = answer([5.00095e-07, 0.25, {"a": [1.0, 3.0]}]), answer([5.00096e-07, 0.25001, {"a": [1.0, 3.0]}])
+    found = compare(Compare(), b"", one, other)
+    assert found.difference is None
+    assert found.largest == pytest.approx(1e-5)
+    assert compare(Compare(kind="exact"), b"", one, other).largest == pytest.approx(1e-5)
+    apart = compare(Compare(), b"", answer({"a": [1.0, 9.0], "b": 2.0}), answer({"a": [3.0, 4.0], "b": 2.5}))  # not only up to the first
+    assert apart.difference is not None
+    assert apart.largest == 5
+    assert compare(Compare(ignore=["a.*"]), b"", answer({"a": [1.0], "b": 2.0}), answer({"a": [3.0], "b": 2.5})).largest == 0.5
+
+
+def test_the_coarser_precision_decides_unless_a_tolerance_is_given() -> None:
+    assert tolerance_of(Compare()) == tolerance_of(Compare(), "fp32", None) == (1e-4, 1e-6)
+    assert tolerance_of(Compare(), None, "BF16") == tolerance_of(Compare(), "fp16", "fp32") == (1e-2, 1e-3)
+    assert tolerance_of(Compare(rtol=0.5), "bf16") == (0.5, 1e-3)
+    one, other = answer([0.5]), answer([0.502])
+    assert compare(Compare(), b"", one, other).difference is not None
+    assert compare(Compare(), b"", one, other, precisions=["fp32", "bf16"]).difference is None
+
+
 def test_exactly_means_each_byte() -> None:
-    assert reported(Compare(), b'{"a": 1}', b'{"a":1}') == "body: 8 bytes (client), 7 bytes (shadow); they differ from byte 5 on"
-    assert reported(Compare(), {"a": 1}, {"a": 2}) == "a: 1 (client), 2 (shadow)"
+    assert (
+        reported(Compare(kind="exact"), b'{"a": 1}', b'{"a":1}') == "body: 8 bytes (client), 7 bytes (shadow); they differ from byte 5 on"
+    )
+    assert reported(Compare(kind="exact"), {"a": 1}, {"a": 2}) == "a: 1 (client), 2 (shadow)"
     image = bytes(range(256)) * 100
     assert (
-        reported(Compare(), image, image[:20_001] + b"x" + image[20_002:])
+        reported(Compare(kind="exact"), image, image[:20_001] + b"x" + image[20_002:])
         == "body: 25600 bytes (client), 25600 bytes (shadow); they differ from byte 20001 on"
     )
 
 
 def test_statuses_come_first() -> None:
-    for how in (Compare(), Compare(kind="top-k"), Compare(kind="numeric")):
+    for how in (Compare(kind="exact"), Compare(kind="top-k"), Compare(kind="numeric")):
         assert reported(how, answer(b"x"), answer(b"x", 404)) == "status: 200 (client), 404 (shadow)"
         assert reported(how, answer(b"one error", 500), answer(b"another", 500)) is None
         assert reported(how, answer(b"no", 404), answer(b"not", 404)) is not None
@@ -129,11 +158,11 @@ def test_fields_that_are_ignored_do_not_count() -> None:
     first = {"id": "1", "outputs": [{"took": 5, "y": 1}, {"took": 6, "y": 2}]}
     second = {"id": "2", "outputs": [{"took": 7, "y": 1}, {"took": 8, "y": 2}]}
     both = ["id", "outputs.*.took"]
-    assert reported(Compare(ignore=both), first, second) is None
+    assert reported(Compare(kind="exact", ignore=both), first, second) is None
     assert reported(Compare(kind="numeric", ignore=both), first, second) is None
     assert reported(Compare(kind="top-k", ignore=both), first, second) is None
     assert reported(Compare(kind="numeric", ignore=["id", "outputs.0.took"]), first, second) == "outputs.1.took: 6 (client), 8 (shadow)"
-    assert reported(Compare(ignore=["id"]), {"id": 1}, {}) is None
+    assert reported(Compare(kind="exact", ignore=["id"]), {"id": 1}, {}) is None
     assert without({"a": {"b": 1, "c": [1, 2]}}, [("a", "c", "1"), ("a", "x"), ("b", "c")]) == {"a": {"b": 1, "c": [1]}}
 
 
@@ -148,12 +177,12 @@ def tensors(version: str, values: list[float], *, name: str = "scores") -> Compa
 def test_tensors_are_compared_by_their_numbers_and_not_by_the_version_that_they_name() -> None:
     first, same = tensors("1.0", [0.1, 0.9]), tensors("2.0", [0.1, 0.9])
     near, far = tensors("2.0", [0.10001, 0.9]), tensors("2.0", [0.9, 0.1])
-    assert reported(Compare(), first, same) is None
+    assert reported(Compare(kind="exact"), first, same) is None
     assert reported(Compare(kind="numeric", rtol=1e-3), first, near) is None
     assert str(reported(Compare(kind="numeric"), first, far)).startswith("outputs.0.data.")
     assert reported(Compare(kind="top-k"), first, near) is None
     assert reported(Compare(kind="top-k"), first, far) == "outputs.0.data.0: 1 (client), 0 (shadow)"
-    assert str(reported(Compare(), first, near)).startswith("outputs.0.data.0: ")
+    assert str(reported(Compare(kind="exact"), first, near)).startswith("outputs.0.data.0: ")
 
 
 @pytest.mark.parametrize("length", ["9999999", "0", "-1", "x", "10", ""])

@@ -444,6 +444,13 @@ def test_a_registration_sets_the_same_limits(empty):
     assert described_limits(empty, "talker") == LIMITS | {"workers": 0}
 
 
+def test_a_limit_may_have_its_name_in_the_archive(empty):
+    empty.management.post("/models", json={"url": "talker.mar", "initial_workers": 0, "batchSize": 5}).raise_for_status()
+    assert described_limits(empty, "talker")["batch_size"] == 5
+    changed = empty.management.put("/models/talker", params={"batchSize": 6, "clientTimeoutInMills": 70})
+    assert (changed.status_code, changed.json()["status"].endswith("batch_size = 6, client_timeout = 70")) == (200, True)
+
+
 def test_limits_and_workers_change_together(empty):
     empty.register("talker.mar", initial_workers=0)
     answer = empty.management.put("/models/talker", params={"min_worker": 1, "batch_size": 4, "synchronous": "true"})

@@ -115,7 +115,7 @@ def twins(served: RunningServer) -> Iterator[RunningServer]:
 def begin(server: RunningServer, compare: dict[str, Any] | None = None, **more: Any) -> None:
     """A shadow of all requests, that has counted nothing."""
     said = {"to": "2.0", "share": 100, "compare": compare or {"kind": "exact"}} | more
-    answer = server.management.put("/models/twin/shadow", json=said)
+    answer = server.management.put("/models/twin/shadow?force=true", json=said)
     assert answer.status_code == 200, answer.text
     server.management.delete("/models/twin/shadow")
 
@@ -204,6 +204,18 @@ def test_answers_agree_as_the_comparison_says(twins: RunningServer, compare: dic
     assert (report["agreed"], report["disagreed"]) == ((1, 0) if agrees else (0, 1)), report
     expected = {"raise": (0, 1), "both": (1, 1)}.get(word, (0, 0))
     assert (report["errors"]["primary"], report["errors"]["shadow"]) == expected
+
+
+def test_numbers_are_compared_within_a_tolerance_and_their_largest_difference_is_shown(twins: RunningServer, until: Until) -> None:
+    twins.management.put("/models/twin/shadow", json={"to": "2.0", "share": 100}).raise_for_status()
+    assert "largest_difference" not in reported(twins)  # nothing was compared
+    ask(twins, "same")
+    report = settled(twins, until)
+    assert (report["agreed"], report["shadow"]["compare"], report["tolerance"]) == (1, {"kind": "numeric"}, {"rtol": 1e-4, "atol": 1e-6})
+    assert report["largest_difference"] == pytest.approx(1e-5)
+    ask(twins, "other")
+    report = settled(twins, until, 2)
+    assert (report["disagreed"], report["largest_difference"]) == (1, 1.0)
 
 
 @pytest.mark.usefixtures("processes")

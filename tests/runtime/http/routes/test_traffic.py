@@ -199,22 +199,73 @@ def test_a_version_gets_requests_only_while_it_is_ready(routed: RunningServer, l
     assert version_of(routed.ask(lane=lane, x_beta="1")) == "2.0"
 
 
-def test_rollback_undoes_the_last_change_and_then_itself(routed: RunningServer, lane: str) -> None:
-    registry = routed.registry
+def test_rollback_undoes_one_change_after_the_other_and_says_what_it_undid(routed: RunningServer, lane: str) -> None:
+    registry, management = routed.registry, routed.management
+
+    def undo() -> tuple[dict[str, tuple[Any, Any]], int]:
+        answer = management.post("/models/talker/rollback").json()
+        assert answer["undone"].startswith("20")
+        changes = {each["what"]: (each.get("before"), each.get("after")) for each in answer["changes"]}
+        return changes, answer["undoable"]
+
+    known = management.get("/models/talker/traffic").json()["undoable"]
     arrange(routed, {"weights": {"1.0": 1}, "labels": {"stable": "1.0"}})
     arrange(routed, {"weights": {"2.0": 1}})
-    routed.call(lambda: registry.rollback("talker"))
-    assert registry.traffic("talker").as_json() == {"weights": {"1.0": 1}, "labels": {"stable": "1.0"}}
-    assert version_of(routed.ask(lane=lane)) == "1.0"
-    routed.call(lambda: registry.rollback("talker"))
-    assert version_of(routed.ask(lane=lane)) == "2.0"
-    arrange(routed, NOTHING)
+    arrange(routed, {"weights": {"2.0": 1}})  # changes nothing
     routed.call(lambda: registry.set_default("talker", "2.0"))
-    routed.call(lambda: registry.rollback("talker"))
+    assert undo() == ({"default": ("2.0", "1.0")}, known + 2)
+    assert undo() == ({"weights.2.0": (1, None), "weights.1.0": (None, 1), "labels.stable": (None, "1.0")}, known + 1)
     assert version_of(routed.ask(lane=lane)) == "1.0"
     routed.call(lambda: registry.set_traffic("talker", Traffic(weights={"2.0": 5}), undoable=False))
-    routed.call(lambda: registry.rollback("talker"))
-    assert version_of(routed.ask(lane=lane)) == "2.0"
+    looked = management.post("/models/talker/rollback?dry_run=true").json()
+    assert (looked["traffic"], looked["undoable"], registry.traffic("talker").weights) == ({}, known + 1, {"2.0": 5})
+    assert undo() == ({"weights.2.0": (5, None)}, known)
+    assert registry.traffic("talker") == NOTHING
+
+
+def test_a_version_that_nobody_knows_takes_no_share_unless_it_is_forced(routed: RunningServer, error_of: Any) -> None:
+    management, said = routed.management, {"weights": {"1.0": 90, "2.0": 10}}
+    management.put("/models/talker/traffic", json=said).raise_for_status()
+    calls: list[tuple[str, str, dict[str, Any]]] = [
+        ("PATCH", "traffic", {"weights": {"3.0": 10}}),
+        ("PUT", "traffic", {"weights": {"3.0": 10}}),
+        ("PATCH", "traffic", {"weights": {"3.0": 0}}),
+        ("PATCH", "traffic", {"rules": [{"header": "X-Beta", "equals": "1", "to": "3.0"}]}),
+        ("PATCH", "traffic", {"shadow": {"to": "3.0", "share": 10}}),
+        ("PUT", "shadow", {"to": "3.0", "share": 10}),
+        ("PUT", "labels/canary", {"version": "3.0"}),
+    ]
+    for method, place, change in calls:
+        kind, text = error_of(management.request(method, f"/models/talker/{place}", json=change))
+        assert kind == "BadRequestException"
+        assert text.startswith("Model talker has no version or label 3.0; it has 1.0, 2.0. Register it first, or set force=true (--force)")
+        assert management.get("/models/talker/traffic").json()["traffic"] == said
+    for method, place, change in calls:
+        management.request(method, f"/models/talker/{place}?force=true", json=change).raise_for_status()
+    management.patch("/models/talker/traffic", json={"sticky": "header:X-User"}).raise_for_status()  # what is missing already is no reason
+    management.put("/models/talker/traffic", json={"labels": {"canary": "2.0"}, "weights": {"canary": 1}}).raise_for_status()
+    unlabelled = error_of(management.delete("/models/talker/labels/canary"))  # its share would go with it
+    assert unlabelled[1].startswith("Model talker has no version or label canary;")
+    assert "did you mean 'canary'?" in error_of(management.patch("/models/talker/traffic", json={"weights": {"canry": 1}}))[1]
+
+
+def test_what_would_change_is_shown_before_and_after(routed: RunningServer) -> None:
+    management, change = routed.management, {"weights": {"2.0": 25, "1.0": 75}, "sticky": "header:X-User"}
+    looked = management.patch("/models/talker/traffic?dry_run=true", json=change).json()
+    assert routed.registry.traffic("talker") == NOTHING
+    done = management.patch("/models/talker/traffic", json=change).json()
+    assert (
+        done["changes"]
+        == looked["changes"]
+        == [{"what": f"weights.{number}", "after": weight} for number, weight in (("2.0", 25), ("1.0", 75))]
+        + [{"what": "sticky", "after": "header:X-User"}]
+    )
+    for answer in (looked, done):
+        assert [(row["version"], row["share_before"], row["share"]) for row in answer["table"]] == [("1.0", 1.0, 0.75), ("2.0", 0.0, 0.25)]
+    assert done["undoable"] == looked["undoable"] + 1
+    shown = management.get("/models/talker/traffic").json()
+    assert "changes" not in shown
+    assert "share_before" not in shown["table"][0]
 
 
 def test_streams_and_failures_tell_their_version_too(routed: RunningServer, lane: str) -> None:
@@ -391,19 +442,27 @@ def test_traffic_is_set_changed_and_shown_by_the_management_api(routed: RunningS
         "rules": [{"header": "X-Beta", "equals": "1", "to": "canary"}],
         "labels": {"canary": "2.0", "stable": "1.0"},
     }
-    reported = management.put("/models/talker/traffic", json=said)
+    reported = management.put("/models/talker/traffic?force=true", json=said)
     assert (reported.status_code, reported.json()["traffic"]) == (200, said)
-    assert reported.json() == management.get("/models/talker/traffic").json()
+    assert management.get("/models/talker/traffic").json()["traffic"] == said
     assert (reported.json()["model"], reported.json()["default"]) == ("talker", "1.0")
     table = {share.pop("version"): share for share in reported.json()["table"]}
     assert list(table) == ["1.0", "2.0", "3.0"]
-    assert table["3.0"] == {"labels": [], "registered": False, "ready": False, "share": 0.0, "requests": 0, "errors": 0}
+    assert table["3.0"] == {
+        "labels": [],
+        "registered": False,
+        "ready": False,
+        "share": 0.0,
+        "share_before": 0.0,
+        "requests": 0,
+        "errors": 0,
+    }
     assert (table["2.0"]["labels"], table["2.0"]["ready"], table["2.0"]["share"]) == (["canary"], True, 0.25)
     changed = management.patch("/models/talker/traffic", json={"weights": {"canary": None, "3.0": None}, "sticky": None}).json()
     assert changed["traffic"] == {"weights": {"1.0": 75}, "rules": said["rules"], "labels": said["labels"]}
     assert management.post("/models/talker/rollback").json()["traffic"] == said
-    assert management.put("/models/talker/labels/next", json={"version": "3.0"}).json()["traffic"]["labels"]["next"] == "3.0"
-    assert management.delete("/models/talker/labels/canary").json()["traffic"]["labels"] == {"stable": "1.0", "next": "3.0"}
+    assert management.put("/models/talker/labels/next?force=true", json={"version": "3.0"}).json()["traffic"]["labels"]["next"] == "3.0"
+    assert management.delete("/models/talker/labels/canary?force=true").json()["traffic"]["labels"] == {"stable": "1.0", "next": "3.0"}
     assert management.delete("/models/talker/traffic").json()["traffic"] == {"labels": {"stable": "1.0", "next": "3.0"}}
     assert management.get("/models/talker/1.0").json()[0]["modelVersion"] == "1.0"
 

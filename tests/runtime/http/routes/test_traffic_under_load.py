@@ -94,7 +94,7 @@ def test_nothing_is_lost_while_traffic_changes_and_versions_come_and_go(served: 
             call("PUT", "/notes/labels/stable", {"version": "2.0"})
             call("PUT", "/notes/2.0/set-default")
             call("POST", "/notes/rollback")
-            call("POST", "/notes/rollback")
+            call("PUT", "/notes/2.0/set-default")
             call("DELETE", "/notes/1.0")  # it has no weight any more, and what it holds it answers
             call("POST", "?url=notes-3.0.mar&initial_workers=1&batch_size=8")
             call(

@@ -16,8 +16,8 @@ from urllib.parse import urljoin
 import pytest
 
 from tests.support.models import make_model
+from tsx_runtime.api import samples
 from tsx_runtime.core.workers.worker import Worker
-from tsx_runtime.http.ui import state
 from tsx_runtime.http.ui.routes import FOLDER, files
 
 SECRET = "management-secret"
@@ -338,7 +338,7 @@ def test_samples_that_go_while_they_are_looked_at_are_none(empty: Any, store: Pa
     sample = place / "samples" / "a.png"
     sample.write_bytes(b"picture")
     empty.register("going", initial_workers=0)
-    find, is_file = state.samples_of, Path.is_file
+    find, is_file = samples.samples_of, Path.is_file
 
     def found_and_gone(version: Any) -> Any:
         found = find(version)
@@ -346,12 +346,12 @@ def test_samples_that_go_while_they_are_looked_at_are_none(empty: Any, store: Pa
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(state, "samples_of", found_and_gone)
+        patch.setattr(samples, "samples_of", found_and_gone)
         assert empty.management.get("/ui/api/samples/going/1.0/a.png").status_code == 404
         sample.write_bytes(b"picture")
         assert empty.management.get("/ui/api/samples/going/1.0").json()[0]["size"] == 7
         sample.write_bytes(b"picture")
-        patch.setattr(state, "samples_of", find)
+        patch.setattr(samples, "samples_of", find)
         patch.setattr(Path, "is_file", lambda path: is_file(path) and (path.name != sample.name or path.unlink() is None))
         answer = empty.management.get("/ui/api/samples/going/1.0")
         assert (answer.status_code, answer.json()) == (200, [])

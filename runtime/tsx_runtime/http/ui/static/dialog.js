@@ -70,8 +70,3 @@ export function differences(before, after) {
     .map((name) => ({ name, before: before[name] ?? null, after: after[name] ?? null }))
     .filter((each) => each.before !== each.after);
 }
-
-/** The same as a sentence. */
-export function inWords(changes) {
-  return changes.map(({ name, before, after }) => `${name}: ${before ?? "none"} → ${after ?? "none"}`).join("; ");
-}

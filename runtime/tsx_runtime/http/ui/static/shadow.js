@@ -7,8 +7,8 @@ import { chip, tile } from "./figures.js";
 import { bytes, clock, duration, number, percent } from "./format.js";
 import { act, firstLines, note } from "./talk.js";
 
-const KIND = "exact"; // where nothing is said of it
-const KINDS = { exact: "exactly", numeric: "by numbers within a tolerance", "top-k": "by the most likely labels", plugin: "by a plugin" };
+const KINDS = { numeric: "by numbers within a tolerance", exact: "exactly", "top-k": "by the most likely labels", plugin: "by a plugin" };
+const KIND = Object.keys(KINDS)[0]; // where nothing is said of it
 const STATES = { running: "ready", waiting: "loading", off: "idle" };
 
 export function shadowPanel(name, changed) {
@@ -81,8 +81,8 @@ export function mirrorDialog(name, { table: rows, default: preset, traffic: { sh
 
 /** What can be said of a comparison besides its kind. A field that is empty says nothing. */
 const OPTIONS = [
-  ["rtol", "numeric", "Relative tolerance", { type: "number", min: "0", step: "any", placeholder: "1e-4" }],
-  ["atol", "numeric", "Absolute tolerance", { type: "number", min: "0", step: "any", placeholder: "1e-6" }],
+  ["rtol", "numeric", "Relative tolerance", { type: "number", min: "0", step: "any", placeholder: "by precision" }],
+  ["atol", "numeric", "Absolute tolerance", { type: "number", min: "0", step: "any", placeholder: "by precision" }],
   ["k", "top-k", "Number of labels", { type: "number", min: "1", max: "1000", placeholder: "1" }],
   ["name", "plugin", "Plugin", {}],
   ["timeout", "plugin", "Timeout, seconds", { type: "number", min: "0.001", max: "60", step: "any", placeholder: "1" }],
@@ -107,7 +107,7 @@ function resultsView(where, changed) {
   const state = chip();
   const about = h("span", { class: "quiet" });
   const why = h("p", { class: "problem" });
-  const tiles = { copied: tile("Copied"), agreed: tile("Agreed"), disagreed: tile("Disagreed"), rate: tile("Disagreement"), shed: tile("Not copied") };
+  const tiles = { copied: tile("Copied"), agreed: tile("Agreed"), disagreed: tile("Disagreed"), rate: tile("Disagreement"), largest: tile("Largest difference"), shed: tile("Not copied") };
   const sides = h("div");
   const shed = h("p", { class: "quiet" });
   const examples = h("div", { class: "errors" });
@@ -130,6 +130,7 @@ function resultsView(where, changed) {
       tiles.agreed.update(number(report.agreed));
       tiles.disagreed.update(number(report.disagreed));
       tiles.rate.update(report.disagreement ? percent(report.disagreement.rate, 2) : "–");
+      tiles.largest.update(report.largest_difference === undefined ? "–" : report.largest_difference.toPrecision(3));
       tiles.shed.update(number(left.reduce((sum, [, count]) => sum + count, 0)));
       const range = report.disagreement && `The true disagreement lies between ${percent(report.disagreement.low, 2)} and ${percent(report.disagreement.high, 2)} (95 % confidence). `;
       say(shed, `${range ?? ""}${left.length ? `Not copied: ${left.map(([reason, count]) => `${number(count)} ${reason}`).join(", ")}.` : ""}`);

@@ -1,7 +1,7 @@
 // The traffic tab: which version gets how many requests, and the dialogs that change it.
 
 import { call, path, put, Refused } from "./api.js";
-import { differences, formDialog, inWords } from "./dialog.js";
+import { differences, formDialog } from "./dialog.js";
 import { cells, field, h, keyed, liveTable, say, show } from "./dom.js";
 import { chip, errorText } from "./figures.js";
 import { number, percent } from "./format.js";
@@ -75,6 +75,7 @@ export function trafficTab(name) {
     fill(labels, Object.entries(named).map(([label, version]) => `${label} → ${version}`), "None. A label is a name of a version that can be moved.");
     const single = versions.length < 2;
     for (const each of several) each.disabled = single;
+    back.disabled = !latest.undoable;
     show(none, single);
     say(none, "Register a second version to split requests between versions, to roll it out or to mirror traffic to it.");
   }
@@ -137,18 +138,25 @@ export function trafficTab(name) {
   }
 
   async function undo() {
-    const before = textsOf(latest);
-    back.disabled = true;
+    const where = path("models", name, "rollback");
+    let after;
     try {
-      const found = differences(before, textsOf(await call("POST", path("models", name, "rollback"))));
-      wanted = null;
-      note(found.length ? `Undone. ${inWords(found)}` : "The last change was undone.");
+      after = await call("POST", where, { query: { dry_run: "true" } });
     } catch (error) {
-      note(firstLines(error.message), true);
-    } finally {
-      back.disabled = false;
-      poll.now();
+      return note(firstLines(error.message), true);
     }
+    await formDialog({
+      title: "Undo the last change",
+      about: latest.undoable > 1 ? "The next time, the change before it is undone." : "It is the oldest change that can be undone.",
+      submit: "Undo",
+      changes: () => differences(textsOf(latest), textsOf(after)),
+      work: async () => {
+        await call("POST", where);
+        wanted = null;
+        return "The last change was undone.";
+      },
+    });
+    poll.now();
   }
 
   return {

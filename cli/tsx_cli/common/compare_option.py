@@ -1,0 +1,39 @@
+"""`--compare HOW` and `--ignore FIELD`: how two answers are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from tsx_cli.common.failure import UsageError
+
+_NUMBERS = {"rtol": float, "atol": float, "k": int, "timeout": float}
+
+Ignore = Annotated[list[str] | None, typer.Option(metavar="FIELD", help="Fields of JSON answers to ignore: a.b, or a.*.b.")]
+
+
+def read_compare(text: str) -> dict[str, Any]:
+    """The JSON form of a comparison. Raises UsageError."""
+    kind, _, rest = text.partition(":")
+    fields: dict[str, Any] = {"kind": kind}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if kind == "plugin" and not equals and "name" not in fields:
+            fields["name"] = key
+            continue
+        try:
+            fields[key] = _NUMBERS[key](value)
+        except (KeyError, ValueError):
+            raise UsageError(
+                f"--compare takes numeric:rtol=1e-3,atol=1e-6, exact, top-k:k=5 or plugin:NAME,timeout=1; not '{text}'"
+            ) from None
+    return fields
+
+
+def in_words(compare: Mapping[str, Any], tolerance: Mapping[str, float] | None = None) -> str:
+    """`tolerance` is what counts where the comparison itself names none."""
+    options = [f"{key} {value}" for key, value in {**compare, **(tolerance or {})}.items() if key not in ("kind", "ignore")]
+    ignored = [f"without {', '.join(compare['ignore'])}"] if compare.get("ignore") else []
+    return ", ".join([compare["kind"], *options, *ignored])

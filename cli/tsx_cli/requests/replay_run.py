@@ -1,0 +1,176 @@
+"""Sends the requests of a recording to a server when they are due, and compares the answers with the recorded ones."""
+
+from __future__ import annotations
+
+import http.client
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from pydantic import ValidationError
+
+from tsx_cli.common.client import KeptConnection, Server, path
+from tsx_cli.common.compare_option import in_words, read_compare
+from tsx_cli.common.failure import CliError, UsageError
+from tsx_runtime.core.shadowing.comparison import compare, tolerance_of
+from tsx_runtime.plugins import ComparedAnswer
+from tsx_runtime.recordings import Recorded
+from tsx_runtime.settings.traffic_policy import Compare
+from tsx_runtime.shared.quantiles import nearest_rank
+
+AHEAD = 1000  # requests that may wait for a connection; beyond it no more of the recording is read
+SHOWN = 5  # requests whose answers differ
+TICK = 0.2  # seconds between two looks at the progress
+
+
+def read_comparison(how: str | None, ignore: list[str] | None) -> Compare:
+    """Raises UsageError."""
+    fields = ({"kind": "numeric"} if how is None else read_compare(how)) | ({"ignore": ignore} if ignore else {})
+    if fields["kind"] == "plugin":
+        raise UsageError("--compare plugin: plugins compare in the server; use `tsx models shadow`, or numeric, exact or top-k here")
+    try:
+        return Compare.model_validate(fields)
+    except ValidationError as error:
+        raise UsageError(f"--compare and --ignore: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+
+
+def plan(entries: Iterable[Recorded], speed: float) -> Iterator[tuple[float, Recorded]]:
+    """When each is due, in seconds from the start."""
+    first: float | None = None
+    for entry in entries:
+        first = entry.at if first is None else first
+        yield (entry.at - first) / speed, entry
+
+
+def target_of(entry: Recorded, model: str | None, version: str | None) -> str:
+    """One that hands the query on to the handler, where there is one."""
+    name = model or entry.model
+    named = [name] if version is None else [name, version]
+    if any(header.lower() == "explain" and value == "True" for header, value in entry.headers):
+        return path("explanations", *named)
+    query = quote(entry.query, safe="%=&+;,/?:@!$'()*~[]", encoding="latin-1")
+    return f"{path(*named, 'predict')}?{query}" if query else path("predictions", *named)
+
+
+@dataclass
+class Replay:
+    """Latencies count from the due time of a request, so a server that delays the generator does not look faster."""
+
+    server: Server
+    model: str | None
+    version: str | None
+    how: Compare
+    sent: int = 0
+    seconds: float = 0.0
+    answers: Counter[int] = field(default_factory=Counter)  # by status
+    failed: Counter[str] = field(default_factory=Counter)  # without an answer, by reason
+    latencies: list[float] = field(default_factory=list)  # seconds
+    late: list[float] = field(default_factory=list)  # seconds that requests left after they were due
+    compared: int = 0
+    different: list[dict[str, Any]] = field(default_factory=list)  # the first of them
+    equal: int = 0  # those that agree
+    largest: float = 0.0  # difference of two numbers
+    precision: str | None = None  # of the recorded model
+    alike: int = 0  # with the status that was recorded
+    refused: str = ""  # the error of the first that fails, and did not then
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._here = threading.local()
+
+    def send_all(self, entries: Iterable[Recorded], speed: float, concurrency: int, *, progress: bool) -> None:
+        """Raises CliError where there is no server, NotARecording, OSError."""
+        KeptConnection(self.server).open()
+        room = threading.BoundedSemaphore(concurrency + AHEAD)
+        start = time.monotonic()
+        with ThreadPoolExecutor(concurrency) as pool:
+            for due, entry in plan(entries, speed):
+                while (left := start + due - time.monotonic()) > 0:
+                    time.sleep(min(left, TICK))
+                    if progress:
+                        self._show_progress(start)
+                room.acquire()
+                self.sent += 1
+                pool.submit(self._send, entry, start + due, start).add_done_callback(lambda _: room.release())
+        self.seconds = time.monotonic() - start
+        if progress:
+            print("\r\033[K", end="", file=sys.stderr)
+
+    def summary(self) -> dict[str, Any]:
+        latencies, late = sorted(self.latencies), sorted(self.late)
+        rtol, atol = tolerance_of(self.how, self.precision)
+        tolerance = {"rtol": rtol, "atol": atol} if self.how.kind == "numeric" else None
+        return {
+            "sent": self.sent,
+            "seconds": round(self.seconds, 3),
+            "answers": {str(status): count for status, count in sorted(self.answers.items())},
+            "failed": dict(self.failed),
+            "p50_ms": _ms(latencies, 0.5),
+            "p99_ms": _ms(latencies, 0.99),
+            "max_ms": _ms(latencies, 1.0),
+            "late_p99_ms": _ms(late, 0.99),
+            "late_max_ms": _ms(late, 1.0),
+            "compared": self.compared,
+            "equal": self.equal,
+            "compare": in_words(self.how.model_dump(mode="json"), tolerance),
+            "largest_difference": self.largest if self.how.kind != "top-k" else None,
+            "different": self.different,
+        }
+
+    def _send(self, entry: Recorded, due: float, start: float) -> None:
+        """In a thread, which has a connection of its own."""
+        connection: KeptConnection | None = getattr(self._here, "connection", None)
+        if connection is None:
+            connection = self._here.connection = KeptConnection(self.server)
+        late = max(0.0, time.monotonic() - due)
+        try:
+            target = target_of(entry, self.model, self.version)
+            status, headers, body = connection.call("POST", target, entry.headers, entry.body)
+        except (OSError, ValueError, http.client.HTTPException, CliError) as error:  # ValueError: what no client may send
+            with self._lock:
+                self.late.append(late)
+                self.failed[type(error).__name__ if not isinstance(error, CliError) else "no connection"] += 1
+            return
+        with self._lock:
+            self.late.append(late)
+            self.answers[status] += 1
+            self.latencies.append(time.monotonic() - due)
+            self.alike += status == entry.status
+            if status >= 400 > entry.status > 0 and not self.refused:
+                self.refused = f"{status}: {self.server.refusal(status, body, target).message}"
+        if entry.answer is not None:
+            self._compare(entry, entry.answer, ComparedAnswer(status, headers, body), due - start)
+
+    def _compare(self, entry: Recorded, recorded: bytes, actual: ComparedAnswer, at: float) -> None:
+        expected = ComparedAnswer(entry.status, {name.lower(): value for name, value in entry.answer_headers}, recorded)
+        found = compare(self.how, entry.body, expected, actual, precisions=[entry.precision])
+        with self._lock:
+            self.compared += 1
+            self.largest = max(self.largest, found.largest)
+            self.precision = self.precision or entry.precision
+            if found.difference is None:
+                self.equal += 1
+            elif len(self.different) < SHOWN:
+                before, now = ({"status": answer.status, "answer": _clip(answer.body)} for answer in (expected, actual))
+                self.different.append(
+                    {"at": round(at, 3), "recorded": before, "now": now, "why": found.difference.between("recorded", "now")}
+                )
+
+    def _show_progress(self, start: float) -> None:
+        done = sum(self.answers.values()) + sum(self.failed.values())
+        print(f"\r\033[Ksent {self.sent}, answered {done}, {time.monotonic() - start:.0f} s", end="", file=sys.stderr, flush=True)
+
+
+def _ms(ordered: list[float], which: float) -> float | None:
+    return round(1000 * nearest_rank(ordered, which), 3) if ordered else None
+
+
+def _clip(answer: bytes) -> str:
+    text = answer.decode("utf-8", "replace")
+    return text if len(text) <= 100 else f"{text[:100]}..."

@@ -1,0 +1,87 @@
+"""An input for trying a model: a sample or a warm-up request of its archive, else one that is generated for what its handler takes."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tsx_runtime.core.models.model import ModelVersion
+from tsx_runtime.recordings import SUFFIX, NotARecording, read
+from tsx_runtime.shared.content_types import guess_content_type
+
+SAMPLES = "samples"  # the directory of an archive that holds inputs for trying it
+LONGEST_SAMPLE = 32 << 20  # bytes
+MOST_LISTED = 200
+NUMBERS = ("", "base_handler", "torchscript_handler")  # handlers that take JSON lists of numbers
+SIDE = 224  # pixels of a generated image
+TEXT = b"The quick brown fox jumps over the lazy dog."
+
+
+class SampleInput(NamedTuple):
+    source: str  # its path in the archive, or that it is generated
+    content_type: str
+    body: bytes
+
+
+def input_of(version: ModelVersion) -> str | None:
+    """image, text, json or file: what its handler takes, as its workers say, or what the handlers that everybody has are known to take."""
+    kind = next((worker.input for worker in version.workers if worker.input), None)
+    return kind or ("json" if version.handler in NUMBERS else None)
+
+
+def samples_of(version: ModelVersion) -> list[tuple[Path, int]]:
+    """The files that its archive brings along for trying it, with their sizes; nothing that lies elsewhere, wherever a link may point."""
+    folder = version.archive.directory / SAMPLES
+    inside = folder.resolve()
+    try:
+        files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith(".")]
+        found = [(path, path.stat().st_size) for path in files if path.resolve().parent == inside]
+    except (FileNotFoundError, NotADirectoryError):  # it brings none, or is being unregistered
+        return []
+    return [(path, size) for path, size in found if size <= LONGEST_SAMPLE][:MOST_LISTED]
+
+
+def sample_of(version: ModelVersion) -> SampleInput | None:
+    """The first that there is; None where there is none, and what the handler takes is not known. It reads files."""
+    for path, _ in samples_of(version):
+        body = path.read_bytes()
+        return SampleInput(f"{SAMPLES}/{path.name}", guess_content_type(path.name, body), body)
+    return next(_warm_up_requests(version), None) or _generated(input_of(version))
+
+
+def _warm_up_requests(version: ModelVersion) -> Iterator[SampleInput]:
+    root = version.archive.directory.resolve()
+    for entry in version.config.warmup or ():
+        file = (root / entry.file).resolve()
+        try:
+            if not file.is_relative_to(root) or not file.is_file() or file.stat().st_size > LONGEST_SAMPLE:
+                continue
+            if not file.name.endswith(SUFFIX):
+                body = file.read_bytes()
+                yield SampleInput(entry.file, entry.content_type or guess_content_type(file.name, body), body)
+                continue
+            for recorded in read(file):
+                headers = {name.lower(): value for name, value in recorded.headers}
+                yield SampleInput(entry.file, headers.get("content-type", "application/octet-stream"), recorded.body)
+        except (OSError, NotARecording):
+            continue
+
+
+def _generated(kind: str | None) -> SampleInput | None:
+    if kind == "image":
+        return SampleInput("generated", "image/png", _png(SIDE))
+    return SampleInput("generated", "text/plain; charset=utf-8", TEXT) if kind == "text" else None
+
+
+def _png(side: int) -> bytes:
+    """A square with a gradient of each colour."""
+    rows = b"".join(b"\0" + bytes(part for x in range(side) for part in (x * 255 // side, y * 255 // side, 128)) for y in range(side))
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
