@@ -20,7 +20,7 @@ export function formDialog({ title, about, body = [], submit, changes, work, dan
       event.preventDefault();
       run();
     } },
-      h("header", { class: "row" }, h("h2", { id: name }, title), h("span", { class: "grow" }), h("button", { type: "button", class: "plain", "aria-label": "Close", onclick: () => dialog.close() }, "×")),
+      h("div", { class: "row title" }, h("h2", { id: name }, title), h("span", { class: "grow" }), h("button", { type: "button", class: "plain", "aria-label": "Close", onclick: () => dialog.close() }, "×")),
       about && h("p", { class: "quiet" }, about), h("div", { class: "fields" }, body),
       changes && h("section", { class: "changes", "aria-label": "Changes", "aria-live": "polite" }, h("h3", {}, "Changes"), same, diff),
       problem,

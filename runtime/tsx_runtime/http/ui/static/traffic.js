@@ -30,8 +30,8 @@ export function trafficTab(name) {
   const back = button("Undo the last change", () => undo());
   const rules = h("p"), labels = h("p");
   const more = h("div", { class: "halves policy" },
-    h("div", {}, h("div", { class: "row" }, h("h3", {}, "Rules and stickiness"), button("Edit rules", () => rulesDialog().then(poll.now), { class: "small" })), rules),
-    h("div", {}, h("div", { class: "row" }, h("h3", {}, "Labels"), button("Set a label", () => labelDialog().then(poll.now), { class: "small" })), labels));
+    h("div", {}, h("div", { class: "row" }, h("h2", {}, "Rules and stickiness"), button("Edit rules", () => rulesDialog().then(poll.now), { class: "small" })), rules),
+    h("div", {}, h("div", { class: "row" }, h("h2", {}, "Labels"), button("Set a label", () => labelDialog().then(poll.now), { class: "small" })), labels));
   const none = h("p", { class: "quiet", hidden: true });
   const split = h("div", {}, bar.node, pending, list.node);
   const actions = h("div", { class: "row actions" }, several, record, h("span", { class: "grow" }), back);
