@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_archiver.limits": set(),
     "tsx_archiver.names": {"tsx_archiver.errors"},
     "tsx_archiver.storage": ARCHIVER_BASE,
-    "tsx_archiver.containers": ARCHIVER_BASE,
+    "tsx_archiver.containers": ARCHIVER_BASE | {"tsx_archiver.storage"},
     "tsx_archiver.metadata": ARCHIVER_BASE | {"tsx_archiver.containers"},
     "tsx_archiver": set(),
     "model_archiver": {"tsx_archiver"},

@@ -13,8 +13,8 @@ MAX_MANIFEST_BYTES = 16 * MIB
 class Limits:
     """The limits of `open_archive` and `verify_archive`; sizes in bytes.
 
-    A member, or a whole .tar.gz, that unpacks to less than `ratio_floor` is not judged by its ratio: a small file of
-    zeros is no bomb. Deflate cannot exceed a ratio of 1032.
+    What a machine can bear is no bomb: members with a higher ratio, or a whole .tar.gz, may unpack to `ratio_floor` together.
+    Deflate cannot exceed a ratio of 1032.
     """
 
     members: int = 100_000
@@ -22,8 +22,11 @@ class Limits:
     ratio: int = 200
     ratio_floor: int = 64 * MIB
 
+    def is_dense(self, size: int, packed: int) -> bool:
+        return size > self.ratio * max(packed, 1)
+
     def too_dense(self, size: int, packed: int) -> bool:
-        return size > self.ratio_floor and size > self.ratio * max(packed, 1)
+        return size > self.ratio_floor and self.is_dense(size, packed)
 
 
 def human(size: int) -> str:

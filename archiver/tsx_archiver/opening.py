@@ -30,6 +30,7 @@ from tsx_archiver.metadata.modelconfig import ModelConfig, load_model_config, mi
 from tsx_archiver.metadata.modelfile import describe_model_stream
 from tsx_archiver.names import MANIFEST_DIRECTORIES, MANIFEST_PATH, default_model_name, is_inside, normal, shown
 from tsx_archiver.storage.cache import Cache, CacheEntry, default_cache
+from tsx_archiver.storage.copying import copy_plain
 from tsx_archiver.storage.digest import file_digest, file_state
 from tsx_archiver.storage.locks import FileLock
 
@@ -200,8 +201,10 @@ def _write(stream: BinaryIO, path: Path, size: int, source: str, name: str) -> s
     """Copy exactly `size` bytes to a new file, and return their sha-256."""
     digest = hashlib.sha256()
     left = size
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o644)
-    with open(fd, "wb", buffering=0) as out:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o644)
+    with open(fd, "w+b", buffering=0) as out:
+        copy_plain(stream, out, size, digest.update)
+        left -= out.tell()
         while chunk := stream.read(MIB):
             left -= len(chunk)
             if left < 0:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
 from tsx_archiver.containers.base import ArchiveFile, root_of
 from tsx_archiver.containers.formats import open_container
@@ -116,7 +116,7 @@ def _write(old: _SourceArchive, replace: Mapping[str, bytes], model: Mapping[str
             return kept[member.name]
 
         with new_zip(out) as archive:
-            _fill(old, replace, model, ZipSink(archive, stored), prefix)
+            _fill(old, replace, model, ZipSink(archive, out, stored), prefix)
         return
     total = sum(member.size for member in old.container.members)
     level = DEFLATE_LEVEL if size < _COMPRESSED * total else 0
@@ -130,7 +130,7 @@ def _fill(old: _SourceArchive, replace: Mapping[str, bytes], model: Mapping[str,
         source: Path | bytes = old.path if part.old else replace[part.name]
         member = PlannedMember(prefix + part.name, source, part.size)
         stream = CountingStream(part.stream, member, lambda count: None)
-        sink.add(member, cast(BinaryIO, stream))
+        sink.add(member, stream)
         stream.check_end()
         found = checksums[part.name] = stream.digest.hexdigest()
         said = old.checksums.get(part.name, found) if part.old else found

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import shutil
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -18,8 +19,10 @@ from typing import Any, BinaryIO, Literal, Protocol, TypeAlias, cast
 from tsx_archiver.errors import CannotPack, OutputExists
 from tsx_archiver.limits import MIB, Limits
 from tsx_archiver.metadata.manifest import CHECKSUMS_KEY
+from tsx_archiver.opening import MODEL_SUFFIXES
 from tsx_archiver.packing import ArchiveSpec, PackingPlan, PlannedMember, Warn, plan_archive
 from tsx_archiver.storage.atomic_file import beside, whole_file
+from tsx_archiver.storage.copying import LEAST, InputFile, copy_plain
 
 Format: TypeAlias = Literal["default", "zip-store", "tgz", "no-archive"]
 FORMATS: tuple[Format, ...] = ("default", "zip-store", "tgz", "no-archive")
@@ -28,16 +31,20 @@ FORMATS: tuple[Format, ...] = ("default", "zip-store", "tgz", "no-archive")
 Progress: TypeAlias = Callable[[str, int, int], None]
 
 # Goes up when the same inputs begin to give other bytes.
-ARCHIVER_VERSION = "tsx-1"
+ARCHIVER_VERSION = "tsx-2"
 
 _SUFFIX = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
 _FILE_SUFFIXES = {"default": (".mar", ".model"), "zip-store": (".mar", ".model"), "tgz": (".tar.gz", ".tgz"), "no-archive": ()}
 DEFLATE_LEVEL = 6
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 _FILE_MODE = 0o644
+_BLOCK = 4096
+_PADDING = struct.Struct("<3H")  # an extra field of zip: its id, its size without both, the alignment; zeros follow, as zipalign has it
+_PADDING_ID = 0xD935
 _SAMPLES = 16
 _SAMPLE_SIZE = 64 * 1024
-_WORTH_DEFLATING = 0.95
+_WORTH_DEFLATING = 0.75
+WEIGHTS = (*MODEL_SUFFIXES, ".ckpt", ".gguf")
 
 
 def write_archive(
@@ -84,7 +91,7 @@ def output_path(model_name: str, destination: Path, format: Format) -> Path:
 
 
 class Sink(Protocol):
-    def add(self, member: PlannedMember, stream: BinaryIO) -> None:
+    def add(self, member: PlannedMember, stream: Stream) -> None:
         """Take exactly `member.size` bytes from `stream`."""
 
 
@@ -110,7 +117,7 @@ def _fill(plan: PackingPlan, sink: Sink, progress: Progress | None) -> None:
     for member in plan.members:
         with _opened(member.source) as raw:
             stream = CountingStream(raw, member, _reporter(progress, member.name, done, total))
-            sink.add(member, cast(BinaryIO, stream))
+            sink.add(member, stream)
             stream.check_end()
         done += member.size
         checksums[member.name] = stream.digest.hexdigest()
@@ -151,10 +158,17 @@ class CountingStream:
             if not more:
                 raise self._changed()
             chunk += more
-        self.digest.update(chunk)
-        self._count += len(chunk)
-        self._report(self._count)
+        self._take(chunk)
         return chunk
+
+    def copy_to(self, out: BinaryIO) -> int | None:
+        """All of it, in the kernel, and its CRC-32; None, and nothing was done, where that cannot be."""
+        return copy_plain(self._raw, out, self._member.size, self._take)
+
+    def _take(self, piece: bytes | memoryview) -> None:
+        self.digest.update(piece)
+        self._count += len(piece)
+        self._report(self._count)
 
     def check_end(self) -> None:
         if self._count != self._member.size or self._raw.read(1):
@@ -164,27 +178,62 @@ class CountingStream:
         return CannotPack(f"{self._member.source!s} changed while it was packed. Pack again once nothing writes to it.")
 
 
+Stream: TypeAlias = CountingStream | BytesIO
+
+
 class ZipSink:
-    def __init__(self, archive: zipfile.ZipFile, stored: Callable[[PlannedMember], bool]) -> None:
+    """Large stored members begin on a block of the file system, where `copy_file_range` can share the blocks of their files."""
+
+    def __init__(self, archive: zipfile.ZipFile, file: BinaryIO, stored: Callable[[PlannedMember], bool]) -> None:
+        """`archive` writes to `file`."""
         self._zip = archive
+        self._file = file
         self._stored = stored
 
-    def add(self, member: PlannedMember, stream: BinaryIO) -> None:
+    def add(self, member: PlannedMember, stream: Stream) -> None:
         info = zipfile.ZipInfo(member.name, _ZIP_TIME)
         info.create_system = 3
         info.external_attr = (0o100000 | _FILE_MODE) << 16
         info.file_size = member.size  # decides on zip64 before the data is written
         info.compress_type = zipfile.ZIP_STORED if self._stored(member) else zipfile.ZIP_DEFLATED
+        if info.compress_type == zipfile.ZIP_STORED and member.size >= LEAST and isinstance(stream, CountingStream):
+            self._add_aligned(info, stream)
+            return
         with self._zip.open(info, "w") as out:
             shutil.copyfileobj(stream, out, MIB)
+
+    def _add_aligned(self, info: zipfile.ZipInfo, stream: CountingStream) -> None:
+        """By hand: `zipfile` writes only what passes through it. The padding is in the member's own header, not in the directory."""
+        file = self._file
+        info.header_offset = file.seek(self._zip.start_dir)
+        info.compress_size, info.CRC = info.file_size, 0
+        room = -(info.header_offset + len(info.FileHeader()) + _PADDING.size) % _BLOCK
+        info.extra = _PADDING.pack(_PADDING_ID, 2 + room, _BLOCK) + bytes(room)
+        file.write(info.FileHeader())
+        crc = stream.copy_to(file)
+        info.CRC = _copy(stream, file) if crc is None else crc
+        self._zip.start_dir = file.tell()
+        file.seek(info.header_offset)
+        file.write(info.FileHeader())
+        info.extra = b""
+        self._zip.filelist.append(info)
+        self._zip.NameToInfo[info.filename] = info
+
+
+def _copy(stream: CountingStream, out: BinaryIO) -> int:
+    crc = 0
+    while chunk := stream.read(MIB):
+        out.write(chunk)
+        crc = zlib.crc32(chunk, crc)
+    return crc
 
 
 def _write_zip(plan: PackingPlan, file: BinaryIO, progress: Progress | None, *, stored: bool) -> None:
     limits = Limits()
     with new_zip(file) as archive:
-        _fill(plan, ZipSink(archive, lambda member: stored or not worth_deflating(member)), progress)
-        dense = any(limits.too_dense(info.file_size, info.compress_size) for info in archive.infolist())
-    if dense:  # so much repetition that the samples missed: readers would take it for a zip bomb
+        _fill(plan, ZipSink(archive, file, lambda member: stored or not worth_deflating(member)), progress)
+        dense = sum(info.file_size for info in archive.infolist() if limits.is_dense(info.file_size, info.compress_size))
+    if dense > limits.ratio_floor:  # so much repetition that the samples missed: readers would take it for a zip bomb
         file.seek(0)
         file.truncate()
         _write_zip(plan, file, progress, stored=True)
@@ -199,11 +248,11 @@ class TarSink:
         self._tar = archive
         self._top = top
 
-    def add(self, member: PlannedMember, stream: BinaryIO) -> None:
+    def add(self, member: PlannedMember, stream: Stream) -> None:
         info = tarfile.TarInfo(f"{self._top}/{member.name}" if self._top else member.name)  # its defaults: no owner, no time
         info.size = member.size
         info.mode = _FILE_MODE
-        self._tar.addfile(info, stream)
+        self._tar.addfile(info, cast(BinaryIO, stream))
 
 
 def _write_tar(plan: PackingPlan, file: BinaryIO, progress: Progress | None) -> None:
@@ -235,19 +284,20 @@ class _DirectorySink:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def add(self, member: PlannedMember, stream: BinaryIO) -> None:
+    def add(self, member: PlannedMember, stream: Stream) -> None:
         path = self._directory / member.name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("xb") as out:
-            shutil.copyfileobj(stream, out, MIB)
+        with path.open("x+b") as out:
+            if not isinstance(stream, CountingStream) or stream.copy_to(out) is None:
+                shutil.copyfileobj(stream, out, MIB)
 
 
 def worth_deflating(member: PlannedMember) -> bool:
-    """Estimated from samples spread over the file: weights rarely compress, and deflating gigabytes for nothing takes minutes.
+    """Weights are stored: deflating gigabytes takes minutes and saves a few percent. Of other files, samples spread over them decide.
 
     Bytes that compress beyond what readers allow are stored as well.
     """
-    if member.size == 0:
+    if member.size == 0 or member.name.lower().endswith(WEIGHTS):
         return False
     with _opened(member.source) as file:
         packed = size = 0
@@ -265,7 +315,7 @@ def _opened(source: Path | bytes) -> Iterator[BinaryIO]:
     if isinstance(source, bytes):
         yield BytesIO(source)
         return
-    with source.open("rb", buffering=0) as file:
+    with InputFile(source) as file:
         yield cast(BinaryIO, file)
 
 

@@ -29,6 +29,8 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
     CANCEL    front     none: no client waits for this batch now. A worker    empty
                         that takes one batch after the other gets it once
                         the batch streams; it is still closed by a REPLY
+    THREADS   front     none; in place of the batch's number: the threads   empty
+                        that torch may use from the next batch on
     REPORT    worker    none; at any time: what was raised and printed since    {"errors": [{"message", "traceback",
                         the last one                                            "count", "request_ids"}], "lines":
                                                                             [[time, stream, text, [request id of the
@@ -95,6 +97,7 @@ class Kind(enum.IntEnum):
     PONG = 8
     CANCEL = 9
     REPORT = 10
+    THREADS = 11
 
 
 class DeclaredMetric(TypedDict):
@@ -120,6 +123,7 @@ class LoadOrder(TypedDict):
     batch_size: int
     response_timeout: float  # seconds that the front end gives a batch
     threads: int | None  # torch's threads within one operation; None leaves torch's own choice
+    shares_cores: bool  # `threads` is its share of the cores, which THREADS frames change
     cores: list[int] | None  # that the process keeps to; None for all that the server has
     variables: dict[str, str]  # of the environment, set before anything is imported for the model
     ranks: int  # processes of the worker; 1 unless it is a torchrun group

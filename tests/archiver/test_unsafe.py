@@ -154,9 +154,17 @@ def test_a_member_that_unpacks_to_far_more_than_its_size_is_refused(
 ) -> None:
     zeros = bytes(70 * MIB)
     for path in (make_zip(("zeros", zeros)), make_tar(("tiny/zeros", zeros))):
-        assert "as zip bombs do" in refused(path, ArchiveTooLarge)
+        said = refused(path, ArchiveTooLarge)
+        assert "as zip bombs do, and more than 67.1 MB. Nothing was unpacked. Raise max_dense_archive_size only if" in said
+        with open_archive(path, cache=path.parent / "roomy", limits=Limits(ratio_floor=80 * MIB)) as opened:
+            assert (opened.directory / "zeros").stat().st_size == len(zeros)
         with open_archive(path, cache=path.parent / "other", limits=Limits(ratio=2000)) as opened:
             assert (opened.directory / "zeros").stat().st_size == len(zeros)
+
+
+def test_many_small_bombs_are_one(make_zip: MakeZip, refused: Callable[..., str]) -> None:
+    path = make_zip(*((f"zeros-{number}", bytes(MIB)) for number in range(4)))
+    assert "member 'zeros-2' unpacks from 3.1 kB to 3.1 MB" in refused(path, ArchiveTooLarge, Limits(ratio_floor=5 * MIB // 2))
 
 
 def test_more_than_the_total_is_refused(make_zip: MakeZip, make_tar: MakeTar, refused: Callable[..., str]) -> None:

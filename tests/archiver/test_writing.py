@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import array
+import errno
 import hashlib
 import json
 import os
@@ -8,14 +10,20 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import BinaryIO
 
 import pytest
 
 from tsx_archiver import ArchiveSpec, Format, InvalidConfig, open_archive, verify_archive, write_archive
-from tsx_archiver.errors import CannotPack, DuplicateInput, InputMissing, InvalidModelName, OutputExists
+from tsx_archiver.errors import CannotPack, CorruptMember, DuplicateInput, InputMissing, InvalidModelName, OutputExists
 from tsx_archiver.limits import MIB
+from tsx_archiver.rewriting import rewrite_archive
+from tsx_archiver.storage import copying
 from tsx_archiver.writing import FORMATS
 
 MEMBERS = ["config.yaml", "handler.py", "labels.json", "model.py", "requirements.txt", "sub/deep.txt", "weights.bin"]
@@ -67,14 +75,103 @@ def test_the_date_is_fixed_or_that_of_source_date_epoch(
         assert opened.manifest.data["createdOn"] == "14/11/2023 22:13:20"
 
 
-def test_what_does_not_compress_is_stored(spec: ArchiveSpec, tmp_path: Path) -> None:
-    Path("weights.bin").write_bytes(random.Random(1).randbytes(300_000))
+def test_weights_are_stored_and_so_is_what_hardly_compresses(spec: ArchiveSpec, tmp_path: Path) -> None:
+    chance = random.Random(1)
+    floats = array.array("f", (chance.gauss(0, 1) for _ in range(50_000))).tobytes()
+    assert len(zlib.compress(floats)) < 0.95 * len(floats)
+    Path("extra/table.dat").write_bytes(floats)
+    Path("weights.bin").write_bytes(bytes(300_000))
     Path("extra/labels.json").write_text(json.dumps(list(range(5000))))
     with zipfile.ZipFile(write_archive(spec, tmp_path)) as archive:
-        assert archive.getinfo("weights.bin").compress_type == zipfile.ZIP_STORED
+        assert archive.getinfo("weights.bin").compress_type == archive.getinfo("table.dat").compress_type == zipfile.ZIP_STORED
         assert archive.getinfo("labels.json").compress_type == zipfile.ZIP_DEFLATED
     with zipfile.ZipFile(write_archive(spec, tmp_path, force=True, format="zip-store")) as archive:
         assert {info.compress_type for info in archive.infolist()} == {zipfile.ZIP_STORED}
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Counts what `copy_file_range` copies, which fails with the error that a test names."""
+    found, real = SimpleNamespace(copied=0, error=None), os.copy_file_range
+
+    def copy(*arguments: int) -> int:
+        if found.error is not None:
+            raise OSError(found.error, "refused")
+        count = real(*arguments)
+        found.copied += count
+        return count
+
+    monkeypatch.setattr(os, "copy_file_range", copy)
+    return found
+
+
+SIZE = 9 * MIB + 17  # more than one piece
+
+
+@pytest.mark.skipif(not hasattr(os, "copy_file_range"), reason="the kernel copies on Linux only")
+@pytest.mark.parametrize("format", ["default", "no-archive"])
+@pytest.mark.parametrize("error", [None, errno.ENOSYS])
+def test_large_stored_members_are_copied_in_the_kernel_or_else_by_hand(
+    spec: ArchiveSpec, tmp_path: Path, cache: Path, kernel: SimpleNamespace, format: Format, error: int | None
+) -> None:
+    content = random.Random(3).randbytes(SIZE)
+    Path("weights.bin").write_bytes(content)
+    kernel.error = error
+    path = write_archive(spec, tmp_path / "out", format=format)
+    assert kernel.copied == (0 if error else SIZE)
+    with open_archive(path, cache=cache) as opened:
+        assert (opened.directory / "weights.bin").read_bytes() == content
+        assert opened.manifest.checksums["weights.bin"] == hashlib.sha256(content).hexdigest()
+    if format == "default":
+        assert kernel.copied == (0 if error else 2 * SIZE)
+        with zipfile.ZipFile(path) as archive:
+            assert archive.testzip() is None
+            at = archive.getinfo("weights.bin").header_offset
+        assert path.read_bytes().index(content[:64], at) % 4096 == 0, "where a file system can share its blocks"
+        rewrite_archive(path, {"note.txt": b"x"})
+        assert kernel.copied == (0 if error else 3 * SIZE)
+    assert verify_archive(path) == []
+
+
+def test_large_members_give_the_same_bytes_with_and_without_the_kernel(
+    spec: ArchiveSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("weights.bin").write_bytes(random.Random(4).randbytes(SIZE))
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 8 * MIB)  # headers as of a member of more than 4 GB
+    first = write_archive(spec, tmp_path / "one").read_bytes()
+    monkeypatch.setattr(copying, "_CAN_COPY", False)
+    path = write_archive(spec, tmp_path / "two")
+    assert path.read_bytes() == first
+    assert first.index(Path("weights.bin").read_bytes()[:64]) % 4096 == 0
+    assert verify_archive(path) == []
+
+
+@pytest.mark.parametrize("change", [lambda file: file.truncate(SIZE - MIB), lambda file: file.seek(0, 2) and file.write(b"x")])
+def test_a_large_file_that_changes_while_it_is_packed_is_reported(
+    spec: ArchiveSpec, tmp_path: Path, change: Callable[[BinaryIO], object]
+) -> None:
+    Path("weights.bin").write_bytes(random.Random(5).randbytes(SIZE))
+
+    def progress(name: str, done: int, total: int) -> None:
+        if name == "weights.bin":
+            with Path(name).open("r+b") as file:
+                change(file)
+
+    with pytest.raises(CannotPack, match=r"weights\.bin changed while it was packed"):
+        write_archive(spec, tmp_path / "out", progress=progress)
+
+
+@pytest.mark.parametrize("at", [100, SIZE - 100])
+def test_damage_in_a_large_stored_member_is_noticed(spec: ArchiveSpec, tmp_path: Path, cache: Path, at: int) -> None:
+    content = random.Random(6).randbytes(SIZE)
+    Path("weights.bin").write_bytes(content)
+    path = write_archive(spec, tmp_path / "out")
+    written = bytearray(path.read_bytes())
+    written[written.index(content[:64]) + at] ^= 1
+    path.write_bytes(written)
+    with pytest.raises(CorruptMember, match=r"'weights\.bin' is damaged"):
+        open_archive(path, cache=cache)
+    assert list((cache / "archives" / "entries").iterdir()) == list((cache / "archives" / "partial").iterdir()) == []
 
 
 @pytest.mark.slow

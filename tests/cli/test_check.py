@@ -138,6 +138,6 @@ def test_a_handler_that_cannot_be_loaded_is_reported_with_its_reason(check: Chec
     code, reason = UNLOADABLE[fault]
     ended = check(code)
     assert ended.code == 1
-    assert ended.err.startswith("Error: m.mar does not load: ")
+    assert ended.err.startswith(("Error: m.mar does not load: ", "Error: code.py is not valid Python, line 1: "))
     assert reason in ended.err
     assert "This is a bug in tsx; run again with --debug to see the traceback." not in ended.err

@@ -15,12 +15,15 @@ class Pair(NamedTuple):
     key: Path
 
 
-def make_certificate(directory: Path, name: str = "tls", hosts: str = "DNS:localhost,IP:127.0.0.1", password: str = "") -> Pair:
+def make_certificate(
+    directory: Path, name: str = "tls", hosts: str = "DNS:localhost,IP:127.0.0.1", password: str = "", *, rsa: int = 0
+) -> Pair:
     """A self-signed certificate and its key, both PEM."""
     if shutil.which("openssl") is None:
         pytest.skip("needs the openssl command")
     pair = Pair(directory / f"{name}.pem", directory / f"{name}.key")
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2", "-subj", f"/CN={name}"]
+    kind = [f"rsa:{rsa}"] if rsa else ["ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    words = ["openssl", "req", "-x509", "-newkey", *kind, "-days", "2", "-subj", f"/CN={name}"]
     words += ["-addext", f"subjectAltName={hosts}", "-out", str(pair.certificate), "-keyout", str(pair.key)]
     words += ["-passout", f"pass:{password}"] if password else ["-nodes"]
     subprocess.run(words, check=True, capture_output=True, timeout=60)

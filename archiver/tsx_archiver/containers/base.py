@@ -47,21 +47,25 @@ class MemberList:
         self.limits = limits
         self.members: list[Member] = []
         self.total = 0
+        self._dense = self._dense_packed = 0  # of all members that unpack to so much more than their size: many small bombs are one
         self._seen: dict[str, Member] = {}
 
     def add(self, member: Member) -> None:
         if len(self.members) >= self.limits.members:
             raise TooManyMembers(
-                f"{self.source} holds more than {self.limits.members} members. {REFUSED} Raise the limit only if you know the archive."
+                f"{self.source} holds more than {self.limits.members} members. {REFUSED} "
+                "Raise max_archive_files only if you know the archive."
             )
         self.total += member.size
         if self.total > self.limits.total:
             raise ArchiveTooLarge(
                 f"{self.source} would unpack to more than {human(self.limits.total)}, according to its headers. {REFUSED} "
-                "Raise the limit only if you know the archive."
+                "Raise max_archive_size only if you know the archive."
             )
-        if member.packed is not None and self.limits.too_dense(member.size, member.packed):
-            raise too_dense(self.source, f"member {shown(member.name)}", member.size, member.packed, self.limits)
+        if member.packed is not None and self.limits.is_dense(member.size, member.packed):
+            self._dense, self._dense_packed = self._dense + member.size, self._dense_packed + member.packed
+            if self._dense > self.limits.ratio_floor:
+                raise too_dense(self.source, f"member {shown(member.name)}", self._dense, self._dense_packed, self.limits)
         self._refuse_twin(member)
         self.members.append(member)
 
@@ -92,8 +96,8 @@ class MemberList:
 
 def too_dense(source: str, what: str, size: int, packed: int, limits: Limits) -> ArchiveTooLarge:
     return ArchiveTooLarge(
-        f"{source}: {what} unpacks from {human(packed)} to {human(size)}, more than {limits.ratio} times its size, as zip bombs do. "
-        f"{REFUSED} Raise the limit only if you know the archive."
+        f"{source}: {what} unpacks from {human(packed)} to {human(size)}, more than {limits.ratio} times its size, as zip bombs do, and "
+        f"more than {human(limits.ratio_floor)}. {REFUSED} Raise max_dense_archive_size only if you know the archive."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import struct
 import zipfile
@@ -22,12 +23,14 @@ from tsx_archiver.errors import (
 )
 from tsx_archiver.limits import Limits
 from tsx_archiver.names import safe_member_name, shown
+from tsx_archiver.storage.copying import FileRange
 
 _END = struct.Struct("<4s4H2LH")
 _END64_LOCATOR = struct.Struct("<4sLQL")
 _END64 = struct.Struct("<4sQ2H2L4Q")
 _LONGEST_COMMENT = 65535
 _LOCAL_HEADER_SIZE = 30
+_NAME_AND_EXTRA = struct.Struct("<2H")  # their lengths, at the end of a local header
 _DIRECTORY_BYTES_PER_MEMBER = 512
 _METHODS = {1: "shrink", 6: "implode", 9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstd", 95: "xz", 99: "AES encryption"}
 
@@ -37,6 +40,7 @@ class ZipContainer:
 
     def __init__(self, file: BinaryIO, source: str, limits: Limits) -> None:
         self._source = source
+        self._file = file
         _refuse_huge_directory(file, source, limits)
         try:
             self._zip = zipfile.ZipFile(file)
@@ -73,7 +77,8 @@ class ZipContainer:
     def open(self, member: Member) -> BinaryIO:
         """The member's bytes. They are checked against length and CRC when the last one is read."""
         try:
-            return cast(BinaryIO, _MemberReader(self._zip.open(self._infos[member.name]), self._source, member))
+            info = self._infos[member.name]
+            return cast(BinaryIO, _MemberReader(self._zip.open(info), self._source, member, info, self._file))
         except (zipfile.BadZipFile, ValueError, struct.error, OSError, NotImplementedError) as error:
             raise CorruptMember(
                 f"{self._source}: {shown(member.name)} cannot be read ({error}). Copy or download the file again."
@@ -90,25 +95,42 @@ class ZipContainer:
 class _MemberReader:
     """A member's stream that raises our errors, and raises where the bytes end before the declared size."""
 
-    def __init__(self, stream: object, source: str, member: Member) -> None:
+    def __init__(self, stream: object, source: str, member: Member, info: zipfile.ZipInfo, file: BinaryIO) -> None:
         self._stream = cast(BinaryIO, stream)
         self._source = source
         self._member = member
+        self._info = info
+        self._file = file
         self._count = 0
+        self._copied = False
+
+    def plain_range(self) -> FileRange | None:
+        """Where a stored member lies in the archive; `zipfile` has looked at the header before its bytes."""
+        if self._info.compress_type != zipfile.ZIP_STORED:
+            return None
+        header = os.pread(self._file.fileno(), _LOCAL_HEADER_SIZE, self._info.header_offset)
+        name, extra = _NAME_AND_EXTRA.unpack_from(header, _LOCAL_HEADER_SIZE - _NAME_AND_EXTRA.size)
+        return FileRange(self._file.fileno(), self._info.header_offset + _LOCAL_HEADER_SIZE + name + extra)
+
+    def check_copy(self, count: int, crc: int) -> None:
+        if count == self._member.size and crc != self._info.CRC:
+            raise self._damaged(f"Bad CRC-32 for file {shown(self._member.name)}")
+        self._count, self._copied = count, True
 
     def read(self, size: int = -1) -> bytes:
         try:
-            chunk = self._stream.read(size)
+            chunk = b"" if self._copied else self._stream.read(size)
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-            raise CorruptMember(
-                f"{self._source}: {shown(self._member.name)} is damaged ({error}). Copy or download it again, or pack it again."
-            ) from error
+            raise self._damaged(error) from error
         self._count += len(chunk)
         if not chunk and size != 0 and self._count != self._member.size:
             raise CorruptMember(
                 f"{self._source}: {shown(self._member.name)} has {self._count} bytes, not the {self._member.size} it claims. Pack it again."
             )
         return chunk
+
+    def _damaged(self, why: object) -> CorruptMember:
+        return CorruptMember(f"{self._source}: {shown(self._member.name)} is damaged ({why}). Copy or download it again, or pack it again.")
 
     def __enter__(self) -> _MemberReader:
         return self
@@ -165,7 +187,7 @@ def _refuse_huge_directory(file: BinaryIO, source: str, limits: Limits) -> None:
     if directory > limits.members * _DIRECTORY_BYTES_PER_MEMBER:
         raise TooManyMembers(
             f"{source} has a directory of {directory} bytes, too many for {limits.members} members. {REFUSED} "
-            "Raise the limit only if you know the archive."
+            "Raise max_archive_files only if you know the archive."
         )
 
 

@@ -87,6 +87,19 @@ def texts(value: Any) -> tuple[dict[str, str] | None, str | None]:
     return None, "it must be a mapping of names to values, such as {accept-language: de}"
 
 
+def plain_arguments(value: Any) -> tuple[dict[str, Any] | None, str | None]:
+    """Arguments of a model's class: JSON's kinds of values only, so that a configuration can build no other object."""
+    if isinstance(value, dict) and all(isinstance(name, str) and name.isidentifier() for name in value) and _is_plain(value):
+        return value, None
+    return None, "it must be a mapping of argument names to numbers, strings, true, false, null, lists and mappings, such as {width: 64}"
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(name, str) for name in value) and all(map(_is_plain, value.values()))
+    return all(map(_is_plain, value)) if isinstance(value, list) else value is None or isinstance(value, str | int | float)
+
+
 LIMIT_KEYS = tuple(
     ConfigKey(limit.key, name, choice(*limit.choices) if limit.choices else whole(limit.minimum, limit.below))
     for name, limit in LIMITS.items()
@@ -118,6 +131,7 @@ TSX_KEYS = (
     ConfigKey("overlapPreprocessing", "overlap_preprocessing", flag_or_auto),
     ConfigKey("retryFailedBatch", "retry_failed_batch", flag),
     ConfigKey("weightsOnly", "weights_only", flag),
+    ConfigKey("init_args", "init_args", plain_arguments),
     ConfigKey("threads", "threads", whole(1)),
     ConfigKey("precision", "precision", one_of("fp32", "fp16", "bf16")),
     ConfigKey("warmup", "warmup", sequence),

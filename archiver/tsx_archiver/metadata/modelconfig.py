@@ -83,6 +83,7 @@ class ModelConfig(ModelLimits["int | None"]):
     overlap_preprocessing: bool | str | None = None  # or "auto"
     retry_failed_batch: bool | None = None
     weights_only: bool | None = None
+    init_args: dict[str, Any] | None = None  # of the model's class: plain data
     threads: int | None = None
     precision: str | None = None  # fp32, fp16 or bf16
     warmup: tuple[WarmUp, ...] | None = None

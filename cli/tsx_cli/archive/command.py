@@ -38,7 +38,9 @@ def pack_command(
     requirements_file: Annotated[Path | None, typer.Option("--requirements-file", "-r", help="Python packages the handler needs.")] = None,
     config_file: Annotated[Path | None, typer.Option("--config-file", "-c", help="The model's model-config.yaml.")] = None,
     export_path: Annotated[Path, typer.Option("--export-path", "-o", help="Directory for the archive, or its file name.")] = Path(),
-    format: Annotated[Form, typer.Option(help="Deflated .mar, stored .mar, .tar.gz, or an unpacked directory.")] = "default",
+    format: Annotated[
+        Form, typer.Option(help="A .mar with its code deflated, a .mar with all members stored, .tar.gz, or an unpacked directory.")
+    ] = "default",
     index_to_name: Annotated[bool, typer.Option(help="Add the index_to_name.json next to the model file.")] = True,
     samples: Annotated[
         list[Path] | None, typer.Option("--sample", metavar="FILE|DIR", help="Inputs to check with; a new archive includes them.")
@@ -46,6 +48,9 @@ def pack_command(
     check_it: Annotated[
         bool, typer.Option("--check", help="Load it, send the samples alone and in batches, and compare the answers.")
     ] = False,
+    import_it: Annotated[
+        bool, typer.Option("--import/--no-import", help="First import the handler and the model file as a worker will.")
+    ] = True,
     tolerance: Annotated[float, typer.Option(min=0, help="Absolute or relative tolerance for numbers.")] = 1e-4,
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite an existing archive.")] = False,
     as_json: AsJson = False,
@@ -61,7 +66,9 @@ def pack_command(
     from tsx_cli.archive.packing import Packing
 
     parts = HandlerFiles(handler, model_file, split_list(extra_files), index_to_name)
-    order = Packing(parts, name, version, requirements_file, config_file, export_path, format, force, samples or [])
+    order = Packing(
+        parts, name, version, requirements_file, config_file, export_path, format, force, samples or [], import_it and not check_it
+    )
     actions.pack_files(files or [], order, check_it, tolerance, as_json)
 
 

@@ -49,8 +49,8 @@ def work_out(
     path: Path | None, parts: HandlerFiles, *, name: str | None = None, version: str | None = None
 ) -> tuple[ArchiveSpec, list[str]]:
     """What to pack, and lines that say what was worked out. Raises `UsageError` where something is missing, and `ArchiveError`."""
-    if path is None and not (parts.own_handler and name):
-        raise UsageError("name a model file; for a model without one, give --name and your own --handler")
+    if path is None and not ((parts.own_handler or parts.model_file) and name):
+        raise UsageError("name a model file; for a model without one, give --name and your own --handler or --model-file")
     handler = parts.handler or DEFAULT_HANDLER
     chosen = name or default_model_name(path or "")
     notes = []

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tsx_archiver import Format, write_archive
 from tsx_archiver.limits import human
 from tsx_archiver.progress import progress_bar
+from tsx_cli.archive.importing import check_code
 from tsx_cli.archive.model_file import HandlerFiles, work_out
 from tsx_cli.common.failure import FAILED, UsageError
 from tsx_cli.common.inputs import SAMPLES
@@ -36,6 +37,7 @@ class Packing:
     format: Format
     force: bool
     samples: Sequence[Path]
+    import_it: bool = True
 
     def belongs_to_packing(self) -> str:
         """Options that were given and make no sense for an archive that exists."""
@@ -77,6 +79,9 @@ def pack(path: Path | None, order: Packing, *, quiet: bool) -> Packed:
     samples = {f"{SAMPLES}/{name}": file.read_bytes() for name, file in sample_files(order.samples).items()}
     spec = replace(spec, requirements_file=order.requirements_file, config_file=order.config_file, contents=samples)
     _say(notes, quiet)
+    imported = check_code(spec, import_it=order.import_it)
+    _say(imported, quiet)
+    notes += imported
     warnings: list[str] = []
     with progress_bar(f"Packing {spec.model_name}", shown=not quiet and sys.stderr.isatty()) as progress:
         written = write_archive(spec, order.export_path, format=order.format, force=order.force, progress=progress, warn=warnings.append)
@@ -131,5 +136,5 @@ def sample_files(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def _say(lines: Sequence[str], quiet: bool) -> None:
-    if not quiet:
+    if lines and not quiet:
         print("\n".join(lines), flush=True)

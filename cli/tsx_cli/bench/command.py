@@ -139,6 +139,8 @@ def bench_command(
     else:
         show(results)
         print(f"report: {one_line(request.directory / 'report.html')}, with report.md, results.csv and results.json beside it")
+        if results.faster_unmeasured:
+            print(f"continue: tsx bench --resume {one_line(request.directory)} --time-limit 5m")
     if write and results.complete:
         print(one_line(keep(request.model, results, settings.cache_dir)), file=sys.stderr if as_json else sys.stdout)
     elif write:

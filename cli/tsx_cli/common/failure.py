@@ -57,6 +57,7 @@ def where(text: str) -> str:
     frames = [match for match in _FRAME.finditer(text) if not match["file"].startswith("<frozen importlib")]
     if not frames:
         return "--debug shows the whole traceback."
+    frames = [match for match in frames if match["code"]] or frames  # of a worker's traceback, the model's own files
     code = f": {frames[-1]['code'].strip()}" if frames[-1]["code"] else ""
     return f"It was raised in {PurePath(frames[-1]['file']).name}, line {frames[-1]['line']}{code}\n--debug shows the whole traceback."
 

@@ -23,6 +23,11 @@ def human(size: int) -> str:
     return human(size)
 
 
+def rounded(value: float) -> str:
+    """Four digits, or as many as a whole number has: 12,345; 1,234; 123.4."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def print_json(value: object) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
     print(STEERS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
@@ -41,7 +46,8 @@ def one_line(value: object) -> str:
     return escaped(str(value)).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None, *, whole: bool = False) -> None:
+    """`whole`: only the first column may be wrapped, where the terminal is narrow."""
     cells = [["" if cell is None else one_line(cell) for cell in row] for row in rows]
     console = Console()
     if not console.is_terminal:
@@ -49,7 +55,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
         return
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=whole and bool(table.columns))
     for row in cells:
         table.add_row(*map(Text, row))
     console.print(table)

@@ -305,6 +305,11 @@ class Settings(BaseModel):
         None, description="directory where archives are unpacked; the user's cache directory, or a temporary one, if not set"
     )
     max_archive_size: int = Field(64 << 30, ge=1, description="maximum unpacked size of an archive, in bytes")
+    max_dense_archive_size: int | None = Field(
+        None,
+        ge=0,
+        description="maximum unpacked size of members packed to less than a 200th of it, in bytes; half of the memory if not set",
+    )
     max_archive_files: int = Field(10_000, ge=1, description="maximum number of files in an archive")
     install_py_dep_per_model: bool = Field(False, description="install the packages in the requirements file of an archive")
     install_timeout: int = Field(600, ge=1, description="maximum time to install the requirements of one model, in seconds")
@@ -336,7 +341,10 @@ class Settings(BaseModel):
 
     def archive_limits(self) -> Limits:
         """What the server refuses to unpack; the commands refuse it as well."""
-        return Limits(members=self.max_archive_files, total=self.max_archive_size)
+        from tsx_runtime.shared.memory import container_memory  # psutil, for commands that open archives alone
+
+        dense = container_memory() // 2 if self.max_dense_archive_size is None else self.max_dense_archive_size
+        return Limits(members=self.max_archive_files, total=self.max_archive_size, ratio_floor=dense)
 
 
 MODELS = "models"

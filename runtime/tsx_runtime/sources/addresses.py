@@ -50,7 +50,7 @@ def check_public(host: str, addresses: list[str]) -> None:
         if not is_public(ipaddress.ip_address(text)):
             raise ModelNotFound(
                 f"The host {host} has the address {text}, which is not a public one. "
-                "To load models from it, start the server with allow_private_urls=true."
+                "To load models from it, name the host in allowed_urls, or start the server with allow_private_urls=true."
             )
 
 

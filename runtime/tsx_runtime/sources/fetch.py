@@ -11,7 +11,10 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from urllib.parse import unquote
 
-from tsx_archiver import ARCHIVE_SUFFIXES
+from tsx_archiver import ARCHIVE_SUFFIXES, ArchiveError, is_inside
+from tsx_archiver.opening import open_source
+from tsx_archiver.storage.copying import copy_file_content
+from tsx_archiver.storage.private_directory import private_opener
 from tsx_runtime.errors import Conflict, DownloadFailed, ModelFileExists, ModelNotFound
 from tsx_runtime.plugins import Source
 from tsx_runtime.settings.schema import Settings
@@ -53,15 +56,20 @@ class Fetcher:
         self._stop.set()
 
     def local_file(self, text: str, trust: Trust) -> Path | None:
-        """Where a `file:` URL leads; None for any other. Raises ModelNotFound where that is neither in the store nor allowed."""
+        """Where a `file:` URL leads that is used in place: in the store, a directory, the operator's. None for any other.
+
+        Raises ModelNotFound where that is neither in the store nor allowed, and DownloadFailed where nothing is there.
+        """
         url = parse_url(text, self._sources)
         if url.scheme != "file":
             return None
         path, store = Path(unquote(url.path)), self._directory
-        inside = store is not None and path.resolve().is_relative_to(store.resolve())
+        inside = store is not None and is_inside(path, store)
         if not inside and trust is Trust.CLIENT:
             self._allowed.check(url, text)
-        return path
+        if not path.exists():
+            raise _failed(url, f"{path} does not exist")
+        return path if inside or store is None or trust is Trust.OPERATOR or path.is_dir() else None
 
     def fetch(self, text: str, trust: Trust, *, sse_kms: bool = False, beside: Collection[Path] = ()) -> Path:
         """The archive, in the store; where the file that it would be is one of `beside`, under the next name that is free.
@@ -85,20 +93,23 @@ class Fetcher:
         try:
             self._download(url, target, trust, sse_kms)
         except DownloadFailed as error:
-            raise DownloadFailed(redacted(f"Failed to download archive from: {url.text}: {error.message}.")) from error
+            raise _failed(url, error.message) from error
         finally:
             self._under_way.discard(target)
         return target
 
     def _download(self, url: ModelUrl, target: Path, trust: Trust, sse_kms: bool) -> None:
         check: Callable[[ModelUrl], None] = self._allowed.check if trust is Trust.CLIENT else lambda url: None
-        private = self._settings.allow_private_urls or trust is Trust.OPERATOR
+        anywhere = self._settings.allow_private_urls or trust is Trust.OPERATOR
+        private: Callable[[ModelUrl], bool] = (lambda url: True) if anywhere else self._allowed.names
         headers = SSE_KMS if sse_kms else {}
         rules = Rules(check, private, self._settings.max_archive_size, headers, self._stop.is_set)
         of_url = hashlib.sha256(url.text.encode()).hexdigest()[:16]
         part = target.with_name(f".{target.name}.{of_url}.part")  # one of another URL is none of this one's beginning
         if url.scheme in self._sources:
             ask_plugin(self._sources[url.scheme], url, part, self._settings.max_archive_size)
+        elif url.scheme == "file":
+            copy_file(Path(unquote(url.path)), part, self._settings.max_archive_size)
         elif url.scheme == "s3":
             from tsx_runtime.sources import s3  # as below: only a download pays for the import
 
@@ -113,6 +124,10 @@ class Fetcher:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
+
+
+def _failed(url: ModelUrl, why: str) -> DownloadFailed:
+    return DownloadFailed(redacted(f"Failed to download archive from: {url.text}: {why}."))
 
 
 def _numbered(file: Path, number: int) -> Path:
@@ -133,6 +148,24 @@ def ask_plugin(source: Source, url: ModelUrl, part: Path, most: int) -> None:
     if size > most:
         part.unlink()
         raise DownloadFailed(f"it has {size} bytes, and max_archive_size is {most}")
+
+
+def copy_file(source: Path, part: Path, most: int) -> None:
+    """Raises DownloadFailed."""
+    part.unlink(missing_ok=True)
+    try:
+        with open_source(source) as file, open(part, "xb", opener=private_opener) as copy:
+            size = os.fstat(file.fileno()).st_size
+            if size > most:
+                raise DownloadFailed(f"it has {size} bytes, and max_archive_size is {most}")
+            copy_file_content(file, copy, size)
+    except BaseException as error:
+        part.unlink(missing_ok=True)
+        if isinstance(error, ArchiveError):
+            raise DownloadFailed(error.message.rstrip(".")) from error
+        if isinstance(error, OSError):
+            raise DownloadFailed(f"it cannot be copied to {part.parent} ({error.strerror})") from error
+        raise
 
 
 def check_digest(file: Path, wanted: str | None) -> None:

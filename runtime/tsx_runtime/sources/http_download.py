@@ -156,11 +156,14 @@ def _request(url: ModelUrl, headers: Mapping[str, str], rules: Rules) -> Any:
     """
     port = url.port or (443 if url.scheme == "https" else 80)
     proxy = proxy_for(url)
-    addresses = [url.host] if proxy is not None and rules.private else addresses_of(url.host, port)
-    if not rules.private:
+    private = rules.private(url)
+    addresses = [url.host] if proxy is not None and private else addresses_of(url.host, port)
+    if not private:
         check_public(url.host, addresses)
         if proxy is not None and url.scheme == "http":  # only a tunnel leads to an address under another name
-            raise DownloadFailed("the proxy resolves the host of an http URL again: use https, or allow_private_urls=true")
+            raise DownloadFailed(
+                "the proxy resolves the host of an http URL again: use https, name the host in allowed_urls, or set allow_private_urls=true"
+            )
     headers = {"Host": _bracketed(url.host) if url.port is None else f"{_bracketed(url.host)}:{url.port}", **headers}
     last: Exception | None = None
     for address in addresses:

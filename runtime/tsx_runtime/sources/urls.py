@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from tsx_archiver import ARCHIVE_SUFFIXES
+from tsx_archiver import ARCHIVE_SUFFIXES, is_inside
 from tsx_runtime.errors import BadRequest, ModelNotFound, SettingError
 from tsx_runtime.shared.redaction import redacted
 
@@ -18,6 +18,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?(?::\d{1,5})?|\[[0-9A-Fa-f:.]+\](?::\d{1,5})?")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+_NAMED_HOST = re.compile(r"\^?(?:https?\??|http\(s\)\?)://((?:[a-z0-9_]|\\?[.-])+|\\\[[0-9a-f:]+\\?\])(?=[:/]|\(:|$)", re.IGNORECASE)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 LONGEST = 4096  # characters of a URL, or of a name in the store
 MOST_UNQUOTED = 5  # rounds; dots hidden more deeply are refused anyway
@@ -81,12 +82,17 @@ def climbs(text: str) -> bool:
 
 
 def in_store(name: str, store: Path | None, without_store: str) -> Path:
-    """Where the file of that name lies, if it is there. Raises ModelNotFound where it would be outside, or there is no store."""
+    """Where the file of that name lies, if it is there; an absolute path counts if it lies in the store once its links are resolved.
+
+    Raises ModelNotFound where it would be outside, or there is no store.
+    """
     check_length(name)
-    if climbs(name) or Path(name).is_absolute():
+    if climbs(name):
         raise ModelNotFound(f"Relative path is not allowed in url: {name}")
     if store is None:
         raise ModelNotFound(without_store)
+    if Path(name).is_absolute() and not is_inside(Path(name), store):
+        raise ModelNotFound(f"{name} is not in the store. Name a file of the store, or give a path inside it.")
     return store / name
 
 
@@ -115,15 +121,21 @@ class AllowList:
         """Raises SettingError for a pattern that is none."""
         self.entries = tuple(entries)
         self._hosts = frozenset(entry.lower() for entry in entries if _HOST.fullmatch(entry))
-        self._patterns = [_compiled(entry) for entry in entries if not _HOST.fullmatch(entry)]
+        self._patterns = [(_compiled(entry), _named_host(entry)) for entry in entries if not _HOST.fullmatch(entry)]
 
     def allows(self, url: ModelUrl) -> bool:
-        if url.scheme in _DEFAULT_PORTS:
-            host = f"[{url.host}]" if ":" in url.host else url.host
-            port = url.port or _DEFAULT_PORTS[url.scheme]
-            if f"{host}:{port}" in self._hosts or (host in self._hosts and port == _DEFAULT_PORTS[url.scheme]):
-                return True
-        return any(pattern.fullmatch(url.text) for pattern in self._patterns)
+        return self._lists(url) or any(pattern.fullmatch(url.text) for pattern, _ in self._patterns)
+
+    def names(self, url: ModelUrl) -> bool:
+        """Whether an entry allows it that spells its host out: then the host may be in a private network."""
+        return self._lists(url) or any(host == url.host and pattern.fullmatch(url.text) for pattern, host in self._patterns)
+
+    def _lists(self, url: ModelUrl) -> bool:
+        if url.scheme not in _DEFAULT_PORTS:
+            return False
+        host = f"[{url.host}]" if ":" in url.host else url.host
+        port = url.port or _DEFAULT_PORTS[url.scheme]
+        return f"{host}:{port}" in self._hosts or (host in self._hosts and port == _DEFAULT_PORTS[url.scheme])
 
     def check(self, url: ModelUrl, shown: str | None = None) -> None:
         """Raises ModelNotFound with TorchServe's words; `shown` is how the client wrote it."""
@@ -139,11 +151,17 @@ def _compiled(entry: str) -> re.Pattern[str]:
         raise SettingError(f"allowed_urls holds {entry!r}, which is neither a host nor a regular expression: {error}") from error
 
 
+def _named_host(entry: str) -> str | None:
+    """The host that a pattern begins with, where it is no pattern itself: `in-house` of `http://in-house:.*`. A dot is one."""
+    found = _NAMED_HOST.match(entry)
+    return None if found is None else found[1].replace("\\", "").strip("[]").lower()
+
+
 class Rules(NamedTuple):
     """The rules of one transfer. `check` raises where a URL, also that of a redirect, is not allowed."""
 
     check: Callable[[ModelUrl], None]
-    private: bool  # whether addresses that are not public may be connected to
+    private: Callable[[ModelUrl], bool]  # whether it may lead to an address that is not public
     most: int  # bytes
     headers: Mapping[str, str] = {}
     stopped: Callable[[], bool] = lambda: False

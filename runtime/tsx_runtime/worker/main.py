@@ -131,7 +131,7 @@ def _load(channel: FrameSocket, running: printing.RunningIds) -> ServedModel | N
         model = load_model(order)
         warm_up_model(model, order)
     except BaseException as error:  # the boundary to a user's code: whatever it raises is reported to the front end
-        channel.send(Kind.FAILED, frame.batch, extra=json.dumps(_report(error)).encode())
+        channel.send(Kind.FAILED, frame.batch, extra=json.dumps(failure_report(error)).encode())
         return None
     running.context = model.context
     channel.send(Kind.LOADED, frame.batch, extra=json.dumps(facts_of(model, order)).encode())
@@ -143,7 +143,7 @@ def _serve(channel: FrameSocket, model: ServedModel) -> None:
     gc.freeze()  # the model's objects live as long as the worker: no collection needs to look at them again
     idle = Idle()
     if model.mode != "batch":
-        (continuous if model.mode == "continuous" else async_handlers).serve(channel, model, partial(_answer_ping, idle), idle.end)
+        (continuous if model.mode == "continuous" else async_handlers).serve(channel, model, partial(_on_other, model, idle), idle.end)
         return
     profile = profiling.Profile(model.context.model_name, model.worker) if profiling.is_wanted() else None
     serve = _serve_ahead if overlaps(model) else _serve_in_turn
@@ -155,7 +155,7 @@ def _serve(channel: FrameSocket, model: ServedModel) -> None:
 
 
 def _serve_ahead(channel: FrameSocket, model: ServedModel, idle: Idle, reply: Callable[..., bool]) -> None:
-    for waiting in read_ahead(channel, model, partial(_answer_ping, idle)):
+    for waiting in read_ahead(channel, model, partial(_on_other, model, idle)):
         idle.asked = 0
         if not reply(channel, model, waiting.batch, waiting.items, waiting.ahead, waiting.began):
             return
@@ -165,7 +165,7 @@ def _serve_ahead(channel: FrameSocket, model: ServedModel, idle: Idle, reply: Ca
 def _serve_in_turn(channel: FrameSocket, model: ServedModel, idle: Idle, reply: Callable[..., bool]) -> None:
     while (frame := channel.read()) is not None:
         if frame.kind is not Kind.BATCH:
-            _answer_ping(idle, channel, frame)
+            _on_other(model, idle, channel, frame)
         else:
             idle.asked = 0
             if not reply(channel, model, frame.batch, frame.items):
@@ -183,6 +183,8 @@ def _reply(
 ) -> bool:
     """Answer one batch, which was started at `began` (time.monotonic()) or now. Whether this process can answer another."""
     channel.begin(batch)
+    if model.threads is not None:
+        model.threads.begin(len(items))
     start = time.monotonic()
     if ahead is not None:
         laps = step_times.begin(ahead.laps)
@@ -192,6 +194,8 @@ def _reply(
         laps = []
     outcome = answer_batch(model, items, partial(_send_piece, channel, batch, model.stops), ahead, start)
     done = time.monotonic()
+    if model.threads is not None:
+        model.threads.end(done, done - start)
     if model.prediction_time is not None and done >= model.prediction_time.due:
         model.prediction_time.report(start, done)
     extra = step_times.times(start if began is None else began, done, laps)
@@ -203,8 +207,13 @@ def _reply(
     return not outcome.device_lost
 
 
-def _answer_ping(idle: Idle, channel: FrameSocket, frame: Frame) -> None:
+def _on_other(model: ServedModel, idle: Idle, channel: FrameSocket, frame: Frame) -> None:
+    """Any frame but a batch."""
     if frame.kind is Kind.CANCEL:  # of a batch that is answered already, or that is not stopped
+        return
+    if frame.kind is Kind.THREADS:
+        if model.threads is not None:
+            model.threads.reshare(frame.batch)
         return
     if frame.kind is not Kind.PING:
         raise FrameError(f"a worker does not expect {frame.kind.name} here")
@@ -219,7 +228,7 @@ def _send_piece(channel: FrameSocket, batch: int, stops: bool, position: int, he
         logger.warning("a part of an answer is dropped: it was sent by a thread of the handler's after the answer was complete")
 
 
-def _report(error: BaseException) -> dict[str, str]:
+def failure_report(error: BaseException) -> dict[str, str]:
     """The message and the traceback of the handler's own code, without the frames of the loader."""
     cause = error.__cause__ if isinstance(error, LoadError) else error
     message = str(error) if isinstance(error, LoadError) else f"The model could not be loaded: {in_words(error)}"

@@ -19,6 +19,7 @@ from tsx_runtime.worker.execution.batch import ServedModel
 from tsx_runtime.worker.execution.micro_batching import with_micro_batches
 from tsx_runtime.worker.execution.prefetch import overlaps
 from tsx_runtime.worker.execution.recovery import Ceiling
+from tsx_runtime.worker.execution.thread_tuning import tuning_of
 from tsx_runtime.worker.execution.warmup import warm_up
 from tsx_runtime.worker.handler_api import ts_shim
 from tsx_runtime.worker.handler_api.context import Context
@@ -81,6 +82,7 @@ def load_model(order: LoadOrder) -> ServedModel:
         version=order["model_version"],
         enveloped=order["envelope"] == "kservev2",
         mode=order["mode"],
+        threads=tuning_of(order["threads"], tunes=order["mode"] == "batch") if order["shares_cores"] and order["threads"] else None,
         has_steps=has_steps,
     )
     return model._replace(stops=model.mode == "batch" and model.alone and not order["stateful"] and not overlaps(model))

@@ -46,6 +46,7 @@ batchPolicy: wait
 overlapPreprocessing: auto
 retryFailedBatch: false
 weightsOnly: false
+init_args: {width: 64, names: [a, null], deep: {rate: 0.5}}
 threads: 2
 precision: bf16
 maxWorkerRequests: 1000
@@ -93,6 +94,9 @@ def test_the_table_and_the_dataclasses_have_the_same_fields() -> None:
         ("warmup: [3]", "batch_size", r"warmup\[1\]: 3 is invalid"),
         ("warmup: [{file: a, count: 0}]", "batch_size", r"warmup\[1\].count"),
         ("warmup: [{file: a, headers: [x]}]", "batch_size", "it must be a mapping of names to values, such as"),
+        ("init_args: {since: 2024-01-01}", "init_args", "numbers, strings"),
+        ("init_args: {deep: [{data: !!binary aGk=}]}", "init_args", "numbers, strings"),
+        ("init_args: {a-b: 1}", "init_args", "argument names"),
         ("torchrun: {rdzv-backend: 1}", "batch_size", "it must be a string"),
     ],
 )

@@ -16,6 +16,7 @@ import torch
 from tests.cli.conftest import DIGITS, Run
 from tests.support.servers import screen
 from tsx_archiver import BUILTIN_HANDLERS
+from tsx_cli.archive import importing
 from tsx_cli.archive.model_file import NOT_SERVED
 from tsx_runtime.worker.handler_api.loader import BUILTIN, ELSEWHERE
 
@@ -125,6 +126,68 @@ def test_a_model_without_a_file_needs_a_name_and_a_handler(run: Run, tmp_path: P
     assert "name a model file; for a model without one, give --name and your own --handler" in ended.err
     assert run("archive", "--name", "echo", "--handler", "echo.py:handle").code == 0
     assert manifest(tmp_path / "echo.mar")["handler"] == "echo.py:handle"
+    assert run("archive", "--name", "own", "--model-file", DIGITS / "model.py").code == 0  # the class may load its weights itself
+    assert manifest(tmp_path / "own.mar")["modelFile"] == "model.py"
+
+
+ENTRY = "def handle(data, context):\n    return data\n"
+CLASS = "import torch\nclass Net(torch.nn.Module):\n    def __init__(self, width): super().__init__()\n"
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (f"import near\n{ENTRY}", None),
+        ("from ts.torch_handler.base_handler import BaseHandler\nclass Own(BaseHandler): pass", None),
+        ("def handle(data:\n", "h.py is not valid Python, line 1: "),
+        (f"import not_there\n{ENTRY}", "No module named 'not_there'. Install that module where tsx runs, or put its file into the archive"),
+        (
+            f"raise RuntimeError('no GPU')\n{ENTRY}",
+            "RuntimeError: no GPU. --no-import packs it without this test.\nIt was raised in h.py, line 1",
+        ),
+        (f"open('vocab.txt')\n{ENTRY}", "The archive does not contain 'vocab.txt': add it with --extra-files"),
+        ("x = 1\n", "has neither a function handle(data, context) nor a class"),
+        ("import os\nos.kill(os.getpid(), 9)\n", "The import of h.py ended its process by SIGKILL"),
+    ],
+)
+def test_a_handler_is_compiled_and_imported_before_it_is_packed(run: Run, tmp_path: Path, code: str, said: str | None) -> None:
+    (tmp_path / "near.py").write_text("print('imported')\n")
+    (tmp_path / "h.py").write_text(code)
+    words = ("archive", "--name", "own", "--handler", "h.py", "--extra-files", "near.py")
+    ended = run(*words)
+    assert (ended.code, (tmp_path / "own.mar").exists()) == ((0, True) if said is None else (1, False)), ended
+    assert (said or "") in ended.err
+    assert ("imported h.py\n" in ended.out) is (said is None), "what the handler prints comes on stderr"
+    assert run(*words, "--no-import", "--force").code == (1 if said and "valid Python" in said else 0)
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_module_that_the_requirements_may_bring_is_only_noted(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "h.py").write_text(f"import not_there\n{ENTRY}")
+    (tmp_path / "r.txt").write_text("not-there\n")
+    ended = run("archive", "--name", "own", "--handler", "h.py", "-r", "r.txt")
+    assert ended.code == 0
+    assert "note: Handler h.py does not import: No module named 'not_there'" in ended.out
+
+
+@pytest.mark.usefixtures("processes")
+def test_an_import_that_does_not_end_is_stopped(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importing, "TIMEOUT", 0.2)
+    (tmp_path / "h.py").write_text("import threading\nthreading.Event().wait()\n")
+    ended = run("archive", "--name", "own", "--handler", "h.py")
+    assert (ended.code, "note: The import of h.py has not ended after 0.2 s" in ended.out) == (0, True)
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_model_class_and_its_arguments_are_tried_as_well(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(CLASS)
+    (tmp_path / "config.yaml").write_text("init_args: {width: 3}\n")
+    words = ("archive", "--name", "net", "--model-file", "net.py")
+    assert "missing a required argument: 'width'. Set `init_args: {width: ...}`" in run(*words).err
+    assert run(*words, "-c", "config.yaml").code == 0
+    (tmp_path / "h.py").write_text(ENTRY)
+    assert run(*words, "--handler", "h.py", "--force").code == 0, "its own handler may make the class in a way of its own"
 
 
 def test_a_model_file_called_as_a_command_is_written_with_a_dot(run: Run, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "deep.py").write_text(
         "def fall(depth):\n    if depth:\n        return fall(depth - 1) + 1\n    raise RuntimeError('the bottom')\n\nfall(20)\n"
     )
-    assert main(["archive", "--name", "broken", "--handler", str(place / "deep.py"), "-o", str(place)]) == 0
+    assert main(["archive", "--name", "broken", "--handler", str(place / "deep.py"), "-o", str(place), "--no-import"]) == 0
     return place
 
 

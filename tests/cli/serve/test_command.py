@@ -32,7 +32,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, version, code in (("echo", "1.0", ECHO), ("echo", "2.0", ECHO), ("broken", "1.0", BROKEN)):
         handler = place / f"{name}.py"
         handler.write_text(code)
-        pack.append(["--name", name, "--version", version, "--handler", handler, "-o", store / f"{name}{version}.mar"])
+        pack.append(["--name", name, "--version", version, "--handler", handler, "-o", store / f"{name}{version}.mar", "--no-import"])
     for words in pack:
         assert main(["archive", *map(str, words)]) == 0
     (place / "tsx.toml").write_text('model_store = "store"\n[models.echo]\nbatchSize = 3\n')

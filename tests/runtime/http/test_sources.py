@@ -113,8 +113,42 @@ def test_what_is_not_allowed_is_not_found_as_in_torchserve(server, remote, error
     assert "does not match any allowed URL(s)" in said
 
 
-def test_a_private_address_is_refused_unless_it_is_allowed(start_server, remote, tmp_path, error_of) -> None:
-    with start_server(model_store=tmp_path, allowed_urls=[remote]) as careful:
+def test_a_private_address_is_refused_unless_it_is_allowed_or_named(start_server, remote, tmp_path, error_of) -> None:
+    with start_server(model_store=tmp_path, allowed_urls=["http://127.*", "http://localhost:.*"]) as careful:
         answer = careful.management.post("/models", params={"url": f"http://{remote}/far.mar"})
-    assert answer.status_code == 404
-    assert "allow_private_urls" in error_of(answer)[1]
+        assert answer.status_code == 404
+        assert "allow_private_urls" in error_of(answer)[1]
+        named = f"http://localhost:{remote.partition(':')[2]}/far.mar"
+        assert careful.management.post("/models", params={"url": named}).status_code == 200
+
+
+def test_a_model_is_registered_by_its_absolute_path_in_the_store(server, error_of, tmp_path) -> None:
+    store = Path(server.settings.model_store)
+    for place in (store / "near.mar", store / "folder"):
+        make_model(place, HANDLER)
+        answer = server.management.post("/models", params={"url": str(place), "initial_workers": 1, "model_name": "near"})
+        assert answer.json() == {"status": 'Model "near" Version: 1.0 registered with 1 initial workers'}
+        assert server.inference.post("/predictions/near", content=b"x").text == "from afar"
+        assert server.management.delete("/models/near").status_code == 200
+        assert place.exists(), "what the store had stays"
+    (store / "near.mar").unlink()
+    outside = make_model(tmp_path / "outside.mar", HANDLER)
+    (store / "link.mar").symlink_to(outside)
+    for place in (outside, store / "link.mar", store / ".." / "outside.mar"):
+        answer = server.management.post("/models", params={"url": str(place)})
+        assert (answer.status_code, error_of(answer)[0]) == (404, "ModelNotFoundException")
+    (store / "link.mar").unlink()
+
+
+def test_a_file_outside_the_store_is_copied_into_it_where_that_is_allowed(start_server, tmp_path, error_of) -> None:
+    store, outside = tmp_path / "store", make_model(tmp_path / "outside.mar", HANDLER)
+    store.mkdir()
+    with start_server(model_store=store, allowed_urls=[f"file://{tmp_path}/.*"]) as running:
+        assert running.management.post("/models", params={"url": f"file://{outside}"}).status_code == 200
+        assert (store / "outside.mar").read_bytes() == outside.read_bytes()
+        assert running.management.delete("/models/outside").status_code == 200
+        assert not (store / "outside.mar").exists()
+        assert outside.exists()
+        answer = running.management.post("/models", params={"url": f"file://{tmp_path}/none.mar"})
+        reported = f"Failed to download archive from: file://{tmp_path}/none.mar: {tmp_path}/none.mar does not exist."
+        assert (answer.status_code, error_of(answer)) == (400, ("DownloadArchiveException", reported))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from tsx_archiver import inspect_archive
+from tsx_archiver.errors import ArchiveTooLarge
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.sources import accepted, find_config, load_settings
+from tsx_runtime.shared.memory import container_memory
 from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.wire import MAX_FIELD
 
@@ -238,3 +242,14 @@ def test_every_setting_says_what_it_takes_and_what_it_is_for() -> None:
 def test_a_suggestion_is_made_only_for_what_is_near() -> None:
     assert suggestion("resnet", ["resnet18", "bert"]) == "; did you mean 'resnet18'?"
     assert suggestion("zzz", ["resnet18", "bert"]) == ""
+
+
+def test_what_the_machines_memory_bears_is_no_zip_bomb(tmp_path: Path) -> None:
+    path = tmp_path / "constant.mar"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("handler.py", "")
+        archive.writestr("weights.pt", bytes(70 << 20))
+    assert Settings().archive_limits().ratio_floor == container_memory() // 2
+    inspect_archive(path, limits=Settings().archive_limits())
+    with pytest.raises(ArchiveTooLarge, match="Raise max_dense_archive_size"):
+        inspect_archive(path, limits=Settings(max_dense_archive_size=1 << 20).archive_limits())

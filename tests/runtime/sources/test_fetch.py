@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,14 +106,49 @@ def test_what_is_no_archives_name_does_not_come_into_the_store(fetcher: Fetcher,
         fetcher.fetch(site.url(url), Trust.CLIENT)
 
 
+def test_a_host_that_is_named_may_be_private_and_where_it_redirects_may_not(site: Site, store: Path) -> None:
+    fetcher = Fetcher(Settings(model_store=store, allowed_urls=[f"http://localhost:{site.port}/.*", "http://127.*"]))
+    assert fetcher.fetch(site.url(host="localhost"), Trust.CLIENT).read_bytes() == CONTENT
+    with pytest.raises(ModelNotFound, match=r"which is not a public one\. To load models from it, name the host in allowed_urls"):
+        fetcher.fetch(site.url("/n.mar"), Trust.CLIENT)
+
+    def redirect(request) -> bool:
+        request.send_response(302)
+        request.send_header("Location", site.url("/secret"))
+        request.end_headers()
+        return True
+
+    site.answer = redirect
+    with pytest.raises(ModelNotFound, match="not a public one"):
+        fetcher.fetch(site.url("/r.mar", host="localhost"), Trust.CLIENT)
+
+
 def test_a_file_url_stays_in_the_store_unless_it_is_allowed(fetcher: Fetcher, store: Path, tmp_path: Path) -> None:
     inside, outside = store / "a.mar", tmp_path / "b.mar"
+    inside.write_bytes(b"a")
+    outside.write_bytes(CONTENT)
     assert fetcher.local_file(f"file://{inside}", Trust.CLIENT) == inside
-    with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
-        fetcher.local_file(f"file://{outside}", Trust.CLIENT)
-    assert fetcher.local_file(f"file://{outside}", Trust.OPERATOR) == outside
-    allowing = Fetcher(Settings(model_store=store, allowed_urls=[f"file://{tmp_path}/b.*"]))
-    assert allowing.local_file(f"file://{outside}", Trust.CLIENT) == outside
+    for call in (fetcher.local_file, fetcher.fetch):
+        with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
+            call(f"file://{outside}", Trust.CLIENT)
+    allowing = Fetcher(Settings(model_store=store, allowed_urls=[f"file://{tmp_path}.*"]))
+    assert allowing.local_file(f"file://{tmp_path}", Trust.CLIENT) == tmp_path, "a directory is used in place"
+    assert allowing.local_file(f"file://{outside}", Trust.CLIENT) is None
+    copy = allowing.fetch(f"file://{outside}#sha256={DIGEST}", Trust.CLIENT)
+    assert (copy, copy.read_bytes(), copy.stat().st_mode & 0o777) == (store / "b.mar", CONTENT, 0o600)
+    with pytest.raises(ModelFileExists):
+        allowing.fetch(f"file://{outside}", Trust.CLIENT)
+    copy.unlink()
+    for path in (store / "none.mar", tmp_path / "none.mar"):
+        with pytest.raises(DownloadFailed, match=f"Failed to download archive from: file://{path}: {path} does not exist"):
+            allowing.local_file(f"file://{path}", Trust.CLIENT)
+    assert fetcher.local_file(f"file://{outside}", Trust.OPERATOR) == outside, "it is there at the next start as well"
+    os.mkfifo(tmp_path / "pipe.mar")
+    for path, settings in (("pipe.mar", {}), ("b.mar", {"max_archive_size": 5})):
+        small = Fetcher(Settings(model_store=store, **settings))
+        with pytest.raises(DownloadFailed, match=r"not a regular file|max_archive_size is 5"):
+            small.fetch(f"file://{tmp_path}/{path}", Trust.OPERATOR)
+    assert [file.name for file in store.iterdir()] == ["a.mar"]
 
 
 def test_a_link_in_the_store_does_not_lead_out_of_it(fetcher: Fetcher, store: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tsx_runtime.sources.urls import AllowList, Rules, parse_url
 
 
 def rules(site: Site, *, most: int = 1 << 30, private: bool = True, allowed: str | None = None) -> Rules:
-    return Rules(AllowList([allowed or f"127.0.0.1:{site.port}"]).check, private, most, pause=0.0)
+    return Rules(AllowList([allowed or f"127.0.0.1:{site.port}"]).check, lambda url: private, most, pause=0.0)
 
 
 def test_a_file_comes_whole(site: Site, part: Path) -> None:
@@ -286,7 +286,7 @@ def test_tls_is_checked_against_the_name(tmp_path: Path, part: Path, monkeypatch
     if trusted:
         monkeypatch.setenv("SSL_CERT_FILE", str(pair.certificate))
     port = server.server_address[1]
-    held = Rules(AllowList([f"localhost:{port}"]).check, True, 1 << 20, pause=0.0)
+    held = Rules(AllowList([f"localhost:{port}"]).check, lambda url: True, 1 << 20, pause=0.0)
     try:
         if trusted:
             download(parse_url(f"https://localhost:{port}/m.mar"), part, held)

@@ -113,7 +113,7 @@ def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxy: Proxy) -> Iterat
 
 
 def rules(*, private: bool) -> Rules:
-    return Rules(lambda url: None, private, 1 << 20, pause=0.0)
+    return Rules(lambda url: None, lambda url: private, 1 << 20, pause=0.0)
 
 
 def looked_up(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
@@ -143,7 +143,7 @@ def test_a_name_that_leads_to_this_machine_is_not_asked_of_the_proxy_either(
 
 def test_http_is_not_asked_of_a_proxy_that_would_look_the_name_up_again(proxy: Proxy, part: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked_up(monkeypatch, PUBLIC)
-    with pytest.raises(DownloadFailed, match="use https, or allow_private_urls=true"):
+    with pytest.raises(DownloadFailed, match="use https, name the host in allowed_urls, or set allow_private_urls=true"):
         download(parse_url(f"http://{HOST}/m.mar"), part, rules(private=False))
     assert not proxy.asked
 

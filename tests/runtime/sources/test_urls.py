@@ -111,11 +111,48 @@ def test_an_entry_allows_a_host_or_whole_urls(entry: str, url: str, allowed: boo
 
 def test_a_name_is_a_file_of_the_store_or_none(tmp_path: Path) -> None:
     assert in_store("team/m.mar", tmp_path, "absent") == tmp_path / "team/m.mar"
-    for name in ("../m.mar", "%2e%2e/m.mar", "a\\..\\m.mar", "/etc/m.mar", "m\0.mar"):
+    for name in ("../m.mar", "%2e%2e/m.mar", "a\\..\\m.mar", f"{tmp_path}/../m.mar", "m\0.mar"):
         with pytest.raises(ModelNotFound, match="Relative path is not allowed in url"):
             in_store(name, tmp_path, "absent")
     with pytest.raises(ModelNotFound, match="absent"):
         in_store("m.mar", None, "absent")
+
+
+def test_an_absolute_path_is_a_file_of_the_store_once_its_links_are_resolved(tmp_path: Path) -> None:
+    store, link = tmp_path / "store", tmp_path / "link"
+    store.mkdir()
+    link.symlink_to(store)
+    (store / "out.mar").symlink_to(tmp_path / "elsewhere.mar")
+    for where in (store, link):
+        for path in (store / "team" / "m.mar", link / "folder", store):
+            assert in_store(str(path), where, "absent") == path
+        for path in (tmp_path / "elsewhere.mar", store / "out.mar", tmp_path / "store-2" / "m.mar", Path("/etc/passwd")):
+            with pytest.raises(ModelNotFound, match=f"{path} is not in the store"):
+                in_store(str(path), where, "absent")
+
+
+@pytest.mark.parametrize(
+    ("entry", "url", "named"),
+    [
+        ("http://in-house:.*", "http://in-house:8000/m.mar", True),
+        ("http://In-House:.*", "http://in-house:8000/m.mar", True),
+        ("^https?://models\\.corp/.*", "https://models.corp/m.mar", True),
+        ("http(s)?://models.corp(:\\d+)?/.*", "http://models.corp:81/m.mar", True),
+        ("http://10\\.0\\.0\\.5/.*", "http://10.0.0.5/m.mar", True),
+        ("http://\\[fd00::1\\]:.*", "http://[fd00::1]:80/m.mar", True),
+        ("10.0.0.5:9000", "http://10.0.0.5:9000/m.mar", True),
+        ("http://in-house:.*", "http://in-house/m.mar", False),
+        ("http://.*", "http://in-house:8000/m.mar", False),
+        ("http://in-.*", "http://in-house:8000/m.mar", False),
+        ("http://in-house.*", "http://in-house:8000/m.mar", False),
+        ("http://in.house/.*", "http://in-house/m.mar", False),
+        ("http://(a|in-house)/.*", "http://in-house/m.mar", False),
+        ("http://a/.*|http://in-house/.*", "http://in-house/m.mar", False),
+        ("s3://bucket/.*", "s3://bucket/m.mar", False),
+    ],
+)
+def test_an_entry_names_the_host_that_it_spells_out(entry: str, url: str, named: bool) -> None:
+    assert bool(AllowList([entry]).names(parse_url(url))) is named
 
 
 def test_an_empty_list_allows_nothing() -> None:

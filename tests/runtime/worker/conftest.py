@@ -193,6 +193,7 @@ ORDER = {
     "batch_size": 8,
     "response_timeout": 120,
     "threads": 1,
+    "shares_cores": False,
     "cores": None,
     "variables": {},
     "ranks": 1,

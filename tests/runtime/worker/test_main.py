@@ -129,6 +129,19 @@ def test_torch_gets_the_threads_of_the_order_and_the_gpu_is_not_touched(start_wo
         assert json.loads(start_worker(source, threads=threads).ask(b"")[0].body) == [threads, False]
 
 
+def test_a_share_of_the_cores_changes_from_the_next_batch_on(start_worker: StartWorker) -> None:
+    source = """
+        import torch
+        def handle(data, context):
+            if data is not None:
+                return [[torch.get_num_threads()]]
+    """
+    worker = start_worker(source, threads=2, shares_cores=True)
+    assert json.loads(worker.ask(b"")[0].body) == [2]
+    worker.send(Kind.THREADS, 1)
+    assert json.loads(worker.ask(b"")[0].body) == [1]
+
+
 def test_a_handler_that_chooses_its_own_number_of_threads_keeps_it(start_worker: StartWorker) -> None:
     source = """
         import torch

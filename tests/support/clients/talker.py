@@ -44,6 +44,8 @@ def act(word, context):
     if word == "threads":
         import torch
         return str(torch.get_num_threads())
+    if word == "wait policy":
+        return os.environ["OMP_WAIT_POLICY"]
     return word
 """
 

@@ -19,15 +19,16 @@ from tsx_cli.bench.measure.latency_curve import measure_curve
 from tsx_cli.bench.measure.trial import RunningCandidate, Servers, TrialFailed, TrialTarget
 from tsx_cli.bench.model.configuration import Configuration, Variant
 from tsx_cli.bench.model.points import best_point, confirmed_best, winner_of, with_round
-from tsx_cli.bench.model.results import OfferedLoad, Results, Trial, now
+from tsx_cli.bench.model.results import OUT_OF_TIME, OfferedLoad, Results, Trial, now
 from tsx_cli.bench.search import budget
 from tsx_cli.bench.search.confirm import confirm
 from tsx_cli.bench.search.run_options import BenchOptions, configurations
-from tsx_cli.bench.search.search import MOST_CONNECTIONS, OUT_OF_TIME, State, baseline, next_trial, passed_over, ranking
+from tsx_cli.bench.search.search import MOST_CONNECTIONS, State, baseline, faster_unmeasured, next_trial, passed_over, ranking
 from tsx_cli.bench.search.search import Candidate as Proposal
 from tsx_cli.bench.search.verdict import conclude
 from tsx_cli.bench.storage.journal import Journal
 from tsx_cli.common.failure import CliError
+from tsx_cli.common.output import rounded
 from tsx_runtime.core.placement.devices import cpu_count, gpu_count
 from tsx_runtime.shared.log_format import escaped
 
@@ -114,7 +115,9 @@ class Bench:
         results.ended = now()
         for trial in results.trials:
             trial.best = confirmed_best(trial.points)
-        results.winner = winner_of(self.order(), self.trial)
+        results.faster_unmeasured = faster_unmeasured(self._state())
+        self.pass_over()
+        results.winner = None if results.faster_unmeasured else winner_of(self.order(), self.trial)
         results.baseline = self.first()
         if self.guard.note:
             self.note(self.guard.note)
@@ -128,12 +131,12 @@ class Bench:
             self.results.notes.append(text)
 
     def pass_over(self) -> None:
-        """What was not measured, and why: once the search has come to its end."""
+        """What was not measured, and why."""
         left_out = passed_over(self._state())
         late = sum(why == OUT_OF_TIME for _, _, why in left_out)
-        if late:
+        if late and not self.results.faster_unmeasured:  # which `why` says already
             several = f"{late} configurations that may be faster were" if late > 1 else "a configuration that may be faster was"
-            self.note(f"{several} not measured because the time limit was reached; --resume with a longer --time-limit continues with them")
+            self.note(f"{several} not measured because the run ended before; --resume with a longer --time-limit continues with them")
         for configuration, predicted, why in left_out:
             self.results.trials.append(Trial(configuration=configuration.as_json(), state="predicted", reason=why, predicted=predicted))
 
@@ -252,7 +255,8 @@ class Bench:
         if measurement.round.generator.limited:
             self.note(f"{trial.how()}, {offered}: {measurement.round.generator.limited}")
         holds = "" if point.holds else ", which breaks the bounds" if self.slo and not point.error_rate else ", and not all were answered"
-        self.progress.found(f"{trial.how()}, {offered}: {point.throughput.value:,.4g} requests/s, p99 {point.p99_ms.value:.3g} ms{holds}")
+        reached = f"{rounded(point.throughput.value)} requests/s, p99 {point.p99_ms.value:.3g} ms"
+        self.progress.found(f"{trial.how()}, {offered}: {reached}{holds}")
 
     def _trial(self, proposal: Proposal) -> int:
         for at, trial in enumerate(self.results.trials):
@@ -287,7 +291,6 @@ class Bench:
         rounds, starting = self.options.rounds, (budget.COMPARED - 1) * self._start  # one of them runs already, as a rule
         self._seconds = budget.seconds_at_end(self.options.duration, rounds, self.seconds_left(), starting)
         self.results.paired = confirm(self)
-        self.pass_over()
 
     def order(self) -> list[int]:
         """Positions of the trials that may win, the best first."""

@@ -77,6 +77,7 @@ def worker_spec(archive: OpenArchive, configuration: Configuration, batch_size: 
         raise WorkerFailed("it has an interpreter of its own (useVenv), which only a server sets up")
     gpus = chosen.gpus[: chosen.parallel.gpus]
     place = placement_of(Machine(cpu_count()), chosen.parallel, threads=chosen.threads, worker=0, workers=1, gpus=gpus)
+    place = place._replace(shares_cores=False)  # every batch with the same number of threads
     name, version = archive.manifest.model_name, archive.manifest.version
     load = load_order(
         archive,
@@ -102,7 +103,7 @@ def start_worker(spec: WorkerSpec, variables: dict[str, str] | None = None) -> I
         with back:
             process = subprocess.Popen(
                 spec.launch.command(back.fileno(), None),
-                env={**os.environ, **spec.launch.variables, **(variables or {})},
+                env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **spec.launch.variables, **(variables or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

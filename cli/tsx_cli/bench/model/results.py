@@ -18,6 +18,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from tsx_cli.bench.model.configuration import AS_IS, Configuration, Variant
 from tsx_cli.common.failure import CliError
+from tsx_cli.common.output import rounded
+
+OUT_OF_TIME = "the run ended before"  # why a trial was not measured
 
 FORMAT = 1
 CONFIGURED = {field.name for field in fields(Configuration)}
@@ -63,10 +66,14 @@ class OfferedLoad(Part):
     rate: float | None = None  # requests per second, of an open loop
     arrivals: Literal["constant", "poisson", "recorded"] | None = None
 
+    @property
+    def short(self) -> str:
+        return f"{self.connections} conn." if self.mode == "closed" else f"{rounded(self.rate or 0)}/s"
+
     def __str__(self) -> str:
         if self.mode == "closed":
             return f"{self.connections} connection{'s' if self.connections != 1 else ''}"
-        return f"{self.rate or 0:,.4g} requests/s, {'as recorded' if self.arrivals == 'recorded' else self.arrivals}"
+        return f"{rounded(self.rate or 0)} requests/s, {'as recorded' if self.arrivals == 'recorded' else self.arrivals}"
 
 
 class GeneratorSide(Part):
@@ -280,6 +287,7 @@ class Results(Part):
     curves: list[Curve] = Field(default_factory=list)
     trials: list[Trial] = Field(default_factory=list)
     winner: int | None = None
+    faster_unmeasured: int = 0  # configurations that are expected to be faster than all measured ones; with any there is no winner
     baseline: int | None = None  # one worker, batch size 1
     paired: list[PairedComparison] = Field(default_factory=list)  # the winner and others
     why: str = ""  # the winner, in a sentence or two

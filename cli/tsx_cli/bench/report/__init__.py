@@ -62,11 +62,16 @@ def show(results: Results) -> None:
     """At the end, on the terminal: the best configurations, the winner, and why."""
     lines = [shown.line(index, results) for index in shown.ordered(results)]
     chosen = [line for place, line in enumerate(lines) if place < MOST or line.mark]
-    print_table(
-        ("configuration", "", "load", "answers/s", "", "p50", "p99", "errors", ""),
-        [(line.name, line.mark, line.load, line.throughput, line.interval, line.p50, line.p99, line.errors, line.note) for line in chosen],
-        title=f"{facts.title(results)}: {results.slo or 'no bound'}",
-    )
+    rows = []
+    for line in chosen:
+        name, reached = f"{line.name} ({line.mark})" if line.mark else line.name, f"{line.throughput} {line.interval}".strip()
+        figures = (line.short_load, reached, line.p50, line.p99, line.errors)
+        rows.append((name, *(figure.replace("about ", "~") for figure in figures)))
+    title = f"{facts.title(results)}: {results.slo or 'no bound'}"
+    print_table(("configuration", "load", "answers/s", "p50", "p99", "errors"), rows, title=title, whole=True)
+    for line in chosen:
+        if line.note and line.note != shown.ENDED_BEFORE:  # these rows show by their figures that they are predicted
+            print(f"{line.name}: {one_line(line.note)}")
     if len(lines) > len(chosen):
         print(f"and {len(lines) - len(chosen)} more, in the report")
     print()

@@ -59,6 +59,8 @@ def best(results: Results) -> str:
         return shown.name(results.trials[results.winner], results)
     if results.against is not None:
         return results.against
+    if results.faster_unmeasured:
+        return "The time was too short to choose"
     return "No configuration met the bound" if results.slo and any(trial.points for trial in results.trials) else "Nothing was measured"
 
 

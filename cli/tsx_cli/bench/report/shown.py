@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from tsx_cli.bench.model.results import Figure, Point, Results, Trial
+from tsx_cli.bench.model.results import OUT_OF_TIME, Figure, Point, Results, Trial
 from tsx_cli.bench.model.slo import Bound, parse_slo
 from tsx_cli.bench.model.statistics import RatioInterval, difference_of
 
 NONE = "-"
+ENDED_BEFORE = f"not measured: {OUT_OF_TIME}"
 
 
 def number(value: float) -> str:
@@ -70,6 +71,7 @@ class TrialRow(NamedTuple):
     name: str
     mark: str  # winner, baseline or nothing
     load: str
+    short_load: str
     throughput: str
     interval: str
     p50: str
@@ -105,11 +107,12 @@ def line(index: int, results: Results) -> TrialRow:
         predicted = trial.predicted if trial.state == "predicted" else None
         reached = NONE if predicted is None else f"about {number(predicted.throughput)}"
         p99 = NONE if predicted is None or math.isinf(predicted.p99_ms) else f"about {milliseconds(predicted.p99_ms)}"
-        return TrialRow(name(trial, results), mark, NONE, reached, "", NONE, p99, NONE, note(trial, results))
+        return TrialRow(name(trial, results), mark, NONE, NONE, reached, "", NONE, p99, NONE, note(trial, results))
     return TrialRow(
         name(trial, results),
         mark,
         str(point.offered),
+        point.offered.short,
         number(point.throughput.value),
         margin(point.throughput),
         milliseconds(point.latency.p50_ms),

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from tsx_cli.bench.model.configuration import Configuration, Variant
 from tsx_cli.bench.model.points import confirmed_best
 from tsx_cli.bench.model.predict import OVERHEAD_MS, best_connections, best_rate, latency_of, predict
-from tsx_cli.bench.model.results import Curve, OfferedLoad, Point, Prediction, Trial
+from tsx_cli.bench.model.results import OUT_OF_TIME, Curve, OfferedLoad, Point, Prediction, Trial
 from tsx_cli.bench.model.slo import Slo
 from tsx_cli.bench.search.ladder import Rung, next_level
 
@@ -27,7 +27,6 @@ PRIOR = 0.5  # measurements, next to a configuration, that weigh as much as what
 CLEARLY = 1.1  # times the bound: less may be noise
 OTHER_KIND = 2.0  # another variant, or other threads: as far away as four times the workers
 MOST_CONNECTIONS = 1024
-OUT_OF_TIME = "the time was over"
 
 
 class Candidate(NamedTuple):
@@ -145,6 +144,17 @@ def passed_over(state: State) -> list[tuple[Configuration, Prediction | None, st
             why = OUT_OF_TIME if could else f"{one.most:.0f} requests/s at most, and {best:.0f} were measured with another"
         passed.append((configuration, one.predicted, why))
     return passed
+
+
+def faster_unmeasured(state: State) -> int:
+    """How many configurations the run ended before that are expected to be faster than all measured ones: with any, none is the best.
+
+    Without a curve nothing is expected of them; then more than the baseline must have been measured.
+    """
+    seen, best = _tried(state), _best_throughput(state)
+    left = [outlook(state, each) for each in state.configurations if each not in seen and ruled_out(state, each) is None]
+    alone = len(seen) < 2
+    return sum(one.expected > best * GAIN or (alone and one.predicted is None) for one in left)
 
 
 def _tried(state: State) -> set[Configuration]:

@@ -5,12 +5,31 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tsx_cli.bench.model.results import Point, Results, Trial
+from tsx_cli.bench.model.results import OUT_OF_TIME, Point, Results, Trial
+from tsx_cli.common.output import rounded
 
 
 def conclude(results: Results) -> None:
     """Fill in `why`."""
-    results.why = _nobody(results) if results.winner is None else _winner(results, results.winner)
+    if results.faster_unmeasured:
+        results.why = _too_short(results)
+    else:
+        results.why = _nobody(results) if results.winner is None else _winner(results, results.winner)
+
+
+def _too_short(results: Results) -> str:
+    count = results.faster_unmeasured
+    several = f"{count} configurations that are" if count > 1 else "a configuration that is"
+    left = [(one, trial) for trial in results.trials if trial.reason == OUT_OF_TIME and (one := trial.predicted) is not None]
+    predicted, fastest = max(left, key=lambda each: each[0].throughput, default=(None, None))
+    such = f", such as {fastest.how()} with about {rounded(predicted.throughput)} requests/s" if fastest and predicted else ""
+    sentences = [f"The time was too short to choose: {several} expected to be faster could not be measured{such}."]
+    measured = [(trial, point) for trial in results.trials if (point := trial.chosen) is not None]
+    if measured:
+        trial, point = max(measured, key=lambda each: each[1].throughput.value)
+        figures = f"{rounded(point.throughput.value)} requests/s with {point.offered}, {_tail(point)}"
+        sentences.append(f"The fastest that was measured is {trial.how()}: {figures}.")
+    return " ".join([*sentences, "Continue with --resume and a longer --time-limit, or give fewer configurations."])
 
 
 def _winner(results: Results, winner: int) -> str:
@@ -18,7 +37,7 @@ def _winner(results: Results, winner: int) -> str:
     point = trial.chosen
     assert point is not None
     bound = f", within {results.slo}" if results.slo else ""
-    figures = f"{point.throughput.value:,.4g} requests/s with {point.offered}, {_tail(point)}"
+    figures = f"{rounded(point.throughput.value)} requests/s with {point.offered}, {_tail(point)}"
     sentences = [f"{trial.how()} has the highest throughput{bound}: {figures}."]
     if winner == results.baseline:
         sentences.append(
@@ -41,14 +60,13 @@ def _at_random(results: Results, chosen: Point, tried: Sequence[Point]) -> list[
     most = max((each for each in tried if each.holds), key=_rate, default=None)
     least = min((each for each in tried if not each.holds and (most is None or _rate(each) > _rate(most))), key=_rate, default=None)
     if least is None:
-        return [] if most is None else [f"With {_rate(most):,.4g} requests/s that arrive at random: {_tail(most)}."]
+        return [] if most is None else [f"With {rounded(_rate(most))} requests/s that arrive at random: {_tail(most)}."]
     fails = f"{'breaks the bounds' if results.slo else 'does not keep up'} ({_tail(least)})"
     if most is not None:
-        return [
-            f"With requests that arrive at random it sustains {_rate(most):,.4g}/s ({_tail(most)}); with {_rate(least):,.4g} it {fails}."
-        ]
+        sustained = f"{rounded(_rate(most))}/s ({_tail(most)})"
+        return [f"With requests that arrive at random it sustains {sustained}; with {rounded(_rate(least))} it {fails}."]
     waits = f"the bound holds for {chosen.offered}, asking again only once answered"
-    return [f"With {_rate(least):,.4g} requests/s that arrive at random it {fails}: {waits}."]
+    return [f"With {rounded(_rate(least))} requests/s that arrive at random it {fails}: {waits}."]
 
 
 def _rate(point: Point) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Curve
 from tsx_cli.bench.storage.archive_record import ArchiveRecord
+from tsx_cli.common.output import rounded
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.core.placement.hardware import describe
 
@@ -68,7 +69,7 @@ class Outlook:
 
     def lines(self) -> list[str]:
         best, bound = self.kept.best, f" under {self.kept.slo}" if self.kept.slo else ""
-        figures = f"{best.throughput:,.4g} requests/s, p99 {best.p99_ms:,.3g} ms{bound}, with {best.describes}"
+        figures = f"{rounded(best.throughput)} requests/s, p99 {best.p99_ms:,.3g} ms{bound}, with {best.describes}"
         lines = [f"measured {self.kept.measured[:10]} on {self.where}: {figures}"]
         curve = self._curve
         if curve is not None and curve.points:
@@ -77,9 +78,9 @@ class Outlook:
             lines.append(f"      batches take (size: ms) {shown}")
         if self.fewest is not None:
             most = self.most if self.most not in (None, self.fewest) else None
-            upto = f", {most} {most * best.throughput:,.4g}" if most is not None else ""
+            upto = f", {most} {rounded(most * best.throughput)}" if most is not None else ""
             word = "instance" if self.fewest == 1 else "instances"
-            together = f"{self.fewest} {word} like that machine: {self.fewest * best.throughput:,.4g} requests/s{upto}"
+            together = f"{self.fewest} {word} like that machine: {rounded(self.fewest * best.throughput)} requests/s{upto}"
             lines.append(f"      {together}; for another rate: tsx plan {self.archive} --rps N")
         return [*lines, *(f"      {line}" for line in self._scaling())]
 

@@ -45,6 +45,7 @@ def load_order(
         batch_size=chosen.batch_size,
         response_timeout=chosen.response_timeout,
         threads=place.threads,
+        shares_cores=place.shares_cores,
         cores=list(place.cores) or None,
         variables=place.variables | passed_variables(settings, name, os.environ),
         ranks=chosen.parallel.ranks,

@@ -42,6 +42,7 @@ class ServerResources(NamedTuple):
     gpus: int  # that this server uses
     choose_gpus: Callable[[VersionPlan], tuple[int, ...]]  # for one more worker
     batch_policies: Mapping[str, BatchPolicy]  # of plugins
+    count_workers: Callable[[], int]  # of all versions
     worker_output: str = ""  # see `LoadOrder.output`
 
 
@@ -248,7 +249,13 @@ class ModelVersion:
         position = workers.index(worker) if worker in workers else 0  # one that ends is placed no more
         plan = self.plan
         return placement_of(
-            self._host.machine, plan.parallel, threads=plan.threads, worker=position, workers=len(workers), gpus=worker.gpus
+            self._host.machine,
+            plan.parallel,
+            threads=plan.threads,
+            worker=position,
+            workers=len(workers),
+            gpus=worker.gpus,
+            sharing=self._host.count_workers(),
         )
 
     def _launch(self, worker: Worker) -> Launch | None:

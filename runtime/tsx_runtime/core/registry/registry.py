@@ -7,7 +7,7 @@ import itertools
 import os
 import zipfile
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders, hidden_
 from tsx_runtime.core.models.model import ModelVersion, ServerResources
 from tsx_runtime.core.models.plan import RegisterOrder, VersionPlan
 from tsx_runtime.core.persistence import StateStore, state_directory
+from tsx_runtime.core.placement.core_sharing import CoreSharing
 from tsx_runtime.core.placement.devices import gpu_count, least_used
 from tsx_runtime.core.placement.placement import machine
 from tsx_runtime.core.recording.manager import RecordingManager
@@ -26,10 +27,11 @@ from tsx_runtime.core.registry.model_table import ModelTable
 from tsx_runtime.core.registry.registration import Registrar
 from tsx_runtime.core.rollouts.controller import RolloutController
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
+from tsx_runtime.core.scheduling.channel import Channel
 from tsx_runtime.core.shadowing.manager import ShadowManager
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.core.workers.forked import ProcessStarter, Starter
-from tsx_runtime.core.workers.worker import Worker
+from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, CannotRemoveDefault, Conflict
 from tsx_runtime.plugins import load_plugins
 from tsx_runtime.settings.schema import Settings
@@ -74,16 +76,19 @@ class Registry:
         self._starter = starter or ProcessStarter(
             preload=settings.worker_preload, worker_files=worker_files, hidden=hidden_variables(settings, os.environ)
         )
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # a worker's threads that spin while they wait take cores from the others
         host = ServerResources(
             settings,
             self._starter,
-            machine(settings.cpu_launcher_enable, settings.cpu_launcher_args, os.environ.get("CUDA_VISIBLE_DEVICES")),
+            machine(settings.cpu_launcher_enable, settings.cpu_launcher_args, os.environ),
             itertools.count(FIRST_WORKER_ID),
             self.gpus,
             self._choose_gpus,
             self.plugins.batch_policies,
+            lambda: sum(len(version.workers) for version in table.all()),
             worker_output,
         )
+        self.cores = CoreSharing(host.machine.cores, self._serving)
         self._environments = Environments(
             settings.cache_dir, timeout=settings.install_timeout, size=settings.max_environments_size, hidden=self._starter.hidden
         )
@@ -93,6 +98,11 @@ class Registry:
     def warm_up(self, paths: Iterable[Path] = ()) -> None:
         """Have the process that workers come from import torch, and what `paths` will need, while the rest of the server starts."""
         self._starter.warm_up(exported=any(map(holds_exported_program, paths)))
+
+    def _serving(self) -> Iterator[Channel]:
+        for worker in [worker for version in self._table.all() for worker in version.workers]:
+            if worker.state is WorkerState.READY and worker.channel is not None:
+                yield worker.channel
 
     def stop(self) -> None:
         """Be ready no more; what is asked for is still done."""

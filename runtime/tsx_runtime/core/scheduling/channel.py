@@ -67,6 +67,8 @@ class Channel(asyncio.BufferedProtocol):
         self.worker = ""  # whose it is
         self.prefetch = False  # whether the worker prepares a second batch while it runs the first
         self.answered = 0  # requests
+        self.threads = 0  # that its torch may use
+        self.shares_cores = False  # see `LoadOrder`
         self.pings = 0  # that the worker has not answered
         self.replied = 0.0  # time.monotonic() of the last reply
         self.streaming: set[int] = set()  # positions in the first batch whose answer has begun
@@ -95,6 +97,7 @@ class Channel(asyncio.BufferedProtocol):
 
     def load(self, order: wire.LoadOrder) -> None:
         assert self._transport is not None
+        self.threads, self.shares_cores = order["threads"] or 0, order["shares_cores"]
         self._transport.writelines(wire.encode(wire.Kind.LOAD, 0, extra=json.dumps(order).encode()))
 
     def send(self, jobs: list[Job], now: float, deaths: int = 0) -> None:
@@ -112,6 +115,13 @@ class Channel(asyncio.BufferedProtocol):
             self._transport.write(b"".join(buffers))
         else:
             self._transport.writelines(buffers)
+
+    def set_threads(self, threads: int) -> None:
+        """From its next batch on."""
+        assert self._transport is not None
+        if threads != self.threads:
+            self.threads = threads
+            self._transport.writelines(wire.encode(wire.Kind.THREADS, threads))
 
     def ping(self) -> None:
         """Ask for a sign of life; `pings` is 0 again when it is there."""

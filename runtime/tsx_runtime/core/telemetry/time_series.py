@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from tsx_runtime.core.telemetry.histogram import quantile
 from tsx_runtime.core.telemetry.version_stats import Stats
 
-EVERY = 1.0  # seconds
 KEPT = 600  # points
 
 
@@ -150,19 +147,3 @@ def _behind(points: deque[SeriesPoint], number: int) -> list[SeriesPoint]:
             break
         newer.append(point)
     return newer[::-1]
-
-
-@asynccontextmanager
-async def sampling(series: TimeSeries) -> AsyncIterator[None]:
-    """While this is open, a point is made each second; after a second that the loop had no time for, the next one is later."""
-
-    async def sample_for_ever() -> None:
-        while True:
-            await asyncio.sleep(EVERY)
-            series.sample()
-
-    sampler = asyncio.create_task(sample_for_ever())
-    try:
-        yield
-    finally:
-        sampler.cancel()

@@ -21,13 +21,13 @@ from tsx_archiver import ArchiveError, is_model_name
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.errors import BadRequest, Conflict, LoadFailed, ModelNotFound, OutOfResources, SettingError
+from tsx_runtime.shared.memory import container_memory
 from tsx_runtime.targets.server.startup import StartModel
 
 PAGE = 100
 SHARE = 0.8  # of the container's memory for models, where no bound is set
 LONGEST_NAME = 100
 MEGA = 1 << 20
-LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 OUT_OF_MEMORY = ("out of memory", "MemoryError", "can't allocate memory", "Cannot allocate memory", "_STATUS_ALLOC_FAILED")
 
 logger = logging.getLogger("tsx.server")
@@ -139,12 +139,3 @@ def memory_of(workers: Iterable[Worker]) -> int:
                 full = process.memory_full_info()
                 total += getattr(full, "pss", full.rss)
     return total
-
-
-def container_memory() -> int:
-    """The memory of the machine, or the container's limit."""
-    found = [psutil.virtual_memory().total]
-    for file in LIMITS:
-        with suppress(OSError, ValueError):  # another system, or no limit
-            found.append(int(file.read_text()))
-    return int(min(found))

@@ -125,13 +125,13 @@ def _recover(protected: bytes, secret: bytes) -> bytes:
 
 def _two_parts(der: bytes) -> tuple[bytes, bytes]:
     """Of a DER sequence of two: EncryptedPrivateKeyInfo."""
-    inside, _ = _element(der)
-    first, rest = _element(inside)
-    second, _ = _element(rest)
+    inside, _ = der_element(der)
+    first, rest = der_element(inside)
+    second, _ = der_element(rest)
     return first, second
 
 
-def _element(der: bytes) -> tuple[bytes, bytes]:
+def der_element(der: bytes) -> tuple[bytes, bytes]:
     """The content of the first element, and what follows it."""
     length, at = der[1], 2
     if length & 0x80:

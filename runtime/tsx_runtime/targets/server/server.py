@@ -19,11 +19,12 @@ from typing import Any, Protocol, TypeVar
 from tsx_archiver import ArchiveError
 from tsx_runtime.api.auth import required_tokens
 from tsx_runtime.api.tokens import Keys, start_keys
+from tsx_runtime.core.concurrency.each_second import each_second
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.placement.file_limits import raise_limit
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
-from tsx_runtime.core.telemetry.time_series import TimeSeries, sampling
+from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.app import ServerApp, build_apps
 from tsx_runtime.http.semantics.messages import PlatformHook
@@ -208,7 +209,7 @@ async def _answer(
     counts = apps[0].counts
     servers = ServerGroup(settings, apps, listeners, bind(registry, settings, parts.keys, parts.grpc, counts), parts.tls)
     try:
-        async with metric_tasks(registry, counts, apps[0].system, settings), sampling(series):
+        async with metric_tasks(registry, counts, apps[0].system, settings), each_second(series.sample, registry.cores.share):
             await servers.start()
             if snapshots is not None:
                 snapshots.begin(registry)

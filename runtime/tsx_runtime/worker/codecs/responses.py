@@ -21,6 +21,9 @@ Answer: TypeAlias = tuple[int, Buffer, Buffer]
 
 JSON_HEADER = b"content-type: application/json\r\n"
 
+WRONG_COUNT = "number of batch response mismatched"  # both as TorchServe has them
+NO_LIST = "Invalid model predict output"
+
 NEXT = "ts_stream_next"  # the header that says whether another part of an answer follows
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
@@ -98,12 +101,11 @@ def mismatch(results: Any, expected: int, handler: str) -> PredictionFailed | No
     """Why a handler's result cannot be the answers of a batch, or None."""
     if not isinstance(results, list):
         return PredictionFailed(
-            f"Invalid model predict output. Handler {handler} returned {type(results).__name__}; "
-            "it must return a list with one entry per request."
+            f"{NO_LIST}. Handler {handler} returned {type(results).__name__}; it must return a list with one entry per request."
         )
     if len(results) != expected:
         return PredictionFailed(
-            f"number of batch response mismatched, expect: {expected}, got: {len(results)}. "
+            f"{WRONG_COUNT}, expect: {expected}, got: {len(results)}. "
             f"Handler {handler} must return a list with one entry a request, in their order."
         )
     return None

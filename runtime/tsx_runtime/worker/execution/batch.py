@@ -28,6 +28,7 @@ from tsx_runtime.worker.diagnostics.tracebacks import format_error
 from tsx_runtime.worker.exceptions import BadRows, ClientsGone, PredictionException, in_words
 from tsx_runtime.worker.execution.recovery import Ceiling, Place, Search, place_of
 from tsx_runtime.worker.execution.step_times import Laps
+from tsx_runtime.worker.execution.thread_tuning import ThreadTuning
 from tsx_runtime.worker.handler_api.context import BatchState, Context, SendPiece
 from tsx_runtime.worker.handler_api.loader import Coroutines, LoadedHandler
 from tsx_runtime.worker.handler_api.metrics import Dimension, Metrics, MetricTypes, PredictionTime
@@ -58,6 +59,7 @@ class ServedModel(NamedTuple):
     enveloped: bool = False  # an envelope reads the protocol of a request's body; else its tensors are the row
     mode: str = "batch"  # as in the load order
     stops: bool = False  # whether a streaming handler is stopped once all clients of its batch have disconnected
+    threads: ThreadTuning | None = None  # None: their number stays as it is
     has_steps: bool = True  # whose time is measured (`step_times.watch`)
 
 

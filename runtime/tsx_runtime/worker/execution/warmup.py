@@ -16,7 +16,7 @@ from tsx_archiver import ModelConfig, WarmUp
 from tsx_runtime import wire
 from tsx_runtime.recordings import SUFFIX, NotARecording, read
 from tsx_runtime.wire import Buffer, Item
-from tsx_runtime.worker.codecs.responses import Answer
+from tsx_runtime.worker.codecs.responses import NO_LIST, WRONG_COUNT, Answer
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.execution import async_handlers, continuous
 from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
@@ -49,11 +49,13 @@ def warm_up(model: ServedModel, config: ModelConfig, directory: Path, batch_size
 def _check(entry: WarmUp, answers: list[Answer]) -> None:
     bad = next(((status, body) for status, _, body in answers if status >= 400), None)
     if bad is not None:
-        _tell(entry, f"a request of {entry.file} was answered with {bad[0]}: {bytes(bad[1])[:1000].decode(errors='replace').strip()}")
+        text = bytes(bad[1])[:1000].decode(errors="replace").strip()
+        _tell(entry, f"a request of {entry.file} was answered with {bad[0]}: {text}", broken=NO_LIST in text or WRONG_COUNT in text)
 
 
-def _tell(entry: WarmUp, what: str) -> None:
-    if entry.strict:
+def _tell(entry: WarmUp, what: str, *, broken: bool = False) -> None:
+    """`broken`: no request of a batch of this size can be answered, so the model is not served."""
+    if entry.strict or broken:
         raise LoadError(f"The warm-up of the model failed: {what}")
     logger.warning("warm-up: %s; the model is served anyway (set `strict: true` to refuse it)", what)
 

@@ -81,22 +81,31 @@ def load_entry(handler: str, model_dir: Path, context: Context, coroutines: Coro
 
 
 def _load(handler: str, model_dir: Path, context: Context, coroutines: Coroutines) -> LoadedHandler:
+    entry, name = find_entry(handler, model_dir)
+    if inspect.isclass(entry):
+        return _from_class(entry, name, context, coroutines)
+    _initialised(name, lambda: coroutines.finish(entry(None, context)))
+    return LoadedHandler(entry, name, None)
+
+
+def find_entry(handler: str, model_dir: Path) -> tuple[Callable[..., Any], str]:
+    """The function or class, imported but not called, and its name for texts. Raises `LoadError`."""
     module_name, _, function_name = handler.partition(":")
     path = find_file(module_name, model_dir)
     builtin = module_name.removeprefix("ts.torch_handler.").removesuffix(".py")
     if path is not None:
         module = import_file(path)
     elif builtin in BUILTIN and module_name.startswith("ts."):
-        return _from_class(_builtin(builtin), builtin, context, coroutines)
+        return _builtin(builtin), builtin
     elif (installed := _find_installed(module_name)) is not None:
         module = _imported(f"Handler {installed}", lambda: importlib.import_module(installed))
     elif builtin in BUILTIN | CPP | LAYOUTS:
-        return _from_class(_builtin(builtin), builtin, context, coroutines)
+        return _builtin(builtin), builtin
     elif builtin in ELSEWHERE:
         raise LoadError(f"tsx does not include TorchServe's {builtin}: {ELSEWHERE[builtin]}")
     else:
         raise LoadError(_not_found(handler, model_dir))
-    return _from_module(module, function_name, handler, context, coroutines)
+    return _entry_of(module, function_name, handler), handler
 
 
 def find_file(name: str, model_dir: Path) -> Path | None:
@@ -157,7 +166,7 @@ def _imported(named: str, act: Callable[[], Any]) -> Any:
             f"{named} does not import: {error}. Install that module where tsx runs, or put its file into the archive with --extra-files."
         ) from error
     except (Exception, SystemExit) as error:  # the boundary to a user's code
-        raise LoadError(f"{named} does not import: {in_words(error)}") from error
+        raise LoadError(f"{named} does not import: {in_words(error)}{_missing_file(error)}") from error
 
 
 def _builtin(name: str) -> type:
@@ -166,13 +175,10 @@ def _builtin(name: str) -> type:
     return found
 
 
-def _from_module(module: ModuleType, function_name: str, handler: str, context: Context, coroutines: Coroutines) -> LoadedHandler:
-    entry = getattr(module, function_name or "handle", None)
-    if inspect.isclass(entry):
-        return _from_class(entry, handler, context, coroutines)
+def _entry_of(module: ModuleType, function_name: str, handler: str) -> Callable[..., Any]:
+    entry: Callable[..., Any] | None = getattr(module, function_name or "handle", None)
     if callable(entry):
-        _initialised(handler, lambda: coroutines.finish(entry(None, context)))
-        return LoadedHandler(entry, handler, None)
+        return entry
     classes = classes_of(module)
     if len(classes) > 1:  # helper classes do not count
         handlers = [kind for kind in classes if callable(getattr(kind, "handle", None)) and callable(getattr(kind, "initialize", None))]
@@ -188,7 +194,7 @@ def _from_module(module: ModuleType, function_name: str, handler: str, context: 
             f"Handler {handler} defines {len(classes)} classes ({names}), so the handler class is ambiguous. "
             "Keep one class in it and move the others to a module that it imports, or define a function handle(data, context)."
         )
-    return _from_class(classes[0], handler, context, coroutines)
+    return classes[0]
 
 
 def _from_class(kind: type, handler: str, context: Context, coroutines: Coroutines) -> LoadedHandler:
@@ -209,7 +215,18 @@ def _initialised(handler: str, act: Callable[[], Any]) -> Any:
     except LoadError:
         raise
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # the boundary to a user's code
-        raise LoadError(f"Handler {handler} could not load the model: {in_words(error)}") from error
+        raise LoadError(f"Handler {handler} could not load the model: {in_words(error)}{_missing_file(error)}") from error
+
+
+def _missing_file(error: BaseException) -> str:
+    """What to do about a file of the archive that is not there. The working directory is the model's."""
+    if not isinstance(error, FileNotFoundError) or not isinstance(error.filename, str | bytes):
+        return ""
+    path, model_dir = Path(os.fsdecode(error.filename)).absolute(), Path.cwd()
+    if not path.is_relative_to(model_dir) or path.exists():
+        return ""
+    name = shown(str(path.relative_to(model_dir)))
+    return f". The archive does not contain {name}: add it with --extra-files when packing"
 
 
 def _not_found(handler: str, model_dir: Path) -> str:

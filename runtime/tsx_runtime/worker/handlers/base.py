@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tsx_archiver.metadata.configkeys import plain_arguments
 from tsx_archiver.storage.private_directory import private_directory
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handler_api.context import Context
@@ -56,19 +57,28 @@ class BaseHandler:
         model_dir = Path(properties["model_dir"])
         files = self.manifest.get("model") or {}  # some manifests have null there
         model_file = own_file(model_dir / files["modelFile"], model_dir) if files.get("modelFile") else None
-        if not files.get("serializedFile"):
-            raise LoadError("No model weights could be loaded: the archive names no serialized file. Add one with --serialized-file.")
-        path = model_dir / files["serializedFile"]
-        self.model_pt_path = str(path)
-        if path.suffix == ".so":
+        path = model_dir / files["serializedFile"] if files.get("serializedFile") else None
+        if path is None and model_file is None:
+            raise LoadError(
+                "No model weights could be loaded: the archive names no serialized file. Add one with --serialized-file, "
+                "or --model-file with a class that loads its weights itself."
+            )
+        self.model_pt_path = None if path is None else str(path)
+        if path is not None and path.suffix == ".so":
             self.model = self._load_library(path)
-        elif model_file is not None and type(self)._load_pickled_model is not BaseHandler._load_pickled_model:
+        elif model_file is not None and (path is None or type(self)._load_pickled_model is not BaseHandler._load_pickled_model):
             self.model = self._load_pickled_model(str(model_dir), files["modelFile"], self.model_pt_path).to(self.device).eval()
-        elif model_file is None and type(self)._load_torchscript_model is not BaseHandler._load_torchscript_model:
-            self.model = self._load_torchscript_model(self.model_pt_path)
-        else:
-            ahead = self._use_torch_export_aot_compile()
-            self.model = load_model_file(path, model_file, self.device, weights_only=self._weights_only(), compile_ahead=ahead)
+        elif path is not None and model_file is None and type(self)._load_torchscript_model is not BaseHandler._load_torchscript_model:
+            self.model = self._load_torchscript_model(str(path))
+        elif path is not None:
+            self.model = load_model_file(
+                path,
+                model_file,
+                self.device,
+                weights_only=self._weights_only(),
+                compile_ahead=self._use_torch_export_aot_compile(),
+                init_args=self._init_args(),
+            )
         self.model = compiled(self.in_precision(self.model), context.model_yaml_config.get("pt2"))
         self.mapping = load_label_mapping(model_dir / "index_to_name.json")
         self.initialized = True
@@ -103,15 +113,23 @@ class BaseHandler:
         """For handlers that load a model without a model file in a way of their own."""
         return load_torchscript(Path(model_pt_path), self.device)
 
-    def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: str) -> Any:
+    def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: str | None) -> Any:
         """For handlers that load a model with a model file in a way of their own."""
-        return load_eager(Path(model_dir) / model_file, Path(model_pt_path), weights_only=self._weights_only())
+        weights = None if model_pt_path is None else Path(model_pt_path)
+        return load_eager(Path(model_dir) / model_file, weights, weights_only=self._weights_only(), init_args=self._init_args())
 
     def _weights_only(self) -> bool:
         value = self.context.model_yaml_config.get("weightsOnly", True) if self.context is not None else True
         if not isinstance(value, bool):
             raise LoadError(f"weightsOnly in model-config.yaml is {value!r}; it must be true or false")
         return value
+
+    def _init_args(self) -> dict[str, Any]:
+        value = self.context.model_yaml_config.get("init_args") if self.context is not None else None
+        arguments, fault = (None, None) if value is None else plain_arguments(value)
+        if fault:
+            raise LoadError(f"init_args in model-config.yaml cannot be used: {fault}")
+        return arguments or {}
 
     # The three steps
 

@@ -1,4 +1,4 @@
-"""The first functions in a worker's process. The front end imports this module to name the first, so it imports no other of the worker."""
+"""The first functions in a worker's process, which the front end and the commands name: it imports no other module of the worker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import site
 import socket
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 
@@ -63,3 +65,28 @@ def put_first(packages: str) -> None:
     paths = sysconfig.get_paths()
     library = {paths["stdlib"], paths["platstdlib"], f"{paths['platstdlib']}/lib-dynload"}
     sys.path[:] = [*(place for place in before if place in library), *added, *(place for place in before if place not in library)]
+
+
+def import_code(answer: Connection, directory: Path, handler: str | None, model_file: str | None, init_args: Mapping[str, Any]) -> None:
+    """Import a model's code as `run` would, and no more. Sends what is wrong (`missing`: a module), or None."""
+    from tsx_runtime.worker.exceptions import LoadError  # these, and torch, in this process alone
+    from tsx_runtime.worker.handler_api import loader, modules, ts_shim
+    from tsx_runtime.worker.main import failure_report
+
+    os.dup2(2, 1)  # stdout is for the results of the command
+    os.chdir(directory)
+    modules.own_modules.enter(directory)
+    ts_shim.install()
+    try:
+        if handler is not None:
+            loader.find_entry(handler, directory)
+        if model_file is not None and handler is not None:  # which may make the model in a way of its own
+            loader.import_file(directory / model_file, "The model file")
+        elif model_file is not None:
+            from tsx_runtime.worker.handlers.models.weights import model_class
+
+            model_class(directory / model_file, init_args)
+    except LoadError as error:
+        answer.send(failure_report(error) | ({"missing": ""} if isinstance(error.__cause__, ModuleNotFoundError) else {}))
+    else:
+        answer.send(None)

@@ -13,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.benchmarked import point, results
-from tsx_cli.bench.model.results import PairedComparison, Results, Trial, read_results
+from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.results import OUT_OF_TIME, PairedComparison, Prediction, Results, Trial, read_results
 from tsx_cli.bench.report import show, write_report
 from tsx_cli.bench.report.charts import DECADES, SMALLEST, Axis, ChartMark, Series, axis, bars, plot, ticks
 from tsx_cli.bench.report.facts import tiles
 from tsx_cli.bench.report.figures import charts
 from tsx_cli.bench.report.rows import rows
+from tsx_cli.bench.search.verdict import conclude
 
 SCHEMA = Path(__file__).parents[4] / "docs" / "bench-results.schema.json"
 
@@ -143,10 +145,48 @@ def test_names_and_errors_of_others_are_text_and_nothing_more(tmp_path: Path, ca
 def test_the_terminal_shows_the_winner_and_why(found: Results, capsys: pytest.CaptureFixture[str]) -> None:
     show(found)
     reported = capsys.readouterr().out
-    assert re.search(r"^cpu, 2 workers, 1 thread, batch 4 +winner +2 connections", reported, re.MULTILINE)
-    assert re.search(r"^cpu, 1 worker, batch 1 +baseline +1 connection ", reported, re.MULTILINE)
+    assert re.search(r"^cpu, 2 workers, 1 thread, batch 4 \(winner\) +2 conn\. ", reported, re.MULTILINE)
+    assert re.search(r"^cpu, 1 worker, batch 1 \(baseline\) +1 conn\. ", reported, re.MULTILINE)
     assert "Best: cpu, 2 workers, 1 thread, batch 4\n      2 workers with batches of 4 answer the most" in reported
     assert "Note: the machine was noisy" in reported
+
+
+def test_figures_stay_in_one_line_on_a_terminal_of_80_columns(
+    found: Results, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a terminal
+    monkeypatch.setenv("COLUMNS", "80")
+    unmeasured = found.model_copy(deep=True)
+    unmeasured.trials.append(trial_out_of_time())
+    show(unmeasured)
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in capsys.readouterr().out.splitlines()]
+    table = lines[: next(place for place, line in enumerate(lines) if line.startswith("Best:"))]
+    assert max(map(len, lines[: len(table) - 4])) <= 80
+    for pattern in (r" cpu, 2 workers, 1 .* 2 conn\. +51.2 ± 1.6% +39.1 ms +87.7 ms +0 ", r" cpu, 2 workers, .* ~22,855 +- +~4.71 ms +- "):
+        assert any(re.match(pattern, line) for line in table), table
+
+
+def trial_out_of_time() -> Trial:
+    how, predicted = Configuration(workers=2, batch_size=32), Prediction(throughput=22855.0, p99_ms=4.71)
+    return Trial(configuration=how.as_json(), state="predicted", reason=OUT_OF_TIME, predicted=predicted)
+
+
+def test_a_run_that_was_too_short_names_no_winner(found: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = found.model_copy(deep=True, update={"winner": None, "faster_unmeasured": 1})
+    short.trials.append(trial_out_of_time())
+    conclude(short)
+    why = (
+        "a configuration that is expected to be faster could not be measured, such as cpu, 2 workers, batch 32 with about 22,855 requests/s"
+    )
+    assert short.why.startswith(f"The time was too short to choose: {why}. The fastest that was measured is cpu, ")
+    assert short.why.endswith("Continue with --resume and a longer --time-limit, or give fewer configurations.")
+    show(short)
+    reported = capsys.readouterr().out
+    assert "Best:" not in reported
+    assert "winner" not in reported
+    assert re.search(r"^cpu, 2 workers, batch 32 +- +~22,855 +- +~4.71 ms", reported, re.MULTILINE)
+    write_report(short, tmp_path)
+    assert "The time was too short to choose" in (tmp_path / "report.html").read_text()
 
 
 def test_a_stall_does_not_hide_in_percentiles(found: Results, tmp_path: Path) -> None:

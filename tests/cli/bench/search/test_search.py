@@ -15,13 +15,23 @@ from tsx_archiver import ModelConfig
 from tsx_cli.bench.model.configuration import Configuration, parse_numbers
 from tsx_cli.bench.model.points import best_point
 from tsx_cli.bench.model.predict import predict
-from tsx_cli.bench.model.results import Accuracy, Curve, CurvePoint, Figure, Latency, OfferedLoad, Point, Trial
+from tsx_cli.bench.model.results import OUT_OF_TIME, Accuracy, Curve, CurvePoint, Figure, Latency, OfferedLoad, Point, Trial
 from tsx_cli.bench.model.simulate import simulate
 from tsx_cli.bench.model.slo import Slo, parse_slo
 from tsx_cli.bench.search.ladder import Rung, next_level
 from tsx_cli.bench.search.run_options import BenchOptions
 from tsx_cli.bench.search.run_options import configurations as configurations_of
-from tsx_cli.bench.search.search import State, baseline, next_trial, outlook, passed_over, ranking, ruled_out, undisturbed
+from tsx_cli.bench.search.search import (
+    State,
+    baseline,
+    faster_unmeasured,
+    next_trial,
+    outlook,
+    passed_over,
+    ranking,
+    ruled_out,
+    undisturbed,
+)
 from tsx_cli.common.failure import UsageError
 
 pytestmark = pytest.mark.slow
@@ -316,7 +326,17 @@ def test_when_the_time_is_over_nothing_more_is_asked_for() -> None:
     state = State(space(), [curve(5, 3)], slo=parse_slo("p99<50ms"), cores=2, seconds_left=4.5, seconds_per_point=1)
     ended = run(state, modelled(curve(5, 3), 2))
     assert points(ended) == 4
-    assert any(why == "the time was over" for _, _, why in passed_over(ended))
+    assert any(why == OUT_OF_TIME for _, _, why in passed_over(ended))
+
+
+def test_what_is_expected_to_be_faster_and_was_not_measured_is_counted() -> None:
+    state = State(space(), [curve(5, 3)], slo=parse_slo("p99<50ms"), cores=2, seconds_per_point=1)
+    machine = modelled(curve(5, 3), 2)
+    assert faster_unmeasured(run(replace(state, seconds_left=1.5), machine)) > 1  # the baseline alone
+    assert faster_unmeasured(run(state, machine)) == 0
+    unknown = State(space((1, 2), (1, 4)), cores=2, seconds_per_point=1)
+    assert faster_unmeasured(run(replace(unknown, seconds_left=1.5), machine)) == 3  # where nothing is expected, one alone is no choice
+    assert faster_unmeasured(run(unknown, machine)) == 0
 
 
 def test_given_loads_are_measured_and_no_others() -> None:
@@ -344,7 +364,7 @@ def test_the_requests_at_random_that_an_earlier_run_ended_with_are_no_rung_of_it
 
 def test_what_an_earlier_run_only_predicted_may_be_measured() -> None:
     state = State(space((1, 2), (1, 8)), [curve(5, 3)], cores=2)
-    reported = [Trial(configuration=each.as_json(), state="predicted", reason="the time was over") for each in state.configurations]
+    reported = [Trial(configuration=each.as_json(), state="predicted", reason=OUT_OF_TIME) for each in state.configurations]
     assert next_trial(replace(state, trials=reported)) == next_trial(state) is not None
     assert passed_over(replace(state, trials=reported)) == passed_over(state)
 

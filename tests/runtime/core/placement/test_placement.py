@@ -151,7 +151,7 @@ def test_a_gpu_worker_has_its_own_number_and_one_of_several_sees_only_its_own():
 
 
 def test_a_pinned_worker_has_as_many_threads_as_cores_unless_its_model_says_otherwise():
-    here = Machine(4, FOUR, Pinning())
+    here = Machine(4, None, FOUR, Pinning())
     assert placement_of(here, Parallel(), threads=None, worker=1, workers=2, gpus=())[:2] == ((2, 3), 2)
     assert placement_of(here, Parallel(), threads=1, worker=1, workers=2, gpus=())[:2] == ((2, 3), 1)
     assert placement_of(here, Parallel(), threads=None, worker=0, workers=1, gpus=(0,)).cores == ()
@@ -161,13 +161,13 @@ def test_a_pinned_worker_has_as_many_threads_as_cores_unless_its_model_says_othe
 
 def test_launcher_arguments_that_cannot_be_followed_stop_the_server():
     with pytest.raises(SettingError, match="cpu_launcher_args cannot be '--core-list 4096': core 4096 is not available to this process"):
-        machine(True, "--core-list 4096", None)
-    assert machine(False, "--core-list 4096", None).pinning is None
+        machine(True, "--core-list 4096", {})
+    assert machine(False, "--core-list 4096", {}).pinning is None
 
 
 def test_where_a_process_cannot_choose_its_cores_the_launchers_arguments_are_passed_over(monkeypatch, caplog):
     monkeypatch.setattr("tsx_runtime.core.placement.placement.read_cpus", list)
-    here = machine(True, "--core-list 0,1", None)
+    here = machine(True, "--core-list 0,1", {})
     assert placement_of(here, Parallel(), threads=None, worker=0, workers=1, gpus=()).cores == ()
     assert "so no worker is pinned" in caplog.text
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.support.clients.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
+from tsx_runtime.core.placement.devices import cpu_count
 from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.core.workers.instance import WorkerInstance, describe_exit
 from tsx_runtime.core.workers.lifecycle import SAME_LOAD_ERROR
@@ -36,6 +37,7 @@ import asyncio, time
 from pathlib import Path
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.job import WaitingJob
+from tsx_runtime.core.placement.devices import cpu_count
 from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.settings.schema import Settings
 
@@ -74,6 +76,24 @@ def test_torch_threads_are_the_cores_shared_out_over_the_workers(tmp_path):
             assert await ask(version, "threads") in {"3", str(cores)}  # MKL gives no more than there are cores, where nobody came before it
 
     asyncio.run(main())
+
+
+@pytest.mark.skipif(cpu_count() == 1, reason="needs two cores")
+def test_cores_are_shared_again_when_models_come_and_go_and_threads_that_wait_sleep(tmp_path):
+    async def test(registry):
+        first = await registry.register_path(talker(tmp_path / "m"), order())
+        assert await ask(first, "threads") == str(cpu_count())
+        second = await registry.register_path(talker(tmp_path / "n", name="other"), order(model_name="other"))
+        assert await ask(second, "threads") == str(max(1, cpu_count() // 2))
+        registry.cores.share()
+        assert await ask(first, "threads") == str(max(1, cpu_count() // 2))
+        await registry.unregister("other")
+        await ask(first, "again")
+        registry.cores.share()
+        assert await ask(first, "threads") == str(cpu_count())
+        assert await ask(first, "wait policy") == "PASSIVE"
+
+    with_registry(test)
 
 
 @pytest.mark.parametrize(

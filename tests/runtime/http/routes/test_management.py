@@ -127,7 +127,7 @@ def test_an_unknown_runtime_is_refused(empty, error_of):
     assert (answer.status_code, error_of(answer)) == (400, ("BadRequestException", "Invalid RuntimeType value: java"))
 
 
-@pytest.mark.parametrize("url", ["../talker.mar", "a/../../talker.mar", "..%2ftalker.mar", "..\\talker.mar", "/etc/passwd"])
+@pytest.mark.parametrize("url", ["../talker.mar", "a/../../talker.mar", "..%2ftalker.mar", "..\\talker.mar"])
 def test_a_path_out_of_the_store_is_refused(empty, url, error_of):
     for answer in (empty.management.post("/models", params={"url": url}), empty.management.post("/models", json={"url": url})):
         assert answer.status_code == 404

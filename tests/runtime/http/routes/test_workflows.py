@@ -379,7 +379,12 @@ def test_the_traceback_of_a_node_that_does_not_load_is_reported(flows: RunningSe
         ({"url": "none.war"}, 404, "WorkflowNotFoundException", "Workflow not found in workflow store: none.war"),
         ({"url": "../x.war"}, 404, "WorkflowNotFoundException", "Relative path is not allowed in url: ../x.war"),
         ({"url": "%2e%2e/x.war"}, 404, "WorkflowNotFoundException", "Relative path is not allowed in url: %2e%2e/x.war"),
-        ({"url": "/etc/passwd"}, 404, "WorkflowNotFoundException", "Relative path is not allowed in url: /etc/passwd"),
+        (
+            {"url": "/etc/passwd"},
+            404,
+            "WorkflowNotFoundException",
+            "/etc/passwd is not in the store. Name a file of the store, or give a path inside it.",
+        ),
         (
             {"url": "http://169.254.169.254/x.war"},
             404,

@@ -140,3 +140,13 @@ def test_a_worker_whose_device_was_lost_does_not_serve(start_worker: StartWorker
     handler = handler.replace('raise ValueError("no such thing")', LOST)
     worker = start_worker(handler, files={"bad": "bad"}, model_config={"warmup": ["bad"]}, mode=mode, batch_size=2)
     assert worker.report["message"].startswith("The device stopped responding to this process during the warm-up of the model.")
+
+
+@pytest.mark.parametrize(
+    ("result", "said"), [("['one']", "number of batch response mismatched, expect: 3, got: 1"), ("'text'", "Invalid model predict output")]
+)
+def test_a_result_that_cannot_be_the_answers_of_a_batch_refuses_the_model(start_worker: StartWorker, result: str, said: str) -> None:
+    handler = f"def handle(data, context):\n    return None if data is None else {result}\n"
+    worker = start_worker(handler, files={"a.txt": "x"}, model_config={"warmup": ["a.txt"]}, batch_size=3)
+    assert not worker.loaded
+    assert said in worker.report["message"]

@@ -134,6 +134,12 @@ def test_an_async_function_is_awaited_when_it_loads_and_when_it_serves(start_wor
             "class A:\n    def __init__(self, x): pass\n    handle = initialize = lambda self, *args: None",
             "could not load the model: TypeError",
         ),
+        ("def handle(data, context):\n    open('a/vocab.txt')", "The archive does not contain 'a/vocab.txt': add it with --extra-files"),
+        (
+            "def handle(data, context):\n    open(context.system_properties['model_dir'] + '/vocab.txt')",
+            "does not contain 'vocab.txt': add it",
+        ),
+        ("open('labels.json')", "does not import: FileNotFoundError: [Errno 2] No such file or directory: 'labels.json'. The archive does"),
         ("def handle(data, context):\n    raise OSError('no disk')", "could not load the model: OSError: no disk"),
         ("import ts.no_such_module", "tsx does not include TorchServe's module 'ts.no_such_module'"),
     ],
@@ -202,3 +208,8 @@ def test_a_handle_that_an_object_gets_when_it_is_made_is_one(start_worker: Start
     """)
     assert worker.loaded, worker.report
     assert [answer.body for answer in worker.ask(b"a", b"b", b"c")] == [b"2 a", b"2 b", b"1 c"]
+
+
+def test_a_file_that_is_missing_elsewhere_is_none_of_the_archives(start_worker: StartWorker) -> None:
+    worker = start_worker("open('/no/such/labels.json')")
+    assert "--extra-files" not in worker.report["message"]

@@ -39,6 +39,7 @@ def model_bytes(net: Net, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     torch.save(state, directory / "weights.pth")
     torch.save(state, directory / "old.pth", _use_new_zipfile_serialization=False)
     torch.save({"epoch": 3, "state_dict": state}, directory / "checkpoint.pth")
+    torch.save({"epoch": 3, "model": state, "ema": state}, directory / "two.pth")
     torch.save({f"module.{name}": value for name, value in state.items()}, directory / "parallel.pth")
     torch.save({name: value for name, value in state.items() if name != "last.bias"}, directory / "less.pth")
     torch.save({**state, "last.weight": torch.zeros(5, 8)}, directory / "wide.pth")

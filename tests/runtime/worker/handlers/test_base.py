@@ -50,6 +50,7 @@ def assert_right(worker: Worker, net: Net) -> None:
         ("weights.pth", "model.py"),
         ("old.pth", "model.py"),
         ("double.pth", "model.py"),
+        ("checkpoint.pth", "model.py"),
         ("weights.safetensors", "model.py"),
         ("script.pt", None),
         ("script.pt", "model.py"),
@@ -91,6 +92,8 @@ def test_a_handler_may_call_an_onnx_session_itself(start_worker: StartWorker, on
         class Own(BaseHandler):
             def handle(self, data, context):
                 feed = {self.model.get_inputs()[0].name: np.zeros((len(data), 3), np.float32)}
+                options = self.model.get_session_options()
+                assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
                 return self.model.run(None, feed)[0].tolist()
         """,
         files={"model.onnx": onnx_bytes},
@@ -160,11 +163,11 @@ WANTS = "from torch import nn\nclass Sized(nn.Module):\n    def __init__(self, w
         ("less.pth", MODEL, "does not fit model.py: 1 missing keys: last.bias"),
         ("wide.pth", MODEL, "1 shapes that differ: last.weight is (5, 8) in the file and (2, 8) in the model"),
         ("parallel.pth", MODEL, "save model.module.state_dict() instead"),
-        ("checkpoint.pth", MODEL, "save its entry 'state_dict' alone"),
+        ("two.pth", MODEL, "a training checkpoint with several state dicts: save one of 'model', 'ema' alone"),
         ("list.pth", MODEL, "holds a list, not weights"),
         ("weights.pth", EMPTY, "model.py defines no class"),
         ("weights.pth", TWO, "defines several classes (A, B)"),
-        ("weights.pth", WANTS, "it needs width. Give them defaults"),
+        ("weights.pth", WANTS, "missing a required argument: 'width'. Set `init_args: {width: ...}` in model-config.yaml"),
         ("weights.pth", "import not_there", "The model file model.py does not import: No module named 'not_there'"),
         ("weights.pth", None, "model.py is not in the archive"),
     ],
@@ -181,6 +184,57 @@ def test_weights_and_model_files_that_do_not_fit_are_explained(
     assert len(worker.report["message"]) < 800
     if "does not fit" in said:
         assert worker.report["traceback"] == ""  # torch's says the same, at length
+
+
+OWN_LOADING = (
+    MODEL
+    + """
+    def load_state_dict(self, state_dict, strict=True):
+        return super().load_state_dict({name.removeprefix("module."): value for name, value in state_dict.items()}, strict)
+"""
+)
+
+
+def test_a_model_class_with_its_own_load_state_dict_is_served(start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]) -> None:
+    files = {"parallel.pth": model_bytes["parallel.pth"], "model.py": OWN_LOADING}
+    assert_right(start_worker(ROWS, files=files, model={"serializedFile": "parallel.pth", "modelFile": "model.py"}), net)
+
+
+def test_without_a_serialized_file_the_class_is_made_and_may_load_by_itself(
+    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]
+) -> None:
+    source = MODEL.replace("nn.Linear(8, 2)\n", "nn.Linear(8, 2)\n        self.load_state_dict(torch.load('own.pth'))\n")
+    worker = start_worker(ROWS, files={"own.pth": model_bytes["weights.pth"], "model.py": source}, model={"modelFile": "model.py"})
+    assert_right(worker, net)
+
+
+SIZED = """
+    import torch
+
+    class Sized(torch.nn.Module):
+        def __init__(self, width, by=1):
+            super().__init__()
+            self.width, self.by = width, by
+
+        def forward(self, x):
+            return x[:, : self.width] * self.by
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        ({"width": 2, "by": 3}, [[3.0, 6.0]]),
+        ({"width": 2, "depth": 3}, "with init_args (depth, width): got an unexpected keyword argument 'depth'. Correct init_args"),
+        ([2], "init_args in model-config.yaml cannot be used: it must be a mapping of argument names"),
+    ],
+)
+def test_a_model_class_gets_its_arguments_from_the_configuration(start_worker: StartWorker, given: Any, answer: Any) -> None:
+    worker = start_worker(ROWS, files={"model.py": SIZED}, model={"modelFile": "model.py"}, model_config={"init_args": given})
+    if isinstance(answer, list):
+        assert ask(worker, [1.0, 2.0, 3.0]) == answer
+    else:
+        assert answer in worker.report["message"]
 
 
 @pytest.mark.parametrize("manifest", [{}, {"model": None}, {"model": {}}])

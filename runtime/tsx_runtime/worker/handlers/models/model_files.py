@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,19 @@ from tsx_archiver import describe_model_file
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handlers.models.compiling import compiled_ahead
 from tsx_runtime.worker.handlers.models.sharing import share_with_file
-from tsx_runtime.worker.handlers.models.weights import load_eager, read_weights
+from tsx_runtime.worker.handlers.models.weights import NO_ARGUMENTS, load_eager, read_weights
 
 logger = logging.getLogger("tsx.worker")
 
 
 def load_model_file(
-    path: Path, model_file: Path | None, device: torch.device, *, weights_only: bool = True, compile_ahead: bool = False
+    path: Path,
+    model_file: Path | None,
+    device: torch.device,
+    *,
+    weights_only: bool = True,
+    compile_ahead: bool = False,
+    init_args: Mapping[str, Any] = NO_ARGUMENTS,
 ) -> Any:
     """The kind is detected by the bytes, not by the name. On the CPU the weights share the file's pages with other workers."""
     if not path.is_file():
@@ -40,7 +47,7 @@ def load_model_file(
         problem = file.problem or f"{path.name} is not a known kind of model."
         raise LoadError(f"{problem} Pack the archive again with a valid file.")
     if model_file is not None:
-        return load_eager(model_file, path, weights_only=weights_only).to(device).eval()
+        return load_eager(model_file, path, weights_only=weights_only, init_args=init_args).to(device).eval()
     if file.whole_object is not None and not weights_only:
         model = read_weights(path, weights_only=False)
         if isinstance(model, nn.Module):
@@ -110,6 +117,7 @@ def load_onnx(path: Path, device: torch.device) -> OnnxModel:
         raise LoadError(f"{path.name} is an ONNX model, which needs onnxruntime: pip install 'tsx-serve[onnx]'") from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # a thread that spins takes a core from the others
     wanted: list[Any] = ["CPUExecutionProvider"]
     if device.type == "cuda" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         wanted.insert(0, ("CUDAExecutionProvider", {"device_id": device.index or 0}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,24 +14,58 @@ from torch import nn
 
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handler_api.loader import classes_of, import_file
+from tsx_runtime.worker.handlers.models.sharing import share_with_file
 
+logger = logging.getLogger("tsx.worker")
+
+NO_ARGUMENTS: Mapping[str, Any] = {}
 SHOWN = 5  # names in a message; a mismatch of the whole model would fill pages
 
 
-def load_eager(model_file: Path, weights: Path, *, weights_only: bool) -> nn.Module:
-    """On the CPU, its weights mapped from the file rather than copied."""
+def load_eager(model_file: Path, weights: Path | None, *, weights_only: bool, init_args: Mapping[str, Any] = NO_ARGUMENTS) -> nn.Module:
+    """On the CPU, its weights mapped from the file rather than copied. Without `weights`, the model as its class makes it."""
+    if weights is None:
+        return new_model(model_file, init_args)
     state = read_weights(weights, weights_only=weights_only)
     if isinstance(state, nn.Module):
         return state
     if not isinstance(state, Mapping):
         raise LoadError(f"{weights.name} holds a {type(state).__name__}, not weights. Save it with torch.save(model.state_dict(), file).")
-    model = new_model(model_file)
-    fit_weights(model, state, weights.name, model_file.name)
+    state = _of_checkpoint(state, weights.name)
+    model = new_model(model_file, init_args)
+    fit_weights(model, state, weights, model_file.name)
     return model
 
 
-def new_model(model_file: Path) -> nn.Module:
-    """The only model class that the file defines, made without arguments."""
+def _of_checkpoint(state: Mapping[str, Any], weights: str) -> Mapping[str, Any]:
+    """The only state dict in a training checkpoint; anything else as it is."""
+    found = state_dicts(state)
+    if len(found) != 1:
+        return state
+    logger.info("%s is a training checkpoint: the weights of its entry %r are used", weights, found[0])
+    chosen: Mapping[str, Any] = state[found[0]]
+    return chosen
+
+
+def state_dicts(given: Mapping[str, Any]) -> list[str]:
+    """The names of the entries that are state dicts, of a mapping that is none itself."""
+    if any(isinstance(value, torch.Tensor) for value in given.values()):
+        return []
+    return [
+        name
+        for name, value in given.items()
+        if isinstance(value, Mapping) and value and all(isinstance(each, torch.Tensor) for each in value.values())
+    ]
+
+
+def new_model(model_file: Path, init_args: Mapping[str, Any] = NO_ARGUMENTS) -> nn.Module:
+    """The model class that the file defines, made with `init_args` of the model's configuration."""
+    model: nn.Module = model_class(model_file, init_args)(**init_args)
+    return model
+
+
+def model_class(model_file: Path, init_args: Mapping[str, Any]) -> type:
+    """The only one that the file defines, which takes these arguments."""
     if not model_file.is_file():
         raise LoadError(f"The model file {model_file.name} is not in the archive. Name it with --model-file when packing.")
     module = import_file(model_file, "The model file")
@@ -48,13 +83,21 @@ def new_model(model_file: Path) -> nn.Module:
             f"The model file {model_file.name} defines several classes ({names}), so the model class is ambiguous. "
             "Keep the model in it and import the others from another file."
         )
-    if required := _required(kind):
-        raise LoadError(
-            f"Class {kind.__name__} of {model_file.name} cannot be created without arguments: it needs {', '.join(required)}. "
-            "Give them defaults."
-        )
-    model: nn.Module = kind()
-    return model
+    _check_arguments(kind, init_args, model_file.name)
+    return kind
+
+
+def _check_arguments(kind: type, given: Mapping[str, Any], model_file: str) -> None:
+    try:
+        inspect.signature(kind).bind(**given)
+    except TypeError as error:
+        example = ", ".join(f"{name}: ..." for name in _required(kind))
+        how = f"Set `init_args: {{{example}}}` in model-config.yaml" if example and not given else "Correct init_args in model-config.yaml"
+        raise LoadError(f"Class {kind.__name__} of {model_file} cannot be created with {_shown(given)}: {error}. {how}.") from None
+
+
+def _shown(given: Mapping[str, Any]) -> str:
+    return f"init_args ({', '.join(given)})" if given else "no arguments"
 
 
 def _required(kind: type) -> list[str]:
@@ -93,7 +136,7 @@ def _refused(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:200]
 
 
-def fit_weights(model: nn.Module, state: Mapping[str, Any], weights: str, model_file: str) -> None:
+def fit_weights(model: nn.Module, state: Mapping[str, Any], weights: Path, model_file: str) -> None:
     """Put the weights into the model without copying them; where they do not fit, say what differs."""
     expected = model.state_dict()
     cast = {
@@ -103,12 +146,21 @@ def fit_weights(model: nn.Module, state: Mapping[str, Any], weights: str, model_
         for name, value in state.items()
     }
     try:
-        model.load_state_dict(cast, assign=True)
+        if _takes_assign(model):
+            model.load_state_dict(cast, assign=True)
+        else:  # a method of its own, which may rename keys, and copies
+            model.load_state_dict(cast)
+            share_with_file([*model.parameters(), *model.buffers()], weights)
     except (RuntimeError, AttributeError, TypeError) as error:  # torch raises each of them for what is not a state dict
         text = differences(expected, state)
         if text:
-            raise LoadError(f"{weights} does not fit {model_file}: {text}") from None  # torch's traceback says the same, at length
-        raise LoadError(f"{weights} does not fit {model_file}: {error}") from error
+            raise LoadError(f"{weights.name} does not fit {model_file}: {text}") from None  # torch's traceback says the same, at length
+        raise LoadError(f"{weights.name} does not fit {model_file}: {error}") from error
+
+
+def _takes_assign(model: nn.Module) -> bool:
+    parameters = inspect.signature(model.load_state_dict).parameters
+    return "assign" in parameters or any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
 
 
 def differences(expected: Mapping[str, torch.Tensor], given: Mapping[str, Any]) -> str:
@@ -131,7 +183,6 @@ def differences(expected: Mapping[str, torch.Tensor], given: Mapping[str, Any]) 
 def _hint(unexpected: list[str], given: Mapping[str, Any]) -> str:
     if unexpected and all(name.startswith("module.") for name in unexpected):
         return ". The keys begin with 'module.', as DataParallel writes them: save model.module.state_dict() instead"
-    for name in ("state_dict", "model_state_dict", "model"):
-        if isinstance(given.get(name), Mapping):
-            return f". The file is a training checkpoint: save its entry {name!r} alone"
+    if names := state_dicts(given):
+        return f". The file is a training checkpoint with several state dicts: save one of {', '.join(map(repr, names))} alone"
     return ""

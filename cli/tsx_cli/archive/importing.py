@@ -1,0 +1,92 @@
+"""Compiles the code of a new archive, and imports it as a worker will, in a process of its own: before anything is written."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tsx_archiver import BUILTIN_HANDLERS, ArchiveSpec, load_model_config
+from tsx_archiver.packing import PlannedMember, plan_archive
+from tsx_archiver.storage.private_directory import temporary_place
+from tsx_cli.common.failure import CliError
+from tsx_runtime.worker.launch.entry import import_code
+
+TIMEOUT = 60.0  # seconds
+ANYWAY = "--no-import packs it without this test."
+
+
+def check_code(spec: ArchiveSpec, *, import_it: bool) -> list[str]:
+    """Lines that say what was imported. Raises CliError for code that cannot be, and ArchiveError."""
+    plan = plan_archive(spec, warn=lambda text: None)
+    handler = None if spec.handler in BUILTIN_HANDLERS else str(plan.manifest["model"]["handler"])
+    model_file = plan.manifest["model"].get("modelFile")
+    names = [name for name in (handler and handler.partition(":")[0], model_file) if name]
+    for member in plan.members:
+        if member.name in names:
+            _compile(member)
+    if not import_it or not names:
+        return []
+    init_args = (load_model_config(Path(spec.config_file))[0].init_args if spec.config_file else None) or {}
+    with TemporaryDirectory(prefix="tsx-import-", dir=temporary_place()) as place:
+        directory = Path(place).resolve()
+        for member in plan.members:
+            _lay(member, directory)
+        fault = _in_a_process(directory, handler, model_file, init_args)
+    if fault is None:
+        return [f"imported {' and '.join(names)}"]
+    if "waits" in fault or ("missing" in fault and spec.requirements_file):
+        return [f"note: {fault['message']}"]
+    raise CliError(f"{fault['message'].rstrip('.')}. {ANYWAY}", traceback=fault.get("traceback"))
+
+
+def _compile(member: PlannedMember) -> None:
+    source = member.source if isinstance(member.source, bytes) else member.source.read_bytes()
+    try:
+        compile(source, str(member.source), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:  # a ValueError: null bytes
+        where = f", line {error.lineno}: {error.msg}: {(error.text or '').strip()}" if isinstance(error, SyntaxError) else f": {error}"
+        raise CliError(f"{member.source!s} is not valid Python{where}. Correct it and pack again.") from error
+
+
+def _lay(member: PlannedMember, directory: Path) -> None:
+    """Code as a copy, since a worker refuses links to it; weights and other files as links."""
+    path = directory / member.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(member.source, bytes):
+        path.write_bytes(member.source)
+    elif path.suffix == ".py":
+        path.write_bytes(member.source.read_bytes())
+    else:
+        path.symlink_to(member.source.absolute())
+
+
+def _in_a_process(directory: Path, handler: str | None, model_file: str | None, init_args: Mapping[str, Any]) -> dict[str, str] | None:
+    """What is wrong, if anything is."""
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    answer, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=import_code, args=(theirs, directory, handler, model_file, init_args))  # type: ignore[attr-defined]  # typeshed has it in the kinds of contexts only
+    process.start()
+    theirs.close()
+    code = f"The import of {handler or model_file}"
+    try:
+        if not answer.poll(TIMEOUT):
+            return {
+                "message": f"{code} has not ended after {TIMEOUT:g} s; it was stopped, and the archive is written untested.",
+                "waits": "",
+            }
+        fault: dict[str, str] | None = answer.recv()
+        return fault
+    except EOFError:
+        process.join()
+        status = process.exitcode or 0
+        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+        return {"message": f"{code} ended its process {how}."}
+    finally:
+        process.kill()
+        process.join()
+        answer.close()

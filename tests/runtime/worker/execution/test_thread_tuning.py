@@ -1,0 +1,111 @@
+"""The number of torch's threads for each batch, on simulated models: torch is replaced by what counts how often it is told."""
+
+from __future__ import annotations
+
+import random
+import sys
+import types
+from collections.abc import Callable
+
+import pytest
+
+from tsx_runtime.worker.execution.thread_tuning import ThreadTuning, tuning_of
+
+Cost = Callable[[int, int, float], float]  # seconds of a batch, by threads, requests and the time of day
+
+
+class Model:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cost: Cost, share: int = 8, *, tunes: bool = True) -> None:
+        self.threads, self.calls, self.now, self.cost = share, 0, 0.0, cost
+        self.noise = random.Random(0)
+        torch = types.SimpleNamespace(set_num_threads=self.set, get_num_threads=lambda: self.threads)
+        monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]  # as a module
+        monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
+        found = tuning_of(share, tunes=tunes)
+        assert found is not None
+        self.tuning: ThreadTuning = found
+
+    def set(self, threads: int) -> None:
+        self.threads, self.calls = threads, self.calls + 1
+
+    def run(self, seconds: float, sizes: tuple[int, ...] = (1,)) -> float:
+        """How many times as long it took as with the best number of threads for every batch."""
+        end, best, spent = self.now + seconds, 0.0, 0.0
+        while self.now < end:
+            size = self.noise.choice(sizes)
+            self.tuning.begin(size)
+            took = self.cost(self.threads, size, self.now)
+            best += min(self.cost(threads, size, self.now) for threads in (1, 2, 4, 8))
+            spent += took
+            took *= self.noise.uniform(0.9, 1.1) * self.noise.choices((1, 5), (50, 1))[0]
+            self.now += took
+            self.tuning.end(self.now, took)
+        return spent / best
+
+
+def small(threads: int, size: int, now: float) -> float:
+    return 0.001 * (1 + 0.3 * (threads - 1))
+
+
+def large(threads: int, size: int, now: float) -> float:
+    return 0.08 / threads
+
+
+def by_size(threads: int, size: int, now: float) -> float:
+    return 0.0001 * size / threads + 0.0002 * threads
+
+
+def narrow(threads: int, size: int, now: float) -> float:
+    """No faster with more than two."""
+    return 0.01 / min(2, threads) + 0.0005 * threads
+
+
+@pytest.mark.parametrize(("cost", "sizes"), [(small, (1,)), (large, (1,)), (by_size, (1, 64)), (narrow, (3,))])
+def test_after_a_few_batches_each_size_has_nearly_the_best_number(
+    monkeypatch: pytest.MonkeyPatch, cost: Cost, sizes: tuple[int, ...]
+) -> None:
+    model = Model(monkeypatch, cost)
+    model.run(10, sizes)
+    assert model.run(60, sizes) < 1.12
+
+
+def test_it_follows_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the tenth second on others want the cores: a batch waits for the slowest of its threads."""
+    model = Model(monkeypatch, lambda threads, size, now: 0.016 / threads if now < 10 else 0.016 / threads + 0.02 * (threads - 1))
+    assert model.run(9) < 1.2
+    model.run(8)
+    assert model.run(30) < 1.12
+
+
+def test_it_uses_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(monkeypatch, large)
+    model.run(2)
+    model.tuning.reshare(2)
+    model.run(0.1)
+    assert model.threads == 2
+    model.tuning.reshare(8)
+    model.run(9)
+    assert model.threads == 8
+
+
+def test_a_single_core_needs_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(monkeypatch, large, share=1)
+    model.run(10)
+    assert model.calls == 0
+
+
+def test_where_batches_have_no_turns_the_share_is_set_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(monkeypatch, large, tunes=False)
+    model.tuning.reshare(3)
+    assert model.threads == 3
+
+
+def test_a_compiled_model_keeps_its_number_and_a_handlers_own_number_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(monkeypatch, small)
+    dynamo = types.SimpleNamespace(counters={"frames": {"total": 1, "ok": 1}})
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", dynamo)  # type: ignore[arg-type]  # as a module
+    model.run(5)
+    model.tuning.reshare(2)
+    model.run(1)
+    assert model.calls == 0
+    assert tuning_of(3, tunes=True) is None
