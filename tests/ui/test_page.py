@@ -277,6 +277,7 @@ def test_state_leads_the_overview_with_a_trend_each(page: Any, served: Running) 
 def test_charts_fit_their_data_and_share_one_crosshair(page: Any, served: Running) -> None:
     """Ten points are all there is: they fill the plot, whatever time was asked for."""
     look(page, served)
+    expect(page.get_by_role("heading", name="Models")).to_be_visible()
     drawn = page.evaluate(
         """async () => {
             const { chart, stepOf } = await import('./chart.js');
@@ -288,7 +289,7 @@ def test_charts_fit_their_data_and_share_one_crosshair(page: Any, served: Runnin
             const [plain, piled] = [chart('Plain', String), chart('Piled', String, { stacked: true })];
             for (const each of [plain, piled]) {
                 each.node.style.width = '600px';
-                document.querySelector('main').append(each.node);
+                document.body.append(each.node);
                 each.update(lines, 1000, 600);
             }
             await new Promise((go) => setTimeout(go, 100));
@@ -453,7 +454,7 @@ def test_shares_follow_a_border_that_is_moved_past_others(page: Any, served: Run
             const { splitBar, withShare } = await import('./split.js');
             const moved = [];
             const bar = splitBar((shares) => moved.push(shares));
-            document.querySelector('main').append(bar.node);
+            document.body.append(bar.node);
             bar.update(['1', '2', '3'], [100, 0, 0]);
             const [, last] = bar.node.querySelectorAll('[role=slider]');
             last.dispatchEvent(new KeyboardEvent('keydown', { key: 'PageDown' }));
