@@ -257,6 +257,21 @@ def test_a_server_without_models_shows_the_first_commands_and_takes_the_name_of_
     expect(page.get_by_text("No model is registered")).to_be_hidden()
 
 
+def test_a_server_without_a_model_store_names_the_command_that_serves_an_archive(page: Any, served: Running) -> None:
+    def without(route: Any) -> None:
+        reported = route.fetch().json()
+        route.fulfill(json=reported | {"models": [], "server": reported["server"] | {"store": None}})
+
+    page.route("**/ui/api/state*", without)
+    look(page, served)
+    commands = ["tsx archive model.pt --handler handler.py", "tsx serve model.mar", "tsx predict model input.json"]
+    expect(page.get_by_role("list").locator("pre")).to_have_text(commands)
+    field = page.get_by_label("Drop a .mar here, or choose one")
+    field.set_input_files({"name": "new.mar", "mimeType": "application/octet-stream", "buffer": b"x"})
+    expect(page.get_by_label("this archive", exact=True)).to_have_text("tsx serve new.mar")
+    page.unroute_all(behavior="wait")
+
+
 def test_state_leads_the_overview_with_a_trend_each(page: Any, served: Running) -> None:
     look(page, served, "model/looks/overview")
     state = page.locator(".stat")

@@ -187,6 +187,15 @@ def test_points_are_reported_once(own_server: Any, empty: Any) -> None:
     points = reported["models"][0]["versions"][0]["points"]
     assert points[-1][0] == reported["newest"]
     assert points[-1][1] > 0
+    assert points[-1][7] == 0  # batches of one have no places to fill
+    assert len(points[-1][8]) == 6
+    assert empty.management.put("/models/talker", params={"batch_size": 4}).status_code == 200
+    assert empty.inference.post("/predictions/talker").status_code == 200
+    empty.call(empty.series.sample)
+    batched = empty.management.get("/ui/api/state", params={"since": reported["newest"]}).json()
+    (point,) = batched["models"][0]["versions"][0]["points"]
+    assert point[7] == pytest.approx(4 * point[1], rel=0.01)
+    reported = batched
     assert empty.management.get("/ui/api/state", params={"since": reported["newest"]}).json()["models"][0]["versions"][0]["points"] == []
 
 
