@@ -314,7 +314,7 @@ def test_charts_fit_their_data_and_share_one_crosshair(page: Any, served: Runnin
             const legends = () => [plain, piled].map((each) => each.node.querySelector('.legend').textContent);
             const means = legends();
             plain.node.querySelector('svg').dispatchEvent(move);
-            return {
+            const drawn = {
                 steps: [113, 220, 0.3, 2].map((most) => stepOf(most)).concat(stepOf(2, true)),
                 heights: [plain, piled].map((each) => of(each, 'text[text-anchor=end]').at(-1).textContent),
                 times: of(plain, 'text[text-anchor=middle]').length,
@@ -322,6 +322,8 @@ def test_charts_fit_their_data_and_share_one_crosshair(page: Any, served: Runnin
                 areas: of(piled, 'path.area').length,
                 means, crosses: [plain, piled].map((each) => of(each, 'line.cross').length), pointed: legends(),
             };
+            for (const key of ['ArrowLeft', 'PageUp']) piled.node.querySelector('svg').dispatchEvent(new KeyboardEvent('keydown', { key }));
+            return { ...drawn, byKey: legends() };
         }"""
     )
     assert drawn["steps"] == pytest.approx([25, 50, 0.1, 0.5, 1])
@@ -332,6 +334,7 @@ def test_charts_fit_their_data_and_share_one_crosshair(page: Any, served: Runnin
     assert drawn["means"] == ["one10.25two2.5"] * 2
     assert drawn["crosses"] == [1, 1]
     assert drawn["pointed"] == ["one12.5two2.5"] * 2
+    assert drawn["byKey"] == ["one8two2.5"] * 2
 
 
 def test_charts_move_when_requests_come(page: Any, served: Running) -> None:

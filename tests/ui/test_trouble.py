@@ -162,12 +162,14 @@ def test_samples_are_shown_and_requests_of_this_visit_can_be_sent_again(page: An
     light = page.get_by_role("button", name="light.png")
     expect(light.locator("img")).to_have_js_property("naturalWidth", 64)
     expect(page.get_by_role("button", name="row.json")).to_contain_text('{"light": 1}')
+    expect(page.get_by_label("JSON", exact=True).last).to_have_value('{"light": 1}')  # what is sent where one only presses Send
     bars = page.get_by_role("list", name="Labels").get_by_role("listitem")
     for name, label in (("light.png", "light"), ("dark.png", "dark")):
         page.get_by_role("button", name=name, exact=True).first.click()
         expect(page.get_by_text(re.compile(f"^{name}, "))).to_be_visible()
         page.get_by_role("button", name="Send").click()
         expect(bars.first).to_contain_text(label)
+    page.get_by_label("JSON", exact=True).last.evaluate("(area) => (area.value = '[]')")
     page.get_by_role("button", name="row.json").click()
     expect(page.get_by_role("radio", name="JSON")).to_be_checked()
     expect(page.get_by_label("JSON", exact=True).last).to_have_value('{"light": 1}')

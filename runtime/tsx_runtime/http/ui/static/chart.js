@@ -20,7 +20,7 @@ let pointed = null; // the second under the pointer: one crosshair for all chart
  */
 export function chart(title, format, { stacked = false, whole = false, least = 1 } = {}) {
   const kind = { stacked, whole, least };
-  const plot = s("svg", { class: "plot", role: "img", "aria-label": title });
+  const plot = s("svg", { class: "plot", role: "img", tabindex: "0", "aria-label": title });
   const cross = s("g");
   const legend = h("ul", { class: "legend" });
   const when = h("span", { class: "when" });
@@ -51,7 +51,13 @@ export function chart(title, format, { stacked = false, whole = false, least = 1
     pointAt(Math.round(from + Math.min(1, Math.max(0, share)) * (shown.newest - from)));
   };
   for (const each of ["pointermove", "pointerdown"]) plot.addEventListener(each, follow); // a finger only touches
-  plot.addEventListener("pointerleave", () => pointAt(null));
+  for (const each of ["pointerleave", "blur"]) plot.addEventListener(each, () => pointAt(null));
+  plot.addEventListener("keydown", (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 }[event.key];
+    if (!step || !shown) return;
+    event.preventDefault();
+    pointAt(Math.min(shown.newest, Math.max(scale(plot, shown, kind).from, (pointed ?? shown.newest) + step)));
+  });
   return {
     node,
     update(lines, newest, span) {

@@ -19,6 +19,7 @@ function textInput() {
     node: field("Text", area),
     take: () => (area.value ? { body: area.value, type: TEXT_TYPE, name: null, text: area.value } : "Type some text first."),
     put: (text) => (area.value = text),
+    isEmpty: () => !area.value,
   };
 }
 
@@ -42,6 +43,7 @@ function jsonInput() {
       area.value = text;
       check();
     },
+    isEmpty: () => !area.value,
   };
 }
 

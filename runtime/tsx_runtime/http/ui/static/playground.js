@@ -107,7 +107,7 @@ export function playgroundTab(name) {
       const { version, input, state } = model.versions.find((each) => each.version === model.default) ?? model.versions[0];
       if (sampled !== `${version} ${input} ${state}`) {
         sampled = `${version} ${input} ${state}`; // a worker that becomes ready may bring one
-        sampleButtons(samples, name, version, (file, wanted) => put(file, wanted, file.name)).catch(() => show(samples, false));
+        sampleButtons(samples, name, version, (file, wanted) => put(file, wanted, file.name), (text, wanted) => ways[wanted].isEmpty() && ways[wanted].put(text)).catch(() => show(samples, false));
       }
       const asked = model.labels[versions.value] ?? (versions.value || model.default);
       const served = model.versions.find(({ version }) => version === asked);

@@ -10,17 +10,17 @@ const LARGEST = 4 << 20; // bytes that are fetched to be shown
 const EDITED = 100_000; // bytes of a text that is put into a field
 const KINDS = [[/^image\//, "image"], [/^application\/json/, "json"], [/^text\//, "text"]];
 
-/** `chosen(file, kind)` is called with the sample that is clicked. */
-export async function sampleButtons(place, model, version, chosen) {
+/** `chosen(file, kind)` is called with the sample that is clicked, `offered(text, kind)` with each that is a short text. */
+export async function sampleButtons(place, model, version, chosen, offered) {
   const base = `ui/api/samples/${path(model, version)}`;
   const response = await send("GET", base);
   const found = response.ok ? await response.json() : [];
   show(place, found.length);
   place.querySelectorAll("img").forEach((image) => URL.revokeObjectURL(image.src));
-  place.replaceChildren(...(found.length ? [h("legend", {}, "Samples of the archive")] : []), ...found.slice(0, SHOWN).map((sample) => button(sample, base, chosen)));
+  place.replaceChildren(...(found.length ? [h("legend", {}, "Samples of the archive")] : []), ...found.slice(0, SHOWN).map((sample) => button(sample, base, chosen, offered)));
 }
 
-function button({ name, type, size }, base, chosen) {
+function button({ name, type, size }, base, chosen, offered) {
   const kind = KINDS.find(([pattern]) => pattern.test(type) && (pattern.source.includes("image") || size <= EDITED))?.[1] ?? "file";
   const picture = h("span", { class: "picture-of", "aria-hidden": "true" }, bytes(size));
   let file = null;
@@ -28,7 +28,13 @@ function button({ name, type, size }, base, chosen) {
     if (!answer.ok) throw new Error(`${name} cannot be read any more.`);
     return new File([await answer.arrayBuffer()], name, { type });
   }));
-  if (kind !== "file" && size <= LARGEST) fetched().then(async (found) => picture.replaceChildren(kind === "image" ? h("img", { src: URL.createObjectURL(found), alt: "" }) : (await found.text()).slice(0, 60)), () => {});
+  const preview = async (found) => {
+    if (kind === "image") return picture.replaceChildren(h("img", { src: URL.createObjectURL(found), alt: "" }));
+    const text = await found.text();
+    picture.replaceChildren(text.slice(0, 60));
+    offered(text, kind);
+  };
+  if (kind !== "file" && size <= LARGEST) fetched().then(preview, () => {});
   return h("button", { class: "sample", type: "button", title: `${name}, ${bytes(size)}`, onclick: () => fetched().then((found) => chosen(found, kind), (error) => {
     file = null;
     note(error.message, true);
