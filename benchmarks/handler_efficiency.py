@@ -186,6 +186,8 @@ def bare_loop(directory: Path, body: Path, batch: int, seconds: int) -> None:
             every_prediction_time=False,
             mode="batch",
             stateful=False,
+            json_nan="null",
+            handler_error_status=500,
             sequence_headers=["", "", ""],
         )
     )

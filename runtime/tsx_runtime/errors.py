@@ -24,11 +24,12 @@
     ├── HeadTooLarge             431  BadRequestException
     ├── WorkerDied               500  InternalServerException
     ├── LoadFailed               500  InternalServerException
+    │   ├── LoadOutOfMemory      507  InternalServerException
     │   └── WorkflowFailed       500  WorkflowException
     ├── InvalidWorkflow          500  InvalidWorkflowException
     ├── NodeFailed               500  InternalServerException (or the status that the node itself set)
     ├── ModelFileExists          500  InternalServerException
-    ├── PredictionFailed         503  InternalServerException
+    ├── PredictionFailed         500  InternalServerException (or what `handler_error_status` says)
     ├── Unavailable              503  ServiceUnavailableException
     │   ├── NoWorker
     │   ├── QueueFull            (429 and TooManyRequestsException where overload_status = 429)
@@ -217,6 +218,14 @@ class WorkerDied(TsxError):
 class LoadFailed(TsxError):
     """No worker could load the model; `traceback` is the worker's own."""
 
+    model = version = ""  # that was not registered
+
+
+class LoadOutOfMemory(LoadFailed):
+    """There is not enough memory for the model, of the machine or of its GPU."""
+
+    status = 507
+
 
 class ModelFileExists(TsxError):
     """The model store already has a file with the name of a download."""
@@ -239,7 +248,9 @@ class NodeFailed(TsxError):
 class PredictionFailed(TsxError):
     """The handler raised, or returned something that cannot be sent."""
 
-    status = 503
+    def __init__(self, message: str, *, status: int = 500) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Unavailable(TsxError):

@@ -17,6 +17,7 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
     LOADED    worker    none                                                    {"device": "cpu" or "cuda:0", "prefetch":
                                                                             whether it prepares a batch ahead,
                                                                             "input": what the handler takes, or null,
+                                                                            "example": whether its description has one,
                                                                             "precision": that it heeds, or null}, JSON
     FAILED    worker    none                                                    {"message", "traceback"}, JSON; the worker exits
     BATCH     front     a row a request: code 0, meta and body as it came       empty
@@ -64,6 +65,7 @@ COPIED = 64 << 10  # payloads up to this size are copied once and cut into bytes
 INPUTS = (
     b"application/vnd.tsx.inputs"  # the content type of a body of named inputs: u32 length of the name, u64 length, name, value; and so on
 )
+JSON_HEADER = b"content-type: application/json\r\n"  # the header block of an answer that a worker has written as JSON
 TENSORS_HEAD = b"inference-header-content-length"  # the header of a body of tensors: bytes of the JSON before them
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -140,6 +142,8 @@ class LoadOrder(TypedDict):
     every_prediction_time: bool  # whether each batch reports its PredictionTime, or one in a second
     mode: str  # batch: one after the other; continuous: requests join between two calls; async: each is a task
     stateful: bool  # a request changes what later ones are answered, so that the handler must not get it twice
+    json_nan: str  # how NaN and infinities are written as JSON: null, string or literal
+    handler_error_status: int  # of the answer to a request that made the handler raise
     sequence_headers: list[str]  # the names of the headers that tell a request's sequence, its start and its end
 
 

@@ -76,7 +76,7 @@ def test_without_a_sample_the_exit_code_says_so(run: Run, tmp_path: Path) -> Non
 
 
 def test_a_sample_that_is_not_there_is_named(run: Run) -> None:
-    ended = run("archive", DIGITS / "digits.pt", "--sample", "none.png")
+    ended = run("archive", "--no-import", DIGITS / "digits.pt", "--sample", "none.png")
     assert (ended.code, ended.err) == (2, "Error: there is no sample 'none.png'\n")
 
 
@@ -96,15 +96,15 @@ WRONG = {
     ),
     "the count is wrong in a batch": (
         "def handle(data, context):\n    return [1]\n",
-        "200 (alone), 503 (in a batch); number of batch response mismatched, expect: 2, got: 1. Handler",
+        "200 (alone), 500 (in a batch); number of batch response mismatched, expect: 2, got: 1. Handler",
     ),
     "the answer cannot be sent": (
         "def handle(data, context):\n    return [object()] * len(data or [])\n",
-        "answered 503 when sent alone: Unsupported model output data type",
+        "answered 500 when sent alone: Unsupported model output data type",
     ),
     "the handler raises": (
         "def handle(data, context):\n    return [1 / 0 for _ in data or []]\n",
-        "answered 503 when sent alone: Prediction failed: ZeroDivisionError",
+        "answered 500 when sent alone: Prediction failed: ZeroDivisionError",
     ),
 }
 

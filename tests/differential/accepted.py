@@ -70,6 +70,7 @@ ACCEPTED: list[Difference] = [
         "an unsupported method is answered with 405 and the supported ones in Allow",
         lambda case, what, theirs, ours, pair: what == "header allow" or (pair[1].status == 405 and pair[0].status in (404, 405)),
     ),
+    Difference("GET / is a short index", lambda case, what, theirs, ours, pair: (case.method, case.target) == ("GET", "/")),
     Difference(
         "readiness and metadata of KServe's protocols are on every address",
         lambda case, what, theirs, ours, pair: (
@@ -91,6 +92,10 @@ ACCEPTED: list[Difference] = [
     Difference(
         "text is sent in the charset that its content type names",
         lambda case, what, theirs, ours, pair: what == "body.inputs" and "iso-8859-1" in typed(case),
+    ),
+    Difference(
+        "JSON answers are labelled as JSON",
+        lambda case, what, theirs, ours, pair: what == "header content-type" and (theirs, ours) == (None, "application/json"),
     ),
     Difference("a handler's Cache-Control is kept", of_body(b"header Cache-Control=max-age=5")),
     Difference("handlers find headers in any case", of_body(b"named content-type", b"named x-test")),

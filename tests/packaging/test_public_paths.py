@@ -12,7 +12,7 @@ PUBLIC = {  # module: (what is used of it, the file that names it to users)
     "tsx_runtime.targets.entry": (["main"], "docs/deploy/lambda.md"),  # the entry point of built images
     "tsx_runtime.targets.health": (["main"], "docs/deploy/container.md"),  # their health check
     "tsx_runtime.worker.exceptions": (
-        ["BadRows", "ClientsGone", "PredictionException"],
+        ["BadRows", "ClientsGone", "InvalidInput", "PredictionException"],
         "docs/handlers.md",
     ),  # raised or caught in handlers
     "tsx_runtime.worker.handlers.staging": (["to_device"], "docs/handlers.md"),  # called by handlers

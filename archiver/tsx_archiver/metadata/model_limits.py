@@ -21,6 +21,7 @@ class ModelLimit(NamedTuple):
     default: int
     setting: str = ""  # of the server, which gives the default for all models
     minimum: int = 1
+    own_minimum: int | None = None  # in model-config.yaml, if it differs: TorchServe takes a zero from its API and not from there
     below: int = 1 << 31  # in model-config.yaml
     choices: tuple[int, ...] = ()  # in place of bounds
     changeable: bool = True  # by a registration, and while the model is served; otherwise by settings alone, where 0 is no limit
@@ -35,7 +36,7 @@ def row(*args: Any, **options: Any) -> Any:
 class ModelLimits(Generic[ValueT]):
     """`ValueT` is `int` where the limits are settled, and `int | None` where they may be left out."""
 
-    batch_size: ValueT = row("batchSize", "maximum number of requests in one batch", 1, saved=True)
+    batch_size: ValueT = row("batchSize", "maximum number of requests in one batch; 0 counts as 1", 1, minimum=0, own_minimum=1, saved=True)
     max_batch_bytes: ValueT = row(
         "maxBatchBytes", "maximum bytes of all bodies in one batch; a single body may be larger", 64 << 20, below=BYTES
     )
@@ -48,12 +49,22 @@ class ModelLimits(Generic[ValueT]):
     )
     response_timeout: ValueT = row(
         "responseTimeout",
-        "maximum seconds for a batch; a worker that takes longer is replaced",
+        "maximum seconds for a batch; a worker that takes longer is replaced; with 0, every request fails",
         120,
         "default_response_timeout",
+        minimum=0,
+        own_minimum=1,
         saved=True,
     )
-    startup_timeout: ValueT = row("startupTimeout", "maximum seconds for loading the model", 120, "default_startup_timeout", saved=True)
+    startup_timeout: ValueT = row(
+        "startupTimeout",
+        "maximum seconds for loading the model; with 0, loading fails",
+        120,
+        "default_startup_timeout",
+        minimum=0,
+        own_minimum=1,
+        saved=True,
+    )
     client_timeout: ValueT = row("clientTimeoutInMills", "milliseconds within which a request must be answered; 0 = no limit", 0, minimum=0)
     overload_status: ValueT = row(
         "overloadStatus", "status of requests refused by a full queue: 503 or 429", 503, "overload_status", choices=(503, 429)

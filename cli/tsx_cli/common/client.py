@@ -35,7 +35,7 @@ class RequestFailed(CliError):
 
     def hinted(self, hint: str) -> RequestFailed:
         """The same with a next step behind its message."""
-        text = f"{self.message.rstrip('.; ')}; {hint}"
+        text = f"{self.message.rstrip('.; ')}; {hint}".replace("?; ", "? ")
         return RequestFailed(self.status, text, type=self.type, traceback=self.traceback)
 
 

@@ -58,7 +58,7 @@ def register(
     archive: Annotated[str, typer.Argument(help="File name of an archive in the server's model store.")],
     name: Annotated[str | None, typer.Option(help="Name to serve it under; by default the archive's.")] = None,
     handler: Annotated[str | None, typer.Option(help="Handler to use in place of the archive's.")] = None,
-    workers: Annotated[int | None, typer.Option(min=0, help="Workers to start.")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="Workers to start, if the archive has no minWorkers.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests in a batch.")] = None,
     max_batch_delay: Annotated[int | None, typer.Option(min=0, help="Maximum milliseconds that a request waits for its batch.")] = None,
     response_timeout: Annotated[int | None, typer.Option(min=1, help="Seconds a worker may take for a batch.")] = None,
@@ -68,7 +68,7 @@ def register(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Register an archive of the model store and start the workers that --workers or the archive asks for."""
+    """Register an archive of the model store and start the workers that the archive or --workers asks for."""
     query = path(
         "models",
         url=archive,

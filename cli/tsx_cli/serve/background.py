@@ -35,16 +35,37 @@ def pid_file() -> Path:
 def find_server(file: Path) -> psutil.Process | None:
     """The process that the file names, if it is this user's, and a model server: numbers are used again, and anybody may write to /tmp."""
     try:
-        with open(os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)), encoding="ascii") as open_file:
-            owner = os.fstat(open_file.fileno()).st_uid
-            pid = int(open_file.read(32))
-        if hasattr(os, "getuid") and owner != os.getuid():
-            return None
-        process = psutil.Process(pid)
+        process = psutil.Process(_own_pid(file))
         ours = not hasattr(os, "getuid") or process.uids().real == os.getuid()
         return process if ours and MARK in process.cmdline() else None
     except (OSError, ValueError, psutil.Error):
         return None
+
+
+def _own_pid(file: Path) -> int:
+    """What is in it. Raises OSError, also where it is another user's, and ValueError."""
+    with open(os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)), encoding="ascii") as open_file:
+        if hasattr(os, "getuid") and os.fstat(open_file.fileno()).st_uid != os.getuid():
+            raise PermissionError(f"{file} belongs to another user")
+        return int(open_file.read(32))
+
+
+def remove_orphan(file: Path) -> bool:
+    """Remove this user's pid file if no process has its number, or one that is no model server. Whether it was one."""
+    try:
+        if MARK in _command_line(_own_pid(file)):
+            return False
+        file.unlink()
+    except (OSError, ValueError, psutil.Error):
+        return False
+    return True
+
+
+def _command_line(pid: int) -> list[str]:
+    try:
+        return psutil.Process(pid).cmdline()
+    except psutil.NoSuchProcess:  # or a zombie
+        return []
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tsx_archiver import plan_archive
+from tsx_archiver import ArchiveSpec, plan_archive
 from tsx_archiver.names import MANIFEST_PATH
 from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.archive.model_file import HandlerFiles, work_out
@@ -153,7 +153,14 @@ def unpacked(path: Path, parts: HandlerFiles, name: str | None = None) -> Iterat
     Code is copied, all else linked. Raises `UsageError` and `ArchiveError`.
     """
     spec, notes = work_out(path, parts, name=name)
-    plan = plan_archive(spec)
+    with as_directory(spec) as directory:
+        yield directory, notes
+
+
+@contextmanager
+def as_directory(spec: ArchiveSpec, warn: Callable[[str], None] | None = None) -> Iterator[Path]:
+    """What `spec` would pack, as `unpacked` makes it. `warn` is for `plan_archive`."""
+    plan = plan_archive(spec, warn=warn)
     with TemporaryDirectory(prefix="tsx-model-", dir=temporary_place()) as made:
         directory = Path(made)
         for member in plan.members:
@@ -168,4 +175,4 @@ def unpacked(path: Path, parts: HandlerFiles, name: str | None = None) -> Iterat
         manifest = directory / MANIFEST_PATH
         manifest.parent.mkdir()
         manifest.write_text(json.dumps(plan.manifest))
-        yield directory, notes
+        yield directory

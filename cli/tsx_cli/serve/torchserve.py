@@ -15,6 +15,8 @@ from tsx_cli.common.inputs import split_list
 from tsx_runtime.version import TORCHSERVE_VERSION, __version__
 
 if TYPE_CHECKING:
+    import psutil
+
     from tsx_runtime.settings.schema import Settings
     from tsx_runtime.targets.server.startup import StartModel
 
@@ -67,10 +69,13 @@ def act(arguments: argparse.Namespace, words: Sequence[str]) -> int:
         return 0
     if arguments.stop:
         return stop()
-    from tsx_cli.serve.background import become_server, find_server, leave_running, pid_file
+    from tsx_cli.serve.background import become_server, leave_running
 
-    if find_server(pid_file()) is not None:
+    if find_server_or_clean() is not None:
         print(RUNNING)
+        return FAILED
+    if missing := missing_file(arguments, os.environ):
+        print(missing)
         return FAILED
     setup = configure(arguments, os.environ, warn=lambda notice: None)  # so that what is wrong is said here, and in the exit code
     store = setup.settings.model_store
@@ -81,9 +86,9 @@ def act(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def stop() -> int:
-    from tsx_cli.serve.background import end_server, find_server, pid_file
+    from tsx_cli.serve.background import end_server
 
-    process = find_server(pid_file())
+    process = find_server_or_clean()
     if process is None:
         print("TorchServe is not currently running.")
         return 0
@@ -91,6 +96,28 @@ def stop() -> int:
         raise CliError(f"TorchServe (process {process.pid}) is still answering accepted requests; `kill -9 {process.pid}` stops it at once")
     print("TorchServe has stopped.")
     return 0
+
+
+def find_server_or_clean() -> psutil.Process | None:
+    """The running server. The file of one that ended without a word is removed."""
+    from tsx_cli.serve.background import find_server, pid_file, remove_orphan
+
+    found = find_server(pid_file())
+    if found is None and remove_orphan(pid_file()):
+        print("Removing orphan pid file.", flush=True)  # before what the server prints
+    return found
+
+
+def missing_file(arguments: argparse.Namespace, env: Mapping[str, str]) -> str:
+    """TorchServe's words for a file or directory of the command line that does not exist."""
+    config = env.get("TS_CONFIG_FILE") or arguments.ts_config
+    if arguments.log_config and not arguments.log_config.exists():
+        return f"--log-config file not found: {os.path.realpath(arguments.log_config)}"
+    if config and not Path(config).exists():
+        return f"--ts-config file not found: {config}"
+    if arguments.workflow_store and not arguments.workflow_store.is_dir():
+        return f"--workflow-store directory not found: {arguments.workflow_store}"
+    return ""
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -167,7 +194,14 @@ def defaults(env: Mapping[str, str]) -> dict[str, object]:
     logs = Path(env.get("LOG_LOCATION") or "logs")
     metrics = Path(env["METRICS_LOCATION"]) if env.get("METRICS_LOCATION") else logs
     strict = {"generate_tokens": True, "enable_model_api": False, "pass_headers": ["authorization", "proxy-authorization", "cookie"]}
-    return {**strict, "metrics_mode": "log", "access_log": True, "log_location": logs, "metrics_location": metrics}
+    return {
+        **strict,
+        "handler_error_status": 503,
+        "metrics_mode": "log",
+        "access_log": True,
+        "log_location": logs,
+        "metrics_location": metrics,
+    }
 
 
 def config_file(arguments: argparse.Namespace, env: Mapping[str, str]) -> tuple[Path | None, bool]:

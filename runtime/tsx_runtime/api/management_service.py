@@ -17,7 +17,7 @@ from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import WaitingJob
-from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorker, PredictionFailed, read_error
+from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorker, PredictionFailed, TsxError, read_error
 from tsx_runtime.metrics.gpu import read_gpus
 from tsx_runtime.shared.suggestions import suggestion
 
@@ -44,7 +44,7 @@ class ManagementService:
         try:
             version = await self.registry.register(order, wait=parameters.synchronous)
         except LoadFailed as error:
-            raise _start_failed(order.model_name or order.url, None, error) from error
+            raise _start_failed(error.model, error.version, error) from error
         if version.min_workers and not parameters.synchronous:
             return PROCESSING
         if version.replaced is not None:
@@ -116,11 +116,23 @@ async def ask_handler(version: ModelVersion) -> Any:
         answer.leave()
         raise
     if answer.status >= 400:
-        raise PredictionFailed(f'The handler of model "{version.name}" could not describe it: {_message(body)}')
+        text = f'The handler of model "{version.name}" could not describe it: {_message(body)}'
+        raise PredictionFailed(text, status=max(answer.status, 500))
     try:
         return load_json(body, most_bytes=LARGEST_DESCRIPTION, most_values=MOST_VALUES)
     except ValueError:
         return body.decode(errors="replace")
+
+
+async def example_of(version: ModelVersion) -> Any:
+    """The body of a request, as JSON, that its handler describes as an example; None where it describes none, or cannot."""
+    if not any(worker.example for worker in version.workers):
+        return None
+    try:
+        described = await ask_handler(version)
+    except TsxError:  # no worker is ready, or the handler fails
+        return None
+    return described.get("example") if isinstance(described, dict) else None
 
 
 def _message(body: bytes) -> str:
@@ -138,6 +150,7 @@ def _order(parameters: RegisterParameters) -> RegisterOrder:
         handler=parameters.handler,
         runtime=parameters.runtime,
         initial_workers=parameters.initial_workers,
+        archive_first=not parameters.replace,
         s3_sse_kms=parameters.s3_sse_kms,
         replaces=parameters.replace,
         **{name: getattr(parameters, name) for name in CHANGEABLE},
@@ -154,4 +167,4 @@ def _check_names(given: Iterable[str]) -> None:
 def _start_failed(model: str, version: str | None, error: LoadFailed) -> LoadFailed:
     """TorchServe's words, which its clients look for, then the worker's own."""
     words = f"Failed to start workers for model {model} version: {version or 'null'}"
-    return LoadFailed(f"{words}. {error.message}", traceback=error.traceback)
+    return type(error)(f"{words}. {error.message}", traceback=error.traceback)

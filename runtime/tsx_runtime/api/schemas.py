@@ -77,7 +77,7 @@ class RegisterParameters(BaseModel):
     model_name: str | None = Field(None, description="the archive's own if not given")
     runtime: str | None = Field(None, description="the archive's own if not given")
     handler: str | None = Field(None, description="the archive's own if not given")
-    initial_workers: int | None = Field(None, ge=0, description="the archive's minWorkers if not given, or default_workers_per_model")
+    initial_workers: int | None = Field(None, ge=0, description="if the archive has no minWorkers; default_workers_per_model if not given")
     synchronous: Flag = Field(True, description="answer when the workers are ready")
     replace: Flag = Field(
         False,

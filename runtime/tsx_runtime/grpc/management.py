@@ -9,7 +9,7 @@ from tsx_runtime.api.describe import PAGE
 from tsx_runtime.api.management_service import ManagementService
 from tsx_runtime.api.parameters import parameters_of
 from tsx_runtime.api.schemas import RegisterParameters, ScaleParameters, dump_json
-from tsx_runtime.errors import BadRequest
+from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound
 from tsx_runtime.grpc.admission import Admissions
 from tsx_runtime.grpc.calls import Context
 from tsx_runtime.grpc.messages import SMALL
@@ -48,7 +48,7 @@ class ManagementCalls:
         return service
 
     async def describe(self, request: DescribeModelRequest, context: Context) -> ManagementResponse:
-        found = await self.management.describe(_name(request), request.model_version or None, request.customized)
+        found = await self.management.describe(_found(request), request.model_version or None, request.customized)
         return ManagementResponse(msg=dump_json(found))
 
     async def list_models(self, request: ListModelsRequest, context: Context) -> ManagementResponse:
@@ -66,17 +66,21 @@ class ManagementCalls:
         for ignored in ("model_name", "model_version", "number_gpu", "timeout"):
             given.pop(ignored, None)
         wanted = parameters_of(ScaleParameters, given, synchronous=request.synchronous)
-        done, _ = await self.management.change(_name(request), request.model_version or None, wanted, ())
+        done, _ = await self.management.change(_found(request), request.model_version or None, wanted, ())
         return ManagementResponse(msg=done.status)
 
     async def set_default(self, request: SetDefaultRequest, context: Context) -> ManagementResponse:
+        name = _found(request)
         if not request.model_version:
-            raise BadRequest("Parameter model_version is required.")
-        done = await self.management.set_default(_name(request), request.model_version)
+            raise ModelVersionNotFound(f"Model version  does not exist for model {name}. The request names no version: set model_version.")
+        done = await self.management.set_default(name, request.model_version)
         return ManagementResponse(msg=done.status)
 
     async def unregister(self, request: UnregisterModelRequest, context: Context) -> ManagementResponse:
-        done = await self.management.unregister(_name(request), request.model_version or None)
+        self.management.check_model_api()
+        if not request.model_name:
+            raise BadRequest("Parameter model_name is required.")
+        done = await self.management.unregister(request.model_name, request.model_version or None)
         return ManagementResponse(msg=done.status)
 
 
@@ -85,8 +89,9 @@ def _given(request: Any) -> dict[str, Any]:
     return {field.name: value for field, value in request.ListFields()}
 
 
-def _name(request: Any) -> str:
+def _found(request: Any) -> str:
+    """The model's name. TorchServe looks for a model without a name where there is none."""
     name: str = request.model_name
     if not name:
-        raise BadRequest("Parameter model_name is required.")
+        raise ModelNotFound("Model not found: . The request names no model: set model_name.")
     return name

@@ -14,7 +14,7 @@ from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Answer, Route
-from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound, TsxError
+from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.grpc import tensors
 from tsx_runtime.grpc.admission import Admissions
 from tsx_runtime.grpc.calls import Context, PendingRequest, answer_parts, whole_answer
@@ -59,12 +59,7 @@ class OpenInference:
         return self.messages.ServerReadyResponse(ready=ready)
 
     async def model_ready(self, request: Any, context: Context) -> Any:
-        """A model that is not registered is not ready, which is no error."""
-        try:
-            version = self._find(request.name, request.version)
-        except (ModelNotFound, ModelVersionNotFound):
-            return self.messages.ModelReadyResponse(ready=False)
-        return self.messages.ModelReadyResponse(ready=version.ready)
+        return self.messages.ModelReadyResponse(ready=self._find(request.name, request.version).ready)
 
     async def server_metadata(self, request: Any, context: Context) -> Any:
         known = ServerMetadata()  # of REST

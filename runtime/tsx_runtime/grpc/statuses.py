@@ -23,7 +23,7 @@ STATUS = "x-http-status"  # metadata: what the handler made of the request, as H
 LONGEST = 4000  # characters of a description: clients take 8 KiB of trailers
 _TAIL = 2500  # of them from its end, where a traceback says what happened
 
-_OF_ARCHIVES = {"ModelNotFoundException", "ModelVersionNotFoundException", "InvalidModelException"}
+_OF_ARCHIVES = {"ModelException", "ModelNotFoundException", "ModelVersionNotFoundException", "InvalidModelException"}
 
 _CODES = {
     400: StatusCode.INVALID_ARGUMENT,
@@ -64,7 +64,7 @@ def code_of(status: int) -> StatusCode:
 
 def refusal(error: TsxError) -> Refusal:
     if isinstance(error, MethodNotAllowed):
-        return Refusal(StatusCode.PERMISSION_DENIED, MODEL_API_DISABLED, status=error.status)
+        return Refusal(StatusCode.PERMISSION_DENIED, described(MODEL_API_DISABLED, "ModelException"), status=error.status)
     details = error.message
     if isinstance(error, LoadFailed) and error.traceback and error.traceback not in details:
         details = f"{details}\n{error.traceback}"

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.routing import APIRoute
 
 from tsx_runtime.api.access_log import access_log
 from tsx_runtime.api.auth import Guard, build_guards
@@ -23,7 +24,19 @@ from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.asgi_lane.workflow_predictions import WorkflowPredictions, runs_workflow
 from tsx_runtime.http.fast_lane.connection_clock import Timeouts
 from tsx_runtime.http.fast_lane.lane import Lane, LaneConfig
-from tsx_runtime.http.routes import debug, exception_handlers, health, kserve, management, openapi, recording, rollout, shadow, traffic
+from tsx_runtime.http.routes import (
+    debug,
+    exception_handlers,
+    health,
+    index,
+    kserve,
+    management,
+    openapi,
+    recording,
+    rollout,
+    shadow,
+    traffic,
+)
 from tsx_runtime.http.routes import plugins as plugged
 from tsx_runtime.http.routes import workflows as workflow_routes
 from tsx_runtime.http.routes.plugins import check_paths
@@ -31,6 +44,7 @@ from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.access_log import LoggedResponse
 from tsx_runtime.http.semantics.cors import adding, cors_headers, is_preflight
 from tsx_runtime.http.semantics.errors import NOT_FOUND
+from tsx_runtime.http.semantics.likely_paths import LikelyPaths
 from tsx_runtime.http.semantics.messages import (
     COUNTED,
     ClientGone,
@@ -44,7 +58,7 @@ from tsx_runtime.http.semantics.messages import (
     send_whole,
 )
 from tsx_runtime.http.semantics.tracing import traced
-from tsx_runtime.http.semantics.urls import RESERVED_PATHS, check_query, runs_model
+from tsx_runtime.http.semantics.urls import RESERVED_PATHS, check_query, runs_model, without_empty
 from tsx_runtime.http.ui import routes as ui
 from tsx_runtime.http.ui.routes import PREDICT, Playground
 from tsx_runtime.metrics import collection
@@ -93,7 +107,11 @@ class ServerApp(FastAPI):
         self.platform: PlatformHook | None = None
         self.clients: ClientLimits | None = None  # None: no client is limited
         self.guards: dict[str, Guard | None] = {}  # by the first segment of the path
-        exception_handlers.install(self)
+        self.paths: dict[str, dict[str, str]] = {}  # as templates: the summary of each method
+        self.elsewhere: dict[str, str] = {}  # the server's other addresses, by their roles
+        self.likely_paths = LikelyPaths()
+        exception_handlers.install(self, self.not_found)
+        self.add_api_route("/", self._index, methods=["GET", "HEAD"], include_in_schema=False)
         self.add_api_route("/", self._describe, methods=["OPTIONS"], include_in_schema=False)
         self.add_api_route("/api-description", self._describe, methods=["GET"], include_in_schema=False)
 
@@ -140,10 +158,19 @@ class ServerApp(FastAPI):
         else:
             await self._rest(scope, receive, send)
 
-    def has_route(self, path: str) -> bool:
-        """Whether there may be routes below the path's first segment; where there are none, nothing but 404 can be the answer."""
+    def missing(self, path: str) -> ResourceNotFound | None:
+        """None where there may be routes below the path's first segment; where there are none, nothing but 404 can be the answer."""
         first = path[1:].partition("/")[0]
-        return not first or first in RESERVED_PATHS or first in self.guards
+        return None if not first or first in RESERVED_PATHS or first in self.guards else self.not_found(path)
+
+    def not_found(self, path: str) -> ResourceNotFound:
+        return self.likely_paths.not_found(path)
+
+    def add_routes(self, router: APIRouter) -> None:
+        self.include_router(router)
+        for route in router.routes:
+            if isinstance(route, APIRoute) and route.include_in_schema:
+                self.paths.setdefault(route.path, {}).update(dict.fromkeys(sorted(route.methods or ()), route.summary or ""))
 
     def lane_config(self) -> LaneConfig:
         predictions = self.predictions
@@ -155,7 +182,7 @@ class ServerApp(FastAPI):
             max_headers=self.max_headers,
             max_request_size=0 if predictions is None else predictions.limit,
             cors=self.cors,
-            has_route=self.has_route,
+            missing=self.missing,
             registry=None if predictions is None else predictions.registry,
             guard=None if predictions is None else predictions.guard,
             platform=self.platform,
@@ -186,10 +213,12 @@ class ServerApp(FastAPI):
                 raise ResourceNotFound(NOT_FOUND)
             if path.endswith("/"):  # `/models/` is `/models`
                 scope["path"] = path = path.rstrip("/") or "/"
-            if not self.has_route(path):
-                raise ResourceNotFound(NOT_FOUND)
+            if missing := self.missing(path):
+                raise missing
             if path not in kserve.HEALTH and (guard := self.guards.get(path[1:].partition("/")[0])):
                 guard.check(scope["headers"])
+            if scope["query_string"] and path[1:].partition("/")[0] in RESERVED_PATHS:  # a plugin's own may mean an empty one
+                scope = {**scope, "query_string": without_empty(scope["query_string"])}  # a copy: the access log shows what was sent
             await super().__call__(scope, receive, answer)
         except ClientGone:
             return
@@ -214,6 +243,9 @@ class ServerApp(FastAPI):
             if self.predictions is not None:
                 openapi.add_predictions(document)
         return super().openapi()
+
+    async def _index(self, request: Request) -> Response:
+        return index.answer_index(request, self.title, self.paths, self.elsewhere)
 
     async def _describe(self, request: Request) -> Response:
         return Response(openapi.to_json(self.openapi()), media_type="application/json")
@@ -242,7 +274,10 @@ def build_apps(
     """
     workflows, keys, series = workflows or Workflows(registry), keys or build_keys(settings), series or TimeSeries(registry.models.values)
     counts, system = ResponseCounts(), System(settings)
-    return [_build_app(roles, registry, workflows, settings, keys, counts, system, series, addresses or {}) for roles in listeners]
+    apps = [_build_app(roles, registry, workflows, settings, keys, counts, system, series, addresses or {}) for roles in listeners]
+    configured = {role: getattr(settings, f"{role}_address") for role in ROLES} | dict(addresses or {})
+    _introduce({" and ".join(role for role in ROLES if role in roles): app for roles, app in zip(listeners, apps, strict=True)}, configured)
+    return apps
 
 
 def _build_app(
@@ -267,37 +302,51 @@ def _build_app(
     if "inference" in roles:
         app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions, settings.server_timing_share)
         app.workflow_predictions = WorkflowPredictions(workflows, limit, guards.inference, counts)
+        described = openapi.prediction_paths() | openapi.workflow_path()
+        app.paths |= {path: {"POST": item["post"]["summary"]} for path, item in described.items()}
     if "management" in roles:
-        app.include_router(traffic.build_router(registry, most))  # before those that take any word for a version
-        app.include_router(rollout.build_router(registry, most))
-        app.include_router(recording.build_router(registry, most))
-        app.include_router(shadow.build_router(registry, most))
-        app.include_router(management.build_router(registry, most))
+        app.add_routes(traffic.build_router(registry, most))  # before those that take any word for a version
+        app.add_routes(rollout.build_router(registry, most))
+        app.add_routes(recording.build_router(registry, most))
+        app.add_routes(shadow.build_router(registry, most))
+        app.add_routes(management.build_router(registry, most))
         app.guards["models"] = guards.management
-        app.include_router(debug.build_router(registry))
+        app.add_routes(debug.build_router(registry))
         app.guards["debug"] = guards.management
         if keys.api is not None:
-            app.include_router(management.build_token_router(keys))
+            app.add_routes(management.build_token_router(keys))
             app.guards["token"] = guards.token
-        app.include_router(workflow_routes.build_router(workflows, most))
+        app.add_routes(workflow_routes.build_router(workflows, most))
         app.guards["workflows"] = guards.management
         app.playground = Playground(registry, limit, guards.management, counts, openapi.describe_predictions)
         read_metrics = collection.reader(registry, counts, system)
-        app.include_router(ui.build_router(registry, series, read_metrics, guards.management, addresses))
+        app.add_routes(ui.build_router(registry, series, read_metrics, guards.management, addresses))
+        app.paths["/ui/"] = {"GET": "The web page"}
         app.guards["ui"] = ui.shell_guard(guards.management)
     if "metrics" in roles:
-        app.include_router(collection.build_router(registry, counts, system))
+        app.add_routes(collection.build_router(registry, counts, system))
         app.guards["metrics"] = guards.metrics
     check_paths(plugins.endpoints.values())
     for role, guard in (("inference", guards.inference), ("management", guards.management)):
         own = [endpoint for endpoint in plugins.endpoints.values() if endpoint.role == role and role in roles]
-        app.include_router(plugged.build_router(own, registry, limit))
+        app.add_routes(plugged.build_router(own, registry, limit))
         app.guards.update({first: guard for endpoint in own if (first := endpoint.path.split("/")[1]) != "ping"})
-    app.include_router(health.build_router(registry, roles))
-    app.include_router(kserve.build_router(registry, roles))
+    app.add_routes(health.build_router(registry, roles))
+    app.add_routes(kserve.build_router(registry, roles))
     app.guards["v1"] = guards.inference if "inference" in roles else guards.management
     app.guards["v2"] = guards.inference
     return app
+
+
+def _introduce(apps: Mapping[str, ServerApp], addresses: Mapping[str, str]) -> None:
+    """Tell each listener what the others have. `apps` are by their roles; where other machines can connect, no address is told."""
+    is_local = all(parse_address(address).is_local for address in addresses.values())
+    for app in apps.values():
+        others = {roles: other for roles, other in apps.items() if other is not app}
+        if is_local:
+            app.elsewhere = {roles: addresses[roles.partition(" ")[0]] for roles in others}
+        words = {roles: f"the {roles} address{f', {app.elsewhere[roles]}' if is_local else ''}" for roles in others}
+        app.likely_paths = LikelyPaths(app.paths, {words[roles]: other.paths for roles, other in others.items()})
 
 
 async def limited(limits: ClientLimits, scope: Scope, send: Send) -> Send:

@@ -184,7 +184,9 @@ class Settings(BaseModel):
     default_response_timeout: int = server_default("response_timeout")
     default_startup_timeout: int = server_default("startup_timeout")
     unregister_model_timeout: int = Field(
-        120, ge=1, description="maximum time for a model to finish its work when it is removed, in seconds"
+        120,
+        ge=0,
+        description="maximum time for a model to finish its work when it is removed, in seconds; with 0, its workers are ended first",
     )
     job_queue_size: int = server_default("job_queue_size")
     max_queue_bytes: int = server_default("max_queue_bytes")
@@ -210,6 +212,12 @@ class Settings(BaseModel):
     number_of_gpu: int | None = Field(None, ge=0, description="number of GPUs to use; all visible GPUs if not set")
     limit_max_image_pixels: bool = Field(True, description="refuse images that would decode to a very large size")
     decode_input_request: bool = Field(True, description="decode JSON and text bodies before the handler gets them")
+    json_nan: Literal["null", "string", "literal"] = Field(
+        "null", description='NaN and infinities in JSON answers: null, string ("NaN"), or literal (NaN, which is not JSON)'
+    )
+    handler_error_status: Annotated[int, OneOf((500, 503))] = Field(
+        500, description="status of a request that made its handler fail: 500, or 503 as in TorchServe"
+    )
     default_service_handler: str | None = Field(None, description="handler of archives without one")
     service_envelope: Literal["body", "json", "kserve", "kservev2"] | None = Field(
         None, description="service envelope of the requests: body, json, kserve or kservev2; none if not set"

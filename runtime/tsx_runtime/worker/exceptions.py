@@ -2,6 +2,7 @@
 
 ClientsGone             all clients of a streamed answer have disconnected; not an `Exception`, so that handlers do not catch it by chance
 PredictionException     the handler's own refusal of the whole batch, with a status
+├── InvalidInput        ... because of the client's input: 400
 ├── BadRows             ... of some rows only: the others are run again without them
 LoadError               the model cannot be loaded; the message says what to do
 MetricsCacheKeyError, MetricsCacheTypeError, MetricsCacheValueError     a metric that is reported wrongly
@@ -30,6 +31,17 @@ class PredictionException(Exception):
 
     def __str__(self) -> str:
         return f"message : {self.message}"
+
+
+class InvalidInput(PredictionException):
+    """The input cannot be used: the client gets `message` with the status 400.
+
+    It is no failure of the handler: nothing is logged. Of a batch, the requests are tried alone, so that only the bad one is refused;
+    `BadRows` names it at once.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, 400)
 
 
 class BadRows(PredictionException):

@@ -21,6 +21,7 @@ from tsx_runtime.shared.nonblocking_output import keep_going, send_output_to
 from tsx_runtime.wire import Buffer, Frame, FrameError, Item, Kind, LoadOrder
 from tsx_runtime.worker import model_loading
 from tsx_runtime.worker.channel import FrameSocket
+from tsx_runtime.worker.codecs.responses import is_out_of_memory
 from tsx_runtime.worker.diagnostics import printing, profiling
 from tsx_runtime.worker.diagnostics.memory import Idle, keep_freed_memory
 from tsx_runtime.worker.diagnostics.reporting import reporting
@@ -228,11 +229,12 @@ def _send_piece(channel: FrameSocket, batch: int, stops: bool, position: int, he
         logger.warning("a part of an answer is dropped: it was sent by a thread of the handler's after the answer was complete")
 
 
-def failure_report(error: BaseException) -> dict[str, str]:
+def failure_report(error: BaseException) -> dict[str, str | bool]:
     """The message and the traceback of the handler's own code, without the frames of the loader."""
     cause = error.__cause__ if isinstance(error, LoadError) else error
     message = str(error) if isinstance(error, LoadError) else f"The model could not be loaded: {in_words(error)}"
-    return {"message": message, "traceback": "" if cause is None else _own_traceback(cause)}
+    trace = "" if cause is None else _own_traceback(cause)
+    return {"message": message, "traceback": trace, "out_of_memory": cause is not None and is_out_of_memory(cause)}
 
 
 def _own_traceback(error: BaseException) -> str:

@@ -8,11 +8,9 @@ from collections.abc import Iterable, Mapping
 
 from tsx_archiver.workflow import WorkflowSpec
 from tsx_runtime.errors import NodeFailed
-from tsx_runtime.wire import COPIED, Body
+from tsx_runtime.wire import COPIED, JSON_HEADER, Body
 from tsx_runtime.workflows.node import RunningNode, WorkflowRequest, ask
 from tsx_runtime.workflows.schedule import Output, headers_for, join, merge, needed, startable
-
-JSON_HEADER = b"content-type: application/json\r\n"
 
 
 async def run(spec: WorkflowSpec, nodes: Mapping[str, RunningNode], request: WorkflowRequest) -> Output:

@@ -31,6 +31,7 @@ from tsx_runtime.errors import (
     WorkflowNotFound,
 )
 from tsx_runtime.shared.redaction import redacted
+from tsx_runtime.shared.suggestions import suggestion_among_many
 from tsx_runtime.sources import Fetcher, Trust, in_store, is_url
 from tsx_runtime.workflows.execution import run
 from tsx_runtime.workflows.node import RunningNode, WorkflowRequest
@@ -106,7 +107,7 @@ class Workflows:
     def find(self, name: str) -> Workflow:
         workflow = self.workflows.get(name)
         if workflow is None:
-            raise WorkflowNotFound(f"Workflow not found: {name}")
+            raise WorkflowNotFound(f"Workflow not found: {name}{suggestion_among_many(name, self.workflows)}")
         return workflow
 
     async def register(self, order: WorkflowOrder, *, trust: Trust = Trust.CLIENT) -> Workflow:
@@ -154,7 +155,7 @@ class Workflows:
         workflow = self.find(name)
         del self.workflows[name]
         try:
-            await asyncio.wait_for(workflow.finished(), self.settings.unregister_model_timeout)
+            await asyncio.wait_for(workflow.finished(), self.settings.unregister_model_timeout or None)
         except BaseException as error:
             self.workflows[name] = workflow
             if isinstance(error, TimeoutError | asyncio.TimeoutError):
@@ -242,7 +243,7 @@ class Workflows:
             return version
         except LoadFailed as error:
             text = f"Failed to start workers for model {model} version: 1.0. {error.message}"
-            raise LoadFailed(text, traceback=error.traceback) from error
+            raise type(error)(text, traceback=error.traceback) from error
         except TsxError as error:
             raise TsxError(f"Workflow Node {model} failed to register. Details: {error.message}") from error
 

@@ -110,7 +110,7 @@ def test_predict_reads_standard_input(server: Running, place: Path) -> None:
 
 def test_an_unknown_model_or_version_says_where_the_known_ones_are_listed(predict: Run) -> None:
     ended = predict("digit", SEVEN)
-    assert (ended.code, ended.err) == (1, "Error: Model not found: digit; `tsx models list` shows what is served\n")
+    assert (ended.code, ended.err) == (1, "Error: Model not found: digit; did you mean 'digits'? `tsx models list` shows what is served\n")
     assert "`tsx models list` shows what is served" in predict("digits", SEVEN, "--version", "7").err
 
 
@@ -124,7 +124,10 @@ def test_models_are_listed_and_described(models: Run) -> None:
     assert json.loads(models("describe", "digits", "--version", "1.0", "--json").out)[0]["modelVersion"] == "1.0"
     for words in (["describe", "digit"], ["scale", "digit", 2], ["unregister", "digit"], ["set-default", "digit", "1.0"]):
         unknown = models(*words)
-        assert (unknown.code, unknown.err) == (1, "Error: Model not found: digit; `tsx models list` shows what is served\n")
+        assert (unknown.code, unknown.err) == (
+            1,
+            "Error: Model not found: digit; did you mean 'digits'? `tsx models list` shows what is served\n",
+        )
 
 
 def test_an_address_of_another_kind_is_reported_with_the_option_that_names_the_right_one(run: Run, server: Running) -> None:
@@ -171,7 +174,7 @@ def test_limits_change_while_the_model_is_served(models: Run) -> None:
     assert (done.code, done.out) == (0, 'Changed for model "echo" Version: 1.0: batch_size = 8, overload_status = 429\n')
     reported = json.loads(models("describe", "echo", "--json").out)[0]
     assert (reported["batchSize"], reported["overloadStatus"], len(reported["workers"])) == (8, 429, 1)
-    assert "Parameter batch_size is '0'" in models("set", "echo", "batch_size=0").err
+    assert "Parameter batch_size is '-1'" in models("set", "echo", "batch_size=-1").err
     unknown = models("set", "echo", "batchsize=8")
     assert (unknown.code, unknown.err.splitlines()[0].rpartition("'batchsize' ")[2]) == (
         2,

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -66,7 +67,7 @@ def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(torch
 
     torchserve.end()  # by SIGKILL, which leaves its pid file behind
     code, lines = torchserve.start(*START, "--ncs", "--models", "other=echo.mar")
-    assert (code, lines[-1]) == (0, READY), torchserve.stderr
+    assert (code, lines[0], lines[-1]) == (0, "Removing orphan pid file.", READY), torchserve.stderr
     assert torchserve.describe("other")["modelUrl"] == "echo.mar"
     assert torchserve.snapshots()[-1] == "startup"  # that of the one before
     assert torchserve.call("--stop", "--foreground")[:2] == (0, "TorchServe has stopped.\n")
@@ -84,6 +85,39 @@ def test_in_the_foreground_the_command_is_the_server(torchserve: TorchServe) -> 
         assert process.wait(DEADLINE) == 0
     assert not torchserve.pid_file.exists()
     assert not (torchserve.place / "logs" / "config").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("--log-config", "--log-config file not found: {place}/nowhere"),
+        ("--ts-config", "--ts-config file not found: nowhere"),
+        ("--workflow-store", "--workflow-store directory not found: nowhere"),
+    ],
+)
+def test_a_missing_file_ends_the_start_in_torchserves_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert main(["--start", "--model-store", ".", option, "nowhere"]) == 1
+    assert capsys.readouterr().out == text.format(place=tmp_path) + "\n"
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("alive", [False, True], ids=["ended", "another program"])
+def test_an_orphan_pid_file_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], alive: bool
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    if not alive:
+        other.communicate()
+    (tmp_path / ".model_server.pid").write_text(str(other.pid))
+    assert main(["--stop"]) == 0
+    assert capsys.readouterr().out == "Removing orphan pid file.\nTorchServe is not currently running.\n"
+    assert not list(tmp_path.iterdir())
+    other.communicate()
 
 
 def test_what_is_wrong_with_a_start_is_in_its_exit_code(torchserve: TorchServe) -> None:
@@ -115,6 +149,13 @@ def test_variables_that_the_file_lets_in_stand_before_the_options(tmp_path: Path
     other = tmp_path / "other.properties"
     other.write_text("job_queue_size=3\n")
     assert configure(arguments, {"TS_CONFIG_FILE": str(other)}, warn=print).settings.job_queue_size == 3
+
+
+def test_a_handler_that_fails_is_answered_as_in_torchserve_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "config.properties").write_text("handler_error_status=500\n")
+    arguments = parser().parse_args(["--ncs", "--ts-config", str(tmp_path / "config.properties")])
+    assert configure(arguments, {}, warn=print).settings.handler_error_status == 500
+    assert configure(parser().parse_args(["--ncs"]), {}, warn=print).settings.handler_error_status == 503
 
 
 def test_a_snapshot_begins_with_stores_that_are_the_same_from_every_directory(tmp_path: Path) -> None:
@@ -166,7 +207,9 @@ def test_a_pid_file_that_names_no_server_of_this_user_ends_nothing(tmp_path: Pat
 @pytest.mark.usefixtures("processes")
 def test_of_two_servers_one_has_the_file(tmp_path: Path) -> None:
     file = tmp_path / "pid"
-    other = subprocess.Popen([sys.executable, "-c", "input()", MARK], stdin=subprocess.PIPE)
+    other = subprocess.Popen([sys.executable, "-c", "print(flush=True); input()", MARK], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdout is not None
+    other.stdout.readline()  # before, it may not have its command line yet
     file.write_text(str(other.pid))
     with pytest.raises(AlreadyRunning), claimed(file):
         pytest.fail("two have it")

@@ -83,7 +83,11 @@ def test_a_handler_is_asked_to_describe_itself(client: Client) -> None:
             "no_such_module_anywhere",
         ),
         ("DescribeModel", {"model_name": "nope"}, grpc.StatusCode.NOT_FOUND, "Model not found: nope"),
-        ("DescribeModel", {}, grpc.StatusCode.INVALID_ARGUMENT, "Parameter model_name is required."),
+        ("DescribeModel", {}, grpc.StatusCode.NOT_FOUND, "Model not found: . The request names no model: set model_name."),
+        ("ScaleWorker", {}, grpc.StatusCode.NOT_FOUND, "Model not found: . The request names no model: set model_name."),
+        ("SetDefault", {}, grpc.StatusCode.NOT_FOUND, "Model not found: . The request names no model: set model_name."),
+        ("SetDefault", {"model_name": "talker"}, grpc.StatusCode.NOT_FOUND, "Model version  does not exist for model talker. "),
+        ("UnregisterModel", {}, grpc.StatusCode.INVALID_ARGUMENT, "Parameter model_name is required."),
         (
             "ScaleWorker",
             {"model_name": "talker", "min_worker": 3, "max_worker": 1},

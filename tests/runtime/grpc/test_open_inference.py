@@ -121,7 +121,10 @@ def test_the_server_says_what_it_is_and_what_is_ready(by_grpc: TritonClient) -> 
     assert client.is_server_ready()
     assert client.is_model_ready("talker")
     assert client.is_model_ready("talker", "1.0")
-    assert not client.is_model_ready("nope")
+    for name, version in (("nope", ""), ("talker", "9.0")):
+        with pytest.raises(InferenceServerException) as caught:
+            client.is_model_ready(name, version)
+        assert caught.value.status() == "StatusCode.NOT_FOUND"
     assert client.get_server_metadata().name == "Torchserve"
     assert list(client.get_model_metadata("talker").versions) == ["1.0"]
     with pytest.raises(InferenceServerException, match="Model not found: nope"):

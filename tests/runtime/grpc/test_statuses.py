@@ -64,7 +64,8 @@ def test_an_http_status_is_a_code(status: int, code: StatusCode) -> None:
         (QueueFull("x"), StatusCode.UNAVAILABLE),
         (QueueFull("x", status=429), StatusCode.RESOURCE_EXHAUSTED),
         (DeadlinePassed("x"), StatusCode.DEADLINE_EXCEEDED),
-        (PredictionFailed("x"), StatusCode.UNAVAILABLE),
+        (PredictionFailed("x"), StatusCode.INTERNAL),
+        (PredictionFailed("x", status=503), StatusCode.UNAVAILABLE),
         (OutOfResources("x"), StatusCode.INTERNAL),
         (TsxError("x"), StatusCode.INTERNAL),
     ],
@@ -74,7 +75,8 @@ def test_an_error_is_a_code(error: TsxError, code: StatusCode) -> None:
 
 
 def test_a_model_api_that_is_off_says_so() -> None:
-    assert refusal(MethodNotAllowed()) == (StatusCode.PERMISSION_DENIED, "Model API disabled", (), 405)
+    text = "Model API disabled\norg.pytorch.serve.archive.model.ModelException"
+    assert refusal(MethodNotAllowed()) == (StatusCode.PERMISSION_DENIED, text, (), 405)
 
 
 def test_who_is_turned_away_is_notified_when_to_come_again() -> None:

@@ -161,6 +161,14 @@ def test_a_guard_cannot_be_passed_by_a_prefix(start_server):
         assert ask(app, "/prod/nothing", root_path="/prod").status_code == 404
 
 
+def test_where_other_machines_can_connect_no_address_is_told(start_server):
+    with start_server() as server:
+        settings = server.settings.model_copy(update={"inference_address": "http://0.0.0.0:8080"})
+        app = build_apps(server.registry, settings)[0]
+        assert app.elsewhere == {}
+        assert app.not_found("/models").message.endswith("It is on the management address.")
+
+
 def test_the_headers_of_urgency_are_described(server):
     post = server.inference.get("/openapi.json").json()["paths"]["/predictions/{model}"]["post"]
     assert {one["name"] for one in post["parameters"] if one["in"] == "header"} == {"x-tsx-priority", "x-tsx-timeout-ms"}

@@ -63,7 +63,7 @@ def test_one_poisonous_request_in_a_batch_of_32_gets_its_own_error_and_the_31_ge
     words = [f"poison {number}" if number == 20 else f"word {number}" for number in range(32)]
     for number, answer in enumerate(in_one_batch(empty, until, tmp_path, words)):
         if number == 20:
-            assert answer.status_code == 503
+            assert answer.status_code == 500
             assert error_of(answer)[1] == "Prediction failed: ValueError: poison 20 is poison"
         else:
             assert (answer.status_code, answer.text) == (200, words[number])
@@ -75,7 +75,7 @@ def test_one_poisonous_request_in_a_batch_of_32_gets_its_own_error_and_the_31_ge
 def test_a_model_whose_handler_must_not_be_called_twice_fails_the_batch_whole(empty, until, tmp_path):
     register(empty, "retryFailedBatch: false")
     words = ["poison 0", *["word"] * 31]
-    assert {answer.status_code for answer in in_one_batch(empty, until, tmp_path, words)} == {503}
+    assert {answer.status_code for answer in in_one_batch(empty, until, tmp_path, words)} == {500}
     assert empty.inference.post("/predictions/frail", content="sizes").json() == [1, 32, 1]
 
 

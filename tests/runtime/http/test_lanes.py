@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -400,6 +401,32 @@ def test_both_lanes_answer_alike(lanes: Lanes, plan: Any, token: bool) -> None:
 def test_both_lanes_say_the_same_of_what_is_wrong(lanes: Lanes, raw: bytes, after: bool) -> None:
     before = [Sent(b"POST", request(target=b"/predictions/echo", body=b"x"))] if after else []
     check_alike(lanes, False, [*before, Sent(b"POST", raw)], [], pipelined=True)
+
+
+@pytest.mark.parametrize(
+    ("raw", "cause"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "the client began a TLS connection. Use http:// instead of https://."),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "the client began HTTP/2. Use HTTP/1.1; gRPC clients use the"),
+        (b"LOAD / HTTP/1.1\r\n\r\n", "The method LOAD of the request is not known. Use GET,"),
+        (b"post / HTTP/1.1\r\n\r\n", "The method post of the request is not known. Write it in upper case."),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n\x16z\r\n", "HTTP/1.1: invalid character in chunk size."),
+        (b"GET / HTTP/9.9\r\n\r\n", "HTTP/1.1: invalid HTTP version."),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("fast", [False, True], ids=["ASGI", "fast"])
+def test_bytes_that_are_not_http_are_answered_with_the_cause_as_json(lanes: Lanes, raw: bytes, cause: str, fast: bool) -> None:
+    with RawConnection(lanes.addresses[False, fast], lanes.turn) as connection:
+        connection.send(raw)
+        answer, end = connection.answer(), connection.answer()
+    assert answer is not None
+    assert (answer.status, end) == (400, None)
+    assert answer.header(b"content-type") == b"application/json"
+    assert answer.header(b"x-request-id") is not None
+    error = json.loads(answer.body)
+    assert (error["code"], error["type"]) == (400, "BadRequestException")
+    assert cause in error["message"]
 
 
 def test_on_the_fast_lane_what_is_wrong_waits_for_the_answers_before_it(lanes: Lanes) -> None:

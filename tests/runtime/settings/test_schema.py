@@ -210,7 +210,7 @@ def test_a_model_may_have_settings_of_its_own(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         ("[models.m]\nbatchsize = 1", "unknown setting 'batchsize' in [models.m] of {toml}; did you mean 'batch_size'?"),
-        ("[models.m]\nbatch_size = 0", "models.m.batch_size cannot be 0 (from {toml}): it takes a whole number, at least 1"),
+        ("[models.m]\nbatch_size = -1", "models.m.batch_size cannot be -1 (from {toml}): it takes a whole number, at least 0"),
         ('[models.m]\ndevice = "tpu"', "models.m.device cannot be 'tpu' (from {toml}): it takes cpu or gpu"),
         ("models = 1", "models in {toml} takes one table per model, as in [models.resnet]; '1' is not a table"),
         ("[models]\nm = 1", "models in {toml} takes one table per model, as in [models.resnet]; 'm' is not a table"),

@@ -169,7 +169,7 @@ def test_models_are_described_by_version(tmp_path: Path) -> None:
         ("models=[]", "models in FILE takes a JSON object, not []"),
         ('models={"noop": 1}', 'models.noop in FILE takes an object such as {"noop": {"1.0": {"batchSize": 4}}}, not 1'),
         ('models={"noop": {"1.0": 1}}', 'models.noop.1.0 in FILE takes an object such as {"batchSize": 4}, not 1'),
-        ('models={"noop": {"1.0": {"batchSize": 0}}}', "models.noop.1.0.batchSize cannot be 0 (from FILE): Input should be greater"),
+        ('models={"noop": {"1.0": {"batchSize": -1}}}', "models.noop.1.0.batchSize cannot be -1 (from FILE): Input should be greater"),
         ('model_snapshot={"models": {"a": {"1": []}}}', "model_snapshot.models.a.1 in FILE takes an object"),
         ('model_snapshot={"modelCount": "x"}', "model_snapshot.modelCount cannot be 'x' (from FILE)"),
     ],

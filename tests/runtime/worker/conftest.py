@@ -210,5 +210,7 @@ ORDER = {
     "every_prediction_time": True,
     "mode": "batch",
     "stateful": False,
+    "json_nan": "null",
+    "handler_error_status": 500,
     "sequence_headers": ["ts_request_sequence_id", "ts_request_sequence_start", "ts_request_sequence_end"],
 }

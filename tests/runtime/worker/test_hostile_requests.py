@@ -148,5 +148,5 @@ def test_an_exception_that_cannot_be_put_into_words_fails_its_request_alone(erro
 
     items = [(0, request_meta(f"id-{number}", b"", ()), body) for number, body in enumerate((b"good", b"bad"))]
     good, bad = answer_batch(served(handle), items, lambda *_: None).answers
-    assert (good[0], bad[0]) == (200, 503)
+    assert (good[0], bad[0]) == (200, 500)
     assert json.loads(bytes(bad[2]))["message"].startswith("Prediction failed: ")

@@ -203,16 +203,16 @@ def test_a_batch_of_broken_forms_does_not_reach_the_handler(start_worker: StartW
 @pytest.mark.parametrize(
     ("statement", "status", "said"),
     [
-        ("raise ValueError('boom')", 503, "Prediction failed: ValueError: boom"),
-        ("import sys; sys.exit(3)", 503, "Prediction failed: SystemExit: 3"),
-        ("raise KeyboardInterrupt", 503, "Prediction failed: KeyboardInterrupt"),
+        ("raise ValueError('boom')", 500, "Prediction failed: ValueError: boom"),
+        ("import sys; sys.exit(3)", 500, "Prediction failed: SystemExit: 3"),
+        ("raise KeyboardInterrupt", 500, "Prediction failed: KeyboardInterrupt"),
         ("raise MemoryError", 507, "Out of resources"),
         ("raise RuntimeError('CUDA out of memory')", 507, "Out of resources"),
         ("from ts.utils.util import PredictionException; raise PredictionException('no', 418)", 418, "no"),
         ("from ts.service import PredictionException; raise PredictionException('no')", 500, "no"),
-        ("return None", 503, "Invalid model predict output"),
-        ("return 'ab'", 503, "Invalid model predict output"),
-        ("return ['only one']", 503, "number of batch response mismatched, expect: 2, got: 1. Handler handler.py"),
+        ("return None", 500, "Invalid model predict output"),
+        ("return 'ab'", 500, "Invalid model predict output"),
+        ("return ['only one']", 500, "number of batch response mismatched, expect: 2, got: 1. Handler handler.py"),
     ],
 )
 def test_what_fails_a_batch_is_reported_to_each_of_its_requests_and_the_worker_lives(
@@ -246,7 +246,7 @@ FAILS_ON_X = """
 
 def test_the_traceback_of_a_failure_is_logged_once_for_each_guilty_request(start_worker: StartWorker, tmp_path: Path) -> None:
     worker = start_worker(FAILS_ON_X)
-    assert [answer.status for answer in worker.ask(*b"a b x c d e f g h x j k".split())].count(503) == 2
+    assert [answer.status for answer in worker.ask(*b"a b x c d e f g h x j k".split())].count(500) == 2
     worker.close()
     log = (tmp_path / "model-0" / "stderr.txt").read_text()
     assert log.count("Traceback") == log.count('raise ValueError("boom")') == 2
@@ -256,7 +256,7 @@ def test_the_traceback_of_a_failure_is_logged_once_for_each_guilty_request(start
 
 def test_a_model_may_ask_that_no_batch_is_tried_again(start_worker: StartWorker, tmp_path: Path) -> None:
     worker = start_worker(FAILS_ON_X, model_config={"retryFailedBatch": False})
-    assert [answer.status for answer in worker.ask(*b"a x c d".split())] == [503] * 4
+    assert [answer.status for answer in worker.ask(*b"a x c d".split())] == [500] * 4
     worker.close()
     log = (tmp_path / "model-0" / "stderr.txt").read_text()
     assert log.count("Traceback") == 1
@@ -360,10 +360,10 @@ def test_an_answer_that_cannot_be_sent_fails_alone(start_worker: StartWorker) ->
     )
     good, unsendable, long, surrogate, fine = worker.ask(*[b""] * 5)
     assert (good.status, fine) == (200, (200, {}, b"fine"))
-    assert unsendable.status == 503
+    assert unsendable.status == 500
     assert unsendable.message.startswith("Unsupported model output data type. The handler returned set")
     assert long.message == "The answer has 2000 bytes, but max_response_size is 1000. Raise it, or return a smaller answer."
-    assert surrogate.status == 503
+    assert surrogate.status == 500
 
 
 def test_bad_rows_are_refused_and_the_others_are_run_without_them(start_worker: StartWorker) -> None:
@@ -494,9 +494,9 @@ def test_a_part_goes_to_the_request_it_belongs_to_though_a_broken_one_was_left_o
     ("call", "status", "said"),
     [
         ("(['x'], {0: 'id-0'}, 'model fell over', 500, context)", 500, "model fell over"),
-        ("(['x', 'y'], {0: 'id-0'}, '', 200, context)", 503, "number of batch response mismatched"),
-        ("([{1}], {0: 'id-0'}, '', 200, context)", 503, "Unsupported model output data type"),
-        ("(['x' * 200_000], {0: 'id-0'}, '', 200, context)", 503, "max_response_size"),
+        ("(['x', 'y'], {0: 'id-0'}, '', 200, context)", 500, "number of batch response mismatched"),
+        ("([{1}], {0: 'id-0'}, '', 200, context)", 500, "Unsupported model output data type"),
+        ("(['x' * 200_000], {0: 'id-0'}, '', 200, context)", 500, "max_response_size"),
     ],
 )
 def test_a_part_that_cannot_be_sent_fails_the_answer(start_worker: StartWorker, call: str, status: int, said: str) -> None:

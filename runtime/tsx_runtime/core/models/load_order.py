@@ -42,7 +42,7 @@ def load_order(
         handler=handler,
         worker=worker,
         gpu_id=place.gpu_id,
-        batch_size=chosen.batch_size,
+        batch_size=chosen.batch_size or 1,
         response_timeout=chosen.response_timeout,
         threads=place.threads,
         shares_cores=place.shares_cores,
@@ -62,6 +62,8 @@ def load_order(
         every_prediction_time=every_prediction_time,
         mode=chosen.strategy.mode,
         stateful=chosen.strategy.sequences is not None,
+        json_nan=settings.json_nan,
+        handler_error_status=settings.handler_error_status,
         sequence_headers=[
             settings.ts_header_key_sequence_id,
             settings.ts_header_key_sequence_start,

@@ -112,7 +112,7 @@ class ModelVersion:
             settings.heartbeat_timeout,
         )
         self._supervisor = Supervisor(self._supervision, ids=host.ids, next_gpus=lambda: host.choose_gpus(chosen))
-        self.submit: Callable[[Job], None] = entrance(self._dispatcher, chosen.strategy)
+        self.submit: Callable[[Job], None] = entrance(self._dispatcher, chosen.strategy, chosen.response_timeout)
         self.leave: Callable[[Job], None] = self._dispatcher.leave
 
     @property
@@ -202,7 +202,9 @@ class ModelVersion:
 
     def change(self, changes: Mapping[str, Any]) -> None:
         """Values for names of CHANGEABLE, from now on: what is on its way to a worker goes as it was."""
-        self.plan = replace(self.plan, **changes)
+        before, self.plan = self.plan, replace(self.plan, **changes)
+        if bool(before.response_timeout) != bool(self.plan.response_timeout):
+            self.submit = entrance(self._dispatcher, self.plan.strategy, self.plan.response_timeout)
         self.changed |= changes
         self.client_timeout = self.plan.client_timeout / 1000
         self._dispatcher.response_timeout = self.plan.response_timeout

@@ -34,6 +34,7 @@ class RegisterOrder(ModelLimits["int | None"]):
     runtime: str | None = None
     initial_workers: int | None = None
     max_workers: int | None = None  # with initial_workers; as many if not set
+    archive_first: bool = False  # initial_workers only where the archive has no minWorkers, as in TorchServe's API
     default_workers: int | None = None  # at start, where nothing else says how many
     device_type: str | None = None
     loaded_at_startup: bool = False
@@ -70,7 +71,7 @@ class VersionPlan(ModelLimits[int]):
     @property
     def limits(self) -> BatchLimits:
         wait = self.max_batch_delay / 1000 if self.wait else None
-        items = MOST_AT_ONCE if self.strategy.mode == "async" else self.batch_size
+        items = MOST_AT_ONCE if self.strategy.mode == "async" else self.batch_size or 1
         return BatchLimits(min(items, wire.MAX_ITEMS), min(self.max_batch_bytes, wire.MAX_SIZE // 2), wait, self.policy)
 
     @property
@@ -120,7 +121,7 @@ def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus
     """`gpus`: for how many workers there are GPUs."""
     if order.initial_workers is not None:
         return order.initial_workers, max(order.initial_workers, order.max_workers or 0)
-    if config.min_workers and config.min_workers > 0 and (config.max_workers or config.min_workers) >= config.min_workers:
+    if config.min_workers and has_workers(config):
         return config.min_workers, config.max_workers or config.min_workers
     if own.min_workers is not None:
         return own.min_workers, max(own.min_workers, own.max_workers or 0)
@@ -128,6 +129,11 @@ def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus
     if order.loaded_at_startup:
         workers = workers or gpus or order.default_workers or 1
     return workers, workers
+
+
+def has_workers(config: ModelConfig) -> bool:
+    """Whether the archive itself says how many."""
+    return bool(config.min_workers and (config.max_workers or config.min_workers) >= config.min_workers)
 
 
 def _first(*values: int | None) -> int:

@@ -67,9 +67,12 @@ class ModelTable:
 
     async def withdraw(self, found: ModelVersion) -> None:
         """No new request finds it; what is accepted is answered first. Raises CleanupTimeout, after which it is there again."""
+        if not self.timeout and found.workers:  # as in TorchServe; the next call removes the version, which then has none
+            self._background.load(found.scale(0, 0))
+            raise CleanupTimeout(f"Timed out while cleaning resources: {found.name}")
         self._take_out(found)
         try:
-            await asyncio.wait_for(found.finished(), self.timeout)
+            await asyncio.wait_for(found.finished(), self.timeout or None)
         except BaseException as error:
             self._leaving.discard(found)
             self._put_in(found)

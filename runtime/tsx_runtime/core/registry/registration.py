@@ -13,11 +13,11 @@ from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.environments.venvs import Environments, ModelEnvironment
 from tsx_runtime.core.isolation.config import isolation_of
 from tsx_runtime.core.models.model import ModelVersion, ServerResources
-from tsx_runtime.core.models.plan import NOTHING_OWN, RegisterOrder, VersionPlan, plan, with_own_settings
+from tsx_runtime.core.models.plan import NOTHING_OWN, RegisterOrder, VersionPlan, has_workers, plan, with_own_settings
 from tsx_runtime.core.registry.downloads import Downloads
 from tsx_runtime.core.registry.model_table import ModelTable
 from tsx_runtime.core.registry.replacement import Replacer, in_place_of
-from tsx_runtime.errors import BadRequest, Conflict, ModelNotFound
+from tsx_runtime.errors import BadRequest, Conflict, LoadFailed, ModelNotFound
 from tsx_runtime.plugins import BatchPolicy
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.suggestions import suggestion
@@ -83,8 +83,10 @@ class Registrar:
             return version
         try:
             await starting
-        except BaseException:  # also where its client has left
+        except BaseException as error:  # also where its client has left
             await self._table.discard(version)
+            if isinstance(error, LoadFailed):
+                error.model, error.version = version.name, version.version
             raise
         return version
 
@@ -143,6 +145,8 @@ class Registrar:
         old: ModelVersion | None,
         environment: ModelEnvironment | None,
     ) -> ModelVersion:
+        if order.archive_first and has_workers(archive.config):
+            order = replace(order, initial_workers=None)
         if old is not None:
             order = in_place_of(old, order, archive.config)
         order = with_own_settings(order, self._settings.models.get(name))

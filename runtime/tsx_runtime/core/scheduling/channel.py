@@ -271,7 +271,8 @@ class Channel(asyncio.BufferedProtocol):
             self.prefetch = facts.get("prefetch") is True
             self.loaded.set_result(facts)
         else:
-            self.loaded.set_exception(WorkerLoadError(str(facts.get("message")), str(facts.get("traceback"))))
+            out_of_memory = facts.get("out_of_memory") is True
+            self.loaded.set_exception(WorkerLoadError(str(facts.get("message")), str(facts.get("traceback")), out_of_memory))
             self.loaded.exception()
 
 
@@ -306,7 +307,8 @@ def arrivals(jobs: Sequence[Job]) -> bytes:
 class WorkerLoadError(Exception):
     """The worker's own report of why the model does not load."""
 
-    def __init__(self, message: str, traceback: str) -> None:
+    def __init__(self, message: str, traceback: str, out_of_memory: bool = False) -> None:
         super().__init__(message)
         self.message = message
         self.traceback = traceback
+        self.out_of_memory = out_of_memory

@@ -16,7 +16,7 @@ from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue, 
 from tsx_runtime.core.scheduling.service_rate import ServiceRate, latest_start, retry_after
 from tsx_runtime.core.telemetry.batch_times import NOTHING
 from tsx_runtime.core.telemetry.version_stats import Stats
-from tsx_runtime.errors import ClientLeft, DeadlinePassed, NoWorker, QueueFull, TsxError
+from tsx_runtime.errors import ClientLeft, DeadlinePassed, NoWorker, QueueFull, TsxError, WorkerDied
 
 TIMES_SIZE = wire.TIMES.size
 
@@ -104,6 +104,10 @@ class Dispatcher:
         """Where nothing may wait (`useJobTicket`)."""
         busy = " All workers are busy, and with useJobTicket nothing waits for one." if self.channels else ""
         self._reject(job, NoWorker(f"{self._no_worker().message}.{busy}"))
+
+    def reject_without_time(self, job: Job) -> None:
+        """Where `responseTimeout` is 0: TorchServe's words, without the end of a worker for each request."""
+        self._reject(job, WorkerDied("Worker died. Cause: it did not answer within 0 s (responseTimeout). Set a longer time."))
 
     def leave(self, job: Job) -> None:
         """Its client is gone. If it waits, it gives its place up in this turn of the loop and is refused; else its answer goes nowhere."""
@@ -279,7 +283,11 @@ class Dispatcher:
         job.refuse(error)
 
     def _no_worker(self) -> NoWorker:
-        return NoWorker(f"{self.label} {_NO_WORKER}{self.why_not}")
+        return NoWorker(f"{self._no_worker_text()}{self.why_not}")
+
+    def _no_worker_text(self) -> str:
+        model, _, version = self.label.partition(" [Version ")
+        return f"{model} {_NO_WORKER}" + (f" (version {version.rstrip(']')})" if version else "")
 
     def _displace_for(self, job: Job) -> bool:
         """Where the queue is full, the least urgent request gives way to one of a greater priority."""
@@ -304,7 +312,7 @@ class Dispatcher:
     def _word_full(self, by_items: bool) -> tuple[bool, str, int]:
         queue, seconds = self.queue, self._seconds_to_empty()
         why = f"{len(queue.jobs)} requests wait (jobQueueSize)" if by_items else f"requests with {queue.size} bytes wait (maxQueueBytes)"
-        return by_items, f"{self.label} {_NO_WORKER}. The queue is full: {why}; try again in {seconds} s.", seconds
+        return by_items, f"{self._no_worker_text()}. The queue is full: {why}; try again in {seconds} s.", seconds
 
     def _gone_or_late(self, job: Job) -> TsxError:
         if job.gone:

@@ -73,8 +73,10 @@ def make_dispatcher(label: str, limits: BatchLimits, bounds: Bounds, chosen: Str
     return (JoiningDispatcher if joins else Dispatcher)(label, limits, bounds)
 
 
-def entrance(dispatcher: Dispatcher, chosen: Strategy) -> Callable[[Job], None]:
+def entrance(dispatcher: Dispatcher, chosen: Strategy, response_timeout: float) -> Callable[[Job], None]:
     """Where requests are submitted."""
+    if not response_timeout:
+        return dispatcher.reject_without_time
     return Gate(dispatcher).submit if chosen.tickets else dispatcher.submit
 
 

@@ -19,7 +19,7 @@ from tsx_runtime.core.traffic.routing import choose, make_table, resolve_label, 
 from tsx_runtime.core.traffic.splitter import Splitter
 from tsx_runtime.errors import BadRequest, Conflict, ModelNotFound, ModelVersionNotFound
 from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
-from tsx_runtime.shared.suggestions import suggestion
+from tsx_runtime.shared.suggestions import suggestion, suggestion_among_many
 
 MOST_UNDONE = 100  # changes of a model that can be undone
 
@@ -84,9 +84,7 @@ class TrafficManager:
 
     def find(self, name: str, version: str | None = None) -> ModelVersion:
         """`version` may be a label. Raises ModelNotFound, ModelVersionNotFound."""
-        model = self.models.get(name)
-        if model is None:
-            return choose(name, None, "", version)
+        model = self._model(name)
         return choose(name, model.versions, model.default, version, model.labels)
 
     def route(self, name: str, version: str | None = None, headers: Headers = ()) -> Route:
@@ -304,7 +302,7 @@ class TrafficManager:
     def _model(self, name: str) -> Model:
         model = self.models.get(name)
         if model is None:
-            raise ModelNotFound(f"Model not found: {name}")
+            raise ModelNotFound(f"Model not found: {name}{suggestion_among_many(name, self.models)}")
         return model
 
 

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 from tsx_runtime.core.scheduling.job import Headers
-from tsx_runtime.errors import ModelNotFound, ModelVersionNotFound
+from tsx_runtime.errors import ModelVersionNotFound
 from tsx_runtime.settings.traffic_policy import Pattern, Rule, Traffic, compile_pattern
 from tsx_runtime.wire import COPIED, Body, Parts
 
@@ -24,11 +24,9 @@ VersionT = TypeVar("VersionT")
 
 
 def choose(
-    name: str, versions: Mapping[str, VersionT] | None, default: str, wanted: str | None, labels: Mapping[str, str] | None = None
+    name: str, versions: Mapping[str, VersionT], default: str, wanted: str | None, labels: Mapping[str, str] | None = None
 ) -> VersionT:
-    """The version that is asked for by its number or by a label, or the default one. `versions` is None where no model has that name."""
-    if versions is None:
-        raise ModelNotFound(f"Model not found: {name}")
+    """The version that is asked for by its number or by a label, or the default one."""
     version = versions.get(default if wanted is None else wanted)
     if version is not None:
         return version

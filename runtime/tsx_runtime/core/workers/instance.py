@@ -39,6 +39,7 @@ class WorkerInstance:
         self.load_seconds: float | None = None
         self.device: str | None = None  # what the loaded model runs on, by its own account: cpu, cuda:0
         self.input: str | None = None  # what the handler takes, where it says so: image, text, json, file
+        self.example = False  # whether the handler's description has an example of a request
         self.cores: list[int] | None = None  # that it was pinned to
         self.loaded_memory = 0  # bytes, when the model was loaded
         self.killed_because: str | None = None
@@ -73,7 +74,7 @@ class WorkerInstance:
         self.cores = order["cores"]
         facts = await asyncio.wait_for(asyncio.shield(self.channel.loaded), timeout)
         self.load_seconds, self.device = self.age, str(facts["device"])
-        self.input = facts.get("input")
+        self.input, self.example = facts.get("input"), facts.get("example") is True
         self.loaded_memory = self.memory()
 
     def kill(self, because: str, *, stuck: bool = False) -> None:
@@ -147,10 +148,15 @@ def describe_exit(code: int | None) -> str:
     return f"killed by {name}{hint}"
 
 
+def was_out_of_memory(code: int | None) -> bool:
+    """Whether the system ended the process as it does where memory runs out."""
+    return code in (-signal.SIGKILL, 137)
+
+
 def death(instance: WorkerInstance, code: int | None, lost: SentBatch, *, stopping: bool) -> TsxError:
     """What is said of a request with which a worker died: TorchServe's first words, which its clients look for, then why and what now."""
     because = instance.killed_because
-    if because is None and code in (-signal.SIGKILL, 137):
+    if because is None and was_out_of_memory(code):
         return OutOfResources("Out of resources: the worker was killed, as the system does when memory runs out. Worker died.")
     now = "" if stopping else " A new worker is started; send the request again."
     if lost.deaths > 0:

@@ -24,10 +24,10 @@ from tsx_runtime.core.scheduling.channel import WorkerLoadError
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.workers.forked import Starter
 from tsx_runtime.core.workers.health import MEGA, Heartbeat, Recycling, Verdict
-from tsx_runtime.core.workers.instance import WorkerInstance, death, describe_exit
+from tsx_runtime.core.workers.instance import WorkerInstance, death, describe_exit, was_out_of_memory
 from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.core.workers.worker import Worker, WorkerState
-from tsx_runtime.errors import LoadFailed
+from tsx_runtime.errors import LoadFailed, LoadOutOfMemory
 
 BACK_OFF = (0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)  # seconds
 SAME_LOAD_ERROR = 3
@@ -116,14 +116,14 @@ class WorkerLifecycle:
         try:
             self._worker.instance = instance = await self._begin()
         except (OSError, EOFError) as error:
-            self._note_failure(_cannot_start(error), None, [])  # which is no fault of the model, and may pass
+            self._note_failure(_cannot_start(error), [])  # which is no fault of the model, and may pass
             return False
         if self._worker.stopping.is_set():
             instance.kill(NOT_NEEDED)
         try:
             await instance.load(self._config.order(self._worker), self._config.startup_timeout)
         except (WorkerLoadError, EOFError, TimeoutError, asyncio.TimeoutError) as error:
-            self._note_failure(*await self._why_not_loaded(instance, error), errors)
+            self._note_failure(await self._why_not_loaded(instance, error), errors)
             return False
         errors.clear()
         last: WorkerInstance | None = instance
@@ -203,6 +203,9 @@ class WorkerLifecycle:
         """Kill the worker when the batch it works on takes too long. Wakes once a timeout, not once a batch."""
         while True:
             left = self._config.response_timeout
+            if not left:  # no request gets to a worker
+                await self._config.timeouts_changed.wait()
+                continue
             if instance.channel.sent and not instance.channel.held:
                 left += instance.channel.began - time.monotonic()
             if left <= 0:
@@ -274,14 +277,14 @@ class WorkerLifecycle:
     async def _put_off(self, instance: WorkerInstance, error: Exception) -> None:
         """The successor did not come to be. Try again later, while the old one serves."""
         if self._worker.successor is not None:
-            message, trace = await self._why_not_loaded(self._worker.successor, error)
+            why = await self._why_not_loaded(self._worker.successor, error)
         else:
-            message, trace = _cannot_start(error), None
+            why = _cannot_start(error)
         if self._worker.stopping.is_set():
             return
-        self._config.tell_error(message, trace)
+        self._config.tell_error(why.message, why.traceback)
         text = "%s: worker %s (pid %s) has reached its limit of %s but continues, since no other worker could take over: %s"
-        logger.error(text, self._config.label, self._worker.id, instance.pid, instance.reason, message)
+        logger.error(text, self._config.label, self._worker.id, instance.pid, instance.reason, why.message)
         instance.not_before = time.monotonic() + TRY_AGAIN
 
     async def _retire(self, instance: WorkerInstance, over: asyncio.Task[None]) -> None:
@@ -293,8 +296,8 @@ class WorkerLifecycle:
         finally:
             del self._worker.retiring[instance]
 
-    async def _why_not_loaded(self, instance: WorkerInstance, error: Exception) -> tuple[str, str | None]:
-        """What is wrong, and the traceback if there is one; the process is ended."""
+    async def _why_not_loaded(self, instance: WorkerInstance, error: Exception) -> LoadFailed:
+        """The process is ended."""
         instance.channel.close()
         if isinstance(error, TimeoutError | asyncio.TimeoutError) or (
             isinstance(error, WorkerLoadError) and instance.process.unheard_grace
@@ -302,23 +305,24 @@ class WorkerLifecycle:
             instance.process.kill()  # of a group, the other ranks wait in vain for the one that failed
         code = await instance.exit_code()
         if isinstance(error, WorkerLoadError):
-            return error.message, error.traceback
+            return (LoadOutOfMemory if error.out_of_memory else LoadFailed)(error.message, traceback=error.traceback)
         if isinstance(error, EOFError):
-            return f"the worker ended while it loaded the model: {instance.killed_because or describe_exit(code)}", None
-        return f"the model was not loaded within {self._config.startup_timeout:g} s; raise startupTimeout if it needs longer", None
+            kind = LoadOutOfMemory if instance.killed_because is None and was_out_of_memory(code) else LoadFailed
+            return kind(f"the worker ended while it loaded the model: {instance.killed_because or describe_exit(code)}")
+        return LoadFailed(f"the model was not loaded within {self._config.startup_timeout:g} s; raise startupTimeout if it needs longer")
 
-    def _note_failure(self, message: str, trace: str | None, errors: list[str]) -> None:
-        errors.append(message)
+    def _note_failure(self, why: LoadFailed, errors: list[str]) -> None:
+        errors.append(why.message)
         if self._worker.stopping.is_set():
             return
-        self._config.tell_error(message, trace)
-        logger.error("%s: worker %s could not load the model: %s", self._config.label, self._worker.id, message)
-        self._worker.settle(LoadFailed(message, traceback=trace))
+        self._config.tell_error(why.message, why.traceback)
+        logger.error("%s: worker %s could not load the model: %s", self._config.label, self._worker.id, why.message)
+        self._worker.settle(why)
 
 
-def _cannot_start(error: Exception) -> str:
+def _cannot_start(error: Exception) -> LoadFailed:
     """Out of descriptors or memory, or the fork server was ended."""
-    return f"its process could not be started: {error!r}"
+    return LoadFailed(f"its process could not be started: {error!r}")
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -168,7 +168,7 @@ class LimitedConnection(PipeliningProtocol):
         """Answer a request that is not complete, and close."""
         if self.transport.is_closing():
             return
-        within = self._phase is UVICORN and not self._in_head  # else uvicorn's cycle is that of the request before
+        within = self._phase is UVICORN and self._reading and not self._in_head  # else uvicorn's cycle is that of the request before
         if self.cycle is None or (not self.cycle.response_started if within else self.cycle.response_complete):
             status, answer = self.lane.response_heads.refusal(new_request_id(), error, keep_alive=False)
             self.lane.counts.add(status)

@@ -15,7 +15,7 @@ from tsx_runtime.http.fast_lane.response_heads import CLOSE
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.server_timing import TimingRequest, timing_header
 from tsx_runtime.http.semantics.urls import speaks_v2
-from tsx_runtime.wire import Body, Buffer
+from tsx_runtime.wire import JSON_HEADER, Body, Buffer
 
 if TYPE_CHECKING:
     from tsx_runtime.core.models.model import ModelVersion
@@ -79,12 +79,13 @@ class Exchange:
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         connection = self.connection
         lane = connection.lane
-        if status == 200 and self.plain and not headers and len(body) <= LARGE:  # nearly every answer
+        if status == 200 and self.plain and len(body) <= LARGE and (not headers or headers == JSON_HEADER):  # nearly every answer
             heads = lane.response_heads
             if heads.server_state.default_headers is not heads.default:
                 heads.renew()
             lane.counts.plain += 1
-            connection.finish(b"".join((heads.before, self.request_id, heads.tails[len(body)], body)), True)
+            tails = heads.json_tails if headers else heads.tails
+            connection.finish(b"".join((heads.before, self.request_id, tails[len(body)], body)), True)
         else:
             self._give_back()
             if not self.gone:

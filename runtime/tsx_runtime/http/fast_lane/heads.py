@@ -24,7 +24,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import ClientJob, Headers, Route
 from tsx_runtime.core.telemetry.tracing import Parent, parent_of
 from tsx_runtime.errors import ResourceNotFound, TsxError
-from tsx_runtime.http.semantics.errors import NOT_FOUND, V2
+from tsx_runtime.http.semantics.errors import V2
 from tsx_runtime.http.semantics.messages import LONGEST_NUMBER, PlatformHook
 from tsx_runtime.http.semantics.server_timing import TimingRequest, parse_timing_request
 from tsx_runtime.http.semantics.urls import V2_META, Target, find_target, is_form, resolve, with_headers
@@ -103,12 +103,12 @@ class Heads:
         *,
         traced: bool = False,
         platform: PlatformHook | None = None,
-        has_route: Callable[[str], bool] = lambda path: True,
+        missing: Callable[[str], ResourceNotFound | None] = lambda path: None,
     ) -> None:
-        """`has_route`: whether FastAPI may have a route for a path."""
+        """`missing`: the answer to a path for which FastAPI has no route; None where it may have one."""
         self.known: dict[bytes, Known] = {}
         self._urls: dict[bytes, _Url | TsxError | None] = {}
-        self._has_route = has_route
+        self._missing = missing
         self._registry = registry
         self._guard = guard
         self._limit = limit  # bytes of a body
@@ -191,7 +191,8 @@ class Heads:
             if target is not None and target.name is None:  # a form may name the model
                 return None
             return error.with_traceback(None)
-        return None if self._has_route(path) else _NoRoute(NOT_FOUND)
+        missing = self._missing(path)
+        return missing and _NoRoute(missing.message)
 
     def _forget_token(self) -> None:
         """It is another one: heads with the old one are not right any more, and those with the new one are not for ever."""

@@ -13,6 +13,7 @@ from tsx_runtime.api.headers import Pair
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.telemetry.tracing import Tracer
+from tsx_runtime.errors import ResourceNotFound
 from tsx_runtime.http.fast_lane.connection_clock import Clock, TimedConnection, Timeouts
 from tsx_runtime.http.fast_lane.heads import Heads
 from tsx_runtime.http.fast_lane.response_heads import ResponseHeadCache
@@ -32,7 +33,7 @@ class LaneConfig(NamedTuple):
     max_headers: int
     max_request_size: int
     cors: tuple[Pair, ...]
-    has_route: Callable[[str], bool]  # of FastAPI, for a path
+    missing: Callable[[str], ResourceNotFound | None]  # the answer to a path for which FastAPI has no route
     registry: Registry | None  # None: the listener has no predictions
     guard: Guard | None  # of predictions
     platform: PlatformHook | None
@@ -63,7 +64,7 @@ class Lane:
                 config.max_headers,
                 traced=config.tracer is not None,
                 platform=config.platform,
-                has_route=config.has_route,
+                missing=config.missing,
             )
         self.counts = config.counts
         self.bytes_in_flight = config.bytes_in_flight

@@ -10,6 +10,7 @@ from tsx_runtime.api.headers import Pair, check_status, handler_headers
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.cors import missing
+from tsx_runtime.wire import JSON_HEADER
 
 if TYPE_CHECKING:
     from uvicorn.server import ServerState
@@ -35,10 +36,10 @@ class ResponseHeadCache:
         """uvicorn has rewritten its own headers."""
         self.default = self.server_state.default_headers
         self._known.clear()
-        self.before, behind = _split_around_request_id(
-            self.default, 200, self._with_cors(b"")
-        )  # of a plain answer: 200, no headers of its own
+        # Of plain answers: 200, and no header of their own, or the one of JSON.
+        self.before, behind = _split_around_request_id(self.default, 200, self._with_cors(b""))
         self.tails = TailCache(behind)
+        self.json_tails = TailCache(_split_around_request_id(self.default, 200, self._with_cors(JSON_HEADER))[1])
 
     def split_around_request_id(self, status: int, block: bytes) -> tuple[bytes, bytes]:
         """The head of an answer before the request id, and after it. Raises `PredictionFailed` as `handler_headers` does."""

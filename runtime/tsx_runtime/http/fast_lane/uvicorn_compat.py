@@ -39,6 +39,7 @@ RELIED_ON = {
         "on_body",
         "on_message_complete",
         "on_response_complete",
+        "send_400_response",
         "shutdown",
         "_unset_keepalive_if_required",
     ),

@@ -14,7 +14,7 @@ from tsx_runtime.api.schemas import Camel
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.recent_requests import NEWEST, SLOWEST, RequestRecord
-from tsx_runtime.errors import ModelNotFound, RequestNotFound
+from tsx_runtime.errors import RequestNotFound
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.responses import json_answer
 
@@ -79,8 +79,8 @@ def build_router(registry: Registry) -> APIRouter:
         model: Annotated[str | None, Query(description="of this model only")] = None,
         count: Annotated[int, Query(ge=1, le=SLOWEST, description="how many at most")] = SLOWEST,
     ) -> Response:
-        if model is not None and model not in registry.models:
-            raise ModelNotFound(f"Model not found: {model}")
+        if model is not None:
+            registry.find(model)
         found = [
             (seen.took, version, seen)
             for version in _versions(registry)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,8 +12,8 @@ from starlette.responses import Response
 
 from tsx_runtime.api.headers import NO_CACHE
 from tsx_runtime.api.parameters import from_validation
-from tsx_runtime.errors import BadRequest, MethodNotAllowed, NoRoom, PayloadTooLarge, ResourceNotFound, TsxError
-from tsx_runtime.http.semantics.errors import NOT_FOUND, UNEXPECTED, fault
+from tsx_runtime.errors import BadRequest, MethodNotAllowed, NoRoom, PayloadTooLarge, TsxError
+from tsx_runtime.http.semantics.errors import UNEXPECTED, fault
 from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send, send_last
 
 
@@ -29,8 +30,8 @@ class EarlyResponse(Response):
         await super().__call__(scope, receive, send_early)
 
 
-def install(app: FastAPI) -> None:
-    """Every exception leaves the app as the error JSON."""
+def install(app: FastAPI, not_found: Callable[[str], TsxError]) -> None:
+    """Every exception leaves the app as the error JSON. `not_found`: the answer to a path without a route."""
 
     async def on_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, TsxError)
@@ -38,7 +39,8 @@ def install(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return _response(from_http(error), error.headers, request.url.path)
+        path: str = request.scope["path"]
+        return _response(not_found(path) if error.status_code == 404 else from_http(error), error.headers, path)
 
     async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -54,9 +56,7 @@ def install(app: FastAPI) -> None:
 
 
 def from_http(error: HTTPException) -> TsxError:
-    """The framework's own refusals."""
-    if error.status_code == 404:
-        return ResourceNotFound(NOT_FOUND)
+    """The framework's own refusals, beside that of a path without a route."""
     if error.status_code == 405:
         return MethodNotAllowed()
     return BadRequest(str(error.detail))

@@ -101,6 +101,6 @@ def _add_version_routes(router: APIRouter, management: ManagementService) -> Non
         return json_answer(await management.unregister(model, version))
 
     @router.options("/models/{model}", include_in_schema=False)
-    async def options(model: ModelName) -> Response:
+    async def options(request: Request, model: ModelName) -> Response:
         management.registry.find(model)
-        return Response(openapi.to_json(openapi.describe_management(model)), media_type="application/json")
+        return Response(openapi.to_json(openapi.describe_management(model, request.app.openapi())), media_type="application/json")

@@ -23,8 +23,8 @@ _WHY = {
     409: "it is registered already, or has no such state",
     413: "the body is larger than max_request_size",
     429: "there is no room in the queue, where overload_status is 429",
-    500: "the worker died, or could not load the model; the message contains its traceback",
-    503: "no worker, a full queue, a deadline that cannot be met, or the handler failed",
+    500: "the handler failed, the worker died, or the model does not load; the message says why",
+    503: "no worker, a full queue, or a deadline that cannot be met",
     507: "the worker ran out of memory",
 }
 
@@ -158,31 +158,47 @@ def correct(document: dict[str, Any]) -> None:
 
 def describe_predictions(name: str) -> dict[str, Any]:
     """The OpenAPI document of one model's predictions."""
-    return _of_one_model(name, {path: item for path, item in prediction_paths().items() if "{version}" not in path})
+    paths = {path: item for path, item in prediction_paths().items() if "{version}" not in path}
+    return _of_one_model(name, paths, {"ErrorBody": ErrorBody.model_json_schema()})
 
 
-def describe_management(name: str) -> dict[str, Any]:
-    """The OpenAPI document of one model's management: what `OPTIONS /models/{model}` answers."""
-    status = {"200": {"description": "done"}, "404": {"description": _WHY[404], "content": _ERROR}}
-    verbs = {"get": "Describe the model", "put": "Scale its workers", "delete": "Unregister it"}
-    item = {verb: {"summary": summary, "parameters": [], "responses": status} for verb, summary in verbs.items()}
-    return _of_one_model(name, {"/models/{model}": item})
+def describe_management(name: str, document: dict[str, Any]) -> dict[str, Any]:
+    """What `OPTIONS /models/{model}` answers: of the listener's own document, all that manages one model."""
+    of_model = {path: item for path, item in sorted(document["paths"].items()) if path.startswith("/models/{model}")}
+    of_model.pop("/models/{model}/invoke", None)  # a prediction
+    return _of_one_model(name, of_model, document["components"]["schemas"])
 
 
-def _of_one_model(name: str, paths: dict[str, Any]) -> dict[str, Any]:
+def _of_one_model(name: str, paths: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+    """`schemas`: at least those that the paths refer to."""
     concrete = {}
     for path, item in paths.items():
         concrete[path.replace("{model}", name)] = {
-            verb: operation | {"parameters": [one for one in operation["parameters"] if one["name"] != "model"]}
+            verb: operation | {"parameters": [one for one in operation.get("parameters", ()) if one["name"] != "model"]}
             for verb, operation in item.items()
         }
-    schemas = {"ErrorBody": ErrorBody.model_json_schema()}
+    used: dict[str, Any] = {}
+    _add_schemas(concrete, schemas, used)
     return {
         "openapi": "3.1.0",
         "info": {"title": f"tsx: {name}", "version": __version__},
         "paths": concrete,
-        "components": {"schemas": schemas},
+        "components": {"schemas": used},
     }
+
+
+def _add_schemas(part: Any, schemas: dict[str, Any], used: dict[str, Any]) -> None:
+    """Those that `part` refers to, and that they refer to."""
+    if isinstance(part, list):
+        for each in part:
+            _add_schemas(each, schemas, used)
+    elif isinstance(part, dict):
+        reference = part.get("$ref")
+        if isinstance(reference, str) and (name := reference.rpartition("/")[2]) not in used:
+            used[name] = schemas[name]
+            _add_schemas(used[name], schemas, used)
+        for each in part.values():
+            _add_schemas(each, schemas, used)
 
 
 def _parameter(name: str, description: str, example: str) -> dict[str, Any]:

@@ -24,8 +24,8 @@ class RegisterWorkflow(BaseModel):
 
     url: str | None = Field(None, description="name of the archive's file in the workflow store, or its URL; required")
     workflow_name: str | None = Field(None, description="the archive's own if not given")
-    response_timeout: int | None = Field(None, ge=1, description="seconds a worker of a node may take for a batch")
-    startup_timeout: int | None = Field(None, ge=1, description="seconds a worker of a node may take to load")
+    response_timeout: int | None = Field(None, ge=0, description="seconds a worker of a node may take for a batch")
+    startup_timeout: int | None = Field(None, ge=0, description="seconds a worker of a node may take to load")
     s3_sse_kms: Flag = Field(False, description="ask S3 for an object that is encrypted with KMS")
 
 

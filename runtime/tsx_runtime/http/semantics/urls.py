@@ -62,6 +62,11 @@ def check_query(query: bytes) -> None:
         raise BadRequest(f"The query string has {query.count(b'&') + 1} parameters; at most {MOST_FIELDS} are read.")
 
 
+def without_empty(query: bytes) -> bytes:
+    """Without the parameters that have no value, which count as not given, as in TorchServe."""
+    return b"&".join(pair for pair in query.split(b"&") if pair.partition(b"=")[2])
+
+
 def runs_model(path: str) -> bool:
     try:
         return find_target(path) is not None
@@ -103,7 +108,7 @@ def resolve(registry: Registry, target: Target, headers: Headers = ()) -> Route:
 def _from_predictions(path: str) -> Target:
     segments = path.split("/", 4)  # "", predictions, model, version, rest
     if not segments[2]:
-        raise ResourceNotFound(NOT_FOUND)
+        raise ResourceNotFound(f"{NOT_FOUND} The path names no model: /{segments[1]}/MODEL.")
     version = (segments[3] or None) if len(segments) > 3 else None
     rest = segments[4] if len(segments) > 4 else ""
     return Target(segments[2], version, ((b"url_path", url_path(rest)), _EXPLAIN if segments[1] == "explanations" else _PREDICT))

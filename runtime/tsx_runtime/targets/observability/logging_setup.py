@@ -46,6 +46,7 @@ def set_up_logging(settings: Settings) -> None:
             config = read_log_config(settings.log_config)
         log_in_background(_handlers(settings, config))
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # uvicorn logs its own start, once for each address
+    logging.getLogger("uvicorn.error").addFilter(_says_more)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     for name, level in config.levels.items():
         logging.getLogger(name).setLevel(level)
@@ -138,3 +139,8 @@ class ServerJsonFormatter(JsonLines):
         more = super().about(record)
         named = LABEL.search(record.getMessage())
         return {"model": named[1], "version": named[2], **more} if named else more
+
+
+def _says_more(record: logging.LogRecord) -> bool:
+    """Whether uvicorn's line is not that of `CasedProtocol.send_400_response`, which gives the cause."""
+    return record.msg != "Invalid HTTP request received."

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from tsx_runtime.errors import PredictionFailed
+from tsx_runtime.worker.codecs.json_text import JsonText, to_compact_json
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors, output_tensor, read_input
 from tsx_runtime.worker.exceptions import BadRows
 from tsx_runtime.worker.handler_api.context import Context
@@ -62,7 +63,7 @@ class JSONEnvelope(BaseEnvelope):
         results = self._call([instance for instances in requests for instance in instances], owners, context) if owners else []
         _check_length(results, len(owners), "instances")
         rest = iter(results)
-        return [_as_text({"predictions": [next(rest) for _ in instances]}) for instances in requests]
+        return [_as_text({"predictions": [next(rest) for _ in instances]}, context.json_nan) for instances in requests]
 
 
 class KServeEnvelope(BaseEnvelope):
@@ -195,8 +196,8 @@ def _check_length(results: Any, expected: int, what: str) -> None:
         raise PredictionFailed(f"number of batch response mismatched, expect: {expected}, got: {got}; the envelope held {expected} {what}.")
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: Any, nan: str) -> JsonText:
     try:
-        return json.dumps(value)
+        return JsonText(to_compact_json(value, nan))
     except (TypeError, ValueError, RecursionError) as error:
         raise PredictionFailed(f"Unsupported model output data type. The json envelope cannot write it: {error}") from error

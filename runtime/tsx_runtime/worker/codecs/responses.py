@@ -6,47 +6,51 @@ Contract sections 1.4 and 5.1.5.
 from __future__ import annotations
 
 import io
-import json
 import logging
 import sys
 from typing import Any, TypeAlias
 
-from tsx_runtime.errors import OutOfResources, PredictionFailed, TsxError, error_body
-from tsx_runtime.wire import Buffer
+from tsx_runtime.errors import BadRequest, OutOfResources, PredictionFailed, TsxError, Unavailable, error_body
+from tsx_runtime.wire import JSON_HEADER, Buffer
+from tsx_runtime.worker.codecs.json_text import NULL, JsonText, to_json
 from tsx_runtime.worker.codecs.v2_binary import TensorResponse
-from tsx_runtime.worker.exceptions import PredictionException, in_words, text_of
+from tsx_runtime.worker.exceptions import BadRows, InvalidInput, PredictionException, in_words, text_of
 from tsx_runtime.worker.handler_api.context import Context, RequestProcessor
 
 Answer: TypeAlias = tuple[int, Buffer, Buffer]
-
-JSON_HEADER = b"content-type: application/json\r\n"
 
 WRONG_COUNT = "number of batch response mismatched"  # both as TorchServe has them
 NO_LIST = "Invalid model predict output"
 
 NEXT = "ts_stream_next"  # the header that says whether another part of an answer follows
 
-_PLAIN = frozenset({str, int, float, bool, type(None)})
-_encode_flat = json.JSONEncoder(separators=(",\n  ", ": ")).encode
-
 logger = logging.getLogger("tsx.worker")
 
 
-def encode_body(value: Any) -> Buffer:
+def encode_body(value: Any, nan: str = NULL) -> Buffer:
     """Bytes as they are, text as UTF-8, a tensor as `torch.save` writes it, all else as JSON. Raises `PredictionFailed`."""
-    if isinstance(value, bytes | bytearray):
-        return value
-    if isinstance(value, str):
-        return value.encode()
-    torch = sys.modules.get("torch")  # a handler that returns a tensor has imported it
-    if torch is not None and isinstance(value, torch.Tensor):
-        file = io.BytesIO()
-        torch.save(value, file)
-        return file.getvalue()
-    if isinstance(value, TensorResponse):
-        return value.encode()
+    return encode(value, nan)[1]
+
+
+def encode(value: Any, nan: str = NULL) -> tuple[Buffer, Buffer]:
+    """The header block that the value's type calls for, and the body as in `encode_body`."""
+    kind = type(value)
+    if kind is str:
+        return b"", value.encode()
+    if kind is not dict and kind is not list:  # which most answers are
+        if isinstance(value, (bytes, bytearray)):  # a tuple takes half the time of a union
+            return b"", value
+        if isinstance(value, str):
+            return JSON_HEADER if kind is JsonText else b"", value.encode()
+        torch = sys.modules.get("torch")  # a handler that returns a tensor has imported it
+        if torch is not None and isinstance(value, torch.Tensor):
+            file = io.BytesIO()
+            torch.save(value, file)
+            return b"", file.getvalue()
+        if isinstance(value, TensorResponse):
+            return b"", value.encode(nan)
     try:
-        return to_json(value).encode()
+        return JSON_HEADER, to_json(value, nan).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise PredictionFailed(
             f"Unsupported model output data type. The handler returned {_named(value)}, "
@@ -54,38 +58,30 @@ def encode_body(value: Any) -> Buffer:
         ) from error
 
 
-def to_json(value: Any) -> str:
-    """`json.dumps(value, indent=2)`, which is TorchServe's form. A list or dict of plain values, which most answers are, takes a third
-    of the time: Python's fast encoder does not indent, but writes a given separator between the values.
-    """
-    kind = type(value)
-    if value and (kind is list or kind is dict) and _PLAIN.issuperset(map(type, value.values() if kind is dict else value)):
-        text = _encode_flat(value)
-        return f"{text[0]}\n  {text[1:-1]}\n{text[-1]}"
-    return json.dumps(value, indent=2)
-
-
-def encode_answers(results: list[Any], context: Context, limit: int) -> list[Answer]:
-    """A result that cannot be encoded fails alone: its neighbours in the batch are answered."""
-    processors = context.processors
+def encode_answers(results: list[Any], context: Context, limit: int, error_status: int = 500) -> list[Answer]:
+    """A result that cannot be encoded fails alone, with `error_status`: its neighbours in the batch are answered."""
+    processors, nan = context.processors, context.json_nan
     answers: list[Answer] = []
     for idx, value in enumerate(results):
         try:
-            body = encode_body(value)
+            headers, body = encode(value, nan)
             if len(body) > limit:
                 raise PredictionFailed(
                     f"The answer has {len(body)} bytes, but max_response_size is {limit}. Raise it, or return a smaller answer."
                 )
             processor = processors.get(idx)
             if processor is None:
-                answers.append((200, b"", body))
+                answers.append((200, headers, body))
             else:
-                answers.append((_status_of(processor), processor.header_block(), body))
+                own = processor.header_block()
+                if headers and processor.get_response_header("content-type") is None:
+                    own += headers
+                answers.append((_status_of(processor), own, body))
         except PredictionFailed as error:
-            answers.append(failure(error))
+            answers.append(failure(error, error_status))
         except Exception as error:  # the boundary to a user's values, whose own methods write them as JSON or pickle them
             logger.error("the answer of request %s cannot be sent", context.get_request_id(idx), exc_info=error)
-            answers.append(failure(error))
+            answers.append(failure(error, error_status))
     return answers
 
 
@@ -111,24 +107,31 @@ def mismatch(results: Any, expected: int, handler: str) -> PredictionFailed | No
     return None
 
 
-def failure(error: BaseException) -> Answer:
-    """The part of an exception that a client gets."""
+def failure(error: BaseException, error_status: int = 500) -> Answer:
+    """The part of an exception that a client gets. `error_status`: of what is the handler's fault."""
     if isinstance(error, PredictionException):
         code = error.error_code if isinstance(error.error_code, int) and 400 <= error.error_code <= 599 else 500
-        return (code, JSON_HEADER, error_body(code, TsxError.type, str(error.message)))
+        kind = BadRequest.type if code == 400 and isinstance(error, BadRows | InvalidInput) else TsxError.type
+        return (code, JSON_HEADER, error_body(code, kind, str(error.message)))
     if isinstance(error, TsxError):
         known = error
     elif is_out_of_resources(error):
         known = OutOfResources(f"Out of resources: {in_words(error)}")
     else:
         known = PredictionFailed(f"Prediction failed: {in_words(error)}")
-    return (known.status, JSON_HEADER, error_body(known.status, known.type, known.message))
+    code = error_status if isinstance(known, PredictionFailed) else known.status
+    return (code, JSON_HEADER, error_body(code, known.type, known.message))
 
 
 def is_out_of_resources(error: BaseException) -> bool:
     return (
         isinstance(error, MemoryError) or is_out_of_device_memory(error) or (isinstance(error, RuntimeError) and "CUDA" in text_of(error))
     )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of the machine or of a device."""
+    return isinstance(error, MemoryError) or is_out_of_device_memory(error) or "can't allocate memory" in text_of(error)  # torch's words
 
 
 def is_out_of_device_memory(error: BaseException) -> bool:
@@ -154,4 +157,4 @@ def _named(value: Any) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-GONE = failure(PredictionFailed("The request was cancelled before it was answered; send it again."))  # mostly its client has disconnected
+GONE = failure(Unavailable("The request was cancelled before it was answered; send it again."))  # mostly its client has disconnected

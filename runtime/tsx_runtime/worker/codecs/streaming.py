@@ -26,4 +26,4 @@ def send_intermediate_predict_response(
         if context.get_request_id(idx) != request_id:  # a thread that outlived its batch would write into another client's answer
             context.drop_late(request_id)
             continue
-        context.send_piece(idx, encode_body(value))
+        context.send_piece(idx, encode_body(value, context.json_nan))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tsx_runtime.errors import BadRequest, PredictionFailed
 from tsx_runtime.wire import TENSORS_HEAD
+from tsx_runtime.worker.codecs.json_text import NULL, to_compact_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,7 +65,7 @@ class Tensors(dict[str, Any]):
 def output_request_of_json(request: dict[str, Any]) -> OutputRequest | None:
     """For a request that is entirely JSON and asks for an answer in bytes; None where it does not, and is not checked further."""
     try:
-        wanted = _output_request(request)
+        wanted = parse_output_request(request)
     except BadRequest:
         return None
     return wanted if wanted.binary or any(binary for _, binary in wanted.outputs) else None
@@ -88,7 +89,7 @@ def read(length: str, body: bytearray) -> tuple[dict[str, Any], OutputRequest]:
         at = _read_input(tensor, rest, at)
     if at != len(rest):
         raise BadRequest(f"{len(rest)} bytes follow the JSON, but the {SIZE} of its inputs add up to {at}.")
-    return Tensors(request), _output_request(request)
+    return Tensors(request), parse_output_request(request)
 
 
 def _read_input(tensor: Any, rest: memoryview, at: int) -> int:
@@ -171,19 +172,19 @@ class TensorResponse:
         self._context = context
         self._version = version
 
-    def encode(self) -> bytes:
+    def encode(self, nan: str = NULL) -> bytes:
         """The body; its headers are set on the way. Raises PredictionFailed."""
         context, wanted = self._context, self._output_request
         if context.get_response_status(self._idx)[0] >= 400:  # the handler's own words about what is wrong
             return self._value if isinstance(self._value, bytes) else str(self._value).encode()
-        response = as_response(self._value, wanted)
+        response = as_response(self._value, wanted, nan)
         head = {"model_name": context.model_name, "model_version": self._version, "id": wanted.id or "", **response}
         if not head["id"]:
             del head["id"]
         binary = dict(wanted.outputs)
         raw: list[bytes] = []
         head["outputs"] = [_written(output, binary.get(output["name"], wanted.binary), raw) for output in response["outputs"]]
-        text = json.dumps(head).encode()
+        text = to_compact_json(head, nan).encode()
         if not raw:
             context.set_response_content_type(self._idx, "application/json")
             return text
@@ -192,10 +193,10 @@ class TensorResponse:
         return b"".join([text, *raw])
 
 
-def as_response(value: Any, wanted: OutputRequest) -> dict[str, Any]:
+def as_response(value: Any, wanted: OutputRequest, nan: str = NULL) -> dict[str, Any]:
     """The protocol's response, with an array (of BYTES a list of bytes) in each `data`; of the outputs those that were asked for."""
     own = _own_response(value)
-    outputs = [_as_output(output) for output in own["outputs"]] if own else _outputs_of(value, wanted)
+    outputs = [_as_output(output) for output in own["outputs"]] if own else _outputs_of(value, wanted, nan)
     if wanted.outputs:
         by_name = {output["name"]: output for output in outputs}
         missing = [name for name, _ in wanted.outputs if name not in by_name]
@@ -235,17 +236,17 @@ def _as_output(output: dict[str, Any]) -> dict[str, Any]:
     return {**output, "data": values}
 
 
-def _outputs_of(value: Any, wanted: OutputRequest) -> list[dict[str, Any]]:
+def _outputs_of(value: Any, wanted: OutputRequest, nan: str) -> list[dict[str, Any]]:
     """Any other value: one tensor, or one an entry of a dict of arrays. One alone has the name that was asked for."""
     if isinstance(value, dict) and value and all(_is_array(entry) for entry in value.values()):
-        return [_output(str(name), entry) for name, entry in value.items()]
-    return [_output(wanted.outputs[0][0] if len(wanted.outputs) == 1 else OUTPUT, value)]
+        return [_output(str(name), entry, nan) for name, entry in value.items()]
+    return [_output(wanted.outputs[0][0] if len(wanted.outputs) == 1 else OUTPUT, value, nan)]
 
 
-def _output(name: str, value: Any) -> dict[str, Any]:
+def _output(name: str, value: Any, nan: str) -> dict[str, Any]:
     array = _as_array(value)
     if array is None:
-        text = value if isinstance(value, bytes | bytearray) else value.encode() if isinstance(value, str) else _json(value)
+        text = value if isinstance(value, bytes | bytearray) else value.encode() if isinstance(value, str) else _json(value, nan)
         return {"name": name, "datatype": "BYTES", "shape": [1], "data": [bytes(text)]}
     if array.dtype.kind == "U":
         return {"name": name, "datatype": "BYTES", "shape": list(array.shape), "data": [text.encode() for text in array.ravel().tolist()]}
@@ -297,7 +298,7 @@ def _bytes_of(datatype: str, data: Any) -> bytes:
     return bytes(data.astype(DTYPES[datatype], copy=False).tobytes())
 
 
-def _output_request(request: dict[str, Any]) -> OutputRequest:
+def parse_output_request(request: dict[str, Any]) -> OutputRequest:
     try:
         parameters = request.get("parameters") or {}
         binary = parameters.get("binary_data_output") is True
@@ -328,9 +329,9 @@ def _to_bytes(value: Any) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
-def _json(value: Any) -> bytes:
+def _json(value: Any, nan: str) -> bytes:
     try:
-        return json.dumps(value).encode()
+        return to_compact_json(value, nan).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise PredictionFailed(f"The handler returned a value that is neither a tensor nor JSON: {error}") from error
 

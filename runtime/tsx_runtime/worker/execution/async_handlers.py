@@ -21,6 +21,7 @@ from tsx_runtime.worker.channel import FrameSocket
 from tsx_runtime.worker.codecs.responses import GONE, Answer, encode_answers, failure, is_device_lost, mismatch
 from tsx_runtime.worker.codecs.v2_binary import tensor_responses
 from tsx_runtime.worker.diagnostics import printing
+from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import Outcome, Pieces, ServedModel, read_requests
 from tsx_runtime.worker.execution.continuous import with_metrics
@@ -93,11 +94,11 @@ class ConcurrentRequests:
         except asyncio.CancelledError:  # by the front end, or by a library of the handler's
             raise
         except BaseException as error:  # the boundary to a user's code: even SystemExit must not end the worker unanswered
-            logger.error("the handler failed for the request %s", _id_of(items), exc_info=error)
+            _log(error, items)
             if is_device_lost(error):
                 logger.error("the device no longer responds to this process, so the worker exits")
                 self._end(None)
-            return failure(error)
+            return failure(error, self._model.error_status)
 
     def _reply(self, batch: int, began: float, laps: Laps, task: asyncio.Task[Answer]) -> None:
         """Runs also for a task that was cancelled before it started, which `_answer` never saw."""
@@ -130,9 +131,9 @@ def answer(model: ServedModel, items: Sequence[Item]) -> Outcome:
         try:
             return await _answer_of(model, [item], lambda *piece: None)
         except Exception as error:  # the boundary to a user's code
-            logger.error("the handler failed for the request %s", _id_of([item]), exc_info=error)
+            _log(error, [item])
             lost = lost or is_device_lost(error)
-            return failure(error)
+            return failure(error, model.error_status)
 
     async def run() -> list[Answer]:
         return await asyncio.gather(*map(one, items))
@@ -160,8 +161,9 @@ async def _answer_of(model: ServedModel, items: Sequence[Item], send: SendPiece)
         raise problem
     if requests.parts:
         result = tensor_responses(result, requests.parts, context, model.version, pieces.begun)
-    return encode_answers(result, context, model.max_response_size)[0]
+    return encode_answers(result, context, model.max_response_size, model.error_status)[0]
 
 
-def _id_of(items: Sequence[Item]) -> str:
-    return str(items[0][1], "latin-1").partition("\r\n")[0]
+def _log(error: BaseException, items: Sequence[Item]) -> None:
+    if not isinstance(error, InvalidInput):
+        logger.error("the handler failed for the request %s", str(items[0][1], "latin-1").partition("\r\n")[0], exc_info=error)

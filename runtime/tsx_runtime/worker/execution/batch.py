@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from tsx_runtime.errors import BadRequest, error_body
-from tsx_runtime.wire import Buffer, Item
+from tsx_runtime.errors import BadRequest, PredictionFailed, error_body
+from tsx_runtime.wire import JSON_HEADER, Buffer, Item
 from tsx_runtime.worker.codecs.requests import read_row
 from tsx_runtime.worker.codecs.responses import (
     GONE,
-    JSON_HEADER,
     Answer,
     encode_answers,
     failure,
@@ -25,7 +24,7 @@ from tsx_runtime.worker.codecs.responses import (
 )
 from tsx_runtime.worker.codecs.v2_binary import OutputRequest, as_row, tensor_responses
 from tsx_runtime.worker.diagnostics.tracebacks import format_error
-from tsx_runtime.worker.exceptions import BadRows, ClientsGone, PredictionException, in_words
+from tsx_runtime.worker.exceptions import BadRows, ClientsGone, InvalidInput, in_words
 from tsx_runtime.worker.execution.recovery import Ceiling, Place, Search, place_of
 from tsx_runtime.worker.execution.step_times import Laps
 from tsx_runtime.worker.execution.thread_tuning import ThreadTuning
@@ -58,6 +57,7 @@ class ServedModel(NamedTuple):
     version: str = ""
     enveloped: bool = False  # an envelope reads the protocol of a request's body; else its tensors are the row
     mode: str = "batch"  # as in the load order
+    error_status: int = 500  # of what is the handler's fault
     stops: bool = False  # whether a streaming handler is stopped once all clients of its batch have disconnected
     threads: ThreadTuning | None = None  # None: their number stays as it is
     has_steps: bool = True  # whose time is measured (`step_times.watch`)
@@ -118,7 +118,7 @@ class Pieces:
 def check_piece(body: Buffer, limit: int) -> None:
     if len(body) > limit:
         text = f"A part of the answer has {len(body)} bytes, but max_response_size is {limit}. Raise it, or send smaller parts."
-        raise PredictionException(text, 503)
+        raise PredictionFailed(text)
 
 
 def answer_batch(
@@ -156,7 +156,7 @@ def read_requests(items: Sequence[Item], positions: Iterable[int], model: Served
             continue
         except Exception as error:  # the request's boundary: no request may end the worker
             logger.error("the request %s cannot be read", text.partition("\r\n")[0], exc_info=error)
-            refused[position] = failure(error)
+            refused[position] = failure(error, model.error_status)
             continue
         kept.append(position)
         metas.append(text)
@@ -228,11 +228,13 @@ class _Batch:
         problem = mismatch(results, len(requests.rows), model.entry.name)
         if problem is not None:
             logger.error("%s", problem)
-            self.answers.update(dict.fromkeys(requests.positions, failure(problem)))
-            return _Failure(failure(problem), place_of(problem), "", "")
+            answer = failure(problem, model.error_status)
+            self.answers.update(dict.fromkeys(requests.positions, answer))
+            return _Failure(answer, place_of(problem), "", "")
         if requests.parts:
             results = tensor_responses(results, requests.parts, context, model.version, pieces.begun)
-        self.answers.update(zip(requests.positions, encode_answers(results, context, model.max_response_size), strict=True))
+        answers = encode_answers(results, context, model.max_response_size, model.error_status)
+        self.answers.update(zip(requests.positions, answers, strict=True))
         if model.ceiling.size is not None and model.ceiling.fitted(len(requests.rows)):
             tell_ceiling(model)
         return None
@@ -245,11 +247,14 @@ class _Batch:
             self.answers.update({position: GONE for position in range(len(self._items)) if position not in self.answers})
             self.over = True
             return _Failure(GONE, place_of(error), "", "")
-        answer, place, words = failure(error), place_of(error), in_words(error)
+        answer, place, words = failure(error, model.error_status), place_of(error), in_words(error)
         if isinstance(error, BadRows) and self._refuse(error, positions):
             self.answers.update({positions[idx]: answer for idx in begun if idx not in error.faults})
             left = [position for idx, position in enumerate(positions) if idx not in error.faults and idx not in begun]
             return _Failure(answer, place, words, "", left=left, named=True)
+        if isinstance(error, InvalidInput) and (len(positions) == 1 or not model.retry):
+            self.answers.update(dict.fromkeys(positions, answer))
+            return _Failure(answer, place._replace(line=-positions[0]), words, "")  # unlike any other: it says nothing of the handler
         memory = is_out_of_device_memory(error)
         self.lost = self.lost or is_device_lost(error)
         left = [position for idx, position in enumerate(positions) if idx not in begun] if len(positions) > 1 and model.retry else []
@@ -257,7 +262,7 @@ class _Batch:
             left = []
         if memory and len(positions) > 1:
             note_out_of_memory(model, len(positions), bool(left))
-        elif left:
+        elif left and not isinstance(error, InvalidInput):
             logger.warning(
                 "the handler failed for a batch of %d requests; %d of them are retried separately: %s", len(positions), len(left), words
             )

@@ -18,6 +18,7 @@ from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
 from tsx_runtime.worker.channel import FrameSocket, OutFrame
 from tsx_runtime.worker.codecs.responses import GONE, NEXT, Answer, encode_answers, failure, is_device_lost, mismatch, streamed_headers
+from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import Outcome, ServedModel, check_piece, read_requests
 from tsx_runtime.worker.execution.continuous_members import Membership
@@ -113,7 +114,7 @@ class ContinuousBatch:
 
     def _on_success(self, members: list[BatchMember], results: list[Any]) -> None:
         context = self._model.context
-        answers = encode_answers(results, context, self._model.max_response_size)
+        answers = encode_answers(results, context, self._model.max_response_size, self._model.error_status)
         frames: list[OutFrame] = []
         over: list[BatchMember] = []
         for idx, (member, value, answer) in enumerate(zip(members, results, answers, strict=True)):
@@ -136,8 +137,11 @@ class ContinuousBatch:
             last = _is_last(context, idx, value)
         except Exception as error:  # the boundary to a user's stopping criteria
             logger.error("the stopping criteria of request %s failed", context.get_request_id(idx), exc_info=error)
-            return failure(error)
-        return answer if last else (MORE, answer[1], answer[2])
+            return failure(error, self._model.error_status)
+        if last:
+            return answer
+        processor = context.processors.get(idx)  # what the encoder adds to its headers belongs to a whole answer
+        return MORE, b"" if processor is None else processor.header_block(), answer[2]
 
     def _on_failure(self, members: list[BatchMember], error: BaseException) -> None:
         self.lost = is_device_lost(error)
@@ -149,10 +153,10 @@ class ContinuousBatch:
             del self._by_batch[member.batch]
         if len(failed) < len(members) and not failed:
             logger.warning("the handler failed for a batch of %d requests; the newest ones are retried separately: %r", len(members), error)
-        else:
+        elif not isinstance(error, InvalidInput):
             ids = ", ".join(member.meta.partition("\r\n")[0] for member in failed)
             logger.error("the handler failed for the requests %s", ids, exc_info=error)
-        self._send([self._reply(member, failure(error)) for member in failed])
+        self._send([self._reply(member, failure(error, self._model.error_status)) for member in failed])
 
     def _reply(self, member: BatchMember, answer: Answer) -> OutFrame:
         return (Kind.REPLY, member.batch, [answer], self._spent.since(member.came, member.before))

@@ -147,7 +147,7 @@ def test_a_handler_that_streams_is_measured_too(model: Write) -> None:
     ("source", "config", "variant", "said"),
     [
         ("raise RuntimeError('no weights here')", {}, HERE, "no weights here"),
-        ("def handle(data, context):\n    return data and data[3]\n", {}, HERE, "a batch of 1 was answered 503: .*list index out of range"),
+        ("def handle(data, context):\n    return data and data[3]\n", {}, HERE, "a batch of 1 was answered 500: .*list index out of range"),
         ("def handle(data, context):\n    return data\n", {}, Configuration(precision="bf16"), "its handler ignores `precision`: see"),
         (TELLING.replace('"cpu"', '"cuda:0"'), {}, HERE, "runs on cuda:0, not on cpu"),
         (

@@ -8,7 +8,7 @@ from tsx_archiver import parse_model_config
 from tsx_runtime.core.models.plan import RegisterOrder, plan, with_own_settings
 from tsx_runtime.core.placement.devices import count_visible, cpu_count
 from tsx_runtime.core.traffic.routing import choose
-from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound
+from tsx_runtime.errors import BadRequest, ModelVersionNotFound
 from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.torchserve import VersionSettings
 
@@ -85,8 +85,6 @@ def test_the_default_version_answers_unless_one_is_asked_for():
     assert choose("m", versions, "1.0", "2.0") == "two"
     with pytest.raises(ModelVersionNotFound, match=r"Model version: 3\.0 does not exist for model: m"):
         choose("m", versions, "1.0", "3.0")
-    with pytest.raises(ModelNotFound, match="Model not found: m"):
-        choose("m", None, "", None)
 
 
 def test_what_a_config_properties_says_of_a_version_stands_below_the_archive_and_above_the_defaults():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from urllib.parse import urlsplit
@@ -20,6 +21,18 @@ def status_of(response):
     assert response.text == json.dumps(body, indent=2) + "\n"
     assert list(body) == ["status"]
     return body["status"]
+
+
+def test_options_describe_all_that_manages_one_model(server):
+    document = server.management.options("/models/talker").json()
+    paths = document["paths"]
+    assert {"/models/talker", "/models/talker/{version}", "/models/talker/{version}/set-default", "/models/talker/traffic"} <= paths.keys()
+    assert paths["/models/talker"].keys() == {"get", "put", "delete"}
+    named = {one["name"] for one in paths["/models/talker"]["put"]["parameters"]}
+    assert {"min_worker", "max_worker", "synchronous", "number_gpu", "timeout", "model_version", "batch_size"} <= named
+    assert [one["name"] for one in paths["/models/talker/{version}/set-default"]["put"]["parameters"]] == ["version"]
+    referred = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
+    assert referred == document["components"]["schemas"].keys()
 
 
 # Registering
@@ -80,11 +93,10 @@ def test_the_url_is_required(empty, error_of):
     ("name", "value"),
     [
         ("batch_size", "many"),
-        ("batch_size", "0"),
+        ("batch_size", "-1"),
         ("initial_workers", "-1"),
         ("initial_workers", "1.5"),
         ("synchronous", "maybe"),
-        ("max_batch_delay", ""),
     ],
 )
 def test_a_parameter_that_cannot_be_used_is_named_with_its_value(empty, name, value, error_of):
@@ -180,12 +192,94 @@ def test_a_version_is_registered_once(empty, error_of):
     assert error_of(answer) == ("ConflictStatusException", "Model version 1.0 is already registered for model talker")
 
 
+def test_an_archive_decides_on_its_number_of_workers_before_the_registration(empty):
+    """As TorchServe does; a replacement keeps to what its client asks for."""
+    config = "minWorkers: 1\nmaxWorkers: 2\n"
+    for version in ("1.0", "2.0"):
+        empty.write_mar(
+            f"decided-{version}.mar", handler=NO_MEMORY.replace("raise {error}", "pass"), config=config, name="decided", version=version
+        )
+    answer = empty.management.post("/models", params={"url": "decided-1.0.mar", "initial_workers": 0})
+    assert status_of(answer) == 'Model "decided" Version: 1.0 registered with 1 initial workers'
+    (described,) = empty.management.get("/models/decided").json()
+    assert (described["minWorkers"], described["maxWorkers"], len(described["workers"])) == (1, 2, 1)
+    empty.management.post("/models", params={"url": "decided-2.0.mar", "initial_workers": 0, "replace": "true"})
+    (described,) = empty.management.get("/models/decided").json()
+    assert (described["modelVersion"], described["minWorkers"]) == ("2.0", 0)
+
+
+def test_empty_parameters_count_as_not_given(empty, error_of):
+    names = ("model_name", "runtime", "handler", "batch_size", "max_batch_delay", "initial_workers", "synchronous", "response_timeout")
+    query = "&".join(f"{name}=" for name in names)
+    answer = empty.management.post(f"/models?url=talker.mar&{query}&startup_timeout")
+    assert status_of(answer).startswith('Model "talker" Version: 1.0 registered with')
+    assert empty.management.get("/models?limit=&next_page_token=").json()["models"] == [{"modelName": "talker", "modelUrl": "talker.mar"}]
+    assert empty.management.get("/models/talker?customized=").status_code == 200
+    answer = empty.management.put("/models/talker?min_worker=&max_worker=&model_version=&synchronous=true&number_gpu=")
+    assert (answer.status_code, status_of(answer)) == (200, "Workers scaled to 1 for model: talker")
+    assert error_of(empty.management.post("/models?url="))[1] == "Parameter url is required."
+
+
+def test_a_batch_size_of_zero_is_one(empty):
+    empty.management.post("/models", params={"url": "talker.mar", "initial_workers": 1, "batch_size": 0})
+    assert empty.management.get("/models/talker").json()[0]["batchSize"] == 0  # as TorchServe describes it
+    assert [empty.inference.post("/predictions/talker").status_code for _ in range(2)] == [200, 200]
+
+
+def test_with_no_time_to_answer_every_request_fails_until_there_is_some(empty, error_of):
+    empty.management.post("/models", params={"url": "talker.mar", "initial_workers": 1, "response_timeout": 0})
+    answer = empty.inference.post("/predictions/talker")
+    assert answer.status_code == 500
+    assert error_of(answer)[1].startswith("Worker died. ")
+    assert empty.management.get("/models/talker").json()[0]["workerRestarts"] == 0
+    assert empty.management.put("/models/talker", params={"response_timeout": 60}).status_code == 200
+    assert empty.inference.post("/predictions/talker").status_code == 200
+
+
+def test_with_no_time_to_load_a_model_is_not_registered(empty, error_of):
+    answer = empty.management.post("/models", params={"url": "talker.mar", "initial_workers": 1, "startup_timeout": 0})
+    assert answer.status_code == 500
+    assert error_of(answer)[1].startswith("Failed to start workers for model talker version: 1.0. the model was not loaded within 0 s")
+    assert empty.management.get("/models/talker").status_code == 404
+
+
+def test_with_no_time_to_unregister_a_model_is_gone_once_its_workers_are(start_server, error_of):
+    with start_server(unregister_model_timeout=0) as server:
+        server.register("talker.mar", initial_workers=1)
+        answer = server.management.delete("/models/talker")
+        assert (answer.status_code, error_of(answer)) == (408, ("RequestTimeoutException", "Timed out while cleaning resources: talker"))
+        assert server.management.get("/models/talker").json()[0]["minWorkers"] == 0
+        assert server.management.delete("/models/talker").status_code == 200
+
+
+NO_MEMORY = """
+class Model:
+    def initialize(self, context):
+        raise {error}
+
+    def handle(self, data, context):
+        return data
+"""
+
+
+@pytest.mark.parametrize("error", ["MemoryError('all gone')", 'RuntimeError("DefaultCPUAllocator: can\'t allocate memory")'])
+def test_a_model_for_which_there_is_no_memory_is_507(empty, error_of, error):
+    empty.write_mar("large.mar", handler=NO_MEMORY.format(error=error))
+    answer = empty.management.post("/models", params={"url": "large.mar", "initial_workers": 1})
+    assert answer.status_code == 507
+    kind, message = error_of(answer)
+    assert (kind, message.startswith("Failed to start workers for model large version: 1.0. ")) == ("InternalServerException", True)
+    empty.management.post("/models", params={"url": "large.mar", "initial_workers": 0})
+    answer = empty.management.put("/models/large", params={"min_worker": 1, "synchronous": "true"})
+    assert (answer.status_code, error_of(answer)[1].partition(". ")[0]) == (507, "Failed to start workers for model large version: null")
+
+
 def test_a_model_that_does_not_load_answers_with_its_traceback(empty, error_of):
     answer = empty.management.post("/models", params={"url": "broken.mar", "initial_workers": 1})
     assert answer.status_code == 500
     kind, message = error_of(answer)
     assert kind == "InternalServerException"
-    assert message.startswith("Failed to start workers for model broken")
+    assert message.startswith("Failed to start workers for model broken version: 1.0. ")
     assert "ModuleNotFoundError: No module named 'no_such_module_anywhere'" in message
     assert "handler.py" in message
     assert empty.management.get("/models/broken").status_code == 404
@@ -368,7 +462,7 @@ def test_a_verb_that_a_route_does_not_take_is_named_so(server, verb, path, error
     assert answer.headers["allow"]
 
 
-@pytest.mark.parametrize("path", ["/", "/nothing", "/models/talker/1.0/what", "/predictions/talker", "/ping", "/metrics", "/docs"])
+@pytest.mark.parametrize("path", ["/nothing", "/models/talker/1.0/what", "/predictions/talker", "/ping", "/metrics", "/docs"])
 def test_an_unknown_route_is_not_found(server, path, error_of):
     answer = server.management.get(path)
     assert answer.status_code in (404, 405)
@@ -392,7 +486,7 @@ def test_a_handler_may_describe_itself_in_words_or_fail(empty, error_of):
     empty.register("silent.mar", initial_workers=1)
     assert empty.management.get("/models/wordy", params={"customized": "true"}).json()[0]["customizedMetadata"] == "a plain text"
     answer = empty.management.get("/models/silent", params={"customized": "true"})
-    assert answer.status_code == 503
+    assert answer.status_code == 500
     assert error_of(answer)[1].startswith('The handler of model "silent" could not describe it: Prediction failed')
 
 
@@ -462,7 +556,7 @@ def test_limits_and_workers_change_together(empty):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"batch_size": 0}, "Parameter batch_size is '0'"),
+        ({"batch_size": -1}, "Parameter batch_size is '-1'"),
         ({"job_queue_size": "many"}, "Parameter job_queue_size is 'many'"),
         ({"overload_status": 500}, "Parameter overload_status is '500'"),
         ({"batchsize": 4}, "Parameter batchsize is not known; did you mean 'batch_size'?"),

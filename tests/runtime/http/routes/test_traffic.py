@@ -273,7 +273,7 @@ def test_streams_and_failures_tell_their_version_too(routed: RunningServer, lane
     stream = routed.ask(lane=lane, x_do="stream")
     assert (stream.text, stream.headers[TOLD]) == ("abc", "2.0")
     failed = routed.ask(lane=lane, x_do="raise")
-    assert (failed.status_code, failed.headers[TOLD]) == (503, "2.0")
+    assert (failed.status_code, failed.headers[TOLD]) == (500, "2.0")
     own = routed.ask(lane=lane, x_do="headers")
     assert (own.text, own.headers["x-own"], own.headers[TOLD]) == ("a,b", "1", "2.0")
 

@@ -46,7 +46,7 @@ def test_each_answer_has_one_line(reported):
     assert sorted((match[1], int(match[2])) for match in parsed) == sorted(
         [
             ("POST /predictions/talker?a=b&token=*** HTTP/1.1", 200),
-            ("POST /predictions/talker HTTP/1.1", 503),
+            ("POST /predictions/talker HTTP/1.1", 500),
             ("POST /predictions/talker HTTP/1.1", 200),
             ("POST /predictions/talker HTTP/1.1", 207),
             ("POST /predictions/nobody HTTP/1.1", 404),

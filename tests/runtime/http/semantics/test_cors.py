@@ -29,7 +29,7 @@ def open_server(start_server):
     ("path", "headers", "status"),
     [
         ("/predictions/talker", {}, 200),
-        ("/predictions/talker", {"x-do": "raise"}, 503),
+        ("/predictions/talker", {"x-do": "raise"}, 500),
         ("/predictions/talker", {"x-do": "stream"}, 200),
         ("/predictions/talker", {"expect": "100-continue"}, 200),  # by the other lane
         ("/predictions/talker/2.0", {}, 404),

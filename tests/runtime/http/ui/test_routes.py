@@ -220,7 +220,7 @@ def test_a_prediction_by_the_management_address_is_the_one_of_the_inference_addr
         assert mine["headers"]["X-Mine"] == "yes"
         assert mine["headers"].keys() == theirs["headers"].keys()
     assert server.management.post("/ui/api/predict/nothing").status_code == 404
-    assert server.management.post("/ui/api/predict/talker", headers={"x-do": "raise"}).status_code == 503
+    assert server.management.post("/ui/api/predict/talker", headers={"x-do": "raise"}).status_code == 500
     assert server.management.post("/ui/api/predict/talker", headers={"x-do": "stream"}).text == "abc"
 
 
@@ -282,7 +282,7 @@ def test_errors_of_handlers_are_reported_with_their_traceback(empty: Any, until:
     empty.register("talker.mar", initial_workers=1)
     assert empty.management.get("/ui/api/errors/talker").json() == []
     asked = [empty.inference.post("/predictions/talker", headers={"x-do": "raise"}) for _ in range(3)]
-    assert {answer.status_code for answer in asked} == {503}
+    assert {answer.status_code for answer in asked} == {500}
     until(lambda: sum(error["times"] for error in empty.management.get("/ui/api/errors/talker").json()) == 3)
     (error,) = empty.management.get("/ui/api/errors/talker").json()
     assert error["version"] == "1.0"

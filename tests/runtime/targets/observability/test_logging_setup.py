@@ -367,4 +367,4 @@ def test_on_a_console_that_is_no_terminal_what_handlers_print_and_log_is_json_wi
     assert failed["exception"].endswith("ValueError: no such image\n")
     assert ids["bad"] in failed["message"]
     answered = [line for line in reported if line["logger"] == "ACCESS_LOG"]
-    assert {line["request_id"]: line["status"] for line in answered} == {ids["a"]: 200, ids["b"]: 200, ids["bad"]: 503}
+    assert {line["request_id"]: line["status"] for line in answered} == {ids["a"]: 200, ids["b"]: 200, ids["bad"]: 500}

@@ -189,7 +189,7 @@ def test_who_traces_not_is_not_traced(reported: tuple[Collector, dict[str, Any]]
 def test_errors_are_errors_of_the_spans_in_which_they_happened(reported: tuple[Collector, dict[str, Any]]) -> None:
     kept, answers = reported
     spans = {span.name: span for span in kept.trace(trace_id(4))}
-    assert answers["bad"].status_code == 503
+    assert answers["bad"].status_code == 500
     assert spans["POST /predictions/{model}"].is_error
     assert spans["handler"].is_error
     assert not spans["queue"].is_error

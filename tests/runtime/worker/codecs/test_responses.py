@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.errors import PredictionFailed
-from tsx_runtime.worker.codecs.responses import encode_body, failure, is_device_lost, mismatch, to_json
-from tsx_runtime.worker.exceptions import PredictionException
+from tsx_runtime.errors import BadRequest, PredictionFailed
+from tsx_runtime.worker.codecs.json_text import to_compact_json, to_json
+from tsx_runtime.worker.codecs.responses import encode_answers, encode_body, failure, is_device_lost, mismatch
+from tsx_runtime.worker.exceptions import BadRows, InvalidInput, PredictionException
+from tsx_runtime.worker.handler_api.context import Context
 
 
 @pytest.mark.parametrize(
@@ -44,7 +48,7 @@ def circle() -> list[Any]:
     return made
 
 
-@pytest.mark.parametrize(("value", "named"), [(object(), "object"), ({1, 2}, "set"), ({"a": torch.ones(1)}, "dict"), (circle(), "list")])
+@pytest.mark.parametrize(("value", "named"), [(object(), "object"), ({1, 2}, "set"), ({"a": b"raw"}, "dict"), (circle(), "list")])
 def test_what_cannot_be_sent_is_named(value: Any, named: str) -> None:
     with pytest.raises(PredictionFailed, match=rf"^Unsupported model output data type\. The handler returned {named}"):
         encode_body(value)
@@ -53,9 +57,9 @@ def test_what_cannot_be_sent_is_named(value: Any, named: str) -> None:
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [
-        (ValueError("boom"), 503, "Prediction failed: ValueError: boom"),
-        (KeyError(), 503, "Prediction failed: KeyError"),
-        (SystemExit(3), 503, "Prediction failed: SystemExit: 3"),
+        (ValueError("boom"), 500, "Prediction failed: ValueError: boom"),
+        (KeyError(), 500, "Prediction failed: KeyError"),
+        (SystemExit(3), 500, "Prediction failed: SystemExit: 3"),
         (MemoryError(), 507, "Out of resources: MemoryError"),
         (RuntimeError("CUDA out of memory. Tried"), 507, "Out of resources: RuntimeError: CUDA out of memory. Tried"),
         (PredictionException("no such user", 404), 404, "no such user"),
@@ -89,7 +93,79 @@ nested = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(key
 
 @given(st.lists(plain) | st.dictionaries(keys, plain) | nested)
 def test_the_short_way_to_json_gives_what_the_long_one_does(value: Any) -> None:
-    assert to_json(value) == json.dumps(value, indent=2)
+    assert to_json(value, "literal") == json.dumps(value, indent=2)
+
+
+@given(nested, st.sampled_from(["null", "string"]))
+def test_no_answer_is_json_that_only_python_reads(value: Any, nan: str) -> None:
+    for text in (to_json(value, nan), to_compact_json(value, nan)):
+        json.loads(text, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("nan", "written"),
+    [("null", [0.5, None, None, None]), ("string", [0.5, "NaN", "Infinity", "-Infinity"]), ("literal", "[0.5, NaN, Infinity, -Infinity]")],
+)
+def test_nan_and_infinities_are_what_the_setting_says(nan: str, written: object) -> None:
+    values = [0.5, math.nan, math.inf, -math.inf]
+    for value in (
+        values,
+        {"deep": [values]},
+        numpy.array(values, "float32"),
+        {"a": torch.tensor(values)},
+        [numpy.float32(each) for each in values],
+    ):
+        text = to_compact_json(value, nan)
+        assert (written if isinstance(written, str) else json.dumps(written)) in text
+        assert json.loads(to_json(value, nan), parse_constant=str) == json.loads(text, parse_constant=str)
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (numpy.float32(0.5), 0.5),
+        ([numpy.int64(3), numpy.bool_(True), numpy.float64(0.1)], [3, True, 0.1]),
+        ({numpy.int64(3): {"score": numpy.float16(0.5)}}, {"3": {"score": 0.5}}),
+        (numpy.eye(2), [[1.0, 0.0], [0.0, 1.0]]),
+        ({"scores": torch.tensor([1, 2]), "one": torch.tensor(0.5)}, {"scores": [1, 2], "one": 0.5}),
+    ],
+)
+def test_numbers_of_numpy_and_torch_are_numbers(value: Any, plain: Any) -> None:
+    assert to_json(value) == json.dumps(plain, indent=2)
+    assert to_compact_json(value) == json.dumps(plain)
+
+
+def test_json_is_labelled_unless_the_handler_labels_it() -> None:
+    context = Context("m", "/m", {}, 1, None, "1")
+    context.begin(["a\r\n\r\n"] * 5)
+    context.set_response_content_type(1, "application/problem+json")
+    context.set_response_header(2, "X-Mine", "1")
+    answers = encode_answers([{"a": 1}, {"a": 1}, [1], "text", b"bytes"], context, 1000)
+    assert [bytes(headers).decode().replace("\r\n", ";") for _, headers, _ in answers] == [
+        "content-type: application/json;",
+        "content-type: application/problem+json;",
+        "X-Mine: 1;content-type: application/json;",
+        "",
+        "",
+    ]
+
+
+def test_what_is_the_handlers_fault_has_the_status_of_the_setting() -> None:
+    context = Context("m", "/m", {}, 1, None, "1")
+    context.begin(["a\r\n\r\n"])
+    assert encode_answers([{1, 2}], context, 1000, 503)[0][0] == 503
+    assert [failure(error, 503)[0] for error in (ValueError(), PredictionFailed("x"), MemoryError(), BadRequest("x"))] == [
+        503,
+        503,
+        507,
+        400,
+    ]
+
+
+@pytest.mark.parametrize("error", [InvalidInput("no such city"), BadRows({0: "no such city"})])
+def test_an_invalid_input_is_the_clients_error(error: Exception) -> None:
+    code, _, body = failure(error, 503)
+    assert (code, json.loads(bytes(body))) == (400, {"code": 400, "type": "BadRequestException", "message": "no such city"})
 
 
 class Mute(RuntimeError):
@@ -99,7 +175,7 @@ class Mute(RuntimeError):
 
 def reported_of(error: BaseException) -> str:
     status, _, body = failure(error)
-    assert status == 503
+    assert status == 500
     return str(json.loads(bytes(body))["message"])
 
 

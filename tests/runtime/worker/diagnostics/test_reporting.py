@@ -24,7 +24,7 @@ def test_tracebacks_and_output_are_reported(start_worker) -> None:
     worker = start_worker(RAISES)
     for _ in range(2):
         (answer,) = worker.ask(b"x")
-        assert answer.status == 503
+        assert answer.status == 500
     worker.sock.shutdown(1)  # it ends, and tells the rest first
     assert worker.receive() is None
     errors = [error for report in worker.reports for error in report["errors"]]

@@ -40,7 +40,7 @@ def test_an_error_of_a_request_quotes_the_handlers_lines_alone(start_worker: Sta
             if data is not None:
                 outside.fall()  # the handler's own line
     """)
-    assert worker.ask(b"")[0].status == 503
+    assert worker.ask(b"")[0].status == 500
     worker.sock.shutdown(1)
     while worker.receive() is not None:
         pass

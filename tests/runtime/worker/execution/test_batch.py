@@ -22,12 +22,12 @@ STATUS = {
     "good": 200,
     "bad row": 400,
     "broken form": 400,
-    "unsendable": 503,
-    "raises when it is sent": 503,
-    "too long": 503,
+    "unsendable": 500,
+    "raises when it is sent": 500,
+    "too long": 500,
     "own status": 218,
-    "no status": 503,
-    "no header": 503,
+    "no status": 500,
+    "no header": 500,
 }
 KINDS = list(STATUS)
 BROKEN_FORM = [(b"content-type", b"multipart/form-data; boundary=x")]
@@ -117,7 +117,7 @@ def test_a_handler_may_empty_the_list_that_it_gets() -> None:
         for context in (Context("m", "/m", {}, 1, None, "1"),)
     ]
     assert [(status, bytes(body)) for status, _, body in answers[0]] == [(200, b"good/0"), (200, b"good/1")]
-    assert [(status, "expect: 2, got: 0" in json.loads(bytes(body))["message"]) for status, _, body in answers[1]] == [(503, True)] * 2
+    assert [(status, "expect: 2, got: 0" in json.loads(bytes(body))["message"]) for status, _, body in answers[1]] == [(500, True)] * 2
 
 
 def test_a_wish_for_an_explanation_is_seen_however_its_header_is_written() -> None:
@@ -147,4 +147,4 @@ def test_a_request_that_cannot_be_read_fails_alone_whatever_reading_it_raises(mo
         LoadedHandler(handler, "handler.py", None), Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 100, Ceiling(), Metrics()
     )
     answers = answer_batch(model, items(["good"] * 3), lambda position, headers, body: None).answers
-    assert [status for status, _, _ in answers] == [200, 503, 200]
+    assert [status for status, _, _ in answers] == [200, 500, 200]

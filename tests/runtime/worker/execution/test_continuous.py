@@ -128,14 +128,14 @@ def test_a_request_that_fails_when_it_joins_fails_alone(worker: Worker) -> None:
     assert done[1][2] == ["went", "went"]
     assert done[2][2] == ["b1 ", "b2 "]
     assert done[4][2] == ["c1 ", "c2 "]
-    assert done[3][0] == 503
+    assert done[3][0] == 500
     assert "no such prompt" in done[3][2][0]
 
 
 def test_a_call_that_fails_without_newcomers_fails_all_and_the_worker_goes_on(worker: Worker) -> None:
     send(worker, "late-raise 3", "b 3")
     done = answers(worker, 2)
-    assert (done[1][0], done[2][0]) == (503, 503)
+    assert (done[1][0], done[2][0]) == (500, 500)
     send(worker, "c", first=3)
     assert answers(worker, 1)[3][0] == 200
 
@@ -180,7 +180,7 @@ def test_a_handler_can_say_by_a_header_that_more_follows(start_worker: StartWork
 def test_a_handler_without_stopping_criteria_answers_with_one_call(start_worker: StartWorker) -> None:
     worker = start_worker("def handle(data, context):\n    return data and [len(data)] * len(data)", mode="continuous")
     send(worker, "a")
-    assert answers(worker, 1) == {1: (200, "", ["1"])}
+    assert answers(worker, 1) == {1: (200, "content-type: application/json\r\n", ["1"])}
     worker.send(Kind.PING, 0)
     assert worker.receive().kind is Kind.PONG
     assert worker.close() == 0
@@ -200,7 +200,7 @@ def test_a_part_that_is_longer_than_an_answer_may_be_fails_its_request(start_wor
     )
     send(worker, "a")
     status, _, parts = answers(worker, 1)[1]
-    assert status == 503
+    assert status == 500
     assert "max_response_size is 100000" in parts[0]
 
 
@@ -209,7 +209,7 @@ def test_stopping_criteria_that_are_none_fail_the_request(start_worker: StartWor
     source = f"def handle(data, context):\n    context.stopping_criteria = {criteria}\n    return data and ['x']"
     worker = start_worker(source, mode="continuous")
     send(worker, "a")
-    assert answers(worker, 1)[1][0] == 503
+    assert answers(worker, 1)[1][0] == 500
 
 
 def open_gate(worker: Worker) -> None:

@@ -157,8 +157,8 @@ def test_what_fails_ahead_fails_in_its_turn_and_its_neighbours_are_answered(star
     assert [answer.body for answer in first] == [b"a id-0 1"]
     assert [answer.status for answer in bad] == [200, 400, 200]
     assert [bad[0].body, bad[2].body] == [b"b id-0 2", b"b id-2 3"]
-    assert [answer.status for answer in poison] == [200, 503, 200, 200]
-    assert [answer.status for answer in late] == [200, 200, 200, 503]
+    assert [answer.status for answer in poison] == [200, 500, 200, 200]
+    assert [answer.status for answer in late] == [200, 200, 200, 500]
     assert "ValueError: late poison" in late[3].message
     assert [answer.body for answer in last] == [b"e id-0 10"]
 

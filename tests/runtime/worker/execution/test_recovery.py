@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import threading
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.wire import request_meta
-from tsx_runtime.worker.exceptions import PredictionException
+from tsx_runtime.worker.exceptions import InvalidInput, PredictionException
 from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
 from tsx_runtime.worker.execution.recovery import ALIKE, GROW_AFTER, Ceiling, Search, all_fail, may_try, parts
 from tsx_runtime.worker.handler_api.context import Context
@@ -45,6 +46,8 @@ class Handler:
                 raise ValueError(word)
             if word.startswith("refused"):
                 raise PredictionException(word, 422)
+            if word.startswith("invalid"):
+                raise InvalidInput(word)
             answers.append(f"{context.get_request_id(idx)} {word}")
         data.clear()
         return answers
@@ -62,7 +65,7 @@ def run(model: ServedModel, words: list[str]) -> list[tuple[int, str]]:
 
 def expected(words: list[str]) -> list[tuple[int, str]]:
     return [
-        (503, f"Prediction failed: ValueError: {word}")
+        (500, f"Prediction failed: ValueError: {word}")
         if word.startswith("guilty")
         else (422, word)
         if word.startswith("refused")
@@ -93,7 +96,7 @@ def test_any_guilty_get_their_own_errors_where_one_of_the_first_samples_is_innoc
 def test_a_handler_that_always_fails_is_called_four_times_and_all_are_reported(size: int) -> None:
     handler = Handler()
     answers = run(handler.model(), [f"guilty {idx}" for idx in range(size)])
-    assert [status for status, _ in answers] == [503] * size
+    assert [status for status, _ in answers] == [500] * size
     assert handler.calls == [size] + [1] * ALIKE
 
 
@@ -132,7 +135,7 @@ def test_what_runs_out_of_the_processor_s_memory_is_tried_apart() -> None:
 def test_nothing_is_tried_again_once_its_time_is_nearly_over() -> None:
     handler = Handler()
     words = ["word"] * 7 + ["guilty"]
-    assert run(handler.model(response_timeout=0.0), words) == [(503, "Prediction failed: ValueError: guilty")] * 8
+    assert run(handler.model(response_timeout=0.0), words) == [(500, "Prediction failed: ValueError: guilty")] * 8
     assert handler.calls == [8]
 
 
@@ -151,7 +154,7 @@ def test_in_a_batch_that_fails_what_has_begun_is_not_tried_again_and_what_has_no
         return ["whole"] * len(data)
 
     model = Handler().model()._replace(entry=LoadedHandler(handle, "handler.py", None))
-    failed = (503, "Prediction failed: ValueError: guilty")
+    failed = (500, "Prediction failed: ValueError: guilty")
     first = words[: words.index("guilty")]
     assert run(model, words) == [
         failed if word == "guilty" or (word == "stream" and number < len(first)) else (200, "whole") for number, word in enumerate(words)
@@ -168,7 +171,7 @@ def test_a_broken_handler_that_streams_costs_no_more_calls_than_one_that_does_no
         raise ValueError("boom")
 
     model = Handler().model()._replace(entry=LoadedHandler(handle, "handler.py", None))
-    assert [status for status, _ in run(model, ["word"] * 8)] == [503] * 8
+    assert [status for status, _ in run(model, ["word"] * 8)] == [500] * 8
     assert calls == [8, 1, 1, 1]
 
 
@@ -180,7 +183,7 @@ def test_a_wrong_number_of_answers_is_not_tried_again() -> None:
         return ["one"]
 
     model = Handler().model()._replace(entry=LoadedHandler(handle, "handler.py", None))
-    assert [status for status, _ in run(model, ["word"] * 4)] == [503] * 4
+    assert [status for status, _ in run(model, ["word"] * 4)] == [500] * 4
     assert calls == [4]
 
 
@@ -279,3 +282,15 @@ def test_a_thread_that_prepares_the_next_batch_sees_that_one_and_all_others_this
     assert seen == ["next"]
     assert context.get_request_id(0) == "next"
     assert context.get_response_status(0) == (201, "")
+
+
+@given(st.integers(1, 64), st.data())
+def test_invalid_inputs_are_refused_one_by_one_however_many_they_are(size: int, data: st.DataObject) -> None:
+    invalid = data.draw(st.sets(st.integers(0, size - 1)))
+    words = [f"{'invalid' if idx in invalid else 'word'} {idx}" for idx in range(size)]
+    logged: list[Any] = []
+    with mock.patch("tsx_runtime.worker.execution.batch.logger.error", logged.append):
+        assert run(Handler().model(), words) == [
+            (400, word) if word.startswith("invalid") else (200, f"id-{idx} {word}") for idx, word in enumerate(words)
+        ]
+    assert logged == []

@@ -18,6 +18,7 @@ import torch
 from tests.runtime.worker.conftest import Request, StartWorker, Worker
 from tests.runtime.worker.handlers.conftest import MODEL, Net
 from tsx_archiver import describe_model_file
+from tsx_runtime.worker.handlers.base import BaseHandler
 
 ROWS = """
     from ts.torch_handler.base_handler import BaseHandler
@@ -63,6 +64,12 @@ def test_every_kind_of_model_gives_the_models_own_numbers(
 ) -> None:
     files = {file: model_bytes[file], "model.py": MODEL}
     assert_right(start_worker(ROWS, files=files, model={"serializedFile": file, "modelFile": model_file}), net)
+
+
+def test_a_handler_may_ask_for_its_device() -> None:
+    handler = BaseHandler()
+    handler.device = torch.device("cpu")
+    assert handler.get_device() == torch.device("cpu")
 
 
 @pytest.mark.parametrize("size", [1, 2])
