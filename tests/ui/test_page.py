@@ -235,9 +235,9 @@ def test_a_server_without_models_shows_the_first_commands_and_takes_the_name_of_
     address = server.address("models")
     expect(steps).to_have_text(
         [
-            f"tsx archive model.pt --handler handler.py --export-path {store}",
+            f"tsx archive model.pt --export-path {store}",
             f"tsx models register model.mar --url {address}",
-            f"tsx predict model input.json --url {server.address('predictions')}",
+            f"tsx predict model --sample --url {server.address('predictions')}",
         ]
     )
     page.get_by_role("button", name="Copy the command: Pack a model").click()
@@ -247,7 +247,7 @@ def test_a_server_without_models_shows_the_first_commands_and_takes_the_name_of_
     copies = f"cp 'it'\\''s new.mar' {store}/ && tsx models register 'it'\\''s new.mar' --url {address}"
     expect(page.get_by_label("this archive", exact=True)).to_have_text(copies)
     field.set_input_files({"name": "model.pt", "mimeType": "application/octet-stream", "buffer": b"x"})
-    expect(page.get_by_label("this archive", exact=True)).to_have_text("tsx archive model.pt --handler handler.py")
+    expect(page.get_by_label("this archive", exact=True)).to_have_text("tsx archive model.pt")
     transfer = page.evaluate_handle("() => { const all = new DataTransfer(); all.items.add(new File(['x'], 'looks.mar')); return all; }")
     page.locator(".drop").dispatch_event("drop", {"dataTransfer": transfer})  # it is in the model store
     dialog = page.get_by_role("dialog", name="Register a model")
@@ -264,7 +264,7 @@ def test_a_server_without_a_model_store_names_the_command_that_serves_an_archive
 
     page.route("**/ui/api/state*", without)
     look(page, served)
-    commands = ["tsx archive model.pt --handler handler.py", "tsx serve model.mar", "tsx predict model input.json"]
+    commands = ["tsx archive model.pt", "tsx serve model.mar", "tsx predict model --sample"]
     expect(page.get_by_role("list").locator("pre")).to_have_text(commands)
     field = page.get_by_label("Drop a .mar here, or choose one")
     field.set_input_files({"name": "new.mar", "mimeType": "application/octet-stream", "buffer": b"x"})

@@ -29,9 +29,9 @@ export function emptyPage(register) {
 
 function firstSteps() {
   const { store } = live.state.server;
-  const archive = ["Pack a model", `tsx archive model.pt --handler handler.py${store ? ` --export-path ${quoted(store)}` : ""}`];
+  const archive = ["Pack a model", `tsx archive model.pt${store ? ` --export-path ${quoted(store)}` : ""}`];
   const serve = store ? ["Register it here", `tsx models register model.mar${management()}`] : ["Serve it in place of this server", "tsx serve model.mar"];
-  return [archive, serve, ["Send a request", `tsx predict model input.json${inference()}`]];
+  return [archive, serve, ["Send a request", `tsx predict model --sample${inference()}`]];
 }
 
 /** `tsx` asks this machine at these ports where nothing else is said. */
@@ -52,7 +52,7 @@ function dropZone(register) {
   const tell = (text, command) => said.replaceChildren(h("p", {}, text), commandLine(command, "this archive"));
   async function take({ name }) {
     const { store } = live.state.server;
-    if (!/\.(mar|tgz|zip)$/i.test(name)) return tell("This is no archive. Pack it first:", `tsx archive ${quoted(name)} --handler handler.py`);
+    if (!/\.(mar|tgz|zip)$/i.test(name)) return tell("This is no archive. Pack it first:", `tsx archive ${quoted(name)}`);
     let found;
     try {
       found = await get("ui/api/store");

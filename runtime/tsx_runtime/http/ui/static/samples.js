@@ -17,7 +17,7 @@ export async function sampleButtons(place, model, version, chosen, offered) {
   const found = response.ok ? await response.json() : [];
   show(place, found.length);
   place.querySelectorAll("img").forEach((image) => URL.revokeObjectURL(image.src));
-  place.replaceChildren(...(found.length ? [h("legend", {}, "Samples of the archive")] : []), ...found.slice(0, SHOWN).map((sample) => button(sample, base, chosen, offered)));
+  place.replaceChildren(...(found.length ? [h("legend", {}, "Samples")] : []), ...found.slice(0, SHOWN).map((sample) => button(sample, base, chosen, offered)));
 }
 
 function button({ name, type, size }, base, chosen, offered) {
