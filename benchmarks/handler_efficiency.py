@@ -172,6 +172,7 @@ def bare_loop(directory: Path, body: Path, batch: int, seconds: int) -> None:
             batch_size=batch,
             response_timeout=120,
             threads=THREADS,
+            shares_cores=False,
             cores=None,
             variables={},
             ranks=1,

@@ -12,7 +12,6 @@ import typer
 from tsx_archiver import (
     CacheError,
     Inspection,
-    Limits,
     Manifest,
     default_model_name,
     inspect_archive,
@@ -26,7 +25,7 @@ from tsx_cli.archive.model_file import kind_in_words
 from tsx_cli.archive.packing import NOTHING_SENT, Packed, Packing, check, pack
 from tsx_cli.common.failure import FAILED, CliError, UsageError
 from tsx_cli.common.inputs import is_archive
-from tsx_cli.common.options import read_settings
+from tsx_cli.common.options import archive_limits
 from tsx_cli.common.output import print_json, print_table
 from tsx_runtime.core.models.benchmark_record import FILE as MEASURED
 from tsx_runtime.core.models.benchmark_record import LARGEST as MOST_MEASURED
@@ -70,8 +69,8 @@ def one(path: Path | None, order: Packing, check_it: bool, tolerance: float, *, 
 
 
 def inspect(file: Path, as_json: bool) -> None:
-    inspection = inspect_archive(file, limits=_limits())
-    content = read_member(file, MEASURED, most=MOST_MEASURED, limits=_limits())
+    inspection = inspect_archive(file, limits=archive_limits())
+    content = read_member(file, MEASURED, most=MOST_MEASURED, limits=archive_limits())
     measured = None if content is None else parse_measured(content)
     if as_json:
         print_json(_as_data(inspection) | {"measured": None if measured is None else measured._asdict()})
@@ -96,7 +95,7 @@ def inspect(file: Path, as_json: bool) -> None:
 
 
 def verify(file: Path, as_json: bool) -> None:
-    findings = verify_archive(file, _limits())
+    findings = verify_archive(file, archive_limits())
     faults = [finding for finding in findings if finding.is_fault]
     if as_json:
         print_json({"archive": str(file), "intact": not faults, "findings": [finding._asdict() for finding in findings]})
@@ -136,7 +135,7 @@ def _unpack(file: Path, directory: Path | None, parent: Path) -> tuple[Path, Man
     """By way of a temporary directory beside the new one, so that what is there is whole."""
     with (
         TemporaryDirectory(prefix=".tsx-unpack-", dir=parent) as place,
-        open_archive(file, cache=Cache(Path(place), checked=False), limits=_limits()) as opened,
+        open_archive(file, cache=Cache(Path(place), checked=False), limits=archive_limits()) as opened,
     ):
         target = directory or Path(opened.manifest.model_name)
         if target.exists():
@@ -144,10 +143,6 @@ def _unpack(file: Path, directory: Path | None, parent: Path) -> tuple[Path, Man
         target.parent.mkdir(parents=True, exist_ok=True)
         opened.directory.rename(target)
         return target, opened.manifest
-
-
-def _limits() -> Limits:
-    return read_settings(None)[0].archive_limits()
 
 
 def _as_data(inspection: Inspection) -> dict[str, object]:

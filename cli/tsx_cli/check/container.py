@@ -13,6 +13,7 @@ from tsx_cli.archive.check import ModelSample
 from tsx_cli.check.entry import environment, free_ports, started
 from tsx_cli.check.report import Report
 from tsx_cli.check.web import Web, answers_samples, becomes_ready, ends_in_order, has_metrics, stays_well_under_load
+from tsx_cli.common.options import archive_limits
 from tsx_runtime.shared.safe_path import run_module
 
 HEALTH, ANSWER, GRACE = 5.0, 120.0, 30.0  # seconds: HEALTHCHECK's time-out, the server's own, and from SIGTERM to SIGKILL
@@ -39,7 +40,7 @@ def check(report: Report, archive: Path, samples: Sequence[ModelSample], env: Ma
 
 def unpack_model(archive: Path, place: Path) -> str:
     """Returns the model's name."""
-    with open_archive(archive, cache=place / "unpacking") as opened:
+    with open_archive(archive, cache=place / "unpacking", limits=archive_limits()) as opened:
         opened.directory.rename(place / "model")
         return opened.manifest.model_name
 

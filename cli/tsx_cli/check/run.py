@@ -16,7 +16,7 @@ from tsx_cli.check import aws_lambda, container, sagemaker
 from tsx_cli.check.report import Report
 from tsx_cli.common.failure import FAILED, CliError
 from tsx_cli.common.inputs import samples_in
-from tsx_cli.common.options import read_pair
+from tsx_cli.common.options import archive_limits, read_pair
 from tsx_cli.deploy.spec import span
 from tsx_runtime.shared.log_format import escaped
 
@@ -37,7 +37,7 @@ def check(archive: Path, contract: str, given: Sequence[Path], timeout: str | No
     report = Report(contract, archive.name)
     with tempfile.TemporaryDirectory(prefix="tsx-check-", dir=temporary_place(), ignore_cleanup_errors=True) as directory:
         place = Path(directory)
-        with open_archive(archive, cache=place / "unpacking") as opened:
+        with open_archive(archive, cache=place / "unpacking", limits=archive_limits()) as opened:
             samples = [read_sample(path) for path in (sample_files(given).values() if given else samples_in(opened.directory))]
         play(report, archive, samples, dict(read_pair(each, "--env takes NAME=VALUE") for each in env), place, patience)
     report.show(as_json=as_json)

@@ -13,6 +13,7 @@ import typer
 from tsx_cli.common.failure import UsageError
 
 if TYPE_CHECKING:
+    from tsx_archiver import Limits
     from tsx_cli.common.client import Server
     from tsx_runtime.settings.schema import Settings
 
@@ -53,6 +54,11 @@ def read_settings(config: Path | None, assignments: Iterable[str] | None = None,
     cli: dict[str, object] = dict(read_pair(assignment, "--set takes NAME=VALUE") for assignment in assignments or [])
     cli.update((name, value) for name, value in given.items() if value is not None)
     return load_settings(cli, os.environ, find_config(config, os.environ, Path.cwd()), lambda notice: print(notice, file=sys.stderr))
+
+
+def archive_limits() -> Limits:
+    """What a server with these settings would refuse to unpack."""
+    return read_settings(None)[0].archive_limits()
 
 
 def read_option(parse: Callable[[str], float], text: str, option: str, usage: str) -> float:

@@ -16,8 +16,12 @@ import torch
 from tests.cli.conftest import DIGITS, Run
 from tests.support.servers import screen
 from tsx_archiver import BUILTIN_HANDLERS
+from tsx_archiver.errors import ArchiveTooLarge
 from tsx_cli.archive import importing
 from tsx_cli.archive.model_file import NOT_SERVED
+from tsx_cli.bench.storage.archive_record import read_record
+from tsx_cli.check.container import unpack_model
+from tsx_cli.deploy.engine.facts import look_at
 from tsx_runtime.worker.handler_api.loader import BUILTIN, ELSEWHERE
 
 WHOLE = ("--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py")
@@ -397,3 +401,19 @@ def test_an_archive_is_not_packed_again(run: Run) -> None:
     assert ended.code == 2
     assert "'digits.mar' is already an archive; `tsx archive inspect digits.mar` shows it, --check tests it" in ended.err
     assert "remove --name" in run("archive", "digits.mar", "--check", "--name", "x").err
+
+
+def test_commands_read_archives_within_the_bounds_of_the_settings(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "constant.mar"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("handler.py", ENTRY)
+        archive.writestr("weights.pt", bytes(70 << 20))
+    readers = [look_at, read_record, lambda path: unpack_model(path, tmp_path)]
+    for read in readers:
+        read(path)
+    assert run("archive", "verify", path).code == 0
+    monkeypatch.setenv("TSX_MAX_DENSE_ARCHIVE_SIZE", "1000")
+    for read in readers:
+        with pytest.raises(ArchiveTooLarge, match="Raise max_dense_archive_size only if you know the archive"):
+            read(path)
+    assert run("archive", "verify", path).code == 1

@@ -17,6 +17,7 @@ from tsx_cli.bench.model.results import read_results
 from tsx_cli.bench.model.slo import Slo
 from tsx_cli.bench.storage.archive_record import ArchiveRecord, read_record, record_of
 from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.options import archive_limits
 from tsx_cli.common.output import print_table
 from tsx_runtime.core.placement.hardware import describe
 from tsx_runtime.core.scheduling.queue import BatchLimits
@@ -83,7 +84,7 @@ def share_of(text: str) -> float:
 
 def replica_of(measured: ArchiveRecord, archive: Path | None, workers: int | None, batch_size: int | None) -> Replica:
     """Raises CliError."""
-    config = ModelConfig() if archive is None else inspect_archive(archive).config
+    config = ModelConfig() if archive is None else inspect_archive(archive, limits=archive_limits()).config
     won = Configuration(**measured.best.configuration)
     found = next((curve for curve in measured.curves if curve.variant == won.variant), None)
     timing = None if found is None else timing_of(found)

@@ -14,6 +14,7 @@ from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Curve, Environment, Inputs, ModelInfo, Observation, OfferedLoad, Part, Results, Round
 from tsx_cli.bench.model.statistics import merged, percentile
 from tsx_cli.common.failure import CliError
+from tsx_cli.common.options import archive_limits
 from tsx_runtime.core.models.benchmark_record import FILE, FORMAT, LARGEST
 from tsx_runtime.core.placement.hardware import hardware
 
@@ -70,7 +71,7 @@ class ArchiveRecord(Part):
 
 def read_record(archive: Path) -> ArchiveRecord | None:
     """What an archive or a model's directory has of it; None where it was never measured. Raises CliError for a damaged one."""
-    content = read_member(archive, FILE, most=LARGEST)
+    content = read_member(archive, FILE, most=LARGEST, limits=archive_limits())
     if content is None:
         return None
     try:

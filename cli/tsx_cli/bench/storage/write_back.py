@@ -11,6 +11,7 @@ from tsx_cli.bench.measure.variants import config_name, config_text
 from tsx_cli.bench.model.results import Results
 from tsx_cli.bench.storage.archive_record import record_of
 from tsx_cli.common.failure import CliError
+from tsx_cli.common.options import archive_limits
 from tsx_runtime.core.models.benchmark_record import FILE, LARGEST
 
 
@@ -35,10 +36,10 @@ def write(path: Path, results: Results, cache: Path | None) -> str:
     content = record_of(results).content()
     if len(content) > LARGEST:
         content = record_of(results, []).content()
-    with open_archive(path, cache=cache) as archive:
+    with open_archive(path, cache=cache, limits=archive_limits()) as archive:
         if archive.digest != results.model.sha256:
             raise CliError(f"nothing was written into {path}: it has changed since it was measured. Measure it again")
         name = config_name(archive)
         config = with_keys(config_text(archive), changes(configuration, archive.config.raw)).encode()
-    rewrite_archive(path, {name: config, FILE: content}, model={"configFile": name})
+    rewrite_archive(path, {name: config, FILE: content}, model={"configFile": name}, limits=archive_limits())
     return f"{path} now runs with {configuration}, and has what was measured in {FILE}"

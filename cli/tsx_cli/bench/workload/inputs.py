@@ -14,6 +14,7 @@ from tsx_archiver.limits import MIB
 from tsx_cli.bench.workload.payloads import MOST_BYTES, Payload, is_header, read_payloads
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.inputs import SAMPLES
+from tsx_cli.common.options import archive_limits
 from tsx_runtime.recordings import SUFFIX
 from tsx_runtime.shared.content_types import guess_content_type
 
@@ -62,7 +63,7 @@ def choose_payloads(
     if kind is None and shape is not None:
         kind = "json"
     if kind is None and archive is not None:
-        inspection = inspect_archive(archive)
+        inspection = inspect_archive(archive, limits=archive_limits())
         if found := of_archive(inspection):
             return found
         kind = kind_of(inspection)
@@ -95,7 +96,11 @@ def kind_of(inspection: Inspection) -> str | None:
         return OF_HANDLERS[handler]
     file = inspection.manifest.handler_file
     name = file if file.endswith(".py") else f"{file}.py"
-    code = read_member(inspection.source, name, most=MIB) if any(member.name == name for member in inspection.members) else None
+    code = (
+        read_member(inspection.source, name, most=MIB, limits=archive_limits())
+        if any(member.name == name for member in inspection.members)
+        else None
+    )
     try:
         tree = ast.parse(code or b"")
     except (SyntaxError, ValueError):  # the server will say so
@@ -112,7 +117,7 @@ def kind_of(inspection: Inspection) -> str | None:
 
 
 def _member(inspection: Inspection, name: str, content_type: str | None) -> Payload:
-    body = read_member(inspection.source, name, most=min(MOST_BYTES, 256 * MIB)) or b""
+    body = read_member(inspection.source, name, most=min(MOST_BYTES, 256 * MIB), limits=archive_limits()) or b""
     return Payload(body, content_type or guess_content_type(name, body))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from tsx_archiver import Inspection, inspect_archive, read_member
 from tsx_archiver.storage.digest import content_digest
 from tsx_cli.common.failure import CliError
+from tsx_cli.common.options import archive_limits
 from tsx_cli.deploy.engine.resources import Ref, digest
 from tsx_cli.deploy.spec import DeploySpec
 
@@ -37,9 +38,9 @@ def look_at(archive: Path, *, image: str = "", region: str = "") -> tuple[Inspec
     """What the archive says of itself, and what is deployed of it. Raises ArchiveError and CliError."""
     if archive.is_dir():
         raise CliError(f"{archive} is a directory; only a file can be deployed: pack it with tsx archive")
-    inspection = inspect_archive(archive)
+    inspection = inspect_archive(archive, limits=archive_limits())
     manifest, name = inspection.manifest, inspection.manifest.requirements_file
-    requirements = (read_member(inspection.source, name, most=MOST_REQUIREMENTS) if name else None) or b""
+    requirements = (read_member(inspection.source, name, most=MOST_REQUIREMENTS, limits=archive_limits()) if name else None) or b""
     with archive.open("rb") as file:
         sha256 = content_digest(file)
     text = requirements.decode("utf-8", "replace")

@@ -18,6 +18,7 @@ from tsx_cli.archive.check import CheckResult
 from tsx_cli.bench.storage.archive_record import ArchiveRecord, read_record
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.inputs import SAMPLES
+from tsx_cli.common.options import archive_limits
 from tsx_cli.common.output import one_line
 from tsx_cli.deploy.preflight.limits import (
     ACCELERATED,
@@ -69,7 +70,7 @@ class Preflight:
 
 def look_ahead(spec: DeploySpec, inspection: Inspection, region: str, image_bytes: int | None, *, strict: bool) -> Preflight:
     """Raises CliError for a damaged archive, and where `strict` for what the target would refuse."""
-    faults = [finding.text for finding in verify_archive(spec.model) if finding.is_fault]
+    faults = [finding.text for finding in verify_archive(spec.model, archive_limits()) if finding.is_fault]
     if faults:
         raise CliError(f"{spec.model} is damaged or incomplete: {re.sub(r'[.]$', '', '; '.join(faults))}. Pack it again with tsx archive")
     kept, prices = read_record(spec.model), read_prices()

@@ -219,14 +219,14 @@ def _initialised(handler: str, act: Callable[[], Any]) -> Any:
 
 
 def _missing_file(error: BaseException) -> str:
-    """What to do about a file of the archive that is not there. The working directory is the model's."""
-    if not isinstance(error, FileNotFoundError) or not isinstance(error.filename, str | bytes):
+    """What to do about a file of the archive that is not there. Relative paths are those of the model's directory, where a worker is."""
+    root = own_modules.root
+    if root is None or not isinstance(error, FileNotFoundError) or not isinstance(error.filename, str | bytes):
         return ""
-    path, model_dir = Path(os.fsdecode(error.filename)).absolute(), Path.cwd()
-    if not path.is_relative_to(model_dir) or path.exists():
+    path = root / os.fsdecode(error.filename)
+    if not path.is_relative_to(root) or path.exists():
         return ""
-    name = shown(str(path.relative_to(model_dir)))
-    return f". The archive does not contain {name}: add it with --extra-files when packing"
+    return f". The archive does not contain {shown(str(path.relative_to(root)))}: add it with --extra-files when packing"
 
 
 def _not_found(handler: str, model_dir: Path) -> str:

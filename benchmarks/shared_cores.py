@@ -1,0 +1,119 @@
+"""How near the default number of threads comes to the best one set by hand: alone, beside another model, beside busy processes.
+
+    python benchmarks/shared_cores.py [small] [large] [--seconds 3] [--rounds 5] [--connections 8]
+
+One server holds the same model by three names: with tsx's default, and with `threads` of 1 and of all cores. They get the load in turns;
+the others idle meanwhile. `small` is three convolutions on 32 x 32 pixels, `large` the same on 224 x 224 with four times the channels.
+The last column is the default's throughput by that of the better of the two others in the same rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import machine
+import psutil
+import servers
+import wrk
+
+MODELS = {"small": (32, 16), "large": (224, 64)}  # pixels, channels of the first layer
+CORES = len(psutil.Process().cpu_affinity())
+CASES = ("alone", "beside another model", "beside busy processes")
+SPIN = "while True: pass"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="small|large", default=list(MODELS))
+    parser.add_argument("--seconds", type=float, default=3, help="of load in each turn")
+    parser.add_argument("--rounds", type=int, default=5, help="whose medians are printed")
+    parser.add_argument("--connections", type=int, default=8)
+    options = parser.parse_args()
+    noise = machine.Noise()
+    print(f"{machine.describe()}; medians of {options.rounds} rounds of {options.seconds:g} s, {options.connections} connections")
+    print(f"{'model':7}{'case':24}{'default':>10}{'1 thread':>10}{f'{CORES} threads':>11}{'of the best':>13}")
+    for model in options.models:
+        with tempfile.TemporaryDirectory() as name:
+            measure(model, Path(name), options, noise)
+    print(noise)
+
+
+def measure(model: str, place: Path, options: argparse.Namespace, noise: machine.Noise) -> None:
+    body = place / "body.png"
+    variants = {"default": {}, "one": {"threads": 1}, "all": {"threads": CORES}, "other": {}}
+    archives = [pack(model, place, name, config) for name, config in variants.items()]
+    body.write_bytes(picture(MODELS[model][0]))
+    with servers.tsx(place, *archives) as server:
+        for name in variants:
+            servers.first_answer(server, f"/predictions/{name}", body.read_bytes())
+        for case in CASES:
+            rates: dict[str, list[float]] = {"default": [], "one": [], "all": []}
+            for _ in range(options.rounds):
+                noise.sample()
+                for name, own in rates.items():
+                    with beside(case, server, body):
+                        wrk.load(f"{server.inference}/predictions/{name}", options.connections, 1, body)
+                        own.append(wrk.load(f"{server.inference}/predictions/{name}", options.connections, options.seconds, body).rate)
+            default, one, every = (machine.median(own) for own in rates.values())
+            print(f"{model:7}{case:24}{default:10,.0f}{one:10,.0f}{every:11,.0f}{default / max(one, every):13.0%}", flush=True)
+
+
+@contextmanager
+def beside(case: str, server: servers.Server, body: Path) -> Iterator[None]:
+    if case == "alone":
+        yield
+        return
+    commands = [[sys.executable, "-c", SPIN]] * CORES
+    if case == "beside another model":
+        commands = [["wrk", "-t1", "-c2", "-d60s", "-s", str(wrk.SCRIPT), f"{server.inference}/predictions/other"]]
+    environment = servers.clean_environment() | {"BODY": str(body)}
+    processes = [subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) for command in commands]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def pack(model: str, place: Path, name: str, config: dict[str, object]) -> Path:
+    import torch
+
+    pixels, channels = MODELS[model]
+    layers: list[torch.nn.Module] = []
+    for before, after in ((3, channels), (channels, 2 * channels), (2 * channels, 4 * channels)):
+        layers += [torch.nn.Conv2d(before, after, 3, stride=2, padding=1), torch.nn.ReLU()]
+    net = torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4 * channels, 10)).eval()
+    torch.jit.save(torch.jit.trace(net, torch.zeros(1, 3, pixels, pixels)), place / f"{name}.pt")  # type: ignore[no-untyped-call]  # torch's
+    handler = place / "handler.py"
+    handler.write_text(HANDLER)
+    return servers.archive(place, name, "--serialized-file", place / f"{name}.pt", "--handler", handler, config={"batchSize": 8, **config})
+
+
+HANDLER = """
+import numpy as np
+import torch
+from ts.torch_handler.image_classifier import ImageClassifier
+
+class Plain(ImageClassifier):
+    image_processing = staticmethod(lambda image: torch.from_numpy(np.array(image, dtype=np.float32) / 255).permute(2, 0, 1))
+"""
+
+
+def picture(pixels: int) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.effect_noise((pixels, pixels), 80).convert("RGB").save(file, "PNG")
+    return file.getvalue()
+
+
+if __name__ == "__main__":
+    main()
