@@ -236,7 +236,7 @@ def test_a_server_without_models_shows_the_first_commands_and_takes_the_name_of_
     expect(steps).to_have_text(
         [
             f"tsx archive model.pt --export-path {store}",
-            f"tsx models register model.mar --url {address}",
+            f"tsx models register model.mar --workers 1 --url {address}",
             f"tsx predict model --sample --url {server.address('predictions')}",
         ]
     )
@@ -244,7 +244,7 @@ def test_a_server_without_models_shows_the_first_commands_and_takes_the_name_of_
     assert page.evaluate("navigator.clipboard.readText()") == steps.first.inner_text()
     field = page.get_by_label("Drop a .mar here, or choose one")
     field.set_input_files({"name": "it's new.mar", "mimeType": "application/octet-stream", "buffer": b"x"})
-    copies = f"cp 'it'\\''s new.mar' {store}/ && tsx models register 'it'\\''s new.mar' --url {address}"
+    copies = f"cp 'it'\\''s new.mar' {store}/ && tsx models register 'it'\\''s new.mar' --workers 1 --url {address}"
     expect(page.get_by_label("this archive", exact=True)).to_have_text(copies)
     field.set_input_files({"name": "model.pt", "mimeType": "application/octet-stream", "buffer": b"x"})
     expect(page.get_by_label("this archive", exact=True)).to_have_text("tsx archive model.pt")

@@ -30,7 +30,7 @@ export function emptyPage(register) {
 function firstSteps() {
   const { store } = live.state.server;
   const archive = ["Pack a model", `tsx archive model.pt${store ? ` --export-path ${quoted(store)}` : ""}`];
-  const serve = store ? ["Register it here", `tsx models register model.mar${management()}`] : ["Serve it in place of this server", "tsx serve model.mar"];
+  const serve = store ? ["Register it here", `tsx models register model.mar --workers 1${management()}`] : ["Serve it in place of this server", "tsx serve model.mar"];
   return [archive, serve, ["Send a request", `tsx predict model --sample${inference()}`]];
 }
 
@@ -63,7 +63,7 @@ function dropZone(register) {
       said.replaceChildren();
       return register(name);
     }
-    if (store) tell("The server loads archives from its model store only; a browser cannot put one there. This does:", `cp ${quoted(name)} ${quoted(store)}/ && tsx models register ${quoted(name)}${management()}`);
+    if (store) tell("The server loads archives from its model store only; a browser cannot put one there. This does:", `cp ${quoted(name)} ${quoted(store)}/ && tsx models register ${quoted(name)} --workers 1${management()}`);
     else tell("This server has no model store to load it from. Serve it in place of this server:", `tsx serve ${quoted(name)}`);
   }
   node.addEventListener("dragover", (event) => { event.preventDefault(); node.classList.add("over"); });
