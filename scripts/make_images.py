@@ -54,7 +54,7 @@ def take_page(browser: Any, place: Path) -> None:
         for client in clients:
             client.start()
         try:
-            page.goto(f"{server.address('models')}/ui/#/model/digits")
+            page.goto(f"{server.address('models')}/ui/#/model/digits/overview")
             page.get_by_label("1 minute", exact=True).check()
             time.sleep(LOAD_SECONDS)
             save(page, "page.png")

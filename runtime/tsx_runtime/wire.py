@@ -33,9 +33,9 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
     THREADS   front     none; in place of the batch's number: the threads   empty
                         that torch may use from the next batch on
     REPORT    worker    none; at any time: what was raised and printed since    {"errors": [{"message", "traceback",
-                        the last one                                            "count"}], "lines": [[time, stream, text,
-                                                                            [request id of the batch ...]]],
-                                                                            "lost": lines left out}, JSON
+                        the last one                                            "count", "request_ids"}], "lines":
+                                                                            [[time, stream, text, [request id of the
+                                                                            batch ...]]], "lost": lines left out}, JSON
 
 `TIMES` are five f64: when the worker began with the batch (time.monotonic(), which all processes of a machine share), the
 seconds until it was done, and those of them that the handler spent in preprocess, inference and postprocess (NaN for a

@@ -49,6 +49,9 @@ class Echo:
             raise RuntimeError("the echo is broken")
         if any(row == "fail otherwise" for row in rows):
             raise RuntimeError("the echo is lost")
+        for row in rows:
+            if str(row).startswith("fail with"):
+                raise ValueError(row)
         return rows
 """
 

@@ -16,6 +16,9 @@ expect: Any = pytest.importorskip("playwright.sync_api", reason="needs playwrigh
 expect.set_options(timeout=30_000)
 
 
+TOOLS = ("curl", "requests", "urllib", "tsx")  # that the playground has lines for
+
+
 def png(light: int, size: tuple[int, int] = (64, 48)) -> bytes:
     file = io.BytesIO()
     Image.new("L", size, light).save(file, "PNG")

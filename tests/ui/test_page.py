@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from tests.support.servers import FREE_PORTS, Running
-from tests.ui.looking import expect, look, png, register, send_json
+from tests.ui.looking import TOOLS, expect, look, png, register, send_json
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +50,26 @@ def test_a_model_is_registered_tried_and_removed_by_keyboard_alone(page: Any, se
     expect(page.get_by_text("No model is registered")).to_be_visible()
     page.get_by_role("button", name="Register a model").focus()
     page.keyboard.press("Enter")
-    expect(page.get_by_label("Archive")).to_be_focused()
-    page.keyboard.type("looks.mar")
+    dialog = page.get_by_role("dialog", name="Register a model")
+    expect(dialog.get_by_label("Archive")).to_be_focused()
+    page.keyboard.type("looks.ma")
+    page.keyboard.press("Enter")
+    expect(dialog.get_by_role("alert")).to_contain_text("Model not found")
+    expect(page.get_by_role("button", name="Dismiss this message")).to_have_count(0)  # the dialog says it, and nothing behind it
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Tab")
+    dialog.get_by_label("Archive").focus()
+    page.keyboard.press("End")
+    page.keyboard.type("r")
     page.keyboard.press("Enter")
     expect(page.get_by_role("status").get_by_text("registered with 1 initial workers")).to_be_visible()
+    expect(dialog).to_have_count(0)
     row = page.get_by_role("row", name=re.compile("looks"))
     expect(row.get_by_text("ready", exact=True)).to_be_visible()
     row.get_by_role("link").focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="looks")).to_be_visible()
+    page.get_by_role("link", name="Overview").press("Enter")
     page.get_by_role("button", name="Unregister").focus()
     page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog")
@@ -86,12 +97,19 @@ def test_an_image_is_predicted_and_every_line_repeats_it(page: Any, served: Runn
     expect(page.get_by_role("list", name="Where the time went")).to_contain_text("inference")
     expect(page.get_by_text(re.compile(r"200 OK · .*s · .* B$"))).to_be_visible()
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    for tool in ("curl", "Python", "tsx"):
+    answer, times = (page.get_by_role("list", name=name).bounding_box()["y"] for name in ("Labels", "Where the time went"))
+    assert answer < times
+    for tool in TOOLS:
+        page.get_by_role("tab", name=tool).click()
         line = page.locator(f"pre[data-for={tool}]").inner_text()
-        command = [sys.executable, "-c", line] if tool == "Python" else ["bash", "-c", line]
+        command = [sys.executable, "-c", line] if tool in ("requests", "urllib") else ["bash", "-c", line]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["light"] == pytest.approx(0.8), tool
+    page.get_by_role("tab", name="curl").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("tab", name="requests")).to_be_focused()
+    page.keyboard.press("ArrowLeft")
     page.get_by_role("button", name="Copy the line for curl").click()
     expect(page.get_by_role("button", name="Copy the line for curl")).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == page.locator("pre[data-for=curl]").inner_text()
@@ -160,35 +178,169 @@ def test_a_failure_is_reported_in_the_playground_and_kept_with_its_traceback(pag
     look(page, served, "model/echo/try")
     send_json(page, "fail")
     expect(page.get_by_text("the echo is broken")).to_be_visible()
-    page.get_by_role("link", name="Errors").click()
+    request = page.locator(".answer").get_by_text(re.compile("^request ")).inner_text()
+    page.get_by_role("link", name="Show the traceback").click()
     summary = page.locator(".errors summary")
     expect(summary).to_contain_text("RuntimeError: the echo is broken")
-    summary.click()
+    expect(summary).to_be_focused()
     expect(page.locator(".errors pre")).to_contain_text("handler.py")
+    expect(page.locator(".errors").get_by_text(request)).to_be_visible()
+    look(page, served, "model/echo/errors/no-such-request")
+    expect(page.get_by_text("The server has no traceback of request no-such-request")).to_be_visible()
 
 
-def test_an_error_that_comes_again_after_another_is_reported_again(page: Any, server: Running, management: httpx.Client) -> None:
+def test_errors_are_grouped_by_exception_and_counted(page: Any, server: Running, management: httpx.Client) -> None:
     register(management, "echo.mar")
     look(page, server, "model/echo/errors")
-    reported: list[re.Pattern[str]] = []
+    expect(page.get_by_text("No errors so far.")).to_be_visible()
+    summary = page.locator(".errors summary")
+    reported: dict[str, re.Pattern[str]] = {}
     with httpx.Client(base_url=server.address("predictions"), timeout=60) as client:
-        for word, how in (("fail", "broken"), ("fail otherwise", "lost"), ("fail", "broken")):
+        for word, place, text in (("fail", 1, "1 .*broken"), ("fail otherwise", 2, "1 .*lost"), ("fail", 1, "2 .*broken")):
             client.post("/predictions/echo", json=word)
-            reported.insert(0, re.compile(f"the echo is {how}"))
-            expect(page.locator(".errors summary")).to_have_text(reported)
+            reported = {str(place): re.compile(text)} | {key: value for key, value in reported.items() if key != str(place)}
+            expect(summary).to_have_text([*reported.values()])
+        for row in ("fail with 1", "fail with 2"):
+            client.post("/predictions/echo", json=row)
+    expect(summary.first).to_have_text(re.compile("2 .*ValueError: fail with 2handler.py:"))
+    expect(summary).to_have_count(3)
+    summary.first.click()
+    page.get_by_label("Error of this kind").first.select_option(index=1)
+    expect(page.locator(".errors pre").first).to_contain_text("ValueError: fail with 1")
 
 
-def test_an_address_that_is_none_shows_the_models_and_the_page_goes_on(page: Any, served: Running) -> None:
-    look(page, served, "model/%E0")
-    expect(page.get_by_role("heading", name="Models")).to_be_visible()
+@pytest.mark.parametrize("where", ["nonsense", "model/%E0", "model", "model/echo/nonsense"])
+def test_an_address_that_is_none_says_so_and_the_page_goes_on(page: Any, served: Running, where: str) -> None:
+    look(page, served, where)
+    expect(page.get_by_role("heading", name="This page does not exist")).to_be_visible()
+    expect(page.locator("main")).to_contain_text(where)
     with page.expect_response(re.compile("ui/api/state")):
         pass  # it still asks
+    page.get_by_role("link", name="All models").click()
+    expect(page.get_by_role("heading", name="Models")).to_be_visible()
+
+
+def test_the_skip_link_leads_to_the_content_and_not_to_another_view(page: Any, served: Running) -> None:
+    look(page, served, "model/echo")
+    page.get_by_role("link", name="Skip to the content").press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    expect(page.get_by_role("heading", name="echo")).to_be_visible()
+
+
+def test_a_server_without_models_shows_the_first_commands_and_takes_the_name_of_an_archive(
+    page: Any, server: Running, management: httpx.Client, store: Path
+) -> None:
+    look(page, server)
+    steps = page.get_by_role("list").locator("pre")
+    address = server.address("models")
+    expect(steps).to_have_text(
+        [
+            f"tsx archive model.pt --export-path {store}",
+            f"tsx models register model.mar --workers 1 --url {address}",
+            f"tsx predict model --sample --url {server.address('predictions')}",
+        ]
+    )
+    page.get_by_role("button", name="Copy the command: Pack a model").click()
+    assert page.evaluate("navigator.clipboard.readText()") == steps.first.inner_text()
+    field = page.get_by_label("Drop a .mar here, or choose one")
+    field.set_input_files({"name": "it's new.mar", "mimeType": "application/octet-stream", "buffer": b"x"})
+    copies = f"cp 'it'\\''s new.mar' {store}/ && tsx models register 'it'\\''s new.mar' --workers 1 --url {address}"
+    expect(page.get_by_label("this archive", exact=True)).to_have_text(copies)
+    field.set_input_files({"name": "model.pt", "mimeType": "application/octet-stream", "buffer": b"x"})
+    expect(page.get_by_label("this archive", exact=True)).to_have_text("tsx archive model.pt")
+    transfer = page.evaluate_handle("() => { const all = new DataTransfer(); all.items.add(new File(['x'], 'looks.mar')); return all; }")
+    page.locator(".drop").dispatch_event("drop", {"dataTransfer": transfer})  # it is in the model store
+    dialog = page.get_by_role("dialog", name="Register a model")
+    expect(dialog.get_by_label("Archive")).to_have_value("looks.mar")
+    dialog.get_by_role("button", name="Register", exact=True).click()
+    expect(page.get_by_role("row", name=re.compile("looks"))).to_be_visible()
+    expect(page.get_by_text("No model is registered")).to_be_hidden()
+
+
+def test_a_server_without_a_model_store_names_the_command_that_serves_an_archive(page: Any, served: Running) -> None:
+    def without(route: Any) -> None:
+        reported = route.fetch().json()
+        route.fulfill(json=reported | {"models": [], "server": reported["server"] | {"store": None}})
+
+    page.route("**/ui/api/state*", without)
+    look(page, served)
+    commands = ["tsx archive model.pt", "tsx serve model.mar", "tsx predict model --sample"]
+    expect(page.get_by_role("list").locator("pre")).to_have_text(commands)
+    field = page.get_by_label("Drop a .mar here, or choose one")
+    field.set_input_files({"name": "new.mar", "mimeType": "application/octet-stream", "buffer": b"x"})
+    expect(page.get_by_label("this archive", exact=True)).to_have_text("tsx serve new.mar")
+    page.unroute_all(behavior="wait")
+
+
+def test_state_leads_the_overview_with_a_trend_each(page: Any, served: Running) -> None:
+    look(page, served, "model/looks/overview")
+    state = page.locator(".stat")
+    expect(state.locator("dt")).to_have_text(["Requests/s", "Errors", "p50", "p99", "Queue", "Batch fill"])
+    with httpx.Client(base_url=served.address("predictions"), timeout=60) as client:
+        client.post("/predictions/looks", content=png(10), headers={"content-type": "image/png"})
+        client.post("/predictions/looks", content=b"no picture", headers={"content-type": "image/png"})
+    expect(state.nth(1)).to_have_attribute("data-tone", "bad")
+    expect(state.nth(1)).to_contain_text("50 %")
+    expect(state.nth(3)).to_contain_text(re.compile("(ms|µs)"))
+    expect(state.locator("path.line")).to_have_count(6)
+    expect(state.nth(0).locator("path.line")).to_have_attribute("d", re.compile("M.*L"))
+    expect(state.nth(5)).to_contain_text("batch size 1")
+    top = [page.locator(where).first.bounding_box()["y"] for where in (".stats", ".charts", ".versions")]
+    assert top == sorted(top)
+
+
+def test_charts_fit_their_data_and_share_one_crosshair(page: Any, served: Running) -> None:
+    """Ten points are all there is: they fill the plot, whatever time was asked for."""
+    look(page, served)
+    expect(page.get_by_role("heading", name="Models")).to_be_visible()
+    drawn = page.evaluate(
+        """async () => {
+            const { chart, stepOf } = await import('./chart.js');
+            const { live } = await import('./live.js');
+            const point = (_, at) => ({ number: 991 + at, one: at < 5 ? 8 : 12.5, two: at === 3 ? null : 2.5 });
+            const points = Array.from({ length: 10 }, point);
+            const lines = ['one', 'two'].map((name, color) => ({ name, color, points, value: (point) => point[name] }));
+            live.base = 1000;
+            const [plain, piled] = [chart('Plain', String), chart('Piled', String, { stacked: true })];
+            for (const each of [plain, piled]) {
+                each.node.style.width = '600px';
+                document.body.append(each.node);
+                each.update(lines, 1000, 600);
+            }
+            await new Promise((go) => setTimeout(go, 100));
+            const of = (each, where) => [...each.node.querySelectorAll(where)];
+            const plot = plain.node.querySelector('svg').getBoundingClientRect();
+            const move = new PointerEvent('pointermove', { clientX: plot.left + plot.width - 10, clientY: plot.top + 50 });
+            const legends = () => [plain, piled].map((each) => each.node.querySelector('.legend').textContent);
+            const means = legends();
+            plain.node.querySelector('svg').dispatchEvent(move);
+            const drawn = {
+                steps: [113, 220, 0.3, 2].map((most) => stepOf(most)).concat(stepOf(2, true)),
+                heights: [plain, piled].map((each) => of(each, 'text[text-anchor=end]').at(-1).textContent),
+                times: of(plain, 'text[text-anchor=middle]').length,
+                begins: of(plain, 'path.line').map((path) => path.getAttribute('d').split(' ')[0]),
+                areas: of(piled, 'path.area').length,
+                means, crosses: [plain, piled].map((each) => of(each, 'line.cross').length), pointed: legends(),
+            };
+            for (const key of ['ArrowLeft', 'PageUp']) piled.node.querySelector('svg').dispatchEvent(new KeyboardEvent('keydown', { key }));
+            return { ...drawn, byKey: legends() };
+        }"""
+    )
+    assert drawn["steps"] == pytest.approx([25, 50, 0.1, 0.5, 1])
+    assert drawn["heights"] == ["12.5", "15"]
+    assert drawn["times"] >= 3
+    assert drawn["begins"] == ["M54.0", "M54.0"]  # the left edge
+    assert drawn["areas"] == 2
+    assert drawn["means"] == ["one10.25two2.5"] * 2
+    assert drawn["crosses"] == [1, 1]
+    assert drawn["pointed"] == ["one12.5two2.5"] * 2
+    assert drawn["byKey"] == ["one8two2.5"] * 2
 
 
 def test_charts_move_when_requests_come(page: Any, served: Running) -> None:
-    look(page, served, "model/echo")
+    look(page, served, "model/echo/overview")
     chart = page.get_by_role("img", name=re.compile("^Requests per second"))
-    expect(chart).to_have_attribute("aria-label", re.compile(r"now: 1.0 0$"))  # once what came before is five seconds ago
+    expect(chart).to_have_attribute("aria-label", re.compile(r"mean: 1.0 0$"))  # once what came before is ten seconds ago
     enough = threading.Event()
 
     def ask() -> None:
@@ -199,9 +351,10 @@ def test_charts_move_when_requests_come(page: Any, served: Running) -> None:
     with ThreadPoolExecutor(1) as thread:  # until it is seen: five seconds later there would be nothing to see
         asking = thread.submit(ask)
         try:
-            expect(chart).to_have_attribute("aria-label", re.compile(r"now: 1.0 [1-9]"))
+            expect(chart).to_have_attribute("aria-label", re.compile(r"mean: 1.0 (0\.)?[1-9]"))
             expect(chart.locator("path.line")).to_have_attribute("d", re.compile(r"L.*L"))
-            expect(page.get_by_role("img", name=re.compile("^Latency, now: p50 .* (ms|µs|s), p99"))).to_be_visible()
+            expect(page.get_by_role("img", name=re.compile("^Latency, 10 s mean: p99 .* (ms|µs|s), p50"))).to_be_visible()
+            expect(page.get_by_role("img", name=re.compile("^Time by stage, .*inference [0-9.]+ (ms|µs|s)"))).to_be_visible()
         finally:
             enough.set()
         asking.result()
@@ -209,16 +362,41 @@ def test_charts_move_when_requests_come(page: Any, served: Running) -> None:
 
 def test_workers_and_versions_are_changed_from_the_page(page: Any, server: Running, management: httpx.Client) -> None:
     register(management, "looks.mar", "looks2.mar")
-    look(page, server, "model/looks")
+    look(page, server, "model/looks/overview")
     second = page.get_by_role("region", name="Version 2.0", exact=True)
-    second.get_by_label("Workers", exact=True).fill("2")
-    second.get_by_role("button", name="Scale").click()
+    second.get_by_role("button", name="Scaling and limits").click()
+    drawer = page.get_by_role("dialog", name="Version 2.0: scaling and limits")
+    names = (
+        "Workers",
+        "Batch size",
+        "Longest wait for a full batch, ms",
+        "Queue size",
+        "Response timeout, seconds",
+        "Deadline of a request, ms",
+    )
+    assert [drawer.get_by_label(name, exact=True).input_value() for name in names] == ["1", "1", "100", "100", "120", "0"]
+    expect(drawer.get_by_role("button", name="Apply")).to_be_disabled()
+    drawer.get_by_label("Workers", exact=True).fill("2")
+    drawer.get_by_label("Batch size", exact=True).fill("4")
+    drawer.get_by_label("Queue size", exact=True).fill("0")
+    drawer.get_by_label("Queue size", exact=True).evaluate("(field) => (field.min = '')")  # the server's own bound
+    expect(drawer.get_by_role("region", name="Changes").get_by_role("listitem")).to_have_text(
+        ["Workers1→2", "Batch size1→4", "Queue size100→0"]
+    )
+    drawer.get_by_role("button", name="Apply").click()
+    expect(drawer.get_by_role("alert")).to_contain_text("job_queue_size")
+    drawer.get_by_label("Queue size", exact=True).fill("50")
+    drawer.get_by_role("button", name="Apply").click()
+    expect(drawer).to_have_count(0)
+    second.locator("summary").click()
     expect(second.locator("tbody tr")).to_have_count(2)
+    expect(second.locator(".facts div", has_text="Batch size")).to_contain_text("4")
+    (described,) = management.get("/models/looks/2.0").json()
+    assert [described[name] for name in ("minWorkers", "batchSize", "jobQueueSize", "responseTimeout")] == [2, 4, 50, 120]
     second.get_by_role("button", name="Make default").click()
+    expect(page.get_by_role("dialog").get_by_role("listitem")).to_have_text("Default version1.0→2.0")
+    page.get_by_role("dialog").get_by_role("button", name="Make default").click()
     expect(second.get_by_text("default", exact=True)).to_be_visible()
-    second.get_by_label("New value").fill("4")
-    second.get_by_role("button", name="Change").click()
-    expect(second.locator(".tile", has_text="Batch size")).to_contain_text("4")
     assert management.get("/models/looks").json()[0]["modelVersion"] == "2.0"
 
 
@@ -235,42 +413,82 @@ def test_a_version_that_takes_the_place_of_another_has_as_many_workers(page: Any
     assert (version["modelVersion"], version["minWorkers"]) == ("2.0", 2)
 
 
-def test_traffic_is_shifted_and_the_change_undone(page: Any, server: Running, management: httpx.Client) -> None:
+def test_traffic_is_split_by_the_bar_and_the_change_undone(page: Any, server: Running, management: httpx.Client) -> None:
     register(management, "looks.mar", "looks2.mar")
     look(page, server, "model/looks/traffic")
     shares = page.get_by_role("region", name="Versions and their shares")
     first, second = (shares.get_by_role("row", name=re.compile(rf"^{version}")) for version in ("1.0", "2.0"))
     expect(first).to_contain_text("100.0 %")
-    page.get_by_label("Weight of version 2.0").fill("3")
-    page.get_by_role("button", name="Apply").click()
+    border = page.get_by_role("slider", name="Border between 1.0 and 2.0")
+    box = page.locator(".parts").bounding_box()
+    border.hover()
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 10)
+    page.mouse.up()
+    expect(border).to_have_attribute("aria-valuenow", "50")
+    page.keyboard.press("PageDown")
+    page.keyboard.press("ArrowLeft")
+    expect(border).to_have_attribute("aria-valuetext", "1.0: 39 %, 2.0: 61 %")
+    expect(page.get_by_label("Share of version 2.0, percent")).to_have_value("61")
+    page.get_by_label("Share of version 2.0, percent").fill("75")
+    page.get_by_label("Share of version 2.0, percent").press("Enter")
+    expect(page.get_by_label("Share of version 1.0, percent")).to_have_value("25")
+    assert management.get("/models/looks/traffic").json()["traffic"] == {}  # nothing is sent without the dialog
+    page.get_by_role("button", name="Review and apply").click()
+    dialog = page.get_by_role("dialog", name="Split requests")
+    expect(dialog.get_by_role("listitem")).to_have_text(["Version 1.0100 %→25 %", "Version 2.00 %→75 %"])
+    dialog.get_by_role("button", name="Apply").click()
     expect(first).to_contain_text("25.0 %")
     expect(second).to_contain_text("75.0 %")
-    page.get_by_label("Weight of version 1.0").fill("0")
-    page.get_by_label("Keep a client on one version by").fill("header:X-User")
-    page.get_by_role("button", name="Apply").click()
+    expect(page.get_by_text("These shares are not applied yet.")).to_be_hidden()
+    border.focus()
+    page.keyboard.press("Home")
+    page.get_by_role("button", name="Review and apply").click()
+    dialog.get_by_role("button", name="Apply").click()
     expect(second).to_contain_text("100.0 %")
     kind = {"content-type": "image/png"}
     answer = httpx.post(f"{server.address('predictions')}/predictions/looks", content=png(10), headers=kind, timeout=60)
     assert (answer.headers["x-tsx-model-version"], "new" in answer.json()) == ("2.0", True)
-    assert management.get("/models/looks/traffic").json()["traffic"]["sticky"] == "header:X-User"
     page.get_by_role("button", name="Undo the last change").click()
-    expect(second).to_contain_text("75.0 %")
-    expect(page.get_by_label("Weight of version 1.0")).to_have_value("1")
-    labels = page.get_by_role("region", name="Labels")
-    labels.get_by_label("Label", exact=True).fill("canary")
-    labels.get_by_label("Version", exact=True).fill("2.0")
-    labels.get_by_role("button", name="Set").click()
+    dialog = page.get_by_role("dialog", name="Undo the last change")
+    expect(dialog.get_by_role("listitem")).to_have_text(["Version 1.00 %→25 %", "Version 2.0100 %→75 %"])
+    dialog.get_by_role("button", name="Undo", exact=True).click()
+    expect(page.get_by_label("Share of version 2.0, percent")).to_have_value("75")
+    page.get_by_role("button", name="Set a label").click()
+    dialog = page.get_by_role("dialog", name="Set a label")
+    dialog.get_by_label("Label", exact=True).fill("canary")
+    expect(dialog.get_by_role("listitem")).to_have_text("canary2.0")
+    dialog.get_by_role("button", name="Set").click()
     expect(second).to_contain_text("canary")
-    page.get_by_label("Weight of version 2.0").fill("-1")
-    page.get_by_role("button", name="Apply").click()
-    expect(second).to_contain_text("75.0 %")  # the browser itself says that this is no weight
+    page.get_by_label("Share of version 2.0, percent").fill("-1")
+    page.get_by_label("Share of version 2.0, percent").press("Enter")
+    expect(page.get_by_role("button", name="Review and apply")).to_be_hidden()  # the browser itself says that this is no share
+
+
+def test_shares_follow_a_border_that_is_moved_past_others(page: Any, served: Running) -> None:
+    look(page, served)
+    found = page.evaluate(
+        """async () => {
+            const { splitBar, withShare } = await import('./split.js');
+            const moved = [];
+            const bar = splitBar((shares) => moved.push(shares));
+            document.body.append(bar.node);
+            bar.update(['1', '2', '3'], [100, 0, 0]);
+            const [, last] = bar.node.querySelectorAll('[role=slider]');
+            last.dispatchEvent(new KeyboardEvent('keydown', { key: 'PageDown' }));
+            return [...moved, withShare([50, 30, 20], 0, 20), withShare([100, 0], 0, 60), withShare([100, 0], 1, 100)];
+        }"""
+    )
+    assert found == [[90, 0, 10], [20, 48, 32], [60, 40], [0, 100]]
 
 
 def test_rules_are_set_and_taken_away_and_what_others_said_stays(page: Any, server: Running, management: httpx.Client) -> None:
     register(management, "looks.mar", "looks2.mar")
     look(page, server, "model/looks/traffic")
-    form = page.get_by_role("region", name="Traffic", exact=True)
-    expect(form.get_by_text("No rule")).to_be_visible()
+    panel = page.get_by_role("region", name="Traffic", exact=True)
+    expect(panel.get_by_text("None: the shares alone decide.")).to_be_visible()
+    panel.get_by_role("button", name="Edit rules").click()
+    form = page.get_by_role("dialog", name="Rules and stickiness")
     for header, how, value, to in (("X-Beta", "is", "1", "2.0"), ("X-User", "matches", "test-.*", "canary")):
         form.get_by_role("button", name="Add rule").click()
         expect(form.get_by_label("Header of the rule").last).to_be_focused()
@@ -278,80 +496,111 @@ def test_rules_are_set_and_taken_away_and_what_others_said_stays(page: Any, serv
         form.get_by_label("How its value is compared").last.select_option(how)
         form.get_by_label("Value of the header").last.fill(value)
         form.get_by_label("Version or label of the rule").last.fill(to)
+    form.get_by_label("Keep a client on one version by").fill("header:X-User")
+    changes = form.get_by_role("region", name="Changes").get_by_role("listitem")
+    expect(changes).to_have_count(3)
+    expect(changes.last).to_have_text("Rule 2X-User matches test-.* → canary")
     management.put("/models/looks/labels/canary", json={"version": "2.0"})  # somebody else, meanwhile
     form.get_by_role("button", name="Apply").click()
     expect(page.get_by_text("The traffic policy was changed.")).to_be_visible()
     traffic = management.get("/models/looks/traffic").json()["traffic"]
     first, second = {"header": "X-Beta", "equals": "1", "to": "2.0"}, {"header": "X-User", "matches": "test-.*", "to": "canary"}
-    assert traffic == {"labels": {"canary": "2.0"}, "rules": [first, second]}  # and no weights: they were not touched
+    assert traffic == {
+        "labels": {"canary": "2.0"},
+        "rules": [first, second],
+        "sticky": "header:X-User",
+    }  # no weights: they were not touched
+    expect(panel).to_contain_text("X-Beta is 1 → 2.0")
+    expect(panel).to_contain_text("canary → 2.0")
     with httpx.Client(base_url=server.address("predictions"), timeout=60) as client:
         answers = [
             client.post("/predictions/looks", content=png(10), headers={"content-type": "image/png", **headers}).headers
             for headers in ({"X-Beta": "1"}, {"X-User": "test-ann"}, {"X-User": "ann"})
         ]
     assert [answer["x-tsx-model-version"] for answer in answers] == ["2.0", "2.0", "1.0"]
+    panel.get_by_role("button", name="Edit rules").click()
     form.get_by_label("Value of the header").last.fill("(")
     form.get_by_role("button", name="Apply").click()
-    expect(page.get_by_text("it is not a regular expression of RE2, which has no lookaround and no backreferences:")).to_be_visible()
+    expect(form.get_by_role("alert")).to_contain_text("it is not a regular expression of RE2, which has no lookaround")
     expect(form.get_by_label("Value of the header").last).to_have_value("(")  # to be mended
     form.get_by_role("button", name="Remove this rule").last.click()
     form.get_by_role("button", name="Apply").click()
-    expect(page.get_by_text("The traffic policy was changed.").last).to_be_visible()
+    expect(form).to_have_count(0)
+    expect(panel).not_to_contain_text("X-User matches")
     page.get_by_role("button", name="Undo the last change").click()
-    expect(form.get_by_label("Header of the rule")).to_have_count(2)
+    page.get_by_role("dialog").get_by_role("button", name="Undo", exact=True).click()
+    expect(panel).to_contain_text("X-User matches test-.* → canary")
 
 
 def test_requests_are_recorded_and_the_files_removed(page: Any, server: Running, management: httpx.Client) -> None:
     register(management, "echo.mar")
     look(page, server, "model/echo/traffic")
+    page.get_by_role("button", name="Record", exact=True).click()
+    dialog = page.get_by_role("dialog", name="Record requests")
+    dialog.get_by_label("Percent recorded").fill("100")
+    dialog.get_by_label("Maximum size").fill("ten")
+    dialog.get_by_label("Record the answers as well, so that a replay can compare them").check()
+    expect(dialog.get_by_role("listitem").first).to_have_text("Recorded0 %→100 % of the requests, with answers")
+    dialog.get_by_role("button", name="Record", exact=True).click()
+    problem = "Parameter max_size is 'ten': it must be a number of bytes, or a string such as 100MB or 2GB."
+    expect(dialog.get_by_role("alert").get_by_text(problem)).to_be_visible()
+    dialog.get_by_label("Maximum size").fill("1MB")
+    dialog.get_by_role("button", name="Record", exact=True).click()
     panel = page.get_by_role("region", name="Recording", exact=True)
-    panel.get_by_label("Percent recorded").fill("100")
-    panel.get_by_label("Maximum size").fill("ten")
-    panel.get_by_label("Record the answers as well, so that a replay can compare them").check()
-    panel.get_by_role("button", name="Record", exact=True).click()
-    expect(page.get_by_text("Parameter max_size is 'ten': it must be a number of bytes, or a string such as 100MB or 2GB.")).to_be_visible()
-    panel.get_by_label("Maximum size").fill("1MB")
-    panel.get_by_role("button", name="Record", exact=True).click()
     expect(panel.get_by_text("100 % of the requests, with answers, up to 1.0 MB, for 24 h")).to_be_visible()
+    expect(page.get_by_role("button", name="Record", exact=True)).to_be_hidden()
     httpx.post(f"{server.address('predictions')}/predictions/echo", json=[1], timeout=60)
     expect(panel.locator(".tile", has_text="Recorded")).to_contain_text("1")
-    line = panel.locator("pre[data-for=replay]").inner_text()
+    line = panel.get_by_label("replay the recording", exact=True).inner_text()
     assert Path(line.removeprefix("tsx replay ")) == Path(management.get("/models/echo/record").json()["directory"])
     panel.get_by_role("button", name="Stop recording").click()
     expect(panel.get_by_text("off", exact=True)).to_be_visible()
     panel.get_by_role("button", name="Remove files").click()
     page.get_by_role("dialog").get_by_role("button", name="Remove").click()
-    expect(panel.get_by_role("button", name="Remove files")).to_be_hidden()
+    expect(panel).to_be_hidden()
     assert management.get("/models/echo/record").json()["files"] == 0
 
 
 def test_a_rollout_is_begun_watched_and_taken_back(page: Any, server: Running, management: httpx.Client) -> None:
     register(management, "looks.mar", "looks2.mar")
     look(page, server, "model/looks/traffic")
+    page.get_by_role("button", name="Start rollout").click()
+    dialog = page.get_by_role("dialog", name="Start rollout")
+    dialog.get_by_label("Steps, percent").fill("40, 30")
+    dialog.get_by_role("button", name="Start rollout").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("steps")
+    dialog.get_by_label("Steps, percent").fill("40, 100")
+    changes = dialog.get_by_role("listitem")
+    expect(changes.first).to_have_text("Version 2.00 %→40 %, then 100 %")
+    expect(changes.nth(1)).to_have_text("Version 1.0100 %→60 %, then 0 %")
+    dialog.get_by_role("button", name="Start rollout").click()
     panel = page.get_by_role("region", name="Rollout", exact=True)
-    panel.get_by_label("Steps, percent").fill("40, 100")
-    panel.get_by_role("button", name="Start rollout").click()
     expect(panel.get_by_text("version 1.0 to 2.0, step 1 of 2")).to_be_visible()
+    expect(panel.get_by_role("list", name="Steps").locator("[aria-current=step]")).to_have_text("40 %")
     expect(page.get_by_role("region", name="Versions and their shares").get_by_role("row", name=re.compile("^2.0"))).to_contain_text(
         "40.0 %"
     )
     panel.get_by_role("button", name="Roll back").click()
     page.get_by_role("dialog").get_by_role("button", name="Roll back").click()
     expect(panel.locator(".chip")).to_have_text("went back")
-    expect(panel.get_by_role("button", name="Start rollout")).to_be_visible()
     assert management.get("/models/looks/rollout").json()["status"] == "went back"
 
 
-def test_requests_are_copied_to_a_shadow_and_answers_that_differ_are_shown(page: Any, server: Running, management: httpx.Client) -> None:
+def test_requests_are_mirrored_and_answers_that_differ_are_shown(page: Any, server: Running, management: httpx.Client) -> None:
     register(management, "looks.mar", "looks2.mar")
     look(page, server, "model/looks/traffic")
-    panel = page.get_by_role("region", name="Shadow", exact=True)
-    panel.get_by_label("Percent of the requests").fill("100")
-    panel.get_by_label("Compare answers").select_option("numbers within a tolerance")
-    panel.get_by_label("Relative tolerance").fill("0.25")
-    panel.get_by_label("Fields to ignore").fill("id, outputs.*.took")
-    panel.get_by_role("button", name="Copy requests").click()
-    expect(panel.get_by_text("running", exact=True)).to_be_visible()
+    page.get_by_role("button", name="Mirror traffic").click()
+    dialog = page.get_by_role("dialog", name="Mirror traffic")
+    dialog.get_by_label("Percent of the requests").fill("100")
+    dialog.get_by_label("Compare answers").select_option("by numbers within a tolerance")
+    dialog.get_by_label("Relative tolerance").fill("0.25")
+    dialog.get_by_label("Fields to ignore").fill("id, outputs.*.took")
+    expect(dialog.get_by_role("listitem").first).to_have_text(
+        "Mirror100 % of the requests also to 2.0, answers compared by numbers within a tolerance"
+    )
+    dialog.get_by_role("button", name="Mirror traffic").click()
+    panel = page.get_by_role("region", name="Mirrored traffic", exact=True)
+    expect(panel.get_by_text("100 % of the requests also to 2.0")).to_be_visible()
     compare = management.get("/models/looks/shadow").json()["shadow"]["compare"]
     assert compare == {"kind": "numeric", "ignore": ["id", "outputs.*.took"], "rtol": 0.25}
     with httpx.Client(base_url=server.address("predictions"), timeout=60) as client:
@@ -360,7 +609,7 @@ def test_requests_are_copied_to_a_shadow_and_answers_that_differ_are_shown(page:
     expect(panel.locator(".tile", has_text="Disagreed")).to_contain_text("2")
     panel.locator("details summary").first.click()
     expect(panel.get_by_role("heading", name=re.compile("^version 2.0: 200"))).to_be_visible()
-    panel.get_by_role("button", name="Stop copying").click()
+    panel.get_by_role("button", name="Stop mirroring").click()
     expect(panel.get_by_text("off", exact=True)).to_be_visible()
     assert management.get("/models/looks/traffic").json()["traffic"].get("shadow") is None
 
@@ -369,6 +618,9 @@ def test_metrics_of_the_model_are_there_and_can_be_filtered(page: Any, served: R
     look(page, served, "model/echo/metrics")
     table = page.get_by_role("region", name="Metrics of this model")
     expect(table).to_contain_text("ts_inference_requests_total")
+    expect(table.get_by_text("model_version=1.0").first).to_be_hidden()  # collapsed
+    table.get_by_text("tsx_queue_capacity").click()
+    expect(table.locator("details[open]")).to_contain_text("100")
     page.get_by_label("Filter").fill("queue_depth")
     expect(table).not_to_contain_text("ts_inference_requests_total")
     httpx.post(f"{served.address('predictions')}/predictions/echo", json=[1], timeout=60)
@@ -463,21 +715,38 @@ def test_no_view_has_a_serious_finding_of_axe(page: Any, served: Running, scheme
     expect(page.get_by_role("row", name=re.compile("echo"))).to_be_visible()
     page.get_by_role("button", name="Register a model").click()
     _check(axe, page, "models")
-    for tab in ("overview", "try", "traffic", "errors", "metrics"):
+    page.keyboard.press("Escape")
+    for tab in ("try", "overview", "traffic", "errors", "metrics", "nonsense"):
         look(page, served, f"model/looks/{tab}")
-        expect(page.locator(".tabs [aria-current=page]")).to_be_visible()
+        expect(page.locator(".tabs [aria-current=page]" if tab != "nonsense" else ".lost")).to_be_visible()
         if tab == "traffic":
-            expect(page.get_by_role("region", name="Rollout", exact=True)).to_be_visible()
+            for button in ("Start rollout", "Mirror traffic", "Edit rules"):
+                page.get_by_role("button", name=button).click()
+                _check(axe, page, button)
+                page.keyboard.press("Escape")
+            page.get_by_role("slider").press("PageDown")
+        if tab == "overview":
+            page.get_by_role("button", name="Scaling and limits").first.click()
+            _check(axe, page, "drawer")
+            page.keyboard.press("Escape")
         if tab == "metrics":
             expect(page.get_by_text("ts_inference_requests_total").first).to_be_visible()
         _check(axe, page, tab)
     look(page, served, "model/echo/try")
+    send_json(page, "fail")
+    expect(page.get_by_role("link", name="Show the traceback")).to_be_visible()
     send_json(page, {"cat": 0.75, "dog": 0.25})
     expect(page.get_by_role("list", name="Labels")).to_be_visible()
     _check(axe, page, "an answer")
     page.set_viewport_size({"width": 360, "height": 740})
     _check(axe, page, "narrow")
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than a phone"
+    for where in ("", *(f"model/looks/{tab}" for tab in ("try", "overview", "traffic", "errors", "metrics"))):
+        look(page, served, where)
+        expect(page.locator("main > div")).to_be_visible()
+        page.wait_for_timeout(100)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{where} is wider than a phone"
+        wide = page.evaluate("[...document.querySelectorAll('.scroll')].filter((each) => each.scrollWidth > each.clientWidth).length")
+        assert wide == 0, f"a table of {where} is wider than a phone"
 
 
 def _axe() -> Any:

@@ -14,8 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, Running
-from tests.ui.looking import expect, look, png, register, send_json
+from tests.ui.conftest import LOOKS
+from tests.ui.looking import TOOLS, expect, look, png, register, send_json
 
 TEXT = """it's "so": $HOME `date` \\n
 %s é {a}"""
@@ -27,12 +29,12 @@ def server(browser: Any, start: Callable[..., Running]) -> Running:
 
 
 def lines_of(page: Any) -> dict[str, str]:
-    return {tool: page.locator(f"pre[data-for={tool}]").inner_text() for tool in ("curl", "Python", "tsx")}
+    return {tool: page.locator(f"pre[data-for={tool}]").text_content() for tool in TOOLS}
 
 
 def run_line(tool: str, line: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[bytes]:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **more}
-    command = [sys.executable, "-c", line] if tool == "Python" else ["bash", "-c", line]
+    command = [sys.executable, "-c", line] if tool in ("requests", "urllib") else ["bash", "-c", line]
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr.decode()
     return done
@@ -145,6 +147,43 @@ def test_the_form_follows_the_handler_once_its_worker_tells_what_it_takes(page: 
         register(client, "looks2.mar")
         expect(page.get_by_text("2 versions, default 1.0")).to_be_visible()
         expect(page.get_by_role("radio", name="Text")).to_be_checked()  # a person has said so
+        page.reload()
+        expect(page.get_by_role("heading", name="looks")).to_be_visible()
+        expect(page.get_by_role("radio", name="Text")).to_be_checked()  # and is not asked again
+
+
+def test_samples_are_shown_and_requests_of_this_visit_can_be_sent_again(page: Any, start: Callable[..., Running], tmp_path: Path) -> None:
+    archive = make_model(tmp_path / "sampled", LOOKS)
+    (archive / "samples").mkdir()
+    for name, content in (("dark.png", png(0)), ("light.png", png(255)), ("row.json", b'{"light": 1}')):
+        (archive / "samples" / name).write_bytes(content)
+    server = start([archive, *FREE_PORTS])
+    look(page, server, "model/sampled")  # the playground is the first tab
+    light = page.get_by_role("button", name="light.png")
+    expect(light.locator("img")).to_have_js_property("naturalWidth", 64)
+    expect(page.get_by_role("button", name="row.json")).to_contain_text('{"light": 1}')
+    expect(page.get_by_label("JSON", exact=True).last).to_have_value('{"light": 1}')  # what is sent where one only presses Send
+    bars = page.get_by_role("list", name="Labels").get_by_role("listitem")
+    for name, label in (("light.png", "light"), ("dark.png", "dark")):
+        page.get_by_role("button", name=name, exact=True).first.click()
+        expect(page.get_by_text(re.compile(f"^{name}, "))).to_be_visible()
+        page.get_by_role("button", name="Send").click()
+        expect(bars.first).to_contain_text(label)
+    page.get_by_label("JSON", exact=True).last.evaluate("(area) => (area.value = '[]')")
+    page.get_by_role("button", name="row.json").click()
+    expect(page.get_by_role("radio", name="JSON")).to_be_checked()
+    expect(page.get_by_label("JSON", exact=True).last).to_have_value('{"light": 1}')
+    history = page.get_by_role("region", name="History").get_by_role("button")
+    expect(history).to_have_count(2)
+    page.get_by_role("link", name="Models").click()
+    page.get_by_role("link", name="sampled").click()
+    expect(history).to_have_count(2)  # also after a visit elsewhere
+    history.filter(has_text="light.png").click()
+    expect(page.get_by_role("radio", name="Image")).to_be_checked()
+    expect(bars.first).to_contain_text("light")
+    page.get_by_role("button", name="Send").click()
+    expect(history).to_have_count(3)
+    expect(history.first).to_contain_text("light.png")
 
 
 def test_the_camera_is_off_once_its_part_of_the_page_is_left(page: Any, server: Running) -> None:
@@ -259,13 +298,14 @@ def test_many_versions_and_models_are_distinguished(page: Any, start: Callable[.
     expect(rows).to_have_count(2)
     page.get_by_label("Filter").fill("nothing")
     expect(page.get_by_text("No model matches the filter.")).to_be_visible()
-    look(page, server, "model/many")
+    look(page, server, "model/many/overview")
     expect(page.get_by_role("heading", level=3)).to_have_text([f"Version {number}.0" for number in range(1, 13)])
     expect(page.get_by_text("The charts show 1 of 12 versions: those with the most recent requests.")).to_be_visible()
 
 
 def test_a_long_error_is_reported_in_short_until_it_is_opened(page: Any, server: Running) -> None:
-    error = {"at": 1.0, "times": 1, "message": "m" * 5000, "traceback": "", "version": "1.0"}
+    error = {"at": 1.0, "first": 1.0, "times": 1, "message": "m" * 5000, "traceback": "", "request_ids": [], "version": "1.0"}
+    error |= {"kind": "a", "kind_times": 1, "kind_first": 1.0}
     page.route("**/ui/api/errors/odd", lambda route: route.fulfill(json=[error]))
     look(page, server, "model/odd/errors")
     expect(page.locator(".errors .headline")).to_have_text("m" * 300 + " …")

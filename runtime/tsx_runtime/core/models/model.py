@@ -128,6 +128,11 @@ class ModelVersion:
         return self.plan.batch_size
 
     @property
+    def batch_places(self) -> int:
+        """Requests that fit into a batch; 0 where a batch has one, or workers take requests while they work on others."""
+        return self.plan.batch_size if self.plan.batch_size > 1 and self.plan.strategy.mode == "batch" else 0
+
+    @property
     def workers(self) -> list[Worker]:
         return self._supervisor.workers
 

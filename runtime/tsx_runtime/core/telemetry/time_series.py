@@ -25,6 +25,9 @@ class SampledVersion(Protocol):
     @property
     def pending(self) -> int: ...
 
+    @property
+    def batch_places(self) -> int: ...
+
 
 class SampledModel(Protocol):
     @property
@@ -38,6 +41,9 @@ class CounterSnapshot(NamedTuple):
     answers: int
     failed: int
     latency: tuple[int, ...]  # see `Durations.counts`
+    refused: int  # of the failed, those that no worker answered
+    batches: int
+    stages: tuple[float, ...]  # seconds: of all requests the total, the queue and the wait for a batch; of all batches the handler's steps
 
 
 class SeriesPoint(NamedTuple):
@@ -49,18 +55,49 @@ class SeriesPoint(NamedTuple):
     p50: float | None
     p99: float | None
     waiting: int
+    refused: float = 0.0  # of the failures, those that no worker answered
+    places: float = 0.0  # for requests, in the batches of that second; 0 where there are no batches
+    stages: tuple[float, ...] | None = None  # mean seconds of a request: queue, batch, preprocess, inference, postprocess, other
 
 
 def read(stats: Stats, now: float) -> CounterSnapshot:
-    return CounterSnapshot(now, sum(stats.answers.values()), stats.errors, stats.latency.counts())
+    sums = (stats.latency, stats.queue, stats.batch_wait, stats.preprocess, stats.inference, stats.postprocess)
+    return CounterSnapshot(
+        now,
+        sum(stats.answers.values()),
+        stats.errors,
+        stats.latency.counts(),
+        stats.failed_refusals,
+        stats.batches,
+        tuple(each.sum for each in sums),
+    )
 
 
-def between(before: CounterSnapshot, after: CounterSnapshot, number: int, waiting: int) -> SeriesPoint:
+def between(before: CounterSnapshot, after: CounterSnapshot, number: int, waiting: int, batch_places: int = 0) -> SeriesPoint:
     seconds = max(after.at - before.at, 1e-9)
     answers = after.answers - before.answers
     latency = [now - then for now, then in zip(after.latency, before.latency, strict=True)]
-    failures = (after.failed - before.failed) / seconds
-    return SeriesPoint(number, answers / seconds, failures, quantile(latency, 0.5), quantile(latency, 0.99), waiting)
+    batches = after.batches - before.batches
+    return SeriesPoint(
+        number,
+        round(answers / seconds, 2),
+        round((after.failed - before.failed) / seconds, 2),
+        quantile(latency, 0.5),
+        quantile(latency, 0.99),
+        waiting,
+        round((after.refused - before.refused) / seconds, 2),
+        round(batches * batch_places / seconds, 2),
+        _stages(before.stages, after.stages, sum(latency), batches),
+    )
+
+
+def _stages(before: tuple[float, ...], after: tuple[float, ...], requests: int, batches: int) -> tuple[float, ...] | None:
+    """A handler's step takes as long for each request of a batch as for the batch: here, as for a mean batch."""
+    if not requests or not batches:
+        return None
+    total, queue, wait, *steps = (now - then for now, then in zip(after, before, strict=True))
+    parts = (queue / requests, wait / requests, *(step / batches for step in steps))
+    return tuple(round(part, 6) for part in (*parts, max(0.0, total / requests - sum(parts))))
 
 
 class _Track:
@@ -94,7 +131,7 @@ class TimeSeries:
                 track.version, track.last = version, read(version.stats, now)
             else:
                 reading = read(version.stats, now)
-                track.points.append(between(track.last, reading, self.number, version.pending))
+                track.points.append(between(track.last, reading, self.number, version.pending, version.batch_places))
                 track.last = reading
             self._tracks[key] = track
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import math
 import mimetypes
@@ -58,6 +59,8 @@ HEADERS = DATA_HEADERS | {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
 }
+VARIED = {"vary": "accept-encoding"}
+PACKED = HEADERS | VARIED | {"content-encoding": "gzip"}
 PREDICT = "/ui/api/predict/"
 MODEL_LABELS = ("model_name", "ModelName")
 VERBS = ("POST", "PUT")  # none with which a browser shows what it gets: the page sends the first, `curl -T` the second
@@ -83,13 +86,15 @@ def _add_files(router: APIRouter) -> None:
     async def shell(request: Request) -> Response:
         if not str(request.scope.get("raw_path", b"/"), "latin-1").endswith("/"):
             return Response(status_code=308, headers={"location": "ui/"})  # relative, so that it holds behind a proxy's prefix too
-        return await file(SHELL)
+        return await file(SHELL, request)
 
-    async def file(name: str) -> Response:
+    async def file(name: str, request: Request) -> Response:
         found = files().get(name)
         if found is None:
             raise ResourceNotFound(NOT_FOUND)
-        return Response(found.body, media_type=found.type, headers=HEADERS)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(found.packed, media_type=found.type, headers=PACKED)
+        return Response(found.body, media_type=found.type, headers=HEADERS | VARIED)
 
     router.add_api_route("/ui", shell, methods=["GET", "HEAD"])
     router.add_api_route("/ui/{name}", file, methods=["GET", "HEAD"])
@@ -222,6 +227,7 @@ def _json(value: Any) -> Response:
 
 class File(NamedTuple):
     body: bytes
+    packed: bytes
     type: str
 
 
@@ -229,4 +235,5 @@ class File(NamedTuple):
 def files() -> dict[str, File]:
     """By name. Read at the first request for the page: most servers never get one."""
     found = sorted(path for path in FOLDER.iterdir() if path.suffix in TYPES)
-    return {path.name: File(path.read_bytes(), TYPES[path.suffix]) for path in found}
+    read = ((path, path.read_bytes()) for path in found)
+    return {path.name: File(body, gzip.compress(body), TYPES[path.suffix]) for path, body in read}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tsx_runtime.api.describe import Memory
 from tsx_runtime.api.samples import MOST_LISTED, input_of
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.core.telemetry.error_log import LoggedError
 from tsx_runtime.core.telemetry.time_series import SeriesPoint, TimeSeries
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.http.routes.traffic import natural
@@ -19,6 +21,7 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.version import __version__
 
 MOST_LINES = 500
+LIMITS = ("batch_size", "max_batch_delay", "job_queue_size", "response_timeout", "client_timeout")  # that the page can change
 
 
 def describe(registry: Registry, series: TimeSeries, since: int, server: Mapping[str, Any], memory: Memory) -> dict[str, Any]:
@@ -38,7 +41,7 @@ def describe_server(settings: Settings, addresses: Mapping[str, str], start: str
         "version": __version__,
         "began": time.time(),
         "modelApi": settings.enable_model_api,
-        "store": settings.model_store is not None,
+        "store": None if settings.model_store is None else str(settings.model_store),
         "inference": addresses.get("inference", settings.inference_address),
         "inferenceToken": bool(settings.inference_token or settings.generate_tokens) and not settings.disable_token_authorization,
     }
@@ -66,7 +69,7 @@ def describe_version(version: ModelVersion, memory: Memory) -> dict[str, Any]:
         "handler": version.handler,
         "input": input_of(version),
         "measured": None if version.measured is None else str(version.measured),
-        "batchSize": version.batch_size,
+        "limits": {name: getattr(version.plan, name) for name in LIMITS},
         "minWorkers": version.min_workers,
         "maxWorkers": version.max_workers,
         "workers": [describe_worker(worker, memory.get(worker, 0)) for worker in version.workers],
@@ -103,8 +106,15 @@ def state_of(version: ModelVersion) -> str:
 
 def errors_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
     """Newest first."""
-    errors = [error._asdict() | {"version": version.version} for version in versions for error in version.stats.error_log.errors]
+    errors = [_error(error, version) for version in versions for error in version.stats.error_log.errors]
     return sorted(errors, key=lambda error: -error["at"])
+
+
+def _error(error: LoggedError, version: ModelVersion) -> dict[str, Any]:
+    """With the count of its kind, of which the oldest are not kept."""
+    kind = version.stats.error_log.kinds[error.kind]
+    more = {"version": version.version, "kind_times": kind.times, "kind_first": kind.first}
+    return error._asdict() | {"kind": f"{zlib.crc32(error.kind.encode()):08x}"} | more
 
 
 def log_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:

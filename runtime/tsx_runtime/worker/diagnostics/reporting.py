@@ -27,6 +27,7 @@ MOST = 200  # lines of one report; of more the newest
 LONGEST = 1000  # characters of a line
 MOST_IDS = 8  # that a line names
 MOST_ERRORS = 20  # different ones of one report
+MOST_ERROR_IDS = 50  # that an error names
 
 _LOGGER = "tsx.worker"
 
@@ -55,7 +56,7 @@ class ReportBuffer:
         if lines:
             self.due.set()
 
-    def add_error(self, message: str, trace: str) -> None:
+    def add_error(self, message: str, trace: str, ids: Sequence[str] = ()) -> None:
         """A repeated error is only counted: a handler that always fails must not pay for each report."""
         if os.getpid() != self._pid:
             return
@@ -64,8 +65,14 @@ class ReportBuffer:
             if known is not None:
                 known["count"] += 1
                 known["message"] = message
+                known["request_ids"] = [*known["request_ids"], *ids][-MOST_ERROR_IDS:]
             elif len(self._errors) < MOST_ERRORS:
-                self._errors[trace or message] = {"message": message, "traceback": trace, "count": 1}
+                self._errors[trace or message] = {
+                    "message": message,
+                    "traceback": trace,
+                    "count": 1,
+                    "request_ids": list(ids[-MOST_ERROR_IDS:]),
+                }
         self.due.set()
 
     def take(self) -> dict[str, Any] | None:
@@ -81,13 +88,14 @@ class ReportBuffer:
 class _Errors(logging.Handler):
     """A log handler: the log has one error for each failed batch."""
 
-    def __init__(self, buffer: ReportBuffer) -> None:
+    def __init__(self, buffer: ReportBuffer, running: Callable[[], Sequence[str]]) -> None:
         super().__init__(logging.ERROR)
         self._buffer = buffer
+        self._running = running
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        self._buffer.add_error(presentable(record.getMessage()), "" if error is None else format_error(error))
+        self._buffer.add_error(presentable(record.getMessage()), "" if error is None else format_error(error), self._running())
 
 
 @contextmanager
@@ -97,7 +105,7 @@ def reporting(channel: FrameSocket, running: Callable[[], Sequence[str]] = tuple
     `running`: the ids of the requests that run.
     """
     buffer, over = ReportBuffer(), threading.Event()
-    logger, errors = logging.getLogger(_LOGGER), _Errors(buffer)
+    logger, errors = logging.getLogger(_LOGGER), _Errors(buffer, running)
     streams = [(getattr(getattr(sys, name), "buffer", None), name) for name in ("stdout", "stderr")]
     copied = [(raw, name) for raw, name in streams if isinstance(raw, LossyOutput)]
     logger.addHandler(errors)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.telemetry.error_log import KEPT_ERRORS, KEPT_LINES, LONGEST, ErrorLog
+from tsx_runtime.core.telemetry.error_log import KEPT_ALIKE, KEPT_ERRORS, KEPT_IDS, KEPT_LINES, LONGEST, LONGEST_ID, ErrorLog, kind_of
 
 
 class Clock:
@@ -21,11 +21,44 @@ def test_the_newest_comes_first_and_the_same_again_is_counted() -> None:
     kept.add_error("request 1 failed", "Traceback\nValueError: a")
     kept.add_error("request 2 failed", "Traceback\nValueError: a", count=3)
     kept.add_error("worker 9000 ended")
-    assert [(error.at, error.times, error.message) for error in kept.errors] == [
-        (3.0, 1, "worker 9000 ended"),
-        (2.0, 4, "request 2 failed"),
+    kept.add_error("request 3 failed", "Traceback\nValueError: a")
+    assert [(error.at, error.first, error.times, error.message) for error in kept.errors] == [
+        (4.0, 1.0, 5, "request 3 failed"),
+        (3.0, 3.0, 1, "worker 9000 ended"),
     ]
-    assert kept.total == 5
+    assert kept.total == 6
+
+
+def test_errors_that_only_say_something_else_are_counted_together_and_push_out_no_other() -> None:
+    kept = ErrorLog(Clock())
+    kept.add_error("failed", "Traceback\n  File a, line 3\nKeyError: 'id'")
+    for number in range(3 * KEPT_ERRORS):
+        kept.add_error("failed", f"Traceback\n  File a, line 7\nValueError: row {number}: bad")
+    *alike, other = kept.errors
+    assert len(alike) == KEPT_ALIKE
+    assert alike[0].traceback.endswith(f"row {3 * KEPT_ERRORS - 1}: bad")
+    assert {kept.kinds[error.kind] for error in alike} == {(3 * KEPT_ERRORS, 2.0)}
+    assert (other.times, kept.kinds[other.kind]) == (1, (1, 1.0))
+    assert kept.kinds.keys() == {error.kind for error in kept.errors}
+
+
+def test_a_kind_is_the_exception_and_its_place_whatever_it_says() -> None:
+    frames = "Traceback\n  File a, line 7\n    row[key]\n"
+    assert kind_of("a", f"{frames}KeyError: 1") == kind_of("b", f"{frames}KeyError: 2: 3\n")
+    assert kind_of("a", f"{frames}RuntimeError: of\n\tmany lines: 1") == kind_of("a", f"{frames}RuntimeError: of\n\tother lines")
+    assert kind_of("a", f"{frames}KeyError: 1") != kind_of("a", f"{frames}IndexError: 1")
+    assert kind_of("a", f"{frames}KeyError: 1") != kind_of("a", frames.replace("7", "8") + "KeyError: 1")
+    assert kind_of("worker 1 ended", "") != kind_of("worker 2 ended", "")
+
+
+def test_an_error_names_the_newest_requests_that_met_it() -> None:
+    kept = ErrorLog(Clock())
+    error = {"message": "failed", "traceback": "Traceback", "count": 1}
+    for number in range(KEPT_IDS + 5):
+        kept.add_report("9000", {"errors": [error | {"request_ids": [f"id-{number}", "x" * 2 * LONGEST_ID]}], "lost": 0, "lines": []})
+    (found,) = kept.errors
+    assert len(found.request_ids) == KEPT_IDS
+    assert found.request_ids[-2:] == (f"id-{KEPT_IDS + 4}", "x" * LONGEST_ID)
 
 
 def test_messages_without_a_traceback_are_keptapart() -> None:
@@ -44,6 +77,8 @@ def test_what_is_kept_is_bounded_and_nothing_is_lost_of_the_count(reported: list
     assert len(kept.errors) <= KEPT_ERRORS
     assert kept.total == len(reported)
     assert sum(error.times for error in kept.errors) <= len(reported)
+    assert kept.kinds.keys() == {error.kind for error in kept.errors}
+    assert sum(kind.times for kind in kept.kinds.values()) <= len(reported)
 
 
 def test_of_a_long_traceback_both_ends_stay() -> None:
@@ -66,7 +101,7 @@ def test_lines_have_numbers_and_only_the_newest_are_kept() -> None:
 
 def test_a_report_says_what_it_left_out() -> None:
     kept = ErrorLog(Clock())
-    error = {"message": "failed", "traceback": "Traceback", "count": 2}
+    error = {"message": "failed", "traceback": "Traceback", "count": 2, "request_ids": []}
     kept.add_report("9000", {"errors": [error], "lost": 7, "lines": [[5.0, "stderr", "last", ["id-1"]]]})
     assert [(line.worker, line.text) for line in kept.lines] == [("9000", "[7 lines omitted]"), ("9000", "last")]
     assert [line.request_ids for line in kept.lines] == [[], ["id-1"]]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import struct
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from tsx_runtime.core.telemetry.time_series import KEPT, TimeSeries, between, read
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.errors import BadRequest, ClientLeft, QueueFull
+from tsx_runtime.wire import TIMES
 
 
 class Server:
@@ -20,7 +24,7 @@ class Server:
         self.series = TimeSeries(lambda: [self.model], lambda: self.now)
 
     def renew(self) -> None:
-        self.version: Any = SimpleNamespace(name="m", version="1.0", stats=Stats(), pending=0)
+        self.version: Any = SimpleNamespace(name="m", version="1.0", stats=Stats(), pending=0, batch_places=8)
         self.model.versions["1.0"] = self.version
 
     def second(self, seconds: float = 1.0) -> None:
@@ -41,7 +45,7 @@ def test_a_rate_is_what_came_in_the_time_that_passed() -> None:
     server.version.pending = 7
     server.second(1.5)
     (point,) = server.points()
-    assert (point.number, point.rate, point.failures, point.waiting) == (2, 24.0, 6.0, 7)
+    assert (point.number, point.rate, point.failures, point.waiting, point.refused) == (2, 24.0, 6.0, 7, 2.0)
     assert server.version.stats.errors == 6 + 3
 
 
@@ -62,7 +66,29 @@ def test_a_second_without_answers_has_no_latency() -> None:
     stats = Stats()
     reading = read(stats, 1.0)
     point = between(reading, read(stats, 2.0), 1, 0)
-    assert (point.rate, point.p50, point.p99) == (0.0, None, None)
+    assert (point.rate, point.p50, point.p99, point.places, point.stages) == (0.0, None, None, 0.0, None)
+
+
+def test_the_time_of_a_second_is_divided_among_the_stages_and_its_batches_are_as_full_as_they_were() -> None:
+    server = Server()
+    add_batches(server.version.stats, 2)
+    server.second()
+    add_batches(server.version.stats, 5)
+    server.second(0.5)
+    (point,) = server.points()
+    assert (point.rate, point.places) == (40.0, 80.0)  # four of eight places
+    queue, batch, preprocess, inference, postprocess, other = point.stages
+    assert (queue, batch) == pytest.approx((0.01, 0.02), abs=1e-6)
+    assert (preprocess, inference, postprocess) == pytest.approx((0.001, 0.005, 0.002), abs=1e-6)
+    assert queue + batch + preprocess + inference + postprocess + other == pytest.approx(0.042, abs=1e-5)
+
+
+def add_batches(stats: Stats, count: int) -> None:
+    """Of four requests: 10 ms until a worker is free, 20 ms until it begins, 12 ms in the worker."""
+    jobs: list[Any] = [SimpleNamespace(request_id=b"id", arrived=1.0, deadline=None, priority=0)] * 4
+    for _ in range(count):
+        times = TIMES.pack(1.03, 0.012, 0.001, 0.005, 0.002)
+        stats.add_batch((1.01, 1.02, 1.042, 4, times, struct.pack("4d", *[1.0] * 4), None), jobs)
 
 
 def test_only_what_is_newer_is_reported_and_ten_minutes_are_kept() -> None:

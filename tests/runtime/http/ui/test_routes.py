@@ -92,6 +92,18 @@ def test_the_page_is_at_one_address_from_which_its_parts_are_found(server: Any) 
     assert server.inference.get("/ui/").status_code == 404
 
 
+def test_its_files_are_sent_packed_to_those_that_can_read_them(server: Any) -> None:
+    sizes = []
+    for name, file in files().items():
+        plain = server.management.get(f"/ui/{name}", headers={"accept-encoding": "identity"})
+        packed = server.management.get(f"/ui/{name}", headers={"accept-encoding": "gzip, br"})
+        assert plain.content == packed.content == file.body
+        assert ("content-encoding" in plain.headers, packed.headers["content-encoding"]) == (False, "gzip")
+        assert plain.headers["vary"] == packed.headers["vary"] == "accept-encoding"
+        sizes.append(int(packed.headers["content-length"]))
+    assert sum(sizes) < 80_000
+
+
 @pytest.mark.parametrize("name", ["nothing.js", "..%2fwire.py", "%2e%2e/wire.py", "..%5cwire.py", "app.js%00", "__pycache__", "http"])
 def test_nothing_but_its_files_is_served(server: Any, name: str) -> None:
     assert server.management.get(f"/ui/{name}").status_code == 404
@@ -138,6 +150,13 @@ def test_the_state_tells_models_versions_and_workers(server: Any) -> None:
     assert worker["state"] == "READY"
     assert worker["device"] == "cpu"
     assert worker["memory"] > 1_000_000
+    assert first["limits"] == {
+        "batch_size": 1,
+        "max_batch_delay": 100,
+        "job_queue_size": 100,
+        "response_timeout": 120,
+        "client_timeout": 0,
+    }
 
 
 def test_versions_are_reported_in_their_own_order_with_the_labels_of_the_model(empty: Any) -> None:
@@ -168,6 +187,15 @@ def test_points_are_reported_once(own_server: Any, empty: Any) -> None:
     points = reported["models"][0]["versions"][0]["points"]
     assert points[-1][0] == reported["newest"]
     assert points[-1][1] > 0
+    assert points[-1][7] == 0  # batches of one have no places to fill
+    assert len(points[-1][8]) == 6
+    assert empty.management.put("/models/talker", params={"batch_size": 4}).status_code == 200
+    assert empty.inference.post("/predictions/talker").status_code == 200
+    empty.call(empty.series.sample)
+    batched = empty.management.get("/ui/api/state", params={"since": reported["newest"]}).json()
+    (point,) = batched["models"][0]["versions"][0]["points"]
+    assert point[7] == pytest.approx(4 * point[1], rel=0.01)
+    reported = batched
     assert empty.management.get("/ui/api/state", params={"since": reported["newest"]}).json()["models"][0]["versions"][0]["points"] == []
 
 
@@ -253,12 +281,14 @@ def test_too_large_a_body_is_refused_as_elsewhere(server: Any) -> None:
 def test_errors_of_handlers_are_reported_with_their_traceback(empty: Any, until: Any) -> None:
     empty.register("talker.mar", initial_workers=1)
     assert empty.management.get("/ui/api/errors/talker").json() == []
-    for _ in range(3):
-        assert empty.inference.post("/predictions/talker", headers={"x-do": "raise"}).status_code == 500
+    asked = [empty.inference.post("/predictions/talker", headers={"x-do": "raise"}) for _ in range(3)]
+    assert {answer.status_code for answer in asked} == {500}
     until(lambda: sum(error["times"] for error in empty.management.get("/ui/api/errors/talker").json()) == 3)
     (error,) = empty.management.get("/ui/api/errors/talker").json()
     assert error["version"] == "1.0"
     assert error["traceback"].rstrip().endswith("RuntimeError: no such image")
+    assert error["request_ids"] == [answer.headers["x-request-id"] for answer in asked]
+    assert error["kind_times"] == 3
     assert empty.inference.post("/predictions/talker", headers={"x-do": "exit"}).status_code == 500
     until(lambda: len(empty.management.get("/ui/api/errors/talker").json()) == 2)
     newest = empty.management.get("/ui/api/errors/talker").json()[0]

@@ -30,6 +30,7 @@ def test_tracebacks_and_output_are_reported(start_worker) -> None:
     errors = [error for report in worker.reports for error in report["errors"]]
     assert sum(error["count"] for error in errors) == 2
     assert "the handler failed for the requests id-0" in errors[0]["message"]
+    assert errors[0]["request_ids"] == ["id-0"] * errors[0]["count"]
     assert "handler.py" in errors[0]["traceback"]
     assert errors[0]["traceback"].rstrip().endswith("ValueError: no such image")
     lines = [(stream, text) for report in worker.reports for _, stream, text, _ in report["lines"]]
@@ -73,13 +74,15 @@ def test_a_process_that_a_handler_forks_tells_nothing_and_waits_for_nobody(start
 def test_the_same_error_is_counted_and_different_ones_are_bounded() -> None:
     gathered = ReportBuffer()
     for number in range(5):
-        gathered.add_error(f"request {number}", "Traceback: the same")
+        gathered.add_error(f"request {number}", "Traceback: the same", [f"id-{number}"] * 20)
     for number in range(3 * MOST_ERRORS):
         gathered.add_error("other", f"Traceback: {number}")
     report = gathered.take()
     assert report is not None
     assert len(report["errors"]) == MOST_ERRORS
+    ids = report["errors"][0].pop("request_ids")
     assert report["errors"][0] == {"message": "request 4", "traceback": "Traceback: the same", "count": 5}
+    assert ids == ["id-2"] * 10 + ["id-3"] * 20 + ["id-4"] * 20
     assert gathered.take() is None
 
 

@@ -3,7 +3,7 @@
 import { kept, token } from "./api.js";
 import { h, say, show } from "./dom.js";
 import { listen, live, refresh } from "./live.js";
-import { modelView } from "./model.js";
+import { modelView, TABS } from "./model.js";
 import { modelsView } from "./models.js";
 import { askToken } from "./talk.js";
 
@@ -11,30 +11,40 @@ const chosen = kept("localStorage", "tsx-theme");
 const main = document.getElementById("main");
 let current = null; // {key, view}
 
-/** `#/` is the list, `#/model/NAME[/TAB]` one model. Any other path shows the list. */
+/** `#/` is the list, `#/model/NAME[/TAB[/DETAIL]]` one model. Null for any other. */
 export function parse(hash) {
-  const [, kind, name, tab] = hash.replace(/^#/, "").split("/");
+  const [first, kind, name, tab, ...rest] = hash.replace(/^#/, "").split("/");
+  if (!first && !kind) return { name: null };
+  if (first || kind !== "model" || !name || (tab && !(tab in TABS))) return null;
   try {
-    return kind === "model" && name ? { name: decodeURIComponent(name), tab: tab || "overview" } : { name: null };
+    return { name: decodeURIComponent(name), tab: tab || Object.keys(TABS)[0], detail: rest.map(decodeURIComponent).join("/") };
   } catch {
-    return { name: null }; // no percent-encoding
+    return null; // no percent-encoding
   }
 }
 
 function navigate() {
   if (!live.state) return;
-  const { name, tab } = parse(location.hash);
-  const key = name === null ? "models" : `model ${name}`;
+  const place = parse(location.hash);
+  const name = place?.name ?? null;
+  const key = place === null ? `unknown ${location.hash}` : name === null ? "models" : `model ${name}`;
   const moved = current !== null;
   if (current?.key !== key) {
     current?.view.close?.();
-    current = { key, view: name === null ? modelsView() : modelView(name) };
+    current = { key, view: place === null ? unknownView() : name === null ? modelsView() : modelView(name) };
     main.replaceChildren(current.view.node);
-    document.title = name === null ? "Models · tsx" : `${name} · tsx`;
+    document.title = `${place === null ? "Not found" : name ?? "Models"} · tsx`;
     if (moved) main.focus({ preventScroll: false });
   }
-  current.view.select?.(tab);
+  current.view.select?.(place.tab, place.detail);
   current.view.update();
+}
+
+function unknownView() {
+  const node = h("section", { class: "card lost" }, h("h1", {}, "This page does not exist"),
+    h("p", { class: "quiet" }, "There is nothing at ", h("span", { class: "code" }, location.hash), ". The link may be old or mistyped."),
+    h("a", { class: "button primary", href: "#/" }, "All models"));
+  return { node, update() {} };
 }
 
 function update() {
@@ -72,6 +82,10 @@ document.getElementById("forget").addEventListener("click", () => {
   location.reload();
 });
 setTheme(chosen.get() ?? "system");
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // its address would be one of a view
+  main.focus();
+});
 addEventListener("hashchange", navigate);
 for (const each of ["dragover", "drop"]) addEventListener(each, (event) => event.preventDefault()); // a file that misses its field does not replace the page
 listen(update);

@@ -50,14 +50,26 @@ export function keyed(parent, items, key, make) {
   });
 }
 
-/** A table whose cells are texts or nodes. `columns`: its headings; `numbers`: which of them hold numbers. */
-export function table(caption, columns, rows, numbers = []) {
-  const place = (text, column) => (numbers.includes(column) ? { class: "number" } : {});
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    h("table", {},
-      h("thead", {}, h("tr", {}, columns.map((text, column) => h("th", { scope: "col", ...place(text, column) }, text)))),
-      h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, column) => h("td", place(cell, column), cell))))),
-    ));
+/** A table whose cells are texts or nodes. `columns`: its headings; `numbers`: which of them hold numbers. `folds`: see `liveTable`. */
+export function table(caption, columns, rows, numbers = [], folds = true) {
+  const made = liveTable(caption, columns, numbers, folds);
+  made.body.append(...rows.map((row) => h("tr", {}, cells(columns, row.map((cell, column) => h("td", numbers.includes(column) ? { class: "number" } : {}, cell))))));
+  return made.node;
+}
+
+/** A table whose rows are put into `body`. On a narrow screen each row that `folds` becomes a list of its headings and cells. */
+export function liveTable(caption, columns, numbers = [], folds = true) {
+  const body = h("tbody");
+  const node = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    h("table", { class: folds ? "folds" : null },
+      h("thead", {}, h("tr", {}, columns.map((text, column) => h("th", { scope: "col", class: numbers.includes(column) && "number" }, text)))), body));
+  return { node, body };
+}
+
+/** The cells of a row, each with the heading that it has on a narrow screen. */
+export function cells(columns, nodes) {
+  nodes.forEach((node, column) => (node.dataset.label = columns[column]));
+  return nodes;
 }
 
 let drawn = 0;

@@ -1,16 +1,14 @@
 // The ways to give a model its input: a picture from a file, the clipboard or the camera; text; JSON; any file.
 
-import { path, send } from "./api.js";
 import { cameraButton } from "./camera.js";
 import { field, h, say, show } from "./dom.js";
 import { bytes } from "./format.js";
-import { note } from "./talk.js";
 
 const JSON_TYPE = "application/json";
 const TEXT_TYPE = "text/plain; charset=utf-8";
 const ANY_TYPE = "application/octet-stream";
 
-/** Each returns `node` and `take()`: `{body, type, name, text}`, or a text that says what is missing; and `put(file)` if it takes files. */
+/** Each returns `node` and `take()`: `{body, type, name, text}`, or a text that says what is missing; and `put(file, name)`, or `put(text)`. */
 export function inputs(changed) {
   return { image: fileInput("image", changed), text: textInput(), json: jsonInput(), file: fileInput("file", changed) };
 }
@@ -20,7 +18,8 @@ function textInput() {
   return {
     node: field("Text", area),
     take: () => (area.value ? { body: area.value, type: TEXT_TYPE, name: null, text: area.value } : "Type some text first."),
-    focus: () => area.focus(),
+    put: (text) => (area.value = text),
+    isEmpty: () => !area.value,
   };
 }
 
@@ -40,7 +39,11 @@ function jsonInput() {
   return {
     node: h("div", {}, field("JSON", area), problem),
     take: () => (check() ? { body: area.value, type: JSON_TYPE, name: null, text: area.value } : area.value ? "Correct the JSON first." : "Type some JSON first."),
-    focus: () => area.focus(),
+    put: (text) => {
+      area.value = text;
+      check();
+    },
+    isEmpty: () => !area.value,
   };
 }
 
@@ -69,7 +72,7 @@ function fileInput(kind, changed) {
     zone.classList.remove("over");
     if (event.dataTransfer.files[0]) put(event.dataTransfer.files[0]);
   });
-  return { node: zone, put, take: () => held ?? (isImage ? "Choose an image first." : "Choose a file first."), focus: () => picker.focus(), close: () => camera?.close() };
+  return { node: zone, put, take: () => held ?? (isImage ? "Choose an image first." : "Choose a file first."), close: () => camera?.close() };
 }
 
 /** Whether a file is still what it was when it was chosen, and no directory: the browser would only say that the request failed. */
@@ -92,17 +95,4 @@ async function measured(file) {
   } catch {
     return null;
   }
-}
-
-/** Buttons for what the archive brings along; `chosen(file, kind)`. */
-export async function sampleButtons(place, model, version, chosen) {
-  const base = `ui/api/samples/${path(model, version)}`;
-  const response = await send("GET", base);
-  const found = response.ok ? await response.json() : [];
-  show(place, found.length);
-  place.replaceChildren(...(found.length ? [h("span", { class: "quiet" }, "Samples of the archive:")] : []), ...found.map(({ name, type }) =>
-    h("button", { class: "small", type: "button", onclick: async () => {
-      const answer = await send("GET", `${base}/${path(name)}`).catch((error) => note(error.message, true));
-      if (answer?.ok) chosen(new File([await answer.arrayBuffer()], name, { type }), type.startsWith("image/") ? "image" : "file");
-    } }, name)));
 }

@@ -6,8 +6,8 @@ const EVERY = 1000; // ms
 const SLOWEST = 5000; // ms between two tries while the server does not answer
 export const KEPT = 600; // points, as many as the server keeps
 
-/** `state` is the newest answer; `points` holds the points of each version, by `NAME/VERSION`. */
-export const live = { state: null, points: new Map(), connection: "connecting", error: "" };
+/** `state` is the newest answer; `points` holds the points of each version, by `NAME/VERSION`; the time of a point is its number and `base`. */
+export const live = { state: null, points: new Map(), newest: 0, base: 0, connection: "connecting", error: "" };
 
 const listeners = new Set();
 let newest = 0;
@@ -67,12 +67,14 @@ function take(state) {
     for (const version of each.versions) {
       const key = `${each.name}/${version.version}`;
       const points = live.points.get(key) ?? [];
-      points.push(...version.points.map(([number, rate, failures, p50, p99, waiting]) => ({ number, rate, failures, p50, p99, waiting })));
+      points.push(...version.points.map(([number, rate, failures, p50, p99, waiting, refused, places, stages]) => ({ number, rate, failures, p50, p99, waiting, refused, places, stages })));
       kept.set(key, points.slice(-KEPT));
     }
   }
   live.points = kept;
   live.newest = state.newest;
+  const base = state.server.now - state.newest;
+  if (Math.abs(base - live.base) > 1.5) live.base = Math.round(base); // whole and kept, so that labels of charts do not tremble
   live.state = state;
 }
 

@@ -7,28 +7,32 @@ import { duration } from "./format.js";
 import { watched } from "./watched.js";
 
 export function metricsTab(name) {
-  const body = h("tbody");
+  const list = h("div", { class: "families" });
   const filter = h("input", { type: "search", autocomplete: "off", spellcheck: "false", oninput: () => draw() });
-  const empty = h("p", { class: "quiet", hidden: true }, "No metric matches the filter.");
+  const none = h("p", { class: "quiet", hidden: true }, "No metric matches the filter.");
+  const count = h("span", { class: "quiet" });
   let found = [];
   const draw = () => {
     const wanted = filter.value.trim().toLowerCase();
-    const rows = found.filter(({ key }) => key.toLowerCase().includes(wanted));
-    keyed(body, rows, ({ key }) => key, metricRow);
-    show(empty, found.length && !rows.length);
+    const families = new Map();
+    for (const metric of found) {
+      if (!`${metric.name} ${labelsOf(metric)}`.toLowerCase().includes(wanted)) continue;
+      families.set(metric.name, [...(families.get(metric.name) ?? []), metric]);
+    }
+    say(count, `${families.size}`);
+    keyed(list, [...families.values()], ([{ name: each }]) => each, familyRow);
+    show(none, found.length && !families.size);
   };
   const poll = watched(async () => {
-    const timeline = await get(`ui/api/metrics/${path(name)}`);
-    found = timeline.map((metric) => ({ ...metric, key: `${metric.name} ${labelsOf(metric)}` }));
+    found = await get(`ui/api/metrics/${path(name)}`);
     draw();
     await slowest.load();
   }, 2000);
   const slowest = slowestPanel(name);
   return {
-    node: h("div", {}, explainPanel(), slowest.node, h("section", { class: "card", "aria-label": "Metrics" }, h("h2", {}, "Metrics"), field("Filter", filter, "by name or label; GET /metrics on the metrics address returns all of them, with histogram buckets"),
-      h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Metrics of this model" },
-        h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Metric"), h("th", { scope: "col" }, "Labels"), h("th", { scope: "col", class: "number" }, "Value"), h("th", { scope: "col" }, "Description"))), body)),
-      empty)),
+    node: h("div", {}, explainPanel(), slowest.node, h("section", { class: "card", "aria-label": "Metrics" }, h("div", { class: "row" }, h("h2", {}, "Metrics"), count),
+      field("Filter", filter, "by name or label; GET /metrics on the metrics address returns all of them, with histogram buckets"),
+      h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Metrics of this model" }, list), none)),
     wake: poll.start,
     rest: poll.stop,
   };
@@ -88,10 +92,21 @@ function labelsOf({ labels }) {
   return Object.entries(labels).map(([label, value]) => `${label}=${value}`).join(" ");
 }
 
-function metricRow(metric) {
-  const value = h("td", { class: "number" });
+const shownValue = ({ value }) => (typeof value === "number" ? Number(value.toPrecision(8)).toLocaleString("en", { maximumFractionDigits: 6 }) : value);
+
+/** All samples of one name: its value, or how many there are, and each with its labels once it is opened. */
+function familyRow([{ name, help }]) {
+  const value = h("span", { class: "number" });
+  const rows = h("dl", { class: "series" });
+  const node = h("details", {}, h("summary", {}, h("span", { class: "code" }, name), value), h("p", { class: "quiet" }, help), rows);
   return {
-    node: h("tr", {}, h("th", { scope: "row", class: "code" }, metric.name), h("td", { class: "code" }, labelsOf(metric)), value, h("td", { class: "quiet" }, metric.help)),
-    update: (now) => say(value, typeof now.value === "number" ? Number(now.value.toPrecision(8)).toLocaleString("en", { maximumFractionDigits: 6 }) : now.value),
+    node,
+    update(samples) {
+      say(value, samples.length === 1 ? shownValue(samples[0]) : `${samples.length} series`);
+      keyed(rows, samples, labelsOf, (sample) => {
+        const own = h("dd");
+        return { node: h("div", {}, h("dt", { class: "code" }, labelsOf(sample) || "no labels"), own), update: (now) => say(own, shownValue(now)) };
+      });
+    },
   };
 }

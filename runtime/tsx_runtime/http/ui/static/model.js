@@ -2,16 +2,16 @@
 
 import { h, say, show } from "./dom.js";
 import { errorsTab } from "./errors.js";
-import { chip, stateOf } from "./figures.js";
+import { chip, stateOf, workersText } from "./figures.js";
 import { live, model as find } from "./live.js";
 import { metricsTab } from "./metrics.js";
 import { overviewTab } from "./overview.js";
 import { playgroundTab } from "./playground.js";
 import { trafficTab } from "./traffic.js";
 
-const TABS = {
-  overview: ["Overview", overviewTab],
+export const TABS = {
   try: ["Playground", playgroundTab],
+  overview: ["Overview", overviewTab],
   traffic: ["Traffic", trafficTab],
   errors: ["Errors and log", errorsTab],
   metrics: ["Metrics", metricsTab],
@@ -35,18 +35,22 @@ export function modelView(name) {
   let current = null;
   return {
     node,
-    select(tab) {
-      const chosen = TABS[tab] ? tab : "overview";
-      if (chosen === current) return;
-      made.get(current)?.rest?.();
-      current = chosen;
-      if (!made.has(chosen)) made.set(chosen, TABS[chosen][1](name));
-      for (const [own, link] of links) {
-        if (own === chosen) link.setAttribute("aria-current", "page");
-        else link.removeAttribute("aria-current");
+    /** `detail` is for the tab: what it is to show first. */
+    select(tab, detail) {
+      if (tab !== current) {
+        made.get(current)?.rest?.();
+        current = tab;
+        if (!made.has(tab)) made.set(tab, TABS[tab][1](name));
+        for (const [own, link] of links) {
+          if (own === tab) {
+            link.setAttribute("aria-current", "page");
+            link.scrollIntoView({ block: "nearest", inline: "nearest" });
+          } else link.removeAttribute("aria-current");
+        }
+        place.replaceChildren(made.get(tab).node);
+        made.get(tab).wake?.();
       }
-      place.replaceChildren(made.get(chosen).node);
-      made.get(chosen).wake?.();
+      made.get(tab).open?.(detail);
     },
     update() {
       const now = find(name);
@@ -59,7 +63,8 @@ export function modelView(name) {
       say(why, "This model is no longer registered.");
       state.update(stateOf(now));
       const count = now.versions.length;
-      say(about, `${count === 1 ? "version" : `${count} versions, default`} ${now.default}${now.workflow ? ` · a node of workflow ${now.workflow}` : ""}`);
+      const parts = [`${count === 1 ? "version" : `${count} versions, default`} ${now.default}`, `workers ${workersText(now.versions)}`, now.workflow && `a node of workflow ${now.workflow}`];
+      say(about, parts.filter(Boolean).join(" · "));
       made.get(current)?.update?.(now, live.state.server);
     },
     close() {

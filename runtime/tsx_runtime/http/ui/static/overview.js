@@ -1,26 +1,34 @@
-// A model's charts and versions, with the actions on each version.
+// A model's state, charts and versions, with the actions on each version.
 
-import { path } from "./api.js";
+import { call, path } from "./api.js";
 import { chart } from "./chart.js";
-import { field, h, keyed, say, show } from "./dom.js";
-import { chip, memoryText, pointsOf, spanOf, tile, workersText } from "./figures.js";
-import { bytes, duration, number, since } from "./format.js";
-import { live } from "./live.js";
+import { differences, formDialog } from "./dialog.js";
+import { cells, field, h, keyed, liveTable, say, show } from "./dom.js";
+import { batchFill, chip, errorShare, errorText, memoryText, pointsOf, pointsOfModel, spanOf, STAGES, stateTiles, workersText } from "./figures.js";
+import { bytes, duration, number, percent, since } from "./format.js";
+import { live, model as find } from "./live.js";
 import { act, ask } from "./talk.js";
 
 const COLORS = 8; // of lines that can be distinguished
 const SPANS = [["1 minute", 60], ["10 minutes", 600], ["All data", null]];
-const LIMITS = {
-  batch_size: "Batch size", max_batch_delay: "Longest wait for a full batch, ms", job_queue_size: "Queue size",
-  response_timeout: "Response timeout, seconds", client_timeout: "Deadline of a request, ms (0: none)",
-};
+const LIMITS = [
+  ["batch_size", "Batch size", "requests of one batch", 1],
+  ["max_batch_delay", "Longest wait for a full batch, ms", "only with batchPolicy: wait", 0],
+  ["job_queue_size", "Queue size", "further requests are refused", 1],
+  ["response_timeout", "Response timeout, seconds", "a worker that takes longer for a batch is replaced", 1],
+  ["client_timeout", "Deadline of a request, ms", "0: none", 0],
+];
 
 export function overviewTab(name) {
-  const rate = chart("Requests per second", number);
-  const latency = chart("Latency", duration);
-  const failures = chart("Failures per second", number);
-  const queue = chart("Requests in the queue", number);
-  const versions = h("div");
+  const tiles = stateTiles();
+  const rate = chart("Requests per second", number, { stacked: true, least: 4 });
+  const latency = chart("Latency", duration, { least: 0.004 });
+  const stages = chart("Time by stage", duration, { stacked: true, least: 0.004 });
+  const errors = chart("Errors", errorText, { least: 0.04 });
+  const queue = chart("Requests in the queue", number, { whole: true, least: 4 });
+  const fill = chart("Batch fill", (share) => (share === null ? "–" : percent(share, 0)));
+  const charts = h("div", { class: "charts" }, [rate, latency, stages, errors, queue].map((each) => each.node));
+  const versions = h("div", { class: "versions" });
   const left = h("p", { class: "quiet", hidden: true });
   let wanted = null;
   let newest = null;
@@ -28,22 +36,28 @@ export function overviewTab(name) {
     h("label", {}, h("input", { type: "radio", name: `span-${name}`, checked: seconds === wanted, onchange: () => { wanted = seconds; if (newest) draw(newest); } }), h("span", {}, label))));
   const draw = (model) => {
     const drawn = drawnOf(model);
+    const many = model.versions.length > 1;
+    const all = pointsOfModel(model);
     const span = wanted ?? spanOf(drawn.map(({ version }) => pointsOf(model.name, version)));
     const lines = (value) => drawn.map(({ version }, color) => ({ name: version, color, points: pointsOf(model.name, version), value }));
-    const pair = (which) => drawn.flatMap(({ version }, color) => {
-      const points = pointsOf(model.name, version);
-      const before = model.versions.length > 1 ? `${version} ` : "";
-      return [{ name: `${before}${which}`, color: model.versions.length > 1 ? color : which === "p50" ? 0 : 1, points, value: (point) => point[which] }];
-    });
+    const quantiles = (which, color) => ({ name: which, color, points: all, value: (point) => point[which] });
+    tiles.update(all, model.versions);
     rate.update(lines((point) => point.rate), live.newest, span);
-    latency.update(model.versions.length > 1 ? pair("p99") : [...pair("p50"), ...pair("p99")], live.newest, span);
-    failures.update(lines((point) => point.failures), live.newest, span);
+    latency.update(many ? lines((point) => point.p99).map((line) => ({ ...line, name: `${line.name} p99` })) : [quantiles("p99", 1), quantiles("p50", 0)], live.newest, span);
+    const taken = STAGES.map((name, color) => ({ name, color, points: all, value: (point) => point.stages?.[color] ?? null }));
+    stages.update(taken.filter(({ value }) => all.some(value)), live.newest, span); // a handler has not all of them
+    errors.update(lines(errorShare), live.newest, span);
     queue.update(lines((point) => point.waiting), live.newest, span);
+    fill.update(lines(batchFill), live.newest, span);
+    const batches = model.versions.some((each) => each.limits.batch_size > 1);
+    if (batches && fill.node.parentNode !== charts) charts.append(fill.node);
+    else if (!batches) fill.node.remove();
     show(left, drawn.length < model.versions.length);
     say(left, `The charts show ${drawn.length} of ${model.versions.length} versions: those with the most recent requests.`);
   };
   return {
-    node: h("div", {}, spans, h("div", { class: "charts" }, rate.node, latency.node, failures.node, queue.node), left, h("h2", {}, "Versions"), versions),
+    node: h("div", {}, tiles.node, h("div", { class: "row spread" }, h("h2", {}, "Trends"), spans),
+      charts, left, h("h2", {}, "Versions"), versions),
     update(model, server) {
       newest = model;
       draw(model);
@@ -61,50 +75,46 @@ function drawnOf(model) {
   return model.versions.filter((each) => busy.includes(each)); // in their own order
 }
 
+const FACTS = { workers: "Workers", device: "Device", memory: "Memory", batch: "Batch size", waiting: "Waiting", requests: "Requests", failed: "Failed", restarts: "Restarts" };
+const WORKER = ["Worker", "State", "Process", "Device", "Memory", "Since", "Restarts"];
+
 function versionCard(name, { version }) {
   const state = chip();
   const isDefault = h("span", { class: "chip off", hidden: true }, "default");
-  const tiles = { workers: tile("Workers"), device: tile("Device"), memory: tile("Memory"), waiting: tile("Waiting"), requests: tile("Requests"), failed: tile("Failed"), restarts: tile("Restarts"), batch: tile("Batch size") };
-  const body = h("tbody");
+  const facts = Object.fromEntries(Object.keys(FACTS).map((key) => [key, h("dd")]));
+  const list = liveTable(`Workers of version ${version}`, WORKER);
   const where = (...more) => path("models", name, version, ...more);
-  const makeDefault = h("button", { onclick: () => act(makeDefault, "PUT", where("set-default")) }, "Make default");
+  let latest = null;
+  const settings = h("button", { onclick: () => settingsDrawer(name, latest, where()) }, "Scaling and limits");
+  const makeDefault = h("button", { onclick: () => defaultDialog(name, version, where("set-default")) }, "Make default");
   const remove = h("button", { class: "danger", onclick: async () => {
     if (await ask(`Unregister version ${version} of ${name}? Accepted requests are answered first; the archive is kept.`, "Unregister")) act(remove, "DELETE", where());
   } }, "Unregister");
-  const workers = h("p", { class: "quiet" }, "No workers: requests are refused until some are added.");
-  const scale = scaleForm(where);
-  const about = h("p", { class: "quiet" });
-  const measured = h("p", { class: "quiet", hidden: true });
+  const none = h("p", { class: "quiet" }, "No workers: requests are refused until some are added in Scaling and limits.");
+  const about = h("p", { class: "quiet small" });
+  const measured = h("p", { class: "quiet small", hidden: true });
   const why = h("p", { hidden: true }, "Not all of its workers are ready. ", h("a", { href: `#/model/${encodeURIComponent(name)}/errors` }, "Errors and log"), " shows why.");
+  const workers = h("details", {}, h("summary", {}, "Workers"), list.node);
   const node = h("section", { class: "card", "aria-label": `Version ${version}` },
-    h("div", { class: "row" }, h("h3", {}, `Version ${version}`), state.node, isDefault, h("span", { class: "grow" }), makeDefault, remove),
+    h("div", { class: "row" }, h("h3", {}, `Version ${version}`), state.node, isDefault, h("span", { class: "grow" }), settings, makeDefault, remove),
     about, measured, why,
-    h("dl", { class: "tiles small" }, Object.values(tiles).map((each) => each.node)),
-    workers,
-    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Workers of version ${version}` },
-      h("table", {}, h("thead", {}, h("tr", {}, ["Worker", "State", "Process", "Device", "Memory", "Since", "Restarts"].map((text) => h("th", { scope: "col" }, text)))), body)),
-    h("div", { class: "row top" }, scale.node, limitsForm(where)));
+    h("dl", { class: "facts" }, Object.entries(FACTS).map(([key, label]) => h("div", {}, h("dt", {}, label), facts[key]))),
+    none, workers);
   return {
     node,
     update(now) {
+      latest = now;
       state.update(now.state);
       say(about, [now.url, now.handler && `handler ${now.handler}`].filter(Boolean).join(" · "));
       show(measured, now.measured);
       show(why, now.errors && ["failed", "degraded"].includes(now.state));
       say(measured, now.measured ?? "");
       const devices = [...new Set(now.workers.map(({ device }) => device).filter(Boolean))];
-      scale.update(now.minWorkers);
-      tiles.workers.update(workersText([now]));
-      tiles.device.update(devices.join(", ") || "–");
-      tiles.memory.update(memoryText([now]));
-      tiles.waiting.update(number(now.waiting));
-      tiles.requests.update(number(now.requests));
-      tiles.failed.update(number(now.failed));
-      tiles.restarts.update(number(now.restarts));
-      tiles.batch.update(number(now.batchSize));
-      show(workers, !now.workers.length);
-      show(body.closest(".scroll"), now.workers.length);
-      keyed(body, now.workers, ({ id }) => id, workerRow);
+      const texts = { workers: workersText([now]), device: devices.join(", ") || "–", memory: memoryText([now]), batch: number(now.limits.batch_size), waiting: number(now.waiting), requests: number(now.requests), failed: number(now.failed), restarts: number(now.restarts) };
+      for (const [key, text] of Object.entries(texts)) say(facts[key], text);
+      show(none, !now.workers.length);
+      show(workers, now.workers.length);
+      keyed(list.body, now.workers, ({ id }) => id, workerRow);
     },
     refine(model, server) {
       show(isDefault, model.default === version);
@@ -117,45 +127,50 @@ function versionCard(name, { version }) {
 
 function workerRow() {
   const state = chip();
-  const cells = ["id", "pid", "device", "memory", "since", "restarts"].map(() => h("td"));
-  const [id, pid, device, memory, started, restarts] = cells;
+  const cell = Object.fromEntries(WORKER.map((label) => [label, h("td")]));
+  cell.State.append(state.node);
   return {
-    node: h("tr", {}, id, h("td", {}, state.node), pid, device, memory, started, restarts),
+    node: h("tr", {}, cells(WORKER, Object.values(cell))),
     update(worker) {
       state.update(worker.state);
-      say(id, worker.id);
-      say(pid, worker.pid ?? "–");
-      say(device, worker.device ?? "–");
-      say(memory, worker.memory ? bytes(worker.memory) : "–");
-      say(started, since(worker.started, live.state.server.now));
-      say(restarts, worker.restarts);
+      say(cell.Worker, worker.id);
+      say(cell.Process, worker.pid ?? "–");
+      say(cell.Device, worker.device ?? "–");
+      say(cell.Memory, worker.memory ? bytes(worker.memory) : "–");
+      say(cell.Since, since(worker.started, live.state.server.now));
+      say(cell.Restarts, worker.restarts);
     },
   };
 }
 
-function scaleForm(where) {
-  let edited = false;
-  const least = h("input", { type: "number", min: "0", max: "1024", required: true, oninput: () => (edited = true) });
-  const submit = h("button", { type: "submit" }, "Scale");
-  const send = async (event) => {
-    event.preventDefault();
-    if (await act(submit, "PUT", where(), { min_worker: least.value, max_worker: least.value, synchronous: "true" })) edited = false;
-  };
-  return {
-    node: h("form", { class: "inline", onsubmit: send }, field("Workers", least), submit),
-    update(workers) {
-      if (!edited) least.value = workers;
-    },
-  };
+function defaultDialog(name, version, where) {
+  return formDialog({
+    title: "Make default",
+    about: "The default version answers the requests that name no version, unless the model's traffic is split.",
+    submit: "Make default",
+    changes: () => differences({ "Default version": find(name)?.default }, { "Default version": version }),
+    work: async () => (await call("PUT", where)).status,
+  });
 }
 
-function limitsForm(where) {
-  const which = h("select", {}, Object.entries(LIMITS).map(([value, text]) => h("option", { value }, text)));
-  const value = h("input", { type: "number", min: "0", required: true });
-  const submit = h("button", { type: "submit" }, "Change");
-  const send = (event) => {
-    event.preventDefault();
-    act(submit, "PUT", where(), { [which.value]: value.value });
-  };
-  return h("form", { class: "inline", onsubmit: send }, field("Limit", which), field("New value", value), submit);
+/** One call for all that is changed; what is not changed is not sent. */
+function settingsDrawer(name, now, where) {
+  const input = (value, min, max) => h("input", { type: "number", min, max, required: true, value: String(value) });
+  const workers = input(now.minWorkers, 0, 1024);
+  const limits = LIMITS.map(([key, label, hint, min]) => ({ key, label, hint, input: input(now.limits[key], min) }));
+  const texts = (value, of) => Object.fromEntries([["Workers", value], ...limits.map(({ label, key, input }) => [label, of(key, input)])]);
+  return formDialog({
+    title: `Version ${now.version}: scaling and limits`,
+    about: `Applies to ${name} at once; no request is lost. The archive is not changed.`,
+    drawer: true,
+    submit: "Apply",
+    body: [field("Workers", workers, `${workersText([now])} ready now; each holds one copy of the model`), ...limits.map(({ label, input, hint }) => field(label, input, hint))],
+    changes: () => differences(texts(String(now.minWorkers), (key) => String(now.limits[key])), texts(workers.value, (_, { value }) => value)),
+    work: async () => {
+      const changed = limits.filter(({ key, input }) => input.value !== String(now.limits[key]));
+      const query = Object.fromEntries(changed.map(({ key, input }) => [key, input.value]));
+      if (workers.value !== String(now.minWorkers)) Object.assign(query, { min_worker: workers.value, max_worker: workers.value, synchronous: "true" });
+      return (await call("PUT", where, { query })).status;
+    },
+  });
 }

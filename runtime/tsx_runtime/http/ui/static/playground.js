@@ -1,38 +1,54 @@
 // The playground: send an input to a model, see the answer and its times, and copy the request as code.
 
-import { path, saidBy, send, Unreachable } from "./api.js";
+import { get, kept, path, saidBy, send, Unreachable } from "./api.js";
 import { fileOf, parsed, stages } from "./answer.js";
 import { answerView, raw } from "./answerview.js";
 import { field, h, newId, say, show } from "./dom.js";
+import { exceptionOf } from "./errors.js";
 import { stagesList } from "./figures.js";
-import { bytes, duration, span } from "./format.js";
-import { inputs, isReadable, sampleButtons } from "./inputs.js";
+import { bytes, clock, duration, span } from "./format.js";
+import { inputs, isReadable } from "./inputs.js";
 import { live, refresh } from "./live.js";
+import { sampleButtons } from "./samples.js";
 import { fileOf as fileOfRequest, isInline, snippets } from "./snippets.js";
 import { copyButton, firstLines } from "./talk.js";
 
 const SHOWN_SOFAR = 20000; // characters: the end of a long one
 const KINDS = { image: "Image", text: "Text", json: "JSON", file: "File" };
+const REMEMBERED = 12; // requests of the history
+const REPORTS = [400, 800, 1600]; // ms after which the server is asked for the traceback of a failure: workers report each half second
+
+const histories = new Map(); // entries by model, the newest first; see `run` of the answer
+const snippet = kept("localStorage", "tsx-snippet"); // the tab that was chosen last
 
 export function playgroundTab(name) {
+  const remembered = kept("localStorage", `tsx-input-${name}`);
   const versions = h("select");
-  const hint = h("p", { class: "quiet" });
+  const hint = h("p", { class: "quiet small" });
   const group = newId();
   let kind = null;
   let picked = false; // by the user, which overrides the handler
   let running = null;
   const pick = (wanted) => {
     picked = true;
+    remembered.set(wanted);
     choose(wanted);
   };
   const ways = inputs(() => pick(kind));
   const radios = Object.fromEntries(Object.keys(KINDS).map((each) => [each, h("input", { type: "radio", name: group, value: each, onchange: () => pick(each) })]));
   const choice = h("fieldset", { class: "segments" }, h("legend", {}, "Input"), Object.entries(KINDS).map(([each, label]) => h("label", {}, radios[each], h("span", {}, label))));
-  const samples = h("div", { class: "row samples", hidden: true });
+  const samples = h("fieldset", { class: "samples", hidden: true });
   const problem = h("p", { class: "problem", role: "alert" });
   const submit = h("button", { class: "primary", type: "submit" }, "Send");
   const stop = h("button", { type: "button", hidden: true, onclick: () => running?.abort() }, "Stop");
   const result = resultView();
+  const past = historyList(name, async (entry) => {
+    versions.value = entry.request.version;
+    if (versions.selectedIndex < 0) versions.value = "";
+    await put(entry.request.body, entry.kind, entry.request.name);
+    const input = ways[entry.kind].take(); // with a picture that the page still has
+    if (typeof input === "object") result.show(Object.assign(entry, { request: { ...entry.request, ...input } }));
+  });
   const choose = (wanted) => {
     kind = wanted;
     for (const [each, way] of Object.entries(ways)) show(way.node, each === wanted);
@@ -40,9 +56,9 @@ export function playgroundTab(name) {
     if (wanted !== "image") ways.image.close();
     say(problem, "");
   };
-  const chosen = async (file, wanted) => {
+  const put = async (body, wanted, title) => {
     pick(wanted);
-    await ways[wanted].put(file);
+    await ways[wanted].put(["text", "json"].includes(wanted) && body instanceof Blob ? await body.text() : body, title);
     submit.focus();
   };
   const run = async (event) => {
@@ -54,7 +70,7 @@ export function playgroundTab(name) {
     submit.disabled = true;
     show(stop, true);
     try {
-      if (await isReadable(input.body)) await result.run({ ...input, model: name, version: versions.value }, running.signal);
+      if (await isReadable(input.body)) past.add({ ...(await result.run({ ...input, model: name, version: versions.value }, running.signal)), kind });
       else say(problem, `${input.name} cannot be read: it is a folder, or has changed since it was chosen. Choose it again.`);
     } finally {
       running = null;
@@ -63,15 +79,19 @@ export function playgroundTab(name) {
       refresh();
     }
   };
-  const form = h("form", { class: "card", onsubmit: run }, field("Version", versions), hint, choice, Object.values(ways).map((way) => way.node), samples, problem, h("div", { class: "row" }, submit, stop, h("span", { class: "quiet" }, "Ctrl + Enter sends as well")));
+  const form = h("form", { class: "card", onsubmit: run }, field("Version", versions), choice, hint, samples, Object.values(ways).map((way) => way.node), problem, h("div", { class: "row" }, submit, stop, h("span", { class: "quiet" }, "Ctrl + Enter sends as well")));
   form.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && form.requestSubmit());
   form.addEventListener("paste", (event) => {
     const file = [...(event.clipboardData?.files ?? [])].find(({ type }) => type.startsWith("image/"));
-    if (file) chosen(file, "image");
+    if (file) put(file, "image", file.name);
   });
-  let known = "";
+  if (remembered.get() in KINDS) {
+    picked = true;
+    choose(remembered.get());
+  }
+  let known = "", sampled = "";
   return {
-    node: h("div", { class: "halves" }, form, result.node),
+    node: h("div", { class: "halves" }, h("div", {}, form, past.node), result.node),
     update(model) {
       const names = model.versions.map(({ version }) => version);
       const labels = Object.entries(model.labels).filter(([, version]) => names.includes(version));
@@ -83,11 +103,15 @@ export function playgroundTab(name) {
           ...labels.map(([label, version]) => h("option", { value: label }, `${label}, a label of ${version}`)));
         versions.value = before;
         if (versions.selectedIndex < 0) versions.value = "";
-        sampleButtons(samples, name, model.default, chosen).catch(() => show(samples, false));
+      }
+      const { version, input, state } = model.versions.find((each) => each.version === model.default) ?? model.versions[0];
+      if (sampled !== `${version} ${input} ${state}`) {
+        sampled = `${version} ${input} ${state}`; // a worker that becomes ready may bring one
+        sampleButtons(samples, name, version, (file, wanted) => put(file, wanted, file.name), (text, wanted) => ways[wanted].isEmpty() && ways[wanted].put(text)).catch(() => show(samples, false));
       }
       const asked = model.labels[versions.value] ?? (versions.value || model.default);
       const served = model.versions.find(({ version }) => version === asked);
-      say(hint, served?.input ? `Its handler takes ${{ image: "images", text: "text", json: "JSON", file: "files" }[served.input]}.` : "Its handler does not declare its input type; choose one below.");
+      say(hint, served?.input ? `Its handler takes ${{ image: "images", text: "text", json: "JSON", file: "files" }[served.input]}.` : "Its handler does not declare its input type; choose one.");
       const wanted = served?.input ?? kind ?? "file";
       if (!picked && wanted !== kind) choose(wanted);
     },
@@ -100,68 +124,126 @@ export function playgroundTab(name) {
   };
 }
 
+/** The last requests of this visit; `again(entry)` is called with the one that is clicked. */
+function historyList(name, again) {
+  const list = h("ol", { class: "history" });
+  const node = h("section", { class: "card", "aria-label": "History" }, h("h2", {}, "History"), list);
+  const draw = () => {
+    const entries = histories.get(name) ?? [];
+    show(node, entries.length);
+    list.replaceChildren(...entries.map((entry) => {
+      const { request, response, took, at } = entry;
+      const what = request.name ?? firstLines(request.text.trim().replace(/\s+/g, " "), 60);
+      return h("li", {}, h("button", { type: "button", class: "plain", onclick: () => again(entry) },
+        h("time", {}, clock(at)), h("span", { class: `chip ${response?.ok ? "good" : ""}` }, response ? String(response.status) : "none"), h("span", { class: "what" }, what), h("span", { class: "quiet" }, duration(took))));
+    }));
+  };
+  draw();
+  return {
+    node,
+    add(entry) {
+      histories.set(name, [entry, ...(histories.get(name) ?? [])].slice(0, REMEMBERED));
+      draw();
+    },
+  };
+}
+
 function resultView() {
   const status = h("span"), passed = h("span", { class: "quiet", "aria-hidden": "true" });
   const id = h("p", { class: "quiet small" });
   const problem = h("pre", { class: "problem", hidden: true });
+  const trace = h("div");
   const times = stagesList();
   const view = h("div");
   const lines = h("div", { class: "lines" });
-  const empty = h("p", { class: "quiet" }, "The answer appears here.");
-  const node = h("section", { class: "card answer", "aria-label": "Answer" }, h("h2", {}, "Answer"), h("div", { "aria-live": "polite" }, empty, h("p", { class: "status" }, status, passed), id, problem), times.node, view, lines);
+  const empty = h("p", { class: "quiet" }, "Choose an input and send it: the answer appears here, with its times and the code that repeats the request.");
+  const node = h("section", { class: "card answer", "aria-label": "Answer" }, h("h2", {}, "Answer"), h("div", { "aria-live": "polite" }, empty, h("p", { class: "status" }, status, passed), problem, trace), view, times.node, id, lines);
   const urls = []; // of what is shown and can be saved
   const urlOf = (body) => urls[urls.push(URL.createObjectURL(body)) - 1];
   const close = () => urls.splice(0).forEach(URL.revokeObjectURL);
+  let shown = null; // the newest entry: a traceback that comes late is not another's
+  const clear = (request) => {
+    show(empty, false);
+    show(problem, false);
+    say(id, "");
+    trace.replaceChildren();
+    view.replaceChildren();
+    times.update([]);
+    close();
+    lines.replaceChildren(...repeat(request, isInline(request) ? null : urlOf(new Blob([request.body]))));
+  };
+  const fail = (text) => {
+    problem.textContent = firstLines(text, 20000);
+    show(problem, true);
+  };
+
+  function display(entry) {
+    const { request, response, answer, took, failure } = entry;
+    shown = entry;
+    clear(request);
+    if (!response) return say(status, failure.status), failure.text && fail(failure.text);
+    answer.url = urlOf(answer.body);
+    const number = response.headers.get("x-request-id");
+    const version = response.headers.get("x-tsx-model-version");
+    say(status, [`${response.status} ${response.statusText}`.trim(), duration(took), bytes(answer.body.size), version && `version ${version}`].filter(Boolean).join(" · "));
+    say(id, number ? `request ${number}` : "");
+    times.update(stages(response.headers.get("server-timing")));
+    if (!response.ok) fail(saidBy(answer.value) ?? (answer.text || `HTTP ${response.status}`));
+    view.replaceChildren(response.ok ? answerView(answer, request.image ?? null) : tellsMore(answer.value) ? raw(answer, false) : "");
+    if (response.ok && answer.text === null) lines.replaceChildren(...repeat({ ...request, output: fileOf(answer) }, isInline(request) ? null : urlOf(new Blob([request.body]))));
+    if (!response.ok && number) linkTraceback(entry, number);
+  }
+
+  /** Once the worker has reported it; a refusal of the server has none. */
+  async function linkTraceback(entry, number) {
+    const { model } = entry.request;
+    for (const pause of entry.traced ? [0] : REPORTS) {
+      await new Promise((go) => setTimeout(go, pause));
+      const errors = await get(`ui/api/errors/${path(model)}`).catch(() => []);
+      const error = errors.find(({ request_ids: ids, traceback }) => traceback && ids.includes(number));
+      if (shown !== entry) return;
+      if (!error) continue;
+      entry.traced = true;
+      const href = `#/model/${path(model)}/errors/${encodeURIComponent(number)}`;
+      return trace.replaceChildren(h("p", { class: "traced" }, h("a", { href }, "Show the traceback"), h("span", { class: "quiet" }, ` ${exceptionOf(error).place}`)));
+    }
+  }
+
   return {
     node,
     close,
+    show: display,
     async run(request, signal) {
-      show(empty, false);
-      show(problem, false);
+      clear(request);
+      shown = null;
       say(status, "Waiting for the answer …");
-      say(id, "");
-      view.replaceChildren();
-      times.update([]);
-      close();
-      const saved = isInline(request) ? null : urlOf(new Blob([request.body]));
-      lines.replaceChildren(...repeat(request, saved));
       const coming = h("pre", { class: "text" });
       const began = performance.now();
       let size = 0;
       const count = () => say(passed, ` ${span((performance.now() - began) / 1000)}${size ? `, ${bytes(size)}` : ""}`);
       const timer = setInterval(count, 1000);
+      const entry = { request, at: Date.now() / 1000, response: null, answer: null, failure: null };
       try {
         const response = await send("POST", `ui/api/predict/${path(...[request.model, request.version].filter(Boolean))}`, { body: request.body, headers: { "Content-Type": request.type, "x-tsx-timing": "1" }, signal });
-        const answer = await read(response, (sofar, text) => {
+        entry.answer = await read(response, (sofar, text) => {
           size = sofar;
           say(status, "Receiving the answer …");
           if (text !== null && !coming.isConnected) view.replaceChildren(coming);
           say(coming, text ?? "");
           coming.scrollTop = coming.scrollHeight;
         });
-        const took = (performance.now() - began) / 1000;
-        answer.url = urlOf(answer.body);
-        const version = response.headers.get("x-tsx-model-version");
-        say(status, [`${response.status} ${response.statusText}`.trim(), duration(took), bytes(answer.body.size), version && `version ${version}`].filter(Boolean).join(" · "));
-        const number = response.headers.get("x-request-id");
-        say(id, number ? `request ${number}` : "");
-        times.update(stages(response.headers.get("server-timing")));
-        if (!response.ok) fail(saidBy(answer.value) ?? (answer.text || `HTTP ${response.status}`));
-        view.replaceChildren(response.ok ? answerView(answer, request.image ?? null) : tellsMore(answer.value) ? raw(answer, false) : "");
-        if (response.ok && answer.text === null) lines.replaceChildren(...repeat({ ...request, output: fileOf(answer) }, saved));
+        entry.response = response;
       } catch (error) {
-        say(status, signal.aborted ? "Stopped." : "No answer.");
-        if (!signal.aborted) fail(error instanceof Unreachable ? error.message : `The answer was interrupted: ${error.message}`);
+        entry.failure = { status: signal.aborted ? "Stopped." : "No answer.", text: signal.aborted ? "" : error instanceof Unreachable ? error.message : `The answer was interrupted: ${error.message}` };
       } finally {
         clearInterval(timer);
         say(passed, "");
       }
+      entry.took = (performance.now() - began) / 1000;
+      display(entry);
+      return entry;
     },
   };
-  function fail(text) {
-    problem.textContent = firstLines(text, 20000);
-    show(problem, true);
-  }
 }
 
 /** Whether there is more in a failure than what tsx's own have, of which the message is shown. */
@@ -199,11 +281,26 @@ async function read(response, sofar) {
   }
 }
 
+/** The request as code, in tabs; the one that was chosen last is open. */
 function repeat(request, saved) {
   const found = snippets(request, live.state.server, location.hostname);
   const file = fileOfRequest(request);
+  const panels = found.map(([label, text]) => h("div", { class: "snippet", role: "tabpanel", id: newId(), "aria-label": label }, copyButton(() => text, `the line for ${label}`), h("pre", { tabindex: "0", "data-for": label }, text)));
+  const tabs = found.map(([label], place) => h("button", { type: "button", role: "tab", "aria-controls": panels[place].id, onclick: () => choose(place, true), onkeydown: (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (step) tabs[choose((place + step + tabs.length) % tabs.length, true)].focus();
+  } }, label));
+  const choose = (place, asked) => {
+    if (asked) snippet.set(found[place][0]);
+    tabs.forEach((tab, at) => {
+      tab.setAttribute("aria-selected", String(at === place));
+      tab.tabIndex = at === place ? 0 : -1;
+      show(panels[at], at === place);
+    });
+    return place;
+  };
+  choose(Math.max(0, found.findIndex(([label]) => label === snippet.get())), false);
   return [h("h3", {}, "Code for this request"),
     saved && h("p", { class: "quiet" }, `This code reads ${file} from the current directory. `, h("a", { href: saved, download: request.name || file }, "Save it")),
-    ...found.map(([label, text]) =>
-    h("div", { class: "snippet" }, h("div", { class: "row" }, h("span", { class: "quiet" }, label), h("span", { class: "grow" }), copyButton(() => text, `the line for ${label}`)), h("pre", { tabindex: "0", "data-for": label }, text)))].filter(Boolean);
+    h("div", { class: "snippets", role: "tablist", "aria-label": "Code for this request" }, tabs), ...panels].filter(Boolean);
 }

@@ -1,12 +1,12 @@
-// The rollout of a model: its progress, decisions and numbers, and the forms that start and end one.
+// The rollout of a model: its progress, decisions and numbers, and the dialogs that start and end one.
 
 import { call, path, put, Refused } from "./api.js";
+import { formDialog } from "./dialog.js";
 import { field, h, say, show, table } from "./dom.js";
 import { chip } from "./figures.js";
 import { clock, duration, number, percent, span } from "./format.js";
-import { act, ask, firstLines, note } from "./talk.js";
+import { act, ask } from "./talk.js";
 
-const NONE = "RolloutNotFoundException"; // of a model that has none; what a server without rollouts says is another error
 const STATES = { running: "loading", finished: "ready", "went back": "failed", stopped: "idle" };
 
 export function rolloutPanel(name, changed) {
@@ -14,8 +14,7 @@ export function rolloutPanel(name, changed) {
   const state = chip();
   const status = h("span", { class: "quiet" });
   const reason = h("p");
-  const meter = h("span", { class: "fill" });
-  const share = h("span", { class: "number" });
+  const steps = h("ol", { class: "stepper", "aria-label": "Steps" });
   const counts = h("div"), log = h("div");
   const end = (button, back, question, yes) => async () => (await ask(question, yes)) && (await act(button, "DELETE", where, { back }, "Done.")) && changed();
   const back = h("button", { type: "button", class: "danger" }, "Roll back");
@@ -23,12 +22,9 @@ export function rolloutPanel(name, changed) {
   back.addEventListener("click", end(back, "true", "Send all requests to the old version again, as before the rollout?", "Roll back"));
   stop.addEventListener("click", end(stop, "false", "End the rollout and keep the current shares?", "Stop here"));
   const buttons = h("div", { class: "row" }, back, stop);
-  const shown = h("div", { hidden: true },
-    h("div", { class: "row" }, state.node, status),
-    h("div", { class: "meter wide" }, h("span", { class: "track", "aria-hidden": "true" }, meter), share),
-    reason, counts, buttons, h("details", { class: "raw" }, h("summary", {}, "Decisions"), log));
-  const start = startForm(where, changed);
-  const node = h("section", { class: "card", "aria-label": "Rollout", hidden: true }, h("h2", {}, "Rollout"), shown, start.node);
+  const node = h("section", { class: "card", "aria-label": "Rollout", hidden: true },
+    h("div", { class: "row" }, h("h2", {}, "Rollout"), state.node, status, h("span", { class: "grow" }), buttons),
+    steps, reason, counts, h("details", { class: "raw" }, h("summary", {}, "Decisions"), log));
   let known = "";
 
   function draw(rollout) {
@@ -37,8 +33,7 @@ export function rolloutPanel(name, changed) {
     state.update(STATES[rollout.status] ?? "idle");
     say(state.node, rollout.status);
     say(status, `version ${rollout.old} to ${plan.version}, step ${rollout.step} of ${plan.steps.length}${running ? `, ${span(rollout.seconds)} of ${span(plan.bake)}` : ""}`);
-    meter.style.width = `${rollout.share}%`;
-    say(share, percent(rollout.share / 100, 0));
+    steps.replaceChildren(...plan.steps.map((each, place) => h("li", { class: place + 1 < rollout.step || rollout.status === "finished" ? "done" : place + 1 === rollout.step ? "now" : "", "aria-current": place + 1 === rollout.step && running ? "step" : null }, `${number(each)} %`)));
     say(reason, rollout.reason);
     show(buttons, running);
     const current = JSON.stringify([fresh, old, rollout.log.length]);
@@ -52,21 +47,13 @@ export function rolloutPanel(name, changed) {
 
   return {
     node,
-    async load(versions, preset) {
-      let rollout = null;
+    async load() {
       try {
-        rollout = await call("GET", where);
-      } catch (error) {
-        if (!(error instanceof Refused)) return;
-        show(node, error.type === NONE && versions.length > 1);
-      }
-      if (rollout) {
+        draw(await call("GET", where));
         show(node, true);
-        draw(rollout);
+      } catch (error) {
+        if (error instanceof Refused) show(node, false); // there was none
       }
-      show(shown, rollout);
-      show(start.node, rollout?.status !== "running" && versions.length > 1);
-      start.update(versions, preset);
     },
   };
 }
@@ -83,46 +70,45 @@ function logTable(log) {
   return table("Decisions, the newest first", columns.map((column) => column.replaceAll("_", " ")), rows);
 }
 
-function startForm(where, changed) {
-  const version = h("select");
+/** `traffic`: the answer about the model's traffic. */
+export function rolloutDialog(name, { table: rows, default: preset }) {
+  const others = rows.filter(({ version, registered }) => registered !== false && version !== preset);
+  const version = h("select", {}, others.map((row) => h("option", { value: row.version }, row.version)));
+  version.value = others.at(-1).version;
   const steps = h("input", { value: "1, 5, 25, 100", autocomplete: "off", required: true, pattern: "[0-9., ]+" });
   const bake = h("input", { type: "number", min: "0.01", step: "any", value: "10", required: true });
   const errors = h("input", { type: "number", min: "0", max: "99", step: "any" });
   const slower = h("input", { type: "number", min: "1", step: "any" });
   const slowest = h("input", { type: "number", min: "0.001", step: "any" });
   const least = h("input", { type: "number", min: "1", value: "100", required: true });
-  const submit = h("button", { type: "submit" }, "Start rollout");
-  const send = async (event) => {
-    event.preventDefault();
-    const plan = { version: version.value, steps: steps.value.split(",").map(Number), bake: 60 * Number(bake.value), min_requests: Number(least.value) };
-    if (errors.value !== "") plan.max_error_rate = Number(errors.value) / 100;
-    if (slower.value !== "") plan.max_p99_ratio = Number(slower.value);
-    if (slowest.value !== "") plan.max_p99_ms = Number(slowest.value);
-    submit.disabled = true;
-    try {
-      await put("POST", where, plan);
-      note(`The rollout of version ${plan.version} has started.`);
-    } catch (error) {
-      note(firstLines(error.message), true);
-    } finally {
-      submit.disabled = false;
-      changed();
-    }
-  };
-  let known = "";
-  return {
-    node: h("form", { class: "fields", onsubmit: send, hidden: true },
-      field("To version", version), field("Steps, percent", steps), field("Minutes per step", bake),
-      field("Maximum error rate, percent", errors, "empty: the error rate of the old version"), field("Maximum p99, times the old version's", slower, "empty: no limit"), field("Maximum p99, milliseconds", slowest, "empty: no limit"),
-      field("Minimum requests per step", least), h("div", { class: "row" }, submit)),
-    update(versions, preset) {
-      const current = JSON.stringify([versions, preset]);
-      if (current === known) return;
-      known = current;
-      const before = version.value;
-      const others = versions.filter((each) => each !== preset);
-      version.replaceChildren(...others.map((value) => h("option", { value }, value)));
-      if (others.includes(before)) version.value = before;
+  const share = (wanted) => `${number(100 * (rows.find((row) => row.version === wanted)?.share ?? 0))} %`;
+  const bounds = () => [
+    errors.value === "" ? "errors as the old version's" : `errors ${errors.value} %`,
+    slower.value && `p99 ${slower.value} times the old version's`,
+    slowest.value && `p99 ${slowest.value} ms`,
+  ].filter(Boolean);
+  return formDialog({
+    title: "Start rollout",
+    about: "Moves requests to another version step by step, and back to the old one as soon as a bound is exceeded.",
+    submit: "Start rollout",
+    body: [field("To version", version), field("Steps, percent", steps), field("Minutes per step", bake), field("Minimum requests per step", least),
+      field("Maximum error rate, percent", errors, "empty: the error rate of the old version"), field("Maximum p99, times the old version's", slower, "empty: no limit"), field("Maximum p99, milliseconds", slowest, "empty: no limit")],
+    changes: () => {
+      const wanted = steps.value.split(",").map((each) => each.trim()).filter(Boolean);
+      return [
+        { name: `Version ${version.value}`, before: share(version.value), after: wanted.map((each) => `${each} %`).join(", then ") },
+        { name: `Version ${preset}`, before: share(preset), after: wanted.map((each) => `${number(100 - Number(each))} %`).join(", then ") },
+        { name: "Each step", before: null, after: `${bake.value} min and ${least.value} requests at least` },
+        { name: "Bounds", before: null, after: bounds().join(", ") },
+      ];
     },
-  };
+    work: async () => {
+      const plan = { version: version.value, steps: steps.value.split(",").map(Number), bake: 60 * Number(bake.value), min_requests: Number(least.value) };
+      if (errors.value !== "") plan.max_error_rate = Number(errors.value) / 100;
+      if (slower.value !== "") plan.max_p99_ratio = Number(slower.value);
+      if (slowest.value !== "") plan.max_p99_ms = Number(slowest.value);
+      await put("POST", path("models", name, "rollout"), plan);
+      return `The rollout of version ${plan.version} has started.`;
+    },
+  });
 }

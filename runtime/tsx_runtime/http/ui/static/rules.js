@@ -1,6 +1,10 @@
-// The traffic rules of a model as a form: which header sends a request to which version, in the order in which they apply.
+// The traffic rules of a model as sentences and as a form: which header sends a request to which version, in the order in which they apply.
 
 import { h, show } from "./dom.js";
+
+export function ruleText({ header, equals, matches, to }) {
+  return `${header || "?"} ${matches === undefined || matches === null ? `is ${equals}` : `matches ${matches}`} → ${to || "?"}`;
+}
 
 /** `touch()` is called at each change. `put(rules)` shows rules, `take()` returns those in the form; empty rows are ignored. */
 export function rulesForm(touch) {

@@ -1,23 +1,38 @@
 // The shadow of a model: copies a share of the requests to another version, and shows the comparison.
 
 import { call, path, put, Refused } from "./api.js";
+import { differences, formDialog } from "./dialog.js";
 import { field, h, keyed, say, show, table } from "./dom.js";
 import { chip, tile } from "./figures.js";
 import { bytes, clock, duration, number, percent } from "./format.js";
 import { act, firstLines, note } from "./talk.js";
 
-const KINDS = { numeric: "numbers within a tolerance", exact: "exactly", "top-k": "the most likely labels", plugin: "by a plugin" };
+const KINDS = { numeric: "by numbers within a tolerance", exact: "exactly", "top-k": "by the most likely labels", plugin: "by a plugin" };
+const KIND = Object.keys(KINDS)[0]; // where nothing is said of it
 const STATES = { running: "ready", waiting: "loading", off: "idle" };
 
 export function shadowPanel(name, changed) {
   const where = path("models", name, "shadow");
-  const begin = beginForm(where, path("models", name, "traffic"), changed);
   const results = resultsView(where, changed);
-  const node = h("section", { class: "card", "aria-label": "Shadow", hidden: true }, h("h2", {}, "Shadow"),
-    h("p", { class: "quiet" }, "Another version gets copies of requests. Clients do not get its answers; both answers are compared."), results.node, begin.node);
+  const stop = h("button", { type: "button", onclick: () => run() }, "Stop mirroring");
+  const about = h("p");
+  const node = h("section", { class: "card", "aria-label": "Mirrored traffic", hidden: true },
+    h("div", { class: "row" }, h("h2", {}, "Mirrored traffic"), h("span", { class: "grow" }), stop), about, results.node);
+  async function run() {
+    stop.disabled = true;
+    try {
+      await put("PATCH", path("models", name, "traffic"), { shadow: null });
+      note("Mirroring has stopped.");
+    } catch (error) {
+      note(firstLines(error.message), true);
+    } finally {
+      stop.disabled = false;
+      changed();
+    }
+  }
   return {
     node,
-    async load(versions, preset) {
+    async load() {
       let report;
       try {
         report = await call("GET", where);
@@ -25,63 +40,43 @@ export function shadowPanel(name, changed) {
         if (error instanceof Refused) show(node, false); // a server without shadows
         return;
       }
-      show(node, versions.length > 1 || report.state !== "off");
+      const on = report.state !== "off";
+      show(node, on || report.requests);
+      show(stop, on);
+      say(about, on ? `${mirrorText(report.shadow)}. Clients do not get these answers.` : "Off.");
       results.draw(report);
-      begin.update(versions, preset, report.state === "off" ? null : report.shadow);
     },
   };
 }
 
-function beginForm(where, traffic, changed) {
-  const version = h("select");
-  const share = h("input", { type: "number", min: "0.01", max: "100", step: "any", value: "10", required: true });
-  const kind = h("select", { onchange: () => fit() }, Object.entries(KINDS).map(([value, text]) => h("option", { value }, text)));
+export function mirrorText({ to, share, compare }) {
+  return `${number(share)} % of the requests also to ${to}, answers compared ${KINDS[compare?.kind ?? "exact"]}`;
+}
+
+/** `traffic`: the answer about the model's traffic. */
+export function mirrorDialog(name, { table: rows, default: preset, traffic: { shadow = null } }) {
+  const others = rows.filter(({ version, registered }) => registered !== false && version !== preset).map((row) => row.version);
+  const version = h("select", {}, others.map((value) => h("option", { value }, value)));
+  version.value = others.includes(shadow?.to) ? shadow.to : others.at(-1);
+  const share = h("input", { type: "number", min: "0.01", max: "100", step: "any", value: String(shadow?.share ?? 10), required: true });
+  const kind = h("select", { onchange: () => more.fit(kind.value) }, Object.entries(KINDS).map(([value, text]) => h("option", { value }, text)));
   const more = comparisonFields();
-  const fit = () => more.fit(kind.value);
-  const submit = h("button", { type: "submit" }, "Copy requests");
-  const off = h("button", { type: "button", onclick: () => change(() => put("PATCH", traffic, { shadow: null }), "Copying has stopped.") }, "Stop copying");
-  let now = null;
-  const node = h("form", { class: "fields", onsubmit: (event) => {
-    event.preventDefault();
-    const compare = { kind: kind.value, ...more.take(kind.value) };
-    change(() => put("PUT", where, { ...now, to: version.value, share: Number(share.value), compare }), `${share.value} % of the requests go to version ${version.value} as well.`);
-  } }, field("Copy to version", version), field("Percent of the requests", share), field("Compare answers", kind), more.nodes, h("div", { class: "row" }, submit, off));
-  fit();
-
-  async function change(work, done) {
-    submit.disabled = off.disabled = true;
-    try {
-      await work();
-      note(done);
-    } catch (error) {
-      note(firstLines(error.message), true);
-    } finally {
-      submit.disabled = off.disabled = false;
-      changed();
-    }
-  }
-
-  let known = "";
-  return {
-    node,
-    update(versions, preset, shadow) {
-      now = shadow;
-      show(off, shadow);
-      const current = JSON.stringify([versions, preset, shadow]);
-      if (current === known) return;
-      known = current;
-      const before = version.value;
-      const others = versions.filter((each) => each !== preset);
-      version.replaceChildren(...others.map((value) => h("option", { value }, value)));
-      if (others.includes(shadow?.to ?? before)) version.value = shadow?.to ?? before;
-      if (shadow) {
-        share.value = shadow.share;
-        kind.value = shadow.compare.kind;
-        more.put(shadow.compare);
-        fit();
-      }
+  kind.value = shadow?.compare?.kind ?? KIND;
+  more.put(shadow?.compare ?? {});
+  more.fit(kind.value);
+  const wanted = () => ({ ...shadow, to: version.value, share: Number(share.value), compare: { kind: kind.value, ...more.take(kind.value) } });
+  const texts = (mirror) => (mirror ? { Mirror: mirrorText(mirror), ...Object.fromEntries(OPTIONS.filter(([key]) => mirror.compare?.[key] !== undefined).map(([key, , label]) => [label, [mirror.compare[key]].flat().join(", ")])) } : {});
+  return formDialog({
+    title: "Mirror traffic",
+    about: "Another version gets copies of requests. Clients do not get its answers; both answers are compared.",
+    submit: "Mirror traffic",
+    body: [field("Copy to version", version), field("Percent of the requests", share), field("Compare answers", kind), more.nodes],
+    changes: () => differences(texts(shadow), texts(wanted())),
+    work: async () => {
+      await put("PUT", path("models", name, "shadow"), wanted());
+      return `${share.value} % of the requests go to version ${version.value} as well.`;
     },
-  };
+  });
 }
 
 /** What can be said of a comparison besides its kind. A field that is empty says nothing. */

@@ -1,4 +1,4 @@
-// Code that repeats a request outside this page: for curl, Python and `tsx predict`.
+// Code that repeats a request outside this page: for curl, Python with and without `requests`, and `tsx predict`.
 
 const LONGEST = 2000; // characters of a text that stands in a line
 
@@ -27,7 +27,7 @@ export function snippets(request, server, host) {
   const url = socket ? "http://localhost" : reachable(address, host);
   const path = `/predictions/${[request.model, request.version].filter(Boolean).map(encodeURIComponent).join("/")}`;
   const parts = { ...request, inline: isInline(request), url, path, socket, token: server.inferenceToken, file: fileOf(request) };
-  return [["curl", curl(parts)], ...(socket ? [] : [["Python", python(parts)]]), ["tsx", tsx(parts, address)]];
+  return [["curl", curl(parts)], ...(socket ? [] : [["requests", requests(parts)], ["urllib", urllib(parts)]]), ["tsx", tsx(parts, address)]];
 }
 
 /** An address that listens everywhere is reached by the name that this page was reached by. */
@@ -43,18 +43,21 @@ function curl({ socket, url, path, type, token, inline, text, file, output }) {
   return words.join(" ");
 }
 
-function python({ url, path, type, token, inline, text, file, output }) {
+function requests({ output, ...parts }) {
+  return [...preamble(parts, "requests"), `answer = requests.post(${addressOf(parts)}, data=data, headers=headers)`, "answer.raise_for_status()", ...ending("answer.content", output)].join("\n");
+}
+
+function urllib({ output, ...parts }) {
+  return [...preamble(parts, "urllib.request"), `request = urllib.request.Request(${addressOf(parts)}, data, headers)`, "answer = urllib.request.urlopen(request).read()", ...ending("answer", output)].join("\n");
+}
+
+const addressOf = ({ url, path }) => JSON.stringify(url + path);
+const ending = (answer, output) => [output ? `open(${JSON.stringify(output)}, "wb").write(${answer})` : `print(${answer}.decode())`];
+
+function preamble({ type, token, inline, text, file }, library) {
   const data = inline ? `${JSON.stringify(text)}.encode()` : `open(${JSON.stringify(file)}, "rb").read()`;
   const headers = [`"Content-Type": ${JSON.stringify(type)}`, ...(token ? ['"Authorization": f"Bearer {os.environ[\'TSX_INFERENCE_TOKEN\']}"'] : [])];
-  return [
-    ...(token ? ["import os"] : []),
-    "import urllib.request",
-    "",
-    `data = ${data}`,
-    `request = urllib.request.Request(${JSON.stringify(url + path)}, data, {${headers.join(", ")}})`,
-    "answer = urllib.request.urlopen(request).read()",
-    output ? `open(${JSON.stringify(output)}, "wb").write(answer)` : "print(answer.decode())",
-  ].join("\n");
+  return [...(token ? ["import os"] : []), `import ${library}`, "", `data = ${data}`, `headers = {${headers.join(", ")}}`];
 }
 
 function tsx({ model, version, url, type, inline, text, file, socket, output }, address) {

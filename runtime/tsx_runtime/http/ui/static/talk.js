@@ -82,6 +82,11 @@ export function askToken(why) {
   dialog.showModal();
 }
 
+/** A command with a button that copies it. */
+export function commandLine(command, label) {
+  return h("div", { class: "command" }, h("pre", { tabindex: "0", "aria-label": label }, command), copyButton(() => command, `the command: ${label}`));
+}
+
 /** A button that copies what `text()` gives. */
 export function copyButton(text, label) {
   const button = h("button", { class: "small", "aria-label": `Copy ${label}`, onclick: async () => {
