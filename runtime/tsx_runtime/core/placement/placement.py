@@ -62,7 +62,7 @@ def placement_of(
     """
     pinned = here.pinning is not None and not gpus
     cores = choose_cores(here.pinning, here.cpus, worker, workers) if here.pinning is not None and pinned else ()
-    share = (len(cores) or max(1, here.cores // max(sharing, workers))) // parallel.ranks
+    share = (len(cores) or max(1, here.cores // max(1, sharing, workers))) // parallel.ranks
     asked = (parallel.threads if parallel.is_group else None) or threads or here.threads
     hides = bool(gpus) and (parallel.is_group or parallel.gpus > 1)
     variables = {"CUDA_VISIBLE_DEVICES": visible_devices(here.visible, gpus)} if hides else {}

@@ -139,10 +139,10 @@ async def serve_async(
     if not options.answer_first and options.hosted is None:
         check_models(models, settings)
     grpc = grpc_addresses(settings)
-    check_free(grpc)
     with contextlib.ExitStack() as held:
         registry = Registry(settings, worker_files, held.enter_context(_worker_output(settings)))  # before ports: a plugin may be missing
         bound, keys = held.enter_context(listeners(settings)), held.enter_context(_keys(settings))
+        check_free(grpc)  # after the HTTP ports: of two servers with the same settings, users know those
         options.on_bound()
         registry.tracer = held.enter_context(tracing(settings, os.environ))
         held.enter_context(server_log(registry.models))
