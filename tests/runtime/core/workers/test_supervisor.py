@@ -177,7 +177,7 @@ def test_a_load_error_that_stays_the_same_is_given_up_visibly(tmp_path):
 
 
 def test_scaling_is_the_way_back_of_workers_that_were_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0,))
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.SAME_LOAD_ERROR", 1)
     flag = tmp_path / "weights"
     handler = f"open({str(flag)!r})\ndef handle(data, context): return data and ['x'] * len(data)\n"
 
