@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, TypeAlias, TypeVar
 
 from tsx_archiver.containers.base import ArchiveFile, root_of
 from tsx_archiver.containers.formats import open_container
@@ -72,7 +72,17 @@ class OpenArchive(LockedDirectory):
     digest: str | None = None
 
 
-def open_archive(source: Path, *, cache: Path | Cache | None = None, limits: Limits = Limits(), name: str | None = None) -> OpenArchive:  # noqa: B008
+Opening: TypeAlias = Callable[[str, int, int], None]  # the step (reading, unpacking), bytes so far, bytes in all
+
+
+def open_archive(
+    source: Path,
+    *,
+    cache: Path | Cache | None = None,
+    limits: Limits = Limits(),  # noqa: B008
+    name: str | None = None,
+    progress: Opening = lambda step, done, total: None,
+) -> OpenArchive:
     """Open a .mar, .model, .tar.gz, .tgz (detected by their bytes, not their names) or directory.
 
     Archives are unpacked into `cache` (default: the user's cache directory), directories are used where they are.
@@ -89,7 +99,7 @@ def open_archive(source: Path, *, cache: Path | Cache | None = None, limits: Lim
         def checksums_in(container: ArchiveFile, root: str) -> Mapping[str, str]:
             return read_manifest(container, root, default_name, source).checksums
 
-        entry, digest = unpack_file(file, source, cache, limits, checksums_in)
+        entry, digest = unpack_file(file, source, cache, limits, checksums_in, progress)
     try:
         opened = _open_directory(model_root(entry.files), default_name, source)
     except BaseException:
@@ -143,7 +153,12 @@ def refuse_model_file(file: BinaryIO, source: Path) -> None:
 
 
 def unpack_file(
-    file: BinaryIO, source: Path, cache: Path | Cache | None, limits: Limits, checksums_in: Callable[[ArchiveFile, str], Mapping[str, str]]
+    file: BinaryIO,
+    source: Path,
+    cache: Path | Cache | None,
+    limits: Limits,
+    checksums_in: Callable[[ArchiveFile, str], Mapping[str, str]],
+    progress: Opening = lambda step, done, total: None,
 ) -> tuple[CacheEntry, str]:
     """The archive's content, unpacked in the cache once for all processes that open it, and its sha-256.
 
@@ -151,15 +166,16 @@ def unpack_file(
     """
     state = file_state(file)
     store = cache if isinstance(cache, Cache) else Cache(cache or default_cache())
-    digest = file_digest(file, source, store.root / "seen")
+    digest = file_digest(file, source, store.root / "seen", _counter(progress, "reading", state[0]))
 
     def make(target: Path) -> dict[str, int]:
         container = open_container(file, str(source), limits)
         try:
             root = root_of(container.members)
             checksums = checksums_in(container, root)
-            store.check_room(sum(member.size for member in container.members))
-            sizes = _unpack(container, target, root, checksums, source)
+            total = sum(member.size for member in container.members)
+            store.check_room(total)
+            sizes = _unpack(container, target, root, checksums, source, _counter(progress, "unpacking", total))
         finally:
             container.close()
         if file_state(file) != state:
@@ -169,7 +185,20 @@ def unpack_file(
     return store.open(digest, make), digest
 
 
-def _unpack(container: ArchiveFile, target: Path, root: str, checksums: Mapping[str, str], source: Path) -> dict[str, int]:
+def _counter(progress: Opening, step: str, total: int) -> Callable[[int], None]:
+    done = 0
+
+    def count(size: int) -> None:
+        nonlocal done
+        done += size
+        progress(step, done, total)
+
+    return count
+
+
+def _unpack(
+    container: ArchiveFile, target: Path, root: str, checksums: Mapping[str, str], source: Path, count: Callable[[int], None]
+) -> dict[str, int]:
     """Write every member below `target`, which is new and ours; returns the sizes by name."""
     sizes = {}
     unseen = {normal(name) for name in checksums}
@@ -177,7 +206,7 @@ def _unpack(container: ArchiveFile, target: Path, root: str, checksums: Mapping[
         path = target / member.name
         path.parent.mkdir(parents=True, exist_ok=True)
         name = member.name[len(root) + 1 :] if root else member.name
-        found = _write(stream, path, member.size, str(source), member.name)
+        found = _write(stream, path, member.size, str(source), member.name, count)
         unseen.discard(name)
         if name in checksums and found != checksums[name].lower():
             raise wrong_checksum(source, name, checksums[name], found)
@@ -197,19 +226,24 @@ def wrong_checksum(source: Path, name: str, expected: str, found: str) -> WrongC
     )
 
 
-def _write(stream: BinaryIO, path: Path, size: int, source: str, name: str) -> str:
+def _write(stream: BinaryIO, path: Path, size: int, source: str, name: str, count: Callable[[int], None]) -> str:
     """Copy exactly `size` bytes to a new file, and return their sha-256."""
     digest = hashlib.sha256()
     left = size
+
+    def take(piece: bytes | memoryview) -> None:
+        digest.update(piece)
+        count(len(piece))
+
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o644)
     with open(fd, "w+b", buffering=0) as out:
-        copy_plain(stream, out, size, digest.update)
+        copy_plain(stream, out, size, take)
         left -= out.tell()
         while chunk := stream.read(MIB):
             left -= len(chunk)
             if left < 0:
                 break
-            digest.update(chunk)
+            take(chunk)
             out.write(chunk)
     if left:
         raise CorruptMember(f"{source}: {shown(name)} does not have the declared {size} bytes. Copy or download the file again.")

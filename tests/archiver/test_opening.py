@@ -262,3 +262,18 @@ def test_bytes_behind_the_end_of_a_tar_do_not_matter(make_tar: MakeTar, cache: P
     path.write_bytes(gzip.compress(raw.getvalue()))
     with open_archive(path, cache=cache) as opened:
         assert opened.manifest.model_name == "tiny"
+
+
+def test_progress_is_reported_in_bytes(make_zip: MakeZip, cache: Path) -> None:
+    path = make_zip(("weights.bin", os.urandom(3 << 20)))
+    seen: list[tuple[str, int, int]] = []
+    open_archive(path, cache=cache, progress=lambda *step: seen.append(step)).close()
+    size = path.stat().st_size
+    assert [step for step in seen if step[0] == "reading"][-1] == ("reading", size, size)
+    unpacked = [done for step, done, _ in seen if step == "unpacking"]
+    assert unpacked == sorted(unpacked)
+    assert len(unpacked) > 3
+    assert seen[-1][1] == seen[-1][2] > 3 << 20
+    before = len(seen)
+    open_archive(path, cache=cache, progress=lambda *step: seen.append(step)).close()
+    assert not [step for step in seen[before:] if step[0] == "unpacking"]  # it is in the cache

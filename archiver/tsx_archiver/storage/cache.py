@@ -83,6 +83,15 @@ def _temporary_cache(why: str) -> Path:
     return Path(directory)
 
 
+class CachedFiles(NamedTuple):
+    """An entry as `tsx cache` lists it."""
+
+    directory: Path
+    size: int  # bytes
+    used: float  # seconds since 1970, when it was opened last
+    in_use: bool
+
+
 class Cache:
     def __init__(self, directory: Path, keep: CacheLimits = CacheLimits(), kind: str = "archives", *, checked: bool = True) -> None:  # noqa: B008 - an immutable tuple
         """`kind`: what the entries are, which is also the name of their directory.
@@ -142,6 +151,36 @@ class Cache:
             if (too_old or kept + size > self._keep.total or count >= self._keep.entries) and self._remove_unused(entry):
                 continue
             kept, count = kept + size, count + 1
+
+    def listing(self) -> list[CachedFiles]:
+        """All entries, the one used last first."""
+        now = time.time()
+        found = [
+            CachedFiles(entry, _recorded_size(entry), now - _age(entry / "complete.json", now), self._in_use(entry))
+            for entry in self._listing("entries")
+        ]
+        return sorted(found, key=lambda each: -each.used)
+
+    def prune(self, age: float) -> list[CachedFiles]:
+        """Remove what no process uses and none has opened for `age` seconds. Returns what was removed."""
+        self.clean()
+        old = [each for each in self.listing() if time.time() - each.used >= age]
+        return [each for each in old if self._remove_unused(each.directory)]
+
+    def _in_use(self, entry: Path) -> bool:
+        building = FileLock(self.root / "building" / entry.name[:2])  # so that no process looks for the entry meanwhile
+        try:
+            if not building.own(wait=False):
+                return True
+            lock = FileLock(entry / "lock")
+            try:
+                return not lock.own(wait=False)
+            finally:
+                lock.close()
+        except OSError:  # it went in the meantime
+            return False
+        finally:
+            building.close()
 
     def _find(self, digest: str) -> CacheEntry | None:
         for directory in self._listing("entries"):

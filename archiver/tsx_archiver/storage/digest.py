@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,23 +16,24 @@ from tsx_archiver.limits import MIB
 FRESH_NS = 2_000_000_000
 
 
-def content_digest(file: BinaryIO) -> str:
-    """sha-256 of what is left of the stream."""
+def content_digest(file: BinaryIO, count: Callable[[int], None] = lambda size: None) -> str:
+    """sha-256 of what is left of the stream. `count` is called with the bytes of each piece."""
     digest = hashlib.sha256()
     while chunk := file.read(MIB):
         digest.update(chunk)
+        count(len(chunk))
     return digest.hexdigest()
 
 
-def file_digest(file: BinaryIO, path: Path, seen: Path | None = None) -> str:
-    """The digest of the open `file`, which was opened from `path`; notes are kept in the directory `seen`."""
+def file_digest(file: BinaryIO, path: Path, seen: Path | None = None, count: Callable[[int], None] = lambda size: None) -> str:
+    """The digest of the open `file`, which was opened from `path`; notes are kept in the directory `seen`. `count`: see above."""
     state = _state(os.fstat(file.fileno()))
     note = seen / hashlib.sha256(os.fsencode(path.absolute())).hexdigest() if seen else None
     known = _read_note(note, state) if note else None
     if known:
         return known
     file.seek(0)
-    digest = content_digest(file)
+    digest = content_digest(file, count)
     file.seek(0)
     after = os.fstat(file.fileno())
     if note and _state(after) == state and time.time_ns() - after.st_mtime_ns > FRESH_NS:

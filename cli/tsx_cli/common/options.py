@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tsx_cli.common.failure import UsageError
+from tsx_cli.common.failure import CliError, UsageError
 
 if TYPE_CHECKING:
     from tsx_archiver import Limits
     from tsx_cli.common.client import Server
     from tsx_runtime.settings.schema import Settings
+
+COMPLETES = 2.0  # seconds that a server may take for the names of its models
 
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Read settings from this file instead of ./tsx.toml.")]
 Assignments = Annotated[
@@ -34,7 +36,29 @@ ExtraFiles = Annotated[
     list[str] | None, typer.Option("--extra-files", metavar="FILE,...", help="Other files the handler needs; may be repeated.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Accept versions that are not registered yet.")]
-ModelName = Annotated[str, typer.Argument(help="Name of the model.")]
+
+
+def _served(role: str) -> Callable[[typer.Context, str], list[str]]:
+    """Completes the names of the models of the server that the command would ask."""
+
+    def complete(context: typer.Context, incomplete: str) -> list[str]:
+        from tsx_cli.common.client import Server  # here, both of them, as they are slow to import, and other words complete without
+        from tsx_runtime.errors import SettingError
+
+        try:
+            settings, _ = read_settings(context.params.get("config"))
+            url = context.params.get("url") or getattr(settings, f"{role}_address")
+            server = Server(url, getattr(settings, f"{role}_token"), role=role, certificate=settings.certificate_file, timeout=COMPLETES)
+            names: list[str] = server.call("GET", "/v1/models").json()["models"]
+        except (CliError, SettingError, OSError, ValueError, LookupError):  # a shell completes with nothing, and shows no error
+            return []
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
+
+
+ModelName = Annotated[str, typer.Argument(help="Name of the model.", autocompletion=_served("management"))]
+PredictedModel = Annotated[str, typer.Argument(help="Name of the model.", autocompletion=_served("inference"))]
 Url = Annotated[str | None, typer.Option("--url", help="Address of the server; by default from the settings.")]
 
 

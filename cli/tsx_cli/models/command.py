@@ -103,7 +103,8 @@ def replace(
 @app.command()
 def scale(
     name: ModelName,
-    workers: Annotated[int | None, typer.Argument(min=0, help="Number of workers.")] = None,
+    count: Annotated[int | None, typer.Argument(metavar="[WORKERS]", min=0, help="Number of workers.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=0, help="The same as an option.")] = None,
     minimum: Annotated[int | None, typer.Option("--min", min=0, help="Minimum number of workers, instead of WORKERS.")] = None,
     maximum: Annotated[int | None, typer.Option("--max", min=0, help="Maximum number of workers, instead of WORKERS.")] = None,
     version: Version = None,
@@ -112,9 +113,10 @@ def scale(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Change how many workers serve a model, and wait until they are ready."""
-    if (workers is None) == (minimum is None and maximum is None):
-        raise UsageError(f"give the number of workers for '{name}': `tsx models scale {name} 2`, or --min and --max")
+    """Change how many workers serve a model, and wait until they are ready. Workers that failed are replaced."""
+    if (count is not None) + (workers is not None) + (minimum is not None or maximum is not None) != 1:
+        raise UsageError(f"give the number of workers for '{name}' once: `tsx models scale {name} 2`, or --min and --max")
+    workers = count if workers is None else workers
     least = workers if minimum is None else minimum
     most = workers if maximum is None else maximum
     query = path("models", name, *([] if version is None else [version]), min_worker=least, max_worker=most, synchronous=not no_wait)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from tsx_cli.common.client import Response, Server, path
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.options import AsJson, Config, Url, read_settings
+from tsx_cli.common.options import AsJson, Config, PredictedModel, Url, read_settings
 from tsx_cli.common.output import human, print_json
 from tsx_runtime.shared.content_types import guess_content_type
 from tsx_runtime.shared.log_format import STEERS, escaped
@@ -30,7 +30,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def predict(
-    model: Annotated[str, typer.Argument(help="Name of the model.")],
+    model: PredictedModel,
     file: Annotated[str | None, typer.Argument(metavar="FILE|-", help="What to send; - reads standard input.")] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Send a sample of the model, or one generated for it, instead of FILE.")] = False,
     version: Annotated[str | None, typer.Option(help="Version of the model; by default its default version.")] = None,

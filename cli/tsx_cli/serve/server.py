@@ -20,7 +20,7 @@ from tsx_cli.archive.model_file import HandlerFiles, work_out
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import is_archive, is_workflow
 from tsx_cli.common.output import one_line
-from tsx_cli.serve.startup_page import show
+from tsx_cli.serve.startup_page import overwrite, progress_line, show
 from tsx_runtime.core.placement.devices import gpu_count
 from tsx_runtime.errors import Conflict
 from tsx_runtime.settings.addresses import parse_address
@@ -128,15 +128,21 @@ def run_server(
     set_up_logging(settings)
     console = Console()
     if console.is_terminal and (starts or workflows):
-        named = [start.order.url for start in starts] + [start.order.url for start in workflows]
-        console.print(f"loading {one_line(redacted(', '.join(named)))} ...", style="dim", markup=False, highlight=False)
+        named = one_line(redacted(", ".join([*(start.order.url for start in starts), *(start.order.url for start in workflows)])))
+        overwrite(f"loading {named} ...", console)
+        options = replace(options, on_loading=lambda status: overwrite(progress_line(named, status), console))
 
     def on_ready(started: RunningServer) -> None:
+        overwrite("", console)
         show(started, settings, console)
         if ready_line is not None:
             print(ready_line, flush=True)
 
-    serve(settings, starts, on_ready, options, workflows)
+    try:
+        serve(settings, starts, on_ready, options, workflows)
+    except BaseException:
+        overwrite("", console)
+        raise
 
 
 def _split(word: str) -> tuple[str | None, Path]:

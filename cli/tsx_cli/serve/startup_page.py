@@ -10,12 +10,13 @@ from rich.text import Text
 
 from tsx_archiver import describe_model_file
 from tsx_cli.archive.model_file import kind_in_words
-from tsx_cli.common.output import one_line, print_table
+from tsx_cli.common.output import human, one_line, print_table
 from tsx_runtime.api.samples import sample_of, samples_of
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.server.server import RunningServer
+from tsx_runtime.targets.server.startup import LoadStatus
 from tsx_runtime.targets.server.tls import is_trusted_as
 from tsx_runtime.version import __version__
 
@@ -61,6 +62,19 @@ def show(started: RunningServer, settings: Settings, console: Console) -> None:
     if started.workflows:
         print_table(["workflow", "nodes"], [(each.name, ", ".join(each.nodes)) for each in started.workflows])
     console.print("\n  Ctrl-C stops the server\n")
+
+
+def overwrite(text: str, console: Console) -> None:
+    """A line that the next output overwrites, on a terminal."""
+    if console.is_terminal:
+        print(f"\x1b[K{text[: console.width - 1]}\r", end="", flush=True)
+
+
+def progress_line(named: str, status: LoadStatus) -> str:
+    """What the start waits for, in bytes and seconds."""
+    steps = [f"{one_line(name)}: {step} {human(done)} of {human(total)}" for name, step, done, total in status.opening]
+    steps += [f"{name}: worker {worker} has {human(memory)} in memory" for name, worker, memory in status.loading]
+    return f"loading {'; '.join(steps) or named}, {status.seconds:.0f} s"
 
 
 def web_page(started: RunningServer) -> str | None:

@@ -121,6 +121,17 @@ def test_the_same_model_twice_is_refused_before_a_port_is_taken(run: Run) -> Non
     assert "Model version 1.0 is already registered for model digits; give each file its own name, as NAME=FILE" in ended.err
 
 
+@pytest.mark.usefixtures("processes")
+def test_of_two_ports_in_use_that_of_http_is_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("archive", DIGITS / "digits.pt").code == 0
+    with socket.create_server(("127.0.0.1", 0)) as http, socket.create_server(("127.0.0.1", 0)) as grpc:
+        monkeypatch.setenv("TSX_GRPC_INFERENCE_PORT", str(grpc.getsockname()[1]))
+        ended = run("serve", "digits.mar", *FREE_PORTS, "--port", http.getsockname()[1])
+        assert f"Port {http.getsockname()[1]} on 127.0.0.1 is in use (inference_address)" in ended.err
+        ended = run("serve", "digits.mar", *FREE_PORTS)
+        assert f"Port {grpc.getsockname()[1]} on 127.0.0.1 is in use (grpc_inference_port)" in ended.err
+
+
 def test_a_model_store_that_is_no_directory_is_named(run: Run) -> None:
     ended = run("serve", "--model-store", "nowhere", *FREE_PORTS, *FREE_GRPC_PORTS)
     assert ended.code == 1

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import DIGITS, Run
-from tests.support.servers import FREE_PORTS, Running, serving
+from tests.support.servers import FREE_PORTS, Running, serving, tsx
 from tsx_cli.main import main
 
 SEVEN = DIGITS / "images" / "7.png"
@@ -147,6 +147,25 @@ def test_settings_of_one_model_hold_for_it_alone(models: Run) -> None:
     assert json.loads(models("describe", "digits", "--json").out)[0]["batchSize"] == 1
 
 
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("words", ["models describe", "predict"])
+def test_completion_knows_the_models_of_the_server(server: Running, place: Path, words: str) -> None:
+    line = f"tsx {words} di"
+    environment = {"_TSX_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    for role, setting in (("models", "TSX_MANAGEMENT_ADDRESS"), ("predictions", "TSX_INFERENCE_ADDRESS")):
+        environment[setting] = server.address(role)
+    completed = tsx([], place, environment)
+    assert (completed.stdout.split(), completed.stderr) == (["digits"], "")
+
+
+@pytest.mark.usefixtures("processes")
+def test_completion_without_a_server_offers_nothing(place: Path) -> None:
+    words = "tsx models describe di"
+    environment = {"_TSX_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "3", "TSX_MANAGEMENT_ADDRESS": "http://127.0.0.1:1"}
+    completed = tsx([], place, environment)
+    assert (completed.stdout.strip(), completed.stderr) == ("", "")
+
+
 def test_a_version_comes_becomes_the_default_and_goes(models: Run) -> None:
     assert models("register", "echo2.0.mar", "--workers", 1, "--batch-size", 5).code == 0
     assert models("set-default", "echo", "2.0").out == 'Default version successfully updated for model "echo" to "2.0"\n'
@@ -164,6 +183,8 @@ def test_workers_are_scaled(models: Run) -> None:
     assert models("scale", "echo", 2).out == "Workers scaled to 2 for model: echo\n"
     assert len(json.loads(models("describe", "echo", "--json").out)[0]["workers"]) == 2
     assert models("scale", "echo", "--min", 1, "--max", 1).code == 0
+    assert models("scale", "echo", "--workers", 1).out == "Workers scaled to 1 for model: echo\n"
+    assert models("scale", "echo", 2, "--workers", 1).code == 2
     assert models("scale", "echo").code == 2
     assert models("scale", "echo", 2, "--min", 1).code == 2
     assert "max_worker cannot be less than min_worker" in models("scale", "echo", "--min", 2, "--max", 1).err

@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.models import make_model
 from tests.support.servers import screen
+from tsx_cli.serve.startup_page import progress_line
+from tsx_runtime.targets.server.startup import LoadStatus
 
 TIMEOUT = 60.0
 
@@ -112,3 +114,30 @@ def test_nothing_that_a_model_prints_steers_the_terminal(tmp_path, user_environm
         assert re.search(rf"evil 1\.0 \| (\\x[0-9a-f]{{2}}\S*)+from {whence}", seen), (whence, seen)
     assert "\x1b]" not in seen
     assert "\x1bc" not in seen
+
+
+SLOW = """
+import time
+
+time.sleep(1.3)
+
+def handle(data, context):
+    return data
+"""
+
+
+@pytest.mark.slow
+def test_a_long_load_shows_its_bytes_and_seconds(tmp_path, user_environment):
+    make_model(tmp_path / "slow", SLOW)
+    seen, code = screen(["serve", "slow"], tmp_path, user_environment, until="Ctrl-C")
+    assert code == 0
+    assert re.search(r"loading slow: worker \d+ has [\d.]+ MB in memory, 1 s", seen), seen
+    assert seen.index("loading slow ...") < seen.index(" serves 1 model")
+
+
+def test_what_is_read_and_unpacked_is_shown_in_bytes():
+    status = LoadStatus(12.4, [("big.mar", "unpacking", 3_200_000_000, 14_000_000_000)], [("other", "9001", 512_000_000)])
+    assert progress_line("big.mar, other.mar", status) == (
+        "loading big.mar: unpacking 3.2 GB of 14.0 GB; other: worker 9001 has 512 MB in memory, 12 s"
+    )
+    assert progress_line("big.mar", LoadStatus(0.6, [], [])) == "loading big.mar, 1 s"

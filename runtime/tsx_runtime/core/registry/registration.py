@@ -19,7 +19,6 @@ from tsx_runtime.core.registry.model_table import ModelTable
 from tsx_runtime.core.registry.replacement import Replacer, in_place_of
 from tsx_runtime.errors import BadRequest, Conflict, LoadFailed, ModelNotFound
 from tsx_runtime.plugins import BatchPolicy
-from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.sources import Trust, in_store, is_url
 
@@ -41,6 +40,7 @@ class Registrar:
         self._environments = environments
         self._background = background
         self._replacer = Replacer(table, background)
+        self.opening: dict[Path, tuple[str, int, int]] = {}  # by archive that is being opened: the step, bytes so far, bytes in all
 
     async def from_url(self, order: RegisterOrder, *, wait: bool = True, trust: Trust = Trust.CLIENT) -> ModelVersion:
         """From the model store, or from a URL by way of it."""
@@ -61,7 +61,7 @@ class Registrar:
     async def from_path(self, path: Path, order: RegisterOrder, *, wait: bool = True) -> ModelVersion:
         """An archive or directory that lies anywhere: what the command line names itself."""
         try:
-            archive = await asyncio.to_thread(_open, path, self._settings)
+            archive = await asyncio.to_thread(self._open, path)
         except ArchiveNotFound as error:
             raise ModelNotFound(f"Model not found at: {order.url}. {error}") from error
         except ArchiveError as error:
@@ -155,17 +155,24 @@ class Registrar:
         chosen = _with_policy(chosen, name, archive.config.batch_policy, self._host.batch_policies)
         return ModelVersion(name, number, archive, order, chosen, self._host, environment)
 
+    def _open(self, path: Path) -> OpenArchive:
+        """In a thread."""
+
+        def note(step: str, done: int, total: int) -> None:
+            self.opening[path] = step, done, total
+
+        try:
+            archive = open_archive(path, cache=self._settings.cache_dir, limits=self._settings.archive_limits(), progress=note)
+        finally:
+            self.opening.pop(path, None)
+        _ = archive.config.text  # which takes half a second where the configuration is large: not on the event loop, where workers start
+        return archive
+
     def _in_store(self, url: str) -> Path:
         if not url:
             raise BadRequest("Parameter url is required.")
         absent = f"Model not found: {url}. This server has no model store; start it with --model-store DIRECTORY"
         return in_store(url, self._settings.model_store, absent)
-
-
-def _open(path: Path, settings: Settings) -> OpenArchive:
-    archive = open_archive(path, cache=settings.cache_dir, limits=settings.archive_limits())
-    _ = archive.config.text  # which takes half a second where the configuration is large: not on the event loop, where workers start
-    return archive
 
 
 def _with_policy(chosen: VersionPlan, model: str, wanted: str | None, policies: Mapping[str, BatchPolicy]) -> VersionPlan:

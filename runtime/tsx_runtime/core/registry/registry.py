@@ -93,7 +93,7 @@ class Registry:
             settings.cache_dir, timeout=settings.install_timeout, size=settings.max_environments_size, hidden=self._starter.hidden
         )
         self._registrar = registrar = Registrar(table, host, self._downloads, self._environments, self._background)
-        self.register_path, self.register_archive = registrar.from_path, registrar.from_archive
+        self.register_path, self.register_archive, self.opening = registrar.from_path, registrar.from_archive, registrar.opening
 
     def warm_up(self, paths: Iterable[Path] = ()) -> None:
         """Have the process that workers come from import torch, and what `paths` will need, while the rest of the server starts."""

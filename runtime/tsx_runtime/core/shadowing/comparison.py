@@ -76,6 +76,8 @@ def _compare_values(
         ignored.append(("model_version",))
     if how.kind == "top-k":
         return first_difference(without(one, ignored), without(other, ignored), TOP if how.k is None else how.k)
+    if how.rtol is None and how.atol is None and (_is_half(one) or _is_half(other)):
+        near.rtol, near.atol = max(_HALF, (near.rtol, near.atol))
     close = differing(one, other, near, ignored)
     if how.kind == "numeric":
         return close
@@ -134,7 +136,7 @@ class Closeness:
     """
 
     def __init__(self, rtol: float, atol: float) -> None:
-        self._rtol, self._atol = rtol, atol
+        self.rtol, self.atol = rtol, atol
         self.largest = 0.0
 
     def __call__(self, one: Any, other: Any) -> bool:
@@ -143,7 +145,7 @@ class Closeness:
         if one == other or (one != one and other != other):
             return True
         try:
-            off, most = abs(one - other), self._atol + self._rtol * abs(one)
+            off, most = abs(one - other), self.atol + self.rtol * abs(one)
         except OverflowError:  # a whole number beyond all floats
             return False
         if math.isfinite(off):
@@ -190,6 +192,12 @@ def _bytes_differ(first: bytes, second: bytes) -> Difference:
 def _names_its_version(value: Any) -> bool:
     """An answer of the Open Inference Protocol, which has the version that gave it: there, two never agree."""
     return isinstance(value, dict) and "outputs" in value and "model_version" in value
+
+
+def _is_half(value: Any) -> bool:
+    """An answer of the Open Inference Protocol with tensors of half precision."""
+    outputs = value.get("outputs") if isinstance(value, dict) else None
+    return isinstance(outputs, list) and any(isinstance(each, dict) and each.get("datatype") in ("FP16", "BF16") for each in outputs)
 
 
 def _is_ignored(path: Path, ignored: Sequence[Path]) -> bool:

@@ -169,9 +169,7 @@ class TrafficManager:
         """
         model, points = self._model(name), self.undo_points(name)
         if not points:
-            raise Conflict(
-                f"There is no change to undo: neither the traffic, nor the labels, nor the default version of model {name} was changed."
-            )
+            raise Conflict(f"There is no change to undo in the traffic, the labels and the default version of model {name}.")
         before = points.pop()
         if before.state.default not in model.versions:
             why = f"version {before.state.default}, its previous default, is no longer registered. Register it first."

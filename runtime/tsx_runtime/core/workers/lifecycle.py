@@ -43,6 +43,7 @@ class SupervisionConfig:
     """How the workers of one version are supervised, and the state they share. Timeouts are in seconds."""
 
     label: str
+    way_back: str  # for a person, where the workers were given up
     dispatcher: Dispatcher
     starter: Starter
     order: Callable[[Worker], wire.LoadOrder]  # made for each start, since threads depend on how many workers there are
@@ -94,7 +95,8 @@ class WorkerLifecycle:
             wait = next(waits, BACK_OFF[-1])
             waited += wait
             if waited > self._config.max_retry_timeout or (len(errors) >= SAME_LOAD_ERROR and len(set(errors[-SAME_LOAD_ERROR:])) == 1):
-                logger.error("%s: worker %s is not restarted; the last error is in its description", self._config.label, self._worker.id)
+                text = "%s: worker %s is not restarted; the last error is in its description. Once its cause is removed: %s"
+                logger.error(text, self._config.label, self._worker.id, self._config.way_back)
                 self._config.set_state(self._worker, WorkerState.FAILED)
                 return
             self._count_restart()

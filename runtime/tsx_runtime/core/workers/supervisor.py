@@ -17,7 +17,8 @@ from tsx_runtime.errors import LoadFailed
 _STOPPED = "it was stopped before it answered"
 _GIVEN_UP = (
     ". Its workers are no longer restarted, because they could not load the model or kept dying: "
-    "the model's description (GET /models/MODEL, or tsx models describe MODEL) has the last error"
+    "the model's description (GET /models/MODEL, or tsx models describe MODEL) has the last error. "
+    "Once its cause is removed, start one again: "
 )
 
 logger = logging.getLogger("tsx.supervisor")
@@ -49,8 +50,10 @@ class Supervisor:
 
         Raises `LoadFailed` when a new worker could not load the model; workers that could go on.
         """
-        ending, new = self.workers[count:], []
-        self.workers = self.workers[:count]
+        failed = [worker for worker in self.workers if worker.state is WorkerState.FAILED]  # new ones take their places
+        going_on = [worker for worker in self.workers if worker not in failed]
+        ending, new = failed + going_on[count:], []
+        self.workers = going_on[:count]
         while len(self.workers) < count:
             new.append(Worker(str(next(self._ids)), self._next_gpus(), time.monotonic()))
             self.workers.append(new[-1])
@@ -109,5 +112,7 @@ class Supervisor:
         """A worker that serves now is one that will serve again when it dies."""
         over = (WorkerState.UNLOADING, WorkerState.FAILED)
         failed = any(worker.state is WorkerState.FAILED for worker in self.workers)
-        self._dispatcher.accept(any(worker.state not in over for worker in self.workers), _GIVEN_UP if failed else "")
+        self._dispatcher.accept(
+            any(worker.state not in over for worker in self.workers), _GIVEN_UP + self._config.way_back if failed else ""
+        )
         self.on_state()

@@ -39,6 +39,7 @@ from tsx_runtime.targets.server.grpc_listeners import GrpcAddresses, bind, check
 from tsx_runtime.targets.server.listeners import Listener, listeners
 from tsx_runtime.targets.server.snapshots import Snapshots
 from tsx_runtime.targets.server.startup import (
+    LoadStatus,
     StartModel,
     StartWorkflow,
     check_models,
@@ -46,6 +47,7 @@ from tsx_runtime.targets.server.startup import (
     load_workflows,
     log_privileges,
     register_all,
+    watched_loading,
 )
 from tsx_runtime.targets.server.tls import tls_context
 from tsx_runtime.targets.server.uvicorn_servers import ServerGroup
@@ -80,6 +82,7 @@ class ServeOptions:
     answer_first: bool = False  # models load while the server already answers, and it continues without those that fail
     snapshots: Snapshots | None = None
     on_bound: Callable[[], None] = lambda: None  # called once the addresses are bound
+    on_loading: Callable[[LoadStatus], None] | None = None  # called again and again while models load
     hosted: Callable[[Registry, ServerApp], HostedPlatform] | None = None  # the app is the one with the prediction routes
 
 
@@ -139,10 +142,10 @@ async def serve_async(
     if not options.answer_first and options.hosted is None:
         check_models(models, settings)
     grpc = grpc_addresses(settings)
-    check_free(grpc)
     with contextlib.ExitStack() as held:
         registry = Registry(settings, worker_files, held.enter_context(_worker_output(settings)))  # before ports: a plugin may be missing
         bound, keys = held.enter_context(listeners(settings)), held.enter_context(_keys(settings))
+        check_free(grpc)  # after the HTTP ports: of two servers with the same settings, users know those
         options.on_bound()
         registry.tracer = held.enter_context(tracing(settings, os.environ))
         held.enter_context(server_log(registry.models))
@@ -151,7 +154,8 @@ async def serve_async(
         prepared = asyncio.ensure_future(asyncio.to_thread(prepare)) if grpc else None
         try:
             load = register_all if options.answer_first else load_all
-            versions = await _unless(stopping.asked, load(registry, () if options.hosted else models))
+            async with watched_loading(registry, options.on_loading):
+                versions = await _unless(stopping.asked, load(registry, () if options.hosted else models))
             if prepared is not None:
                 await prepared
             if versions is None or await _unless(stopping.asked, load_workflows(workflows, to_load, or_log=options.answer_first)) is None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from tsx_archiver import ARCHIVE_SUFFIXES, OpenArchive
 from tsx_archiver.inspecting import manifest_of
 from tsx_archiver.metadata.model_limits import SAVED
+from tsx_runtime.api.describe import memory_of
 from tsx_runtime.core.isolation.hidden_credentials import SERVERS, hidden_variables
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import Conflict, LoadFailed, SettingError, TsxError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.torchserve import VersionSettings
@@ -23,6 +28,8 @@ from tsx_runtime.sources import Trust, is_url
 from tsx_runtime.workflows.manager import SUFFIX, Workflow, WorkflowOrder, Workflows
 
 _NO_STORE = "load_workflows names '{}', but neither workflow_store nor model_store is set: give the archives' directory"
+
+TICK = 0.5  # seconds between two looks at what loads
 
 logger = logging.getLogger("tsx.server")
 
@@ -48,6 +55,36 @@ def check_models(models: Sequence[StartModel], settings: Settings) -> None:
         if (name, version) in taken:
             raise Conflict(f"Model version {version} is already registered for model {name}")
         taken.add((name, version))
+
+
+class LoadStatus(NamedTuple):
+    """What a start waits for. Bytes: so far and in all, of an archive that is being opened; the memory of a worker that loads a model."""
+
+    seconds: float
+    opening: list[tuple[str, str, int, int]]  # the file's name, the step, bytes so far, bytes in all
+    loading: list[tuple[str, str, int]]  # model, worker, bytes
+
+
+@contextlib.asynccontextmanager
+async def watched_loading(registry: Registry, tell: Callable[[LoadStatus], None] | None) -> AsyncIterator[None]:
+    """Calls `tell` while models load."""
+    task = None if tell is None else asyncio.create_task(_watch(registry, tell))
+    try:
+        yield
+    finally:
+        if task is not None:
+            task.cancel()
+
+
+async def _watch(registry: Registry, tell: Callable[[LoadStatus], None]) -> None:
+    begun = time.monotonic()
+    while True:
+        await asyncio.sleep(TICK)
+        versions = [(model.name, version) for model in registry.models.values() for version in model.versions.values()]
+        waited = [(name, each) for name, version in versions for each in version.workers if each.state is WorkerState.LOADING]
+        memory = await asyncio.to_thread(memory_of, [worker for _, worker in waited])
+        opening = [(path.name, *at) for path, at in list(registry.opening.items())]
+        tell(LoadStatus(time.monotonic() - begun, opening, [(name, worker.id, memory[worker]) for name, worker in waited]))
 
 
 async def load_all(registry: Registry, models: Sequence[StartModel]) -> list[ModelVersion]:

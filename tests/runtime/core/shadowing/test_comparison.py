@@ -133,6 +133,12 @@ def test_the_coarser_precision_decides_unless_a_tolerance_is_given() -> None:
     one, other = answer([0.5]), answer([0.502])
     assert compare(Compare(), b"", one, other).difference is not None
     assert compare(Compare(), b"", one, other, precisions=["fp32", "bf16"]).difference is None
+    halves = [
+        answer({"outputs": [{"name": "y", "datatype": kind, "shape": [1], "data": [x]}]}) for kind in ("FP16", "FP32") for x in (0.5, 0.502)
+    ]
+    assert compare(Compare(), b"", *halves[:2]).difference is None
+    assert compare(Compare(), b"", *halves[2:]).difference is not None
+    assert compare(Compare(rtol=1e-4), b"", *halves[:2]).difference is not None
 
 
 def test_exactly_means_each_byte() -> None:

@@ -176,6 +176,26 @@ def test_a_load_error_that_stays_the_same_is_given_up_visibly(tmp_path):
     with_registry(test)
 
 
+def test_scaling_is_the_way_back_of_workers_that_were_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.SAME_LOAD_ERROR", 1)
+    flag = tmp_path / "weights"
+    handler = f"open({str(flag)!r})\ndef handle(data, context): return data and ['x'] * len(data)\n"
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", handler), order(), wait=False)
+        await until(lambda: version.workers[0].state is WorkerState.FAILED)
+        with pytest.raises(NoWorker, match=r"`tsx models scale talker --workers 1 --version 1.0`"):
+            await asyncio.wait_for(submit(version, "x").done, TIMEOUT)
+        with pytest.raises(LoadFailed, match="No such file"):
+            await version.scale(1, 1)
+        await until(lambda: version.workers[0].state is WorkerState.FAILED)
+        flag.touch()
+        await version.scale(1, 1)
+        assert [worker.state for worker in version.workers] == [WorkerState.READY]
+
+    with_registry(test)
+
+
 def test_a_process_that_cannot_be_started_is_tried_again_and_again_as_that_is_no_fault_of_the_model(tmp_path, monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (0, 0, 0, 0, 0, 0))
 

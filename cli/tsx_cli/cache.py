@@ -1,0 +1,111 @@
+"""`tsx cache`: lists the cache of unpacked archives and models' environments, and removes what no process uses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tsx_cli.common.options import AsJson, Config, read_option, read_settings
+from tsx_cli.common.output import human, print_result, print_table
+
+if TYPE_CHECKING:
+    from tsx_archiver.storage.cache import Cache, CachedFiles
+
+app = typer.Typer(add_completion=False)
+
+
+@app.callback(invoke_without_command=True)
+def cache(context: typer.Context, as_json: AsJson = False, config: Config = None) -> None:
+    """List what tsx has unpacked and installed for models on this machine."""
+    if context.invoked_subcommand is None:
+        place = _place(config)
+        entries = [_described(kind, each) for kind, store in _stores(place) for each in store.listing()]
+        print_result({"directory": str(place), "entries": entries}, as_json, _show)
+
+
+@app.command()
+def prune(
+    older_than: Annotated[str | None, typer.Option(help="Only what was not used for this long: 12h, 7d.")] = None,
+    as_json: AsJson = False,
+    config: Config = None,
+) -> None:
+    """Remove what no process uses; it is unpacked or installed again when a model needs it."""
+    from tsx_runtime.shared.quantities import parse_seconds
+
+    age = 0.0 if older_than is None else read_option(parse_seconds, older_than, "--older-than", "a time such as 12h or 7d")
+    place = _place(config)
+    removed = []
+    for kind, store in _stores(place):
+        before = {each.directory: _described(kind, each) for each in store.listing()}
+        removed += [before[each.directory] for each in store.prune(age) if each.directory in before]
+    print_result({"directory": str(place), "removed": removed}, as_json, _show_removed)
+
+
+def _place(config: Path | None) -> Path:
+    from tsx_archiver import default_cache  # here, as it is slow to import, and help must be quick
+
+    settings, _ = read_settings(config)
+    return settings.cache_dir or default_cache()
+
+
+def _stores(place: Path) -> Iterator[tuple[str, Cache]]:
+    """By what each holds: archives, environments."""
+    from tsx_archiver.storage.cache import Cache
+
+    for directory in sorted(place.glob("*/entries")):
+        yield directory.parent.name, Cache(place, kind=directory.parent.name)
+
+
+def _described(kind: str, entry: CachedFiles) -> dict[str, Any]:
+    return {
+        "kind": kind.removesuffix("s"),
+        "model": _model(entry.directory / "files") if kind == "archives" else None,
+        "size": entry.size,
+        "used": datetime.fromtimestamp(entry.used, timezone.utc).isoformat(timespec="seconds"),
+        "in_use": entry.in_use,
+        "directory": str(entry.directory),
+    }
+
+
+def _model(files: Path) -> str | None:
+    """Its name and version; None for what is no longer there as a whole."""
+    from tsx_archiver import ArchiveError
+    from tsx_archiver.inspecting import manifest_of
+
+    try:
+        manifest = manifest_of(files)
+    except (ArchiveError, OSError):
+        return None
+    return f"{manifest.model_name} {manifest.version}"
+
+
+def _show(answer: dict[str, Any]) -> None:
+    if not answer["entries"]:
+        print(f"nothing is cached in {answer['directory']}")
+        return
+    rows = [
+        (each["kind"], each["model"], human(each["size"]), _ago(each["used"]), "yes" if each["in_use"] else "no")
+        for each in answer["entries"]
+    ]
+    print_table(["kind", "model", "size", "last used", "in use"], rows)
+    unused = sum(each["size"] for each in answer["entries"] if not each["in_use"])
+    print(f"{human(sum(each['size'] for each in answer['entries']))} in {answer['directory']}; `tsx cache prune` frees {human(unused)}")
+
+
+def _show_removed(answer: dict[str, Any]) -> None:
+    removed = answer["removed"]
+    print(f"removed {len(removed)} {'entry' if len(removed) == 1 else 'entries'}, {human(sum(each['size'] for each in removed))}")
+
+
+def _ago(used: str) -> str:
+    seconds = max(0.0, time.time() - datetime.fromisoformat(used).timestamp())
+    for unit, name in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= unit:
+            count = int(seconds // unit)
+            return f"{count} {name}{'s' if count > 1 else ''} ago"
+    return "just now"
