@@ -146,12 +146,27 @@ def handle(data, context):
     return ["never"]
 """
 
+FULL = """
+class Full:
+    def initialize(self, context):
+        raise MemoryError("there is no room")
+
+    def handle(self, data, context):
+        return ["never"]
+"""
+
 MODELS = {
     "echo": (ECHO, "1.0", ""),
     "actor": (ACTOR, "1.0", "minWorkers: 1\nmaxWorkers: 1\nown:\n  key: [1, two]\n"),
     "described": (DESCRIBED, "1.0", ""),
 }
-LATER = {"other": (DESCRIBED, "1.0", ""), "other-2": (DESCRIBED, "2.0", ""), "broken": (BROKEN, "1.0", "maxRetryTimeoutInSec: 5\n")}
+LATER = {
+    "other": (DESCRIBED, "1.0", ""),
+    "other-2": (DESCRIBED, "2.0", ""),
+    "decided": (DESCRIBED, "1.0", "minWorkers: 1\nmaxWorkers: 2\n"),
+    "full": (FULL, "1.0", "maxRetryTimeoutInSec: 5\n"),
+    "broken": (BROKEN, "1.0", "maxRetryTimeoutInSec: 5\n"),
+}
 
 
 def write_store(store: Path) -> None:

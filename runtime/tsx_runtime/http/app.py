@@ -111,8 +111,7 @@ class ServerApp(FastAPI):
         self.elsewhere: dict[str, str] = {}  # the server's other addresses, by their roles
         self.likely_paths = LikelyPaths()
         exception_handlers.install(self, self.not_found)
-        self.add_api_route("/", self._index, methods=["GET", "HEAD"], include_in_schema=False)
-        self.add_api_route("/", self._describe, methods=["OPTIONS"], include_in_schema=False)
+        self.add_api_route("/", self._index, methods=["GET", "HEAD", "OPTIONS"], include_in_schema=False)
         self.add_api_route("/api-description", self._describe, methods=["GET"], include_in_schema=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -245,6 +244,8 @@ class ServerApp(FastAPI):
         return super().openapi()
 
     async def _index(self, request: Request) -> Response:
+        if request.method == "OPTIONS":
+            return await self._describe(request)
         return index.answer_index(request, self.title, self.paths, self.elsewhere)
 
     async def _describe(self, request: Request) -> Response:

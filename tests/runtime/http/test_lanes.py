@@ -412,6 +412,8 @@ def test_both_lanes_say_the_same_of_what_is_wrong(lanes: Lanes, raw: bytes, afte
         (b"post / HTTP/1.1\r\n\r\n", "The method post of the request is not known. Write it in upper case."),
         (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n\x16z\r\n", "HTTP/1.1: invalid character in chunk size."),
         (b"GET / HTTP/9.9\r\n\r\n", "HTTP/1.1: invalid HTTP version."),
+        (b"GET http://[::1 HTTP/1.1\r\nHost: a\r\n\r\n", "HTTP/1.1: the URL of the request cannot be read."),
+        (b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n", "This server is no proxy"),
     ],
     ids=str,
 )

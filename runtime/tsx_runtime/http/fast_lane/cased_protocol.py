@@ -59,7 +59,11 @@ class CasedProtocol(HttpToolsProtocol):
 
 def not_http(begun: bytes, error: BaseException) -> BadRequest:
     """What to answer to bytes that are no HTTP/1.1. `begun`: the first of them; `error`: the parser's."""
-    reason = str(error.__context__ if isinstance(error, httptools.HttpParserCallbackError) and error.__context__ else error)
+    reason = str(error)
+    if isinstance(error, httptools.HttpParserCallbackError):  # uvicorn reads the URL when the head is complete
+        if begun.startswith(b"CONNECT "):
+            return BadRequest("This server is no proxy, and does not know the method CONNECT. Do not use its address as one.")
+        reason = "the URL of the request cannot be read"
     if _HTTP_2 in reason:
         ports = "grpc_inference_port (7070) and grpc_management_port (7071)"
         return BadRequest(f"This port speaks HTTP/1.1, and the client began HTTP/2. Use HTTP/1.1; gRPC clients use the ports {ports}.")

@@ -23,7 +23,7 @@ Ignored = Annotated[str | None, Query(deprecated=True, description="accepted for
 
 DESCRIBED: dict[str, Any] = {"response_model": DescribedModels, "responses": openapi.failures(404, 503)}
 UNDER_WAY: dict[int | str, dict[str, Any]] = {202: {"model": Status, "description": "under way"}}
-SCALED: dict[str, Any] = {"response_model": Status, "responses": openapi.failures(400, 404, 500) | UNDER_WAY}
+SCALED: dict[str, Any] = {"response_model": Status, "responses": openapi.failures(400, 404, 500, 507) | UNDER_WAY}
 UNREGISTERED: dict[str, Any] = {"response_model": Status, "responses": openapi.failures(403, 404, 405, 408, 409)}
 
 
@@ -60,7 +60,7 @@ def _add_model_routes(router: APIRouter, management: ManagementService, limit: i
         "/models",
         summary="Register a model from the model store, or from a URL",
         response_model=Status,
-        responses=openapi.failures(400, 404, 405, 409, 500) | {202: {"model": Status, "description": "its workers are being started"}},
+        responses=openapi.failures(400, 404, 405, 409, 500, 507) | {202: {"model": Status, "description": "its workers are being started"}},
         openapi_extra=openapi.query_or_body(RegisterParameters),
     )
     async def register(request: Request) -> Response:

@@ -16,6 +16,9 @@ def test_the_index_lists_the_paths_of_its_address_and_the_other_addresses(server
     }
     assert inference["elsewhere"] == {"management": server.settings.management_address, "metrics": server.settings.metrics_address}
     assert management["elsewhere"].keys() == {"inference", "metrics"}
+    assert server.inference.options("/").json()["openapi"]
+    refused = server.inference.post("/")
+    assert (refused.status_code, set(refused.headers["allow"].split(", "))) == (405, {"GET", "HEAD", "OPTIONS"})
 
 
 def test_the_index_leads_a_browser_to_the_page_where_there_is_one(server):

@@ -299,6 +299,12 @@ def test_many_requests_at_once_are_all_answered(flows: RunningServer) -> None:
     assert [answer.json()["row"]["m1"]["row"]["body"]["row"]["body"] for answer in answers] == [str(number) for number in range(64)]
 
 
+def test_a_likely_workflow_is_named(flows: RunningServer, error_of: ErrorOf) -> None:
+    found = list(flows.management.get("/workflows").json()["workflows"])
+    name = str(found[0]["workflowName"])
+    assert error_of(flows.inference.post(f"/wfpredict/{name}s"))[1] == f"Workflow not found: {name}s; did you mean {name!r}?"
+
+
 @pytest.mark.parametrize("path", ["/wfpredict/nosuch", "/wfpredict/nosuch/1.0"])
 def test_a_workflow_that_is_not_there_is_reported(path: str, flows: RunningServer, error_of: ErrorOf) -> None:
     response = flows.inference.post(path, content=b"x")
