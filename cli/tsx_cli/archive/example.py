@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tsx_archiver import ArchiveError, ArchiveSpec
-from tsx_cli.serve.server import as_directory
-from tsx_runtime.api.management_service import example_of
+from tsx_archiver import ArchiveError, ArchiveSpec, plan_archive
+from tsx_cli.archive.directory import as_directory
+from tsx_runtime.api.samples import example_of
 from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.errors import TsxError
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.worker.codecs.json_text import printing_command
+from tsx_runtime.shared.example_requests import printing_command
 
 LARGEST = 256 << 20  # bytes of a model that is loaded for it
 
@@ -23,7 +23,7 @@ def find_example(spec: ArchiveSpec, settings: Settings) -> Any:
     if spec.serialized_file is None or Path(spec.serialized_file).stat().st_size > LARGEST:
         return None
     try:
-        with as_directory(spec, warn=lambda warning: None) as directory:  # linked: the archive is not unpacked for it
+        with as_directory(plan_archive(spec, warn=lambda warning: None)) as directory:  # linked: the archive is not unpacked for it
             return asyncio.run(_ask(directory, settings))
     except (ArchiveError, TsxError, OSError):  # nothing to do with packing: what is wrong is said where it is served
         return None
@@ -31,7 +31,8 @@ def find_example(spec: ArchiveSpec, settings: Settings) -> Any:
 
 async def _ask(directory: Path, settings: Settings) -> Any:
     async with open_model(directory, settings) as version:
-        return await example_of(version)
+        example = await example_of(version)
+        return None if example is None else json.loads(example.body)
 
 
 def request_line(name: str, example: Any, settings: Settings) -> str:

@@ -17,7 +17,7 @@ from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import WaitingJob
-from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorker, PredictionFailed, TsxError, read_error
+from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorker, PredictionFailed, read_error
 from tsx_runtime.metrics.gpu import read_gpus
 from tsx_runtime.shared.suggestions import suggestion
 
@@ -122,17 +122,6 @@ async def ask_handler(version: ModelVersion) -> Any:
         return load_json(body, most_bytes=LARGEST_DESCRIPTION, most_values=MOST_VALUES)
     except ValueError:
         return body.decode(errors="replace")
-
-
-async def example_of(version: ModelVersion) -> Any:
-    """The body of a request, as JSON, that its handler describes as an example; None where it describes none, or cannot."""
-    if not any(worker.example for worker in version.workers):
-        return None
-    try:
-        described = await ask_handler(version)
-    except TsxError:  # no worker is ready, or the handler fails
-        return None
-    return described.get("example") if isinstance(described, dict) else None
 
 
 def _message(body: bytes) -> str:

@@ -33,7 +33,9 @@ def test_the_line_that_is_printed_works(run: Run, tmp_path: Path, monkeypatch: p
 
 
 def test_a_model_that_does_not_load_here_is_packed_without_a_request(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text("import torch\n\nclass Net(torch.nn.Module):\n    pass\n")
-    torch.save({"weight": torch.zeros(1)}, tmp_path / "net.pth")
+    (tmp_path / "model.py").write_text(
+        "import torch\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(4, 3)\n"
+    )
+    torch.save({"other": torch.zeros(1)}, tmp_path / "net.pth")
     (packed,) = json.loads(run("archive", "net.pth", "--model-file", "model.py", "--json").out)
     assert (packed["archive"], packed["request"]) == ("net.mar", None)

@@ -88,4 +88,4 @@ def test_the_page_offers_an_example_that_the_model_answers(sums: RunningServer) 
     answer = sums.management.post("/ui/api/predict/sums", content=example.content, headers={"content-type": "application/json"})
     assert (example.content, answer.json()) == (b"[0, 0, 0]", [0.0, 0.0])
     described = sums.management.get("/models/sums?customized=true").json()[0]["customizedMetadata"]
-    assert described == {"inputs": [{"name": "input", "shape": [3], "datatype": "float32"}], "example": [0, 0, 0]}
+    assert described == {"inputs": [{"name": "input", "shape": [3], "datatype": "float32", "example": [3]}], "example": "[0, 0, 0]"}

@@ -18,7 +18,6 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from tsx_runtime.api import samples
 from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.describe import memory_of
-from tsx_runtime.api.management_service import example_of
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.errors import ForeignOrigin, MethodNotAllowed, ResourceNotFound
@@ -138,10 +137,9 @@ def _api(registry: Registry, series: TimeSeries, read_metrics: Any, guard: Guard
         found = await asyncio.to_thread(samples.samples_of, registry.find(model, version))
         types = [mimetypes.guess_type(path.name, strict=False)[0] or "application/octet-stream" for path, _ in found]
         listed = [{"name": path.name, "type": type, "size": size} for (path, size), type in zip(found, types, strict=True)]
-        example = None if any(path.name == EXAMPLE for path, _ in found) else await example_of(registry.find(model, version))
-        return _json(
-            listed if example is None else [*listed, {"name": EXAMPLE, "type": "application/json", "size": len(json.dumps(example))}]
-        )
+        if not any(path.name == EXAMPLE for path, _ in found) and (example := await samples.example_of(registry.find(model, version))):
+            listed.append({"name": EXAMPLE, "type": example.content_type, "size": len(example.body)})
+        return _json(listed)
 
     @router.get("/samples/{model}/{version}/{name}")
     async def sample(model: str, version: str, name: str) -> Response:
@@ -149,10 +147,10 @@ def _api(registry: Registry, series: TimeSeries, read_metrics: Any, guard: Guard
         try:
             body = await asyncio.to_thread(next(path for path, _ in found if path.name == name).read_bytes)
         except (StopIteration, FileNotFoundError):  # never there, or unregistered meanwhile
-            example = await example_of(registry.find(model, version)) if name == EXAMPLE else None
+            example = await samples.example_of(registry.find(model, version)) if name == EXAMPLE else None
             if example is None:
                 raise ResourceNotFound(f"The model {model} brings no sample {name}.") from None
-            body = json.dumps(example).encode()
+            body = example.body
         # never as a page: what an archive brings must not run as this server's own
         return Response(body, media_type="application/octet-stream", headers=HEADERS)
 

@@ -8,8 +8,6 @@ from typing import Any
 
 NULL, STRING, LITERAL = "null", "string", "literal"  # of `json_nan`; `literal` is what Python and TorchServe write, and no JSON
 
-SHORT = 200  # characters of an example that is quoted as it is
-
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
@@ -51,27 +49,6 @@ def to_compact_json(value: Any, nan: str = NULL) -> str:
         return _compact(value)
     except (TypeError, ValueError):
         return json.dumps(_writable(value, nan))
-
-
-def printing_command(value: Any) -> str | None:
-    """A shell's command that prints the value, of which lists repeat what they hold; None where the JSON itself is as short."""
-    text = json.dumps(value)
-    if len(text) <= SHORT:
-        return None
-    expression = _expression(value)
-    code = f"print({expression})" if isinstance(value, list) else f"import json; print(json.dumps({expression}))"
-    return f"python3 -c '{code}'"
-
-
-def _expression(value: Any) -> str:
-    """Of Python."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(name)}: {_expression(entry)}" for name, entry in value.items()) + "}"
-    if not isinstance(value, list):
-        return json.dumps(value)
-    if len(value) > 1 and value.count(value[0]) == len(value):
-        return f"[{_expression(value[0])}]*{len(value)}"
-    return f"[{', '.join(map(_expression, value))}]"
 
 
 def _writable(value: Any, nan: str) -> Any:

@@ -16,13 +16,13 @@ import torch
 from tsx_archiver import parse_model_config
 from tsx_archiver.metadata.configkeys import plain_arguments
 from tsx_archiver.storage.private_directory import private_directory
-from tsx_runtime.worker.codecs.json_text import printing_command
+from tsx_runtime.shared.example_requests import ExampleInput, example_body, printing_command
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors
 from tsx_runtime.worker.exceptions import BadRows, LoadError
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.loader import own_file
 from tsx_runtime.worker.handlers.models.compiling import compiled, load_library, wants_ahead
-from tsx_runtime.worker.handlers.models.input_spec import InputSpec, example_shapes, input_specs
+from tsx_runtime.worker.handlers.models.input_spec import InputSpec, examples, input_specs
 from tsx_runtime.worker.handlers.models.model_files import load_model_file, load_torchscript
 from tsx_runtime.worker.handlers.models.precision import in_precision, wanted_precision
 from tsx_runtime.worker.handlers.models.weights import load_eager
@@ -34,8 +34,6 @@ from tsx_runtime.worker.handlers.steps.tensor_requests import (
     TensorBatch,
     TensorRequest,
     UnusableRows,
-    example_body,
-    in_envelope,
     read_request,
     reason_of,
 )
@@ -179,8 +177,9 @@ class BaseHandler:
             except UnusableRows as unusable:
                 if self._example is None:  # the model may be at fault
                     raise next(iter(unusable.errors.values())) from None
+                shapes = [request.shape for request in data.requests]
                 faults = {
-                    position: f"The model cannot use the shape {data.requests[position].shape}: {reason_of(error)}. {self._wanted()}"
+                    position: f"The model does not take this input of shape {shapes[position]}: {reason_of(error)}. {self._wanted()}"
                     for position, error in unusable.errors.items()
                 }
                 raise BadRows(faults) from unusable
@@ -214,27 +213,31 @@ class BaseHandler:
         return input_specs(self.model, shape, casts=self.precision is not None)
 
     @functools.cached_property
-    def _example(self) -> Any:
-        """The body of a request that the model has answered; None if there is none."""
-        for shapes in example_shapes(self._input_specs):
+    def _example(self) -> list[ExampleInput] | None:
+        """A request that the model has answered; None if there is none."""
+        for example in examples(self._input_specs):
             try:
-                body = example_body(self._input_specs, shapes)
                 with torch.inference_mode():
-                    self._call(*read_request({"body": body}, self._input_specs).inputs)
+                    self._call(*read_request({"body": example_body(example)}, self._input_specs).inputs)
             except Exception:  # a trial: what the model says of a wrong one is of no use to anybody
                 continue
-            return body
+            return example
         return None
+
+    def _example_text(self) -> str | None:
+        """Its body, or a command that prints it."""
+        if self._example is None:
+            return None
+        body = example_body(self._example, self.context.envelope)
+        return printing_command(body) or json.dumps(body)
 
     def _wanted(self) -> str:
         """What to send, for a client that has sent something else."""
-        specs, envelope = self._input_specs, self.context.envelope
-        text = f"The model takes {' and '.join(map(str, specs))}. {FORMS.get(envelope, FORMS[''])}"
-        if self._example is None:
+        forms, example = FORMS.get(self.context.envelope, FORMS[""]), self._example_text()
+        text = f"The model takes {' and '.join(map(str, self._input_specs))}. {forms}"
+        if example is None:
             return text
-        example = in_envelope(self._example, specs, envelope)
-        command = printing_command(example)
-        return f"{text} Example: {json.dumps(example) if command is None else f'what {command} prints.'}"
+        return f"{text} Example: {f'what {example} prints.' if example.startswith('python3') else example}"
 
     def handle(self, data: Any, context: Context) -> Any:
         start = time.perf_counter()
@@ -256,13 +259,16 @@ class BaseHandler:
         return self.device
 
     def describe_handle(self) -> Any:
-        """What `?customized=true` of a describe call shows of the model: of one that takes tensors, their shapes, and the body of a
-        request as an example. Override it."""
+        """What `?customized=true` of a describe call shows of the model: of one that takes tensors, their shapes, and an example
+        of a request: its body, or a command that prints it. Override it."""
         if not self._takes_tensors:
             logger.info("the handler has nothing of its own to describe; override describe_handle")
             return None
-        example = {} if self._example is None else {"example": in_envelope(self._example, self._input_specs, self.context.envelope)}
-        return {"inputs": [spec.described() for spec in self._input_specs], **example}
+        inputs = [spec.described() for spec in self._input_specs]
+        if self._example is None:
+            return {"inputs": inputs}
+        shapes = [{"example": list(each.shape)} for each in self._example]
+        return {"inputs": [each | shape for each, shape in zip(inputs, shapes, strict=True)], "example": self._example_text()}
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any:
         """An explanation of the answer: the result of `get_insights` for the first row and its `target` (0 if it has none)."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
+from tsx_runtime.shared.example_requests import ExampleInput
 from tsx_runtime.worker.handlers.models.model_files import FixedBatch, OnnxModel
 from tsx_runtime.worker.handlers.models.precision import Cast
 
@@ -57,13 +58,16 @@ class InputSpec(NamedTuple):
             and all(own in (None, size) for own, size in zip(self.shape, shape, strict=True))
         )
 
+    @property
+    def kind(self) -> str | None:
+        return None if self.dtype is None else str(self.dtype).removeprefix("torch.")
+
     def described(self) -> dict[str, Any]:
         """As JSON. A free size is null."""
-        shape = None if self.shape is None else list(self.shape)
-        return {"name": self.name, "shape": shape, "datatype": None if self.dtype is None else str(self.dtype).removeprefix("torch.")}
+        return {"name": self.name, "shape": None if self.shape is None else list(self.shape), "datatype": self.kind}
 
     def __str__(self) -> str:
-        kind = "numbers" if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        kind = self.kind or "numbers"
         shape = "" if self.shape is None else f" of shape [{', '.join('any' if size is None else str(size) for size in self.shape)}]"
         return f"rows of {kind}" if not shape else f"{kind} rows{shape}"
 
@@ -78,8 +82,8 @@ def input_specs(model: Any, shape: Shape | None = None, *, casts: bool = False) 
     return found
 
 
-def example_shapes(specs: Sequence[InputSpec]) -> Iterator[list[tuple[int, ...]]]:
-    """Shapes to try for a row of each input, the likeliest first. What is free, or unknown, is the same in all. None without any."""
+def examples(specs: Sequence[InputSpec]) -> Iterator[list[ExampleInput]]:
+    """What to try for a row of each input, the likeliest first. What is free, or unknown, is the same in all. None without any."""
     first = specs[0].shape
     if first is None:
         return
@@ -87,7 +91,8 @@ def example_shapes(specs: Sequence[InputSpec]) -> Iterator[list[tuple[int, ...]]
     free = next((shape for shape in shapes if None in shape), ())
     sizes = (0,) if not free else LENGTHS if free.count(None) < 2 else GREY_PIXELS if free[0] == 1 else PIXELS
     for size in sizes:
-        yield [tuple(size if own is None else own for own in shape) for shape in shapes]
+        filled = [tuple(size if own is None else own for own in shape) for shape in shapes]
+        yield [ExampleInput(spec.name, spec.kind, shape) for spec, shape in zip(specs, filled, strict=True)]
 
 
 def _of_program(model: Any) -> tuple[InputSpec, ...]:

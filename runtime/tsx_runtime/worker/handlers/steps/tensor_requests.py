@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map  # what torch.export itsel
 
 from tsx_runtime.worker.codecs.responses import is_device_lost, is_out_of_resources
 from tsx_runtime.worker.codecs.v2_binary import DTYPES, OUTPUT, OutputRequest, as_response, output_request_of_json, parse_output_request
-from tsx_runtime.worker.codecs.v2_json import DATATYPES, MalformedTensors, read_input
+from tsx_runtime.worker.codecs.v2_json import MalformedTensors, read_input
 from tsx_runtime.worker.exceptions import text_of
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.models.input_spec import InputSpec
@@ -39,8 +39,6 @@ FORMS = {  # by envelope
     "kserve": INSTANCES,
     "kservev2": "Send tensors of the Open Inference Protocol.",
 }
-
-Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -155,37 +153,10 @@ def answer_of(request: TensorRequest, output: Any, context: Context) -> Any:
     return {"model_name": context.model_name, "model_version": version, **id, "outputs": outputs}
 
 
-def example_body(specs: Sequence[InputSpec], shapes: Sequence[Shape]) -> Any:
-    """The body of a request for one row, of zeros; of several inputs by their names."""
-    zeros = [_nested(shape) for shape in shapes]
-    if len(zeros) == 1:
-        return zeros[0]
-    return {"instances": [{spec.name: value for spec, value in zip(specs, zeros, strict=True)}]}
-
-
-def in_envelope(body: Any, specs: Sequence[InputSpec], envelope: str) -> Any:
-    """The example as the envelope around the handler wants it."""
-    if envelope in ("json", "kserve") and not isinstance(body, dict):
-        return {"instances": [body]}
-    if envelope == "kservev2":
-        kind = str(specs[0].dtype or torch.float32).removeprefix("torch.")
-        rows = np.array([body])
-        return {
-            "inputs": [
-                {"name": specs[0].name or "input", "shape": [*rows.shape], "datatype": DATATYPES[kind], "data": rows.ravel().tolist()}
-            ]
-        }
-    return body
-
-
 def reason_of(error: Exception) -> str:
     """The line of a model's error that says why: TorchScript puts its own traceback before it."""
     lines = text_of(error).strip().splitlines() or [type(error).__name__]
     return (lines[-1].removeprefix("RuntimeError: ") if "TorchScript" in lines[0] else lines[0]).rstrip(".")
-
-
-def _nested(shape: Shape) -> Any:
-    return [_nested(shape[1:])] * shape[0] if shape else 0
 
 
 # Requests
