@@ -17,6 +17,7 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
     LOADED    worker    none                                                    {"device": "cpu" or "cuda:0", "prefetch":
                                                                             whether it prepares a batch ahead,
                                                                             "input": what the handler takes, or null,
+                                                                            "example": whether its description has one,
                                                                             "precision": that it heeds, or null}, JSON
     FAILED    worker    none                                                    {"message", "traceback"}, JSON; the worker exits
     BATCH     front     a row a request: code 0, meta and body as it came       empty

@@ -76,7 +76,7 @@ def test_without_a_sample_the_exit_code_says_so(run: Run, tmp_path: Path) -> Non
 
 
 def test_a_sample_that_is_not_there_is_named(run: Run) -> None:
-    ended = run("archive", DIGITS / "digits.pt", "--sample", "none.png")
+    ended = run("archive", "--no-import", DIGITS / "digits.pt", "--sample", "none.png")
     assert (ended.code, ended.err) == (2, "Error: there is no sample 'none.png'\n")
 
 

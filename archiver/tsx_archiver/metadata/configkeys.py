@@ -67,6 +67,14 @@ def device_ids(value: Any) -> tuple[tuple[int, ...] | None, str | None]:
     return None, "it must be a list of device numbers, such as [0, 1]"
 
 
+def shape(value: Any) -> tuple[tuple[int | None, ...] | None, str | None]:
+    """Of a row, without the dimension of the batch; null, or -1, where any size fits."""
+    size = whole(1)
+    if isinstance(value, list) and all(entry in (None, -1) or size(entry)[0] is not None for entry in value):
+        return tuple(None if entry == -1 else entry for entry in value), None
+    return None, "it must be a list of the sizes of one row, such as [3, 224, 224], with null where any size fits"
+
+
 def mapping(value: Any) -> tuple[dict[Any, Any] | None, str | None]:
     return (value, None) if isinstance(value, dict) else (None, "it must be a mapping of keys to values")
 
@@ -134,6 +142,7 @@ TSX_KEYS = (
     ConfigKey("init_args", "init_args", plain_arguments),
     ConfigKey("threads", "threads", whole(1)),
     ConfigKey("precision", "precision", one_of("fp32", "fp16", "bf16")),
+    ConfigKey("input_shape", "input_shape", shape),
     ConfigKey("warmup", "warmup", sequence),
 )
 

@@ -49,7 +49,11 @@ def pack_command(
         bool, typer.Option("--check", help="Load it, send the samples alone and in batches, and compare the answers.")
     ] = False,
     import_it: Annotated[
-        bool, typer.Option("--import/--no-import", help="First import the handler and the model file as a worker will.")
+        bool,
+        typer.Option(
+            "--import/--no-import",
+            help="First import the handler and the model file as a worker will; without a handler, find a request that the model answers.",
+        ),
     ] = True,
     tolerance: Annotated[float, typer.Option(min=0, help="Absolute or relative tolerance for numbers.")] = 1e-4,
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite an existing archive.")] = False,

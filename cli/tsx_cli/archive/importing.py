@@ -7,12 +7,11 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from tsx_archiver import BUILTIN_HANDLERS, ArchiveSpec, load_model_config
 from tsx_archiver.packing import PlannedMember, plan_archive
-from tsx_archiver.storage.private_directory import temporary_place
+from tsx_cli.archive.directory import as_directory
 from tsx_cli.common.failure import CliError
 from tsx_runtime.worker.launch.entry import import_code
 
@@ -32,10 +31,7 @@ def check_code(spec: ArchiveSpec, *, import_it: bool) -> list[str]:
     if not import_it or not names:
         return []
     init_args = (load_model_config(Path(spec.config_file))[0].init_args if spec.config_file else None) or {}
-    with TemporaryDirectory(prefix="tsx-import-", dir=temporary_place()) as place:
-        directory = Path(place).resolve()
-        for member in plan.members:
-            _lay(member, directory)
+    with as_directory(plan) as directory:
         fault = _in_a_process(directory, handler, model_file, init_args)
     if fault is None:
         return [f"imported {' and '.join(names)}"]
@@ -51,18 +47,6 @@ def _compile(member: PlannedMember) -> None:
     except (SyntaxError, ValueError) as error:  # a ValueError: null bytes
         where = f", line {error.lineno}: {error.msg}: {(error.text or '').strip()}" if isinstance(error, SyntaxError) else f": {error}"
         raise CliError(f"{member.source!s} is not valid Python{where}. Correct it and pack again.") from error
-
-
-def _lay(member: PlannedMember, directory: Path) -> None:
-    """Code as a copy, since a worker refuses links to it; weights and other files as links."""
-    path = directory / member.name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(member.source, bytes):
-        path.write_bytes(member.source)
-    elif path.suffix == ".py":
-        path.write_bytes(member.source.read_bytes())
-    else:
-        path.symlink_to(member.source.absolute())
 
 
 def _in_a_process(directory: Path, handler: str | None, model_file: str | None, init_args: Mapping[str, Any]) -> dict[str, str] | None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tsx_archiver import Format, write_archive
+from tsx_archiver import ArchiveSpec, Format, write_archive
 from tsx_archiver.limits import human
 from tsx_archiver.progress import progress_bar
 from tsx_cli.archive.importing import check_code
-from tsx_cli.archive.model_file import HandlerFiles, work_out
+from tsx_cli.archive.model_file import DEFAULT_HANDLER, HandlerFiles, work_out
 from tsx_cli.common.failure import FAILED, UsageError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.options import read_settings
@@ -64,6 +66,7 @@ class Packed:
     size: int | None = None
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    request: str | None = None  # a line for a shell that tries it
     check: CheckResult | None = None
 
     @property
@@ -91,7 +94,32 @@ def pack(path: Path | None, order: Packing, *, quiet: bool) -> Packed:
         written.stat().st_size if written.is_file() else sum(file.stat().st_size for file in written.rglob("*") if file.is_file())
     )
     _say([f"wrote {written} ({human(bytes_written)})"], quiet)
-    return Packed(str(written), spec.model_name, spec.version, spec.handler, bytes_written, notes, warnings)
+    line = example_line(spec) if order.import_it and spec.handler == DEFAULT_HANDLER else None
+    if line is not None:
+        _say([f"try it: tsx serve {shlex.quote(str(written))}", f"  in another terminal: {line}"], quiet)
+    return Packed(str(written), spec.model_name, spec.version, spec.handler, bytes_written, notes, warnings, line)
+
+
+def example_line(spec: ArchiveSpec) -> str | None:
+    """A request that the default handler answers, as a line for a shell; None where none is found."""
+    from tsx_cli.archive.example import find_example, request_line  # here, for the reason below
+
+    settings, _ = read_settings(None)
+    with silent():
+        example = find_example(spec, settings)
+    return None if example is None else request_line(spec.model_name, example, settings)
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """What a worker says of a failure is in its error as well."""
+    logger = logging.getLogger("tsx")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def check(packed: Packed, samples: Sequence[Path], tolerance: float, *, quiet: bool) -> Packed:
@@ -99,13 +127,8 @@ def check(packed: Packed, samples: Sequence[Path], tolerance: float, *, quiet: b
     from tsx_cli.archive.check import check_archive  # here, as it imports the front end, and help must be quick
 
     settings, _ = read_settings(None)
-    logger = logging.getLogger("tsx")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)  # what the worker says of a failure is in the error as well
-    try:
+    with silent():
         result = check_archive(Path(packed.archive), list(sample_files(samples).values()), settings, tolerance)
-    finally:
-        logger.setLevel(level)
     _say(check_lines(result), quiet)
     return replace(packed, name=result.model, version=result.version, check=result)
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
 
 from tsx_archiver import plan_archive
-from tsx_archiver.names import MANIFEST_PATH
-from tsx_archiver.storage.private_directory import temporary_place
+from tsx_cli.archive.directory import as_directory
 from tsx_cli.archive.model_file import HandlerFiles, work_out
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import is_archive, is_workflow
@@ -153,19 +149,5 @@ def unpacked(path: Path, parts: HandlerFiles, name: str | None = None) -> Iterat
     Code is copied, all else linked. Raises `UsageError` and `ArchiveError`.
     """
     spec, notes = work_out(path, parts, name=name)
-    plan = plan_archive(spec)
-    with TemporaryDirectory(prefix="tsx-model-", dir=temporary_place()) as made:
-        directory = Path(made)
-        for member in plan.members:
-            target = directory / member.name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if isinstance(member.source, bytes):
-                target.write_bytes(member.source)
-            elif member.source.suffix == ".py":  # the server runs no code that a link leads to
-                shutil.copyfile(member.source, target)
-            else:
-                target.symlink_to(member.source.absolute())
-        manifest = directory / MANIFEST_PATH
-        manifest.parent.mkdir()
-        manifest.write_text(json.dumps(plan.manifest))
+    with as_directory(plan_archive(spec)) as directory:
         yield directory, notes

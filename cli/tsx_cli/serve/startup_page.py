@@ -11,7 +11,7 @@ from rich.text import Text
 from tsx_archiver import describe_model_file
 from tsx_cli.archive.model_file import kind_in_words
 from tsx_cli.common.output import one_line, print_table
-from tsx_runtime.api.samples import sample_of, samples_of
+from tsx_runtime.api.samples import has_example, sample_of, samples_of
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
@@ -74,12 +74,13 @@ def examples(started: RunningServer, settings: Settings) -> list[str]:
     inference = started.addresses["inference"]
     address, url = parse_address(inference), [] if inference == Settings.model_fields["inference_address"].default else ["--url", inference]
     trust = f"TSX_CERTIFICATE_FILE={shlex.quote(str(settings.certificate_file))} " if address.scheme == "https" else ""
-    sampled = next(((version, sample) for version in started.versions if (sample := sample_of(version)) is not None), None)
+    tried = ((version, sample_of(version)) for version in started.versions)
+    sampled = next(((version, sample) for version, sample in tried if sample is not None or has_example(version)), None)
     lines = []
     if sampled is not None:
         if not trust or is_trusted_as(address.host, settings):
             lines.append(trust + shlex.join(["tsx", "predict", sampled[0].name, "--sample", *url]))
-        if samples := samples_of(sampled[0]):
+        if sampled[1] is not None and (samples := samples_of(sampled[0])):
             curl = _curl(inference, f"/predictions/{sampled[0].name}", settings)
             return [*lines, _prediction(curl, samples[0][0], sampled[1].content_type, settings)]
     elif started.versions:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tsx_runtime.api.management_service import ask_handler
 from tsx_runtime.core.models.model import ModelVersion
+from tsx_runtime.errors import TsxError
 from tsx_runtime.recordings import SUFFIX, NotARecording, read
 from tsx_runtime.shared.content_types import guess_content_type
+from tsx_runtime.shared.example_requests import example_body, read_example
 
 SAMPLES = "samples"  # the directory of an archive that holds inputs for trying it
 LONGEST_SAMPLE = 32 << 20  # bytes
@@ -50,6 +54,21 @@ def sample_of(version: ModelVersion) -> SampleInput | None:
         body = path.read_bytes()
         return SampleInput(f"{SAMPLES}/{path.name}", guess_content_type(path.name, body), body)
     return next(_warm_up_requests(version), None) or _generated(input_of(version))
+
+
+def has_example(version: ModelVersion) -> bool:
+    """Whether its handler describes a request that its model takes."""
+    return any(worker.example for worker in version.workers)
+
+
+async def example_of(version: ModelVersion) -> SampleInput | None:
+    """That request; None where it is not known, or no worker is ready to tell."""
+    try:
+        described = await ask_handler(version) if has_example(version) else None
+    except TsxError:
+        return None
+    inputs = read_example(described)
+    return SampleInput("generated", "application/json", json.dumps(example_body(inputs, version.envelope)).encode()) if inputs else None
 
 
 def _warm_up_requests(version: ModelVersion) -> Iterator[SampleInput]:

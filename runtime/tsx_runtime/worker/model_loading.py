@@ -55,6 +55,7 @@ def load_model(order: LoadOrder) -> ServedModel:
         metrics,
         yaml.safe_load(order["model_config"]),
     )
+    context.envelope = order["envelope"]
     context.json_nan = order["json_nan"]
     context.header_key_sequence_id, context.header_key_sequence_start, context.header_key_sequence_end = order["sequence_headers"]
     coroutines = Coroutines()
@@ -113,6 +114,7 @@ def facts_of(model: ServedModel, order: LoadOrder) -> dict[str, Any]:
         "device": device_of(model.entry.instance, order),
         "prefetch": model.mode == "batch" and overlaps(model),
         "input": input_of(model.entry.instance),
+        "example": has_example(model.entry.instance),
         "precision": precision_of(model.entry.instance),
     }
 
@@ -139,8 +141,13 @@ def device_of(instance: Any, order: LoadOrder) -> str:
 
 def input_of(instance: Any) -> str | None:
     """The kind of input that the handler declares (`input_kind`), for the form on the server's page."""
-    kind = getattr(instance, "input_kind", None)
+    kind = getattr(instance, "input_kind", "json" if has_example(instance) else None)
     return kind if kind in INPUT_KINDS else None
+
+
+def has_example(instance: Any) -> bool:
+    """Whether its `describe_handle` has an example of a request: that of `BaseHandler` does for a model that takes tensors."""
+    return getattr(instance, "_takes_tensors", False) is True
 
 
 def gpu_of_rank(order: LoadOrder) -> int | None:

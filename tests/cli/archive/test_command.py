@@ -30,7 +30,7 @@ def manifest(path: Path) -> dict[str, str]:
 
 
 def test_a_model_that_brings_its_network_needs_nothing_else(run: Run, tmp_path: Path) -> None:
-    ended = run("archive", DIGITS / "digits.pt")
+    ended = run("archive", "--no-import", DIGITS / "digits.pt")
     assert ended.code == 0, ended.err
     assert "digits.pt: TorchScript, 73.6 kB\nname digits, version 1.0\nhandler base_handler: tensors in, tensors out" in ended.out
     assert f"{DIGITS}/index_to_name.json: found beside the model file and added" in ended.out
@@ -77,34 +77,34 @@ def test_every_option_of_torch_model_archiver_has_its_place(run: Run, tmp_path: 
 
 @pytest.mark.parametrize(("form", "made"), [("zip-store", "digits.mar"), ("tgz", "digits.tar.gz"), ("no-archive", "digits")])
 def test_every_form_is_written(run: Run, tmp_path: Path, form: str, made: str) -> None:
-    assert run("archive", DIGITS / "digits.pt2", "--format", form).code == 0
+    assert run("archive", "--no-import", DIGITS / "digits.pt2", "--format", form).code == 0
     assert (tmp_path / made).exists()
     assert run("archive", "verify", made).code == 0
 
 
 def test_an_archive_that_is_there_is_overwritten_only_by_force(run: Run) -> None:
-    assert run("archive", DIGITS / "digits.pt").code == 0
-    ended = run("archive", DIGITS / "digits.pt")
+    assert run("archive", "--no-import", DIGITS / "digits.pt").code == 0
+    ended = run("archive", "--no-import", DIGITS / "digits.pt")
     assert ended.code == 1
     assert "already exists" in ended.err
     assert "--force" in ended.err
-    assert run("archive", DIGITS / "digits.pt", "--force").code == 0
+    assert run("archive", "--no-import", DIGITS / "digits.pt", "--force").code == 0
 
 
 def test_the_names_of_the_classes_can_be_left_out(run: Run, tmp_path: Path) -> None:
-    assert run("archive", DIGITS / "digits.pt", "--no-index-to-name").code == 0
+    assert run("archive", "--no-import", DIGITS / "digits.pt", "--no-index-to-name").code == 0
     assert "index_to_name.json" not in zipfile.ZipFile(tmp_path / "digits.mar").namelist()
 
 
 def test_samples_travel_in_the_archive(run: Run, tmp_path: Path) -> None:
-    assert run("archive", DIGITS / "digits.pt", "--sample", DIGITS / "images", "--sample", DIGITS / "README.md").code == 0
+    assert run("archive", "--no-import", DIGITS / "digits.pt", "--sample", DIGITS / "images", "--sample", DIGITS / "README.md").code == 0
     members = zipfile.ZipFile(tmp_path / "digits.mar").namelist()
     assert {"samples/0.png", "samples/README.md"} < set(members)
 
 
 @pytest.mark.usefixtures("processes")
 def test_a_terminal_shows_how_far_the_packing_is(tmp_path: Path) -> None:
-    seen, code = screen(["archive", DIGITS / "digits.pt"], tmp_path, {})
+    seen, code = screen(["archive", "--no-import", DIGITS / "digits.pt"], tmp_path, {})
     assert code == 0, seen
     assert "wrote digits.mar" in seen
     assert re.search(r"━ [\d.]+/73\.8 kB", seen), seen
@@ -113,10 +113,12 @@ def test_a_terminal_shows_how_far_the_packing_is(tmp_path: Path) -> None:
 def test_several_files_become_several_archives(run: Run, tmp_path: Path) -> None:
     shutil.copy(DIGITS / "digits.pt", tmp_path / "one.pt")
     shutil.copy(DIGITS / "digits.pt2", tmp_path / "two.pt2")
-    ended = run("archive", "one.pt", "two.pt2", "--json")
+    ended = run("archive", "--no-import", "one.pt", "two.pt2", "--json")
     assert [(each["archive"], each["name"]) for each in json.loads(ended.out)] == [("one.mar", "one"), ("two.mar", "two")]
-    assert "--name x can name only one archive, but 2 files are given" in run("archive", "one.pt", "two.pt2", "--name", "x").err
-    assert "would both be named digits" in run("archive", DIGITS / "digits.pt", DIGITS / "digits.pt2").err
+    assert (
+        "--name x can name only one archive, but 2 files are given" in run("archive", "--no-import", "one.pt", "two.pt2", "--name", "x").err
+    )
+    assert "would both be named digits" in run("archive", "--no-import", DIGITS / "digits.pt", DIGITS / "digits.pt2").err
 
 
 def test_a_model_without_a_file_needs_a_name_and_a_handler(run: Run, tmp_path: Path) -> None:
@@ -257,7 +259,7 @@ def test_no_handler_can_load_a_file_that_is_empty_or_cut_short(run: Run, tmp_pat
 
 
 def test_a_disk_that_is_full_is_reported_with_the_place_that_was_named(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run("archive", DIGITS / "digits.pt")
+    run("archive", "--no-import", DIGITS / "digits.pt")
     (tmp_path / "disk").mkdir()
     with monkeypatch.context() as full:
         full.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=7))
@@ -274,11 +276,11 @@ def test_a_disk_that_is_full_is_reported_with_the_place_that_was_named(run: Run,
 def test_an_archive_cannot_lie_in_a_file(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place, wrong in (("/dev/full", "/dev/full"), ("file", "file"), ("file/deeper", "file")):
-        ended = run("archive", DIGITS / "digits.pt", "-o", place)
+        ended = run("archive", "--no-import", DIGITS / "digits.pt", "-o", place)
         assert ended.code == 1
         assert f"{place}/digits.mar cannot be written: {wrong}" in ended.err
         assert "is no directory" in ended.err
-    assert "cannot be written: File name too long" in run("archive", DIGITS / "digits.pt", "--name", "x" * 300).err
+    assert "cannot be written: File name too long" in run("archive", "--no-import", DIGITS / "digits.pt", "--name", "x" * 300).err
 
 
 def test_wrong_usage_is_reported_by_the_name_that_the_command_goes_by(run: Run) -> None:
@@ -312,14 +314,14 @@ def test_a_handler_of_torchserve_that_is_not_carried_is_packed_with_a_note(run: 
 
 
 def test_a_network_beside_a_model_that_brings_its_own_is_refused(run: Run) -> None:
-    ended = run("archive", DIGITS / "digits.pt", "--model-file", DIGITS / "model.py")
+    ended = run("archive", "--no-import", DIGITS / "digits.pt", "--model-file", DIGITS / "model.py")
     assert ended.code == 2
     assert "digits.pt is TorchScript and contains its network; remove --model-file" in ended.err
 
 
 def test_a_doubtful_configuration_is_a_warning(run: Run, tmp_path: Path) -> None:
     (tmp_path / "model-config.yaml").write_text("batchsize: 4\n")
-    ended = run("archive", DIGITS / "digits.pt", "-c", "model-config.yaml")
+    ended = run("archive", "--no-import", DIGITS / "digits.pt", "-c", "model-config.yaml")
     assert ended.code == 0
     assert "Warning: " in ended.err
     assert "batchSize" in ended.err
@@ -336,7 +338,7 @@ def test_inspect_shows_what_is_inside(run: Run) -> None:
 
 
 def test_verify_says_which_member_is_damaged(run: Run, tmp_path: Path) -> None:
-    run("archive", DIGITS / "digits.pt", "--format", "zip-store")
+    run("archive", "--no-import", DIGITS / "digits.pt", "--format", "zip-store")
     assert run("archive", "verify", "digits.mar").out == "digits.mar is intact\n"
     content = bytearray((tmp_path / "digits.mar").read_bytes())
     content[content.index(b"digits.pt") + 40_000] ^= 1
@@ -351,7 +353,7 @@ def test_verify_says_which_member_is_damaged(run: Run, tmp_path: Path) -> None:
 
 
 def test_unpack_makes_a_directory_that_is_a_model(run: Run, tmp_path: Path) -> None:
-    run("archive", DIGITS / "digits.pt", "--name", "seven")
+    run("archive", "--no-import", DIGITS / "digits.pt", "--name", "seven")
     assert run("archive", "unpack", "seven.mar").out == "unpacked seven.mar into seven\n"
     assert (tmp_path / "seven" / "digits.pt").read_bytes() == (DIGITS / "digits.pt").read_bytes()
     assert run("archive", "verify", "seven").code == 0
@@ -390,7 +392,7 @@ def test_a_file_that_is_no_archive_is_refused(
 
 
 def test_an_archive_is_not_packed_again(run: Run) -> None:
-    run("archive", DIGITS / "digits.pt")
+    run("archive", "--no-import", DIGITS / "digits.pt")
     ended = run("archive", "digits.mar")
     assert ended.code == 2
     assert "'digits.mar' is already an archive; `tsx archive inspect digits.mar` shows it, --check tests it" in ended.err

@@ -114,7 +114,7 @@ def test_a_file_that_is_nowhere_is_named(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("processes")
 def test_the_same_model_twice_is_refused_before_a_port_is_taken(run: Run) -> None:
-    assert run("archive", DIGITS / "digits.pt").code == 0
+    assert run("archive", "--no-import", DIGITS / "digits.pt").code == 0
     with socket.create_server(("127.0.0.1", 0)) as in_use:
         ended = run("serve", "digits.mar", "digits.mar", "--port", in_use.getsockname()[1])
     assert ended.code == 1
@@ -128,7 +128,7 @@ def test_a_model_store_that_is_no_directory_is_named(run: Run) -> None:
 
 
 def test_options_of_a_bare_model_do_not_go_with_an_archive(run: Run) -> None:
-    assert run("archive", DIGITS / "digits.pt").code == 0
+    assert run("archive", "--no-import", DIGITS / "digits.pt").code == 0
     ended = run("serve", "digits.mar", "--handler", "image_classifier")
     assert ended.code == 2
     assert "apply to bare model files; archives and directories have their own" in ended.err

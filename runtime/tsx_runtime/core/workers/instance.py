@@ -39,6 +39,7 @@ class WorkerInstance:
         self.load_seconds: float | None = None
         self.device: str | None = None  # what the loaded model runs on, by its own account: cpu, cuda:0
         self.input: str | None = None  # what the handler takes, where it says so: image, text, json, file
+        self.example = False  # whether the handler's description has an example of a request
         self.cores: list[int] | None = None  # that it was pinned to
         self.loaded_memory = 0  # bytes, when the model was loaded
         self.killed_because: str | None = None
@@ -73,7 +74,7 @@ class WorkerInstance:
         self.cores = order["cores"]
         facts = await asyncio.wait_for(asyncio.shield(self.channel.loaded), timeout)
         self.load_seconds, self.device = self.age, str(facts["device"])
-        self.input = facts.get("input")
+        self.input, self.example = facts.get("input"), facts.get("example") is True
         self.loaded_memory = self.memory()
 
     def kill(self, because: str, *, stuck: bool = False) -> None:

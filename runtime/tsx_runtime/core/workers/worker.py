@@ -62,6 +62,10 @@ class Worker:
     def input(self) -> str | None:
         return self.instance.input if self.instance else None
 
+    @property
+    def example(self) -> bool:
+        return self.instance is not None and self.instance.example
+
     def seconds_until_ready(self, now: float, usual: float | None) -> float | None:
         """None where it is not on its way. `usual` is what a process of this model last took to load it, None before the first has:
         then, or where it takes longer than usual, as long again as it has taken.

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict
 
 from tsx_runtime.api.describe import not_ready
-from tsx_runtime.api.samples import sample_of
+from tsx_runtime.api.samples import example_of, sample_of
 from tsx_runtime.api.schemas import ServerMetadata
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
@@ -140,7 +140,7 @@ def _add_samples(router: APIRouter, registry: Registry) -> None:
 
 
 async def _sample(version: ModelVersion) -> Response:
-    found = await asyncio.to_thread(sample_of, version)
+    found = await asyncio.to_thread(sample_of, version) or await example_of(version)
     if found is None:
         text = f"Model {version.name} has no sample, and what its handler takes is not known. Pack one: `tsx archive --sample FILE`."
         raise SampleNotFound(text)

@@ -26,6 +26,7 @@ from tsx_runtime.http.semantics.messages import HEADER_NAMES, Message, Receive, 
 from tsx_runtime.http.ui import state as uistate
 from tsx_runtime.metrics.exposition import Families
 
+EXAMPLE = "example.json"  # beside the samples of an archive: what the handler says of itself
 FOLDER = Path(__file__).resolve().with_name("static")
 SHELL = "index.html"
 TYPES = {
@@ -130,7 +131,10 @@ def _api(registry: Registry, series: TimeSeries, read_metrics: Any, guard: Guard
     async def list_samples(model: str, version: str) -> Response:
         found = await asyncio.to_thread(samples.samples_of, registry.find(model, version))
         types = [mimetypes.guess_type(path.name, strict=False)[0] or "application/octet-stream" for path, _ in found]
-        return _json([{"name": path.name, "type": type, "size": size} for (path, size), type in zip(found, types, strict=True)])
+        listed = [{"name": path.name, "type": type, "size": size} for (path, size), type in zip(found, types, strict=True)]
+        if not any(path.name == EXAMPLE for path, _ in found) and (example := await samples.example_of(registry.find(model, version))):
+            listed.append({"name": EXAMPLE, "type": example.content_type, "size": len(example.body)})
+        return _json(listed)
 
     @router.get("/samples/{model}/{version}/{name}")
     async def sample(model: str, version: str, name: str) -> Response:
@@ -138,7 +142,10 @@ def _api(registry: Registry, series: TimeSeries, read_metrics: Any, guard: Guard
         try:
             body = await asyncio.to_thread(next(path for path, _ in found if path.name == name).read_bytes)
         except (StopIteration, FileNotFoundError):  # never there, or unregistered meanwhile
-            raise ResourceNotFound(f"The model {model} brings no sample {name}.") from None
+            example = await samples.example_of(registry.find(model, version)) if name == EXAMPLE else None
+            if example is None:
+                raise ResourceNotFound(f"The model {model} brings no sample {name}.") from None
+            body = example.body
         # never as a page: what an archive brings must not run as this server's own
         return Response(body, media_type="application/octet-stream", headers=HEADERS)
 

@@ -65,7 +65,7 @@ class Tensors(dict[str, Any]):
 def output_request_of_json(request: dict[str, Any]) -> OutputRequest | None:
     """For a request that is entirely JSON and asks for an answer in bytes; None where it does not, and is not checked further."""
     try:
-        wanted = _output_request(request)
+        wanted = parse_output_request(request)
     except BadRequest:
         return None
     return wanted if wanted.binary or any(binary for _, binary in wanted.outputs) else None
@@ -89,7 +89,7 @@ def read(length: str, body: bytearray) -> tuple[dict[str, Any], OutputRequest]:
         at = _read_input(tensor, rest, at)
     if at != len(rest):
         raise BadRequest(f"{len(rest)} bytes follow the JSON, but the {SIZE} of its inputs add up to {at}.")
-    return Tensors(request), _output_request(request)
+    return Tensors(request), parse_output_request(request)
 
 
 def _read_input(tensor: Any, rest: memoryview, at: int) -> int:
@@ -298,7 +298,7 @@ def _bytes_of(datatype: str, data: Any) -> bytes:
     return bytes(data.astype(DTYPES[datatype], copy=False).tobytes())
 
 
-def _output_request(request: dict[str, Any]) -> OutputRequest:
+def parse_output_request(request: dict[str, Any]) -> OutputRequest:
     try:
         parameters = request.get("parameters") or {}
         binary = parameters.get("binary_data_output") is True

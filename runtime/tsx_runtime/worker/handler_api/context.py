@@ -159,6 +159,7 @@ class Context:
     The parameters are those of TorchServe, whose users' tests make contexts themselves.
     """
 
+    envelope = ""  # around requests and answers
     json_nan = "null"  # how NaN and infinities in answers are written as JSON
 
     def __init__(

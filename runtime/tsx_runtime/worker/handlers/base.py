@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 import tempfile
@@ -12,18 +13,30 @@ from typing import Any
 
 import torch
 
+from tsx_archiver import parse_model_config
 from tsx_archiver.metadata.configkeys import plain_arguments
 from tsx_archiver.storage.private_directory import private_directory
-from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.shared.example_requests import ExampleInput, example_body, printing_command
+from tsx_runtime.worker.codecs.v2_json import MalformedTensors
+from tsx_runtime.worker.exceptions import BadRows, LoadError
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.loader import own_file
 from tsx_runtime.worker.handlers.models.compiling import compiled, load_library, wants_ahead
+from tsx_runtime.worker.handlers.models.input_spec import InputSpec, examples, input_specs
 from tsx_runtime.worker.handlers.models.model_files import load_model_file, load_torchscript
 from tsx_runtime.worker.handlers.models.precision import in_precision, wanted_precision
 from tsx_runtime.worker.handlers.models.weights import load_eager
 from tsx_runtime.worker.handlers.staging import to_device
 from tsx_runtime.worker.handlers.steps.explaining import input_attributions
 from tsx_runtime.worker.handlers.steps.labels import load_label_mapping
+from tsx_runtime.worker.handlers.steps.tensor_requests import (
+    FORMS,
+    TensorBatch,
+    TensorRequest,
+    UnusableRows,
+    read_request,
+    reason_of,
+)
 from tsx_runtime.worker.handlers.steps.timing import timed
 
 logger = logging.getLogger("tsx.worker")
@@ -135,17 +148,96 @@ class BaseHandler:
 
     @timed
     def preprocess(self, data: Any) -> Any:
-        return torch.as_tensor(data, device=self.device)
+        """The requests as tensors (`steps.tensor_requests`); where another step is a subclass's own, one tensor with a row for each."""
+        if not self._takes_tensors and not any(isinstance(row, dict | bytes | bytearray) for row in data):
+            return torch.as_tensor(data, device=self.device)  # for a subclass that has read the requests
+        requests, faults = list[TensorRequest](), dict[int, str]()
+        alone = self._is_explain() or not self._answers_tensors
+        for position, row in enumerate(data):
+            try:
+                requests.append(read_request(row, self._input_specs))
+                if alone and requests[-1].rows != 1:
+                    raise MalformedTensors(f"The request has {requests[-1].rows} rows; send one.")
+            except MalformedTensors as error:
+                faults[position] = f"{error} {self._wanted()}"
+        if faults:
+            raise BadRows(faults)
+        if not alone:
+            return TensorBatch(requests)
+        inputs = [torch.cat(columns).to(self.device) for columns in zip(*(request.inputs for request in requests), strict=True)]
+        return inputs[0] if len(inputs) == 1 else inputs
 
     @timed
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
         with torch.inference_mode():
-            return self.model(to_device(data, self.device), *args, **kwargs)
+            if not isinstance(data, TensorBatch):
+                return self.model(to_device(data, self.device), *args, **kwargs)
+            try:
+                return data.run(self._call)
+            except UnusableRows as unusable:
+                if self._example is None:  # the model may be at fault
+                    raise next(iter(unusable.errors.values())) from None
+                shapes = [request.shape for request in data.requests]
+                faults = {
+                    position: f"The model does not take this input of shape {shapes[position]}: {reason_of(error)}. {self._wanted()}"
+                    for position, error in unusable.errors.items()
+                }
+                raise BadRows(faults) from unusable
 
     @timed
     def postprocess(self, data: Any) -> list[Any]:
+        if isinstance(data, TensorBatch):
+            return data.answers(self.context)
         result: list[Any] = data.tolist()
         return result
+
+    def _call(self, *inputs: torch.Tensor) -> Any:
+        return self.model(*(to_device(tensor, self.device) for tensor in inputs))
+
+    # What the steps above take
+
+    @property
+    def _takes_tensors(self) -> bool:
+        """Whether `describe_handle` has an example of a request."""
+        return type(self).preprocess is BaseHandler.preprocess
+
+    @property
+    def _answers_tensors(self) -> bool:
+        kind = type(self)
+        return kind.inference is BaseHandler.inference and kind.postprocess is BaseHandler.postprocess
+
+    @functools.cached_property
+    def _input_specs(self) -> tuple[InputSpec, ...]:
+        """What the model takes, as far as it is known."""
+        shape = parse_model_config(self.context.model_yaml_config)[0].input_shape
+        return input_specs(self.model, shape, casts=self.precision is not None)
+
+    @functools.cached_property
+    def _example(self) -> list[ExampleInput] | None:
+        """A request that the model has answered; None if there is none."""
+        for example in examples(self._input_specs):
+            try:
+                with torch.inference_mode():
+                    self._call(*read_request({"body": example_body(example)}, self._input_specs).inputs)
+            except Exception:  # a trial: what the model says of a wrong one is of no use to anybody
+                continue
+            return example
+        return None
+
+    def _example_text(self) -> str | None:
+        """Its body, or a command that prints it."""
+        if self._example is None:
+            return None
+        body = example_body(self._example, self.context.envelope)
+        return printing_command(body) or json.dumps(body)
+
+    def _wanted(self) -> str:
+        """What to send, for a client that has sent something else."""
+        forms, example = FORMS.get(self.context.envelope, FORMS[""]), self._example_text()
+        text = f"The model takes {' and '.join(map(str, self._input_specs))}. {forms}"
+        if example is None:
+            return text
+        return f"{text} Example: {f'what {example} prints.' if example.startswith('python3') else example}"
 
     def handle(self, data: Any, context: Context) -> Any:
         start = time.perf_counter()
@@ -164,9 +256,16 @@ class BaseHandler:
     # Describe and explain
 
     def describe_handle(self) -> Any:
-        """What `?customized=true` of a describe call shows of the model. Override it."""
-        logger.info("the handler has nothing of its own to describe; override describe_handle")
-        return None
+        """What `?customized=true` of a describe call shows of the model: of one that takes tensors, their shapes, and an example
+        of a request: its body, or a command that prints it. Override it."""
+        if not self._takes_tensors:
+            logger.info("the handler has nothing of its own to describe; override describe_handle")
+            return None
+        inputs = [spec.described() for spec in self._input_specs]
+        if self._example is None:
+            return {"inputs": inputs}
+        shapes = [{"example": list(each.shape)} for each in self._example]
+        return {"inputs": [each | shape for each, shape in zip(inputs, shapes, strict=True)], "example": self._example_text()}
 
     def explain_handle(self, data_preprocess: Any, raw_data: Any) -> Any:
         """An explanation of the answer: the result of `get_insights` for the first row and its `target` (0 if it has none)."""

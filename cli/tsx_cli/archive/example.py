@@ -1,0 +1,44 @@
+"""A request to try a new archive with: what the default handler of its model takes, and has answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from tsx_archiver import ArchiveError, ArchiveSpec, plan_archive
+from tsx_cli.archive.directory import as_directory
+from tsx_runtime.api.samples import example_of
+from tsx_runtime.core.registry.registry import open_model
+from tsx_runtime.errors import TsxError
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.shared.example_requests import printing_command
+
+LARGEST = 256 << 20  # bytes of a model that is loaded for it
+
+
+def find_example(spec: ArchiveSpec, settings: Settings) -> Any:
+    """The body, as JSON. None for a large model, and for one that does not load here or does not tell what it takes."""
+    if spec.serialized_file is None or Path(spec.serialized_file).stat().st_size > LARGEST:
+        return None
+    try:
+        with as_directory(plan_archive(spec, warn=lambda warning: None)) as directory:  # linked: the archive is not unpacked for it
+            return asyncio.run(_ask(directory, settings))
+    except (ArchiveError, TsxError, OSError):  # nothing to do with packing: what is wrong is said where it is served
+        return None
+
+
+async def _ask(directory: Path, settings: Settings) -> Any:
+    async with open_model(directory, settings) as version:
+        example = await example_of(version)
+        return None if example is None else json.loads(example.body)
+
+
+def request_line(name: str, example: Any, settings: Settings) -> str:
+    """A line for a shell, beside a server of these settings."""
+    token = settings.inference_token is not None and not settings.disable_token_authorization
+    secret = ' -H "Authorization: Bearer $TSX_INFERENCE_TOKEN"' if token else ""
+    command = printing_command(example)
+    curl = f"curl {settings.inference_address}/predictions/{name}{secret} -H 'Content-Type: application/json'"
+    return f"{curl} -d '{json.dumps(example)}'" if command is None else f"{command} | {curl} -d @-"

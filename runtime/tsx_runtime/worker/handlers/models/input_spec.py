@@ -1,0 +1,196 @@
+"""What a model takes: the shape of a row and the type of its numbers, from its program, from `input_shape`, or from its first layer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import nn
+
+from tsx_runtime.shared.example_requests import ExampleInput
+from tsx_runtime.worker.handlers.models.model_files import FixedBatch, OnnxModel
+from tsx_runtime.worker.handlers.models.precision import Cast
+
+Shape: TypeAlias = tuple[int | None, ...]
+
+# Sizes to try where any size fits, or only one that the layers after the first one want: those that people train with come first.
+LENGTHS = (8, 16, 1, 32, 64, 128, 512)
+PIXELS = (224, 32, 28, 64, 96, 128, 256, 299, 384, 512, 16, 8)
+GREY_PIXELS = (28, 32, 64, 224, 96, 128, 256, 299, 384, 512, 16, 8)
+
+_ONNX_TYPES = {
+    "tensor(float)": torch.float32,
+    "tensor(double)": torch.float64,
+    "tensor(float16)": torch.float16,
+    "tensor(int64)": torch.int64,
+    "tensor(int32)": torch.int32,
+    "tensor(uint8)": torch.uint8,
+    "tensor(bool)": torch.bool,
+}
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NORMS = {nn.BatchNorm1d: 0, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}  # and their free dimensions
+_WEIGHTS = {  # of TorchScript's operations: which input is the weight, and which the number of groups
+    "aten::linear": (1, None),
+    "aten::conv1d": (1, 6),
+    "aten::conv2d": (1, 6),
+    "aten::conv3d": (1, 6),
+    "aten::_convolution": (1, 8),
+    "aten::embedding": (0, None),
+    "aten::embedding_bag": (0, None),
+}
+
+
+class InputSpec(NamedTuple):
+    """One input of a model."""
+
+    name: str = ""
+    shape: Shape | None = None  # of a row, without the dimension of the batch; None where a size is free, or all is unknown
+    dtype: torch.dtype | None = None
+    certain: bool = False  # else it is what the first layer suggests, and only the model can tell
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether a row may have this shape."""
+        return (
+            self.shape is not None
+            and len(shape) == len(self.shape)
+            and all(own in (None, size) for own, size in zip(self.shape, shape, strict=True))
+        )
+
+    @property
+    def kind(self) -> str | None:
+        return None if self.dtype is None else str(self.dtype).removeprefix("torch.")
+
+    def described(self) -> dict[str, Any]:
+        """As JSON. A free size is null."""
+        return {"name": self.name, "shape": None if self.shape is None else list(self.shape), "datatype": self.kind}
+
+    def __str__(self) -> str:
+        kind = self.kind or "numbers"
+        shape = "" if self.shape is None else f" of shape [{', '.join('any' if size is None else str(size) for size in self.shape)}]"
+        return f"rows of {kind}" if not shape else f"{kind} rows{shape}"
+
+
+def input_specs(model: Any, shape: Shape | None = None, *, casts: bool = False) -> tuple[InputSpec, ...]:
+    """At least one. `shape` is what model-config.yaml says. `casts`: the model takes float32 whatever its weights are."""
+    found = _of_program(model) or _of_layers(model)
+    if casts:
+        found = tuple(spec._replace(dtype=torch.float32) if spec.dtype and spec.dtype.is_floating_point else spec for spec in found)
+    if shape is not None:
+        return (found[0]._replace(shape=shape, certain=True), *found[1:])
+    return found
+
+
+def examples(specs: Sequence[InputSpec]) -> Iterator[list[ExampleInput]]:
+    """What to try for a row of each input, the likeliest first. What is free, or unknown, is the same in all. None without any."""
+    first = specs[0].shape
+    if first is None:
+        return
+    shapes = [first if spec.shape is None else spec.shape for spec in specs]
+    free = next((shape for shape in shapes if None in shape), ())
+    sizes = (0,) if not free else LENGTHS if free.count(None) < 2 else GREY_PIXELS if free[0] == 1 else PIXELS
+    for size in sizes:
+        filled = [tuple(size if own is None else own for own in shape) for shape in shapes]
+        yield [ExampleInput(spec.name, spec.kind, shape) for spec, shape in zip(specs, filled, strict=True)]
+
+
+def _of_program(model: Any) -> tuple[InputSpec, ...]:
+    """An exported program and an ONNX model say it themselves."""
+    while isinstance(model, FixedBatch | Cast):
+        model = model.model
+    if isinstance(model, OnnxModel):
+        inputs = model.session.get_inputs()
+        shapes = [tuple(size if isinstance(size, int) else None for size in entry.shape[1:]) if entry.shape else None for entry in inputs]
+        return tuple(
+            InputSpec(entry.name, shape, _ONNX_TYPES.get(entry.type), shape is not None)
+            for entry, shape in zip(inputs, shapes, strict=True)
+        )
+    if isinstance(model, torch.fx.GraphModule):
+        nodes = [node for node in model.graph.nodes if node.op == "placeholder"]
+        values = [node.meta.get("val") for node in nodes]
+        if nodes and all(isinstance(value, torch.Tensor) for value in values):
+            return tuple(
+                InputSpec(str(node.target), tuple(size if isinstance(size, int) else None for size in value.shape[1:]), value.dtype, True)
+                for node, value in zip(nodes, values, strict=True)
+            )
+    return ()
+
+
+def _of_layers(model: Any) -> tuple[InputSpec, ...]:
+    """What the first layer takes is what the model takes, most often."""
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    while isinstance(model, Cast):
+        model = model.model
+    names = _names(model) or [""]
+    shape, dtype = next(_layers(model), (None, None))
+    if dtype is None and isinstance(model, nn.Module):
+        dtype = next((tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()), None)
+    return (InputSpec(names[0], shape, dtype), *(InputSpec(name, None, dtype) for name in names[1:]))
+
+
+def _names(model: Any) -> list[str]:
+    """The arguments of its forward that have no default."""
+    if isinstance(model, torch.jit.ScriptModule):
+        schema = getattr(getattr(model, "forward", None), "schema", None)
+        arguments = [] if schema is None else schema.arguments[1:]
+        return [argument.name for argument in arguments if not argument.has_default_value()]
+    if not isinstance(model, nn.Module):
+        return []
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(model.forward).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.default is parameter.empty and parameter.kind in positional]
+
+
+def _layers(model: Any) -> Iterator[tuple[Shape, Any]]:
+    """What its layers take, in the order of execution, or else in the order in which they were made."""
+    if isinstance(model, torch.jit.ScriptModule):
+        yield from _script_layers(model)
+        return
+    layer: Any
+    for layer in _modules(model) if isinstance(model, nn.Module) else ():
+        if isinstance(layer, nn.Linear):
+            yield (layer.in_features,), layer.weight.dtype
+        elif isinstance(layer, _CONVOLUTIONS):
+            yield (layer.in_channels, *[None] * (layer.weight.ndim - 2)), layer.weight.dtype
+        elif isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            yield (None,), torch.int64
+        elif isinstance(layer, nn.RNNBase):
+            yield (None, layer.input_size), layer.weight_ih_l0.dtype
+        elif type(layer) in _NORMS and layer.weight is not None:
+            yield (layer.num_features, *[None] * _NORMS[type(layer)]), layer.weight.dtype
+
+
+def _modules(model: nn.Module) -> list[nn.Module]:
+    try:
+        graph = torch.fx.Tracer().trace(model)
+    except Exception:  # whatever a forward raises that looks at its input: only a trial
+        return list(model.modules())
+    return [model.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"]
+
+
+def _script_layers(model: torch.jit.ScriptModule) -> Iterator[tuple[Shape, torch.dtype]]:
+    for node in model.inlined_graph.nodes() if hasattr(model, "forward") else ():
+        place, groups = _WEIGHTS.get(node.kind(), (None, None))
+        if place is None:
+            continue
+        inputs = list(node.inputs())
+        weight = _constant(inputs[place], model)
+        if not isinstance(weight, torch.Tensor):
+            continue
+        if place == 0:
+            yield (None,), torch.int64
+        elif groups is None:
+            yield (weight.shape[1],), weight.dtype
+        else:
+            count: Any = inputs[groups].toIValue() or 1
+            yield (weight.shape[1] * count, *[None] * (weight.ndim - 2)), weight.dtype
+
+
+def _constant(value: Any, model: Any) -> Any:
+    """A weight: a constant of the graph where the model is frozen, else an attribute of one of its modules."""
+    node = value.node()
+    if node.kind() != "prim::GetAttr":
+        return value.toIValue() if node.kind() == "prim::Constant" else model if node.kind() == "prim::Param" else None
+    owner = _constant(next(node.inputs()), model)
+    return None if owner is None else getattr(owner, node.s("name"), None)

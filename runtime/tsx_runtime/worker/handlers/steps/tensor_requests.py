@@ -1,0 +1,340 @@
+"""Requests for tensors in any of their forms, as rows of a model's input; and its output in the form of each request.
+
+A body is JSON or a .npy file. JSON is a row or a list of rows, as it stands or under `data` or `inputs`; `{"instances": [rows]}`, answered
+`{"predictions": [...]}`; or tensors of the Open Inference Protocol, answered as such. A model of several inputs takes them by name.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves, tree_map  # what torch.export itself shapes results with
+
+from tsx_runtime.worker.codecs.responses import is_device_lost, is_out_of_resources
+from tsx_runtime.worker.codecs.v2_binary import DTYPES, OUTPUT, OutputRequest, as_response, output_request_of_json, parse_output_request
+from tsx_runtime.worker.codecs.v2_json import MalformedTensors, read_input
+from tsx_runtime.worker.exceptions import text_of
+from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handlers.models.input_spec import InputSpec
+
+PLAIN, PREDICTIONS, TENSORS = (
+    "plain",
+    "predictions",
+    "tensors",
+)  # forms of an answer: as it is, {"predictions": ...}, tensors for an encoder
+NPY = b"\x93NUMPY"
+IMAGES = {b"\x89PNG": "a PNG", b"\xff\xd8\xff": "a JPEG", b"GIF8": "a GIF", b"RIFF": "a WebP"}
+INSTANCES = 'Send JSON of the form {"instances": [rows]}.'
+FORMS = {  # by envelope
+    "": 'Send JSON: one row or a list of rows, {"instances": [rows]}, {"inputs": ...}, {"data": ...} or tensors of the Open Inference '
+    "Protocol; or a .npy file.",
+    "json": INSTANCES,
+    "kserve": INSTANCES,
+    "kservev2": "Send tensors of the Open Inference Protocol.",
+}
+
+
+@dataclass(frozen=True)
+class TensorRequest:
+    """`inputs` are rows first. `single`: the request is one row, and so is its answer."""
+
+    inputs: tuple[torch.Tensor, ...]
+    single: bool
+    form: str | OutputRequest = PLAIN  # an OutputRequest: of the Open Inference Protocol
+    ambiguous: bool = False  # whether it may as well be read the other way: only the model can tell
+
+    @property
+    def shape(self) -> list[int]:
+        """As it was sent."""
+        return list(self.inputs[0].shape[1:] if self.single else self.inputs[0].shape)
+
+    @property
+    def rows(self) -> int:
+        return len(self.inputs[0])
+
+    def otherwise(self) -> TensorRequest:
+        """The same numbers, read as one row instead of several, or the other way round."""
+        inputs = tuple(tensor[0] if self.single else tensor[None] for tensor in self.inputs)
+        return TensorRequest(inputs, not self.single, self.form)
+
+
+class UnusableRows(Exception):
+    """What the model has raised for some requests, each alone: by their positions."""
+
+    def __init__(self, errors: dict[int, Exception]) -> None:
+        super().__init__(str(errors))
+        self.errors = errors
+
+
+@dataclass
+class TensorBatch:
+    """The requests of a batch, and behind the model what it gave for each."""
+
+    requests: list[TensorRequest]
+    outputs: Sequence[Any] = ()
+
+    def run(self, call: Callable[..., Any]) -> TensorBatch:
+        """Raises UnusableRows, and as `call` does where its device or memory is at fault."""
+        requests, outputs, errors = list(self.requests), dict[int, Any](), dict[int, Exception]()
+        for positions in _alike(requests):
+            try:
+                outputs.update(zip(positions, _run(call, [requests[position] for position in positions]), strict=True))
+                continue
+            except Exception as error:
+                if is_out_of_resources(error) or is_device_lost(error):
+                    raise
+                if len(positions) == 1:
+                    errors[positions[0]] = error
+            for position in positions:
+                try:
+                    requests[position], outputs[position] = _run_alone(call, requests[position])
+                    errors.pop(position, None)
+                except Exception as error:  # it becomes the answer to this request
+                    if is_out_of_resources(error) or is_device_lost(error):
+                        raise
+                    errors.setdefault(position, error)
+        if errors:
+            raise UnusableRows(errors)
+        return TensorBatch(requests, [outputs[position] for position in range(len(requests))])
+
+    def answers(self, context: Context) -> list[Any]:
+        return [answer_of(request, output, context) for request, output in zip(self.requests, self.outputs, strict=True)]
+
+
+def read_request(row: Any, specs: Sequence[InputSpec]) -> TensorRequest:
+    """A row of a handler's data as rows for a model. Raises `MalformedTensors`, with a sentence that says what is wrong."""
+    values, form, is_row = _content(row)
+    if len(values) == 1 and len(specs) == 1:
+        values = {specs[0].name: next(iter(values.values()))}
+    elif len(specs) > 1 or specs[0].certain:
+        names = [spec.name for spec in specs]
+        if len(values) != len(names):
+            raise MalformedTensors(f"The model takes {len(names)} inputs ({', '.join(names)}); the request has {len(values)}.")
+        values = {name: values[name] for name in names} if set(names) == set(values) else dict(zip(names, values.values(), strict=True))
+    inputs = tuple(map(_tensor, values.values(), (*specs, *[InputSpec()] * (len(values) - len(specs)))))
+    single, ambiguous = _is_single(inputs[0], specs[0], is_row)
+    if single:
+        inputs = tuple(tensor[None] for tensor in inputs)
+    for tensor, spec in zip(inputs, specs, strict=False):
+        if spec.certain and not spec.fits(tensor.shape[1:]):
+            given = list(tensor.shape[1:] if single else tensor.shape)
+            raise MalformedTensors(f"The request has the shape {given}{f' for the input {spec.name!r}' if len(specs) > 1 else ''}.")
+    if any(len(tensor) != len(inputs[0]) for tensor in inputs):
+        raise MalformedTensors(f"The inputs have different numbers of rows: {', '.join(str(len(tensor)) for tensor in inputs)}.")
+    if not len(inputs[0]):
+        raise MalformedTensors("The request has no rows.")
+    return TensorRequest(inputs, single, form, ambiguous)
+
+
+def answer_of(request: TensorRequest, output: Any, context: Context) -> Any:
+    """What a handler returns for the request."""
+    if request.form in (PLAIN, PREDICTIONS):
+        if request.single:
+            return _numbers(_row(output, 0, 1))
+        rows = output.tolist() if isinstance(output, torch.Tensor) else _rows(output, request.rows)
+        return {"predictions": rows} if request.form == PREDICTIONS else rows
+    if isinstance(output, list | tuple):
+        output = {f"{OUTPUT}-{number}": value for number, value in enumerate(output)}
+    if request.single:
+        output = _row(output, 0, 1)
+    if not isinstance(request.form, OutputRequest):
+        return output
+    response = as_response(output, request.form)
+    outputs = [{**tensor, "data": tensor["data"].ravel().tolist()} for tensor in response["outputs"]]
+    version = (context.manifest.get("model") or {}).get("modelVersion", "")
+    id = {"id": request.form.id} if request.form.id else {}
+    return {"model_name": context.model_name, "model_version": version, **id, "outputs": outputs}
+
+
+def reason_of(error: Exception) -> str:
+    """The line of a model's error that says why: TorchScript puts its own traceback before it."""
+    lines = text_of(error).strip().splitlines() or [type(error).__name__]
+    return (lines[-1].removeprefix("RuntimeError: ") if "TorchScript" in lines[0] else lines[0]).rstrip(".")
+
+
+# Requests
+
+
+def _content(row: Any) -> tuple[dict[str, Any], str | OutputRequest, bool | None]:
+    """What the request holds, by name; the form of its answer; whether it is a row (True) or several (False), where the form says so."""
+    if not isinstance(row, dict):  # of an envelope: an instance
+        return _of_json(row, is_row=True) if isinstance(row, dict | list) else _of_value(row)
+    if "datatype" in row and "shape" in row:  # of the envelope kservev2: one tensor
+        return {"": _typed(read_input(row))}, TENSORS, False
+    arrays = {name: value for name, value in row.items() if isinstance(value, np.ndarray)}
+    if arrays:  # of the protocol's binary form: each under its name, and the first again as the body
+        named = {name: value for name, value in arrays.items() if name != "body"}
+        return named or arrays, TENSORS, False
+    value = row.get("data")
+    value = row.get("body") if value is None else value
+    if value is not None:
+        return _of_value(value)
+    if not row:
+        raise MalformedTensors("The request is empty.")
+    ((name, only),) = row.items() if len(row) == 1 else ((None, None),)
+    if name is not None and isinstance(only, bytes | bytearray) and not only:
+        return _of_value(name)  # what curl's -d sends without a content type is a form, whose only name is the body
+    return {name: _parsed(value) for name, value in row.items()}, PLAIN, None
+
+
+def _of_value(value: Any) -> tuple[dict[str, Any], str | OutputRequest, bool | None]:
+    return _of_json(_parsed(value), is_row=None)
+
+
+def _parsed(value: Any) -> Any:
+    """A body as JSON, or as the array of a .npy file."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        raw = bytes(value)
+        if raw.startswith(NPY):
+            try:
+                return np.load(io.BytesIO(raw), allow_pickle=False)
+            except (ValueError, OSError, EOFError, SyntaxError, TypeError) as error:
+                raise MalformedTensors(f"The .npy file cannot be read: {error}.") from error
+        if kind := next((kind for start, kind in IMAGES.items() if raw.startswith(start)), None):
+            raise MalformedTensors(f"The body is {kind} image, and this model takes numbers (--handler image_classifier takes images).")
+        value = raw
+    if not isinstance(value, str | bytes):
+        return value
+    if not value.strip():
+        raise MalformedTensors("The body is empty.")
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise MalformedTensors(f"The body is not JSON: {error}.") from error
+
+
+def _of_json(value: Any, *, is_row: bool | None) -> tuple[dict[str, Any], str | OutputRequest, bool | None]:
+    if not isinstance(value, dict):
+        return {"": value}, PLAIN, is_row
+    if "instances" in value:
+        instances = value["instances"]
+        if not isinstance(instances, list):
+            raise MalformedTensors('"instances" must be a list of rows.')
+        if instances and all(isinstance(instance, dict) for instance in instances):
+            names = list(instances[0])
+            if any(set(instance) != set(names) for instance in instances):
+                raise MalformedTensors('All "instances" must have the same names.')
+            return {name: [instance[name] for instance in instances] for name in names}, PREDICTIONS, False
+        return {"": instances}, PREDICTIONS, False
+    for name in ("inputs", "data"):
+        if name in value:
+            return _of_inputs(value, value[name]) if name == "inputs" else _of_json(value[name], is_row=is_row)
+    if not value:
+        raise MalformedTensors("The request is empty.")
+    return value, PLAIN, is_row
+
+
+def _of_inputs(request: dict[str, Any], inputs: Any) -> tuple[dict[str, Any], str | OutputRequest, bool | None]:
+    """Tensors of the Open Inference Protocol, or rows."""
+    if not (isinstance(inputs, list) and inputs and all(isinstance(entry, dict) and "datatype" in entry for entry in inputs)):
+        return _of_json(inputs, is_row=None)
+    tensors = [read_input(entry) for entry in inputs]
+    # Where the answer is wanted as bytes, the worker encodes it.
+    form = TENSORS if output_request_of_json(request) is not None else parse_output_request(request)
+    return {str(tensor["name"]): _typed(tensor) for tensor in tensors}, form, None
+
+
+def _typed(tensor: dict[str, Any]) -> Any:
+    """The data of a tensor of the protocol in its own type."""
+    data, datatype = tensor["data"], tensor["datatype"]
+    if isinstance(data, np.ndarray) or datatype not in DTYPES:
+        return data
+    try:
+        return np.array(data, DTYPES[datatype])
+    except (ValueError, TypeError, OverflowError) as error:
+        raise MalformedTensors(f"The data of {tensor['name']!r} is not {datatype}: {error}.") from error
+
+
+def _tensor(value: Any, spec: InputSpec) -> torch.Tensor:
+    """Of the model's own type; where that is unknown, float32 unless the request has another one."""
+    typed = isinstance(value, np.ndarray)
+    try:
+        tensor = torch.from_numpy(_usable(value)) if typed else torch.tensor(value)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise MalformedTensors(f"These are no numbers, or lists of different lengths: {error}.") from error
+    wanted = spec.dtype
+    if wanted is None:
+        return tensor if typed and tensor.dtype != torch.float64 else tensor.float()
+    if tensor.is_floating_point() and not (spec.certain or wanted.is_floating_point):
+        return tensor.float()  # whole numbers are only what the first input suggests
+    return tensor.to(wanted)
+
+
+def _usable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """In this machine's byte order, in memory that torch may write to."""
+    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True).view(np.ndarray)
+
+
+def _is_single(tensor: torch.Tensor, spec: InputSpec, is_row: bool | None) -> tuple[bool, bool]:
+    """Whether the request is one row; and whether that is a guess."""
+    if is_row is False:
+        return False, False
+    if spec.fits(tensor.shape):
+        return True, False
+    if tensor.ndim and spec.fits(tensor.shape[1:]):
+        return False, False
+    if spec.certain and spec.shape is not None:
+        return tensor.ndim <= len(spec.shape), False
+    single = is_row or tensor.ndim < 2
+    return single, tensor.ndim > 0
+
+
+# The model
+
+
+def _alike(requests: Sequence[TensorRequest]) -> Iterable[list[int]]:
+    """The positions of requests whose rows fit one batch."""
+    found: dict[Any, list[int]] = {}
+    for position, request in enumerate(requests):
+        found.setdefault(tuple((tensor.dtype, tensor.shape[1:]) for tensor in request.inputs), []).append(position)
+    return found.values()
+
+
+def _run(call: Callable[..., Any], requests: Sequence[TensorRequest]) -> list[Any]:
+    """The model's output for each request."""
+    if len(requests) == 1:
+        return [call(*requests[0].inputs)]
+    columns = [torch.cat(inputs) for inputs in zip(*(request.inputs for request in requests), strict=True)]
+    output = call(*columns)
+    if not all(_has_rows(leaf, len(columns[0])) for leaf in tree_leaves(output)):  # it gives something of the batch as a whole
+        return [call(*request.inputs) for request in requests]
+    ends = list(accumulate(request.rows for request in requests))
+    parts = [slice(end - request.rows, end) for end, request in zip(ends, requests, strict=True)]
+    return [tree_map(lambda leaf, part=part: leaf[part], output) for part in parts]
+
+
+def _run_alone(call: Callable[..., Any], request: TensorRequest) -> tuple[TensorRequest, Any]:
+    """A request that can be read in two ways is read in the other one where the model does not take the first."""
+    try:
+        return request, call(*request.inputs)
+    except Exception:
+        if not request.ambiguous:
+            raise
+    other = request.otherwise()
+    return other, call(*other.inputs)
+
+
+# Answers
+
+
+def _has_rows(leaf: Any, count: int) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.ndim > 0 and len(leaf) == count
+
+
+def _row(output: Any, position: int, count: int) -> Any:
+    return tree_map(lambda leaf: leaf[position] if _has_rows(leaf, count) else leaf, output)
+
+
+def _rows(output: Any, count: int) -> list[Any]:
+    return [_numbers(_row(output, position, count)) for position in range(count)]
+
+
+def _numbers(output: Any) -> Any:
+    return tree_map(lambda leaf: leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf, output)

@@ -1,0 +1,293 @@
+"""The default handler, asked: every form of request gives the model's own numbers in the form of the request, or says what to send."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tsx_runtime.worker.codecs.array_list import ListLike
+from tsx_runtime.worker.exceptions import BadRows
+from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handlers.base import BaseHandler
+
+ROW = [0.5, -1.0, 0.25, 2.0]
+IMAGE = torch.arange(784.0).reshape(1, 28, 28).tolist()
+
+
+class Grey(nn.Module):
+    """Its first layer tells the channels; only the last one tells the pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(2 * 26 * 26, 3)  # made first, run last
+        self.first = nn.Conv2d(1, 2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.last(self.first(x).flatten(1))
+        return scores
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.vectors = nn.Embedding(9, 4)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"mean": (self.vectors(ids) * mask.unsqueeze(-1)).mean(1), "length": mask.sum(1)}
+
+
+class Mean(nn.Module):
+    """No layer tells what it takes; one number for a whole batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(-1, 2, 2).mean()
+
+
+NETS: dict[str, nn.Module] = {
+    "linear": nn.Sequential(nn.Linear(4, 3)),
+    "grey": Grey(),
+    "words": Words(),
+    "mean": Mean(),
+    "double": nn.Linear(4, 3).double(),
+}
+for net in NETS.values():
+    net.eval().requires_grad_(requires_grad=False)
+
+
+def npy(value: Any) -> bytearray:
+    file = io.BytesIO()
+    np.save(file, value)
+    return bytearray(file.getvalue())
+
+
+def tensor(data: list[Any], shape: list[int], name: str = "x", datatype: str = "FP32") -> dict[str, Any]:
+    return {"name": name, "shape": shape, "datatype": datatype, "data": data}
+
+
+class Asked(BaseHandler):
+    def __init__(self, model: Any, envelope: str, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.model, self.device = model, torch.device("cpu")
+        self.context = Context("m", "/m", {"model": {"modelVersion": "1.0"}}, 8, None, "1", model_yaml_config=config)
+        self.context.envelope = envelope
+
+    def ask(self, *rows: Any, header: tuple[str, str] = ("x", "y")) -> list[Any]:
+        self.context.begin([f"id\r\n\r\n{header[0]}: {header[1]}\r\n"] * len(rows))
+        answers: list[Any] = self.handle(list(rows), self.context)
+        return answers
+
+    def refused(self, *rows: Any) -> dict[int, str]:
+        with pytest.raises(BadRows) as caught:
+            self.ask(*rows)
+        assert caught.value.error_code == 400
+        return caught.value.faults
+
+
+Made = Callable[..., Asked]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    place = tmp_path_factory.mktemp("nets")
+
+    def make(name: str, form: str = "eager", envelope: str = "", **config: Any) -> Asked:
+        model: Any = NETS[name]
+        if form == "exported":
+            example = torch.zeros(2, 4) if name == "linear" else torch.zeros(1, 1, 28, 28)
+            model = torch.export.export(
+                model, (example,), dynamic_shapes=({0: torch.export.Dim("n")},) if len(example) > 1 else None
+            ).module()
+        elif form != "eager":
+            model = torch.jit.script(model)
+            torch.jit.save(torch.jit.freeze(model) if form == "frozen" else model, place / f"{name}.pt")
+            model = torch.jit.load(place / f"{name}.pt")
+        return Asked(model, envelope, config)
+
+    return make
+
+
+def of(name: str, rows: Any) -> list[Any]:
+    found: list[Any] = NETS[name](torch.tensor(rows)).tolist()
+    return found
+
+
+def close(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
+
+
+@pytest.mark.parametrize("form", ["eager", "script", "frozen", "exported"])
+def test_a_row_and_rows_in_every_form_give_the_models_own_numbers(made: Made, form: str) -> None:
+    handler, (own,) = made("linear", form), of("linear", [ROW])
+    text = json.dumps(ROW)
+    for row in (
+        {"body": ROW},
+        {"body": {"data": ROW}},
+        {"body": {"inputs": ROW}},
+        {"data": bytearray(text.encode())},
+        {"body": text},
+        {text: bytearray()},
+        {"body": npy(ROW)},
+        {"body": {"x": ROW}},
+        ROW,
+    ):
+        close(handler.ask(row)[0], own)
+    for row in (
+        {"body": [ROW, ROW]},
+        {"body": {"data": [ROW, ROW]}},
+        {"body": {"inputs": [ROW, ROW]}},
+        {"data": npy([ROW, ROW])},
+        {"body": npy(np.array([ROW, ROW], ">f8"))},
+    ):
+        close(handler.ask(row)[0], [own, own])
+    (answer,) = handler.ask({"body": {"instances": [ROW, ROW]}})
+    close(answer.pop("predictions"), [own, own])
+    assert answer == {}
+
+
+def test_tensors_of_the_open_inference_protocol_are_answered_as_such(made: Made) -> None:
+    handler, (own,) = made("linear"), of("linear", [ROW])
+    (answer,) = handler.ask({"body": {"id": "7", "inputs": [tensor(ROW * 2, [2, 4])], "outputs": [{"name": "y"}]}})
+    (output,) = answer.pop("outputs")
+    assert answer == {"model_name": "m", "model_version": "1.0", "id": "7"}
+    close(output.pop("data"), own * 2)
+    assert output == {"name": "y", "shape": [2, 3], "datatype": "FP32"}
+    array = np.array([ROW], "float32").view(ListLike)
+    for row in (
+        {"x": array, "body": array},
+        tensor(ROW, [1, 4]),
+        {"body": {"inputs": [tensor(ROW, [1, 4])], "parameters": {"binary_data_output": True}}},
+    ):
+        (found,) = handler.ask(row)  # the worker, or the envelope, makes tensors of it
+        assert found.dtype == torch.float32
+        close(found.tolist(), [own])
+
+
+def test_the_requests_of_a_batch_may_differ_in_form_and_number_of_rows(made: Made) -> None:
+    handler, rows = made("linear"), torch.randn(5, 4).tolist()
+    one, many, instances = handler.ask({"body": rows[0]}, {"body": rows[1:4]}, {"body": {"instances": rows[4:]}})
+    close([one, *many, *instances["predictions"]], of("linear", rows))
+
+
+@pytest.mark.parametrize("form", ["eager", "script", "frozen", "exported"])
+def test_the_numbers_are_cast_to_the_models_type(made: Made, form: str) -> None:
+    handler, pixels = made("grey", form), [[[row % 2] * 28 for row in range(28)]]
+    for body in (pixels, [[[bool(pixel) for pixel in row] for row in pixels[0]]], npy(np.array(pixels, "uint8"))):
+        close(handler.ask({"body": body})[0], NETS["grey"](torch.tensor([pixels]).float())[0].tolist())
+    if form != "exported":
+        assert made("double", form).ask({"body": [1, 2, 3, 4]})[0] == NETS["double"](torch.tensor([1, 2, 3, 4]).double()).tolist()
+
+
+@pytest.mark.parametrize(
+    ("form", "known"), [("eager", "[1, any, any]"), ("script", "[1, any, any]"), ("frozen", "[1, any, any]"), ("exported", "[1, 28, 28]")]
+)
+def test_a_wrong_request_is_answered_with_one_that_the_model_takes(made: Made, form: str, known: str) -> None:
+    handler, image = made("grey", form), b"\x89PNG\r\n\x1a\n"
+    wrong = [
+        [1, 2],
+        IMAGE[0],
+        {"instances": IMAGE},
+        [[1], [2, 3]],
+        "text",
+        None,
+        {"a": "b"},
+        {"instances": 3},
+        [],
+        {},
+        image,
+        bytearray(),
+        npy(["a"]),
+        bytearray(b"\x93NUMPY"),
+    ]
+    for body in wrong:
+        ((position, text),) = handler.refused({"body": IMAGE}, {"body": body}).items()
+        assert position == 1, body
+        assert f"The model takes float32 rows of shape {known}. Send JSON: one row or a list of rows" in text, body
+        assert text.endswith("Example: what python3 -c 'print([[[0]*28]*28])' prints."), body
+    assert "a PNG image" in handler.refused({"body": image})[0]
+    command = re.search(r"python3 -c '(.*)'", text)
+    assert command is not None
+    example = subprocess.run(["python3", "-c", command[1]], check=True, capture_output=True, text=True).stdout
+    assert command[0] == handler.describe_handle()["example"]
+    assert len(handler.ask({"body": bytearray(example.encode())})[0]) == 3
+
+
+def test_a_short_example_is_quoted_and_fits_the_envelope(made: Made) -> None:
+    assert made("linear").refused({"body": [1]})[0].endswith("or a .npy file. Example: [0, 0, 0, 0]")
+    assert (
+        made("linear", envelope="kserve")
+        .refused([1])[0]
+        .endswith('Send JSON of the form {"instances": [rows]}. Example: {"instances": [[0, 0, 0, 0]]}')
+    )
+    example = made("linear", envelope="kservev2").describe_handle()["example"]
+    assert json.loads(example) == {"inputs": [{"name": "input", "shape": [1, 4], "datatype": "FP32", "data": [0, 0, 0, 0]}]}
+
+
+def test_input_shape_goes_before_the_first_layer(made: Made) -> None:
+    handler = made("linear", input_shape=[None, 4])
+    close(handler.ask({"body": [ROW, ROW]})[0], of("linear", [ROW, ROW]))
+    close(handler.ask({"body": [[ROW, ROW]]})[0], [of("linear", [ROW, ROW])])
+    assert handler.refused({"body": ROW})[0].startswith("The request has the shape [4]. The model takes float32 rows of shape [any, 4].")
+    assert handler.describe_handle() == {
+        "inputs": [{"name": "input", "shape": [None, 4], "datatype": "float32", "example": [8, 4]}],
+        "example": json.dumps([[0] * 4] * 8),
+    }
+
+
+def test_several_inputs_come_by_their_names(made: Made) -> None:
+    handler, ids, mask = made("words"), [1, 2, 3], [1, 1, 0]
+    mean, length = (value.tolist() for value in NETS["words"](torch.tensor([ids]), torch.tensor([mask])).values())
+    own = {"mean": mean[0], "length": length[0]}
+    assert handler.ask({"body": {"mask": mask, "ids": ids}}) == [own]
+    assert handler.ask({"ids": bytearray(b"[1, 2, 3]"), "mask": bytearray(b"[1, 1, 0]")}) == [own]
+    assert handler.ask({"body": {"instances": [{"ids": ids, "mask": mask}] * 2}}) == [{"predictions": [own, own]}]
+    (answer,) = handler.ask({"body": {"inputs": [tensor(ids, [1, 3], "ids", "INT64"), tensor(mask, [1, 3], "mask", "INT64")]}})
+    assert [(output["name"], output["datatype"]) for output in answer["outputs"]] == [("mean", "FP32"), ("length", "INT64")]
+    example = json.loads(handler.describe_handle()["example"])
+    assert set(handler.ask({"body": example})[0]["predictions"][0]) == {"mean", "length"}
+
+
+def test_what_the_model_gives_of_a_batch_as_a_whole_is_asked_for_each_request(made: Made) -> None:
+    assert made("mean").ask({"body": [[0, 0], [0, 0]]}, {"body": [[1, 1], [1, 1]]}) == [0.0, 1.0]
+
+
+def test_a_model_of_which_nothing_is_known_tells_by_itself_whether_a_request_is_a_row(made: Made) -> None:
+    assert made("mean").ask({"body": [[[1, 2], [3, 4]]]}) == [2.5]
+    with pytest.raises(RuntimeError, match="shape"):  # perhaps the model's fault
+        made("mean").ask({"body": [1, 2, 3]})
+
+
+class Labels(Asked):
+    def postprocess(self, data: Any) -> list[Any]:
+        return [int(row.argmax()) for row in data]
+
+
+def test_a_step_of_a_subclass_gets_one_tensor_with_a_row_for_each_request(made: Made) -> None:
+    handler = Labels(NETS["linear"], "", {})
+    assert handler.ask({"body": ROW}, {"body": [ROW]}) == [int(NETS["linear"](torch.tensor(ROW)).argmax())] * 2
+    assert handler.refused({"body": [ROW, ROW]})[0].startswith("The request has 2 rows; send one.")
+
+
+def test_a_row_is_explained_as_it_was(made: Made) -> None:
+    pytest.importorskip("captum")
+    (weights,) = made("linear").ask({"body": ROW}, header=("explain", "True"))
+    assert len(weights) == 4
+
+
+def test_a_model_that_is_out_of_memory_is_not_the_clients_fault(made: Made) -> None:
+    handler = made("linear")
+
+    def full(*inputs: Any) -> Any:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    handler.model = full
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        handler.ask({"body": ROW}, {"body": ROW})
