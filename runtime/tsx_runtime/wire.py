@@ -133,7 +133,6 @@ class LoadOrder(TypedDict):
     at_terminal: bool  # that socket takes only what Python does not print, for it to be made harmless
     log_json: bool  # what it prints becomes JSON lines
     model_metrics: list[DeclaredMetric]
-    every_prediction_time: bool  # whether each batch reports its PredictionTime, or one in a second
     mode: str  # batch: one after the other; continuous: requests join between two calls; async: each is a task
     stateful: bool  # a request changes what later ones are answered, so that the handler must not get it twice
     sequence_headers: list[str]  # the names of the headers that tell a request's sequence, its start and its end

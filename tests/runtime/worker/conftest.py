@@ -206,7 +206,6 @@ ORDER = {
     "at_terminal": False,
     "log_json": False,
     "model_metrics": [],
-    "every_prediction_time": True,
     "mode": "batch",
     "stateful": False,
     "sequence_headers": ["ts_request_sequence_id", "ts_request_sequence_start", "ts_request_sequence_end"],

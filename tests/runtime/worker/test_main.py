@@ -382,16 +382,13 @@ def test_bad_rows_that_are_not_in_the_batch_fail_it(start_worker: StartWorker) -
     assert [answer.status for answer in worker.ask(b"", b"")] == [400, 400]
 
 
-@pytest.mark.parametrize(("every", "reported"), [(True, 3), (False, 1)])
-def test_the_time_of_a_batch_is_reported_for_each_or_once_a_second(start_worker: StartWorker, every: bool, reported: int) -> None:
-    worker = start_worker("def handle(data, context):\n    return data and ['ok']", every_prediction_time=every)
+def test_the_time_of_a_batch_is_reported_once_a_second(start_worker: StartWorker) -> None:
+    worker = start_worker("def handle(data, context):\n    return data and ['ok']")
     times, began = [], time.monotonic()
     for _ in range(3):
         worker.ask(b"x")
         times += worker.prediction_times
-    assert len(times) == reported or (
-        reported < len(times) <= 1 + (time.monotonic() - began)
-    )  # on a slow machine they take more than a second
+    assert 1 <= len(times) <= 1 + (time.monotonic() - began)  # on a slow machine they take more than a second
     assert all(0 <= time["value"] < 10_000 and time["unit"] == "ms" for time in times)
 
 
