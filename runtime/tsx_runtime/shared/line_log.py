@@ -24,18 +24,22 @@ class Logbook:
         self._logger = logging.getLogger(name)
         self._threads = threads
         self._lines: list[str] = []
+        self._level = logging.INFO  # the highest of these
         self._millisecond = 0
         self._stamp = ""
 
-    def add(self, text: str, now: float, thread: str = "") -> None:
+    def add(self, text: str, now: float, thread: str = "", level: int = logging.INFO) -> None:
         """`now` is time.time(). Exactly two colons stand before `text`, which is where TorchServe's benchmark scripts look for it."""
+        if not self._logger.isEnabledFor(level):
+            return
+        self._level = max(self._level, level)
         if self.is_json:
             self._lines.append(text)
         else:
             millisecond = int(1000 * now)
             if millisecond != self._millisecond:
                 self._millisecond, self._stamp = millisecond, stamp(millisecond)
-            between = f"[INFO ] {thread} {self.name} - " if self._threads else "- "
+            between = f"[{logging.getLevelName(level):<5}] {thread} {self.name} - " if self._threads else "- "
             self._lines.append(f"{self._stamp} {between}{text}")
         if len(self._lines) >= TOGETHER:
             self.flush()
@@ -48,8 +52,9 @@ class Logbook:
 
     def flush(self) -> None:
         lines, self._lines = self._lines, []
+        level, self._level = self._level, logging.INFO
         if lines:
-            self._logger.info("%s", "\n".join(lines), extra={"whole": True, "is_json": self.is_json})
+            self._logger.log(level, "%s", "\n".join(lines), extra={"whole": True, "is_json": self.is_json})
 
 
 def stamp(millisecond: int) -> str:

@@ -231,14 +231,17 @@ FAILS_ON_X = """
 """
 
 
-def test_the_traceback_of_a_failure_is_logged_once_for_each_guilty_request(start_worker: StartWorker, tmp_path: Path) -> None:
+def test_a_failure_is_logged_with_the_handlers_own_lines_and_its_repeats_are_counted(start_worker: StartWorker, tmp_path: Path) -> None:
     worker = start_worker(FAILS_ON_X)
     assert [answer.status for answer in worker.ask(*b"a b x c d e f g h x j k".split())].count(503) == 2
     worker.close()
     log = (tmp_path / "model-0" / "stderr.txt").read_text()
-    assert log.count("Traceback") == log.count('raise ValueError("boom")') == 2
-    assert "failed for the requests id-2\n" in log
-    assert "failed for the requests id-9\n" in log
+    assert [line.partition("): ")[2] or line.partition(" | ")[2] for line in log.splitlines()] == [
+        "the handler failed for a batch of 12 requests; 12 of them are retried separately: ValueError: boom",
+        "the handler failed for the request id-2: ValueError: boom",
+        '  handler.py:8 in handle: raise ValueError("boom")',
+        "the same failure once more, for the request id-9: ValueError: boom (handler.py:8 in handle)",
+    ]
 
 
 def test_a_model_may_ask_that_no_batch_is_tried_again(start_worker: StartWorker, tmp_path: Path) -> None:
@@ -246,8 +249,8 @@ def test_a_model_may_ask_that_no_batch_is_tried_again(start_worker: StartWorker,
     assert [answer.status for answer in worker.ask(*b"a x c d".split())] == [503] * 4
     worker.close()
     log = (tmp_path / "model-0" / "stderr.txt").read_text()
-    assert log.count("Traceback") == 1
-    assert "failed for the requests id-0, id-1, id-2, id-3\n" in log
+    assert log.count("handler.py:8") == 1
+    assert "failed for the requests id-0, id-1, id-2, id-3: ValueError: boom\n" in log
 
 
 OUT_OF_MEMORY = """

@@ -94,9 +94,7 @@ def _place(name: str, target: str, fields: Mapping[str, Any]) -> Location:
         cloud = ContainerHost(program)
     elif target == "kubernetes":
         if shutil.which("kubectl") is None:
-            raise CliError(
-                "kubectl is not installed; install it, or write the manifests with --emit kubernetes and apply them elsewhere"
-            )
+            raise CliError("kubectl is not installed; install it, or write the manifests with --emit kubernetes and apply them elsewhere")
         own, kinds = fields["kubernetes"], {**OBJECTS, f"{OBJECT}Revision": Revision()}
         cloud = Cluster(Program("kubectl", ("--context", own["context"]) if own["context"] else ()), own["namespace"])
     else:

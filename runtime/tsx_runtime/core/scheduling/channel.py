@@ -261,7 +261,7 @@ class Channel(asyncio.BufferedProtocol):
             self.prefetch = facts.get("prefetch") is True
             self.loaded.set_result(facts)
         else:
-            self.loaded.set_exception(WorkerLoadError(str(facts.get("message")), str(facts.get("traceback"))))
+            self.loaded.set_exception(WorkerLoadError(*(str(facts.get(name, "")) for name in ("message", "traceback", "outline"))))
             self.loaded.exception()
 
 
@@ -296,7 +296,9 @@ def arrivals(jobs: Sequence[Job]) -> bytes:
 class WorkerLoadError(Exception):
     """The worker's own report of why the model does not load."""
 
-    def __init__(self, message: str, traceback: str) -> None:
+    def __init__(self, message: str, traceback: str, outline: str) -> None:
+        """`outline`: the traceback as the log has it."""
         super().__init__(message)
         self.message = message
         self.traceback = traceback
+        self.outline = outline

@@ -18,6 +18,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from typing import NamedTuple
 
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.channel import WorkerLoadError
@@ -116,14 +117,14 @@ class WorkerLifecycle:
         try:
             self._worker.instance = instance = await self._begin()
         except (OSError, EOFError) as error:
-            self._note_failure(_cannot_start(error), None, [])  # which is no fault of the model, and may pass
+            self._note_failure(_LoadFailure(_cannot_start(error)), [])  # which is no fault of the model, and may pass
             return False
         if self._worker.stopping.is_set():
             instance.kill(NOT_NEEDED)
         try:
             await instance.load(self._config.order(self._worker), self._config.startup_timeout)
         except (WorkerLoadError, EOFError, TimeoutError, asyncio.TimeoutError) as error:
-            self._note_failure(*await self._why_not_loaded(instance, error), errors)
+            self._note_failure(await self._why_not_loaded(instance, error), errors)
             return False
         errors.clear()
         last: WorkerInstance | None = instance
@@ -274,14 +275,14 @@ class WorkerLifecycle:
     async def _put_off(self, instance: WorkerInstance, error: Exception) -> None:
         """The successor did not come to be. Try again later, while the old one serves."""
         if self._worker.successor is not None:
-            message, trace = await self._why_not_loaded(self._worker.successor, error)
+            failure = await self._why_not_loaded(self._worker.successor, error)
         else:
-            message, trace = _cannot_start(error), None
+            failure = _LoadFailure(_cannot_start(error))
         if self._worker.stopping.is_set():
             return
-        self._config.tell_error(message, trace)
+        self._config.tell_error(failure.message, failure.traceback)
         text = "%s: worker %s (pid %s) has reached its limit of %s but continues, since no other worker could take over: %s"
-        logger.error(text, self._config.label, self._worker.id, instance.pid, instance.reason, message)
+        logger.error(text, self._config.label, self._worker.id, instance.pid, instance.reason, failure.words)
         instance.not_before = time.monotonic() + TRY_AGAIN
 
     async def _retire(self, instance: WorkerInstance, over: asyncio.Task[None]) -> None:
@@ -293,8 +294,8 @@ class WorkerLifecycle:
         finally:
             del self._worker.retiring[instance]
 
-    async def _why_not_loaded(self, instance: WorkerInstance, error: Exception) -> tuple[str, str | None]:
-        """What is wrong, and the traceback if there is one; the process is ended."""
+    async def _why_not_loaded(self, instance: WorkerInstance, error: Exception) -> _LoadFailure:
+        """The process is ended."""
         instance.channel.close()
         if isinstance(error, TimeoutError | asyncio.TimeoutError) or (
             isinstance(error, WorkerLoadError) and instance.process.unheard_grace
@@ -302,18 +303,30 @@ class WorkerLifecycle:
             instance.process.kill()  # of a group, the other ranks wait in vain for the one that failed
         code = await instance.exit_code()
         if isinstance(error, WorkerLoadError):
-            return error.message, error.traceback
+            return _LoadFailure(error.message, error.traceback, error.outline)
         if isinstance(error, EOFError):
-            return f"the worker ended while it loaded the model: {instance.killed_because or describe_exit(code)}", None
-        return f"the model was not loaded within {self._config.startup_timeout:g} s; raise startupTimeout if it needs longer", None
+            return _LoadFailure(f"the worker ended while it loaded the model: {instance.killed_because or describe_exit(code)}")
+        return _LoadFailure(f"the model was not loaded within {self._config.startup_timeout:g} s; raise startupTimeout if it needs longer")
 
-    def _note_failure(self, message: str, trace: str | None, errors: list[str]) -> None:
-        errors.append(message)
+    def _note_failure(self, failure: _LoadFailure, errors: list[str]) -> None:
+        errors.append(failure.message)
         if self._worker.stopping.is_set():
             return
-        self._config.tell_error(message, trace)
-        logger.error("%s: worker %s could not load the model: %s", self._config.label, self._worker.id, message)
-        self._worker.settle(LoadFailed(message, traceback=trace))
+        known = self._config.last_error
+        self._config.tell_error(failure.message, failure.traceback)
+        words = failure.message if self._config.last_error == known else failure.words
+        logger.error("%s: worker %s could not load the model: %s", self._config.label, self._worker.id, words)
+        self._worker.settle(LoadFailed(failure.message, traceback=failure.traceback))
+
+
+class _LoadFailure(NamedTuple):
+    message: str
+    traceback: str | None = None
+    outline: str = ""  # of the traceback, for the log
+
+    @property
+    def words(self) -> str:
+        return f"{self.message}\n{self.outline}" if self.outline else self.message
 
 
 def _cannot_start(error: Exception) -> str:

@@ -18,6 +18,7 @@ from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
 from tsx_runtime.worker.channel import FrameSocket, OutFrame
 from tsx_runtime.worker.codecs.responses import GONE, NEXT, Answer, encode_answers, failure, is_device_lost, mismatch, streamed_headers
+from tsx_runtime.worker.diagnostics.failures import log_failure
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import Outcome, ServedModel, check_piece, read_requests
 from tsx_runtime.worker.execution.continuous_members import Membership
@@ -135,7 +136,7 @@ class ContinuousBatch:
         try:
             last = _is_last(context, idx, value)
         except Exception as error:  # the boundary to a user's stopping criteria
-            logger.error("the stopping criteria of request %s failed", context.get_request_id(idx), exc_info=error)
+            log_failure([str(context.get_request_id(idx))], error, "the stopping criteria")
             return failure(error)
         return answer if last else (MORE, answer[1], answer[2])
 
@@ -150,8 +151,7 @@ class ContinuousBatch:
         if len(failed) < len(members) and not failed:
             logger.warning("the handler failed for a batch of %d requests; the newest ones are retried separately: %r", len(members), error)
         else:
-            ids = ", ".join(member.meta.partition("\r\n")[0] for member in failed)
-            logger.error("the handler failed for the requests %s", ids, exc_info=error)
+            log_failure([member.meta.partition("\r\n")[0] for member in failed], error)
         self._send([self._reply(member, failure(error)) for member in failed])
 
     def _reply(self, member: BatchMember, answer: Answer) -> OutFrame:
