@@ -1,8 +1,8 @@
 """Continuous batching: calls the handler repeatedly with the current requests, until each answer is complete.
 
 The handler's result for a request is the next part of its answer. `context.stopping_criteria` says whether it was the
-last: one callable a request, in the batch's order, which gets the handler's result for it. A handler that sets none
-answers each request with one call. Contract section 6.4.
+last: one callable a request, in the batch's order, which gets the handler's result for it; True or None end the answer. A handler
+that sets none answers each request with one call. Contract section 6.4.
 """
 
 from __future__ import annotations
@@ -219,4 +219,5 @@ def _is_last(context: Context, idx: int, value: Any) -> bool:
         raise PredictionFailed(
             f"context.stopping_criteria has no entry for request {idx} of the batch; it needs one per request."
         ) from None
-    return bool(criterion(value))
+    verdict = criterion(value)
+    return verdict is None or bool(verdict)  # None: a request that does not stream, in TorchServe's words
