@@ -184,7 +184,6 @@ def bare_loop(directory: Path, body: Path, batch: int, seconds: int) -> None:
             server_version="0",
             output="",
             model_metrics=[],
-            every_prediction_time=False,
             mode="batch",
             stateful=False,
             json_nan="null",

@@ -82,27 +82,43 @@ def tsx(directory: Path, *arguments: str | Path, **settings: object) -> Iterator
 @contextmanager
 def torchserve(directory: Path, archive: Path, environment_of_peer: Path) -> Iterator[Server]:
     """TorchServe as fast as its settings make it: no log lines per request, no tokens, no metrics of the machine, a long queue."""
-    inference, management, metrics, grpc, grpc_management = free_ports(5)
     place = directory / "torchserve"
     place.mkdir(exist_ok=True)
     quiet = "status = error\nrootLogger.level = error\nappender.a.type = Null\nappender.a.name = a\nrootLogger.appenderRef.a.ref = a\n"
     (place / "log4j2.properties").write_text(quiet)
+    command = [environment_of_peer / "bin" / "torchserve", "--log-config", place / "log4j2.properties"]
+    with _torchserve_command("TorchServe", command, place, archive, patience=5) as server:  # its Java does not hear of the end
+        yield server
+
+
+@contextmanager
+def tsx_torchserve(directory: Path, archive: Path) -> Iterator[Server]:
+    """tsx's `torchserve` command, with the same settings but its own log: a line for each request, and the metric log."""
+    place = directory / "tsx-torchserve"
+    place.mkdir(exist_ok=True)
+    with _torchserve_command("tsx-torchserve", [TSX.with_name("torchserve")], place, archive, patience=20) as server:
+        yield server
+
+
+@contextmanager
+def _torchserve_command(name: str, command: list[str | Path], place: Path, archive: Path, patience: float) -> Iterator[Server]:
+    inference, management, metrics, grpc, grpc_management = free_ports(5)
     (place / "config.properties").write_text(
         f"inference_address=http://127.0.0.1:{inference}\nmanagement_address=http://127.0.0.1:{management}\n"
         f"metrics_address=http://127.0.0.1:{metrics}\ngrpc_inference_port={grpc}\ngrpc_management_port={grpc_management}\n"
         f"model_store={archive.parent}\nload_models={archive.name}\njob_queue_size=1000\n"
         "disable_token_authorization=true\ndisable_system_metrics=true\n"
     )
-    scripts = environment_of_peer / "bin"
-    command: list[str | Path] = [scripts / "torchserve", "--start", "--foreground", "--ncs", "--ts-config", place / "config.properties"]
-    command += ["--log-config", place / "log4j2.properties"]
+    command = [*command, "--start", "--foreground", "--ncs", "--ts-config", place / "config.properties"]
     environment = foreign_environment() | {
-        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{Path(command[0]).parent}{os.pathsep}{os.environ['PATH']}",
         "TEMP": str(place),
+        "TMPDIR": str(place),  # of the file with its pid
         "LOG_LOCATION": str(place),
+        "TSX_CACHE_DIR": str(place / "cache"),
     }
-    with running(command, place, environment, "torchserve", patience=5) as process:  # its Java does not hear of the end
-        yield Server("TorchServe", process, f"http://127.0.0.1:{inference}", f"http://127.0.0.1:{management}")
+    with running(command, place, environment, name.lower(), patience) as process:
+        yield Server(name, process, f"http://127.0.0.1:{inference}", f"http://127.0.0.1:{management}")
 
 
 @contextmanager

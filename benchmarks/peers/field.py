@@ -20,9 +20,10 @@ from benchmarks.peers import environments
 
 HERE = Path(__file__).parent
 BATCH = 64
-PEERS = ("tsx", "TorchServe", "Mosec", "LitServe")
+PEERS = ("tsx", "tsx-torchserve", "TorchServe", "Mosec", "LitServe")
 CHOSEN = {
     "tsx": "its defaults, a queue of 1000",
+    "tsx-torchserve": "its `torchserve` command: a log line for each request, the metric log, no token check, a queue of 1000",
     "TorchServe": "maxBatchDelay 1 ms, no access log, no token check, no metrics of the machine, a queue of 1000",
     "Mosec": "max_wait_time 1 ms (the least it takes), its queue of 1024",
     "LitServe": "batch_timeout 1 ms (with 0 its worker spins), one API server, bodies as bytes, no log",
@@ -53,12 +54,12 @@ class Contender(NamedTuple):
     @contextmanager
     def turn(self) -> Iterator[None]:
         """The others stand still meanwhile: LitServe's worker looks for work a thousand times a second. tsx idles by itself."""
-        if self.name != "tsx":
+        if not self.name.startswith("tsx"):
             self.signal(signal.SIGCONT)
         try:
             yield
         finally:
-            if self.name != "tsx":
+            if not self.name.startswith("tsx"):
                 self.signal(signal.SIGSTOP)
 
 
@@ -82,6 +83,8 @@ def contender(name: str, place: Path, directory: Path, model: Path, archive: Pat
 def started(name: str, place: Path, directory: Path, model: Path, archive: Path) -> AbstractContextManager[servers.Server]:
     if name == "tsx":
         return servers.tsx(directory, archive, job_queue_size=1000)
+    if name == "tsx-torchserve":
+        return servers.tsx_torchserve(directory, archive)
     if name == "TorchServe":
         environments.program("java", "openjdk-17-jre-headless")
         return servers.torchserve(directory, archive, environments.made(name, place))

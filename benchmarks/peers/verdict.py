@@ -13,7 +13,7 @@ BARE_SHARE = 0.95
 
 
 class Promise(NamedTuple):
-    """At each of these points, tsx is `least` times as good as the peer: more requests/s, or a lower latency.
+    """At each of these points, tsx (or what `of` names) is `least` times as good as the peer: more requests/s, or a lower latency.
 
     1 means better, by however little."""
 
@@ -22,13 +22,15 @@ class Promise(NamedTuple):
     workloads: tuple[str, ...]
     connections: tuple[int, ...]
     least: float
+    of: str = "tsx"
 
     def __str__(self) -> str:
         wanted = {"rate": "requests/s", "p50": "p50", "p99": "p99"}[self.measure]
         where = "every workload" if self.workloads == ALL else " and ".join(self.workloads)
         at = "" if self.connections == CONNECTIONS else f" at {' and '.join(map(str, self.connections))} connections"
-        better = "more" if self.measure == "rate" else "lower"
-        return f"{self.peer}: {where}{at}: " + (f"{better} {wanted}" if self.least == 1 else f"at least {self.least:g} times the {wanted}")
+        better, bound = ("more", f"at least {self.least:g}") if self.measure == "rate" else ("lower", f"at most {1 / self.least:g}")
+        whose = "" if self.of == "tsx" else f"{self.of} beside "
+        return f"{whose}{self.peer}: {where}{at}: {f'{better} {wanted}' if self.least == 1 else f'{bound} times the {wanted}'}"
 
 
 PROMISES = (
@@ -43,6 +45,8 @@ PROMISES = (
     Promise("Mosec", "p50", ALL, CONNECTIONS, 1),
     Promise("Mosec", "p99", ALL, CONNECTIONS, 1),
     Promise("LitServe", "rate", ("ok",), CONNECTIONS, 20),
+    Promise("tsx", "rate", ALL, CONNECTIONS, 0.8, of="tsx-torchserve"),
+    Promise("TorchServe", "p99", ("ok",), CONNECTIONS, 2, of="tsx-torchserve"),
 )
 
 
@@ -66,7 +70,7 @@ def judge(promise: Promise, medians: Mapping[Key, Point], failed: Mapping[Key, s
     ratios: dict[str, float] = {}
     for workload in promise.workloads:
         for connections in promise.connections:
-            ours, theirs = (Key(workload, name, connections) for name in ("tsx", promise.peer))
+            ours, theirs = (Key(workload, name, connections) for name in (promise.of, promise.peer))
             if ours in failed and (theirs in medians or theirs in failed):
                 ratios[f"{workload} at {connections}"] = 0.0
             elif ours in medians and theirs in medians:

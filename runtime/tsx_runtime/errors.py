@@ -219,6 +219,7 @@ class LoadFailed(TsxError):
     """No worker could load the model; `traceback` is the worker's own."""
 
     model = version = ""  # that was not registered
+    outline = ""  # the traceback as the log has it
 
 
 class LoadOutOfMemory(LoadFailed):

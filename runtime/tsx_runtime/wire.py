@@ -19,7 +19,7 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
                                                                             "input": what the handler takes, or null,
                                                                             "example": whether its description has one,
                                                                             "precision": that it heeds, or null}, JSON
-    FAILED    worker    none                                                    {"message", "traceback"}, JSON; the worker exits
+    FAILED    worker    none                                                    {"message", "traceback", "outline"}, JSON; the worker exits
     BATCH     front     a row a request: code 0, meta and body as it came       empty
     PIECE     worker    one: code = position in the batch, body = the piece,    empty
                         meta = header block (first piece of a request only)
@@ -139,7 +139,6 @@ class LoadOrder(TypedDict):
     at_terminal: bool  # that socket takes only what Python does not print, for it to be made harmless
     log_json: bool  # what it prints becomes JSON lines
     model_metrics: list[DeclaredMetric]
-    every_prediction_time: bool  # whether each batch reports its PredictionTime, or one in a second
     mode: str  # batch: one after the other; continuous: requests join between two calls; async: each is a task
     stateful: bool  # a request changes what later ones are answered, so that the handler must not get it twice
     json_nan: str  # how NaN and infinities are written as JSON: null, string or literal

@@ -22,7 +22,7 @@ def point(rate: float, p50: float = 1, p99: float = 2) -> Point:
 
 def everywhere(ours: Point, theirs: Point) -> dict[Key, Point]:
     return {
-        Key(workload.name, peer, connections): ours if peer == "tsx" else theirs
+        Key(workload.name, peer, connections): ours if peer.startswith("tsx") else theirs
         for workload in WORKLOADS
         for peer in field.PEERS
         for connections in CONNECTIONS
@@ -42,7 +42,16 @@ def test_as_good_is_not_better() -> None:
     bare = {"image": 100.0, "transformer": 100.0}
     came = states(everywhere(point(100), point(100)), bare=bare)
     assert {promise for promise, state in came.items() if state == "holds"} == {
-        promise for promise in came if promise.startswith("bare loop")
+        promise for promise in came if promise.startswith(("bare loop", "tsx-torchserve beside tsx"))
+    }
+
+
+def test_the_torchserve_command_is_measured_beside_tsx_serve_and_torchserve() -> None:
+    medians = everywhere(point(1000, p99=4), point(100, p99=7)) | {Key("ok", "tsx-torchserve", 16): point(790, p99=3)}
+    short = {each.promise: each.short for each in verdict.judge_all(medians, {}, {}) if each.promise.startswith("tsx-torchserve")}
+    assert short == {
+        "tsx-torchserve beside tsx: every workload: at least 0.8 times the requests/s": ("ok at 16: 0.79",),
+        "tsx-torchserve beside TorchServe: ok: at most 0.5 times the p99": ("ok at 1: 1.75", "ok at 64: 1.75", "ok at 256: 1.75"),
     }
 
 

@@ -211,7 +211,8 @@ class Service(grpc.GenericRpcHandler):
                 self._ledger.counts.add(ended.status)
             if self._ledger.log is not None and self._ledger.log.wants():
                 line = f"gRPC {self.name}/{method} HTTP/2.0"
-                self._ledger.log.add(_peer(context), line, ended.code.value[0], began, _request_id(context), ended.model)
+                request_id = _request_id(context).encode()
+                self._ledger.log.add(_peer(context), line, ended.code.value[0], began, time.monotonic(), request_id, ended.model)
 
     def _span(self, tracer: Tracer, method: str, context: Context, began: float) -> OpenSpan | None:
         """Of a call of a model; of another one it says nothing."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 
-from tsx_runtime.shared.log_format import json_line
-
 EVERY = 0.5  # seconds for which lines are gathered
-MOST = 50_000  # lines that may wait; a log that cannot follow loses some, and says how many
+TOGETHER = 4096  # lines that are passed on at once: more in one piece would hold up the event loop
 
 ACCESS_LOG, TS_METRICS, MODEL_METRICS = "ACCESS_LOG", "TS_METRICS", "MODEL_METRICS"
 
@@ -27,36 +24,39 @@ class Logbook:
         self._logger = logging.getLogger(name)
         self._threads = threads
         self._lines: list[str] = []
-        self._lost = 0
-        self._second = 0
-        self._prefix = ""
+        self._level = logging.INFO  # the highest of these
+        self._millisecond = 0
+        self._stamp = ""
 
-    def add(self, text: str, now: float, thread: str = "") -> None:
+    def add(self, text: str, now: float, thread: str = "", level: int = logging.INFO) -> None:
         """`now` is time.time(). Exactly two colons stand before `text`, which is where TorchServe's benchmark scripts look for it."""
-        if len(self._lines) >= MOST:
-            self._lost += 1
+        if not self._logger.isEnabledFor(level):
             return
+        self._level = max(self._level, level)
         if self.is_json:
             self._lines.append(text)
-            return
-        second = int(now)
-        if second != self._second:
-            self._second = second
-            self._prefix = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(second))
-        between = f"[INFO ] {thread} {self.name} - " if self._threads else "- "
-        self._lines.append(f"{self._prefix},{int(1000 * (now - second)):03d} {between}{text}")
+        else:
+            millisecond = int(1000 * now)
+            if millisecond != self._millisecond:
+                self._millisecond, self._stamp = millisecond, stamp(millisecond)
+            between = f"[{logging.getLevelName(level):<5}] {thread} {self.name} - " if self._threads else "- "
+            self._lines.append(f"{self._stamp} {between}{text}")
+        if len(self._lines) >= TOGETHER:
+            self.flush()
 
-    def add_soon(self, text: str, now: float) -> None:
-        """And write it by itself before long."""
-        if not self._lines:
-            asyncio.get_running_loop().call_later(EVERY, self.flush)
-        self.add(text, now)
+    def add_whole(self, lines: list[str]) -> None:
+        """Lines that have their time already."""
+        self._lines += lines
+        if len(self._lines) >= TOGETHER:
+            self.flush()
 
     def flush(self) -> None:
         lines, self._lines = self._lines, []
-        if self._lost:
-            text = f"[{self._lost} lines were dropped]"
-            lines.append(json_line(time.time(), "warning", self.name, text) if self.is_json else text)
-            self._lost = 0
+        level, self._level = self._level, logging.INFO
         if lines:
-            self._logger.info("%s", "\n".join(lines), extra={"whole": True, "is_json": self.is_json})
+            self._logger.log(level, "%s", "\n".join(lines), extra={"whole": True, "is_json": self.is_json})
+
+
+def stamp(millisecond: int) -> str:
+    """`millisecond`: since the epoch."""
+    return time.strftime(f"%Y-%m-%dT%H:%M:%S,{millisecond % 1000:03d}", time.localtime(millisecond // 1000))

@@ -15,7 +15,7 @@ from tsx_runtime.shared.redaction import redacted
 
 MOST_IDS = 64  # of one batch that a line names
 
-MARK = "\x1e"  # begins a line of a worker's that goes to the front end with its requests' ids, which MARK_END ends
+MARK = "\x1e"  # begins a line of a worker's log that goes to the front end with its level (a number of `logging`), which MARK_END ends
 MARK_END = "\x1f"
 
 # What a record of the log may say of a request, by `extra`; and where workers are meant, of one of those.
@@ -80,10 +80,10 @@ class JsonLines(logging.Formatter):
             return "\n".join(json_line(record.created, "info", record.name, line) for line in text.splitlines())
         more = self.about(record)
         if record.exc_info and record.exc_info[1] is not None:
-            more["exception"] = redacted(self.traceback_of(record.exc_info[1]))
+            more["exception"] = redacted(self.traceback_of(record, record.exc_info[1]))
         return json_line(record.created, level_of(record), record.name, redacted(record.getMessage()), more)
 
-    def traceback_of(self, error: BaseException) -> str:
+    def traceback_of(self, record: logging.LogRecord, error: BaseException) -> str:
         return "".join(traceback.format_exception(error))
 
     def about(self, record: logging.LogRecord) -> dict[str, object]:

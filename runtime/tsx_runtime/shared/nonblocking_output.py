@@ -195,6 +195,7 @@ class _QueueHandler(logging.handlers.QueueHandler):
         super().__init__(records)
         self._records = records
         self._waiting = 0  # characters
+        self._lost = 0  # lines that found no room, and are not reported yet
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         """Its arguments may change once it is logged; a traceback stays beside the words, where JSON has it."""
@@ -203,11 +204,23 @@ class _QueueHandler(logging.handlers.QueueHandler):
         return record
 
     def enqueue(self, record: logging.LogRecord) -> None:
+        lines = record.msg.count("\n") + 1
+        if self._lost:
+            text = f"{self._lost} lines of the log were dropped: they came faster than they could be written"
+            if not self._put(logging.LogRecord("tsx.server", logging.WARNING, "", 0, text, None, None)):
+                self._lost += lines
+                return
+            self._lost = 0
+        if not self._put(record):
+            self._lost += lines
+
+    def _put(self, record: logging.LogRecord) -> bool:
         size = len(record.msg)
-        if self._waiting + size <= LOG_SIZE:
-            with suppress(queue.Full):
-                self._records.put_nowait(record)
-                self._waiting += size
+        if self._waiting + size > LOG_SIZE or self._records.full():
+            return False
+        self._records.put_nowait(record)
+        self._waiting += size
+        return True
 
     def taken(self, record: logging.LogRecord) -> None:
         with self.lock or nullcontext():

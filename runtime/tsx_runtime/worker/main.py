@@ -25,7 +25,7 @@ from tsx_runtime.worker.codecs.responses import is_out_of_memory
 from tsx_runtime.worker.diagnostics import printing, profiling
 from tsx_runtime.worker.diagnostics.memory import Idle, keep_freed_memory
 from tsx_runtime.worker.diagnostics.reporting import reporting
-from tsx_runtime.worker.diagnostics.tracebacks import format_error
+from tsx_runtime.worker.diagnostics.tracebacks import format_error, outline
 from tsx_runtime.worker.exceptions import ClientsGone, LoadError, in_words
 from tsx_runtime.worker.execution import async_handlers, continuous, step_times
 from tsx_runtime.worker.execution.batch import PreparedBatch, ServedModel, answer_batch
@@ -36,6 +36,7 @@ from tsx_runtime.worker.model_loading import facts_of, load_model, warm_up_model
 END_GRACE = 5.0  # seconds that a handler may take to return once the front end is gone
 
 logger = logging.getLogger("tsx.worker")
+loading = logging.getLogger("tsx.loading")  # the front end is told what this logs by FAILED, and what the other logs by REPORT
 
 
 def run(sock: socket.socket, channel: FrameSocket | None = None, *, stay: bool = True) -> None:
@@ -74,6 +75,8 @@ def run(sock: socket.socket, channel: FrameSocket | None = None, *, stay: bool =
         logger.error("a process that the handler forked returned from the handler; it is stopped, and the worker continues")
         os._exit(1)
     finally:
+        for handler in logging.getLogger().handlers:
+            handler.flush()
         with suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)  # closing is not enough: the thread that polls it holds it open
         sock.close()
@@ -132,7 +135,10 @@ def _load(channel: FrameSocket, running: printing.RunningIds) -> ServedModel | N
         model = load_model(order)
         warm_up_model(model, order)
     except BaseException as error:  # the boundary to a user's code: whatever it raises is reported to the front end
-        channel.send(Kind.FAILED, frame.batch, extra=json.dumps(failure_report(error)).encode())
+        report = failure_report(error)
+        if not direct:  # model_log.log; at a terminal, the server's own log has it
+            loading.error("%s", "\n".join(filter(None, (str(report["message"]), str(report["outline"])))))
+        channel.send(Kind.FAILED, frame.batch, extra=json.dumps(report).encode())
         return None
     running.context = model.context
     channel.send(Kind.LOADED, frame.batch, extra=json.dumps(facts_of(model, order)).encode())
@@ -230,11 +236,15 @@ def _send_piece(channel: FrameSocket, batch: int, stops: bool, position: int, he
 
 
 def failure_report(error: BaseException) -> dict[str, str | bool]:
-    """The message and the traceback of the handler's own code, without the frames of the loader."""
+    """The message, the traceback of the handler's own code, without the frames of the loader, and the same as the log has it."""
     cause = error.__cause__ if isinstance(error, LoadError) else error
     message = str(error) if isinstance(error, LoadError) else f"The model could not be loaded: {in_words(error)}"
-    trace = "" if cause is None else _own_traceback(cause)
-    return {"message": message, "traceback": trace, "out_of_memory": cause is not None and is_out_of_memory(cause)}
+    if cause is None:
+        return {"message": message, "traceback": "", "outline": "", "out_of_memory": False}
+    own = outline(cause)
+    words, _, frames = own.partition("\n")
+    short = frames if words in message else own
+    return {"message": message, "traceback": _own_traceback(cause), "outline": short, "out_of_memory": is_out_of_memory(cause)}
 
 
 def _own_traceback(error: BaseException) -> str:

@@ -80,7 +80,7 @@ def load_model(order: LoadOrder) -> ServedModel:
         response_timeout=order["response_timeout"],
         worker=order["worker"],
         alone=order["ranks"] == 1,
-        prediction_time=PredictionTime(metrics, order["every_prediction_time"]),
+        prediction_time=PredictionTime(metrics),
         version=order["model_version"],
         enveloped=order["envelope"] == "kservev2",
         mode=order["mode"],

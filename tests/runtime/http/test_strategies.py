@@ -120,6 +120,44 @@ def handle(data, context):
     return ["opened" if word.startswith("/") else word for word in words]
 """
 
+SESSIONS = """
+import time
+
+class Handler:
+    def initialize(self, context):
+        context.cache = {}
+
+    def handle(self, data, context):
+        results = []
+        for idx, row in enumerate(data):
+            sequence, request = context.get_sequence_id(idx), context.get_request_id(idx)
+            context.set_response_header(idx, context.header_key_sequence_id, sequence)
+            if context.get_request_header(idx, context.header_key_sequence_start) == "true":
+                context.cache[sequence] = {"count": 0, "stopped": False}
+            session = context.cache[sequence]  # fails where no request has started the sequence
+            if request not in context.cache:
+                context.cache[request] = row["body"].decode()
+            if context.cache[request] == "stop":
+                session["stopped"] = True
+            elif context.cache[request] == "end":
+                session["stopped"] = True
+                context.set_response_header(idx, context.header_key_sequence_end, sequence)
+            elif context.cache[request] == "count":
+                time.sleep(0.002)
+            session["count"] += 1
+            results.append(f"{session['count']} ")
+        context.stopping_criteria = [Criterion(context, idx) for idx in range(len(data))]
+        return results
+
+class Criterion:
+    def __init__(self, context, idx):
+        self.word = context.cache[context.get_request_id(idx)]
+        self.session = context.cache[context.get_sequence_id(idx)]
+
+    def __call__(self, result):
+        return self.session["stopped"] if self.word == "count" else None
+"""
+
 SEQUENCES = """
 sequenceBatching: true
 sequenceMaxIdleMSec: 600000
@@ -139,6 +177,7 @@ def server(start_server, store) -> Iterator[Any]:
             ("brief", STATEFUL, "sequenceBatching: true\nsequenceMaxIdleMSec: 50\nminWorkers: 1\nmaxWorkers: 1\n"),
             ("old", STATEFUL, SEQUENCES.replace("Workers: 2", "Workers: 1") + "maxWorkerRequests: 4\n"),
             ("shrinking", STATEFUL, SEQUENCES),
+            ("sessions", SESSIONS, SEQUENCES.replace("batchSize: 4", "batchSize: 1") + "continuousBatching: true\n"),
             ("talk", CONTINUOUS, "continuousBatching: true\nbatchSize: 3\nminWorkers: 1\nmaxWorkers: 1\n"),
             ("engine", ASYNC, "asyncCommunication: true\nminWorkers: 1\nmaxWorkers: 1\n"),
             ("hurried", ASYNC, "asyncCommunication: true\nminWorkers: 1\nmaxWorkers: 1\nresponseTimeout: 2\n"),
@@ -343,6 +382,24 @@ def test_a_worker_that_is_scaled_away_ends_its_sequences_and_says_so(server: Any
 
 
 # Continuous batching
+
+
+@pytest.mark.parametrize("word", ["stop", "end"])
+def test_a_later_request_of_a_sequence_ends_one_that_streams(server: Any, word: str) -> None:
+    """As in TorchServe: what starts a sequence says so, None ends an answer that does not stream, and a place is one of a sequence."""
+    first = step(server, "", "open", model="sessions")
+    assert first.text == "1 "
+    assert "transfer-encoding" not in first.headers
+    id = first.headers["ts_request_sequence_id"]
+    with server.inference.stream("POST", "/predictions/sessions", content="count", headers={"ts_request_sequence_id": id}) as answer:
+        assert answer.headers["transfer-encoding"] == "chunked"
+        parts = answer.iter_text()
+        assert next(parts).startswith("2 ")
+        stopped = step(server, id, word, model="sessions")
+        counted = "".join(parts).split()
+    assert "transfer-encoding" not in stopped.headers
+    assert int(stopped.text) == int(counted[-1]) + 1, "the handler was called with both"
+    assert version_of(server, "sessions")._dispatcher.sequences.is_active(id) == (word == "stop")
 
 
 def parts_of(server: Any, model: str, words: str) -> list[str]:

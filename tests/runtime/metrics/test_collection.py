@@ -112,7 +112,7 @@ def test_requests_and_their_times_are_summed_by_version(scraped):
 
 def test_answers_and_refusals_are_reported_by_kind(scraped):
     assert one(scraped, "tsx_answers_total", status="200") == 5
-    assert one(scraped, "tsx_answers_total", status="503") == 1
+    assert one(scraped, "tsx_answers_total", status="500") == 1
     assert one(scraped, "tsx_refusals_total", reason="NoWorker", model_version="2.0") == 1
     assert one(scraped, "tsx_queue_depth", model_version="1.0") == 0
 

@@ -10,14 +10,16 @@ import re
 import pytest
 
 from tests.runtime.core.telemetry.test_metricsconfig import USUAL
+from tests.support.batches import BATCH
 from tests.support.logs import lines_of
-from tsx_runtime.core.telemetry.metric_journal import MetricJournal
+from tsx_runtime.core.telemetry.metric_journal import BatchEntry, MetricJournal, ValueEntry
 from tsx_runtime.core.telemetry.version_stats import HandlerMetric, Stats
 from tsx_runtime.metrics.host import System, SystemMetric, parse_lines
 from tsx_runtime.metrics.response_counts import ResponseCounts
-from tsx_runtime.metrics.torchserve_log import MetricLog, metric_tasks
+from tsx_runtime.metrics.torchserve_log import TURN, MetricLog, metric_tasks
 from tsx_runtime.settings.schema import Settings
 
+VALUE = {"name": "A", "type": "gauge", "unit": "ms", "value": 1.0, "dimensions": {}}
 SHAPE = re.compile(
     r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - (\w+)\.(\w*):([-0-9.e]+)\|#([^|]*)\|#hostname:([^,]+),(?:requestID:([^:]*),)?timestamp:\d+$"
 )
@@ -112,16 +114,39 @@ def test_a_histogram_has_torchserves_buckets():
 
 
 def test_a_journal_that_nobody_reads_does_not_grow_for_ever(monkeypatch):
-    monkeypatch.setattr("tsx_runtime.core.telemetry.metric_journal.MOST", 3)
+    monkeypatch.setattr("tsx_runtime.core.telemetry.metric_journal.MOST", 4)
     journal = MetricJournal()
-    value = {"name": "A", "type": "gauge", "unit": "ms", "value": 1.0, "dimensions": {}}
-    for _ in range(5):
-        journal.add_batch(0.1, 0.2)
-        journal.add_values([value, value], "")
-    batches, values = journal.take()
-    assert (len(batches), len(values)) == (3, 3)
-    assert journal.take() == ([], [])
+    for number in range(3):
+        journal.add_batch(BATCH, [b"%d" % number])
+        journal.add_values([VALUE, VALUE], [b"%d" % number])
+    entries = journal.take()
+    assert [(type(entry), entry.request_ids) for entry in entries] == [(BatchEntry, b"0"), *[(ValueEntry, b"0")] * 2, (BatchEntry, b"1")]
+    assert journal.take() == []
     assert Stats().journal is None
+
+
+def test_many_batches_are_written_in_turns_between_which_the_server_answers(start_server):
+    """In their order, and those of a stopping server too."""
+    with lines_of("MODEL_METRICS") as lines, start_server(metrics_mode="log") as server:
+        server.register("talker.mar", initial_workers=0)
+        journal = server.registry.find("talker").stats.journal
+        for number in range(10 * TURN):
+            journal.add_batch(BATCH, [b"%d" % number])
+        log = server.call(lambda: MetricLog(server.registry, ResponseCounts(), System(server.settings), server.settings))
+        server.call(lambda: _stop_amid(log))
+        assert 0 < len(journal) < 10 * TURN
+        server.call(log.write)
+    written = [line.partition("requestID:")[2].partition(",")[0] for line in lines if "PredictionTime" in line]
+    assert written == [str(number) for number in range(10 * TURN)]
+
+
+async def _stop_amid(log: MetricLog) -> None:
+    """After a few turns of the loop."""
+    writing = asyncio.ensure_future(log.write())
+    for _ in range(4):
+        await asyncio.sleep(0)
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
 
 
 def test_a_program_tells_the_machines_numbers():

@@ -149,7 +149,7 @@ def test_a_log_that_is_not_written_fills_no_memory_and_keeps_tracebacks_beside_t
     queued = nonblocking_output._QueueHandler(queue.Queue())
     listener = nonblocking_output._Listener(queued, [kept := Kept()])
     logged = {"first": 1}
-    for text in ("x" * 60, "y" * 60, "z" * 40):
+    for text in ("x" * 60, "y" * 60 + "\n2", "z" * 40):
         queued.handle(logging.LogRecord("a", logging.INFO, "", 0, f"{text} %s", (logged,), None))
         logged["first"] = 2
     listener.start()
@@ -157,12 +157,13 @@ def test_a_log_that_is_not_written_fills_no_memory_and_keeps_tracebacks_beside_t
     try:
         raise ValueError("why")
     except ValueError:
-        queued.handle(logging.LogRecord("a", logging.ERROR, "", 0, "w" * 80, None, sys.exc_info()))
+        queued.handle(logging.LogRecord("a", logging.ERROR, "", 0, "w" * 20, None, sys.exc_info()))
     listener.start()
     listener.stop()
-    first, last = kept.records
+    first, notice, last = kept.records
     assert first.getMessage() == "x" * 60 + " {'first': 1}"
-    assert last.getMessage() == "w" * 80
+    assert notice.getMessage() == "3 lines of the log were dropped: they came faster than they could be written"
+    assert last.getMessage() == "w" * 20
     assert json.loads(JsonLines().format(last))["exception"].endswith("ValueError: why\n")
 
 

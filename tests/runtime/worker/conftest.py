@@ -207,7 +207,6 @@ ORDER = {
     "at_terminal": False,
     "log_json": False,
     "model_metrics": [],
-    "every_prediction_time": True,
     "mode": "batch",
     "stateful": False,
     "json_nan": "null",

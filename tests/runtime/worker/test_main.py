@@ -244,14 +244,17 @@ FAILS_ON_X = """
 """
 
 
-def test_the_traceback_of_a_failure_is_logged_once_for_each_guilty_request(start_worker: StartWorker, tmp_path: Path) -> None:
+def test_a_failure_is_logged_with_the_handlers_own_lines_and_its_repeats_are_counted(start_worker: StartWorker, tmp_path: Path) -> None:
     worker = start_worker(FAILS_ON_X)
     assert [answer.status for answer in worker.ask(*b"a b x c d e f g h x j k".split())].count(500) == 2
     worker.close()
     log = (tmp_path / "model-0" / "stderr.txt").read_text()
-    assert log.count("Traceback") == log.count('raise ValueError("boom")') == 2
-    assert "failed for the requests id-2\n" in log
-    assert "failed for the requests id-9\n" in log
+    assert [line.partition("): ")[2] or line.partition(" | ")[2] for line in log.splitlines()] == [
+        "the handler failed for a batch of 12 requests; 12 of them are retried separately: ValueError: boom",
+        "the handler failed for the request id-2: ValueError: boom",
+        '  handler.py:8 in handle: raise ValueError("boom")',
+        "the same failure once more, for the request id-9: ValueError: boom (handler.py:8 in handle)",
+    ]
 
 
 def test_a_model_may_ask_that_no_batch_is_tried_again(start_worker: StartWorker, tmp_path: Path) -> None:
@@ -259,8 +262,8 @@ def test_a_model_may_ask_that_no_batch_is_tried_again(start_worker: StartWorker,
     assert [answer.status for answer in worker.ask(*b"a x c d".split())] == [500] * 4
     worker.close()
     log = (tmp_path / "model-0" / "stderr.txt").read_text()
-    assert log.count("Traceback") == 1
-    assert "failed for the requests id-0, id-1, id-2, id-3\n" in log
+    assert log.count("handler.py:8") == 1
+    assert "failed for the requests id-0, id-1, id-2, id-3: ValueError: boom\n" in log
 
 
 OUT_OF_MEMORY = """
@@ -395,16 +398,13 @@ def test_bad_rows_that_are_not_in_the_batch_fail_it(start_worker: StartWorker) -
     assert [answer.status for answer in worker.ask(b"", b"")] == [400, 400]
 
 
-@pytest.mark.parametrize(("every", "reported"), [(True, 3), (False, 1)])
-def test_the_time_of_a_batch_is_reported_for_each_or_once_a_second(start_worker: StartWorker, every: bool, reported: int) -> None:
-    worker = start_worker("def handle(data, context):\n    return data and ['ok']", every_prediction_time=every)
+def test_the_time_of_a_batch_is_reported_once_a_second(start_worker: StartWorker) -> None:
+    worker = start_worker("def handle(data, context):\n    return data and ['ok']")
     times, began = [], time.monotonic()
     for _ in range(3):
         worker.ask(b"x")
         times += worker.prediction_times
-    assert len(times) == reported or (
-        reported < len(times) <= 1 + (time.monotonic() - began)
-    )  # on a slow machine they take more than a second
+    assert 1 <= len(times) <= 1 + (time.monotonic() - began)  # on a slow machine they take more than a second
     assert all(0 <= time["value"] < 10_000 and time["unit"] == "ms" for time in times)
 
 

@@ -28,7 +28,6 @@ def load_order(
     worker: str,
     gpus: int,
     output: str = "",
-    every_prediction_time: bool = False,
 ) -> wire.LoadOrder:
     """`gpus`: how many the worker has. The others are described at `LoadOrder`."""
     in_files = settings.log_location is not None
@@ -59,7 +58,6 @@ def load_order(
         at_terminal=bool(output) and not in_files and not is_json,
         log_json=is_json,
         model_metrics=list(read_metrics_config(settings.metrics_config).model or ()),
-        every_prediction_time=every_prediction_time,
         mode=chosen.strategy.mode,
         stateful=chosen.strategy.sequences is not None,
         json_nan=settings.json_nan,

@@ -287,7 +287,6 @@ class ModelVersion:
             worker=worker.id,
             gpus=len(worker.gpus),
             output=self._host.worker_output,
-            every_prediction_time=self.stats.journal is not None,
         )
 
 

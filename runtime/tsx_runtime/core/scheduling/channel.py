@@ -271,8 +271,8 @@ class Channel(asyncio.BufferedProtocol):
             self.prefetch = facts.get("prefetch") is True
             self.loaded.set_result(facts)
         else:
-            out_of_memory = facts.get("out_of_memory") is True
-            self.loaded.set_exception(WorkerLoadError(str(facts.get("message")), str(facts.get("traceback")), out_of_memory))
+            message, traceback, outline = (str(facts.get(name, "")) for name in ("message", "traceback", "outline"))
+            self.loaded.set_exception(WorkerLoadError(message, traceback, outline, facts.get("out_of_memory") is True))
             self.loaded.exception()
 
 
@@ -307,8 +307,10 @@ def arrivals(jobs: Sequence[Job]) -> bytes:
 class WorkerLoadError(Exception):
     """The worker's own report of why the model does not load."""
 
-    def __init__(self, message: str, traceback: str, out_of_memory: bool = False) -> None:
+    def __init__(self, message: str, traceback: str, outline: str, out_of_memory: bool = False) -> None:
+        """`outline`: the traceback as the log has it."""
         super().__init__(message)
         self.message = message
         self.traceback = traceback
+        self.outline = outline
         self.out_of_memory = out_of_memory

@@ -223,7 +223,7 @@ class Dispatcher:
             values = json.loads(bytes(extra[TIMES_SIZE:]))
             self.stats.add_handler_metrics(values)
             if self.stats.journal is not None:
-                self.stats.journal.add_values(values, str(b",".join([job.request_id for job in jobs]), "latin-1"))
+                self.stats.journal.add_values(values, [job.request_id for job in jobs])
 
     def on_begun(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
         return headers

@@ -124,7 +124,8 @@ class SequenceDispatcher(Dispatcher):
         made_up = not mark.id  # as TorchServe does
         if made_up:
             mark = mark._replace(id=f"ts-seq-{uuid.uuid4()}")
-            job.meta += f"{self._names.id}: {mark.id}\r\n".encode("latin-1")
+            start = "" if mark.start else f"{self._names.start}: true\r\n"
+            job.meta += f"{self._names.id}: {mark.id}\r\n{start}".encode("latin-1")
         why = self.sequences.admit(job, mark, now)
         if why is not None:
             self._reject(job, self._refusal(f"{why}."))
@@ -189,12 +190,19 @@ class SequenceDispatcher(Dispatcher):
 
 
 class JoiningSequenceDispatcher(SequenceDispatcher, JoiningDispatcher):
-    """As above, with workers that take requests of some sequences while they work on others."""
+    """As above, with workers that take requests of some sequences while they work on others, and with continuous batching also of
+    sequences of which they stream answers."""
 
     joins = True
 
     def _on_sent(self) -> None:
         self._watch_answers()
+
+    def on_begun(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
+        if self.sequences.begun(job) and not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+        return super().on_begun(job, headers)
 
 
 def read_mark(meta: wire.Buffer, names: HeaderNames) -> SequenceMark:

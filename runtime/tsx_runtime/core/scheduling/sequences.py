@@ -29,6 +29,7 @@ class SequenceConfig(NamedTuple):
     timeout: float | None = None  # seconds after its start; None: any time
     most: int = 1  # at a time
     queue: int = 1  # requests of one that may wait
+    overlap: bool = False  # whether a request is sent while those before it stream: it may tell the handler to end these
 
 
 Refusal: TypeAlias = tuple[Job, str]  # a request that waited, and why it will not be answered
@@ -43,15 +44,16 @@ class SequenceMark(NamedTuple):
 
 
 class Chain(Generic[SlotT]):
-    """One sequence: its requests are answered one after the other, by the same worker."""
+    """One sequence: its requests are answered by the same worker, one after the other; where they overlap, beside those that stream."""
 
-    __slots__ = ("began", "ending", "id", "looked_at", "touched", "under_way", "waiting", "worker")
+    __slots__ = ("began", "ending", "id", "looked_at", "streams", "touched", "under_way", "waiting", "worker")
 
     def __init__(self, id: str, now: float) -> None:
         self.id = id
         self.worker: SlotT | None = None  # from its first request that leaves the queue
         self.waiting: deque[Job] = deque()
         self.under_way: Job | None = None
+        self.streams: set[Job] = set()  # whose answers have begun, where others may be sent meanwhile
         self.began = now
         self.touched = now  # when its last request came, or was answered
         self.ending = False  # a request has said that it is the last
@@ -60,6 +62,10 @@ class Chain(Generic[SlotT]):
     @property
     def ready(self) -> bool:
         return self.under_way is None and bool(self.waiting)
+
+    @property
+    def busy(self) -> bool:
+        return self.under_way is not None or bool(self.streams)
 
 
 class Sequences(Generic[SlotT]):
@@ -79,6 +85,7 @@ class Sequences(Generic[SlotT]):
         self._chains: dict[str, Chain[SlotT]] = {}
         self._of: dict[Job, Chain[SlotT]] = {}  # of all jobs that are here
         self._queued: dict[Chain[SlotT], None] = {}  # those with requests that wait
+        self._streaming: dict[Chain[SlotT], None] = {}  # those with requests that stream while others may be sent
         self._held: Counter[SlotT] = Counter()  # sequences that have their state in a worker
         self._ends: list[tuple[float, int, Chain[SlotT]]] = []  # a heap: when to ask of which whether its time is over
         self._entries = itertools.count()  # numbers of what comes into the heap
@@ -150,26 +157,32 @@ class Sequences(Generic[SlotT]):
         """Take out what is to be done now: of each sequence one request at a time.
 
         A worker has room while it is idle, for `limits.max_items` requests; where requests may be `joining`, while it has fewer than
-        so many under way. The most urgent goes first. A sequence goes to the worker that has its state. A new one goes to
-        the worker with room that has the fewest, but to none of those that are `leaving`.
+        so many sequences under way. A sequence that streams has its place already. The most urgent goes first. A sequence goes to the
+        worker that has its state. A new one goes to the worker with room that has the fewest, but to none of those that are `leaving`.
         """
         if joining:
             room = {worker: limits.max_items - worker.batches for worker in workers}
+            for chain in self._streaming:
+                if chain.worker in room:
+                    room[chain.worker] += len(chain.streams) - (chain.under_way is None)
         else:
             room = {worker: 0 if worker.batches else limits.max_items for worker in workers}
-        if all(places <= 0 for places in room.values()):
+        if all(places <= 0 for places in room.values()) and not self._streaming:
             return []
         space = dict.fromkeys(workers, limits.max_bytes)
         held = {worker: self.held_by(worker) for worker in workers if worker not in leaving}
         batches: dict[SlotT, list[Job]] = {}
-        for chain in sorted([chain for chain in self._queued if chain.under_way is None], key=_head):
+        ready = [chain for chain in self._queued if chain.ready and len(chain.streams) <= self.config.queue]
+        for chain in sorted(ready, key=_head):
             job, worker = chain.waiting[0], chain.worker
             if worker is None:
                 free = [worker for worker in held if room[worker] > 0]
                 if not free:
                     continue
                 worker = min(free, key=lambda worker: held[worker])
-            if room.get(worker, 0) <= 0 or (worker in batches and not joining and len(job.body) > space[worker]):
+            if worker not in room or (room[worker] <= 0 and not chain.streams):
+                continue
+            if worker in batches and not joining and len(job.body) > space[worker]:
                 continue
             if chain.worker is None:
                 chain.worker = worker
@@ -180,19 +193,33 @@ class Sequences(Generic[SlotT]):
                 del self._queued[chain]
             chain.under_way = job
             self.size -= len(job.body)
-            room[worker] -= 1
+            room[worker] -= not chain.streams
             space[worker] -= len(job.body)
             batches.setdefault(worker, []).append(job)
         return list(batches.items())
+
+    def begun(self, job: Job) -> bool:
+        """A request's answer has begun to stream. Whether the next one of its sequence may be sent now."""
+        chain = self._of.get(job)
+        if not self.config.overlap or chain is None or chain.under_way is not job:
+            return False
+        chain.under_way = None
+        chain.streams.add(job)
+        self._streaming[chain] = None
+        return bool(chain.waiting)
 
     def answered(self, job: Job, now: float, *, last: bool = False) -> list[Refusal]:
         """A request's answer is complete, or will never be. Its sequence is over where it was the `last`."""
         chain = self._of.pop(job, None)
         if chain is None:  # its sequence was over before
             return []
-        chain.under_way = None
+        if chain.under_way is job:
+            chain.under_way = None
+        chain.streams.discard(job)
+        if not chain.streams:
+            self._streaming.pop(chain, None)
         chain.touched = now
-        if last or (chain.ending and not chain.waiting):
+        if last or (chain.ending and not chain.waiting and not chain.busy):
             return self._end(chain, CLOSED)
         self._watch(chain)
         return []
@@ -215,7 +242,7 @@ class Sequences(Generic[SlotT]):
             if at != chain.looked_at or self._chains.get(chain.id) is not chain:
                 continue
             chain.looked_at = NEVER
-            if chain.under_way is not None:  # its answer sees to it
+            if chain.busy:  # its answer sees to it
                 continue
             if now >= self._end_of(chain):
                 refused += self._end(chain, self._why_over(chain, now))
@@ -241,7 +268,7 @@ class Sequences(Generic[SlotT]):
             dropped += over
             if not chain.waiting:
                 del self._queued[chain]
-            if chain.ending and not chain.waiting and chain.under_way is None:
+            if chain.ending and not chain.waiting and not chain.busy:
                 self._end(chain, CLOSED)
             elif over:
                 self._watch(chain)
@@ -283,7 +310,8 @@ class Sequences(Generic[SlotT]):
             if not self._held[chain.worker]:
                 del self._held[chain.worker]
         jobs = list(chain.waiting)
-        for job in [*jobs, *([chain.under_way] if chain.under_way is not None else [])]:
+        self._streaming.pop(chain, None)
+        for job in [*jobs, *chain.streams, *([chain.under_way] if chain.under_way is not None else [])]:
             del self._of[job]
         self.size -= sum(len(job.body) for job in jobs)
         if why != CLOSED and len(chain.id) <= LONGEST_REMEMBERED:

@@ -63,6 +63,7 @@ def _sequences(config: ModelConfig) -> SequenceConfig | None:
         timeout=timeout / 1000 if timeout else None,
         most=config.max_num_sequence or 1,
         queue=config.max_sequence_job_queue_size or 1,
+        overlap=bool(config.continuous_batching),
     )
 
 

@@ -36,6 +36,11 @@ class BatchTimes(NamedTuple):
     inference: float  # of a handler without steps: all of the worker's time
     postprocess: float
 
+    @property
+    def way(self) -> float:
+        """To the worker and back, and the wait there: what TorchServe's thread for a worker is busy with beside the worker's own time."""
+        return max(0.0, self.answered - self.sent - (self.done - self.began))
+
     def queue(self, arrived: float) -> float:
         return self.free - arrived if self.free > arrived else 0.0
 

@@ -161,10 +161,7 @@ class Stats:
     @property
     def last_worker_seconds(self) -> float:
         """Of the newest batch, what TorchServe's thread for a worker is busy with: the way to it and back, and its wait there."""
-        if self.newest is None:
-            return 0.0
-        times = self.times(self.newest)
-        return max(0.0, times.answered - times.sent - (times.done - times.began))
+        return 0.0 if self.newest is None else self.times(self.newest).way
 
     def add_batch(self, newest: Batch, jobs: Sequence[QueuedRequest]) -> None:
         """Once a batch, on the hot path: after its answers are written, in the same turn. `jobs`: in the order of a queue."""
@@ -182,7 +179,7 @@ class Stats:
         if answered >= recent.due or answered - first > recent.threshold:
             recent.add(newest, b"\n".join([job.request_id for job in jobs]))
         if self.journal is not None:
-            self.journal.add_batch(self.last_queue_seconds, self.last_worker_seconds)
+            self.journal.add_batch(newest, [job.request_id for job in jobs])
 
     def times(self, batch: Batch) -> BatchTimes:
         """Computed once for the requests of a batch."""

@@ -286,7 +286,7 @@ class WorkerLifecycle:
             return
         self._config.tell_error(why.message, why.traceback)
         text = "%s: worker %s (pid %s) has reached its limit of %s but continues, since no other worker could take over: %s"
-        logger.error(text, self._config.label, self._worker.id, instance.pid, instance.reason, why.message)
+        logger.error(text, self._config.label, self._worker.id, instance.pid, instance.reason, _with_outline(why))
         instance.not_before = time.monotonic() + TRY_AGAIN
 
     async def _retire(self, instance: WorkerInstance, over: asyncio.Task[None]) -> None:
@@ -307,7 +307,9 @@ class WorkerLifecycle:
             instance.process.kill()  # of a group, the other ranks wait in vain for the one that failed
         code = await instance.exit_code()
         if isinstance(error, WorkerLoadError):
-            return (LoadOutOfMemory if error.out_of_memory else LoadFailed)(error.message, traceback=error.traceback)
+            why = (LoadOutOfMemory if error.out_of_memory else LoadFailed)(error.message, traceback=error.traceback)
+            why.outline = error.outline
+            return why
         if isinstance(error, EOFError):
             kind = LoadOutOfMemory if instance.killed_because is None and was_out_of_memory(code) else LoadFailed
             return kind(f"the worker ended while it loaded the model: {instance.killed_because or describe_exit(code)}")
@@ -317,9 +319,15 @@ class WorkerLifecycle:
         errors.append(why.message)
         if self._worker.stopping.is_set():
             return
+        known = self._config.last_error
         self._config.tell_error(why.message, why.traceback)
-        logger.error("%s: worker %s could not load the model: %s", self._config.label, self._worker.id, why.message)
+        words = why.message if self._config.last_error == known else _with_outline(why)
+        logger.error("%s: worker %s could not load the model: %s", self._config.label, self._worker.id, words)
         self._worker.settle(why)
+
+
+def _with_outline(why: LoadFailed) -> str:
+    return f"{why.message}\n{why.outline}" if why.outline else why.message
 
 
 def _cannot_start(error: Exception) -> LoadFailed:

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from tsx_runtime.api.access_log import AccessLog, shown
 from tsx_runtime.core.telemetry.batch_times import Batch
-from tsx_runtime.core.telemetry.tracing import JobTrace, OpenSpan, Tracer
+from tsx_runtime.core.telemetry.tracing import JobTrace, OpenSpan
 from tsx_runtime.errors import TsxError, is_failure
 from tsx_runtime.http.fast_lane.exchange import Connection, Exchange
 from tsx_runtime.http.fast_lane.heads import Head
@@ -27,50 +26,47 @@ NewExchange: TypeAlias = Callable[[Connection, Head, Body, float], Exchange]
 
 def new_exchange_of(lane: Lane) -> NewExchange:
     """What makes the exchanges of a connection: the class itself where no request is observed, so that there it costs nothing."""
-    return Exchange if lane.log is None and lane.tracer is None and not lane.timing_share else _sampled
+    if lane.tracer is not None or lane.timing_share:
+        return _sampled
+    if lane.log is None:
+        return Exchange
+    return LoggedExchange if lane.log.share >= 1 else _sampled
 
 
 def _sampled(connection: Connection, head: Head, body: Body, arrived: float) -> Exchange:
     lane = connection.lane
-    log = lane.log if lane.log is not None and lane.log.wants() else None
-    tracer = lane.tracer if lane.tracer is not None and lane.tracer.wants(head.parent) else None
+    is_logged = lane.log is not None and lane.log.wants()
+    span = lane.tracer.begin(head.parent, arrived) if lane.tracer is not None and lane.tracer.wants(head.parent) else None
     exchange = (
-        Exchange(connection, head, body, arrived)
-        if log is None and tracer is None
-        else ObservedExchange(connection, head, body, arrived, log, tracer)
+        TracedExchange(connection, head, body, arrived, span, is_logged)
+        if span is not None
+        else (LoggedExchange if is_logged else Exchange)(connection, head, body, arrived)
     )
     if lane.timing_share and random.random() < lane.timing_share:
         exchange.time(TIMED)
     return exchange
 
 
-class ObservedExchange(Exchange):
-    """An exchange that has a line in the access log, a span, or both."""
+class LoggedExchange(Exchange):
+    """An exchange that has a line in the access log."""
 
-    def __init__(
-        self, connection: Connection, head: Head, body: Body, arrived: float, log: AccessLog | None, tracer: Tracer | None
-    ) -> None:
-        super().__init__(connection, head, body, arrived)
+    _is_logged = True  # until its line is written
+
+    def __init__(self, connection: Connection, head: Head, body: Body, arrived: float) -> None:
+        Exchange.__init__(self, connection, head, body, arrived)
         self._head = head
-        self._log = log  # each of these until it is used
-        self._span = None if tracer is None else tracer.begin(head.parent, arrived)
-        self._trace = None if self._span is None else JobTrace(self._span)
-        if self._trace is not None:
-            self.meta = self._trace.with_traceparent(self.meta)
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
+        if self.plain and status == 200:  # nearly every answer
+            Exchange.answer(self, status, headers, body, batch)
+            self._write_line(200, "", batch[2])
+            return
         streamed = self._flow is not None
-        trace, self._trace = self._trace, None
-        if trace is not None:
-            trace.answered(self.served_by(), self.arrived, status, batch)
-        super().answer(status, headers, body, batch)
+        Exchange.answer(self, status, headers, body, batch)
         self._end(200 if streamed else status, BROKEN if streamed and status >= 400 else "")
 
     def refuse(self, error: TsxError) -> None:
         streamed = self._flow is not None
-        trace, self._trace = self._trace, None
-        if trace is not None:
-            trace.refused(self.served_by(), self.arrived, error)
         super().refuse(error)
         if streamed:
             self._end(200, BROKEN)
@@ -79,13 +75,50 @@ class ObservedExchange(Exchange):
 
     def leave(self) -> None:
         if self._flow is not None:
-            self._write_line(200, LEFT)
+            self._write_line(200, LEFT, time.monotonic())
         super().leave()
 
     def _end(self, status: int, broken: str, failure: str = "") -> None:
-        """`failure`: the error on the span, where the request failed."""
+        """`failure`: the name of the error, where the request failed by one."""
         if broken or not self.gone:
-            self._write_line(status, broken)
+            self._write_line(status, broken, time.monotonic())
+
+    def _write_line(self, status: int, broken: str, now: float) -> None:
+        connection = self.connection
+        log = connection.lane.log
+        if log is not None and self._is_logged:
+            self._is_logged = False
+            served = self.routed or self.destination
+            version = getattr(served, "version", "")  # a split that has not picked a version has none
+            log.add(connection.client, self._head.line, status, self.arrived, now, self.request_id, served.name, version, broken)
+
+
+class TracedExchange(LoggedExchange):
+    """An exchange that has a span, and a line in the access log if it `is_logged`."""
+
+    def __init__(self, connection: Connection, head: Head, body: Body, arrived: float, span: OpenSpan, is_logged: bool) -> None:
+        super().__init__(connection, head, body, arrived)
+        self._is_logged = is_logged
+        self._span: OpenSpan | None = span  # each of these until it is used
+        self._trace: JobTrace | None = JobTrace(span)
+        self.meta = self._trace.with_traceparent(self.meta)
+
+    def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
+        trace, self._trace = self._trace, None
+        if trace is not None:
+            trace.answered(self.served_by(), self.arrived, status, batch)
+        streamed = self._flow is not None
+        Exchange.answer(self, status, headers, body, batch)
+        self._end(200 if streamed else status, BROKEN if streamed and status >= 400 else "")
+
+    def refuse(self, error: TsxError) -> None:
+        trace, self._trace = self._trace, None
+        if trace is not None:
+            trace.refused(self.served_by(), self.arrived, error)
+        super().refuse(error)
+
+    def _end(self, status: int, broken: str, failure: str = "") -> None:
+        super()._end(status, broken, failure)
         span, self._span = self._span, None
         if span is None:
             return
@@ -93,14 +126,6 @@ class ObservedExchange(Exchange):
             status, broken = 0, LEFT
         error = broken or (failure or f"status {status}" if is_failure(status) else "")
         span.finish(time.monotonic(), error, partial(self._describe, span, status))
-
-    def _write_line(self, status: int, broken: str) -> None:
-        log, self._log = self._log, None
-        if log is not None:
-            served = self.served_by()
-            version = getattr(served, "version", "")  # a split that has not picked a version has none
-            line, request_id = shown(self._head.line), self.request_id.decode()
-            log.add(self.connection.client, line, status, self.arrived, request_id, served.name, version, broken)
 
     def _describe(self, span: OpenSpan, status: int) -> None:
         connection, head = self.connection, self._head

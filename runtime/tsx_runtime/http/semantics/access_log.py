@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tsx_runtime.api.access_log import AccessLog, shown
+from tsx_runtime.api.access_log import AccessLog
 from tsx_runtime.http.semantics.messages import Message, Scope, Send
 
 SERVED = "tsx.served"  # in a request's scope: where it was submitted, and the job
@@ -22,13 +22,13 @@ class LoggedResponse:
         self._send = send
         self._began = time.monotonic()
         self._status = 0  # 0: no answer has begun, or its line is written
-        self._request_id = ""
+        self._request_id = b""
 
     async def __call__(self, message: Message) -> None:
         await self._send(message)
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            self._request_id = next((str(value, "latin-1") for name, value in message["headers"] if name == b"x-request-id"), "")
+            self._request_id = next((value for name, value in message["headers"] if name == b"x-request-id"), b"")
         elif not message.get("more_body", False):
             self._tell("")
 
@@ -39,7 +39,7 @@ class LoggedResponse:
     def _tell(self, broken: str) -> None:
         scope, status, self._status = self._scope, self._status, 0
         served = _served(scope)
-        self._log.add(scope.get("client"), _request_line(scope), status, self._began, self._request_id, *served, broken)
+        self._log.add(scope.get("client"), _request_line(scope), status, self._began, time.monotonic(), self._request_id, *served, broken)
 
 
 def _served(scope: Scope) -> tuple[str, str]:
@@ -53,4 +53,4 @@ def _served(scope: Scope) -> tuple[str, str]:
 def _request_line(scope: Scope) -> str:
     path = scope.get("raw_path") or scope["path"].encode()
     query = b"?" + scope["query_string"] if scope["query_string"] else b""
-    return shown(f"{scope['method']} {str(path + query, 'latin-1')} HTTP/{scope['http_version']}")
+    return f"{scope['method']} {str(path + query, 'latin-1')} HTTP/{scope['http_version']}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 import selectors
 import socket
@@ -24,6 +25,7 @@ PAUSE = 0.1  # seconds until a connection that could not be taken is tried again
 GATHER = 0.05  # seconds in which lines are collected: waking up for each would cost the server more than the line
 PIECE = 64 << 10
 MANY = PIECE // 4  # bytes of one worker that are written without waiting: a worker that prints so much must not block
+_MARKED = re.compile(f"{MARK}([0-9]{{1,2}}){MARK_END}")
 _NAME = re.compile(r"W-([^-]+)-(.+)_([^_]+)-(stdout|stderr)")
 LONGEST = 64 << 10  # bytes of one line; a longer one is cut
 LONGEST_JSON = 1 << 20  # of one that has such a line in it, each of whose characters may take six
@@ -66,7 +68,7 @@ class TerminalOutput:
 
     is_json = False
 
-    def add(self, text: str, now: float, name: str = "") -> None:
+    def add(self, text: str, now: float, name: str = "", level: int = logging.INFO) -> None:
         found = _NAME.fullmatch(name)
         _, model, version, stream = found.groups() if found else ("", name, "", "stderr")
         target = getattr(sys, stream)
@@ -146,15 +148,15 @@ class _Reader(threading.Thread):
             sock.close()
 
     def _add(self, text: str, name: str) -> None:
-        """A line that Python printed while requests ran begins with their ids. They stand beside the stream's name, where no text is."""
+        """What a worker logs is marked with its level; other lines have that of their stream, as in TorchServe."""
         now = time.time()
         if self._book.is_json:
             self._book.add(escaped_json(text) if _is_own_json(text) else as_json(now, text, name), now)
             return
-        if text.startswith(MARK) and MARK_END in text:
-            ids, _, text = text[1:].partition(MARK_END)
-            name = f"{name}[{ids}]"
-        self._book.add(escaped(text), now, escaped(name))
+        level = logging.WARNING if name.endswith("-stderr") else logging.INFO
+        if marked := _MARKED.match(text):
+            level, text = int(marked[1]), text[marked.end() :]
+        self._book.add(escaped(text), now, escaped(name), level)
 
 
 def _is_own_json(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Adds the model's name and the ids of the running requests to the lines that a handler prints or logs."""
+"""Adds to the lines that a handler prints or logs the model's name and the ids of the running requests, or their level."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 from tsx_runtime.shared.log_format import MARK, MARK_END, MOST_IDS, JsonLines, dropped, escaped, has_colour, json_line
 from tsx_runtime.shared.nonblocking_output import LossyOutput
-from tsx_runtime.worker.diagnostics.tracebacks import format_error
+from tsx_runtime.worker.diagnostics.failures import Repeats
+from tsx_runtime.worker.diagnostics.tracebacks import format_error, outline
 from tsx_runtime.worker.handler_api.context import Context
 
 LONGEST = 64 << 10  # bytes of a line that is not complete yet
@@ -21,7 +22,8 @@ TEXT = "%(asctime)s %(levelname)-7s %(name)s (pid %(process)d): %(message)s"
 
 _LINE = re.compile(r"([^\r\n]*)(\r\n|\r|\n|\Z)")
 
-OutputFormat = Literal["text", "json", "marked"]  # for a terminal; for programs; for the front end, which writes model_log.log
+# For a terminal; for programs; for the front end, which writes model_log.log: there, lines of the log are marked with their level.
+OutputFormat = Literal["text", "json", "marked"]
 Ids = Callable[[], Sequence[str]]  # of the requests that run now
 
 
@@ -60,26 +62,27 @@ class OutputFormatter:
     def __call__(self, data: bytes) -> bytes:
         if self._shape == "json":
             return self._as_json(data)
-        if self._shape == "text":
-            return self._as_text(self._decoder.decode(data))
-        prefix = self._prefix()
-        if not prefix:
-            return data
-        *lines, rest = data.split(b"\n")
-        formatted = b"".join(((prefix if self._at_start or at else b"") + line + b"\n") for at, line in enumerate(lines))
-        if rest:
-            formatted += (prefix if lines or self._at_start else b"") + rest
-        self._at_start = not rest
-        return formatted
+        return self._as_text(self._decoder.decode(data))
 
     def _as_text(self, text: str) -> bytes:
         """For a terminal: control characters are escaped, except line ends and the carriage returns of progress bars."""
-        prefix, formatted = self._prefix().decode(), ""
+        whose, formatted = self._prefix(self._ids()), ""
         for found in _LINE.finditer(text):
             if found[0]:
-                formatted += (prefix if self._at_start else "") + escaped(found[1]) + found[2]
+                formatted += (whose if self._at_start else "") + escaped(found[1]) + found[2]
                 self._at_start = bool(found[2])
         return formatted.encode("utf-8", "backslashreplace")
+
+    def whole_lines(self, text: str, ids: Sequence[str]) -> bytes:
+        """A record of the log for a terminal: its first line has the ids."""
+        begun, self._at_start = "" if self._at_start else "\n", True
+        lines = text.replace("\n", "\n" + self._prefix(()))
+        return f"{begun}{self._prefix(ids)}{lines}\n".encode("utf-8", "backslashreplace")
+
+    def _prefix(self, ids: Sequence[str]) -> str:
+        shown = ",".join(ids[:MOST_IDS]) + (f",+{len(ids) - MOST_IDS}" if len(ids) > MOST_IDS else "")
+        words = f"{self._label.model} {self._label.version}{' ' if shown else ''}{shown} |"
+        return f"\x1b[2m{words}\x1b[0m " if self._colour else f"{words} "
 
     def _as_json(self, data: bytes) -> bytes:
         """A progress bar rewrites one line; only its last state is kept."""
@@ -93,14 +96,6 @@ class OutputFormatter:
         more: dict[str, object] = {"stream": self._stream, **self._label._asdict(), "request_ids": list(self._ids())[:MOST_IDS]}
         return json_line(time.time(), "info", "handler", text, more).encode("utf-8", "backslashreplace") + b"\n"
 
-    def _prefix(self) -> bytes:
-        ids = self._ids()
-        shown = ",".join(ids[:MOST_IDS]) + (f",+{len(ids) - MOST_IDS}" if len(ids) > MOST_IDS else "")
-        if self._shape == "marked":
-            return f"{MARK}{shown}{MARK_END}".encode() if ids else b""
-        words = f"{self._label.model} {self._label.version}{' ' if shown else ''}{shown} |"
-        return (f"\x1b[2m{words}\x1b[0m " if self._colour else f"{words} ").encode()
-
 
 def _pieces(line: bytes) -> Iterator[bytes]:
     """The last state of a progress bar; a line that is too long in several pieces."""
@@ -111,47 +106,78 @@ def _pieces(line: bytes) -> Iterator[bytes]:
 class WorkerTextFormatter(logging.Formatter):
     """The worker's log as text, with control characters escaped, since it quotes requests."""
 
-    def __init__(self) -> None:
-        super().__init__(TEXT)
+    def __init__(self, text: str = TEXT) -> None:
+        super().__init__(text)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  # logging's name
         return format_error(ei[1]).rstrip("\n") if ei[1] is not None else ""
 
     def format(self, record: logging.LogRecord) -> str:
-        return escaped(super().format(record))
+        error = own_error(record)
+        if error is None:
+            return escaped(super().format(record))
+        record.message = record.getMessage()
+        if self.usesTime():
+            record.asctime = self.formatTime(record)
+        return escaped(f"{self.formatMessage(record)}: {outline(error)}")
 
 
 class WorkerJsonFormatter(JsonLines):
-    def traceback_of(self, error: BaseException) -> str:
-        return format_error(error)
+    def traceback_of(self, record: logging.LogRecord, error: BaseException) -> str:
+        return format_error(error) if own_error(record) is None else outline(error)
 
 
-class JsonLog(logging.Handler):
-    """The worker's log where it is JSON: a record is one object, and not the lines of a text."""
+def own_error(record: logging.LogRecord) -> BaseException | None:
+    """The error of a record of tsx, which is shown as an outline. What a handler logs itself has the traceback that it asked for."""
+    return record.exc_info[1] if record.exc_info and record.name.startswith("tsx.") else None
 
-    def __init__(self, label: ModelLabel, ids: Ids) -> None:
+
+class WorkerLog(logging.Handler):
+    """The worker's log: a record is one object in JSON, and else lines that say whose they are or their level."""
+
+    def __init__(self, shape: OutputFormat, label: ModelLabel, ids: Ids) -> None:
         super().__init__()
+        self._shape = shape
         self._label = label
         self._ids = ids
         self._json = WorkerJsonFormatter()
-        self._text = WorkerTextFormatter()
+        self.setFormatter(WorkerTextFormatter())
+        self._message = WorkerTextFormatter("%(message)s")
+        self._repeats = Repeats(self._put)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._put(record)
+            if not self._repeats.hold(record):
+                self._put(record)
         except Exception:  # the boundary to the caller: arguments that do not fit the message are no reason to fail a request
             self.handleError(record)
 
+    def flush(self) -> None:
+        self._repeats.flush()
+
     def _put(self, record: logging.LogRecord) -> None:
+        stream = sys.stdout if self._shape == "marked" else sys.stderr  # TorchServe's workers log to stdout
+        raw, text = getattr(stream, "buffer", None), self.format(record)
+        if not isinstance(raw, LossyOutput):
+            stream.write(f"{text}\n")
+        elif isinstance(raw.dress, OutputFormatter) and self._shape == "text":
+            ids = () if hasattr(record, "request_ids") else self._ids()  # such a record names its requests itself
+            raw.put_line(raw.dress.whole_lines(text, ids), _encoded(text))
+        else:
+            raw.put_line(_encoded(self._as_json(record) if self._shape == "json" else self._marked(record)), _encoded(text))
+
+    def _as_json(self, record: logging.LogRecord) -> str:
         for name, value in (*self._label._asdict().items(), ("request_ids", list(self._ids())[:MOST_IDS])):
             if not hasattr(record, name):
                 setattr(record, name, value)
-        raw = getattr(sys.stderr, "buffer", None)
-        text = self._text.format(record) + "\n"
-        if isinstance(raw, LossyOutput):
-            raw.put_line(self._json.format(record).encode("utf-8", "backslashreplace") + b"\n", text.encode("utf-8", "backslashreplace"))
-        else:
-            sys.stderr.write(text)
+        return self._json.format(record)
+
+    def _marked(self, record: logging.LogRecord) -> str:
+        return "\n".join(f"{MARK}{record.levelno}{MARK_END}{line}" for line in self._message.format(record).split("\n"))
+
+
+def _encoded(text: str) -> bytes:
+    return f"{text}\n".encode("utf-8", "backslashreplace")
 
 
 def format_output(shape: OutputFormat, label: ModelLabel, ids: Ids) -> None:
@@ -161,9 +187,10 @@ def format_output(shape: OutputFormat, label: ModelLabel, ids: Ids) -> None:
         stream = getattr(sys, name)
         raw = getattr(stream, "buffer", None)
         if isinstance(raw, LossyOutput):
-            raw.dress = OutputFormatter(name, shape, label, ids, colour=shape == "text" and has_colour(stream))
+            if shape != "marked":  # there, the name of the stream says whose a line is
+                raw.dress = OutputFormatter(name, shape, label, ids, colour=shape == "text" and has_colour(stream))
             raw.notice = dropped if shape == "json" else raw.notice
             formatted = True
-    if formatted and shape == "json":
+    if formatted:
         root = logging.getLogger()
-        root.handlers[:] = [JsonLog(label, ids) if type(old) is logging.StreamHandler else old for old in root.handlers]
+        root.handlers[:] = [WorkerLog(shape, label, ids) if type(old) is logging.StreamHandler else old for old in root.handlers]

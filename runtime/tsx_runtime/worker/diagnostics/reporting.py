@@ -95,7 +95,8 @@ class _Errors(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        self._buffer.add_error(presentable(record.getMessage()), "" if error is None else format_error(error), self._running())
+        ids = getattr(record, "request_ids", None) or self._running()
+        self._buffer.add_error(presentable(record.getMessage()), "" if error is None else format_error(error), ids)
 
 
 @contextmanager

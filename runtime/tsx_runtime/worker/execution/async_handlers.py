@@ -21,7 +21,7 @@ from tsx_runtime.worker.channel import FrameSocket
 from tsx_runtime.worker.codecs.responses import GONE, Answer, encode_answers, failure, is_device_lost, mismatch
 from tsx_runtime.worker.codecs.v2_binary import tensor_responses
 from tsx_runtime.worker.diagnostics import printing
-from tsx_runtime.worker.exceptions import InvalidInput
+from tsx_runtime.worker.diagnostics.failures import log_failure
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import Outcome, Pieces, ServedModel, read_requests
 from tsx_runtime.worker.execution.continuous import with_metrics
@@ -94,7 +94,7 @@ class ConcurrentRequests:
         except asyncio.CancelledError:  # by the front end, or by a library of the handler's
             raise
         except BaseException as error:  # the boundary to a user's code: even SystemExit must not end the worker unanswered
-            _log(error, items)
+            log_failure([_id_of(items)], error)
             if is_device_lost(error):
                 logger.error("the device no longer responds to this process, so the worker exits")
                 self._end(None)
@@ -131,7 +131,7 @@ def answer(model: ServedModel, items: Sequence[Item]) -> Outcome:
         try:
             return await _answer_of(model, [item], lambda *piece: None)
         except Exception as error:  # the boundary to a user's code
-            _log(error, [item])
+            log_failure([_id_of([item])], error)
             lost = lost or is_device_lost(error)
             return failure(error, model.error_status)
 
@@ -164,6 +164,5 @@ async def _answer_of(model: ServedModel, items: Sequence[Item], send: SendPiece)
     return encode_answers(result, context, model.max_response_size, model.error_status)[0]
 
 
-def _log(error: BaseException, items: Sequence[Item]) -> None:
-    if not isinstance(error, InvalidInput):
-        logger.error("the handler failed for the request %s", str(items[0][1], "latin-1").partition("\r\n")[0], exc_info=error)
+def _id_of(items: Sequence[Item]) -> str:
+    return str(items[0][1], "latin-1").partition("\r\n")[0]

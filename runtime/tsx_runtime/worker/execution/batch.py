@@ -23,7 +23,8 @@ from tsx_runtime.worker.codecs.responses import (
     streamed_headers,
 )
 from tsx_runtime.worker.codecs.v2_binary import OutputRequest, as_row, tensor_responses
-from tsx_runtime.worker.diagnostics.tracebacks import format_error
+from tsx_runtime.worker.diagnostics.failures import log_failure
+from tsx_runtime.worker.diagnostics.tracebacks import outline
 from tsx_runtime.worker.exceptions import BadRows, ClientsGone, InvalidInput, in_words
 from tsx_runtime.worker.execution.recovery import Ceiling, Place, Search, place_of
 from tsx_runtime.worker.execution.step_times import Laps
@@ -191,7 +192,7 @@ def _only(requests: RequestLists, kept: Sequence[int]) -> RequestLists:
 class _Batch:
     """The answers of one batch while they are collected."""
 
-    __slots__ = ("_began", "_items", "_model", "_send", "answers", "lost", "over")
+    __slots__ = ("_began", "_is_retried", "_items", "_model", "_send", "answers", "lost", "over")
 
     def __init__(self, model: ServedModel, items: Sequence[Item], send: SendPiece, began: float) -> None:
         self.answers: dict[int, Answer] = {}
@@ -201,6 +202,7 @@ class _Batch:
         self._items = items
         self._send = send
         self._began = began
+        self._is_retried = False
 
     def answer(self, requests: RequestLists, ahead: PreparedBatch | None = None) -> None:
         size = self._model.ceiling.size
@@ -262,16 +264,16 @@ class _Batch:
             left = []
         if memory and len(positions) > 1:
             note_out_of_memory(model, len(positions), bool(left))
-        elif left and not isinstance(error, InvalidInput):
+        elif left and not self._is_retried and not isinstance(error, InvalidInput):
+            self._is_retried = True  # once for the batch, not for each of its parts
             logger.warning(
                 "the handler failed for a batch of %d requests; %d of them are retried separately: %s", len(positions), len(left), words
             )
         if len(left) == len(positions):
-            trace = "" if memory else format_error(error)
+            trace = "" if memory else outline(error)
             return _Failure(answer, place, words, trace, memory, left)
         ended = [idx for idx, position in enumerate(positions) if position not in left]
-        ids = ", ".join(requests.metas[idx].partition("\r\n")[0] for idx in ended)
-        logger.error("the handler failed for the requests %s", ids, exc_info=error)
+        log_failure([requests.metas[idx].partition("\r\n")[0] for idx in ended], error)
         self.answers.update(dict.fromkeys([positions[idx] for idx in ended], answer))
         return _Failure(answer, place, words, "", memory, left)
 

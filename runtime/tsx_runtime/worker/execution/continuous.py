@@ -1,8 +1,8 @@
 """Continuous batching: calls the handler repeatedly with the current requests, until each answer is complete.
 
 The handler's result for a request is the next part of its answer. `context.stopping_criteria` says whether it was the
-last: one callable a request, in the batch's order, which gets the handler's result for it. A handler that sets none
-answers each request with one call. Contract section 6.4.
+last: one callable a request, in the batch's order, which gets the handler's result for it; True or None end the answer. A handler
+that sets none answers each request with one call. Contract section 6.4.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
 from tsx_runtime.worker.channel import FrameSocket, OutFrame
 from tsx_runtime.worker.codecs.responses import GONE, NEXT, Answer, encode_answers, failure, is_device_lost, mismatch, streamed_headers
-from tsx_runtime.worker.exceptions import InvalidInput
+from tsx_runtime.worker.diagnostics.failures import log_failure
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import Outcome, ServedModel, check_piece, read_requests
 from tsx_runtime.worker.execution.continuous_members import Membership
@@ -136,7 +136,7 @@ class ContinuousBatch:
         try:
             last = _is_last(context, idx, value)
         except Exception as error:  # the boundary to a user's stopping criteria
-            logger.error("the stopping criteria of request %s failed", context.get_request_id(idx), exc_info=error)
+            log_failure([str(context.get_request_id(idx))], error, "the stopping criteria")
             return failure(error, self._model.error_status)
         if last:
             return answer
@@ -153,9 +153,8 @@ class ContinuousBatch:
             del self._by_batch[member.batch]
         if len(failed) < len(members) and not failed:
             logger.warning("the handler failed for a batch of %d requests; the newest ones are retried separately: %r", len(members), error)
-        elif not isinstance(error, InvalidInput):
-            ids = ", ".join(member.meta.partition("\r\n")[0] for member in failed)
-            logger.error("the handler failed for the requests %s", ids, exc_info=error)
+        else:
+            log_failure([member.meta.partition("\r\n")[0] for member in failed], error)
         self._send([self._reply(member, failure(error, self._model.error_status)) for member in failed])
 
     def _reply(self, member: BatchMember, answer: Answer) -> OutFrame:
@@ -223,4 +222,5 @@ def _is_last(context: Context, idx: int, value: Any) -> bool:
         raise PredictionFailed(
             f"context.stopping_criteria has no entry for request {idx} of the batch; it needs one per request."
         ) from None
-    return bool(criterion(value))
+    verdict = criterion(value)
+    return verdict is None or bool(verdict)  # None: a request that does not stream, in TorchServe's words

@@ -18,6 +18,7 @@ logger = logging.getLogger("tsx.worker")
 
 MOST_PENDING = 100_000  # values: a handler that reports from a thread while no request comes must not fill the memory
 MOST_METRICS = 10_000  # of one type: a handler that makes their names of what clients send must not fill the memory either
+APART = 1.0  # seconds between two reports of `PredictionTime`
 TIME_UNITS = ("ms", "s")
 SIZE_UNITS = ("MB", "kB", "GB", "B")
 
@@ -242,14 +243,13 @@ class Metrics:
 class PredictionTime:
     """TorchServe's metric of the time that a batch takes in the worker. One value a second is enough, since only the last one is read."""
 
-    def __init__(self, metrics: Metrics, every: bool) -> None:
+    def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._apart = 0.0 if every else 1.0  # seconds
         self.due = 0.0  # time.monotonic() from which on a batch is reported
 
     def report(self, began: float, done: float) -> None:
         """Both are time.monotonic()."""
-        self.due = done + self._apart
+        self.due = done + APART
         self._metrics.add_time("PredictionTime", round(1000 * (done - began), 2), None, "ms")
 
 

@@ -41,10 +41,13 @@ def started(terms: SequenceConfig = TERMS, *ids: str) -> tuple[Sequences, FakeWo
 class Play(RuleBasedStateMachine):
     """Each accepted request is sent once, or refused once; of a sequence one at a time, in order, to one worker."""
 
+    terms = TERMS
+
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.sequences: Sequences = Sequences(TERMS)
+        self.sequences: Sequences = Sequences(self.terms)
+        self.streams: set[FakeJob] = set()
         self.workers = [FakeWorker(), FakeWorker()]
         self.joining = False
         self.waiting: dict[str, list[FakeJob]] = {}
@@ -73,10 +76,11 @@ class Play(RuleBasedStateMachine):
             for job in jobs:
                 id = job.meta.decode()
                 assert self.waiting[id].pop(0) is job
-                assert id not in [other for _, _, other in self.under_way]
+                assert all(other in self.streams for _, other, its in self.under_way if its == id)
                 assert self.place.setdefault(id, worker) is worker
                 self.under_way.append((worker, job, id))
             worker.batches += len(jobs) if joining else 1
+            assert len({id for each, _, id in self.under_way if each is worker}) <= LIMITS.max_items or not joining
         for worker in self.workers:  # nobody waits who could be served
             if worker.batches == 0:
                 assert not [chain for chain in self.sequences._chains.values() if chain.ready and chain.worker in (None, worker)]
@@ -137,8 +141,56 @@ class Play(RuleBasedStateMachine):
         assert self.sequences.active <= TERMS.most
 
 
-Play.TestCase.settings = settings(stateful_step_count=30)
-TestPlay = Play.TestCase
+class PlayOverlapping(Play):
+    """Where requests of a sequence overlap, the next one is sent once those before it stream, though its worker has no other place."""
+
+    terms = TERMS._replace(overlap=True)
+
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        _, job, id = data.draw(st.sampled_from(self.under_way))
+        if self.sequences.begun(job):
+            assert self.waiting[id]
+        self.streams.add(job)
+
+
+for play in (Play, PlayOverlapping):
+    play.TestCase.settings = settings(stateful_step_count=30)
+TestPlay, TestPlayOverlapping = Play.TestCase, PlayOverlapping.TestCase
+
+
+def test_a_later_request_is_sent_while_the_one_before_it_streams_and_takes_no_place_of_others():
+    sequences, worker = started(TERMS._replace(overlap=True), "a", "b")
+    one = BatchLimits(1)
+    stream, cancel, other = (FakeJob() for _ in range(3))
+    assert sequences.admit(stream, mark("a"), 0.0) is None
+    assert sequences.assign([worker], 0.0, one, joining=True) == [(worker, [stream])]
+    worker.batches = 1
+    assert sequences.admit(cancel, mark("a"), 0.0) is None
+    assert sequences.admit(other, mark("b"), 0.0) is None
+    assert sequences.assign([worker], 0.0, one, joining=True) == [], "its first call may still be running"
+    assert sequences.begun(stream)
+    assert sequences.assign([worker], 0.0, one, joining=True) == [(worker, [cancel])]
+    worker.batches = 2
+    assert sequences.answered(stream, 0.0) == sequences.answered(cancel, 0.0) == []
+    worker.batches = 0
+    assert sequences.assign([worker], 0.0, one, joining=True) == [(worker, [other])]
+
+
+def test_a_sequence_that_streams_neither_expires_nor_closes_before_its_last_answer():
+    sequences, worker = started(TERMS._replace(overlap=True))
+    stream, end = FakeJob(), FakeJob()
+    sequences.admit(stream, mark("a"), 0.0)
+    sequences.assign([worker], 0.0, LIMITS, joining=True)
+    sequences.begun(stream)
+    assert sequences.expire(TERMS.max_idle + 1) == []
+    sequences.admit(end, mark("a", end=True), 11.0)
+    sequences.assign([worker], 11.0, LIMITS, joining=True)
+    assert sequences.answered(end, 12.0) == []
+    assert sequences.active == 1
+    assert sequences.answered(stream, 13.0) == []
+    assert sequences.active == 0
 
 
 def test_the_first_request_of_an_id_starts_a_sequence_also_where_it_does_not_say_so():

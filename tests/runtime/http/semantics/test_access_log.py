@@ -6,13 +6,13 @@ import asyncio
 import json
 import logging
 import re
-import time
 
 import httpx
 import pytest
 
 from tests.support.logs import lines_of
-from tsx_runtime.api.access_log import AccessLog, shown
+from tsx_runtime.api.access_log import TURN, AccessLog, shown
+from tsx_runtime.shared.line_log import TOGETHER, Logbook
 
 LINE = re.compile(r'^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3} - /127\.0\.0\.1:\d+ "([^"]*)" (\d{3}) (\d+) ([0-9a-f-]{36}) (\S+) (\S+)$')
 
@@ -118,11 +118,35 @@ def test_in_text_the_reason_stands_behind_the_line(caplog):
     with caplog.at_level(logging.INFO, "ACCESS_LOG"):
 
         async def add() -> None:
-            log.add(("127.0.0.1", 5), "POST /a HTTP/1.1", 200, time.monotonic(), "id", "m", "1.0", "the client disconnected")
+            log.add(("127.0.0.1", 5), "POST /a HTTP/1.1", 200, 1.0, 1.5, b"id", "m", "1.0", "the client disconnected")
 
         asyncio.run(add())
         log.flush()
-    assert re.search(r'/127\.0\.0\.1:5 "POST /a HTTP/1\.1" 200 \d+ \(the client disconnected\)$', caplog.messages[0])
+    assert re.search(r'/127\.0\.0\.1:5 "POST /a HTTP/1\.1" 200 500 \(the client disconnected\)$', caplog.messages[0])
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_lines_are_made_and_passed_on_in_small_turns_and_in_their_order(monkeypatch, caplog, is_json):
+    """At any rate: no turn of the event loop makes more than `TURN` lines, none waits for a later turn, and stopping loses none."""
+    made, many, add_whole = [0], 3 * TOGETHER + 7, Logbook.add_whole
+
+    def add_and_note(book, lines):
+        made.append(len(lines))
+        add_whole(book, lines)
+
+    async def add() -> None:
+        for number in range(many):
+            log.add(None, f"GET /{number} HTTP/1.1", 200, 1.0, 1.5)
+            assert sum(made) == number + 1 - (number + 1) % TURN
+
+    monkeypatch.setattr(Logbook, "add_whole", add_and_note)
+    log = AccessLog(is_json=is_json, in_file=not is_json)
+    with caplog.at_level(logging.INFO, "ACCESS_LOG"):
+        asyncio.run(add())
+        log.flush()
+    assert max(made) == TURN
+    assert max(len(text.splitlines()) for text in caplog.messages) <= TOGETHER + TURN
+    assert [int(found) for text in caplog.messages for found in re.findall(r"GET /(\d+) ", text)] == list(range(many))
 
 
 def test_a_request_cannot_forge_a_line():

@@ -31,7 +31,9 @@ from tsx_runtime.targets.observability.logging_setup import (
 from tsx_runtime.targets.observability.worker_output import worker_output
 
 PRINTER = """
-import os, sys
+import logging, os, sys
+
+logger = logging.getLogger(__name__)
 
 def handle(data, context):
     if data is None:
@@ -40,39 +42,67 @@ def handle(data, context):
     print("a line of the handler")
     print("an error of the handler", file=sys.stderr)
     os.write(1, b"as native code writes\\n")
+    logger.info("logged by the handler")
+    logger.warning("a warning\\nof two lines")
+    if data[0]["body"] == b"bad":
+        raise ValueError("no such image")
     return ["ok"] * len(data)
+"""
+FAILING = """
+class Model:
+    def initialize(self, context):
+        self.load("weights")
+
+    def load(self, name):
+        raise ValueError(f"there are no {name}")
+
+    def handle(self, data, context):
+        return ["ok"]
 """
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{3}"
 
 
 @pytest.fixture(scope="module")
-def logs(processes: None, tmp_path_factory):
+def logs(processes: None, tmp_path_factory, until):
     """The files that a server left, and what it said on its own stderr."""
     directory = tmp_path_factory.mktemp("logs")
     make_model(directory / "printer.mar", PRINTER)
-    settings = ["log_location=logs", "metrics_location=numbers", "access_log=true", "metrics_mode=log", "generate_tokens=true"]
+    make_model(directory / "failing.mar", FAILING)
+    settings = [
+        "model_store=.",
+        "log_location=logs",
+        "metrics_location=numbers",
+        "access_log=true",
+        "metrics_mode=log",
+        "generate_tokens=true",
+    ]
     words = ["serve", "printer.mar", *FREE_PORTS, *(word for setting in settings for word in ("--set", setting))]
     with serving(words, directory, {"TSX_WORKER_PRELOAD": "false"}) as running:
-        token = json.loads((directory / "key_file.json").read_text())["inference"]["key"]
+        keys = json.loads((directory / "key_file.json").read_text())
+        token = keys["inference"]["key"]
         assert (directory / "key_file.json").stat().st_mode & 0o777 == 0o600
-        answer = httpx.post(
-            f"{running.address('predictions')}/predictions/printer", headers={"authorization": f"Bearer {token}"}, timeout=60
-        )
-        assert answer.text == "ok"
+        address, bearer = running.address("predictions"), {"authorization": f"Bearer {token}"}
+        answer, bad = (httpx.post(f"{address}/predictions/printer", content=body, headers=bearer, timeout=60) for body in (b"", b"bad"))
+        assert (answer.text, bad.status_code) == ("ok", 500)
+        url = f"{running.address('models')}/models?url=failing.mar&initial_workers=1&synchronous=false"
+        registered = httpx.post(url, headers={"authorization": f"Bearer {keys['management']['key']}"}, timeout=60)
+        assert registered.status_code == 202, registered.text
+        until(lambda: (directory / "logs" / SERVER_LOG).read_text().count("there are no weights") > 1)
         assert running.stop() == 0
         console = running.log
     assert not (directory / "key_file.json").exists()
     files = {path.name: path.read_text() for place in ("logs", "numbers") for path in (directory / place).iterdir()}
-    return {"console": console, "token": token, "request_id": answer.headers["x-request-id"], **files}
+    return {"console": console, "token": token, "bad": bad.headers["x-request-id"], **files}
 
 
 def test_there_are_torchserves_files(logs):
-    assert {SERVER_LOG, *FILES} == set(logs) - {"console", "token", "request_id"}
+    assert {SERVER_LOG, *FILES} == set(logs) - {"console", "token", "bad"}
 
 
 def test_the_access_log_has_the_request(logs):
-    (line,) = logs["access_log.log"].splitlines()
+    line, failed, _ = logs["access_log.log"].splitlines()
     assert re.fullmatch(STAMP + r' - /127\.0\.0\.1:\d+ "POST /predictions/printer HTTP/1\.1" 200 \d+', line)
+    assert '"POST /predictions/printer HTTP/1.1" 500 ' in failed
 
 
 def test_what_workers_print_is_in_the_model_log_under_their_names(logs):
@@ -82,10 +112,39 @@ def test_what_workers_print_is_in_the_model_log_under_their_names(logs):
     assert " W-9000-printer_1.0-stdout MODEL_LOG - " in lines["as native code writes"]
 
 
-def test_what_is_printed_while_requests_run_has_their_ids_beside_the_name_of_its_stream(logs):
-    for text, stream in (("a line of the handler", "stdout"), ("an error of the handler", "stderr")):
-        line = next(line for line in logs["model_log.log"].splitlines() if line.endswith(f" MODEL_LOG - {text}"))
-        assert line.split()[3] == f"W-9000-printer_1.0-{stream}[{logs['request_id']}]"
+@pytest.mark.parametrize(
+    ("level", "stream", "text"),
+    [
+        ("INFO ", "stdout", "a line of the handler"),
+        ("WARN ", "stderr", "an error of the handler"),
+        ("INFO ", "stdout", "logged by the handler"),
+        ("WARN ", "stdout", "a warning"),
+        ("WARN ", "stdout", "of two lines"),
+    ],
+)
+def test_lines_of_handlers_have_torchserves_form_and_their_level(logs, level, stream, text):
+    """As scripts find them: while requests run, too, nothing stands between the stream and the logger."""
+    line = next(line for line in logs["model_log.log"].splitlines() if line.endswith(f" - {text}"))
+    assert re.fullmatch(STAMP + rf" \[{level}\] W-9000-printer_1\.0-{stream} MODEL_LOG - {text}", line)
+
+
+def test_a_failed_request_has_its_id_once_and_the_handlers_own_lines(logs):
+    failed = [line for line in logs["model_log.log"].splitlines() if "[ERROR] W-9000-printer" in line]
+    assert [line.partition("-stdout MODEL_LOG - ")[2] for line in failed] == [
+        f"the handler failed for the request {logs['bad']}: ValueError: no such image",
+        '  handler.py:16 in handle: raise ValueError("no such image")',
+    ]
+    assert logs["model_log.log"].count(logs["bad"]) == 1
+
+
+def test_a_model_that_fails_to_load_leaves_its_traceback_in_both_logs_though_nobody_waits(logs):
+    frames = ['  handler.py:4 in initialize: self.load("weights")', '  handler.py:7 in load: raise ValueError(f"there are no {name}")']
+    first, *own = [line.partition("-stdout MODEL_LOG - ")[2] for line in logs["model_log.log"].splitlines() if "-failing_1.0-" in line][:3]
+    assert first == "Handler handler.py could not load the model: ValueError: there are no weights"
+    assert own == frames
+    _, _, behind = logs[SERVER_LOG].partition(first + "\n")
+    assert behind.splitlines()[:2] == frames
+    assert logs[SERVER_LOG].count("handler.py:7") == 1, "of the next attempts, which fail alike, the reason is enough"
 
 
 def test_the_console_has_what_the_files_have(logs):
@@ -95,7 +154,7 @@ def test_the_console_has_what_the_files_have(logs):
 
 def test_the_metrics_logs_have_the_batch(logs):
     assert " - QueueTime.Milliseconds:" in logs["ts_metrics.log"]
-    assert " - Requests2XX.Count:1.0|#Level:Host|#hostname:" in logs["ts_metrics.log"]
+    assert re.search(r" - Requests2XX\.Count:[12]\.0\|#Level:Host\|#hostname:", logs["ts_metrics.log"])
     assert " - PredictionTime.ms:" in logs["model_metrics.log"]
     for line in [*logs["ts_metrics.log"].splitlines(), *logs["model_metrics.log"].splitlines()]:
         float(line.split("|")[0].split(":")[3])
@@ -364,7 +423,10 @@ def test_on_a_console_that_is_no_terminal_what_handlers_print_and_log_is_json_wi
     whose = [(line["model"], line["version"], line["worker"], line["stream"]) for line in native]
     assert whose == [("talker", "1.0", "9000", "stdout")] * 3
     failed = next(line for line in reported if "the handler failed" in line["message"])
-    assert failed["exception"].endswith("ValueError: no such image\n")
+    assert failed["exception"].splitlines() == [
+        "ValueError: no such image",
+        '  handler.py:12 in handle: raise ValueError("no such image")',
+    ]
     assert ids["bad"] in failed["message"]
     answered = [line for line in reported if line["logger"] == "ACCESS_LOG"]
     assert {line["request_id"]: line["status"] for line in answered} == {ids["a"]: 200, ids["b"]: 200, ids["bad"]: 500}

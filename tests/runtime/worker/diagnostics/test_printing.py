@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.shared.log_format import MARK, MARK_END, MOST_IDS, STEERS
-from tsx_runtime.worker.diagnostics.printing import LONGEST, JsonLog, ModelLabel, OutputFormatter
+from tsx_runtime.shared.log_format import MOST_IDS, STEERS
+from tsx_runtime.worker.diagnostics.printing import LONGEST, ModelLabel, OutputFormatter, WorkerLog
 
 WHOSE = ModelLabel("digits", "1.0", "9000")
 PIECES = st.lists(st.sampled_from([b"a", b"b\n", b"\n", b"c\r\n", b"\xff", b"d\ne"]), max_size=20)
@@ -77,17 +77,18 @@ def test_a_line_that_is_too_long_becomes_several_objects() -> None:
     assert [len(line["message"]) for line in reported] == [LONGEST, LONGEST, 150_000 - 2 * LONGEST, 1]
 
 
-@given(PIECES)
-def test_what_is_marked_is_what_was_printed_and_a_mark_before_each_line(pieces) -> None:
-    mark = f"{MARK}id-1,id-2{MARK_END}".encode()
-    whole = b"".join(pieces)
-    marked = formatted("marked", pieces)
-    assert marked.replace(mark, b"") == whole
-    assert all(line.startswith(mark) for line in marked.split(b"\n") if line)
-    assert formatted("marked", pieces, ()) == whole
+def test_a_line_of_the_log_at_a_terminal_begins_on_a_line_of_its_own_and_names_its_requests_once() -> None:
+    dress = OutputFormatter("stderr", "text", WHOSE, lambda: ["id-1"])
+    out = dress(b"10%") + dress.whole_lines("it failed\n  handler.py:8", ["id-1"]) + dress(b"20%")
+    assert out.decode().splitlines() == [
+        "digits 1.0 id-1 | 10%",
+        "digits 1.0 id-1 | it failed",
+        "digits 1.0 |   handler.py:8",
+        "digits 1.0 id-1 | 20%",
+    ]
 
 
 def test_arguments_that_do_not_fit_the_words_of_a_line_are_no_error_of_who_logs_it(capsys) -> None:
     record = logging.LogRecord("own", logging.WARNING, "", 0, "%d", ("no number",), None)
-    JsonLog(WHOSE, list).handle(record)
+    WorkerLog("json", WHOSE, list).handle(record)
     assert "TypeError" in capsys.readouterr().err

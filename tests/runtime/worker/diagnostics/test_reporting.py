@@ -29,7 +29,7 @@ def test_tracebacks_and_output_are_reported(start_worker) -> None:
     assert worker.receive() is None
     errors = [error for report in worker.reports for error in report["errors"]]
     assert sum(error["count"] for error in errors) == 2
-    assert "the handler failed for the requests id-0" in errors[0]["message"]
+    assert "the handler failed for the request id-0" in errors[0]["message"]
     assert errors[0]["request_ids"] == ["id-0"] * errors[0]["count"]
     assert "handler.py" in errors[0]["traceback"]
     assert errors[0]["traceback"].rstrip().endswith("ValueError: no such image")

@@ -27,6 +27,7 @@ import torch
 
 from tsx_runtime.errors import TsxError, error_body
 from tsx_runtime.worker.codecs.responses import failure, is_out_of_device_memory
+from tsx_runtime.worker.diagnostics.failures import log_failure
 from tsx_runtime.worker.exceptions import LoadError, PredictionException, in_words
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.loader import import_file, own_file
@@ -187,7 +188,7 @@ class _FunctionFailure:
         if isinstance(error, PredictionException | TsxError):
             status, _, body = failure(error)
         else:
-            logger.error("%s failed for request %s", self._function, context.get_request_id(index), exc_info=error)
+            log_failure([str(context.get_request_id(index))], error, self._function)
             status, body = FAILED, error_body(FAILED, TsxError.type, f"{self._function} failed: {in_words(error)}")
         context.set_response_status(status, idx=index)
         context.set_response_content_type(index, JSON)

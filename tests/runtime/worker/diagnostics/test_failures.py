@@ -1,0 +1,97 @@
+"""What the log says of errors: the model's own lines, each error once, and how often it came again."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from pathlib import Path
+
+import pytest
+
+from tsx_runtime.worker.diagnostics import failures
+from tsx_runtime.worker.diagnostics.failures import Repeats, log_failure
+from tsx_runtime.worker.diagnostics.tracebacks import outline
+from tsx_runtime.worker.handler_api.modules import OwnModules
+
+HANDLER = """
+import json
+
+def deep(count):
+    return deep(count - 1) if count else 1 / 0
+
+def parse(body):
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise KeyError("no number") from error
+"""
+
+
+@pytest.fixture
+def handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    own = OwnModules()
+    own.root = tmp_path
+    monkeypatch.setattr("tsx_runtime.worker.diagnostics.tracebacks.own_modules", own)
+    (tmp_path / "handler.py").write_text(HANDLER)
+    spec = importlib.util.spec_from_file_location("outlined_handler", tmp_path / "handler.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def error_of(call, *arguments) -> BaseException:
+    with pytest.raises(Exception) as caught:  # noqa: PT011  # any
+        call(*arguments)
+    return caught.value
+
+
+def test_an_outline_has_the_models_own_frames_and_causes_and_no_others(handler) -> None:
+    assert outline(error_of(handler.parse, "x")).splitlines() == [
+        "KeyError: 'no number'",
+        '  handler.py:11 in parse: raise KeyError("no number") from error',
+        "caused by json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+        "  handler.py:9 in parse: return json.loads(body)",
+    ]
+
+
+def test_frames_that_repeat_are_counted(handler) -> None:
+    line = "  handler.py:5 in deep: return deep(count - 1) if count else 1 / 0"
+    assert outline(error_of(handler.deep, 30)) == f"ZeroDivisionError: division by zero\n{line} (31 times)"
+
+
+def test_of_an_error_in_no_file_of_the_model_the_innermost_frames_are_named(handler) -> None:
+    words, *frames = outline(error_of(__import__("json").loads, "x")).splitlines()
+    assert words.startswith("json.decoder.JSONDecodeError")
+    assert len(frames) == 3
+    assert frames[-1].startswith("  json/decoder.py:")
+
+
+def test_an_error_is_logged_once_and_its_repeats_are_counted(handler, caplog) -> None:
+    """By kind and place: what it says of the request may differ each time."""
+    now, written = [0.0], []
+    repeats = Repeats(lambda record: written.append(record.getMessage()), clock=lambda: now[0])
+
+    def fail(number: int, error: BaseException) -> bool:
+        log_failure([f"id-{number}"], error)
+        return repeats.hold(caplog.records[-1])
+
+    assert not fail(0, error_of(handler.deep, 3))
+    assert not fail(0, error_of(handler.parse, "x"))
+    assert all(fail(number, error_of(handler.parse, "y" * number)) for number in range(1, 21))
+    repeats.flush()
+    ids = ", ".join(f"id-{number}" for number in range(1, failures.NAMED + 1))
+    assert written == [f"the same failure 20 times more, for the requests {ids} and 12 more: KeyError: 'no number' (handler.py:9 in parse)"]
+    now[0] = failures.EVERY - 1
+    assert fail(21, error_of(handler.parse, "x"))
+    repeats.flush()
+    now[0] = 3 * failures.EVERY
+    assert not fail(22, error_of(handler.parse, "x")), "after a while it is logged again"
+    repeats.flush()
+    assert len(written) == 2
+
+
+def test_what_a_handler_logs_itself_is_held_back_never(handler) -> None:
+    error = error_of(handler.deep, 1)
+    record = logging.LogRecord("own", logging.ERROR, "", 0, "again", (), (type(error), error, error.__traceback__))
+    repeats = Repeats(lambda record: None)
+    assert not any(repeats.hold(record) for _ in range(3))
