@@ -174,7 +174,7 @@ def test_a_shadow_is_compared_by_the_plugin(server: Running, token: Callable[...
     assert judged("a b c") == "only 46% of the words agree"
     models, admin = f"{server.address('models')}/models/counting", token("admin")
     compare = {"kind": "plugin", "name": "nearly-the-same-text"}
-    begun = httpx.put(f"{models}/shadow", json={"to": "2.0", "share": 1, "compare": compare}, headers=admin, timeout=60)
+    begun = httpx.put(f"{models}/shadow?force=true", json={"to": "2.0", "share": 1, "compare": compare}, headers=admin, timeout=60)
     assert (begun.status_code, begun.json()["why"]) == (200, "Version 2.0 is not registered.")
     assert httpx.patch(f"{models}/traffic", json={"shadow": None}, headers=admin, timeout=60).status_code == 200
 

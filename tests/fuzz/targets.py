@@ -129,7 +129,7 @@ class Lanes:
         place = Path(tempfile.mkdtemp(prefix="fuzz-"))
         make_model(place / "echo.mar", ECHO, name="echo")
         usual = {"model_store": place, "cache_dir": place / "cache", "state_dir": place / "state", "max_request_size": 20_000}
-        settings = Settings.model_validate(usual)
+        settings = Settings.model_validate(usual | {"handler_error_status": 503})  # so that 500 is the server's own
         logging.disable(logging.CRITICAL)
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._note)

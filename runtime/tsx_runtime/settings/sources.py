@@ -33,6 +33,7 @@ else:
     import tomli as tomllib
 
 CONFIG_NAME = "tsx.toml"
+DEPLOY = "deploy"  # the table of `tsx deploy`, which reads it by itself
 ENV_PREFIX = "TSX_"
 CONFIG_VARIABLE = "TSX_CONFIG"
 _OF_IMAGES = re.compile(r"TSX_(TARGET|MODEL_DIR|MODEL_NAME|SAGEMAKER_\w+|LAMBDA_\w+)")  # read by `targets`
@@ -119,7 +120,7 @@ def _from_toml(path: Path | None) -> Iterable[_SourceValue]:
         for name, value in _read_toml(path).items():
             if name == MODELS:
                 yield from _from_model_tables(value, path)
-            else:
+            elif name != DEPLOY:
                 yield _SourceValue(_known(name, _PLAIN, str(path)), value, str(path), path)
 
 

@@ -48,6 +48,7 @@ retryFailedBatch: false
 weightsOnly: false
 init_args: {width: 64, names: [a, null], deep: {rate: 0.5}}
 threads: 2
+input_shape: [1, 8, 8]
 precision: bf16
 maxWorkerRequests: 1000
 maxWorkerMemory: 2000

@@ -24,7 +24,7 @@ def two_versions(client: Client) -> Iterator[None]:
     address = client.addresses("models")
     rule = {"header": "x-beta", "equals": "0", "to": "1.0"}
     said = {"weights": {"2.0": 1}, "rules": [rule], "labels": {"stable": "1.0", "canary": "2.0", "next": "3.0"}}
-    httpx.put(f"{address}/models/talker/traffic", json=said, timeout=TIMEOUT).raise_for_status()
+    httpx.put(f"{address}/models/talker/traffic?force=true", json=said, timeout=TIMEOUT).raise_for_status()
     yield
     httpx.put(f"{address}/models/talker/traffic", json={}, timeout=TIMEOUT).raise_for_status()
     client.models.UnregisterModel(management.UnregisterModelRequest(model_name="talker", model_version="2.0"), timeout=TIMEOUT)
@@ -93,4 +93,4 @@ def test_calls_are_copied_to_a_shadow_as_well(client: Client, until: Callable[[C
 
         until(compared)
     finally:
-        httpx.put(f"{address}/models/talker/traffic", json=traffic, timeout=TIMEOUT).raise_for_status()
+        httpx.put(f"{address}/models/talker/traffic?force=true", json=traffic, timeout=TIMEOUT).raise_for_status()

@@ -186,7 +186,7 @@ def test_arrays_say_yes_like_lists_and_what_is_reckoned_from_them_does_not() -> 
 
 def encoded(value: Any, **request: Any) -> Any:
     """The JSON of an answer to a request that asks for JSON."""
-    wanted = v2_binary._output_request(request)
+    wanted = v2_binary.parse_output_request(request)
     return json.loads(v2_binary.TensorResponse(value, wanted, 0, context(), "1.0").encode())["outputs"]
 
 
@@ -230,7 +230,7 @@ def test_what_json_cannot_carry_is_said() -> None:
 
 def test_each_output_comes_as_it_is_asked_for() -> None:
     value = {"outputs": [{"name": name, "datatype": "INT32", "shape": [1], "data": [1]} for name in ("a", "b", "c")]}
-    wanted = v2_binary._output_request({"outputs": [{"name": "c", "parameters": {"binary_data": True}}, {"name": "a"}]})
+    wanted = v2_binary.parse_output_request({"outputs": [{"name": "c", "parameters": {"binary_data": True}}, {"name": "a"}]})
     about = context()
     answer = v2_binary.TensorResponse(value, wanted, 0, about, "1.0").encode()
     length = int(about.get_response_headers(0)["inference-header-content-length"])

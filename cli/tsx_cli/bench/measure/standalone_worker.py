@@ -21,6 +21,7 @@ from tsx_cli.bench.measure.modelconfig import changes
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_runtime import wire
+from tsx_runtime.core.isolation.hidden_credentials import DEFAULTS
 from tsx_runtime.core.models.handlers import handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order
 from tsx_runtime.core.models.plan import RegisterOrder, plan
@@ -103,7 +104,7 @@ def start_worker(spec: WorkerSpec, variables: dict[str, str] | None = None) -> I
         with back:
             process = subprocess.Popen(
                 spec.launch.command(back.fileno(), None),
-                env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **spec.launch.variables, **(variables or {})},
+                env={**DEFAULTS, **os.environ, **spec.launch.variables, **(variables or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

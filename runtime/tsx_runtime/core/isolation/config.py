@@ -21,6 +21,7 @@ from typing import NamedTuple
 import tsx_runtime
 from tsx_archiver.storage.private_directory import temporary_place
 from tsx_runtime.core.isolation import cgroups
+from tsx_runtime.core.isolation.hidden_credentials import DEFAULTS
 from tsx_runtime.errors import SettingError
 from tsx_runtime.sandbox import landlock, seccomp
 from tsx_runtime.sandbox.enter import SandboxConfig
@@ -165,7 +166,7 @@ class Sandbox:
             if (name in VARIABLES or name.startswith(FAMILIES) or name in self._isolation.variables) and name not in hidden
         }
         own = {"HOME": self.scratch, "TMPDIR": self.scratch, "PYTHONUSERBASE": site.getuserbase()}  # the last would follow HOME
-        return passed | variables | own
+        return DEFAULTS | passed | variables | own
 
     def remove(self) -> None:
         """Once the process has ended. Blocks for some seconds: the worker may have written much."""

@@ -26,6 +26,8 @@ CREDENTIALS = (
     *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_TOKEN", "GITHUB_TOKEN", "GH_TOKEN", "OTEL_EXPORTER_OTLP*_HEADERS"),
 )  # an application's own, such as DB_PASSWORD, was put there for the handler: `blacklist_env_vars` hides it
 
+DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE"}  # of workers: threads that spin while they wait take cores from the others
+
 
 def hidden_variables(settings: Settings, environ: Iterable[str]) -> list[str]:
     """Of the names in `environ` those that no worker, and no program of the server's, is started with."""
@@ -67,7 +69,7 @@ def starting_without(hidden: Iterable[str], environ: Mapping[str, str]) -> Itera
     left_out = frozenset(hidden)
 
     def spawn(path: Any, args: Any, descriptors: Any) -> int:
-        kept = {name: value for name, value in environ.items() if name not in left_out}
+        kept = DEFAULTS | {name: value for name, value in environ.items() if name not in left_out}
         process = Popen(args, executable=path, pass_fds=[int(each) for each in descriptors], env=kept, restore_signals=False)
         process.returncode = 0  # multiprocessing waits for its end; `subprocess` must not
         return process.pid

@@ -76,7 +76,6 @@ class Registry:
         self._starter = starter or ProcessStarter(
             preload=settings.worker_preload, worker_files=worker_files, hidden=hidden_variables(settings, os.environ)
         )
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # a worker's threads that spin while they wait take cores from the others
         host = ServerResources(
             settings,
             self._starter,

@@ -13,6 +13,7 @@ from contextlib import suppress
 import psutil
 
 from tsx_runtime.core.isolation.config import Sandbox
+from tsx_runtime.core.isolation.hidden_credentials import DEFAULTS
 from tsx_runtime.core.workers.launch import Launch
 
 GROUP_GRACE = 5.0  # seconds: torchrun looks at its processes from time to time, then ends the others
@@ -78,7 +79,7 @@ def start_program(launch: Launch, files: int | None, hidden: Collection[str] = (
                 sandbox.create()
                 command, variables = sandbox.command(command), sandbox.environment(launch.variables, hidden)
             else:
-                variables = {name: value for name, value in os.environ.items() if name not in hidden} | launch.variables
+                variables = DEFAULTS | {name: value for name, value in os.environ.items() if name not in hidden} | launch.variables
             process = subprocess.Popen(
                 command,
                 env=variables,

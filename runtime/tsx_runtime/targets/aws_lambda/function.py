@@ -95,7 +95,7 @@ class Function:
         """Log it once, since no client gets the traceback."""
         if not self._is_logged:
             self._is_logged = True
-            logger.error("the model does not load: %s\n%s", error.message, error.traceback or "")
+            logger.error("the model does not load: %s", error.message)
 
     async def answer(self, event: Any, context: Any, write: Write | None = None) -> Any:
         """The answer to the invocation; None for an HTTP request whose answer went to `write`. Raises TsxError."""

@@ -78,7 +78,7 @@ def test_a_version_is_warm_before_it_takes_over(tmp_path):
     async def test(registry):
         old = await registry.register_path(talker(tmp_path / "1"), order())
         cold = make_model(tmp_path / "2", fails, name="talker", config="warmup: [{file: handler.py, strict: true}]")
-        with pytest.raises(LoadFailed, match=r"warm-up of the model failed: a request of handler\.py was answered with 503"):
+        with pytest.raises(LoadFailed, match=r"warm-up of the model failed: a request of handler\.py was answered with 500"):
             await registry.register_path(cold, replaces())
         assert registry.find("talker") is old
         config = "warmup: [{file: handler.py, count: 8}, gone.txt]\nbatchSize: 4\n"

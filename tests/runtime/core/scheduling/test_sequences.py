@@ -70,6 +70,7 @@ class Play(RuleBasedStateMachine):
     @rule(joining=st.booleans())
     def assign(self, joining: bool) -> None:
         self.expire()
+        joining = joining or self.terms.overlap
         for worker, jobs in self.sequences.assign(self.workers, self.now, LIMITS, joining=joining):
             assert 0 < len(jobs) <= LIMITS.max_items
             assert joining or worker.batches == 0
