@@ -184,7 +184,7 @@ def test_a_failure_is_reported_in_the_playground_and_kept_with_its_traceback(pag
     expect(summary).to_contain_text("RuntimeError: the echo is broken")
     expect(summary).to_be_focused()
     expect(page.locator(".errors pre")).to_contain_text("handler.py")
-    expect(page.locator(".errors").get_by_text(request)).to_be_visible()
+    expect(page.locator(".errors").get_by_text(request, exact=True)).to_be_visible()
     look(page, served, "model/echo/errors/no-such-request")
     expect(page.get_by_text("The server has no traceback of request no-such-request")).to_be_visible()
 
