@@ -2,9 +2,10 @@
 
     python benchmarks/shared_cores.py [small] [large] [--seconds 3] [--rounds 5] [--connections 8]
 
-One server holds the same model by three names: with tsx's default, and with `threads` of 1 and of all cores. They get the load in turns;
-the others idle meanwhile. `small` is three convolutions on 32 x 32 pixels, `large` the same on 224 x 224 with four times the channels.
-The last column is the default's throughput by that of the better of the two others in the same rounds.
+Three servers hold the same model: with tsx's default, and with `threads` of 1 and of all cores. They get the load in turns; the others
+idle meanwhile. Each has another model as well, with the same setting. `small` is three convolutions on 32 x 32 pixels, `large` the same
+on 224 x 224 with four times the channels. The last column is the default's throughput by that of the better of the
+two others in the same rounds.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import machine
@@ -47,21 +48,26 @@ def main() -> None:
 
 def measure(model: str, place: Path, options: argparse.Namespace, noise: machine.Noise) -> None:
     body = place / "body.png"
-    variants = {"default": {}, "one": {"threads": 1}, "all": {"threads": CORES}, "other": {}}
-    archives = [pack(model, place, name, config) for name, config in variants.items()]
+    variants: tuple[dict[str, object], ...] = ({}, {"threads": 1}, {"threads": CORES})
     body.write_bytes(picture(MODELS[model][0]))
-    with servers.tsx(place, *archives) as server:
-        for name in variants:
-            servers.first_answer(server, f"/predictions/{name}", body.read_bytes())
+    with ExitStack() as held:
+        running = []
+        for number, config in enumerate(variants):
+            (own := place / str(number)).mkdir()
+            server = held.enter_context(servers.tsx(own, *(pack(model, own, name, config) for name in ("model", "other"))))
+            for name in ("model", "other"):
+                servers.first_answer(server, f"/predictions/{name}", body.read_bytes())
+            running.append(server)
         for case in CASES:
-            rates: dict[str, list[float]] = {"default": [], "one": [], "all": []}
+            rates: list[list[float]] = [[] for _ in running]
             for _ in range(options.rounds):
                 noise.sample()
-                for name, own in rates.items():
+                for server, own_rates in zip(running, rates, strict=True):
                     with beside(case, server, body):
-                        wrk.load(f"{server.inference}/predictions/{name}", options.connections, 1, body)
-                        own.append(wrk.load(f"{server.inference}/predictions/{name}", options.connections, options.seconds, body).rate)
-            default, one, every = (machine.median(own) for own in rates.values())
+                        url = f"{server.inference}/predictions/model"
+                        wrk.load(url, options.connections, 2, body)
+                        own_rates.append(wrk.load(url, options.connections, options.seconds, body).rate)
+            default, one, every = map(machine.median, rates)
             print(f"{model:7}{case:24}{default:10,.0f}{one:10,.0f}{every:11,.0f}{default / max(one, every):13.0%}", flush=True)
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-IDLE = 10.0  # seconds without a request after which a worker needs no core
+IDLE = 3.0  # seconds without a request after which a worker needs no core
 
 
 class SharingChannel(Protocol):
