@@ -7,34 +7,34 @@ import math
 import random
 import re
 import time
-from typing import Any, TypeAlias
+from typing import Any
 
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.shared.line_log import ACCESS_LOG, EVERY, Logbook, stamp
+from tsx_runtime.shared.line_log import ACCESS_LOG, EVERY, TOGETHER, Logbook, stamp
 from tsx_runtime.shared.log_format import escaped, json_line, writes_json
 from tsx_runtime.shared.redaction import redacted
 
-TURN = 256  # lines that are made in one turn of the event loop: a quarter of a millisecond, in JSON one or two
 LONGEST_NAME = 128  # characters of a model's that are shown
 _NOT_SHOWN = re.compile(r'[\x00-\x1f\x7f-\xff"\\]')  # of a request line: what would break the log's own
-
-
-_Answer: TypeAlias = tuple[Any, str, int, float, float, bytes, str, str, str]  # the arguments of `add`
 
 
 class AccessLog:
     """In a file, a line has TorchServe's shape; elsewhere it goes on with the request's id and its model.
 
-    Answers are gathered, and their lines are made and passed on together, at most `TURN` in one turn of the event loop.
+    A line is made when its answer is out, and waits at most `EVERY` seconds for others, with which it is passed on.
     """
 
     def __init__(self, share: float = 1.0, *, is_json: bool = False, in_file: bool = False) -> None:
         self.share = share
+        self._is_json = is_json
         self._book = Logbook(ACCESS_LOG, is_json=is_json)
         self._in_file = in_file
         self._left = _gap(share)  # answers until the next one that has a line
-        self._answers: list[_Answer] = []
-        self._is_due = False  # whether a timer will write them
+        self._lines: list[str] = []
+        self._since = 0.0  # time.time() when time.monotonic() was 0, of these lines
+        self._millisecond, self._stamp = 0, ""
+        self._shown: dict[str, str] = {}  # request lines of these lines, as they are shown
+        self._is_due = False  # whether a timer will pass them on
 
     def wants(self) -> bool:
         """Whether this answer is to have a line."""
@@ -57,60 +57,43 @@ class AccessLog:
         broken: str = "",
     ) -> None:
         """`client` is (host, port), or None at a unix socket; the times are time.monotonic(). `broken`: why the answer has no end."""
-        answers = self._answers
-        answers.append((client, line, status, began, ended, request_id, model, version, broken))
-        if len(answers) >= TURN:
-            self._write_lines()
-        elif not self._is_due:
-            self._is_due = True
-            asyncio.get_running_loop().call_later(EVERY, self._write_due)
-
-    def flush(self) -> None:
-        if self._answers:
-            self._write_lines()
-        self._book.flush()
-
-    def _write_due(self) -> None:
-        self._is_due = False
-        self.flush()
-
-    def _write_lines(self) -> None:
-        answers, self._answers = self._answers, []
-        since = time.time() - time.monotonic()
-        self._book.add_whole([_json(since, *answer) for answer in answers] if self._book.is_json else self._texts(answers, since))
-
-    def _texts(self, answers: list[_Answer], since: float) -> list[str]:
-        texts, at, now = [], 0, ""
-        known: dict[str, str] = {}  # request lines as they are shown
-        for client, line, status, began, ended, request_id, model, version, broken in answers:
-            millisecond = int(1000 * (since + ended))
-            if millisecond != at:
-                at, now = millisecond, stamp(millisecond)
-            quoted = known.get(line)
-            if quoted is None:
-                quoted = known[line] = shown(line)
-            text = f'{now} - /{_peer(client)} "{quoted}" {status} {int(1000 * (ended - began))}'
+        lines = self._lines
+        if not lines:
+            self._since = time.time() - time.monotonic()
+        at = self._since + ended
+        quoted = self._shown.get(line)
+        if quoted is None:
+            quoted = self._shown[line] = shown(line)
+        took = int(1000 * (ended - began))
+        if self._is_json:
+            about = {"client": _peer(client), "status": status, "ms": took, "request_id": request_id.decode()}
+            about |= {"model": shown(model[:LONGEST_NAME]), "version": version, "broken": broken}
+            text = json_line(at, "info", ACCESS_LOG, quoted, about)
+        else:
+            millisecond = int(1000 * at)
+            if millisecond != self._millisecond:
+                self._millisecond, self._stamp = millisecond, stamp(millisecond)
+            text = f'{self._stamp} - /{_peer(client)} "{quoted}" {status} {took}'
             if request_id and not self._in_file:
                 text += f" {request_id.decode()} {shown(model[:LONGEST_NAME]) or '-'} {version or '-'}"  # by gRPC, whatever a client says
-            texts.append(f"{text} ({broken})" if broken else text)
-        return texts
+            if broken:
+                text += f" ({broken})"
+        lines.append(text)
+        if len(lines) >= TOGETHER:
+            self.flush()
+        elif not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_later(EVERY, self._flush_due)
 
+    def flush(self) -> None:
+        lines, self._lines = self._lines, []
+        self._shown.clear()
+        self._book.add_whole(lines)
+        self._book.flush()
 
-def _json(
-    since: float,
-    client: Any,
-    line: str,
-    status: int,
-    began: float,
-    ended: float,
-    request_id: bytes,
-    model: str,
-    version: str,
-    broken: str,
-) -> str:
-    about = {"client": _peer(client), "status": status, "ms": int(1000 * (ended - began)), "request_id": request_id.decode()}
-    about |= {"model": shown(model[:LONGEST_NAME]), "version": version, "broken": broken}
-    return json_line(since + ended, "info", ACCESS_LOG, shown(line), about)
+    def _flush_due(self) -> None:
+        self._is_due = False
+        self.flush()
 
 
 def _peer(client: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import lru_cache
 
 EVERY = 0.5  # seconds for which lines are gathered
 TOGETHER = 4096  # lines that are passed on at once: more in one piece would hold up the event loop
@@ -47,8 +48,6 @@ class Logbook:
     def add_whole(self, lines: list[str]) -> None:
         """Lines that have their time already."""
         self._lines += lines
-        if len(self._lines) >= TOGETHER:
-            self.flush()
 
     def flush(self) -> None:
         lines, self._lines = self._lines, []
@@ -59,4 +58,9 @@ class Logbook:
 
 def stamp(millisecond: int) -> str:
     """`millisecond`: since the epoch."""
-    return time.strftime(f"%Y-%m-%dT%H:%M:%S,{millisecond % 1000:03d}", time.localtime(millisecond // 1000))
+    return f"{_second(millisecond // 1000)},{millisecond % 1000:03d}"
+
+
+@lru_cache(maxsize=2)
+def _second(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(second))
