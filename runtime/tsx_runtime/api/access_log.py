@@ -18,7 +18,6 @@ TURN = 256  # lines that are made in one turn of the event loop: a quarter of a 
 LONGEST_NAME = 128  # characters of a model's that are shown
 _NOT_SHOWN = re.compile(r'[\x00-\x1f\x7f-\xff"\\]')  # of a request line: what would break the log's own
 
-
 _Answer: TypeAlias = tuple[Any, str, int, float, float, bytes, str, str, str]  # the arguments of `add`
 
 
@@ -77,7 +76,7 @@ class AccessLog:
     def _write_lines(self) -> None:
         answers, self._answers = self._answers, []
         since = time.time() - time.monotonic()
-        self._book.add_whole([_json(since, *answer) for answer in answers] if self._book.is_json else self._texts(answers, since))
+        self._book.add_whole([_json(answer, since) for answer in answers] if self._book.is_json else self._texts(answers, since))
 
     def _texts(self, answers: list[_Answer], since: float) -> list[str]:
         texts, at, now = [], 0, ""
@@ -91,24 +90,15 @@ class AccessLog:
                 quoted = known[line] = shown(line)
             text = f'{now} - /{_peer(client)} "{quoted}" {status} {int(1000 * (ended - began))}'
             if request_id and not self._in_file:
-                text += f" {request_id.decode()} {shown(model[:LONGEST_NAME]) or '-'} {version or '-'}"  # by gRPC, whatever a client says
+                named = shown(model[:LONGEST_NAME])  # by gRPC, whatever a client says
+                text += f" {str(request_id, 'latin-1')} {named or '-'} {version or '-'}"
             texts.append(f"{text} ({broken})" if broken else text)
         return texts
 
 
-def _json(
-    since: float,
-    client: Any,
-    line: str,
-    status: int,
-    began: float,
-    ended: float,
-    request_id: bytes,
-    model: str,
-    version: str,
-    broken: str,
-) -> str:
-    about = {"client": _peer(client), "status": status, "ms": int(1000 * (ended - began)), "request_id": request_id.decode()}
+def _json(answer: _Answer, since: float) -> str:
+    client, line, status, began, ended, request_id, model, version, broken = answer
+    about = {"client": _peer(client), "status": status, "ms": int(1000 * (ended - began)), "request_id": str(request_id, "latin-1")}
     about |= {"model": shown(model[:LONGEST_NAME]), "version": version, "broken": broken}
     return json_line(since + ended, "info", ACCESS_LOG, shown(line), about)
 
