@@ -191,7 +191,7 @@ def _parsed(value: Any) -> Any:
         if raw.startswith(NPY):
             try:
                 return np.load(io.BytesIO(raw), allow_pickle=False)
-            except (ValueError, OSError, EOFError, SyntaxError, TypeError) as error:
+            except (ValueError, OSError, EOFError, SyntaxError, TypeError, OverflowError, MemoryError) as error:
                 raise MalformedTensors(f"The .npy file cannot be read: {error}.") from error
         if kind := next((kind for start, kind in IMAGES.items() if raw.startswith(start)), None):
             raise MalformedTensors(f"The body is {kind} image, and this model takes numbers (--handler image_classifier takes images).")
