@@ -46,7 +46,7 @@ def _served(role: str) -> Callable[[typer.Context, str], list[str]]:
         from tsx_runtime.errors import SettingError
 
         try:
-            settings, _ = read_settings(context.params.get("config"))
+            settings, _ = read_settings(context.params.get("config"), quiet=True)
             url = context.params.get("url") or getattr(settings, f"{role}_address")
             server = Server(url, getattr(settings, f"{role}_token"), role=role, certificate=settings.certificate_file, timeout=COMPLETES)
             names: list[str] = server.call("GET", "/v1/models").json()["models"]
