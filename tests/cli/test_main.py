@@ -99,7 +99,7 @@ def test_completion_without_a_server_prints_nothing() -> None:
     }
     command = [sys.executable, "-c", "from tsx_cli.main import main; main([])"]
     ended = subprocess.run(command, env=os.environ | variables | {"TSX_NO_SETTING": "1"}, capture_output=True, text=True, timeout=60)
-    assert (ended.stdout, ended.stderr) == ("", "")
+    assert (ended.stdout.strip(), ended.stderr) == ("", "")
 
 
 @pytest.mark.usefixtures("processes")
