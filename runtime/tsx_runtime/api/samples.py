@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from tsx_runtime.api.headers import is_header
 from tsx_runtime.api.management_service import ask_handler
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.errors import TsxError
@@ -23,7 +23,6 @@ LONGEST_SAMPLE = 32 << 20  # bytes
 MOST_LISTED = 200
 NUMBERS = ("", "base_handler", "torchscript_handler")  # handlers that take JSON lists of numbers
 SIDE = 224  # pixels of a generated image
-_HEADER_VALUE = re.compile("[!-~][ -~]*")
 TEXT = b"The quick brown fox jumps over the lazy dog."
 
 
@@ -95,7 +94,9 @@ def _warm_up_requests(version: ModelVersion) -> Iterator[SampleInput]:
 
 def _content_type(given: str | None, name: str, body: bytes) -> str:
     """What an archive says, if a header can hold it: it becomes one of the answer."""
-    return given if given and _HEADER_VALUE.fullmatch(given) else guess_content_type(name, body)
+    if given and given.isascii() and is_header(b"content-type", given.encode()):
+        return given
+    return guess_content_type(name, body)
 
 
 def _generated(kind: str | None) -> SampleInput | None:
