@@ -19,7 +19,8 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
                                                                             "input": what the handler takes, or null,
                                                                             "example": whether its description has one,
                                                                             "precision": that it heeds, or null}, JSON
-    FAILED    worker    none                                                    {"message", "traceback", "outline"}, JSON; the worker exits
+    FAILED    worker    none                                                    {"message", "traceback", "outline",
+                                                                            "out_of_memory"}, JSON; the worker exits
     BATCH     front     a row a request: code 0, meta and body as it came       empty
     PIECE     worker    one: code = position in the batch, body = the piece,    empty
                         meta = header block (first piece of a request only)

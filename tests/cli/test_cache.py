@@ -32,6 +32,9 @@ def test_what_no_process_uses_is_listed_and_removed(run: Callable[..., Any], tmp
         assert rows["used"].split()[-1] == "yes"
         assert rows["unused"].rstrip().endswith("3 days ago  no")
         assert "`tsx cache prune` frees " in shown
+        os.utime(Path(old["directory"]) / "complete.json", (time.time() - 40 * 86400,) * 2)  # a server would not keep it so long
+        assert run("cache", "prune", "--older-than", "60d").out == "removed 0 entries, 0 bytes\n"
+        assert Path(old["directory"]).exists()
         assert run("cache", "prune", "--older-than", "2d").out.startswith("removed 1 entry, ")
         assert not Path(old["directory"]).exists()
         assert [each["model"] for each in json.loads(run("cache", "prune", "--json").out)["removed"]] == ["recent 1.0"]

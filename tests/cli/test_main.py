@@ -90,6 +90,19 @@ def test_completion_knows_the_words_of_a_command(line: str, expected: list[str] 
 
 
 @pytest.mark.usefixtures("processes")
+def test_completion_without_a_server_prints_nothing() -> None:
+    variables = {
+        "_TSX_COMPLETE": "complete_bash",
+        "COMP_WORDS": "tsx predict ",
+        "COMP_CWORD": "2",
+        "TSX_INFERENCE_ADDRESS": "http://127.0.0.1:9",
+    }
+    command = [sys.executable, "-c", "from tsx_cli.main import main; main([])"]
+    ended = subprocess.run(command, env=os.environ | variables | {"TSX_NO_SETTING": "1"}, capture_output=True, text=True, timeout=60)
+    assert (ended.stdout.strip(), ended.stderr) == ("", "")
+
+
+@pytest.mark.usefixtures("processes")
 def test_a_completion_script_is_shown() -> None:
     """In a shell, since it is the one that asks whose script it is."""
     words = f"'{sys.executable}' -m tsx_cli --show-completion; exit"

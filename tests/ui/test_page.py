@@ -269,6 +269,8 @@ def test_a_server_without_a_model_store_names_the_command_that_serves_an_archive
     field = page.get_by_label("Drop a .mar here, or choose one")
     field.set_input_files({"name": "new.mar", "mimeType": "application/octet-stream", "buffer": b"x"})
     expect(page.get_by_label("this archive", exact=True)).to_have_text("tsx serve new.mar")
+    field.set_input_files({"name": "new.tar.gz", "mimeType": "application/gzip", "buffer": b"x"})
+    expect(page.get_by_label("this archive", exact=True)).to_have_text("tsx serve new.tar.gz")
     page.unroute_all(behavior="wait")
 
 

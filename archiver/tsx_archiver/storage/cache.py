@@ -138,12 +138,7 @@ class Cache:
         if not CAN_LOCK:
             return
         now = time.time() if now is None else now
-        for partial in self._listing("partial"):
-            if (partial / "lock").exists() or _age(partial, now) > self._keep.orphan_age:
-                self._remove_unused(partial)
-        for note in self._listing("seen"):
-            if _age(note, now) > self._keep.age:
-                note.unlink(missing_ok=True)
+        self._clean_leftovers(now)
         kept = count = 0
         for entry in sorted(self._listing("entries"), key=lambda path: _age(path / "complete.json", now)):
             size = _recorded_size(entry)
@@ -151,6 +146,14 @@ class Cache:
             if (too_old or kept + size > self._keep.total or count >= self._keep.entries) and self._remove_unused(entry):
                 continue
             kept, count = kept + size, count + 1
+
+    def _clean_leftovers(self, now: float) -> None:
+        for partial in self._listing("partial"):
+            if (partial / "lock").exists() or _age(partial, now) > self._keep.orphan_age:
+                self._remove_unused(partial)
+        for note in self._listing("seen"):
+            if _age(note, now) > self._keep.age:
+                note.unlink(missing_ok=True)
 
     def listing(self) -> list[CachedFiles]:
         """All entries, the one used last first."""
@@ -163,8 +166,9 @@ class Cache:
 
     def prune(self, age: float) -> list[CachedFiles]:
         """Remove what no process uses and none has opened for `age` seconds. Returns what was removed."""
-        self.clean()
-        old = [each for each in self.listing() if time.time() - each.used >= age]
+        now = time.time()
+        self._clean_leftovers(now)
+        old = [each for each in self.listing() if now - each.used >= age]
         return [each for each in old if self._remove_unused(each.directory)]
 
     def _in_use(self, entry: Path) -> bool:

@@ -110,5 +110,8 @@ def _copy_some(source: FileRange, target: FileRange, size: int) -> int:
 def _read(place: FileRange, into: memoryview) -> memoryview:
     read = 0
     while read < len(into):
-        read += os.preadv(place.descriptor, [into[read:]], place.start + read)
+        count = os.preadv(place.descriptor, [into[read:]], place.start + read)
+        if not count:
+            raise OSError(errno.EIO, "the copy was cut short while it was read back")
+        read += count
     return into

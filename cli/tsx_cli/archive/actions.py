@@ -69,8 +69,9 @@ def one(path: Path | None, order: Packing, check_it: bool, tolerance: float, *, 
 
 
 def inspect(file: Path, as_json: bool) -> None:
-    inspection = inspect_archive(file, limits=archive_limits())
-    content = read_member(file, MEASURED, most=MOST_MEASURED, limits=archive_limits())
+    limits = archive_limits(quiet=False)
+    inspection = inspect_archive(file, limits=limits)
+    content = read_member(file, MEASURED, most=MOST_MEASURED, limits=limits)
     measured = None if content is None else parse_measured(content)
     if as_json:
         print_json(_as_data(inspection) | {"measured": None if measured is None else measured._asdict()})
@@ -95,7 +96,7 @@ def inspect(file: Path, as_json: bool) -> None:
 
 
 def verify(file: Path, as_json: bool) -> None:
-    findings = verify_archive(file, archive_limits())
+    findings = verify_archive(file, archive_limits(quiet=False))
     faults = [finding for finding in findings if finding.is_fault]
     if as_json:
         print_json({"archive": str(file), "intact": not faults, "findings": [finding._asdict() for finding in findings]})
@@ -135,7 +136,7 @@ def _unpack(file: Path, directory: Path | None, parent: Path) -> tuple[Path, Man
     """By way of a temporary directory beside the new one, so that what is there is whole."""
     with (
         TemporaryDirectory(prefix=".tsx-unpack-", dir=parent) as place,
-        open_archive(file, cache=Cache(Path(place), checked=False), limits=archive_limits()) as opened,
+        open_archive(file, cache=Cache(Path(place), checked=False), limits=archive_limits(quiet=False)) as opened,
     ):
         target = directory or Path(opened.manifest.model_name)
         if target.exists():

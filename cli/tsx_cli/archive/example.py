@@ -9,6 +9,7 @@ from typing import Any
 
 from tsx_archiver import ArchiveError, ArchiveSpec, plan_archive
 from tsx_cli.archive.directory import as_directory
+from tsx_cli.common.curl import curl
 from tsx_runtime.api.samples import example_of
 from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.errors import TsxError
@@ -36,9 +37,8 @@ async def _ask(directory: Path, settings: Settings) -> Any:
 
 
 def request_line(name: str, example: Any, settings: Settings) -> str:
-    """A line for a shell, beside a server of these settings."""
-    token = settings.inference_token is not None and not settings.disable_token_authorization
-    secret = ' -H "Authorization: Bearer $TSX_INFERENCE_TOKEN"' if token else ""
+    """A line for a shell, beside a server of these settings. Raises as `curl` does."""
     command = printing_command(example)
-    curl = f"curl {settings.inference_address}/predictions/{name}{secret} -H 'Content-Type: application/json'"
-    return f"{curl} -d '{json.dumps(example)}'" if command is None else f"{command} | {curl} -d @-"
+    more = ("-H", "Content-Type: application/json", "-d", json.dumps(example) if command is None else "@-")
+    line = curl(settings.inference_address, f"/predictions/{name}", settings, *more, with_token=True)
+    return line if command is None else f"{command} | {line}"

@@ -103,11 +103,15 @@ def pack(path: Path | None, order: Packing, *, quiet: bool) -> Packed:
 def example_line(spec: ArchiveSpec) -> str | None:
     """A request that the default handler answers, as a line for a shell; None where none is found."""
     from tsx_cli.archive.example import find_example, request_line  # here, for the reason below
+    from tsx_runtime.errors import SettingError
 
-    settings, _ = read_settings(None)
+    settings, _ = read_settings(None, quiet=True)
     with silent():
         example = find_example(spec, settings)
-    return None if example is None else request_line(spec.model_name, example, settings)
+    try:
+        return None if example is None else request_line(spec.model_name, example, settings)
+    except (SettingError, OSError):  # a certificate that no server can use, which `tsx serve` says
+        return None
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Reads the input files of commands, and guesses their content types."""
+"""The input files of commands: their kinds, the samples of a model, and lists of files."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def _served(role: str) -> Callable[[typer.Context, str], list[str]]:
         from tsx_runtime.errors import SettingError
 
         try:
-            settings, _ = read_settings(context.params.get("config"))
+            settings, _ = read_settings(context.params.get("config"), quiet=True)
             url = context.params.get("url") or getattr(settings, f"{role}_address")
             server = Server(url, getattr(settings, f"{role}_token"), role=role, certificate=settings.certificate_file, timeout=COMPLETES)
             names: list[str] = server.call("GET", "/v1/models").json()["models"]
@@ -71,18 +71,21 @@ def management(url: str | None, config: Path | None) -> Server:
     return Server(address, settings.management_token, role="management", certificate=settings.certificate_file)
 
 
-def read_settings(config: Path | None, assignments: Iterable[str] | None = None, **given: object) -> tuple[Settings, dict[str, str]]:
-    """The settings of this call and their origins; of `given`, what is None was not given."""
+def read_settings(
+    config: Path | None, assignments: Iterable[str] | None = None, *, quiet: bool = False, **given: object
+) -> tuple[Settings, dict[str, str]]:
+    """The settings of this call and their origins; of `given`, what is None was not given. `quiet`: without notices."""
     from tsx_runtime.settings.sources import find_config, load_settings  # here, as they are slow to import, and help must be quick
 
     cli: dict[str, object] = dict(read_pair(assignment, "--set takes NAME=VALUE") for assignment in assignments or [])
     cli.update((name, value) for name, value in given.items() if value is not None)
-    return load_settings(cli, os.environ, find_config(config, os.environ, Path.cwd()), lambda notice: print(notice, file=sys.stderr))
+    warn: Callable[[str], None] = (lambda notice: None) if quiet else lambda notice: print(notice, file=sys.stderr)
+    return load_settings(cli, os.environ, find_config(config, os.environ, Path.cwd()), warn)
 
 
-def archive_limits() -> Limits:
-    """What a server with these settings would refuse to unpack."""
-    return read_settings(None)[0].archive_limits()
+def archive_limits(*, quiet: bool = True) -> Limits:
+    """What a server with these settings would refuse to unpack. Most commands ask several times, so it prints no notices."""
+    return read_settings(None, quiet=quiet)[0].archive_limits()
 
 
 def read_option(parse: Callable[[str], float], text: str, option: str, usage: str) -> float:

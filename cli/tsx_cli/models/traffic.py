@@ -159,7 +159,9 @@ def with_shares(named: Mapping[str, float], answer: Mapping[str, Any]) -> dict[s
     if not rest:
         return dict.fromkeys(there) | dict(named)
     if given > 100:
-        raise UsageError(f"the shares add up to {given:g} %, and {', '.join(rest)} would get less than nothing; name all versions, or less")
+        raise UsageError(
+            f"the shares add up to {given:g} %: nothing is left for {', '.join(rest)}; give smaller ones, or name all versions"
+        )
     left = (100 - given) / sum(rest.values())
     return dict.fromkeys(there) | {word: _tidy(weight * left) for word, weight in rest.items()} | dict(named)
 

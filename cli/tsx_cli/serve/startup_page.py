@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from tsx_archiver import describe_model_file
 from tsx_cli.archive.model_file import kind_in_words
+from tsx_cli.common.curl import curl
 from tsx_cli.common.output import human, one_line, print_table
 from tsx_runtime.api.samples import has_example, sample_of, samples_of
 from tsx_runtime.core.models.model import ModelVersion
@@ -95,12 +95,12 @@ def examples(started: RunningServer, settings: Settings) -> list[str]:
         if not trust or is_trusted_as(address.host, settings):
             lines.append(trust + shlex.join(["tsx", "predict", sampled[0].name, "--sample", *url]))
         if sampled[1] is not None and (samples := samples_of(sampled[0])):
-            curl = _curl(inference, f"/predictions/{sampled[0].name}", settings)
-            return [*lines, _prediction(curl, samples[0][0], sampled[1].content_type, settings)]
+            more = ("-T", str(samples[0][0]), "-H", f"Content-Type: {sampled[1].content_type}")
+            return [*lines, curl(inference, f"/predictions/{sampled[0].name}", settings, *more, with_token=True)]
     elif started.versions:
         lines.append(shlex.join(["tsx", "predict", started.versions[0].name, "FILE", *url]))
-    lines += [shlex.join([*_curl(inference, f"/wfpredict/{workflow.name}", settings), "-T", "FILE"]) for workflow in started.workflows[:1]]
-    return [*lines, shlex.join(_curl(inference, "/ping", settings))]
+    lines += [curl(inference, f"/wfpredict/{workflow.name}", settings, "-T", "FILE") for workflow in started.workflows[:1]]
+    return [*lines, curl(inference, "/ping", settings)]
 
 
 def kind(version: ModelVersion) -> str:
@@ -111,23 +111,6 @@ def kind(version: ModelVersion) -> str:
 def devices(version: ModelVersion) -> str:
     found = sorted({worker.device for worker in version.workers if worker.device})
     return ", ".join(found) or ("still loading" if version.workers else "none")
-
-
-def _curl(address: str, path: str, settings: Settings) -> list[str]:
-    """The command that asks for a path of the server, and accepts its certificate."""
-    parsed = parse_address(address)
-    if parsed.scheme == "unix":
-        return ["curl", "--unix-socket", parsed.path, f"http://localhost{path}"]
-    if parsed.scheme == "https":
-        trust = ["--cacert", str(settings.certificate_file)] if is_trusted_as(parsed.host, settings) else ["-k"]
-        return ["curl", *trust, f"{address}{path}"]
-    return ["curl", f"{address}{path}"]
-
-
-def _prediction(curl: list[str], sample: Path, content_type: str, settings: Settings) -> str:
-    words = [*curl, "-T", str(sample), "-H", f"Content-Type: {content_type}"]
-    token = settings.inference_token is not None and not settings.disable_token_authorization
-    return shlex.join(words) + (' -H "Authorization: Bearer $TSX_INFERENCE_TOKEN"' if token else "")
 
 
 def _count(number: int, noun: str) -> str:

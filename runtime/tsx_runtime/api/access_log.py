@@ -66,7 +66,7 @@ class AccessLog:
             quoted = self._shown[line] = shown(line)
         took = int(1000 * (ended - began))
         if self._is_json:
-            about = {"client": _peer(client), "status": status, "ms": took, "request_id": request_id.decode()}
+            about = {"client": _peer(client), "status": status, "ms": took, "request_id": str(request_id, "latin-1")}
             about |= {"model": shown(model[:LONGEST_NAME]), "version": version, "broken": broken}
             text = json_line(at, "info", ACCESS_LOG, quoted, about)
         else:
@@ -75,7 +75,8 @@ class AccessLog:
                 self._millisecond, self._stamp = millisecond, stamp(millisecond)
             text = f'{self._stamp} - /{_peer(client)} "{quoted}" {status} {took}'
             if request_id and not self._in_file:
-                text += f" {request_id.decode()} {shown(model[:LONGEST_NAME]) or '-'} {version or '-'}"  # by gRPC, whatever a client says
+                named = shown(model[:LONGEST_NAME])  # by gRPC, whatever a client says
+                text += f" {str(request_id, 'latin-1')} {named or '-'} {version or '-'}"
             if broken:
                 text += f" ({broken})"
         lines.append(text)

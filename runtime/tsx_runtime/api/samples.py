@@ -6,9 +6,11 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from tsx_runtime.api.headers import is_header
 from tsx_runtime.api.management_service import ask_handler
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.errors import TsxError
@@ -51,8 +53,9 @@ def samples_of(version: ModelVersion) -> list[tuple[Path, int]]:
 def sample_of(version: ModelVersion) -> SampleInput | None:
     """The first that there is; None where there is none, and what the handler takes is not known. It reads files."""
     for path, _ in samples_of(version):
-        body = path.read_bytes()
-        return SampleInput(f"{SAMPLES}/{path.name}", guess_content_type(path.name, body), body)
+        with suppress(FileNotFoundError):  # it is being unregistered
+            body = path.read_bytes()
+            return SampleInput(f"{SAMPLES}/{path.name}", guess_content_type(path.name, body), body)
     return next(_warm_up_requests(version), None) or _generated(input_of(version))
 
 
@@ -80,13 +83,20 @@ def _warm_up_requests(version: ModelVersion) -> Iterator[SampleInput]:
                 continue
             if not file.name.endswith(SUFFIX):
                 body = file.read_bytes()
-                yield SampleInput(entry.file, entry.content_type or guess_content_type(file.name, body), body)
+                yield SampleInput(entry.file, _content_type(entry.content_type, file.name, body), body)
                 continue
             for recorded in read(file):
                 headers = {name.lower(): value for name, value in recorded.headers}
-                yield SampleInput(entry.file, headers.get("content-type", "application/octet-stream"), recorded.body)
+                yield SampleInput(entry.file, _content_type(headers.get("content-type"), "", recorded.body), recorded.body)
         except (OSError, NotARecording):
             continue
+
+
+def _content_type(given: str | None, name: str, body: bytes) -> str:
+    """What an archive says, if a header can hold it: it becomes one of the answer."""
+    if given and given.isascii() and is_header(b"content-type", given.encode()):
+        return given
+    return guess_content_type(name, body)
 
 
 def _generated(kind: str | None) -> SampleInput | None:

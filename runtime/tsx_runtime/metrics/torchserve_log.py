@@ -13,6 +13,7 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
+from tsx_runtime.core.concurrency.periodic import repeat, running
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.batch_times import oldest, times_of
@@ -138,35 +139,19 @@ class MetricLog:
 @contextlib.asynccontextmanager
 async def metric_tasks(registry: Registry, counts: ResponseCounts, system: System, settings: Settings) -> AsyncIterator[None]:
     """While this is open, the metric log is written (where `metrics_mode` asks for one), and the user's program is run."""
-    tasks = [asyncio.create_task(system.follow())]
+    works = [system.follow()]
     log = MetricLog(registry, counts, system, settings) if settings.metrics_mode != "prometheus" else None
     if log is not None:
-        tasks.append(asyncio.create_task(_at_intervals(EVERY, log.write)))
+        works.append(repeat(EVERY, log.write))
     read = reader(registry, counts, system)
     for name, sink in registry.plugins.metrics_sinks.items():
-        tasks.append(asyncio.create_task(_at_intervals(settings.metrics_push_interval, partial(feed_once, name, sink, read))))
-    for task in tasks:
-        task.add_done_callback(_log_failure)
+        works.append(repeat(settings.metrics_push_interval, partial(feed_once, name, sink, read)))
     try:
-        yield
+        async with running("metrics are no longer logged", *works):
+            yield
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         if log is not None:
             await log.write()  # what happened since
-
-
-def _log_failure(task: asyncio.Task[None]) -> None:
-    """None of them should end by an error; where one does, that is not to be found out by numbers that are missing."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("metrics are no longer logged until the server is restarted", exc_info=error)
-
-
-async def _at_intervals(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-    while True:
-        await asyncio.sleep(seconds)
-        await work()
 
 
 def _millis(seconds: float) -> float:

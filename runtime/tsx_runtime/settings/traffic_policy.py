@@ -233,6 +233,12 @@ class Traffic(_Part):
         """Whether requests that name no version may go elsewhere than to the default one, or to another as well."""
         return bool(self.weights or self.rules or self.shadow)
 
+    @property
+    def targets(self) -> list[str]:
+        """The versions and labels that it names."""
+        rules = [rule.to for rule in self.rules]
+        return [*self.weights, *self.labels.values(), *rules, *([self.shadow.to] if self.shadow else [])]
+
     def as_json(self) -> dict[str, Any]:
         """As JSON, without what is not set."""
         return self.model_dump(mode="json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
@@ -53,7 +54,7 @@ def printing_command(value: Any) -> str | None:
         return None
     expression = _expression(value)
     code = f"print({expression})" if isinstance(value, list) else f"import json; print(json.dumps({expression}))"
-    return f"python3 -c '{code}'"
+    return f"python3 -c {shlex.quote(code)}"  # the names of inputs are the model's own
 
 
 def _expression(value: Any) -> str:

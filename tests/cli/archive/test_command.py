@@ -341,6 +341,12 @@ def test_inspect_shows_what_is_inside(run: Run) -> None:
     assert {"name", "size", "packed", "sha256"} == set(reported["members"][0])
 
 
+def test_a_variable_that_is_no_setting_is_named_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TSX_MAX_ARCHIVE_FILS", "7")
+    assert run("archive", DIGITS / "digits.pt").err.count("TSX_MAX_ARCHIVE_FILS") == 0  # packing has no use for it
+    assert run("archive", "inspect", "digits.mar").err.count("TSX_MAX_ARCHIVE_FILS") == 1
+
+
 def test_verify_says_which_member_is_damaged(run: Run, tmp_path: Path) -> None:
     run("archive", "--no-import", DIGITS / "digits.pt", "--format", "zip-store")
     assert run("archive", "verify", "digits.mar").out == "digits.mar is intact\n"

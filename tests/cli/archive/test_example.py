@@ -11,6 +11,9 @@ import torch
 
 from tests.cli.conftest import Run
 from tests.runtime.conftest import make_settings, running_server
+from tsx_cli.archive.example import request_line
+from tsx_runtime.settings.sources import load_settings
+from tsx_runtime.shared.example_requests import ExampleInput, example_body
 
 pytestmark = pytest.mark.usefixtures("processes")
 
@@ -30,6 +33,18 @@ def test_the_line_that_is_printed_works(run: Run, tmp_path: Path, monkeypatch: p
             server.register(f"{name}.mar", initial_workers=1)
             answer = subprocess.run(["bash", "-c", line], capture_output=True, check=True, text=True)
             assert len(json.loads(answer.stdout)) == 3, answer
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_the_line_reaches_a_socket_and_runs_nothing_that_a_model_names(size: int) -> None:
+    settings, _ = load_settings({"inference_address": "unix:/run/tsx.sock"}, {})
+    name = "x'$(id)"
+    body = example_body([ExampleInput(name, None, (size,)), ExampleInput("y", None, (1,))])
+    line = request_line("m", body, settings)
+    assert "curl --unix-socket /run/tsx.sock http://localhost/predictions/m " in line
+    command = line.partition(" | ")[0].replace("curl", "echo", 1)
+    printed = subprocess.run(["bash", "-c", command], capture_output=True, check=True, text=True).stdout
+    assert f'{{"instances": [{{"{name}": [0' in printed
 
 
 def test_a_model_that_does_not_load_here_is_packed_without_a_request(run: Run, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_versions_that_are_not_named_keep_their_proportions(
 
 
 def test_shares_beyond_everything_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"the shares add up to 110 %, and 1\.0 would get less than nothing"):
+    with pytest.raises(UsageError, match=r"the shares add up to 110 %: nothing is left for 1\.0"):
         with_shares({"2.0": 110}, {"default": "1.0", "traffic": {}})
 
 

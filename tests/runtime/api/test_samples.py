@@ -47,3 +47,9 @@ def test_nothing_outside_the_archive_is_a_sample(tmp_path: Path, place: str) -> 
     (archive / "samples").mkdir(parents=True)
     (archive / "samples" / "key").symlink_to(tmp_path / "key")
     assert sample_of(version(archive, place)) is None
+
+
+def test_what_an_archive_calls_a_sample_is_a_header_of_the_answer_only_if_it_can_be_one(tmp_path: Path) -> None:
+    for kind in ("text/html\r\nset-cookie: a=b", "text/\u0105", ""):
+        (tmp_path / "a.tsxrec").write_bytes(file_head("m") + encode(Recorded(1.0, "1.0", "", [("Content-Type", kind)], b"[1, 2]")))
+        assert sample_of(version(tmp_path, "a.tsxrec")) == ("a.tsxrec", "application/json", b"[1, 2]")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.job import Job
+from tsx_runtime.errors import LoadFailed, LoadOutOfMemory
 
 SMALL = 256 << 10  # frames up to this size are read without an allocation of their own
 MOST_FACTS = 8 << 20  # bytes of a report: what a worker bounds itself to is smaller, and an archive may have written its own
@@ -55,7 +56,7 @@ class Owner(Protocol):
 class Channel(asyncio.BufferedProtocol):
     """Holds at most a few batches, in order; the worker runs the first, the others have not started.
 
-    `loaded` gets the facts of the LOADED frame, or the `WorkerLoadError` of a FAILED frame or of an early end.
+    `loaded` gets the facts of the LOADED frame, or the `LoadFailed` of a FAILED frame or of an early end.
     """
 
     def __init__(self, owner: Owner) -> None:
@@ -272,7 +273,9 @@ class Channel(asyncio.BufferedProtocol):
             self.loaded.set_result(facts)
         else:
             message, traceback, outline = (str(facts.get(name, "")) for name in ("message", "traceback", "outline"))
-            self.loaded.set_exception(WorkerLoadError(message, traceback, outline, facts.get("out_of_memory") is True))
+            error = (LoadOutOfMemory if facts.get("out_of_memory") is True else LoadFailed)(message, traceback=traceback)
+            error.outline = outline
+            self.loaded.set_exception(error)
             self.loaded.exception()
 
 
@@ -302,15 +305,3 @@ def arrivals(jobs: Sequence[Job]) -> bytes:
         return _PACK[1](jobs[0].arrived)
     pack = _PACK[count] if count < len(_PACK) else struct.Struct(f"{count}d").pack
     return pack(*[job.arrived for job in jobs])
-
-
-class WorkerLoadError(Exception):
-    """The worker's own report of why the model does not load."""
-
-    def __init__(self, message: str, traceback: str, outline: str, out_of_memory: bool = False) -> None:
-        """`outline`: the traceback as the log has it."""
-        super().__init__(message)
-        self.message = message
-        self.traceback = traceback
-        self.outline = outline
-        self.out_of_memory = out_of_memory

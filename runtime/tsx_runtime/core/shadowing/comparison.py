@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tsx_runtime.core.shadowing.difference import Difference, count, excerpt
@@ -51,9 +51,8 @@ def compare(
     if plugin is not None:
         return ComparisonResult(_verdict(plugin(request, expected, actual)))
     near = Closeness(*tolerance_of(how, *precisions))
-    return ComparisonResult(
-        compare_bodies(expected, actual, lambda one, other: _compare_values(how, near, expected, actual, one, other)), near.largest
-    )
+    found = compare_bodies(expected, actual, lambda one, other: _compare_values(how, near, expected, actual, one, other))
+    return ComparisonResult(found, near.largest)
 
 
 def compare_bodies(
@@ -90,14 +89,7 @@ def differing(expected: Any, actual: Any, same: Same, ignored: Sequence[Path] = 
 
     With `ordered`, the order of keys counts.
     """
-    found = differences(expected, actual, same, ignored, ordered=ordered)
-    first = next(found, None)
-    for _ in found:
-        pass
-    return first
-
-
-def differences(expected: Any, actual: Any, same: Same, ignored: Sequence[Path], *, ordered: bool) -> Iterator[Difference]:
+    first: Difference | None = None
     todo: list[tuple[Path, Any, Any]] = [((), expected, actual)]
     while todo:
         path, one, other = todo.pop()
@@ -106,22 +98,26 @@ def differences(expected: Any, actual: Any, same: Same, ignored: Sequence[Path],
                 if _is_ignored((*path, key), ignored):
                     continue
                 if key not in one or key not in other:
-                    yield Difference("presence", (*path, key), *("present" if key in each else "absent" for each in (one, other)))
+                    sides = ("present" if key in each else "absent" for each in (one, other))
+                    first = first or Difference("presence", (*path, key), *sides)
                 else:
                     todo.append(((*path, key), one[key], other[key]))
             if ordered and list(one) != list(other):
-                yield Difference("key order", path, ", ".join(one), ", ".join(other), "the keys are in another order")
+                first = first or Difference("key order", path, ", ".join(one), ", ".join(other), "the keys are in another order")
         elif isinstance(one, list) and isinstance(other, list):
             if len(one) != len(other):
-                yield Difference("length", path, count(len(one), "item"), count(len(other), "item"))
+                first = first or Difference("length", path, count(len(one), "item"), count(len(other), "item"))
                 continue
             for index, (item, its) in enumerate(zip(one, other, strict=True)):
                 if ignored and _is_ignored((*path, str(index)), ignored):
                     continue
-                if isinstance(item, dict | list) or not same(item, its):  # most numbers are the same, which costs no path
+                if isinstance(item, dict | list):
                     todo.append(((*path, str(index)), item, its))
+                elif not same(item, its):  # only the first costs a path and words: lists of numbers are long
+                    first = first or Difference("value", (*path, str(index)), excerpt(item), excerpt(its))
         elif not same(one, other):
-            yield Difference("value", path, excerpt(one), excerpt(other))
+            first = first or Difference("value", path, excerpt(one), excerpt(other))
+    return first
 
 
 def same_exactly(one: Any, other: Any) -> bool:

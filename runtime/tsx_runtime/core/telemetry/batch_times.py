@@ -61,7 +61,7 @@ class BatchTimes(NamedTuple):
 def batch_times(free: float, sent: float, answered: float, size: int, worker: WorkerTimes) -> BatchTimes:
     """`worker` comes from a process that runs user code: whatever it sends, the points are in order and the steps within them.
 
-    `Gathered.settle` does the same for many batches at a time.
+    `BatchAggregator.settle` does the same for many batches at a time.
     """
     began, seconds, preprocess, inference, postprocess = worker
     most = answered - sent

@@ -87,9 +87,7 @@ def resolve_label(word: str, registered: Collection[str], labels: Mapping[str, s
 
 def unknown_versions(traffic: Traffic, registered: Collection[str]) -> set[str]:
     """The versions and labels that the policy names and that lead to no registered version."""
-    words = [*traffic.weights, *traffic.labels.values(), *(rule.to for rule in traffic.rules)]
-    words += [traffic.shadow.to] if traffic.shadow else []
-    return {word for word in words if resolve_label(word, registered, traffic.labels) not in registered}
+    return {word for word in traffic.targets if resolve_label(word, registered, traffic.labels) not in registered}
 
 
 def serving_versions(traffic: Traffic, registered: Collection[str], default: str) -> set[str]:

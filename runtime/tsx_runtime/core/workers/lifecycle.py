@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from tsx_runtime import wire
-from tsx_runtime.core.scheduling.channel import WorkerLoadError
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.workers.forked import Starter
 from tsx_runtime.core.workers.health import MEGA, Heartbeat, Recycling, Verdict
@@ -124,7 +123,7 @@ class WorkerLifecycle:
             instance.kill(NOT_NEEDED)
         try:
             await instance.load(self._config.order(self._worker), self._config.startup_timeout)
-        except (WorkerLoadError, EOFError, TimeoutError, asyncio.TimeoutError) as error:
+        except (LoadFailed, EOFError, TimeoutError, asyncio.TimeoutError) as error:
             self._note_failure(await self._why_not_loaded(instance, error), errors)
             return False
         errors.clear()
@@ -262,7 +261,7 @@ class WorkerLifecycle:
             if self._worker.stopping.is_set():
                 successor.kill(NOT_NEEDED)
             await successor.load(self._config.order(self._worker), self._config.startup_timeout)
-        except (WorkerLoadError, EOFError, OSError, TimeoutError, asyncio.TimeoutError) as error:
+        except (LoadFailed, EOFError, OSError, TimeoutError, asyncio.TimeoutError) as error:
             await self._put_off(instance, error)
             return None
         finally:
@@ -301,15 +300,11 @@ class WorkerLifecycle:
     async def _why_not_loaded(self, instance: WorkerInstance, error: Exception) -> LoadFailed:
         """The process is ended."""
         instance.channel.close()
-        if isinstance(error, TimeoutError | asyncio.TimeoutError) or (
-            isinstance(error, WorkerLoadError) and instance.process.unheard_grace
-        ):
+        if isinstance(error, TimeoutError | asyncio.TimeoutError) or (isinstance(error, LoadFailed) and instance.process.unheard_grace):
             instance.process.kill()  # of a group, the other ranks wait in vain for the one that failed
         code = await instance.exit_code()
-        if isinstance(error, WorkerLoadError):
-            why = (LoadOutOfMemory if error.out_of_memory else LoadFailed)(error.message, traceback=error.traceback)
-            why.outline = error.outline
-            return why
+        if isinstance(error, LoadFailed):
+            return error
         if isinstance(error, EOFError):
             kind = LoadOutOfMemory if instance.killed_because is None and was_out_of_memory(code) else LoadFailed
             return kind(f"the worker ended while it loaded the model: {instance.killed_because or describe_exit(code)}")

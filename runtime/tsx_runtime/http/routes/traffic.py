@@ -86,8 +86,7 @@ def describe(registry: Registry, name: str, state: TrafficState | None = None, b
     registry.find(name)
     model = registry.models[name]
     (policy, default), shares = state or registry.traffic_manager.now(name), registry.shares(name, state)
-    words = [*policy.weights, *policy.labels.values(), *(rule.to for rule in policy.rules), *([policy.shadow.to] if policy.shadow else [])]
-    numbers = sorted({*model.versions, *(resolve_label(word, model.versions, policy.labels) for word in words)}, key=natural)
+    numbers = sorted({*model.versions, *(resolve_label(word, model.versions, policy.labels) for word in policy.targets)}, key=natural)
     table = [_share(number, model.versions.get(number), policy, shares.get(number, 0.0)) for number in numbers]
     shown = ModelTraffic(model=name, default=default, traffic=policy, table=table, undoable=len(registry.undo_points(name)))
     if before is not None:

@@ -20,7 +20,7 @@ import psutil
 from tsx_archiver import ArchiveError, is_model_name
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.worker import Worker
-from tsx_runtime.errors import BadRequest, Conflict, LoadFailed, ModelNotFound, OutOfResources, SettingError
+from tsx_runtime.errors import BadRequest, Conflict, LoadOutOfMemory, ModelNotFound, OutOfResources, SettingError
 from tsx_runtime.shared.memory import container_memory
 from tsx_runtime.targets.server.startup import StartModel
 
@@ -28,7 +28,6 @@ PAGE = 100
 SHARE = 0.8  # of the container's memory for models, where no bound is set
 LONGEST_NAME = 100
 MEGA = 1 << 20
-OUT_OF_MEMORY = ("out of memory", "MemoryError", "can't allocate memory", "Cannot allocate memory", "_STATUS_ALLOC_FAILED")
 
 logger = logging.getLogger("tsx.server")
 
@@ -102,10 +101,8 @@ class Models:
                 await self._registry.register_archive(model.archive, model.order)
             elif model.path is not None:
                 await self._registry.register_path(model.path, model.order)
-        except LoadFailed as error:
-            if any(word in f"{error.message} {error.traceback}" for word in OUT_OF_MEMORY):
-                raise OutOfResources(f"Model {loaded.name} does not fit: {error.message}") from error
-            raise
+        except LoadOutOfMemory as error:
+            raise OutOfResources(f"Model {loaded.name} does not fit: {error.message}") from error
 
     async def _check(self, what: str) -> None:
         """Raises OutOfResources."""

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from tsx_archiver import ArchiveError
 from tsx_runtime.api.auth import required_tokens
 from tsx_runtime.api.tokens import Keys, start_keys
-from tsx_runtime.core.concurrency.each_second import each_second
+from tsx_runtime.core.concurrency.periodic import repeat, running
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.placement.file_limits import raise_limit
 from tsx_runtime.core.registry.registry import Registry
@@ -213,7 +213,10 @@ async def _answer(
     counts = apps[0].counts
     servers = ServerGroup(settings, apps, listeners, bind(registry, settings, parts.keys, parts.grpc, counts), parts.tls)
     try:
-        async with metric_tasks(registry, counts, apps[0].system, settings), each_second(series.sample, registry.cores.share):
+        async with (
+            metric_tasks(registry, counts, apps[0].system, settings),
+            running("charts stand still, or cores are not shared anew,", repeat(1.0, series.sample), repeat(1.0, registry.cores.share)),
+        ):
             await servers.start()
             if snapshots is not None:
                 snapshots.begin(registry)

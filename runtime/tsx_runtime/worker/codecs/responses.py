@@ -22,6 +22,8 @@ Answer: TypeAlias = tuple[int, Buffer, Buffer]
 WRONG_COUNT = "number of batch response mismatched"  # both as TorchServe has them
 NO_LIST = "Invalid model predict output"
 
+CAUSES = 10  # of an error that are looked at: one may be its own
+
 NEXT = "ts_stream_next"  # the header that says whether another part of an answer follows
 
 logger = logging.getLogger("tsx.worker")
@@ -129,9 +131,15 @@ def is_out_of_resources(error: BaseException) -> bool:
     )
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Of the machine or of a device."""
-    return isinstance(error, MemoryError) or is_out_of_device_memory(error) or "can't allocate memory" in text_of(error)  # torch's words
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Of the machine or of a device; also where another error was raised because of it."""
+    for _ in range(CAUSES):
+        if error is None:
+            return False
+        if isinstance(error, MemoryError) or is_out_of_device_memory(error) or "allocate memory" in text_of(error):  # Linux's and torch's
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def is_out_of_device_memory(error: BaseException) -> bool:

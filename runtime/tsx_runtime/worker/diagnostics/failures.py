@@ -47,7 +47,7 @@ class Repeats:
         self._clock = clock
         self._failures: dict[str, _Failure] = {}  # by kind and place
         self._lock = threading.Lock()
-        self._pid = os.getpid()  # a process that the handler forked has no timer
+        self._pid = os.getpid()  # a process that the handler forked has no timer, and maybe a lock that is never released
         self._is_due = False  # whether a timer will report repeats
 
     def hold(self, record: logging.LogRecord) -> bool:
@@ -75,6 +75,8 @@ class Repeats:
 
     def flush(self) -> None:
         """Report the repeats so far."""
+        if os.getpid() != self._pid:
+            return
         now = self._clock()
         with self._lock:
             self._is_due = False

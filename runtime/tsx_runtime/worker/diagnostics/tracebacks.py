@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -26,7 +26,7 @@ def format_error(error: BaseException, tb: TracebackType | None = None) -> str:
     """The traceback, of `tb` if given. Of files outside the model's directory it names the lines and does not quote them."""
     trace = traceback.TracebackException(type(error), error, tb or error.__traceback__, lookup_lines=False)
     is_quoted = cache(is_own)
-    for each in _all(trace):
+    for _, each in _chain(trace):
         each.stack[:] = [
             frame if is_quoted(frame.filename) else traceback.FrameSummary(frame.filename, frame.lineno, frame.name, line="")
             for frame in each.stack
@@ -39,7 +39,8 @@ def format_error(error: BaseException, tb: TracebackType | None = None) -> str:
 def outline(error: BaseException) -> str:
     """The error in words, then the model's own frames as `handler.py:8 in handle: its line`; then the same of what caused it."""
     trace = traceback.TracebackException(type(error), error, error.__traceback__, lookup_lines=False)
-    lines = [line for why, each in _chain(trace) for line in (why + _words(each), *_frames(each))]
+    is_quoted = cache(is_own)
+    lines = [line for why, each in _chain(trace) for line in (why + _words(each), *_frames(each, is_quoted))]
     return presentable("\n".join(lines), MOST)
 
 
@@ -48,20 +49,8 @@ def is_own(file: str) -> bool:
     return own_modules.root is not None and is_inside(Path(file), own_modules.root)
 
 
-def _all(trace: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
-    """It, its causes, and those of a group of exceptions."""
-    waiting: list[traceback.TracebackException | None] = [trace]
-    seen = set()
-    while waiting:
-        each = waiting.pop()
-        if each is not None and id(each) not in seen:
-            seen.add(id(each))
-            yield each
-            waiting += [each.__cause__, each.__context__, *(getattr(each, "exceptions", None) or ())]
-
-
 def _chain(trace: traceback.TracebackException) -> Iterator[tuple[str, traceback.TracebackException]]:
-    """It and what caused it, each with the words before it."""
+    """It, what caused it, and the parts of a group of exceptions, each with the words before it."""
     waiting: list[tuple[str, traceback.TracebackException | None]] = [("", trace)]
     seen = set()
     while waiting:
@@ -79,21 +68,20 @@ def _words(trace: traceback.TracebackException) -> str:
     return (lines[-1] if hasattr(trace, "msg") else "".join(lines)).strip()  # before its words, a SyntaxError has its place
 
 
-def _frames(trace: traceback.TracebackException) -> Iterator[str]:
-    own = [frame for frame in trace.stack if is_own(frame.filename)]
-    shown = [f"  {_place(frame)} in {frame.name}: {frame.line}" for frame in own]
+def _frames(trace: traceback.TracebackException, is_quoted: Callable[[str], bool]) -> Iterator[str]:
+    own = [frame for frame in trace.stack if is_quoted(frame.filename)]
+    shown = [f"  {_place(frame, [str(own_modules.root)])} in {frame.name}: {frame.line}" for frame in own]
     syntax = getattr(trace, "text", None)
-    if syntax and is_own(trace.filename):
+    if syntax and is_quoted(trace.filename):
         shown.append(f"  {os.path.relpath(trace.filename, own_modules.root)}:{trace.lineno}: {syntax.strip()}")
     if not shown:
-        shown = [f"  {_place(frame)} in {frame.name}" for frame in trace.stack[-INNERMOST:]]
+        shown = [f"  {_place(frame, sys.path)} in {frame.name}" for frame in trace.stack[-INNERMOST:]]
     for line, same in groupby(shown):
         times = sum(1 for _ in same)
         yield line if times == 1 else f"{line} ({times} times)"
 
 
-def _place(frame: traceback.FrameSummary) -> str:
+def _place(frame: traceback.FrameSummary, roots: Sequence[str]) -> str:
     """A file as code imports it: below the model's directory, or below that of installed modules."""
-    roots = [str(own_modules.root)] if is_own(frame.filename) else sys.path
     above = max((len(root) + 1 for root in roots if root and frame.filename.startswith(root + os.sep)), default=0)
     return f"{frame.filename[above:]}:{frame.lineno}"

@@ -159,7 +159,7 @@ class BaseHandler:
                 if alone and requests[-1].rows != 1:
                     raise MalformedTensors(f"The request has {requests[-1].rows} rows; send one.")
             except MalformedTensors as error:
-                faults[position] = f"{error} {self._wanted()}"
+                faults[position] = f"{error} {self._wanted}"
         if faults:
             raise BadRows(faults)
         if not alone:
@@ -179,7 +179,7 @@ class BaseHandler:
                     raise next(iter(unusable.errors.values())) from None
                 shapes = [request.shape for request in data.requests]
                 faults = {
-                    position: f"The model does not take this input of shape {shapes[position]}: {reason_of(error)}. {self._wanted()}"
+                    position: f"The model does not take this input of shape {shapes[position]}: {reason_of(error)}. {self._wanted}"
                     for position, error in unusable.errors.items()
                 }
                 raise BadRows(faults) from unusable
@@ -231,6 +231,7 @@ class BaseHandler:
         body = example_body(self._example, self.context.envelope)
         return printing_command(body) or json.dumps(body)
 
+    @functools.cached_property
     def _wanted(self) -> str:
         """What to send, for a client that has sent something else."""
         forms, example = FORMS.get(self.context.envelope, FORMS[""]), self._example_text()

@@ -11,12 +11,12 @@ import time
 import pytest
 
 from tsx_runtime import wire
-from tsx_runtime.core.scheduling.channel import MOST_FACTS, Channel, WorkerLoadError
+from tsx_runtime.core.scheduling.channel import MOST_FACTS, Channel
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.telemetry.batch_times import NOTHING, times_of
-from tsx_runtime.errors import ClientLeft, DeadlinePassed, NoWorker, PredictionFailed, QueueFull, Unavailable, WorkerDied
+from tsx_runtime.errors import ClientLeft, DeadlinePassed, LoadFailed, NoWorker, PredictionFailed, QueueFull, Unavailable, WorkerDied
 
 TIMEOUT = 60.0
 
@@ -388,7 +388,7 @@ def test_a_worker_reports_that_it_has_loaded_or_why_not():
         assert await asyncio.wait_for(channel.loaded, TIMEOUT) == {"device": "cpu"}
         channel, peer = await connect(dispatcher)
         await peer.write(*wire.encode(wire.Kind.FAILED, 0, extra=b'{"message": "no weights", "traceback": "Traceback"}'))
-        with pytest.raises(WorkerLoadError, match="no weights"):
+        with pytest.raises(LoadFailed, match="no weights"):
             await asyncio.wait_for(channel.loaded, TIMEOUT)
         channel, peer = await connect(dispatcher)
         peer.close()

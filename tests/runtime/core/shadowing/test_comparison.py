@@ -126,6 +126,10 @@ def test_identical_models_agree_and_the_largest_difference_is_known() -> None:
     assert compare(Compare(ignore=["a.*"]), b"", answer({"a": [1.0], "b": 2.0}), answer({"a": [3.0], "b": 2.5})).largest == 0.5
 
 
+def test_of_a_list_the_first_difference_is_reported() -> None:
+    assert reported(Compare(), [0.1, 0.2, 0.3], [0.1, 0.9, 0.8]) == "1: 0.2 (client), 0.9 (shadow)"
+
+
 def test_the_coarser_precision_decides_unless_a_tolerance_is_given() -> None:
     assert tolerance_of(Compare()) == tolerance_of(Compare(), "fp32", None) == (1e-4, 1e-6)
     assert tolerance_of(Compare(), None, "BF16") == tolerance_of(Compare(), "fp16", "fp32") == (1e-2, 1e-3)

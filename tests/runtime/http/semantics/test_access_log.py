@@ -64,6 +64,19 @@ def test_each_answer_has_one_line(reported):
     assert len({match[4] for match in parsed}) == len(reported)
 
 
+@pytest.mark.parametrize("is_json", [False, True])
+def test_an_id_that_a_plugin_sets_costs_no_other_answer_its_line(is_json):
+    async def log_two() -> None:
+        log = AccessLog(is_json=is_json)
+        for request_id in (b"caf\xe9", b"plain"):
+            log.add(None, "GET /own HTTP/1.1", 200, 0.0, 0.0, request_id)
+        log.flush()
+
+    with lines_of("ACCESS_LOG") as lines:
+        asyncio.run(log_two())
+    assert [("caf\xe9" in line, "plain" in line) for line in lines] == [(True, False), (False, True)]
+
+
 @pytest.mark.parametrize("share", [0.5, 0.02])
 def test_of_a_share_each_answer_has_a_line_with_that_probability(share):
     log = AccessLog(share)

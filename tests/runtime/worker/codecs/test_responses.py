@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tsx_runtime.errors import BadRequest, PredictionFailed
 from tsx_runtime.worker.codecs.json_text import to_compact_json, to_json
-from tsx_runtime.worker.codecs.responses import encode_answers, encode_body, failure, is_device_lost, mismatch
+from tsx_runtime.worker.codecs.responses import encode_answers, encode_body, failure, is_device_lost, is_out_of_memory, mismatch
 from tsx_runtime.worker.exceptions import BadRows, InvalidInput, PredictionException
 from tsx_runtime.worker.handler_api.context import Context
 
@@ -78,6 +78,14 @@ def test_only_a_broken_device_costs_the_worker_its_life() -> None:
     assert not is_device_lost(RuntimeError("CUDA error: out of memory"))
     assert not is_device_lost(RuntimeError("CUDA out of memory. Tried to allocate"))
     assert not is_device_lost(ValueError("CUDA error"))
+
+
+def test_memory_that_ran_out_is_known_wherever_it_was_raised() -> None:
+    error, own = RuntimeError("the model cannot be loaded"), ValueError()
+    error.__cause__ = OSError(12, "Cannot allocate memory")
+    own.__cause__ = own
+    assert is_out_of_memory(error)
+    assert not is_out_of_memory(own)
 
 
 def test_a_result_of_the_wrong_shape_is_explained() -> None:

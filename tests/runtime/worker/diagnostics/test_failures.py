@@ -95,3 +95,18 @@ def test_what_a_handler_logs_itself_is_held_back_never(handler) -> None:
     record = logging.LogRecord("own", logging.ERROR, "", 0, "again", (), (type(error), error, error.__traceback__))
     repeats = Repeats(lambda record: None)
     assert not any(repeats.hold(record) for _ in range(3))
+
+
+def test_a_process_that_a_handler_forked_reports_no_repeats(handler, caplog, monkeypatch) -> None:
+    written: list[logging.LogRecord] = []
+    repeats = Repeats(written.append, clock=lambda: 0.0)
+    error = error_of(handler.deep, 1)
+    for _ in range(2):
+        log_failure(["id"], error)
+        repeats.hold(caplog.records[-1])
+    with monkeypatch.context() as forked:
+        forked.setattr(failures.os, "getpid", lambda: -1)
+        repeats.flush()
+    assert not written
+    repeats.flush()
+    assert len(written) == 1

@@ -9,13 +9,13 @@ import { firstLines, note } from "./talk.js";
  * `work()` does it and gives the words for the note; what it throws is shown in the dialog, which stays open.
  * `drawer`: at the side of the page. Resolves to whether it was done.
  */
-export function formDialog({ title, about, body = [], submit, changes, work, danger = false, drawer = false }) {
+export function formDialog({ title, about, body = [], submit, changes, work, drawer = false }) {
   return new Promise((answer) => {
     const name = newId();
     const problem = h("p", { class: "problem", role: "alert" });
     const diff = h("ul", { class: "diff" });
     const same = h("p", { class: "quiet" }, "Nothing is changed yet.");
-    const send = h("button", { class: danger ? "danger" : "primary", type: "submit" }, submit);
+    const send = h("button", { class: "primary", type: "submit" }, submit);
     const form = h("form", { onsubmit: (event) => {
       event.preventDefault();
       run();

@@ -72,6 +72,18 @@ export function cells(columns, nodes) {
   return nodes;
 }
 
+/** Calls `take(file)` with a file that is dropped on the node. */
+export function takesFiles(node, take) {
+  node.addEventListener("dragover", (event) => { event.preventDefault(); node.classList.add("over"); });
+  node.addEventListener("dragleave", () => node.classList.remove("over"));
+  node.addEventListener("drop", (event) => {
+    event.preventDefault();
+    node.classList.remove("over");
+    if (event.dataTransfer.files[0]) take(event.dataTransfer.files[0]);
+  });
+  return node;
+}
+
 let drawn = 0;
 
 /** An id for `for` and `aria-...`. */

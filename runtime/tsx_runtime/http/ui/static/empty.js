@@ -1,7 +1,7 @@
 // The page of a server without models: three commands that lead to the first answer, and a place to drop an archive.
 
 import { get } from "./api.js";
-import { h, newId, say, show } from "./dom.js";
+import { h, newId, say, show, takesFiles } from "./dom.js";
 import { live } from "./live.js";
 import { commandLine } from "./talk.js";
 import { quoted } from "./snippets.js";
@@ -46,13 +46,13 @@ const inference = () => (live.state.server.store ? option(live.state.server.infe
 /** Nothing is uploaded: who may use this page may register what lies in the model store, but not put code there. */
 function dropZone(register) {
   const id = newId();
-  const picker = h("input", { type: "file", id, accept: ".mar", onchange: () => picker.files[0] && take(picker.files[0]) });
+  const picker = h("input", { type: "file", id, accept: ".mar,.model,.tgz,.tar.gz", onchange: () => picker.files[0] && take(picker.files[0]) });
   const said = h("div", { "aria-live": "polite" });
   const node = h("div", { class: "drop" }, h("label", { for: id }, "Drop a .mar here, or choose one "), picker, said);
   const tell = (text, command) => said.replaceChildren(h("p", {}, text), commandLine(command, "this archive"));
   async function take({ name }) {
     const { store } = live.state.server;
-    if (!/\.(mar|tgz|zip)$/i.test(name)) return tell("This is no archive. Pack it first:", `tsx archive ${quoted(name)}`);
+    if (!/\.(mar|model|tgz|tar\.gz)$/i.test(name)) return tell("This is no archive. Pack it first:", `tsx archive ${quoted(name)}`);
     let found;
     try {
       found = await get("ui/api/store");
@@ -66,12 +66,5 @@ function dropZone(register) {
     if (store) tell("The server loads archives from its model store only; a browser cannot put one there. This does:", `cp ${quoted(name)} ${quoted(store)}/ && tsx models register ${quoted(name)} --workers 1${management()}`);
     else tell("This server has no model store to load it from. Serve it in place of this server:", `tsx serve ${quoted(name)}`);
   }
-  node.addEventListener("dragover", (event) => { event.preventDefault(); node.classList.add("over"); });
-  node.addEventListener("dragleave", () => node.classList.remove("over"));
-  node.addEventListener("drop", (event) => {
-    event.preventDefault();
-    node.classList.remove("over");
-    if (event.dataTransfer.files[0]) take(event.dataTransfer.files[0]);
-  });
-  return { node };
+  return { node: takesFiles(node, take) };
 }

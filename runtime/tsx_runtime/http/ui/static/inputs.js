@@ -1,7 +1,7 @@
 // The ways to give a model its input: a picture from a file, the clipboard or the camera; text; JSON; any file.
 
 import { cameraButton } from "./camera.js";
-import { field, h, say, show } from "./dom.js";
+import { field, h, say, show, takesFiles } from "./dom.js";
 import { bytes } from "./format.js";
 
 const JSON_TYPE = "application/json";
@@ -65,14 +65,7 @@ function fileInput(kind, changed) {
     if (held.image) preview.src = held.image.url;
     changed();
   }
-  zone.addEventListener("dragover", (event) => { event.preventDefault(); zone.classList.add("over"); });
-  zone.addEventListener("dragleave", () => zone.classList.remove("over"));
-  zone.addEventListener("drop", (event) => {
-    event.preventDefault();
-    zone.classList.remove("over");
-    if (event.dataTransfer.files[0]) put(event.dataTransfer.files[0]);
-  });
-  return { node: zone, put, take: () => held ?? (isImage ? "Choose an image first." : "Choose a file first."), close: () => camera?.close() };
+  return { node: takesFiles(zone, (file) => put(file)), put, take: () => held ?? (isImage ? "Choose an image first." : "Choose a file first."), close: () => camera?.close() };
 }
 
 /** Whether a file is still what it was when it was chosen, and no directory: the browser would only say that the request failed. */

@@ -103,7 +103,7 @@ function registerDialog(archive = "") {
     submit: "Register",
     body: [
       h("div", { class: "whole" }, field("Archive", url, "a file in the model store, or a URL that the server allows"), archives), known,
-      field("Name", name, "the archive's own if left empty"), field("Workers", workers, "1 if left empty; when it replaces a version, as many as that version has"),
+      field("Name", name, "the archive's own if left empty"), field("Workers", workers, "the archive's own, or 1, if left empty; when it replaces a version, as many as that version has"),
       field("Batch size", batch, "the archive's own if left empty"), field("Handler", handler, "the archive's own if left empty"),
       h("p", { class: "whole" }, replace, h("label", { for: "replace" }, " Replace the served version once this one is loaded; no request is lost")),
     ],

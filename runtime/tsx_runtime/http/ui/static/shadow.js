@@ -8,7 +8,6 @@ import { bytes, clock, duration, number, percent } from "./format.js";
 import { act, firstLines, note } from "./talk.js";
 
 const KINDS = { numeric: "by numbers within a tolerance", exact: "exactly", "top-k": "by the most likely labels", plugin: "by a plugin" };
-const KIND = Object.keys(KINDS)[0]; // where nothing is said of it
 const STATES = { running: "ready", waiting: "loading", off: "idle" };
 
 export function shadowPanel(name, changed) {
@@ -50,7 +49,7 @@ export function shadowPanel(name, changed) {
 }
 
 export function mirrorText({ to, share, compare }) {
-  return `${number(share)} % of the requests also to ${to}, answers compared ${KINDS[compare?.kind ?? "exact"]}`;
+  return `${number(share)} % of the requests also to ${to}, answers compared ${KINDS[compare.kind]}`;
 }
 
 /** `traffic`: the answer about the model's traffic. */
@@ -61,11 +60,11 @@ export function mirrorDialog(name, { table: rows, default: preset, traffic: { sh
   const share = h("input", { type: "number", min: "0.01", max: "100", step: "any", value: String(shadow?.share ?? 10), required: true });
   const kind = h("select", { onchange: () => more.fit(kind.value) }, Object.entries(KINDS).map(([value, text]) => h("option", { value }, text)));
   const more = comparisonFields();
-  kind.value = shadow?.compare?.kind ?? KIND;
+  kind.value = shadow?.compare.kind ?? "numeric";
   more.put(shadow?.compare ?? {});
   more.fit(kind.value);
   const wanted = () => ({ ...shadow, to: version.value, share: Number(share.value), compare: { kind: kind.value, ...more.take(kind.value) } });
-  const texts = (mirror) => (mirror ? { Mirror: mirrorText(mirror), ...Object.fromEntries(OPTIONS.filter(([key]) => mirror.compare?.[key] !== undefined).map(([key, , label]) => [label, [mirror.compare[key]].flat().join(", ")])) } : {});
+  const texts = (mirror) => (mirror ? { Mirror: mirrorText(mirror), ...Object.fromEntries(OPTIONS.filter(([key]) => mirror.compare[key] !== undefined).map(([key, , label]) => [label, [mirror.compare[key]].flat().join(", ")])) } : {});
   return formDialog({
     title: "Mirror traffic",
     about: "Another version gets copies of requests. Clients do not get its answers; both answers are compared.",

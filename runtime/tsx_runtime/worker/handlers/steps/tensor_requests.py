@@ -24,11 +24,7 @@ from tsx_runtime.worker.exceptions import text_of
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.models.input_spec import InputSpec
 
-PLAIN, PREDICTIONS, TENSORS = (
-    "plain",
-    "predictions",
-    "tensors",
-)  # forms of an answer: as it is, {"predictions": ...}, tensors for an encoder
+PLAIN, PREDICTIONS, TENSORS = "plain", "predictions", "tensors"  # forms of an answer: as it is, {"predictions": ...}, for an encoder
 NPY = b"\x93NUMPY"
 IMAGES = {b"\x89PNG": "a PNG", b"\xff\xd8\xff": "a JPEG", b"GIF8": "a GIF", b"RIFF": "a WebP"}
 INSTANCES = 'Send JSON of the form {"instances": [rows]}.'
@@ -195,7 +191,7 @@ def _parsed(value: Any) -> Any:
         if raw.startswith(NPY):
             try:
                 return np.load(io.BytesIO(raw), allow_pickle=False)
-            except (ValueError, OSError, EOFError, SyntaxError, TypeError) as error:
+            except (ValueError, OSError, EOFError, SyntaxError, TypeError, OverflowError, MemoryError) as error:
                 raise MalformedTensors(f"The .npy file cannot be read: {error}.") from error
         if kind := next((kind for start, kind in IMAGES.items() if raw.startswith(start)), None):
             raise MalformedTensors(f"The body is {kind} image, and this model takes numbers (--handler image_classifier takes images).")

@@ -206,6 +206,8 @@ def test_a_wrong_request_is_answered_with_one_that_the_model_takes(made: Made, f
         bytearray(),
         npy(["a"]),
         bytearray(b"\x93NUMPY"),
+        npy(ROW).replace(b"(4,), }            ", b"(1000000000000,), }"),  # more than any memory
+        npy(ROW).replace(b"(4,), }                   ", b"(99999999999999999999,), }"),
     ]
     for body in wrong:
         ((position, text),) = handler.refused({"body": IMAGE}, {"body": body}).items()
