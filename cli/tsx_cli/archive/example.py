@@ -12,7 +12,7 @@ from tsx_cli.archive.directory import as_directory
 from tsx_cli.common.curl import curl
 from tsx_runtime.api.samples import example_of
 from tsx_runtime.core.registry.registry import open_model
-from tsx_runtime.errors import TsxError
+from tsx_runtime.errors import LoadFailed, TsxError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.example_requests import printing_command
 
@@ -20,12 +20,14 @@ LARGEST = 256 << 20  # bytes of a model that is loaded for it
 
 
 def find_example(spec: ArchiveSpec, settings: Settings) -> Any:
-    """The body, as JSON. None for a large model, and for one that does not load here or does not tell what it takes."""
+    """The body, as JSON. None for a large model, and for one that does not tell what it takes. Raises LoadFailed."""
     if spec.serialized_file is None or Path(spec.serialized_file).stat().st_size > LARGEST:
         return None
     try:
         with as_directory(plan_archive(spec, warn=lambda warning: None)) as directory:  # linked: the archive is not unpacked for it
-            return asyncio.run(_ask(directory, settings))
+            return asyncio.run(_ask(directory, settings.model_copy(update={"log_format": "text"})))  # its worker speaks to a person
+    except LoadFailed:
+        raise
     except (ArchiveError, TsxError, OSError):  # nothing to do with packing: what is wrong is said where it is served
         return None
 

@@ -88,30 +88,36 @@ def pack(path: Path | None, order: Packing, *, quiet: bool) -> Packed:
     warnings: list[str] = []
     with progress_bar(f"Packing {spec.model_name}", shown=not quiet and sys.stderr.isatty()) as progress:
         written = write_archive(spec, order.export_path, format=order.format, force=order.force, progress=progress, warn=warnings.append)
+    line = None
+    if order.import_it and spec.handler == DEFAULT_HANDLER:
+        line, problem = example_line(spec)
+        warnings += [] if problem is None else [problem]
     for warning in warnings:
         print(f"Warning: {warning}", file=sys.stderr)
     bytes_written = (
         written.stat().st_size if written.is_file() else sum(file.stat().st_size for file in written.rglob("*") if file.is_file())
     )
     _say([f"wrote {written} ({human(bytes_written)})"], quiet)
-    line = example_line(spec) if order.import_it and spec.handler == DEFAULT_HANDLER else None
+    _say([f"try it: tsx serve {shlex.quote(str(written))}"], quiet)
     if line is not None:
-        _say([f"try it: tsx serve {shlex.quote(str(written))}", f"  in another terminal: {line}"], quiet)
+        _say([f"  in another terminal: {line}"], quiet)
     return Packed(str(written), spec.model_name, spec.version, spec.handler, bytes_written, notes, warnings, line)
 
 
-def example_line(spec: ArchiveSpec) -> str | None:
-    """A request that the default handler answers, as a line for a shell; None where none is found."""
+def example_line(spec: ArchiveSpec) -> tuple[str | None, str | None]:
+    """A request that the default handler answers, as a line for a shell, where one is found; and why the model does not load, if so."""
     from tsx_cli.archive.example import find_example, request_line  # here, for the reason below
-    from tsx_runtime.errors import SettingError
+    from tsx_runtime.errors import LoadFailed, SettingError
 
     settings, _ = read_settings(None, quiet=True)
-    with silent():
-        example = find_example(spec, settings)
     try:
-        return None if example is None else request_line(spec.model_name, example, settings)
+        with silent():
+            example = find_example(spec, settings)
+        return None if example is None else request_line(spec.model_name, example, settings), None
+    except LoadFailed as error:
+        return None, f"the model does not load on this machine: {error.message.partition(chr(10))[0]}"
     except (SettingError, OSError):  # a certificate that no server can use, which `tsx serve` says
-        return None
+        return None, None
 
 
 @contextmanager

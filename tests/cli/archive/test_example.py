@@ -54,3 +54,8 @@ def test_a_model_that_does_not_load_here_is_packed_without_a_request(run: Run, t
     torch.save({"other": torch.zeros(1)}, tmp_path / "net.pth")
     (packed,) = json.loads(run("archive", "net.pth", "--model-file", "model.py", "--json").out)
     assert (packed["archive"], packed["request"]) == ("net.mar", None)
+    (warning,) = packed["warnings"]
+    assert warning.startswith("the model does not load on this machine: net.pth does not fit model.py")
+    ended = run("archive", "net.pth", "--model-file", "model.py", "--force")
+    assert f"Warning: {warning}" in ended.err
+    assert ended.out.endswith("try it: tsx serve net.mar\n")

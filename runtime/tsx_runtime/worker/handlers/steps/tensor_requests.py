@@ -254,7 +254,7 @@ def _tensor(value: Any, spec: InputSpec) -> torch.Tensor:
     try:
         tensor = torch.from_numpy(_usable(value)) if typed else torch.tensor(value)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise MalformedTensors(f"These are no numbers, or lists of different lengths: {error}.") from error
+        raise MalformedTensors(f"The values cannot be read as numbers in lists of equal lengths: {error}.") from error
     wanted = spec.dtype
     if wanted is None:
         return tensor if typed and tensor.dtype != torch.float64 else tensor.float()
