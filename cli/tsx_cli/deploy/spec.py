@@ -28,6 +28,9 @@ Target = Literal["container", "sagemaker", "lambda", "kubernetes"]
 NAME = re.compile(r"[a-z0-9](-?[a-z0-9])*")
 LONGEST_NAME = 40  # what is added to it for SageMaker's names, of 63 characters, fits behind it
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_:=-]*")
+MEMORY = r"^[1-9]\d*(Mi|Gi)$"
+TAINT = re.compile(r"[\w./-]+(=[\w.-]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?", re.ASCII)
+SECRET_KEY = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[\w.-]+", re.ASCII)
 ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", re.ASCII)
 
 
@@ -224,18 +227,43 @@ class Kubernetes(SpecSection):
     context: str | None = None  # of kubectl
     replicas: int = Field(default=2, ge=0)
     most_replicas: int = Field(default=8, ge=1)  # as many as `replicas` or fewer: no scaling
-    queue_target: int = Field(default=4, ge=1)  # requests that wait, for each replica, above which more replicas start
+    queue_target: int = Field(default=4, ge=0)  # requests that wait, for each replica, above which more start; 0: only the CPU decides
+    cpu_target: int = Field(default=80, ge=1)  # percent of `cpu` in use above which more start
     cpu: str = Field(default="2", pattern=r"^[1-9]\d*$|^[1-9]\d*m$")
-    memory: str = Field(default="4Gi", pattern=r"^[1-9]\d*(Mi|Gi)$")
+    memory: str = Field(default="4Gi", pattern=MEMORY)
+    disk: str = Field(default="4Gi", pattern=MEMORY)  # of a pod's own: its log, and /tmp
+    shared_memory: str = Field(default="1Gi", pattern=MEMORY)  # of /dev/shm, which counts as memory
     gpus: int = Field(default=0, ge=0)
+    node_selector: dict[str, str] = Field(default_factory=dict)  # labels of the nodes that it may run on
+    tolerations: Words = ()  # taints of nodes that it may run on all the same, as key, key=value or key=value:effect
+    secrets: dict[str, str] = Field(default_factory=dict)  # environment variable -> SECRET/KEY that it is read from
+    allow_from: Words = ()  # namespaces that may send requests; with one of the two, all others may not
+    metrics_from: Words = ()  # namespaces that may read metrics
     token_secret: str | None = None  # Secret with the keys `inference` and `management`; without it no tokens are asked for
     pull_secret: str | None = None
     monitoring: bool = True  # a ServiceMonitor, which needs Prometheus' operator
+    monitor_labels: dict[str, str] = Field(default_factory=dict)  # by which the operator selects it, such as release = "prometheus"
     startup_timeout: Annotated[Seconds, Field(ge=10)] = 600
     grace: Annotated[Seconds, Field(ge=10)] = 60
     kserve: bool = False  # an InferenceService instead of a Deployment
     protocol: Literal["v1", "v2"] = "v2"  # of KServe: the handler gets what is in `instances`, or the tensors of `inputs`
     storage: str | None = None  # where KServe finds the archive, such as s3://bucket/models/digits
+
+    @field_validator("tolerations")
+    @classmethod
+    def _taints(cls, taints: tuple[str, ...]) -> tuple[str, ...]:
+        for taint in taints:
+            if not TAINT.fullmatch(taint):
+                raise ValueError(f"'{taint}' is no taint: write key, key=value or key=value:NoSchedule")
+        return taints
+
+    @field_validator("secrets")
+    @classmethod
+    def _keys(cls, secrets: dict[str, str]) -> dict[str, str]:
+        for variable, place in secrets.items():
+            if not SECRET_KEY.fullmatch(place):
+                raise ValueError(f"{variable} is '{place}': write SECRET/KEY, the name of a Secret and the key in it")
+        return secrets
 
 
 class DeploySpec(SpecSection):

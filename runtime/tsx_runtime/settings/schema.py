@@ -322,6 +322,7 @@ class Settings(BaseModel):
     install_py_dep_per_model: bool = Field(False, description="install the packages in the requirements file of an archive")
     install_timeout: int = Field(600, ge=1, description="maximum time to install the requirements of one model, in seconds")
     max_environments_size: int = Field(32 << 30, ge=0, description="maximum size of installed requirements that no model uses, in bytes")
+    cpus: int = Field(0, ge=0, description="cores that all workers share; 0 = those that this process and its control group may use")
     cpu_launcher_enable: bool = Field(False, description="pin each CPU worker to its own cores")
     cpu_launcher_args: str = Field("", description="which cores: options of torch.backends.xeon.run_cpu")
     plugins: list[str] = Field([], description="plugins to load: names of entry points of installed packages")

@@ -18,6 +18,7 @@ PLURALS = {
     "services": "Service",
     "horizontalpodautoscalers": "HorizontalPodAutoscaler",
     "poddisruptionbudgets": "PodDisruptionBudget",
+    "networkpolicies": "NetworkPolicy",
     "servicemonitors": "ServiceMonitor",
     "clusterservingruntimes": "ClusterServingRuntime",
     "inferenceservices": "InferenceService",

@@ -21,6 +21,7 @@ NAMES = {
     "Service": "service.yaml",
     "HorizontalPodAutoscaler": "autoscaler.yaml",
     "PodDisruptionBudget": "disruption.yaml",
+    "NetworkPolicy": "network-policy.yaml",
     "ServiceMonitor": "monitor.yaml",
     "ClusterServingRuntime": "serving-runtime.yaml",
     "InferenceService": "inference-service.yaml",

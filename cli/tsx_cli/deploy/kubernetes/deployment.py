@@ -18,7 +18,7 @@ from tsx_cli.deploy.kubernetes.kinds import KIND, REVISION, TYPES, Cluster, sele
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.spec import DeploySpec
 
-OWN = ("Deployment", "InferenceService", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "ServiceMonitor")
+OWN = ("Deployment", "InferenceService", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "NetworkPolicy", "ServiceMonitor")
 _FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
 
 

@@ -21,6 +21,7 @@ TYPES = {  # as kubectl is asked for them
     "Service": "services",
     "HorizontalPodAutoscaler": "horizontalpodautoscalers.v2.autoscaling",
     "PodDisruptionBudget": "poddisruptionbudgets.v1.policy",
+    "NetworkPolicy": "networkpolicies.v1.networking.k8s.io",
     "ServiceMonitor": "servicemonitors.v1.monitoring.coreos.com",
     "ClusterServingRuntime": "clusterservingruntimes.v1alpha1.serving.kserve.io",
     "InferenceService": "inferenceservices.v1beta1.serving.kserve.io",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
@@ -27,6 +27,8 @@ def manifests(spec: DeploySpec, image: str, labels: Mapping[str, str]) -> list[M
         made.append(_autoscaler(spec, labels))
     if max(own.replicas, 1) > 1:
         made.append(_budget(spec, labels))
+    if own.allow_from or own.metrics_from:
+        made.append(_network_policy(spec, labels))
     if own.monitoring:
         made.append(_monitor(spec, labels))
     return made
@@ -65,15 +67,18 @@ def _deployment(spec: DeploySpec, image: str, labels: Mapping[str, str]) -> Mani
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": UID,
+            "runAsGroup": UID,
             "fsGroup": UID,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
+        "topologySpreadConstraints": [_spread(spec, over) for over in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")],
         "containers": [_container(spec, image)],
         "volumes": [
-            {"name": "tmp", "emptyDir": {}},
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
+            {"name": "tmp", "emptyDir": {"sizeLimit": canonical(own.disk)}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": canonical(own.shared_memory)}},
         ],
     }
+    pod |= _nodes(spec)
     if own.pull_secret is not None:
         pod["imagePullSecrets"] = [{"name": own.pull_secret}]
     metadata = _metadata(spec, labels)
@@ -88,6 +93,27 @@ def _deployment(spec: DeploySpec, image: str, labels: Mapping[str, str]) -> Mani
     if not scales(spec):
         body = {"replicas": own.replicas, **body}  # else it is the autoscaler's, and not this file's, to say
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": body}
+
+
+def _nodes(spec: DeploySpec) -> Manifest:
+    own = spec.kubernetes
+    taints = [*(["nvidia.com/gpu"] if own.gpus else []), *own.tolerations]
+    return {
+        **({"nodeSelector": own.node_selector} if own.node_selector else {}),
+        **({"tolerations": [_toleration(taint) for taint in taints]} if taints else {}),
+    }
+
+
+def _spread(spec: DeploySpec, over: str) -> Manifest:
+    """A preference: where there is one zone, or too few nodes, pods run all the same."""
+    return {"maxSkew": 1, "topologyKey": over, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {"matchLabels": _selector(spec)}}
+
+
+def _toleration(taint: str) -> Manifest:
+    named, _, effect = taint.partition(":")
+    key, equals, value = named.partition("=")
+    matched = {"key": key, "operator": "Equal", "value": value} if equals else {"key": key, "operator": "Exists"}
+    return matched | ({"effect": effect} if effect else {})
 
 
 def _container(spec: DeploySpec, image: str) -> Manifest:
@@ -117,7 +143,9 @@ def _container(spec: DeploySpec, image: str) -> Manifest:
 def _sizes(spec: DeploySpec, *, limit_cpu: bool) -> Manifest:
     own = spec.kubernetes
     requests = {"cpu": canonical(own.cpu), "memory": canonical(own.memory)}
-    limits = requests if limit_cpu else {"memory": requests["memory"]}
+    if not own.kserve:
+        requests["ephemeral-storage"] = canonical(own.disk)
+    limits = {name: size for name, size in requests.items() if limit_cpu or name != "cpu"}
     return {"requests": requests, "limits": limits | ({"nvidia.com/gpu": str(own.gpus)} if own.gpus else {})}
 
 
@@ -136,38 +164,64 @@ def _environment(spec: DeploySpec) -> list[Manifest]:
         variables["TSX_DISABLE_TOKEN_AUTHORIZATION"] = "true"
     variables |= spec.env
     listed: list[Manifest] = [{"name": name, "value": value} for name, value in variables.items()]
+    # What it may count on, rounded up: without a limit of its CPU the pod would take all cores of its node for its own.
+    listed.append({"name": "TSX_CPUS", "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}})
+    secrets = dict(own.secrets)
     if own.token_secret is not None:
-        for name, key in (("TSX_INFERENCE_TOKEN", "inference"), ("TSX_MANAGEMENT_TOKEN", "management")):
-            listed.append({"name": name, "valueFrom": {"secretKeyRef": {"name": own.token_secret, "key": key}}})
-    return listed
+        secrets |= {"TSX_INFERENCE_TOKEN": f"{own.token_secret}/inference", "TSX_MANAGEMENT_TOKEN": f"{own.token_secret}/management"}
+    return listed + _from_secrets(secrets)
+
+
+def _from_secrets(secrets: Mapping[str, str]) -> list[Manifest]:
+    places = {name: place.partition("/") for name, place in secrets.items()}
+    return [{"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}} for name, (secret, _, key) in places.items()]
 
 
 def _service(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
-    ports = [{"name": name, "port": port, "targetPort": name, "protocol": "TCP"} for name, port in (("http", HTTP), ("metrics", METRICS))]
+    ports = [
+        {"name": name, "port": port, "targetPort": name, "protocol": "TCP", "appProtocol": "http"}
+        for name, port in (("http", HTTP), ("metrics", METRICS))
+    ]
     body = {"type": "ClusterIP", "selector": _selector(spec), "ports": ports}
     return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(spec, labels), "spec": body}
 
 
 def _autoscaler(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
-    """By requests that wait: the processor of a model that batches is busy long before it is too busy."""
+    """By requests that wait, which come before a processor that is busy; and by the processor, which needs no adapter."""
     own = spec.kubernetes
-    metric = {
-        "type": "Pods",
-        "pods": {"metric": {"name": "tsx_queue_depth"}, "target": {"type": "AverageValue", "averageValue": str(own.queue_target)}},
-    }
+    metrics: list[Manifest] = [
+        {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": own.cpu_target}}}
+    ]
+    if own.queue_target:
+        target = {"type": "AverageValue", "averageValue": str(own.queue_target)}
+        metrics.append({"type": "Pods", "pods": {"metric": {"name": "tsx_queue_depth"}, "target": target}})
+    doubled = {"type": "Percent", "value": 100, "periodSeconds": 30}
     body = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": spec.name},
         "minReplicas": max(own.replicas, 1),
         "maxReplicas": own.most_replicas,
-        "metrics": [metric],
-        "behavior": {"scaleDown": {"stabilizationWindowSeconds": 300}},
+        "metrics": metrics,
+        "behavior": {"scaleUp": {"stabilizationWindowSeconds": 0, "policies": [doubled]}, "scaleDown": {"stabilizationWindowSeconds": 300}},
     }
     return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": _metadata(spec, labels), "spec": body}
 
 
 def _budget(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
-    body = {"maxUnavailable": 1, "selector": {"matchLabels": _selector(spec)}}
+    body = {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow", "selector": {"matchLabels": _selector(spec)}}
     return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": _metadata(spec, labels), "spec": body}
+
+
+def _network_policy(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
+    """Probes come from the node, which no policy keeps out."""
+    own = spec.kubernetes
+    ingress = [_ingress(names, port) for names, port in ((own.allow_from, "http"), (own.metrics_from, "metrics")) if names]
+    body = {"podSelector": {"matchLabels": _selector(spec)}, "policyTypes": ["Ingress"], "ingress": ingress}
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": _metadata(spec, labels), "spec": body}
+
+
+def _ingress(namespaces: Sequence[str], port: str) -> Manifest:
+    peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}} for name in namespaces]
+    return {"from": peers, "ports": [{"protocol": "TCP", "port": port}]}
 
 
 def _monitor(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
@@ -175,7 +229,9 @@ def _monitor(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
     if spec.kubernetes.token_secret is not None:
         endpoint["authorization"] = {"type": "Bearer", "credentials": {"name": spec.kubernetes.token_secret, "key": "management"}}
     body = {"selector": {"matchLabels": _selector(spec)}, "endpoints": [endpoint]}
-    return {"apiVersion": "monitoring.coreos.com/v1", "kind": "ServiceMonitor", "metadata": _metadata(spec, labels), "spec": body}
+    metadata = _metadata(spec, labels)
+    metadata["labels"] = spec.kubernetes.monitor_labels | metadata["labels"]
+    return {"apiVersion": "monitoring.coreos.com/v1", "kind": "ServiceMonitor", "metadata": metadata, "spec": body}
 
 
 def serving_runtime(image: str) -> Manifest:
@@ -227,8 +283,9 @@ def inference_service(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
         "resources": _sizes(spec, limit_cpu=True),
     }
     variables = {"TSX_SERVICE_ENVELOPE": "kserve" if own.protocol == "v1" else "kservev2", **spec.env}
-    model["env"] = [{"name": name, "value": value} for name, value in variables.items()]
-    predictor = {"minReplicas": own.replicas, "maxReplicas": max(own.most_replicas, own.replicas, 1), "timeout": own.grace, "model": model}
+    model["env"] = [{"name": name, "value": value} for name, value in variables.items()] + _from_secrets(own.secrets)
+    predictor: Manifest = {"minReplicas": own.replicas, "maxReplicas": max(own.most_replicas, own.replicas, 1), "timeout": own.grace}
+    predictor |= {"model": model, **_nodes(spec)}
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",

@@ -32,13 +32,13 @@ class WorkerPlacement(NamedTuple):
     shares_cores: bool  # `threads` is its share of the machine's cores, and changes with it
 
 
-def machine(launcher: bool, arguments: str, environ: Mapping[str, str]) -> Machine:
-    """Raises SettingError for `cpu_launcher_args` that this machine cannot follow."""
+def machine(launcher: bool, arguments: str, environ: Mapping[str, str], cores: int = 0) -> Machine:
+    """`cores`: 0 for all that this process may use. Raises SettingError for `cpu_launcher_args` that this machine cannot follow."""
     first, _, _ = environ.get("OMP_NUM_THREADS", "").partition(",")
     threads = int(first) if first.strip().isdecimal() else None
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if not launcher:
-        return Machine(cpu_count(), threads, visible=visible)
+        return Machine(cores or cpu_count(), threads, visible=visible)
     try:
         pinning, cpus = parse_pinning(arguments), read_cpus()
         if cpus:
@@ -50,7 +50,7 @@ def machine(launcher: bool, arguments: str, environ: Mapping[str, str]) -> Machi
     if pinning.ignored:
         text = "cpu_launcher_args: %s does nothing here; to preload libraries, set LD_PRELOAD for the server itself"
         logger.warning(text, ", ".join(pinning.ignored))
-    return Machine(cpu_count(), threads, tuple(cpus), pinning, visible)
+    return Machine(cores or cpu_count(), threads, tuple(cpus), pinning, visible)
 
 
 def placement_of(

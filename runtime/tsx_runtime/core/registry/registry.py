@@ -79,7 +79,7 @@ class Registry:
         host = ServerResources(
             settings,
             self._starter,
-            machine(settings.cpu_launcher_enable, settings.cpu_launcher_args, os.environ),
+            machine(settings.cpu_launcher_enable, settings.cpu_launcher_args, os.environ, settings.cpus),
             itertools.count(FIRST_WORKER_ID),
             self.gpus,
             self._choose_gpus,

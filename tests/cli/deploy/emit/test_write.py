@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from tests.support.models import make_model
 from tests.support.wheels import make_wheel
@@ -46,7 +47,13 @@ CLUSTERS: dict[str, dict[str, Any]] = {
     "tokens": {"kubernetes": {"token_secret": "tokens", "pull_secret": "pull", "namespace": "models"}, "env": {"A": "b"}},
     "fixed": {"kubernetes": {"replicas": 3, "most_replicas": 3}},
     "kserve": {"kubernetes": {"kserve": True, "storage": "s3://models/digits", "gpus": 1}},
-}
+    "guarded": {
+        "kubernetes": {
+            "allow_from": "shop,search", "metrics_from": "monitoring", "tolerations": "pool=models:NoSchedule,spot", "gpus": 1,
+            "node_selector": {"disk": "ssd"}, "secrets": {"HF_TOKEN": "hub/token"}, "monitor_labels": {"release": "prometheus"},
+        },
+    },
+}  # fmt: skip
 STACKS: dict[str, dict[str, Any]] = {
     "plain": {},
     "whole": {
@@ -128,7 +135,51 @@ def test_manifests_are_what_kubernetes_takes(tmp_path: Path) -> None:
                 "Kustomization",
             ):  # no part of Kubernetes
                 kubernetes_validate.validate(manifest, "1.33", strict=True)
-    assert kinds >= {"Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "ServiceMonitor", "InferenceService"}
+    assert kinds >= {
+        "Deployment",
+        "Service",
+        "HorizontalPodAutoscaler",
+        "PodDisruptionBudget",
+        "ServiceMonitor",
+        "InferenceService",
+        "NetworkPolicy",
+    }
+
+
+def test_manifests_hold_what_a_cluster_of_several_teams_asks_for() -> None:
+    files = emit("kubernetes", spec("kubernetes", **CLUSTERS["guarded"]), FACTS, LOCAL).files
+    made = {name: yaml.safe_load(text)["spec"] for name, text in files.items() if name.endswith(".yaml") and name != "kustomization.yaml"}
+    pod = made["deployment.yaml"]["template"]["spec"]
+    assert pod["securityContext"]["runAsGroup"] == pod["securityContext"]["runAsUser"]
+    assert [each["topologyKey"] for each in pod["topologySpreadConstraints"]] == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
+    assert pod["nodeSelector"] == {"disk": "ssd"}
+    assert pod["tolerations"] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists"},
+        {"key": "pool", "operator": "Equal", "value": "models", "effect": "NoSchedule"},
+        {"key": "spot", "operator": "Exists"},
+    ]
+    (container,) = pod["containers"]
+    assert container["resources"]["limits"] == {"memory": "4Gi", "ephemeral-storage": "4Gi", "nvidia.com/gpu": "1"}
+    sources = {each["name"]: each["valueFrom"] for each in container["env"] if "valueFrom" in each}
+    assert sources["TSX_CPUS"] == {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}
+    assert sources["HF_TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+    assert [volume["emptyDir"]["sizeLimit"] for volume in pod["volumes"]] == ["4Gi", "1Gi"]
+    rules = [
+        ([peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"] for peer in rule["from"]], rule["ports"][0]["port"])
+        for rule in made["network-policy.yaml"]["ingress"]
+    ]
+    assert rules == [(["shop", "search"], "http"), (["monitoring"], "metrics")]
+    assert made["disruption.yaml"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+    assert [metric["type"] for metric in made["autoscaler.yaml"]["metrics"]] == ["Resource", "Pods"]
+    assert yaml.safe_load(files["monitor.yaml"])["metadata"]["labels"]["release"] == "prometheus"
+    alone = emit("kubernetes", spec("kubernetes", kubernetes={"queue_target": 0}), FACTS, LOCAL).files
+    assert [metric["type"] for metric in yaml.safe_load(alone["autoscaler.yaml"])["spec"]["metrics"]] == ["Resource"]
+
+
+@pytest.mark.parametrize(("key", "value"), [("tolerations", "a:Never"), ("secrets", {"A": "no-key"})])
+def test_what_kubernetes_would_refuse_is_refused_before(key: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=r"write (key|SECRET/KEY)"):
+        spec("kubernetes", kubernetes={key: value})
 
 
 @pytest.mark.usefixtures("processes")

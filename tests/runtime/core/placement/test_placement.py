@@ -186,3 +186,8 @@ def test_only_who_needs_it_is_a_program_of_its_own():
 def test_a_model_over_several_gpus_starts_with_as_many_workers_as_fit():
     config, _ = parse_model_config({"parallelType": "tp", "torchrun": {"nproc-per-node": 2}})
     assert plan(RegisterOrder(url="m", loaded_at_startup=True), config, Settings(), 5).min_workers == 2
+
+
+def test_a_number_of_cores_that_is_set_goes_before_those_of_the_machine():
+    assert machine(False, "", {}, 3).cores == 3
+    assert machine(False, "", {}).cores == devices.cpu_count()
