@@ -16,7 +16,7 @@ from urllib.parse import unquote, urljoin
 
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import HTTPError, ProtocolError
+from urllib3.exceptions import HTTPError, IncompleteRead, ProtocolError
 
 from tsx_archiver.storage.private_directory import private_opener
 from tsx_runtime.errors import DownloadFailed
@@ -269,5 +269,9 @@ def _forget(part: Path) -> None:
 
 
 def _in_words(error: BaseException | None) -> str:
-    reason = getattr(error, "original_error", None) or getattr(error, "reason", None) or error
-    return str(reason) or type(reason).__name__
+    """Its innermost cause: the texts of urllib3's own errors hold the names of its objects."""
+    if isinstance(error, IncompleteRead):
+        return f"the connection ended {error.expected} bytes before the end of the file"
+    places = [getattr(error, name, None) for name in ("original_error", "reason", "__cause__")]
+    cause = next((each for each in (*places, *getattr(error, "args", ())) if isinstance(each, BaseException)), None)
+    return _in_words(cause) if cause is not None else str(error) or type(error).__name__

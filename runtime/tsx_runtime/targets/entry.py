@@ -57,7 +57,7 @@ def chosen(env: Mapping[str, str]) -> str:
     """Raises SettingError."""
     named = env.get(TARGET, "").strip().lower()
     if named and named not in TARGETS:
-        raise SettingError(f"{TARGET} is '{named}'{suggestion(named, TARGETS)} There are {', '.join(TARGETS)}")
+        raise SettingError(f"{TARGET} is '{named}'{suggestion(named, TARGETS) or '.'} There are {', '.join(TARGETS)}")
     if named:
         return named
     if env.get(RUNTIME_API):

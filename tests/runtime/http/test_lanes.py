@@ -407,7 +407,7 @@ def test_both_lanes_say_the_same_of_what_is_wrong(lanes: Lanes, raw: bytes, afte
     ("raw", "cause"),
     [
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "the client began a TLS connection. Use http:// instead of https://."),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "the client began HTTP/2. Use HTTP/1.1; gRPC clients use the"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "Use HTTP/1.1; the ports for gRPC are those of grpc_inference_port and"),
         (b"LOAD / HTTP/1.1\r\n\r\n", "The method LOAD of the request is not known. Use GET,"),
         (b"post / HTTP/1.1\r\n\r\n", "The method post of the request is not known. Write it in upper case."),
         (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n\x16z\r\n", "HTTP/1.1: invalid character in chunk size."),

@@ -102,8 +102,21 @@ def test_a_server_that_stays_busy_is_given_up(site: Site, part: Path) -> None:
 
 def test_nobody_listens(site: Site, part: Path, free_ports) -> None:
     (port,) = free_ports(1)
-    with pytest.raises(DownloadFailed, match="refused"):
+    with pytest.raises(DownloadFailed, match=r"^\[Errno \d+\] Connection refused$"):
         download(parse_url(f"http://127.0.0.1:{port}/m.mar"), part, rules(site, allowed=f"127.0.0.1:{port}"))
+
+
+def test_a_connection_that_always_breaks_is_reported_in_words(site: Site, part: Path) -> None:
+    def break_off(request) -> bool:
+        request.send_response(200)
+        request.send_header("Content-Length", "100")
+        request.end_headers()
+        request.wfile.write(b"x" * 40)
+        return True
+
+    site.answer = break_off
+    with pytest.raises(DownloadFailed, match=r"^the connection ended 60 bytes before the end of the file$"):
+        download(parse_url(site.url()), part, rules(site))
 
 
 def test_a_file_that_says_it_is_too_large_is_not_begun(site: Site, part: Path) -> None:

@@ -60,7 +60,7 @@ def deployment_options(
 ) -> DeploymentOptions:
     """Which deployment. Raises UsageError for a target that there is not."""
     if target is not None and target not in TARGETS:
-        raise UsageError(f"--target: there is no '{target}'{suggestion(target, TARGETS)} There is {', '.join(TARGETS)}")
+        raise UsageError(f"--target: there is no '{target}'{suggestion(target, TARGETS) or '.'} There are {', '.join(TARGETS)}")
     given: dict[str, Any] = {"name": name, "target": target, "region": region, "profile": profile}
     for assignment in assign or []:
         _assign(given, assignment)

@@ -65,8 +65,8 @@ def not_http(begun: bytes, error: BaseException) -> BadRequest:
             return BadRequest("This server is no proxy, and does not know the method CONNECT. Do not use its address as one.")
         reason = "the URL of the request cannot be read"
     if _HTTP_2 in reason:
-        ports = "grpc_inference_port (7070) and grpc_management_port (7071)"
-        return BadRequest(f"This port speaks HTTP/1.1, and the client began HTTP/2. Use HTTP/1.1; gRPC clients use the ports {ports}.")
+        ports = "those of grpc_inference_port and grpc_management_port"
+        return BadRequest(f"This port speaks HTTP/1.1, and the client began HTTP/2. Use HTTP/1.1; the ports for gRPC are {ports}.")
     if isinstance(error, httptools.HttpParserInvalidMethodError):
         if begun.startswith(_TLS):
             return BadRequest("This port speaks plain HTTP, and the client began a TLS connection. Use http:// instead of https://.")

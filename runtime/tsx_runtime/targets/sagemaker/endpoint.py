@@ -57,7 +57,7 @@ def settings_of(env: Mapping[str, str]) -> tuple[SageMakerSettings, Settings]:
     """Also sets up the log. `TSX_*` variables override those of SageMaker and its toolkit."""
     unknown = next((name for name in env if name.startswith(OWN_PREFIX) and name not in OWN), None)
     if unknown is not None:
-        raise SettingError(f"unknown variable '{unknown}'{suggestion(unknown, OWN)} There are {', '.join(OWN)}")
+        raise SettingError(f"unknown variable '{unknown}'{suggestion(unknown, OWN) or '.'} There are {', '.join(OWN)}")
     environment = read_environment(env)
     given = {
         name: text for name, text in env.items() if name not in (*OWN, MODEL_DIR, MODEL_NAME)

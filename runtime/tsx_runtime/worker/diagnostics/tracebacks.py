@@ -45,8 +45,8 @@ def outline(error: BaseException) -> str:
 
 
 def is_own(file: str) -> bool:
-    """Whether it is a file of the model that this process serves, with all links followed."""
-    return own_modules.root is not None and is_inside(Path(file), own_modules.root)
+    """Whether it is a file of the model that this process serves, with all links followed. `<frozen importlib._bootstrap>` is no file."""
+    return own_modules.root is not None and Path(file).is_absolute() and is_inside(Path(file), own_modules.root)
 
 
 def _chain(trace: traceback.TracebackException) -> Iterator[tuple[str, traceback.TracebackException]]:

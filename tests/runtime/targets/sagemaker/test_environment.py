@@ -114,6 +114,8 @@ def test_each_kind_of_endpoint_has_its_own_times_and_workers() -> None:
     assert [read_environment({"SAGEMAKER_CONTAINER_LOG_LEVEL": text}).log_level for text in ("30", "warning", "")] == [30, 30, None]
     with pytest.raises(SettingError, match="unknown variable 'TSX_SAGEMAKER_LINE'; did you mean 'TSX_SAGEMAKER_LINES'"):
         settings_of({"TSX_SAGEMAKER_LINE": "true"})
+    with pytest.raises(SettingError, match=r"unknown variable 'TSX_SAGEMAKER_BUCKET_PREFIX'\. There are "):
+        settings_of({"TSX_SAGEMAKER_BUCKET_PREFIX": "true"})
 
 
 def version(workers: int = 1, batch: int = 1, queue: int = 100) -> ModelVersion:

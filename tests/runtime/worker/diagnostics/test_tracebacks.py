@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from tests.runtime.worker.conftest import StartWorker
 from tsx_runtime.worker.diagnostics.printing import WorkerJsonFormatter, WorkerTextFormatter
-from tsx_runtime.worker.diagnostics.tracebacks import format_error
+from tsx_runtime.worker.diagnostics.tracebacks import format_error, outline
 from tsx_runtime.worker.handler_api.modules import OwnModules
 
 SECRET = "root:the-secret-word:1:0:\n"
@@ -70,3 +72,14 @@ def test_neither_does_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert not any("the-secret-word" in text for text in shown[0])
     assert all("x = = 1" in text for text in shown[1])
     assert not any("caught.value" in text for pair in shown for text in pair)  # this test is no file of the model's
+
+
+def test_frames_of_the_import_system_are_not_the_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own = OwnModules()
+    own.root = tmp_path
+    monkeypatch.setattr("tsx_runtime.worker.diagnostics.tracebacks.own_modules", own)
+    monkeypatch.chdir(tmp_path)  # a worker runs in the model's directory, below which a relative name would be
+    (tmp_path / "handler.py").write_text("x = = 1\n")
+    with pytest.raises(SyntaxError) as caught:
+        SourceFileLoader("handler", str(tmp_path / "handler.py")).exec_module(ModuleType("handler"))
+    assert outline(caught.value) == "SyntaxError: invalid syntax\n  handler.py:1: x = = 1"
