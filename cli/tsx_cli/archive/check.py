@@ -71,18 +71,18 @@ async def _check(path: Path, samples: list[ModelSample], settings: Settings, tol
 
 async def _compare(version: ModelVersion, samples: list[ModelSample], tolerance: float) -> list[str]:
     """Send each sample alone, then all in one full batch; where they do not fill it, they come again."""
-    alone = [await _send(version, sample) for sample in samples]
-    again = await _send(version, samples[0])
+    alone = [await send(version, sample) for sample in samples]
+    again = await send(version, samples[0])
     if difference(alone[0], again, tolerance) is not None:
         both = f"{excerpt(alone[0].body)}, {excerpt(again.body)}"
         return [f"{samples[0].name}: two answers to the same request, sent alone, differ: {both}; is the model in eval mode?"]
     # One more than a batch holds: whether the first or the last of them leaves alone, the others fill a batch that has every sample.
     order = [index % len(samples) for index in range(version.batch_size + 1)]
-    batched = await asyncio.gather(*(_send(version, samples[index]) for index in order))
+    batched = await asyncio.gather(*(send(version, samples[index]) for index in order))
     return findings([samples[index].name for index in order], [alone[index] for index in order], batched, tolerance)
 
 
-async def _send(version: ModelVersion, sample: ModelSample) -> ComparedAnswer:
+async def send(version: ModelVersion, sample: ModelSample) -> ComparedAnswer:
     headers = [(b"content-type", sample.content_type.encode()), (b"content-length", str(len(sample.body)).encode())]
     job = WaitingJob(wire.request_meta(uuid.uuid4().hex, b"", headers), sample.body, time.monotonic())
     version.submit(job)

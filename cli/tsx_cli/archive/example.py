@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_archiver import ArchiveError, ArchiveSpec, plan_archive
+from tsx_cli.archive.check import ModelSample, send
 from tsx_cli.archive.directory import as_directory
 from tsx_cli.common.curl import curl
 from tsx_runtime.api.samples import example_of
@@ -35,7 +36,10 @@ def find_example(spec: ArchiveSpec, settings: Settings) -> Any:
 async def _ask(directory: Path, settings: Settings) -> Any:
     async with open_model(directory, settings) as version:
         example = await example_of(version)
-        return None if example is None else json.loads(example.body)
+        if example is None:
+            return None
+        answer = await send(version, ModelSample(example.source, example.content_type, example.body))
+        return json.loads(example.body) if answer.status < 400 else None
 
 
 def request_line(name: str, example: Any, settings: Settings) -> str:

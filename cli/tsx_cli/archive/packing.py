@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from tsx_cli.archive.model_file import DEFAULT_HANDLER, HandlerFiles, work_out
 from tsx_cli.common.failure import FAILED, UsageError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.options import read_settings
+from tsx_runtime.shared.log_format import escaped
 
 if TYPE_CHECKING:
     from tsx_cli.archive.check import CheckResult
@@ -88,10 +89,7 @@ def pack(path: Path | None, order: Packing, *, quiet: bool) -> Packed:
     warnings: list[str] = []
     with progress_bar(f"Packing {spec.model_name}", shown=not quiet and sys.stderr.isatty()) as progress:
         written = write_archive(spec, order.export_path, format=order.format, force=order.force, progress=progress, warn=warnings.append)
-    line = None
-    if order.import_it and spec.handler == DEFAULT_HANDLER:
-        line, problem = example_line(spec)
-        warnings += [] if problem is None else [problem]
+    line = example_line(spec, warnings.append) if order.import_it and spec.handler == DEFAULT_HANDLER else None
     for warning in warnings:
         print(f"Warning: {warning}", file=sys.stderr)
     bytes_written = (
@@ -104,8 +102,8 @@ def pack(path: Path | None, order: Packing, *, quiet: bool) -> Packed:
     return Packed(str(written), spec.model_name, spec.version, spec.handler, bytes_written, notes, warnings, line)
 
 
-def example_line(spec: ArchiveSpec) -> tuple[str | None, str | None]:
-    """A request that the default handler answers, as a line for a shell, where one is found; and why the model does not load, if so."""
+def example_line(spec: ArchiveSpec, warn: Callable[[str], None]) -> str | None:
+    """A request that the default handler answers, as a line for a shell; None where none is found, and for a model that does not load."""
     from tsx_cli.archive.example import find_example, request_line  # here, for the reason below
     from tsx_runtime.errors import LoadFailed, SettingError
 
@@ -113,11 +111,12 @@ def example_line(spec: ArchiveSpec) -> tuple[str | None, str | None]:
     try:
         with silent():
             example = find_example(spec, settings)
-        return None if example is None else request_line(spec.model_name, example, settings), None
-    except LoadFailed as error:
-        return None, f"the model does not load on this machine: {error.message.partition(chr(10))[0]}"
+        return None if example is None else request_line(spec.model_name, example, settings)
+    except LoadFailed as error:  # it may load where it is served
+        warn(f"{spec.model_name} does not load on this machine: {escaped(error.message.partition(chr(10))[0])}")
+        return None
     except (SettingError, OSError):  # a certificate that no server can use, which `tsx serve` says
-        return None, None
+        return None
 
 
 @contextmanager

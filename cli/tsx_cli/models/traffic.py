@@ -156,6 +156,8 @@ def with_shares(named: Mapping[str, float], answer: Mapping[str, Any]) -> dict[s
     taken = {labels.get(word, word) for word in named}
     rest = {word: weight for word, weight in there.items() if labels.get(word, word) not in taken and weight > 0}
     given = sum(named.values())
+    if not rest and given == 0:
+        raise UsageError("all shares are 0, which leaves no version for the requests; give one of them a share, or --clear")
     if not rest:
         return dict.fromkeys(there) | dict(named)
     if given > 100:

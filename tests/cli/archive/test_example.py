@@ -55,7 +55,20 @@ def test_a_model_that_does_not_load_here_is_packed_without_a_request(run: Run, t
     (packed,) = json.loads(run("archive", "net.pth", "--model-file", "model.py", "--json").out)
     assert (packed["archive"], packed["request"]) == ("net.mar", None)
     (warning,) = packed["warnings"]
-    assert warning.startswith("the model does not load on this machine: net.pth does not fit model.py")
+    assert warning.startswith("net does not load on this machine: net.pth does not fit model.py: 2 missing keys")
     ended = run("archive", "net.pth", "--model-file", "model.py", "--force")
     assert f"Warning: {warning}" in ended.err
     assert ended.out.endswith("try it: tsx serve net.mar\n")
+
+
+def test_a_request_that_is_answered_with_an_error_is_not_printed(run: Run, tmp_path: Path) -> None:
+    model = torch.jit.trace(torch.nn.Sequential(torch.nn.Linear(4, 4), Spectrum()), torch.zeros(1, 4))
+    model.save(tmp_path / "spectrum.pt")  # its answers are complex numbers, which JSON has not
+    ended = run("archive", "spectrum.pt")
+    assert "try it: tsx serve spectrum.mar\n" in ended.out
+    assert "another terminal" not in ended.out
+
+
+class Spectrum(torch.nn.Module):
+    def forward(self, signal: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(signal)

@@ -76,6 +76,12 @@ def test_shares_beyond_everything_are_refused() -> None:
         with_shares({"2.0": 110}, {"default": "1.0", "traffic": {}})
 
 
+@pytest.mark.parametrize(("named", "weights"), [({"1.0": 0}, {}), ({"1.0": 0, "2.0": 0}, {"1.0": 90, "2.0": 10})])
+def test_shares_that_are_all_zero_are_refused(named: dict[str, float], weights: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="all shares are 0"):
+        with_shares(named, {"default": "1.0", "traffic": {"weights": weights}})
+
+
 def test_a_version_has_one_weight() -> None:
     with pytest.raises(UsageError, match=r"'1\.0' has two shares"):
         _weights(["1.0=90", "2.0=10", "1.0=10"])

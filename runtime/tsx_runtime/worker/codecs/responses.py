@@ -80,6 +80,7 @@ def encode_answers(results: list[Any], context: Context, limit: int, error_statu
                     own += headers
                 answers.append((_status_of(processor), own, body))
         except PredictionFailed as error:
+            logger.error("the answer of request %s cannot be sent: %s", context.get_request_id(idx), error)
             answers.append(failure(error, error_status))
         except Exception as error:  # the boundary to a user's values, whose own methods write them as JSON or pickle them
             logger.error("the answer of request %s cannot be sent", context.get_request_id(idx), exc_info=error)

@@ -250,13 +250,15 @@ class _Batch:
             self.over = True
             return _Failure(GONE, place_of(error), "", "")
         answer, place, words = failure(error, model.error_status), place_of(error), in_words(error)
+        if answer[0] < 500:  # the client's fault: unlike any other, as it says nothing of the handler
+            place = place._replace(line=-positions[0])
         if isinstance(error, BadRows) and self._refuse(error, positions):
             self.answers.update({positions[idx]: answer for idx in begun if idx not in error.faults})
             left = [position for idx, position in enumerate(positions) if idx not in error.faults and idx not in begun]
             return _Failure(answer, place, words, "", left=left, named=True)
         if isinstance(error, InvalidInput) and (len(positions) == 1 or not model.retry):
             self.answers.update(dict.fromkeys(positions, answer))
-            return _Failure(answer, place._replace(line=-positions[0]), words, "")  # unlike any other: it says nothing of the handler
+            return _Failure(answer, place, words, "")
         memory = is_out_of_device_memory(error)
         self.lost = self.lost or is_device_lost(error)
         left = [position for idx, position in enumerate(positions) if idx not in begun] if len(positions) > 1 and model.retry else []

@@ -158,6 +158,15 @@ def test_json_is_labelled_unless_the_handler_labels_it() -> None:
     ]
 
 
+def test_an_answer_that_cannot_be_sent_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    context = Context("m", "/m", {}, 1, None, "1")
+    context.begin(["a\r\n\r\n", "b\r\n\r\n"])
+    encode_answers([{1, 2}, "x" * 2000], context, 1000)
+    first, second = caplog.messages
+    assert first.startswith("the answer of request a cannot be sent: Unsupported model output data type. The handler returned set")
+    assert second.startswith("the answer of request b cannot be sent: The answer has 2000 bytes")
+
+
 def test_what_is_the_handlers_fault_has_the_status_of_the_setting() -> None:
     context = Context("m", "/m", {}, 1, None, "1")
     context.begin(["a\r\n\r\n"])

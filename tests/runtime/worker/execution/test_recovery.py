@@ -84,6 +84,13 @@ def test_few_guilty_requests_get_their_own_errors_and_all_others_their_answers(s
     assert len(handler.calls) <= 1 + ALIKE + 2 * len(guilty) * size.bit_length()
 
 
+@given(SIZES, st.data())
+def test_requests_refused_with_a_status_of_the_client_fail_no_other_however_many_they_are(size: int, data: st.DataObject) -> None:
+    refused = data.draw(st.sets(st.integers(0, size - 1)))
+    words = [f"{'refused' if idx in refused else 'word'} {idx}" for idx in range(size)]
+    assert run(Handler().model(), words) == expected(words)
+
+
 @given(st.lists(st.sampled_from(["word", "guilty", "refused"]), min_size=1, max_size=40))
 def test_any_guilty_get_their_own_errors_where_one_of_the_first_samples_is_innocent(kinds: list[str]) -> None:
     words = [f"{kind} {idx}" for idx, kind in enumerate(["word", *kinds])]

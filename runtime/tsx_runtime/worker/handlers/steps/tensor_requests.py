@@ -256,6 +256,8 @@ def _tensor(value: Any, spec: InputSpec) -> torch.Tensor:
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise MalformedTensors(f"The values cannot be read as numbers in lists of equal lengths: {error}.") from error
     wanted = spec.dtype
+    if tensor.is_complex() and wanted is not None and not wanted.is_complex:
+        raise MalformedTensors(f"These are complex numbers, and the model takes {str(wanted).removeprefix('torch.')}.")
     if wanted is None:
         return tensor if typed and tensor.dtype != torch.float64 else tensor.float()
     if tensor.is_floating_point() and not (spec.certain or wanted.is_floating_point):

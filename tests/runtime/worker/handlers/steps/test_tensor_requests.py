@@ -215,6 +215,7 @@ def test_a_wrong_request_is_answered_with_one_that_the_model_takes(made: Made, f
         assert f"The model takes float32 rows of shape {known}. Send JSON: one row or a list of rows" in text, body
         assert text.endswith("Example: what python3 -c 'print([[[0]*28]*28])' prints."), body
     assert "a PNG image" in handler.refused({"body": image})[0]
+    assert "complex numbers" in handler.refused({"body": npy(np.array(IMAGE, "complex64"))})[0]  # their imaginary parts would be lost
     command = re.search(r"python3 -c '(.*)'", text)
     assert command is not None
     example = subprocess.run(["python3", "-c", command[1]], check=True, capture_output=True, text=True).stdout
