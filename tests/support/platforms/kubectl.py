@@ -32,6 +32,7 @@ class Cluster:
 
     def __init__(self, patch: pytest.MonkeyPatch, *, unknown: frozenset[str] = frozenset()) -> None:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
+        self.owners: dict[tuple[str, str], dict[str, set[tuple[str, ...]]]] = {}  # manager -> fields that it has applied
         self.calls: list[list[str]] = []
         self.unknown = unknown
         self.looks, self.left, self.failure = 0, 0, ""
@@ -82,18 +83,34 @@ class Cluster:
         deployment["status"] = {**status, "availableReplicas": ready, "readyReplicas": ready}
 
     def _apply(self, words: list[str], stdin: str) -> str:
-        said = json.loads(stdin)
+        """By the rules of server-side apply: what a manager applies no more goes, unless another one has applied it too."""
+        said, manager = json.loads(stdin), words[words.index("--field-manager") + 1]
         kind, name = said["kind"], said["metadata"]["name"]
         before = self.objects.get((kind, name))
-        made = copy.deepcopy(said)
+        made = copy.deepcopy(before) if before else {"metadata": {}, "spec": {"clusterIP": "10.0.0.1"}}  # what a platform adds
+        owners, now = self.owners.setdefault((kind, name), {}), dict(_fields(said))
+        for other in owners.values():
+            other.difference_update({field for field in other if field in now and _at(made, field) != now[field]})
+        others = set[tuple[str, ...]]().union(*(fields for owner, fields in owners.items() if owner != manager))
+        for field in owners.get(manager, set()) - set(now) - others:
+            _at(made, field[:-1]).pop(field[-1], None)
+        for field, value in now.items():
+            place = made
+            for key in field[:-1]:
+                place = place.setdefault(key, {})
+            place[field[-1]] = value
+        owners[manager] = set(now)
         made["metadata"]["generation"] = (before["metadata"]["generation"] if before else 0) + 1
-        made["metadata"]["managedFields"] = []
-        made["spec"].setdefault("clusterIP", "10.0.0.1")  # what a platform adds is no difference
+        made["metadata"]["managedFields"] = [
+            {"manager": owner, "fieldsV1": {"f:spec": {f"f:{field[1]}": {} for field in fields if field[0] == "spec"}}}
+            for owner, fields in owners.items()
+        ]
         self.objects[kind, name] = made
         if kind == "Deployment":
+            made["spec"].setdefault("replicas", 1)
             annotations = made["metadata"].setdefault("annotations", {})
-            annotations[REVISION] = (before["metadata"]["annotations"] if before else {}).get(REVISION, "0")
-            if before is None or before["spec"]["template"] != said["spec"]["template"]:
+            annotations.setdefault(REVISION, "0")
+            if before is None or before["spec"]["template"] != made["spec"]["template"]:
                 self._roll_out(made)
         return ""
 
@@ -124,9 +141,25 @@ class Cluster:
     def _delete(self, words: list[str], stdin: str) -> str:
         kind = self._kind(words[0])
         self.objects.pop((kind, words[1]), None)
+        self.owners.pop((kind, words[1]), None)
         if kind == "Deployment":
             self.objects = {key: each for key, each in self.objects.items() if key[0] not in ("ReplicaSet", "Pod")}
         return ""
 
     def _logs(self, words: list[str], stdin: str) -> str:
         return "[pod/digits-1/tsx] RuntimeError: no weights\n"
+
+
+def _fields(said: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Lists are one field each."""
+    for key, value in said.items():
+        if isinstance(value, dict) and value:
+            yield from _fields(value, (*above, key))
+        else:
+            yield (*above, key), value
+
+
+def _at(made: dict[str, Any], field: tuple[str, ...]) -> Any:
+    for key in field:
+        made = made.get(key, {})
+    return made

@@ -31,7 +31,8 @@ ADVICE = {
     "ClusterServingRuntime": "KServe is not installed there; --set kubernetes.kserve=false creates a Deployment",
     "InferenceService": "KServe is not installed there; --set kubernetes.kserve=false creates a Deployment",
 }
-MANAGER = "tsx"
+MANAGER = "tsx"  # the owner of the fields that are applied
+KEEPER = "tsx-replicas"  # that of a Deployment's number of pods between this manager and an autoscaler
 REVISION = "deployment.kubernetes.io/revision"
 UNKNOWN = "doesn't have a resource type"
 
@@ -95,9 +96,28 @@ class KubernetesObject(ResourceKind):
         return Observed(name, {"metadata": found["metadata"], "spec": found.get("spec", {})}, tags, {"Ref": name}, state, reason)
 
     def create(self, cloud: Cluster, resource: Resource) -> None:
-        words = ["apply", "--server-side", "--force-conflicts", "--field-manager", MANAGER]
+        self._apply(cloud, resource.name, resource.properties, MANAGER)
+
+    def update(self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
+        if self._kind == "Deployment" and "replicas" not in resource.properties["spec"]:
+            self._keep_replicas(cloud, resource)
+        self.create(cloud, resource)
+
+    def _keep_replicas(self, cloud: Cluster, resource: Resource) -> None:
+        """Until the autoscaler decides: a number of pods that its only owner does not apply any more becomes 1."""
+        doing = f"looking for the owner of the number of pods of {resource.name}"
+        found = cloud.get(TYPES[self._kind], resource.name, "--show-managed-fields", doing=doing)
+        owners = (found or {}).get("metadata", {}).get("managedFields") or []
+        if found is not None and any(
+            each.get("manager") == MANAGER and "f:replicas" in each.get("fieldsV1", {}).get("f:spec", {}) for each in owners
+        ):
+            kept = {key: found[key] for key in ("apiVersion", "kind")} | {"metadata": {"name": resource.name}}
+            self._apply(cloud, resource.name, kept | {"spec": {"replicas": found["spec"]["replicas"]}}, KEEPER, "--validate=false")
+
+    def _apply(self, cloud: Cluster, name: str, said: Mapping[str, Any], manager: str, *more: str) -> None:
+        words = ["apply", "--server-side", "--force-conflicts", "--field-manager", manager, *more]
         words += ["--namespace", cloud.namespace, "--filename", "-"]
-        cloud.program.ask(*words, doing=f"applying the {self._kind} {resource.name}", stdin=json.dumps(resource.properties))
+        cloud.program.ask(*words, doing=f"applying the {self._kind} {name}", stdin=json.dumps(said))
 
     def delete(self, cloud: Cluster, found: Observed) -> None:
         words = ("delete", TYPES[self._kind], found.name, "--namespace", cloud.namespace, "--ignore-not-found")

@@ -90,6 +90,17 @@ def test_what_is_not_asked_for_any_more_goes(deploy: Deploy, cluster: Cluster) -
     assert cluster.objects["Deployment", "digits"]["spec"]["replicas"] == 2
 
 
+def test_an_autoscaler_takes_over_without_a_loss_of_pods(deploy: Deploy, cluster: Cluster) -> None:
+    fixed = ("--set", "kubernetes.replicas=3", "--set", "kubernetes.most_replicas=3")
+    deploy.apply(*fixed)
+    for word in ("a", "b"):  # the second time, nobody owns the number any more but the autoscaler
+        deploy.apply("--set", "kubernetes.replicas=2", "--set", f"env.A={word}")
+        assert cluster.objects["Deployment", "digits"]["spec"]["replicas"] == 3
+    assert sum("tsx-replicas" in call for call in cluster.calls) == 1
+    deploy.apply(*fixed[:2], "--set", "kubernetes.most_replicas=2")
+    assert cluster.objects["Deployment", "digits"]["spec"]["replicas"] == 3
+
+
 def test_a_rollout_that_fails_says_what_its_pods_wait_for_and_is_mended(deploy: Deploy, cluster: Cluster) -> None:
     deploy.apply()
     cluster.failure = "ImagePullBackOff"
