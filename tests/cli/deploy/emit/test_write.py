@@ -319,7 +319,10 @@ def test_requirements_of_the_archive_are_installed_in_the_image(deploy: Deploy, 
         archive.writestr("needs.txt", "tqdm==4.67.1\n")
     deploy("--emit", "dockerfile", "out", "--target", "sagemaker")
     assert (tmp_path / "out" / "requirements.txt").read_text() == "tqdm==4.67.1\n"
-    assert "--requirement /tmp/requirements.txt" in (tmp_path / "out" / "Dockerfile").read_text()
+    dockerfile = (tmp_path / "out" / "Dockerfile").read_text().replace(" \\\n    ", " ")
+    (installed,) = [line for line in dockerfile.splitlines() if "--requirement /tmp/requirements.txt" in line]
+    assert '--extra-index-url "$TORCH_INDEX_URL"' in installed  # torchvision of another index does not fit torch of this one
+    assert installed.endswith('"torch==${TORCH_VERSION}"')
 
 
 @pytest.mark.parametrize(
