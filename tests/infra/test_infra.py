@@ -208,3 +208,8 @@ def test_the_runtime_for_kserve_is_the_one_that_tsx_deploy_makes() -> None:
     text = (INFRA / "kserve" / "serving-runtime.yaml").read_text()
     (runtime,) = yaml.safe_load_all(text)
     assert runtime == serving_runtime(runtime["spec"]["containers"][0]["image"])
+
+
+def test_the_role_of_an_endpoint_may_look_at_the_alarms_of_a_canary() -> None:
+    policy = json.loads((INFRA / "iam" / "execution-sagemaker.json").read_text())
+    assert "cloudwatch:DescribeAlarms" in {action for statement in policy["Statement"] for action in statement["Action"]}

@@ -80,7 +80,7 @@ def documents() -> dict[str, Document]:
     """The files of infra/iam: ACCOUNT, REGION and NAME stand for what they say."""
     found: dict[str, Document] = {}
     for target in SERVICES:
-        spec = DeploySpec.model_validate({"name": "x-name-x", "target": target, "model": "x.mar"})
+        spec = DeploySpec.model_validate({"name": "x-name-x", "target": target, "model": "x.mar", "canary": {}})
         text = json.dumps(execution(spec, "ACCOUNT", "REGION", "tsx-ACCOUNT-REGION")).replace(spec.name, "NAME")
         found[f"deployer-{target}"] = deployer(target, "ACCOUNT", "REGION")
         found[f"execution-{target}"] = json.loads(text)
