@@ -155,7 +155,7 @@ def _endpoint(spec: DeploySpec, account: str, region: str, bucket: str) -> list[
     wanted.append(_writes_logs(place, f"/aws/sagemaker/Endpoints/{spec.name}"))
     wanted.append(_allow("Metrics", ["cloudwatch:PutMetricData"]))
     if spec.canary is not None:
-        wanted.append(_allow("GoBack", ["cloudwatch:DescribeAlarms"]))
+        wanted.append(_allow("LookAtAlarms", ["cloudwatch:DescribeAlarms"]))
     queued = own.asynchronous
     outputs = [queued.output, queued.failures] if queued is not None else []
     outputs += [own.data_capture.to] if own.data_capture is not None else []
