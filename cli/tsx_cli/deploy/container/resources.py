@@ -15,6 +15,7 @@ TOKENS = ("TSX_INFERENCE_TOKEN", "TSX_MANAGEMENT_TOKEN")
 OPEN = "TSX_DISABLE_TOKEN_AUTHORIZATION"
 INSIDE, METRICS_INSIDE = 8080, 8082
 SCRATCH = "/tmp:exec"  # torch.compile puts libraries there
+PROCESSES = 4096  # and threads, at most
 MARGIN = 5  # seconds of the grace period that are left for the end itself
 
 
@@ -57,6 +58,8 @@ def compose(spec: DeploySpec, image: str, *, stage: str | None, labels: Mapping[
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
         "shm_size": "1g",
+        "pids_limit": PROCESSES,
+        "logging": {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}},
         "environment": {**{name: _literal(value) for name, value in environment(spec).items()}, **asked},
         "ports": published(spec),
         "labels": {name: _literal(value) for name, value in shown(labels).items()},
@@ -67,6 +70,7 @@ def compose(spec: DeploySpec, image: str, *, stage: str | None, labels: Mapping[
             "timeout": "5s",
             "retries": 3,
             "start_period": f"{own.startup_timeout}s",
+            "start_interval": "2s",
         },
     }
     if own.cpus is not None:
@@ -83,7 +87,8 @@ def run_words(spec: DeploySpec, image: str, *, name: str, labels: Mapping[str, s
     """What follows `docker` or `podman`. Tokens are taken from this command's environment, so that no list of processes shows them."""
     own = spec.container
     words = ["run", "--detach", "--name", name, "--init", "--restart", "unless-stopped", "--read-only", "--tmpfs", SCRATCH]
-    words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--shm-size", "1g", "--stop-timeout", str(own.grace)]
+    words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--shm-size", "1g", "--pids-limit", str(PROCESSES)]
+    words += ["--stop-timeout", str(own.grace)]
     words += ["--health-cmd", shlex.join(HEALTH), "--health-interval", "10s", "--health-timeout", "5s", "--health-retries", "3"]
     words += ["--health-start-period", f"{own.startup_timeout}s"]
     for key, value in environment(spec).items():

@@ -243,6 +243,7 @@ def test_a_container_that_others_reach_asks_for_tokens() -> None:
     own = yaml.safe_load(emit("compose", spec("container"), FACTS, LOCAL).files["compose.yaml"])["services"]["digits"]
     assert own["environment"]["TSX_DISABLE_TOKEN_AUTHORIZATION"] == "true"
     assert own["ports"] == ["127.0.0.1:8080:8080", "127.0.0.1:8082:8082"]
+    assert (own["pids_limit"], own["logging"]["options"]) == (4096, {"max-size": "20m", "max-file": "5"})
     theirs = yaml.safe_load(emit("compose", spec("container", container={"host": "0.0.0.0"}), FACTS, LOCAL).files["compose.yaml"])
     environment = theirs["services"]["digits"]["environment"]
     assert environment["TSX_INFERENCE_TOKEN"].startswith("${TSX_INFERENCE_TOKEN:?")
