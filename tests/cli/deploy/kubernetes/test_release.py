@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -19,6 +20,7 @@ from tsx_cli.deploy.engine import engine
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.programs import Program
 from tsx_cli.deploy.kubernetes import kinds, release
+from tsx_cli.main import main
 
 GATEWAY = ("--set", "kubernetes.gateway=web/public", "--set", "kubernetes.hostnames=digits.example.com")
 CANARY = (*GATEWAY, "--canary", "10%", "--bake", "10m", "--alarm", "5xx>0", "--alarm", "p95>300ms")
@@ -287,5 +289,39 @@ def test_a_deployment_without_the_label_of_instances_is_updated_first(deploy: De
     assert "have no label app.kubernetes.io/instance" in deploy.err
     deploy.apply(*GATEWAY, *NEW)  # which keeps the selector, as the cluster would refuse another
     assert deployment["selector"] != cluster.objects["Service", "digits"]["spec"]["selector"]
+    first = cluster.objects["ReplicaSet", "digits-1"]["spec"]["template"]["metadata"]["labels"]
+    del first["app.kubernetes.io/instance"]
+    deploy("rollback", "--yes", code=1)
+    assert "version 1 of digits was made by an earlier tsx, and the Service would not find its pods" in deploy.err
     deploy.apply(*CANARY)
     assert "A" not in variables(cluster)
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["before", "after"])
+def test_a_call_that_fails_is_made_again_by_the_next_run(
+    deploy: Deploy, cluster: Cluster, watched: Watched, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    """Each call that changes something fails once, before it is carried out or with its answer lost."""
+    run, failed = cluster.run, set[str]()
+
+    def failing(words: list[str], stdin: str) -> Any:
+        said = json.loads(stdin or "{}")
+        what = f"{words[:3]} {said.get('kind')} {said.get('metadata', {}).get('name')} {watched.weights()}"
+        if words[0] not in ("apply", "create", "delete") or what in failed:
+            return run(words, stdin)
+        failed.add(what)
+        if is_lost:
+            run(words, stdin)
+        return subprocess.CompletedProcess(["kubectl"], 1, "", "broken off")
+
+    monkeypatch.setattr(cluster, "run", failing)
+    for words in (CANARY, (*CANARY, *NEW)):
+        command = ["deploy", "apply", "digits.mar", "--no-check", "--yes", "--image", "a/b@sha256:1", "--name", "digits"]
+        for _ in range(60):
+            if main([*command, "--target", "kubernetes", *words]) == 0:
+                break
+            assert "broken off" in deploy.capsys.readouterr().err
+    assert len(failed) > 15
+    assert variables(cluster)["A"] == "b"
+    assert watched.weights() == {"digits": 1}
+    assert not [name for _, name in cluster.objects if "canary" in name]
