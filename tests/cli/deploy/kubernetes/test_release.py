@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.deploy.kubernetes.conftest import Deploy
+from tests.cli.deploy.kubernetes.conftest import Deploy, check
 from tests.support.platforms.kubectl import Cluster
 from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
@@ -131,6 +131,10 @@ def test_a_canary_that_holds_moves_on_without_a_moment_in_which_requests_have_no
     forwarded = [call for call in cluster.calls if call[0] == "port-forward"]
     assert forwarded[0][3:] == ["pod/digits-canary-pod-0", ":8082"]
     assert 40 < len(forwarded) < 70  # not at each look
+    assert ("Deployment", "digits-canary") in {(each["kind"], each["metadata"]["name"]) for each in cluster.applied}
+    for manifest in cluster.applied:
+        manifest["spec" if "spec" in manifest else "data"].pop("clusterIP", None)  # what the double adds to all
+        check(manifest)
 
 
 @pytest.mark.parametrize(
