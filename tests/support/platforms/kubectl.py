@@ -74,8 +74,6 @@ class Cluster:
 
     def _get(self, words: list[str], stdin: str) -> str:
         kind = self._kind(words[0])
-        if "--limit" in words:
-            return ""
         for (other, _), each in self.objects.items():
             if other in ("Deployment", "HTTPRoute", "InferenceService"):
                 getattr(self, f"_get_on_{other.lower()}")(each)

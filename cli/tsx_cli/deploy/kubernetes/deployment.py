@@ -34,7 +34,7 @@ class KubernetesTarget:
         made = []
         for manifest in manifests(spec, facts.image, tags):
             kind = manifest["kind"]
-            if kind == "ServiceMonitor" and spec.kubernetes.monitoring is None and not cloud.knows(kind):
+            if kind == "ServiceMonitor" and spec.kubernetes.monitoring is None and not cloud.knows(kind, spec.name):
                 notes.append("no ServiceMonitor is created, because the cluster does not have the Prometheus operator")
                 continue
             own = {} if kind == "ClusterServingRuntime" else tags  # which every deployment of the cluster shares

@@ -77,7 +77,7 @@ def test_each_program_is_asked_in_its_own_words(monkeypatch: pytest.MonkeyPatch)
         return subprocess.CompletedProcess([], 0 if program.name == "skopeo" else 1, f"{DIGEST}\n", "")
 
     monkeypatch.setattr(Program, "try_", try_)
-    monkeypatch.setattr(programs.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     assert programs.pinned(f"{REPOSITORY}:1") == f"{REPOSITORY}@{DIGEST}"
     assert asked == [
         ["crane", "digest", f"{REPOSITORY}:1"],
@@ -93,5 +93,5 @@ def test_podman_and_buildah_write_the_digest_into_a_file(monkeypatch: pytest.Mon
         return subprocess.CompletedProcess([], 0, "Copying blob sha256:" + "0" * 64, "")
 
     monkeypatch.setattr(Program, "try_", try_)
-    monkeypatch.setattr(programs.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     assert Builder("podman").push(f"{REPOSITORY}:1") == f"{REPOSITORY}@{DIGEST}"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,6 +106,12 @@ def watched(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.fixture
+def kubectl() -> str:
+    """The real one, before `deploy` puts the double's name on the PATH."""
+    return shutil.which("kubectl") or ""
 
 
 def variables(cluster: Cluster, name: str = "digits") -> dict[str, str]:
@@ -329,3 +338,21 @@ def test_a_call_that_fails_is_made_again_by_the_next_run(
     assert variables(cluster)["A"] == "b"
     assert watched.weights() == {"digits": 1}
     assert not [name for _, name in cluster.objects if "canary" in name]
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+@pytest.mark.usefixtures("processes")
+def test_kubectl_knows_each_word_that_it_is_given(kubectl: str, deploy: Deploy, cluster: Cluster, watched: Watched, tmp_path: Path) -> None:
+    begun(deploy, watched)
+    (tmp_path / "in.json").write_text("{}")
+    deploy("promote", "--yes")
+    deploy("logs", "--since", "1h")
+    deploy("invoke", "in.json", code=1)
+    deploy("rollback", "--yes")
+    deploy("destroy", "--yes")
+    forms = {(words[0], *(word for word in words if word.startswith("--"))): words for words in cluster.calls}
+    assert {form[0] for form in forms} == {"get", "apply", "create", "delete", "rollout", "logs", "port-forward"}
+    for words in forms.values():
+        command = [kubectl, "--server", "http://127.0.0.1:1", *words]
+        done = subprocess.run(command, input="{}", capture_output=True, text=True, timeout=60, check=False)
+        assert not re.search("unknown|invalid argument|Usage:", done.stderr), done.stderr
