@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
-from tsx_cli.deploy.aws.alarms import Bound
+from tsx_cli.deploy.aws.alarms import AlarmBound
 from tsx_cli.deploy.engine.canary import Baking, Shift, decide
 from tsx_cli.deploy.engine.resources import State
 from tsx_cli.deploy.kubernetes.gateway import ANNOTATION
@@ -34,7 +34,7 @@ _BOUND = re.compile(r'\ble="([^"]+)"')
 
 
 @dataclass(frozen=True)
-class Canary:
+class CanaryState:
     """As the annotation has it."""
 
     version: str  # a digest of the pods' template
@@ -46,20 +46,20 @@ class Canary:
     def text(self) -> str:
         return json.dumps(asdict(self))
 
-    def ending(self, reason: str) -> Canary:
+    def ending(self, reason: str) -> CanaryState:
         return replace(self, ended=reason)
 
 
-def read_canary(found: Mapping[str, Any]) -> Canary | None:
+def read_canary(found: Mapping[str, Any]) -> CanaryState | None:
     """Of a route."""
     text = (found["metadata"].get("annotations") or {}).get(ANNOTATION)
-    return None if text is None else Canary(**json.loads(text))
+    return None if text is None else CanaryState(**json.loads(text))
 
 
 class Surroundings(NamedTuple):
     """What the cluster shows of a canary."""
 
-    canary: Canary | None
+    canary: CanaryState | None
     pods: tuple[State, str]  # of the canary's Deployment
     percent: float  # of the requests, by the route
     route: tuple[State, str]  # whether the Gateway has taken it
@@ -123,7 +123,7 @@ def read_counters(text: str) -> Counters:
     return Counters(errors, below)
 
 
-def went_off(bounds: Sequence[Bound], before: Mapping[str, Counters], after: Mapping[str, Counters], seconds: float) -> dict[str, str]:
+def went_off(bounds: Sequence[AlarmBound], before: Mapping[str, Counters], after: Mapping[str, Counters], seconds: float) -> dict[str, str]:
     """The bounds that the pods' requests between two looks exceed, with what was measured."""
     pairs = [(before.get(pod, Counters()), now) for pod, now in after.items()]
     errors = sum(now.errors - then.errors for then, now in pairs) / max(1.0, seconds / WINDOW)

@@ -9,28 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_cli.deploy.aws.alarms import Bound, read_bound
+from tsx_cli.deploy.aws.alarms import AlarmBound, read_bound
 from tsx_cli.deploy.engine.canary import Shift
 from tsx_cli.deploy.engine.resources import State
-from tsx_cli.deploy.kubernetes.canary import Canary, Counters, Surroundings, next_step, percentile, read_counters, went_off
+from tsx_cli.deploy.kubernetes.canary import CanaryState, Counters, Surroundings, next_step, percentile, read_counters, went_off
 
 START = datetime(2026, 11, 21, tzinfo=timezone.utc)
 SHIFT = Shift(10, 600, ("5xx>0",))
 READY: tuple[State, str] = ("ready", "")
 BUSY: tuple[State, str] = ("changing", "0 of 1 pods are ready")
-BAKING = Canary("new", 10, START.isoformat())
+BAKING = CanaryState("new", 10, START.isoformat())
 
 
 @pytest.mark.parametrize(
     ("version", "shift", "seen", "off", "after", "action"),
     [
         ("new", SHIFT, Surroundings(None, BUSY, 0, READY), {}, 0, "start"),
-        ("new", SHIFT, Surroundings(Canary("old", 10, START.isoformat()), READY, 10, READY), {}, 0, "start"),
-        ("new", SHIFT, Surroundings(Canary("new", 10), BUSY, 0, READY), {}, 0, "wait"),
-        ("new", SHIFT, Surroundings(Canary("new", 10), ("failed", "ImagePullBackOff"), 0, READY), {}, 0, "end"),
-        ("new", SHIFT, Surroundings(Canary("new", 10), READY, 0, READY), {}, 0, "route"),
-        ("new", SHIFT, Surroundings(Canary("new", 10), READY, 10, BUSY), {}, 0, "wait"),
-        ("new", SHIFT, Surroundings(Canary("new", 10), READY, 10, READY), {}, 0, "bake"),
+        ("new", SHIFT, Surroundings(CanaryState("old", 10, START.isoformat()), READY, 10, READY), {}, 0, "start"),
+        ("new", SHIFT, Surroundings(CanaryState("new", 10), BUSY, 0, READY), {}, 0, "wait"),
+        ("new", SHIFT, Surroundings(CanaryState("new", 10), ("failed", "ImagePullBackOff"), 0, READY), {}, 0, "end"),
+        ("new", SHIFT, Surroundings(CanaryState("new", 10), READY, 0, READY), {}, 0, "route"),
+        ("new", SHIFT, Surroundings(CanaryState("new", 10), READY, 10, BUSY), {}, 0, "wait"),
+        ("new", SHIFT, Surroundings(CanaryState("new", 10), READY, 10, READY), {}, 0, "bake"),
         ("new", SHIFT, Surroundings(BAKING, READY, 10, READY), {}, 599, "wait"),
         ("new", SHIFT, Surroundings(BAKING, READY, 10, READY), {}, 600, "move"),
         ("new", SHIFT, Surroundings(BAKING, READY, 10, READY), {"5xx>0": "3"}, 600, "end"),
@@ -56,7 +56,7 @@ def test_no_request_meets_a_version_that_is_not_there_whatever_goes_wrong(
 ) -> None:
     """A turn lets time pass, and says whether pods are ready and whether the Gateway has taken the route."""
     shift, now, stable = Shift(10, bake, ("5xx>0",)), START, "old"
-    canary: Canary | None = None
+    canary: CanaryState | None = None
     exists, percent, taken, ended = False, 0.0, 0.0, False
     for turn, (pause, pods, gateway) in enumerate([*turns, *[(700, True, True)] * 12]):
         now += timedelta(seconds=pause)
@@ -64,7 +64,7 @@ def test_no_request_meets_a_version_that_is_not_there_whatever_goes_wrong(
         seen = Surroundings(canary, READY if pods else BUSY, percent, READY if taken == percent else BUSY)
         step = next_step(None if stable == "new" else "new", shift, seen, {"5xx>0": "1"} if turn == alarm_at and exists else {}, now)
         if step.action == "start":
-            canary, exists = Canary("new", 10), True
+            canary, exists = CanaryState("new", 10), True
         elif step.action == "route":
             assert exists
             percent = 10
@@ -98,7 +98,7 @@ tsx_requests_total{model_name="digits",model_version="1.0",hostname="a"} 100
 """
 
 
-def bounds(*texts: str) -> list[Bound]:
+def bounds(*texts: str) -> list[AlarmBound]:
     return [bound for text in texts if (bound := read_bound(text)) is not None]
 
 

@@ -268,7 +268,7 @@ def test_a_plan_that_is_older_than_the_end_of_a_canary_sends_nothing_to_it(deplo
     manifest = dict(cluster.objects["HTTPRoute", "digits"])
     deploy("rollback", "--yes")
     there = kinds.Cluster(Program("kubectl"), "default")
-    release.Route().create(there, Resource("HTTPRoute", "Kubernetes::HTTPRoute", "digits", {**manifest, "kind": "HTTPRoute"}))
+    release.WeightedRoute().create(there, Resource("HTTPRoute", "Kubernetes::HTTPRoute", "digits", {**manifest, "kind": "HTTPRoute"}))
     assert watched.weights() == {"digits": 1}
 
 
