@@ -75,8 +75,8 @@ def next_step(version: str | None, shift: Shift | None, seen: Surroundings, went
 
     1. It is over, or has failed: the requests go back before its pods do.
     2. No canary is asked for any more: all pods get the new version at once.
-    3. It is not there, or another one is: it starts.
-    4. It does not become ready, or an alarm goes off: it ends.
+    3. It is not there, or it has another version or share: it starts.
+    4. It does not become ready or stay so, or an alarm goes off: it ends.
     5. It is ready: it gets its share, bakes, and moves.
     """
     canary, ready = seen.canary, ("ready", "")
@@ -86,18 +86,19 @@ def next_step(version: str | None, shift: Shift | None, seen: Surroundings, went
         return CanaryStep("remove") if seen.route == ready else CanaryStep("wait", f"the route: {seen.route[1]}")
     if shift is None:
         return CanaryStep("move", "all pods get the new version")
-    if canary is None or canary.version != version:
+    if canary is None or (canary.version, canary.percent) != (version, shift.percent):
         return CanaryStep("start", "the canary starts")
-    if seen.pods[0] == "failed" or went_off:
-        reasons = "; ".join(f"the alarm {name} went off ({reason})" for name, reason in went_off.items())
-        return CanaryStep("end", reasons or f"the canary failed: {seen.pods[1]}")
-    if seen.pods[0] == "changing" and not canary.since:
+    if went_off:
+        return CanaryStep("end", "; ".join(f"the alarm {name} went off ({reason})" for name, reason in went_off.items()))
+    if seen.pods[0] == "failed" or (seen.pods != ready and canary.since):
+        return CanaryStep("end", f"the canary's pods {'failed' if seen.pods[0] == 'failed' else 'are not ready any more'}: {seen.pods[1]}")
+    if seen.pods != ready:
         return CanaryStep("wait", f"the canary: {seen.pods[1]}")
     if abs(seen.percent - shift.percent) > 0.1:
         return CanaryStep("route", f"the canary gets {shift.percent:g} % of the requests")
     if seen.route != ready:
         return CanaryStep("wait", f"the route: {seen.route[1]}")
-    if not canary.since or canary.percent != shift.percent:
+    if not canary.since:
         return CanaryStep("bake", f"the canary has {shift.percent:g} % of the requests")
     baking = Baking(canary.version, canary.percent, datetime.fromisoformat(canary.since))
     todo = decide(canary.version, shift, baking, {}, now)

@@ -32,6 +32,7 @@ from tsx_cli.deploy.kubernetes.resources import HTTP, INSTANCE, METRICS, NAME
 MANAGER = "tsx-canary"  # the owner of the annotation that says how far a canary is
 OWN = ("Deployment", "PodDisruptionBudget", "NetworkPolicy", "ServiceMonitor", "Service")  # a canary's objects, as they are removed
 EVERY = 10.0  # seconds between two looks at the metrics
+BLIND = 300.0  # seconds without metrics after which a canary goes back
 LINES = "20"  # of the log of a canary that goes back
 
 
@@ -46,6 +47,7 @@ class Release(KubernetesObject):
     def __init__(self) -> None:
         super().__init__("Deployment")
         self._looks: list[tuple[datetime, dict[str, Counters]]] = []
+        self._blind: datetime | None = None  # since when metrics could not be read
         self._log = ""
 
     def observe(self, cloud: Cluster, name: str) -> Observed | None:
@@ -74,8 +76,14 @@ class Release(KubernetesObject):
         if shift is not None and canary is not None and canary.since and not canary.ended and canary.version == version:
             try:
                 off = self._watch(cloud, resource.name, canary, shift)
+                self._blind = None
             except CliError as error:  # it has its share, and stays where it is until it can be seen again
-                return f"the canary cannot be watched: {error.message}"
+                self._blind = self._blind or now()
+                text = f"the canary's metrics cannot be read: {error.message}"
+                if (now() - self._blind).total_seconds() <= BLIND:
+                    return text
+                self._carry_out(cloud, resource, found, canary, version, CanaryStep("end", text))
+                return text
         step = next_step(version, shift, seen, off, now())
         self._carry_out(cloud, resource, found, canary, version, step)
         if step.action == "remove" and any(field.path != "Canary" for field in fields):  # such as another number of pods
@@ -96,8 +104,7 @@ class Release(KubernetesObject):
             _route(cloud, name, float(resource.how["percent"]))
         elif step.action == "bake":
             assert canary is not None
-            since = now().isoformat(timespec="seconds")
-            _note(cloud, name, replace(canary, percent=float(resource.how["percent"]), since=since))
+            _note(cloud, name, replace(canary, since=now().isoformat(timespec="seconds")))
         elif step.action == "end":
             assert canary is not None
             words = ("--selector", selector({NAME: name, INSTANCE: canary_of(name)}), "--prefix", "--tail", LINES)

@@ -34,8 +34,9 @@ BAKING = CanaryState("new", 10, START.isoformat())
         ("new", SHIFT, Surroundings(BAKING, READY, 10, READY), {}, 599, "wait"),
         ("new", SHIFT, Surroundings(BAKING, READY, 10, READY), {}, 600, "move"),
         ("new", SHIFT, Surroundings(BAKING, READY, 10, READY), {"5xx>0": "3"}, 600, "end"),
-        ("new", replace(SHIFT, percent=20), Surroundings(BAKING, READY, 10, READY), {}, 600, "route"),
-        ("new", replace(SHIFT, percent=20), Surroundings(BAKING, READY, 20, READY), {}, 600, "bake"),
+        ("new", SHIFT, Surroundings(BAKING, BUSY, 10, READY), {}, 0, "end"),  # its requests have nobody
+        ("new", replace(SHIFT, percent=20), Surroundings(BAKING, READY, 10, READY), {}, 600, "start"),
+        ("new", replace(SHIFT, percent=20), Surroundings(CanaryState("new", 20), READY, 10, READY), {}, 600, "route"),
         ("new", None, Surroundings(BAKING, READY, 10, READY), {}, 0, "move"),  # nobody asks for a canary any more
         (None, SHIFT, Surroundings(BAKING, READY, 10, READY), {}, 0, "unroute"),  # the stable version is the new one
         (None, SHIFT, Surroundings(BAKING, READY, 0, BUSY), {}, 0, "wait"),
