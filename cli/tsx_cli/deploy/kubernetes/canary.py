@@ -21,12 +21,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from tsx_cli.deploy.aws.alarms import AlarmBound
 from tsx_cli.deploy.engine.canary import Baking, Shift, decide
 from tsx_cli.deploy.engine.resources import State
 from tsx_cli.deploy.kubernetes.gateway import ANNOTATION
+from tsx_runtime.core.telemetry.histogram import quantile
 
 WINDOW = 60.0  # seconds that a bound is about
 _SAMPLE = re.compile(r"^(tsx_errors_total|tsx_request_seconds_bucket)\{([^}]*)\} (\S+)", re.MULTILINE)
@@ -141,11 +143,7 @@ def went_off(bounds: Sequence[AlarmBound], before: Mapping[str, Counters], after
 
 
 def percentile(share: float, below: Mapping[float, float]) -> float:
-    """Seconds, by interpolation within a bucket, as Prometheus' histogram_quantile does it; 0 without requests."""
-    rank = share * max(below.values(), default=0.0)
-    lower, under = 0.0, 0.0
-    for bound in sorted(below) if rank else ():
-        if below[bound] >= rank:
-            return lower if bound == float("inf") else lower + (bound - lower) * (rank - under) / (below[bound] - under)
-        lower, under = bound, below[bound]
-    return 0.0
+    """Seconds; 0 without requests."""
+    bounds = sorted(below)
+    counts = [round(more - less) for less, more in pairwise([0.0, *(below[bound] for bound in bounds)])]
+    return quantile(counts, share, [bound for bound in bounds if bound != float("inf")]) or 0.0
