@@ -177,8 +177,12 @@ def _invoke(response: Any) -> Any:
     if body == b"raise":
         reported = json.dumps({"errorMessage": "the model did not load", "errorType": "LoadFailed"})
         return 200, {"content-type": "application/json", "x-amz-function-error": "Unhandled"}, reported
-    status = 400 if body == b"bad" else 200
-    return 200, {"content-type": "application/json"}, json.dumps({"statusCode": status, "body": body.decode(), "isBase64Encoded": False})
+    status, headers = 400 if body == b"bad" else 200, {"content-type": "application/json"}
+    return (
+        200,
+        {"content-type": "application/json"},
+        json.dumps({"statusCode": status, "headers": headers, "body": body.decode(), "isBase64Encoded": False}),
+    )
 
 
 def _history(account: Any) -> Any:

@@ -147,6 +147,10 @@ def test_a_file_is_sent_and_the_answer_printed(deploy: Deploy, course: Course, t
     deploy.apply()
     (tmp_path / "in.json").write_text("{}")
     assert deploy.verb("invoke", "in.json") == "body"  # moto's answer
+    assert json.loads(deploy.verb("invoke", "in.json", "--json")) == {"status": 200, "content_type": "content_type", "answer": "body"}
+    assert deploy.verb("invoke", "in.json", "--output", "answer") == ""
+    assert (tmp_path / "answer").read_text() == "body"
+    deploy.verb("invoke", "in.json", "--output", "answer", "--json", code=2)
     deploy("invoke", "absent.json", "--name", "digits", "--target", "sagemaker", code=1)
     assert "No such file or directory: 'absent.json'" in deploy.err
 
