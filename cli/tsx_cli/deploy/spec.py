@@ -31,6 +31,7 @@ WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_:=-]*")
 MEMORY = r"^[1-9]\d*(Mi|Gi)$"
 TAINT = re.compile(r"[\w./-]+(=[\w.-]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?", re.ASCII)
 SECRET_KEY = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[\w.-]+", re.ASCII)
+RETENTIONS = (0, 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653)
 ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", re.ASCII)
 
 
@@ -74,6 +75,16 @@ Percent = Annotated[float, BeforeValidator(where_text(parse_percent))]
 
 class SpecSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def retention(value: object) -> object:
+    value = whole(value)
+    if value not in RETENTIONS:
+        raise ValueError(f"CloudWatch keeps lines for one of {', '.join(map(str, RETENTIONS[1:]))} days; 0 leaves that to the log group")
+    return value
+
+
+Retention = Annotated[int, BeforeValidator(retention)]
 
 
 class Canary(SpecSection):
@@ -278,6 +289,7 @@ class DeploySpec(SpecSection):
     tags: dict[str, str] = Field(default_factory=dict)
     create_role: bool = False  # a role to run with is made, with what it needs and no more
     canary: Canary | None = None
+    log_retention: Retention = 30  # days that CloudWatch keeps the log of an endpoint or a function
     keep: int = Field(default=5, ge=1)  # earlier versions that can be gone back to
     build: Build = Field(default_factory=Build)
     sagemaker: SageMaker = Field(default_factory=SageMaker)

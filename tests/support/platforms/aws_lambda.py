@@ -10,7 +10,15 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import boto3
 import pytest
+
+TRUST = {"Statement": [{"Effect": "Allow", "Principal": {"Service": "lambda.amazonaws.com"}, "Action": "sts:AssumeRole"}]}
+
+
+def make_role(name: str = "deployed") -> None:
+    """That a function can run with."""
+    boto3.client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(TRUST))
 
 
 def patch_lambda(patch: pytest.MonkeyPatch, account: Any) -> None:

@@ -105,7 +105,7 @@ def _deploys_endpoints(account: str, place: str) -> list[Document]:
         _allow("Bucket", [f"s3:{each}" for each in on_bucket], [bucket]),
         _allow("Models", [f"s3:{each}" for each in on_objects], [f"{bucket}/tsx/*"]),
         _allow("FirstScaling", ["iam:CreateServiceLinkedRole"], [scaling]),
-        _logs(place, "/aws/sagemaker/Endpoints/*"),
+        *_logs(place, "/aws/sagemaker/Endpoints/*"),
     ]
 
 
@@ -127,7 +127,7 @@ def _deploys_functions(account: str, place: str) -> list[Document]:
         # For a repository of the same account, Lambda grants itself access with the permissions of the caller that creates the function.
         _allow("LetLambdaPull", ["ecr:GetRepositoryPolicy", "ecr:SetRepositoryPolicy"], [f"arn:aws:ecr:{place}:repository/*"]),
         _allow("FirstScaling", ["iam:CreateServiceLinkedRole"], [scaling]),
-        _logs(place, "/aws/lambda/*"),
+        *_logs(place, "/aws/lambda/*"),
     ]
 
 
@@ -142,9 +142,13 @@ def _watches(place: str) -> list[Document]:
     ]
 
 
-def _logs(place: str, group: str) -> Document:
-    verbs = ("DescribeLogGroups", "DescribeLogStreams", "FilterLogEvents", "GetLogEvents", "StartLiveTail")
-    return _allow("Logs", [f"logs:{each}" for each in verbs], [f"arn:aws:logs:{place}:log-group:{group}"])
+def _logs(place: str, group: str) -> list[Document]:
+    verbs = ["DescribeLogStreams", "FilterLogEvents", "GetLogEvents", "StartLiveTail", "CreateLogGroup", "DeleteLogGroup"]
+    verbs += ["PutRetentionPolicy", "TagResource", "ListTagsForResource"]
+    return [
+        _allow("Logs", [f"logs:{each}" for each in verbs], [f"arn:aws:logs:{place}:log-group:{group}"]),
+        _allow("FindLogs", ["logs:DescribeLogGroups"], [f"arn:aws:logs:{place}:log-group:*"]),
+    ]
 
 
 def _endpoint(spec: DeploySpec, account: str, region: str, bucket: str) -> list[Document]:

@@ -194,7 +194,7 @@ def promote(options: DeploymentOptions, yes: Yes = False, as_json: AsJson = Fals
 @with_options(deployment_options)
 def destroy(
     options: DeploymentOptions,
-    purge: Annotated[bool, typer.Option("--purge", help="Also remove uploaded models and built images.")] = False,
+    purge: Annotated[bool, typer.Option("--purge", help="Also remove uploaded models, built images and logs.")] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:

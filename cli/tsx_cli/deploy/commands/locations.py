@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.deploy.aws.kinds import autoscaling, cloudwatch, ecr, iam, s3
+from tsx_cli.deploy.aws.kinds import autoscaling, cloudwatch, ecr, iam, log_group, s3
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.aws_lambda.deployment import LambdaTarget
 from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS as LAMBDA_KINDS
@@ -41,6 +41,7 @@ AWS_KINDS: Mapping[str, ResourceKind] = {
     "AWS::CloudWatch::Alarm": cloudwatch.CloudWatchAlarm(),
     "AWS::ECR::Repository": ecr.Repository(),
     "AWS::IAM::Role": iam.Role(),
+    log_group.KIND: log_group.LogGroup(),
     "AWS::S3::Bucket": s3.Bucket(),
     "Tsx::ECR::Image": ecr.EcrImage(),
     "Tsx::S3::Object": s3.S3Object(),
@@ -62,13 +63,14 @@ class Location:
     def engine(self, on_event: OnEvent | None = None) -> Engine:
         return Engine(self.cloud, self.kinds) if on_event is None else Engine(self.cloud, self.kinds, on_event=on_event)
 
-    def images(self) -> list[Resource]:
-        """The repository that was made for this deployment, if one was."""
+    def leftovers(self, *, exists: bool) -> list[Resource]:
+        """What outlives a deployment in AWS: its log, and the repository that was made for it, with the images of all its versions."""
         if not isinstance(self.cloud, Cloud):
             return []
+        log = log_group.own_log_group(self.cloud, self.name, self.target, exists=exists)
         own = Resource("Repository", "AWS::ECR::Repository", own_repository(self.target, self.name), {})
         found = self.kinds[own.kind].observe(self.cloud, own.name)
-        return [own] if found is not None and found.tags.get(OWNER) == self.name else []
+        return [*log, own] if found is not None and found.tags.get(OWNER) == self.name else log
 
 
 def place(spec: DeploySpec) -> Location:

@@ -153,7 +153,8 @@ def remove(file: Path | None, given: Given, *, purge: bool, ask: bool, as_json: 
     place = named(file, given)
     with Steps(quiet=as_json) as steps:
         engine = place.engine(steps)
-        planned = engine.plan([], [*place.platform.belongings(place.cloud, place.name, purge=purge), *(place.images() if purge else [])])
+        there = place.platform.belongings(place.cloud, place.name, purge=purge)
+        planned = engine.plan([], [*(place.leftovers(exists=bool(there)) if purge else []), *there])  # what is first goes last
         if planned.is_empty:
             raise _absent(place)
         if not as_json:

@@ -66,6 +66,7 @@ class Traits:
     removable: frozenset[str] = frozenset()  # properties that are removed where they are not wanted; others belong to the platform
     left: str = ""  # what becomes of a change that is left while it goes on, where AWS does not go on by itself
     updates_failed: bool = False  # a failed one is updated, not replaced: part of it still answers
+    adopted: bool = False  # one that is there and belongs to no deployment is taken over
     is_tagged: bool = True  # whether it can carry tags, and shows them
 
 
