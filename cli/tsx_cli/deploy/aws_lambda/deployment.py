@@ -53,7 +53,7 @@ class LambdaTarget:
         beside = [each for each in beside if "Scal" not in each.kind or not is_somebody_elses(cloud, each.name, scaling_rule(spec.name))]
         coming = {name for kind, name in names if kind == "AWS::Lambda::Version"}
         others = [each for each in self.versions(cloud, spec.name) if f"{spec.name}:{each.id}" not in coming]
-        gone = others[: -(spec.keep - 1) or None]
+        gone = {each.id: each for each in others[: -(spec.keep - 1) or None]}.values()
         kind = "AWS::Lambda::Version"
         return [*(Resource(f"Version{each.number}", kind, f"{spec.name}:{each.id}", {}) for each in gone), *beside]
 

@@ -28,7 +28,9 @@ class LambdaFunction(ResourceKind):
     """Changes take effect once a version is published: requests go to versions."""
 
     traits = Traits(
-        fixed=frozenset({"PackageType"}), unseen=frozenset({"VpcConfig"}), removable=frozenset({RESERVED, "CapacityProviderConfig"})
+        fixed=frozenset({"PackageType"}),
+        removable=frozenset({RESERVED, "CapacityProviderConfig"}),
+        exact=frozenset({"Environment", "VpcConfig", "Layers"}),
     )
     poll, patience = 2.0, 900.0
 
@@ -41,6 +43,10 @@ class LambdaFunction(ResourceKind):
         properties["Code"] = only(found["Code"], ("ImageUri",))
         if config.get("Environment", {}).get("Variables"):
             properties["Environment"] = {"Variables": config["Environment"]["Variables"]}
+        if config.get("VpcConfig", {}).get("SubnetIds"):
+            properties["VpcConfig"] = {key: sorted(config["VpcConfig"].get(key, [])) for key in ("SubnetIds", "SecurityGroupIds")}
+        if config.get("Layers"):
+            properties["Layers"] = [each["Arn"] for each in config["Layers"]]
         reserved = found.get("Concurrency", {}).get(RESERVED)
         if reserved is not None:
             properties[RESERVED] = reserved
@@ -69,7 +75,7 @@ class LambdaFunction(ResourceKind):
             return "has its image" if len(changed - {"Code", "Architectures"}) else None
         if changed - {RESERVED, "tags"}:
             whole = {**name, "Environment": {"Variables": {}}, "VpcConfig": {"SubnetIds": [], "SecurityGroupIds": []}}
-            whole |= only(wanted, (*CONFIGURATION, "Environment", "VpcConfig"))
+            whole |= only(wanted, (*CONFIGURATION, "Environment", "VpcConfig")) | ({"Layers": []} if "Layers" in changed else {})
             cloud.call("lambda", "update_function_configuration", f"configuring {resource.name}", **whole)
             return "is configured" if changed & {RESERVED, "tags"} else None
         if RESERVED in changed:
@@ -102,7 +108,7 @@ class PublishedVersion(ResourceKind):
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         function, _, content = name.partition(":")
-        found = next((each for each in reversed(published(cloud, function)) if hash_of(each) == content), None)
+        found = next((each for each in published(cloud, function) if hash_of(each) == content), None)  # others are somebody's, with changes
         if found is None:
             return None
         state, reason = condition(found)
@@ -113,9 +119,9 @@ class PublishedVersion(ResourceKind):
         cloud.call("lambda", "publish_version", f"making a version of {function}", FunctionName=function)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        function, number = found.name.partition(":")[0], found.outputs["Version"]
-        doing = f"deleting version {number} of {function}"
-        cloud.call("lambda", "delete_function", doing, FunctionName=function, Qualifier=number)
+        function, _, content = found.name.partition(":")
+        for number in [each["Version"] for each in published(cloud, function) if hash_of(each) == content]:
+            cloud.call("lambda", "delete_function", f"deleting version {number} of {function}", FunctionName=function, Qualifier=number)
 
 
 class Alias(ResourceKind):

@@ -114,7 +114,7 @@ def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
     if variables:
         properties["Environment"] = {"Variables": variables}
     if own.subnets:
-        properties["VpcConfig"] = {"SubnetIds": list(own.subnets), "SecurityGroupIds": list(own.security_groups)}
+        properties["VpcConfig"] = {"SubnetIds": sorted(own.subnets), "SecurityGroupIds": sorted(own.security_groups)}
     if own.managed_instances is not None:
         properties |= _managed(own.managed_instances)
     content = digest([properties, facts.sha256])
