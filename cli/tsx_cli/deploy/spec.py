@@ -32,6 +32,7 @@ MEMORY = r"^[1-9]\d*(Mi|Gi)$"
 TAINT = re.compile(r"[\w./-]+(=[\w.-]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?", re.ASCII)
 SECRET_KEY = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[\w.-]+", re.ASCII)
 RETENTIONS = (0, 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653)
+ACCOUNT = r"^\d{12}$"
 ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", re.ASCII)
 
 
@@ -131,6 +132,7 @@ class DataCapture(SpecSection):
 class SageMaker(SpecSection):
     role: Role | None = None  # ARN of the execution role
     bucket: str | None = None
+    bucket_owner: str | None = Field(default=None, pattern=ACCOUNT)  # the account that the bucket must belong to; by default the own one
     instance_type: str = "ml.c6i.xlarge"
     instances: int = Field(default=1, ge=1)
     startup_timeout: Annotated[Seconds, Field(ge=60, le=3600)] = 600
@@ -155,6 +157,7 @@ class Queue(SpecSection):
     window: Annotated[Seconds, Field(ge=0, le=300)] = 1
     concurrency: int | None = Field(default=None, ge=2, le=1000)
     results: str | None = Field(default=None, pattern=r"^(s3://.+|https://.+|message)$")  # where answers go; `message`: each says it
+    results_owner: str | None = Field(default=None, pattern=ACCOUNT)  # of the bucket of `results`; by default the own account
 
     @model_validator(mode="after")
     def _window(self) -> Queue:
@@ -311,7 +314,7 @@ def read_named(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("name", "target"):
         if not isinstance(values.get(key), str):
             raise UsageError(f"{key} is not given: --{key}, or {key} under [deploy] in tsx.toml")
-    parts: dict[str, type[SpecSection]] = {"build": Build, "container": Container, "kubernetes": Kubernetes}
+    parts: dict[str, type[SpecSection]] = {"build": Build, "sagemaker": SageMaker, "container": Container, "kubernetes": Kubernetes}
     try:
         tables = {key: part.model_validate(values.get(key, {})).model_dump() for key, part in parts.items()}
     except ValidationError as error:

@@ -74,7 +74,7 @@ class Location:
 
 
 def place(spec: DeploySpec) -> Location:
-    return _place(spec.name, spec.target, spec.model_dump(include={"region", "profile", "build", "container", "kubernetes"}))
+    return _place(spec.name, spec.target, spec.model_dump(include={"region", "profile", "build", "sagemaker", "container", "kubernetes"}))
 
 
 def named(file: Path | None, given: Mapping[str, Any]) -> Location:
@@ -100,5 +100,5 @@ def _place(name: str, target: str, fields: Mapping[str, Any]) -> Location:
         own, kinds = fields["kubernetes"], {**OBJECTS, f"{OBJECT}Revision": Revision()}
         cloud = Cluster(Program("kubectl", ("--context", own["context"]) if own["context"] else ()), own["namespace"])
     else:
-        cloud, kinds = Cloud(fields.get("region"), fields.get("profile")), AWS_KINDS
+        cloud, kinds = Cloud(fields.get("region"), fields.get("profile"), fields["sagemaker"]["bucket_owner"]), AWS_KINDS
     return Location(name, target, PLATFORMS[target], cloud, kinds)
