@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from tsx_cli.deploy.aws.session import Cloud, is_absent
-from tsx_cli.deploy.aws_lambda.canary import Baking, Shift, decide
+from tsx_cli.deploy.engine.canary import Baking, Shift, decide
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, only
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, State, Traits

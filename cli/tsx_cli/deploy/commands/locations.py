@@ -14,6 +14,7 @@ from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.aws_lambda.deployment import LambdaTarget
 from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS as LAMBDA_KINDS
 from tsx_cli.deploy.commands.images import own_repository
+from tsx_cli.deploy.commands.spec_file import read_named
 from tsx_cli.deploy.container.deployment import ContainerTarget
 from tsx_cli.deploy.container.kinds import ContainerHost, DockerContainer, LocalImage
 from tsx_cli.deploy.engine.engine import OWNER, Engine, OnEvent
@@ -27,7 +28,7 @@ from tsx_cli.deploy.kubernetes.kinds import KINDS as OBJECTS
 from tsx_cli.deploy.kubernetes.kinds import Cluster, Revision
 from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget
 from tsx_cli.deploy.sagemaker.kinds import KINDS as SAGEMAKER_KINDS
-from tsx_cli.deploy.spec import DeploySpec, read_named
+from tsx_cli.deploy.spec import DeploySpec
 
 PLATFORMS: Mapping[str, Platform] = {
     "container": ContainerTarget(),

@@ -21,6 +21,7 @@ from tsx_cli.deploy.commands.locations import Location, named
 from tsx_cli.deploy.commands.locations import place as place_of
 from tsx_cli.deploy.commands.logs_view import explain, log_of, show_lines, show_why, why
 from tsx_cli.deploy.commands.show import Steps, confirm, show_plan, show_status, show_versions
+from tsx_cli.deploy.commands.spec_file import read_spec, read_target
 from tsx_cli.deploy.emit.render import check_kind, emit
 from tsx_cli.deploy.emit.write import write
 from tsx_cli.deploy.engine.engine import AGAIN, DeployFailed, Engine
@@ -33,7 +34,7 @@ from tsx_cli.deploy.image.recipe import Local
 from tsx_cli.deploy.preflight.preflight import Preflight, load, look_ahead
 from tsx_cli.deploy.preflight.price_list import fetch_prices
 from tsx_cli.deploy.preflight.prices import REFRESH, Region, keep_prices, price_file, read_prices
-from tsx_cli.deploy.spec import DeploySpec, read_spec, read_target, span
+from tsx_cli.deploy.spec import DeploySpec, span
 
 Given = Mapping[str, Any]
 
