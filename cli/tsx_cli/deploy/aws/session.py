@@ -48,14 +48,14 @@ class Cloud:
                 with translated_errors(f"reaching {service}"):
                     self._clients[key] = self._session.client(service, region_name=region, config=config)
                     # Whoever takes a name first owns the bucket of that name: no call may reach another account's.
-                    self._clients[key].meta.events.register("provide-client-params.s3", self._expect_owner, self)
+                    self._clients[key].meta.events.register("provide-client-params.s3", self._expect_owner)
             except ValueError as error:  # of AWS_ENDPOINT_URL
                 raise CliError(f"{str(error).rstrip('.')}: AWS_ENDPOINT_URL must be an address such as http://127.0.0.1:4566") from error
         return self._clients[key]
 
     def _expect_owner(self, params: Any, model: Any, **rest: Any) -> None:
         if "ExpectedBucketOwner" in model.input_shape.members:
-            params.setdefault("ExpectedBucketOwner", self._bucket_owner or self.account)
+            params["ExpectedBucketOwner"] = self._bucket_owner or self.account
 
     def call(self, service: str, operation: str, doing: str, **arguments: Any) -> Any:
         """One call of a service; `doing` begins the message of the CloudError where it fails."""
