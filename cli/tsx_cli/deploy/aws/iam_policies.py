@@ -15,7 +15,7 @@ SERVICES = {"sagemaker": "sagemaker.amazonaws.com", "lambda": "lambda.amazonaws.
 POLICY = "tsx"  # the name of the one policy of a role that is made
 PULL = ("ecr:BatchCheckLayerAvailability", "ecr:GetDownloadUrlForLayer", "ecr:BatchGetImage")
 PUSH = ("InitiateLayerUpload", "UploadLayerPart", "CompleteLayerUpload", "PutImage", "DescribeRepositories")
-OWN_IMAGES = ("ecr:CreateRepository", "ecr:TagResource", "ecr:ListTagsForResource", "ecr:BatchDeleteImage", "ecr:DeleteRepository")
+OWN_IMAGES = ("ecr:CreateRepository", "ecr:TagResource", "ecr:ListTagsForResource", "ecr:DeleteRepository")
 INTERFACES = (  # of a network of one's own
     "ec2:CreateNetworkInterface",
     "ec2:DeleteNetworkInterface",
@@ -69,6 +69,7 @@ def deployer(target: str, account: str, region: str) -> Document:
         _allow("CreateRoleOnly", [f"iam:{each}" for each in roles], [f"arn:aws:iam::{account}:role/tsx-*"]),
         _allow("SignInToEcr", ["ecr:GetAuthorizationToken"]),
         _allow("Images", [*PULL, "ecr:DescribeImages", *(f"ecr:{each}" for each in PUSH)], [f"arn:aws:ecr:{place}:repository/*"]),
+        _allow("PurgeImages", ["ecr:ListImages", "ecr:BatchDeleteImage"], [f"arn:aws:ecr:{place}:repository/*"]),
         _allow("OwnImages", OWN_IMAGES, [f"arn:aws:ecr:{place}:repository/tsx/{target}/*"]),
         *_watches(place),
         _allow("Prices", ["pricing:GetProducts"]),

@@ -22,6 +22,7 @@ from tsx_cli.deploy.engine.kind import ResourceKind
 from tsx_cli.deploy.engine.platform import Platform
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.programs import Builder, Program, engine
+from tsx_cli.deploy.image.recipe import own_tag
 from tsx_cli.deploy.kubernetes.deployment import KubernetesTarget
 from tsx_cli.deploy.kubernetes.kinds import KIND as OBJECT
 from tsx_cli.deploy.kubernetes.kinds import KINDS as OBJECTS
@@ -60,22 +61,29 @@ class Location:
     platform: Platform
     cloud: Any
     kinds: Mapping[str, ResourceKind]
+    repository: str | None = None  # of images that are built here, where one is named
 
     def engine(self, on_event: OnEvent | None = None) -> Engine:
         return Engine(self.cloud, self.kinds) if on_event is None else Engine(self.cloud, self.kinds, on_event=on_event)
 
     def leftovers(self, *, exists: bool) -> list[Resource]:
-        """What outlives a deployment in AWS: its log, and the repository that was made for it, with the images of all its versions."""
+        """What outlives a deployment in AWS: its log, and the images of all its versions, with the repository that was made for them."""
         if not isinstance(self.cloud, Cloud):
             return []
         log = log_group.own_log_group(self.cloud, self.name, self.target, exists=exists)
+        if self.repository is not None:
+            return [*log, *ecr.images_of(self.cloud, self.repository, own_tag(self.name))]
         own = Resource("Repository", "AWS::ECR::Repository", own_repository(self.target, self.name), {})
         found = self.kinds[own.kind].observe(self.cloud, own.name)
         return [*log, own] if found is not None and found.tags.get(OWNER) == self.name else log
 
 
 def place(spec: DeploySpec) -> Location:
-    return _place(spec.name, spec.target, spec.model_dump(include={"region", "profile", "build", "sagemaker", "container", "kubernetes"}))
+    return _place(
+        spec.name,
+        spec.target,
+        spec.model_dump(include={"region", "profile", "repository", "build", "sagemaker", "container", "kubernetes"}),
+    )
 
 
 def named(file: Path | None, given: Mapping[str, Any]) -> Location:
@@ -102,4 +110,4 @@ def _place(name: str, target: str, fields: Mapping[str, Any]) -> Location:
         cloud = Cluster(Program("kubectl", ("--context", own["context"]) if own["context"] else ()), own["namespace"])
     else:
         cloud, kinds = Cloud(fields.get("region"), fields.get("profile"), fields["sagemaker"]["bucket_owner"]), AWS_KINDS
-    return Location(name, target, PLATFORMS[target], cloud, kinds)
+    return Location(name, target, PLATFORMS[target], cloud, kinds, fields.get("repository"))

@@ -33,7 +33,7 @@ def read_named(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
         tables = {key: part.model_validate(values.get(key, {})).model_dump() for key, part in parts.items()}
     except ValidationError as error:
         raise UsageError("; ".join(_in_words(problem) for problem in error.errors())) from error
-    return {key: values.get(key) for key in ("name", "target", "region", "profile")} | tables
+    return {key: values.get(key) for key in ("name", "target", "region", "profile", "repository")} | tables
 
 
 def read_target(file: Path | None, given: Mapping[str, Any]) -> str | None:

@@ -51,7 +51,7 @@ class ContainerTarget:
         there = cloud.containers(name)
         found = [Resource(f"Container{n}", KIND, _name(each), {}, ("Images",)) for n, each in enumerate(there)]
         if purge:
-            images = sorted({labels_of(each)[OWN_IMAGE] for each in there if OWN_IMAGE in labels_of(each)})
+            images = sorted({*cloud.images(name), *(labels_of(each)[OWN_IMAGE] for each in there if OWN_IMAGE in labels_of(each))})
             found = [Resource(f"Image{n}", IMAGE, each, {}) for n, each in enumerate(images)] + found
         return found
 
