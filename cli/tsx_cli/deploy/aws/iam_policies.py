@@ -66,6 +66,7 @@ def deployer(target: str, account: str, region: str) -> Document:
     shared = [
         _allow("Who", ["sts:GetCallerIdentity"]),
         _allow("GiveItsRole", ["iam:PassRole"], [f"arn:aws:iam::{account}:role/*"], service),
+        _allow("LookAtItsRole", ["iam:GetRole"], [f"arn:aws:iam::{account}:role/*"]),
         _allow("CreateRoleOnly", [f"iam:{each}" for each in roles], [f"arn:aws:iam::{account}:role/tsx-*"]),
         _allow("SignInToEcr", ["ecr:GetAuthorizationToken"]),
         _allow("Images", [*PULL, "ecr:DescribeImages", *(f"ecr:{each}" for each in PUSH)], [f"arn:aws:ecr:{place}:repository/*"]),

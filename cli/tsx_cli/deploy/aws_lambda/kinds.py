@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from tsx_cli.deploy.aws.session import Cloud, is_absent
+from tsx_cli.deploy.aws.kinds.iam import not_assumed
+from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.canary import Baking, Shift, decide
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, only
 from tsx_cli.deploy.engine.plan import Field
@@ -60,9 +61,9 @@ class LambdaFunction(ResourceKind):
         try:
             cloud.call("lambda", "create_function", f"creating the function {resource.name}", **wanted)
         except CloudError as error:
-            if UNKNOWN_ROLE in error.message and _is_role(cloud, str(wanted["Role"])):  # that was made a moment ago
-                return error.message
-            raise
+            if UNKNOWN_ROLE not in error.message:
+                raise
+            return not_assumed(cloud, error, str(wanted["Role"]), "lambda")
         return None
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> str | None:
@@ -76,7 +77,12 @@ class LambdaFunction(ResourceKind):
         if changed - {RESERVED, "tags"}:
             whole = {**name, "Environment": {"Variables": {}}, "VpcConfig": {"SubnetIds": [], "SecurityGroupIds": []}}
             whole |= only(wanted, (*CONFIGURATION, "Environment", "VpcConfig")) | ({"Layers": []} if "Layers" in changed else {})
-            cloud.call("lambda", "update_function_configuration", f"configuring {resource.name}", **whole)
+            try:
+                cloud.call("lambda", "update_function_configuration", f"configuring {resource.name}", **whole)
+            except CloudError as error:
+                if UNKNOWN_ROLE not in error.message:
+                    raise
+                raise CloudError(not_assumed(cloud, error, str(wanted["Role"]), "lambda"), error.code) from error
             return "is configured" if changed & {RESERVED, "tags"} else None
         if RESERVED in changed:
             operation = "put_function_concurrency" if RESERVED in wanted else "delete_function_concurrency"
@@ -89,15 +95,6 @@ class LambdaFunction(ResourceKind):
     def delete(self, cloud: Cloud, found: Observed) -> None:
         doing = f"deleting the function {found.name}, its versions, its alias and its URL"
         cloud.call("lambda", "delete_function", doing, FunctionName=found.name)
-
-
-def _is_role(cloud: Cloud, arn: str) -> bool:
-    """Also without permission to look: then it is waited for."""
-    try:
-        cloud.call("iam", "get_role", f"looking for the role {arn}", RoleName=arn.rpartition("/")[2])
-    except CloudError as error:
-        return not is_absent(error)
-    return True
 
 
 class PublishedVersion(ResourceKind):

@@ -103,8 +103,9 @@ class Engine:
             kind.delete(self.cloud, change.observed)
             self._until_gone(change, start)
         if change.action in ("create", "replace"):
+            begun = self.clock()
             while (text := kind.create(self.cloud, resource)) is not None:
-                self._wait(change, start, kind, text)
+                self._wait(change, begun, kind, text, kind.create_patience)
         settled = self._until_settled(change, start)
         is_over = change.action == "same" or (was_under_way and bool(settled.reason))  # what an interrupted run began was taken back
         self._until_wanted(replace(change, resource=resource), settled, start, is_over)
@@ -147,9 +148,9 @@ class Engine:
         while kind.observe(self.cloud, change.resource.name) is not None:
             self._wait(change, start, kind, "is being removed")
 
-    def _wait(self, change: Change, start: float, kind: ResourceKind, text: str) -> None:
+    def _wait(self, change: Change, start: float, kind: ResourceKind, text: str, patience: float | None = None) -> None:
         seconds = self.clock() - start
-        if seconds > kind.patience:
+        if seconds > (kind.patience if patience is None else patience):
             raise CloudError(f"{change.resource.name}: it has made no progress for {seconds:.0f} s ({text})")
         self.on_event(Event(change, "waiting", seconds, text))
         self.sleep(kind.poll)

@@ -269,27 +269,6 @@ def test_an_update_that_fails_leaves_the_former_version_and_is_picked_up(deploy:
     assert alias()["version"] == "2"
 
 
-def test_a_role_that_there_is_not_is_reported_at_once(deploy: Deploy, course: Course, clock: Clock) -> None:
-    deploy.apply("--role", "arn:aws:iam::123456789012:role/absent", code=1)
-    assert "creating the function digits: InvalidParameterValueException: The role defined" in deploy.err
-    assert clock.waits == 0
-
-
-def test_a_role_that_lambda_does_not_know_yet_is_waited_for(
-    deploy: Deploy, course: Course, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lambda_kinds, "_is_role", lambda cloud, arn: True)  # IAM knows it before Lambda does
-    made = []
-
-    def comes(waits: int) -> None:
-        if waits == 3:
-            made.append(make_role("new"))
-
-    clock.happens = comes
-    deploy.apply("--role", "arn:aws:iam::123456789012:role/new")
-    assert made
-
-
 def test_destroy_leaves_nothing(deploy: Deploy, course: Course) -> None:
     boto3.client("sqs").create_queue(QueueName="images")
     deploy.apply(*CANARY, "--set", f"lambda.queue.arn={QUEUE}", "--set", "lambda.autoscaling.max=3")
