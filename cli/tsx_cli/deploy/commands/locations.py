@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,11 +66,12 @@ class Location:
     def engine(self, on_event: OnEvent | None = None) -> Engine:
         return Engine(self.cloud, self.kinds) if on_event is None else Engine(self.cloud, self.kinds, on_event=on_event)
 
-    def leftovers(self, *, exists: bool) -> list[Resource]:
+    def leftovers(self, there: Sequence[Resource]) -> list[Resource]:
         """What outlives a deployment in AWS: its log, and the images of all its versions, with the repository that was made for them."""
         if not isinstance(self.cloud, Cloud):
             return []
-        log = log_group.own_log_group(self.cloud, self.name, self.target, exists=exists)
+        runs = any(each.kind in ("AWS::Lambda::Function", "AWS::SageMaker::Endpoint") for each in there)
+        log = log_group.own_log_group(self.cloud, self.name, self.target, exists=runs)
         if self.repository is not None:
             return [*log, *ecr.images_of(self.cloud, self.repository, own_tag(self.name))]
         own = Resource("Repository", "AWS::ECR::Repository", own_repository(self.target, self.name), {})

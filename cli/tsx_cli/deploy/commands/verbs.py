@@ -155,7 +155,7 @@ def remove(file: Path | None, given: Given, *, purge: bool, ask: bool, as_json: 
     with Steps(quiet=as_json) as steps:
         engine = place.engine(steps)
         there = place.platform.belongings(place.cloud, place.name, purge=purge)
-        planned = engine.plan([], [*(place.leftovers(exists=bool(there)) if purge else []), *there])  # what is first goes last
+        planned = engine.plan([], [*(place.leftovers(there) if purge else []), *there])  # what is first goes last
         if planned.is_empty:
             raise _absent(place)
         if not as_json:

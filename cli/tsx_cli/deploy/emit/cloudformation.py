@@ -26,8 +26,8 @@ NAMED = {  # the property that holds a resource's name
     "AWS::SageMaker::EndpointConfig": "EndpointConfigName",
     "AWS::SageMaker::Model": "ModelName",
 }
-# CloudFormation replaces these where they change, which a name of ours would prevent. `Ref` gives their ARN, `Fn::GetAtt` their name.
-REPLACED = {"AWS::SageMaker::EndpointConfig", "AWS::SageMaker::Model"}
+BY_ATTRIBUTE = {"AWS::SageMaker::EndpointConfig", "AWS::SageMaker::Model"}  # `Ref` gives their ARN, `Fn::GetAtt` their name
+REPLACED = {*BY_ATTRIBUTE, "AWS::Lambda::CapacityProvider"}  # where they change, which a name of ours would prevent
 BARE = {  # cannot carry tags
     "AWS::ApplicationAutoScaling::ScalableTarget",
     "AWS::ApplicationAutoScaling::ScalingPolicy",
@@ -153,7 +153,7 @@ def _resource(resource: Resource, others: Sequence[Resource], replaced: Mapping[
 
 
 def _reference(resource: Resource) -> dict[str, Any]:
-    if resource.kind in REPLACED:
+    if resource.kind in BY_ATTRIBUTE:
         return {"Fn::GetAtt": [resource.id, NAMED[resource.kind]]}
     return {"Ref": resource.id}
 

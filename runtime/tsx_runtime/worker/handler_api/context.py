@@ -278,9 +278,9 @@ class Context:
 
     def typed(self, block: Buffer, body: Buffer, *, part: bool = False) -> Buffer:
         """A header block, with a content type where the setting asks for one and none is given."""
-        if not self.guess_content_type or b"content-type:" in bytes(block).lower():
+        if not self.guess_content_type or b"\r\ncontent-type:" in b"\r\n" + bytes(block).lower():
             return block
-        return b"%bcontent-type: %b\r\n" % (block, looks_like(body, part=part).encode())
+        return bytes(block) + b"content-type: %b\r\n" % looks_like(body, part=part).encode()
 
     def drop_late(self, request_id: str) -> None:
         """Log, once in a row, that a thread of the handler still sends parts of a complete answer, which are dropped."""

@@ -64,5 +64,17 @@ def test_destroy_keeps_the_log_and_purge_removes_it_also_afterwards(deploy: Depl
     assert groups() == {}
 
 
+def test_the_log_of_an_endpoint_that_somebody_else_has_made_is_kept(
+    archive: Path, course: Course, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deploy = Deploy(archive, "sagemaker", capsys)
+    deploy.apply("--set", "log_retention=0")
+    deploy.verb("destroy", "--yes")  # what was uploaded for it is still there
+    boto3.client("logs").create_log_group(logGroupName=GROUPS["sagemaker"].format("digits"))
+    out = deploy.verb("destroy", "--yes", "--purge")
+    assert "Object" in out
+    assert groups() == {GROUPS["sagemaker"].format("digits"): None}
+
+
 def test_a_number_of_days_may_be_text_as_of_set() -> None:
     assert DeploySpec.model_validate({"name": "a", "target": "lambda", "model": "a.mar", "log_retention": "365"}).log_retention == 365

@@ -38,6 +38,25 @@ def test_what_an_update_replaces_has_no_name_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "more"),
+    [
+        ("sagemaker", {"canary": {}, "create_role": True, "sagemaker": {"autoscaling": {"max": 3}}}),
+        ("lambda", {"canary": {}, "create_role": True, "lambda": {"autoscaling": {"max": 3}}}),
+        ("lambda", {"lambda": {"role": ROLE, "managed_instances": {"subnets": "subnet-1", "operator_role": ROLE}}}),
+    ],
+)
+def test_no_resource_that_is_replaced_for_another_reason_has_a_fixed_name(target: str, more: dict[str, Any]) -> None:
+    """CloudFormation makes the new one before it removes the old one, and two cannot have one name."""
+    schemas = pytest.importorskip("cfnlint.schema.manager").PROVIDER_SCHEMA_MANAGER
+    never_change = {"PackageType", "ServiceNamespace", "ResourceId", "ScalableDimension"}
+    for id, each in template(target, **more)["Resources"].items():
+        schema = schemas.get_resource_schema("eu-central-1", each["Type"]).schema
+        replacing = {path.rpartition("/")[2] for path in schema.get("createOnlyProperties", [])} & each["Properties"].keys() - never_change
+        names = {f"{each['Type'].rpartition('::')[2]}Name", "PolicyName"} & replacing
+        assert not names or replacing == names, id
+
+
+@pytest.mark.parametrize(
     ("target", "more", "outputs"),
     [
         ("sagemaker", {}, {"EndpointName", "EndpointArn", "EndpointConfigName", "ModelName", "LogGroup"}),
