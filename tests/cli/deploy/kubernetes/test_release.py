@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.cli.deploy.kubernetes.conftest import Deploy, check
-from tests.support.platforms.kubectl import Cluster
+from tests.support.platforms.kubectl import PLURALS, Cluster
 from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
 from tsx_cli.deploy.engine.resources import Resource
@@ -357,19 +358,53 @@ def test_a_call_that_fails_is_made_again_by_the_next_run(
     assert not [name for _, name in cluster.objects if "canary" in name]
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
-@pytest.mark.usefixtures("processes")
-def test_kubectl_knows_each_word_that_it_is_given(kubectl: str, deploy: Deploy, cluster: Cluster, watched: Watched, tmp_path: Path) -> None:
+def lived(deploy: Deploy, watched: Watched, directory: Path) -> None:
+    """All verbs that ask a cluster for something."""
     begun(deploy, watched)
-    (tmp_path / "in.json").write_text("{}")
+    (directory / "in.json").write_text("{}")
     deploy("promote", "--yes")
     deploy("logs", "--since", "1h")
     deploy("invoke", "in.json", code=1)
     deploy("rollback", "--yes")
     deploy("destroy", "--yes")
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+@pytest.mark.usefixtures("processes")
+def test_kubectl_knows_each_word_that_it_is_given(kubectl: str, deploy: Deploy, cluster: Cluster, watched: Watched, tmp_path: Path) -> None:
+    lived(deploy, watched, tmp_path)
     forms = {(words[0], *(word for word in words if word.startswith("--"))): words for words in cluster.calls}
     assert {form[0] for form in forms} == {"get", "apply", "create", "delete", "rollout", "logs", "port-forward"}
     for words in forms.values():
         command = [kubectl, "--server", "http://127.0.0.1:1", *words]
         done = subprocess.run(command, input="{}", capture_output=True, text=True, timeout=60, check=False)
         assert not re.search("unknown|invalid argument|Usage:", done.stderr), done.stderr
+
+
+def needed(words: list[str]) -> set[tuple[str, str]]:
+    """The resources and verbs that kubectl asks for: https://kubernetes.io/docs/reference/access-authn-authz/authorization"""
+    verb, what = words[0], words[1].partition(".")[0]
+    if verb == "get":
+        return {(what, "list" if "--selector" in words else "get")}
+    if verb == "delete":  # which waits until it is gone
+        return {(what, each) for each in ("delete", "get", "list", "watch")}
+    by_name = {
+        "rollout": {("deployments", "get"), ("deployments", "patch"), ("replicasets", "list")},
+        "logs": {("pods", "get"), ("pods", "list"), ("pods/log", "get")},
+        "port-forward": {("pods", "get"), ("pods", "list"), ("services", "get"), ("pods/portforward", "create")},
+    }
+    return by_name.get(verb, set())
+
+
+def test_each_call_is_one_that_the_role_of_who_deploys_allows(deploy: Deploy, cluster: Cluster, watched: Watched, tmp_path: Path) -> None:
+    role = yaml.safe_load((Path(__file__).parents[4] / "infra" / "kubernetes" / "deployer.yaml").read_text())
+    check(role)
+    allowed = {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
+    lived(deploy, watched, tmp_path)
+    plurals = {kind: plural for plural, kind in PLURALS.items()}
+    asked = {each for words in cluster.calls for each in needed(words)}
+    for manifest in cluster.applied:  # an object that is applied may not be there yet
+        verbs = ("create",) if manifest["kind"] == "Secret" else ("create", "patch")
+        asked |= {(plurals[manifest["kind"]], verb) for verb in verbs}
+    assert asked <= allowed, asked - allowed
+    assert len(asked) > 40
