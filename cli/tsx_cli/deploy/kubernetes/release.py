@@ -34,9 +34,7 @@ OWN = ("Deployment", "PodDisruptionBudget", "NetworkPolicy", "ServiceMonitor", "
 EVERY = 10.0  # seconds between two looks at the metrics
 BLIND = 300.0  # seconds without metrics after which a canary goes back
 LINES = "20"  # of the log of a canary that goes back
-
-
-NONE = "none"
+NONE = "none"  # the property `Canary` where there is none
 
 
 class Release(KubernetesObject):

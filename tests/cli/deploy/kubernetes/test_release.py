@@ -44,7 +44,7 @@ class Watched:
         self.seconds = 0.0
         self.steps: list[str] = []
         patch.setattr(release, "now", lambda: self.time)
-        patch.setattr(locations, "Engine", partial(engine.Engine, sleep=self.sleep))
+        patch.setattr(locations, "Engine", partial(engine.Engine, sleep=self.sleep, clock=lambda: self.seconds))
         self._run = cluster.run
         patch.setattr(cluster, "run", self.run)
 
@@ -123,9 +123,7 @@ def variables(cluster: Cluster, name: str = "digits") -> dict[str, str]:
 BEGUN = ["apply digits-canary", "route digits=900 digits-canary=100"]
 
 
-def test_a_canary_that_holds_moves_on_without_a_moment_in_which_requests_have_nobody(
-    deploy: Deploy, cluster: Cluster, watched: Watched
-) -> None:
+def test_a_canary_that_holds_moves_on_while_each_request_has_a_ready_pod(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
     deploy.apply(*CANARY)  # the first version has nothing beside it
     assert watched.steps == ["apply digits", "route digits=1"]
     before = set(cluster.objects)
@@ -306,9 +304,10 @@ def test_destroy_takes_a_canary_along(deploy: Deploy, cluster: Cluster, watched:
 
 def test_a_gateway_that_refuses_the_route_is_reported_in_its_words(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
     cluster.taken = ("False", "NotAllowedByListeners")
-    watched.at[50] = lambda: setattr(cluster, "taken", ("True", ""))
+    deploy.apply(*GATEWAY, code=1)
+    assert "no progress for 310 s (its Gateway does not take it: NotAllowedByListeners)" in deploy.err
+    watched.at[watched.seconds + 50] = lambda: setattr(cluster, "taken", ("True", ""))
     deploy.apply(*GATEWAY)
-    assert watched.seconds >= 50
 
 
 def test_a_deployment_without_the_label_of_instances_is_updated_first(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
