@@ -219,6 +219,17 @@ def test_a_canary_that_cannot_be_watched_waits_and_then_goes_back(deploy: Deploy
     assert variables(cluster)["A"] == "b"
 
 
+def test_a_canary_whose_share_no_gateway_takes_goes_back(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
+    deploy.apply(*CANARY)
+    watched.at = {
+        5: partial(setattr, cluster, "taken", ("False", "BackendNotFound")), 500: partial(setattr, cluster, "taken", ("True", ""))
+    }  # fmt: skip
+    deploy.apply(*CANARY, *NEW, code=1)
+    assert "digits has all requests again: the route: its Gateway does not take it: BackendNotFound" in deploy.err
+    assert 500 <= watched.seconds < 600
+    assert watched.weights() == {"digits": 1}
+
+
 def test_a_canary_with_another_share_has_as_many_pods_as_it_needs(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
     fixed = ("--set", "kubernetes.replicas=10", "--set", "kubernetes.most_replicas=10")
     deploy.apply(*CANARY, *fixed)
