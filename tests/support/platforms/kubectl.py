@@ -17,6 +17,7 @@ PLURALS = {
     "deployments": "Deployment",
     "services": "Service",
     "horizontalpodautoscalers": "HorizontalPodAutoscaler",
+    "scaledobjects": "ScaledObject",
     "poddisruptionbudgets": "PodDisruptionBudget",
     "networkpolicies": "NetworkPolicy",
     "servicemonitors": "ServiceMonitor",

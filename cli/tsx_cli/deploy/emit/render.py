@@ -20,6 +20,7 @@ NAMES = {
     "Deployment": "deployment.yaml",
     "Service": "service.yaml",
     "HorizontalPodAutoscaler": "autoscaler.yaml",
+    "ScaledObject": "scaled-object.yaml",
     "PodDisruptionBudget": "disruption.yaml",
     "NetworkPolicy": "network-policy.yaml",
     "ServiceMonitor": "monitor.yaml",

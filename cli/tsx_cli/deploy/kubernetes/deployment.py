@@ -18,7 +18,16 @@ from tsx_cli.deploy.kubernetes.kinds import KIND, REVISION, TYPES, Cluster, sele
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.spec import DeploySpec
 
-OWN = ("Deployment", "InferenceService", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "NetworkPolicy", "ServiceMonitor")
+OWN = (
+    "Deployment",
+    "InferenceService",
+    "Service",
+    "HorizontalPodAutoscaler",
+    "ScaledObject",
+    "PodDisruptionBudget",
+    "NetworkPolicy",
+    "ServiceMonitor",
+)
 _FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
 
 
@@ -35,8 +44,7 @@ class KubernetesTarget:
     def belongings(self, cloud: Cluster, name: str, *, purge: bool = False) -> list[Resource]:
         found = []
         for kind in OWN:
-            labelled = [(each, each["metadata"].get("labels") or {}) for each in cloud.listed(TYPES[kind], name)]
-            there = [each for each, labels in labelled if labels.get("app.kubernetes.io/managed-by") == "tsx"]
+            there = [each for each in cloud.listed(TYPES[kind], name) if _is_own(each)]
             found += [Resource(f"{kind}{n}", f"{KIND}{kind}", each["metadata"]["name"], {}) for n, each in enumerate(there)]
         return found
 
@@ -75,7 +83,6 @@ class KubernetesTarget:
         if deployment is None:
             return self._served(cloud, name)
         status, annotations = deployment.get("status") or {}, _annotations(deployment)
-        scaler = cloud.listed(TYPES["HorizontalPodAutoscaler"], name)
         pods = cloud.listed("pods", name)
         inside = [each for pod in pods for each in (pod.get("status") or {}).get("containerStatuses") or []]
         return {
@@ -86,7 +93,7 @@ class KubernetesTarget:
             "image": deployment["spec"]["template"]["spec"]["containers"][0]["image"],
             "revision": annotations.get(REVISION),
             "pods": f"{status.get('readyReplicas', 0)} of {deployment['spec'].get('replicas', 1)} ready",
-            "scales": [f"{each['spec'].get('minReplicas', 1)} to {each['spec']['maxReplicas']}" for each in scaler],
+            "scales": _scales(cloud, name),
             "waiting": [f"{pod}: {reason}" for pod, reason in waiting(pods)],
             "restarts": sum(each.get("restartCount", 0) for each in inside),
         }
@@ -126,6 +133,23 @@ class KubernetesTarget:
         words = ["--namespace", cloud.namespace, "--selector", selector(name), "--prefix", "--max-log-requests", "50"]
         words += ["--tail", str(-1 if lines is None else lines), *(["--since", since] if since else []), *(["--follow"] if follow else [])]
         return cloud.program.lines("logs", *words)
+
+
+def _is_own(found: Mapping[str, Any]) -> bool:
+    """KEDA makes an autoscaler of its own, with the labels of the ScaledObject, which owns it."""
+    metadata = found["metadata"]
+    return (metadata.get("labels") or {}).get("app.kubernetes.io/managed-by") == "tsx" and not metadata.get("ownerReferences")
+
+
+def _scales(cloud: Cluster, name: str) -> list[str]:
+    own = filter(_is_own, cloud.listed(TYPES["HorizontalPodAutoscaler"], name))
+    found = [f"{each['spec'].get('minReplicas', 1)} to {each['spec']['maxReplicas']}" for each in own]
+    for scaled in cloud.listed(TYPES["ScaledObject"], name):
+        conditions = {each["type"]: each for each in (scaled.get("status") or {}).get("conditions") or []}
+        is_stuck = conditions.get("Ready", {}).get("status") == "False"
+        problem = f", but KEDA cannot scale it: {conditions['Ready'].get('message', '')}" if is_stuck else ""
+        found.append(f"{scaled['spec']['minReplicaCount']} to {scaled['spec']['maxReplicaCount']}{problem}")
+    return found
 
 
 def _annotations(found: Mapping[str, Any]) -> dict[str, str]:

@@ -20,6 +20,7 @@ TYPES = {  # as kubectl is asked for them
     "Deployment": "deployments.v1.apps",
     "Service": "services",
     "HorizontalPodAutoscaler": "horizontalpodautoscalers.v2.autoscaling",
+    "ScaledObject": "scaledobjects.v1alpha1.keda.sh",
     "PodDisruptionBudget": "poddisruptionbudgets.v1.policy",
     "NetworkPolicy": "networkpolicies.v1.networking.k8s.io",
     "ServiceMonitor": "servicemonitors.v1.monitoring.coreos.com",
@@ -27,6 +28,7 @@ TYPES = {  # as kubectl is asked for them
     "InferenceService": "inferenceservices.v1beta1.serving.kserve.io",
 }
 ADVICE = {
+    "ScaledObject": "KEDA is not installed there; without kubernetes.keda, Kubernetes' own autoscaler scales, though never to no pods",
     "ServiceMonitor": "The Prometheus operator reads it; without the operator, omit it with --set kubernetes.monitoring=false",
     "ClusterServingRuntime": "KServe is not installed there; --set kubernetes.kserve=false creates a Deployment",
     "InferenceService": "KServe is not installed there; --set kubernetes.kserve=false creates a Deployment",

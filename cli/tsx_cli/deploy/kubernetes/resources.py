@@ -7,12 +7,17 @@ from typing import Any
 
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.image.recipe import UID
+from tsx_cli.deploy.kubernetes.keda import scaled_object
 from tsx_cli.deploy.spec import DeploySpec
 
 HTTP, METRICS = 8080, 8082
 NOTICE = 5  # seconds for which a pod that is to stop still takes requests, as balancers learn of it late
 MARGIN = 5
 Manifest = dict[str, Any]
+BEHAVIOR = {  # of an autoscaler: up at once, by as many pods as there are; down when it is certain
+    "scaleUp": {"stabilizationWindowSeconds": 0, "policies": [{"type": "Percent", "value": 100, "periodSeconds": 30}]},
+    "scaleDown": {"stabilizationWindowSeconds": 300},
+}
 
 
 def manifests(spec: DeploySpec, image: str, labels: Mapping[str, str]) -> list[Manifest]:
@@ -23,7 +28,9 @@ def manifests(spec: DeploySpec, image: str, labels: Mapping[str, str]) -> list[M
     if own.kserve:
         return [serving_runtime(image), inference_service(spec, labels)]
     made = [_deployment(spec, image, labels), _service(spec, labels)]
-    if scales(spec):
+    if own.keda is not None:
+        made.append(scaled_object(spec, _metadata(spec, labels), BEHAVIOR))
+    elif scales(spec):
         made.append(_autoscaler(spec, labels))
     if max(own.replicas, 1) > 1:
         made.append(_budget(spec, labels))
@@ -44,7 +51,7 @@ def kustomization(spec: DeploySpec, files: list[str]) -> Manifest:
 
 
 def scales(spec: DeploySpec) -> bool:
-    return spec.kubernetes.most_replicas > max(spec.kubernetes.replicas, 1)
+    return spec.kubernetes.keda is not None or spec.kubernetes.most_replicas > max(spec.kubernetes.replicas, 1)
 
 
 def _metadata(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
@@ -195,15 +202,16 @@ def _autoscaler(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
     if own.queue_target:
         target = {"type": "AverageValue", "averageValue": str(own.queue_target)}
         metrics.append({"type": "Pods", "pods": {"metric": {"name": "tsx_queue_depth"}, "target": target}})
-    doubled = {"type": "Percent", "value": 100, "periodSeconds": 30}
     body = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": spec.name},
         "minReplicas": max(own.replicas, 1),
         "maxReplicas": own.most_replicas,
         "metrics": metrics,
-        "behavior": {"scaleUp": {"stabilizationWindowSeconds": 0, "policies": [doubled]}, "scaleDown": {"stabilizationWindowSeconds": 300}},
+        "behavior": BEHAVIOR,
     }
-    return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": _metadata(spec, labels), "spec": body}
+    metadata = _metadata(spec, labels)
+    metadata["annotations"] |= {"validations.keda.sh/hpa-ownership": "false"}  # KEDA refuses to take over while this is there
+    return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": metadata, "spec": body}
 
 
 def _budget(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
