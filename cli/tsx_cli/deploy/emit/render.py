@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import yaml
+from typing import NamedTuple
 
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.container.resources import compose
 from tsx_cli.deploy.emit.cloudformation import NEEDS_NOTE, template
+from tsx_cli.deploy.emit.helm import chart
+from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.image.recipe import Local, Recipe, recipe
-from tsx_cli.deploy.kubernetes.resources import Manifest, kustomization, manifests
+from tsx_cli.deploy.kubernetes.resources import kustomization, manifests
 from tsx_cli.deploy.spec import DeploySpec
 
 NAMES = {
@@ -44,18 +44,18 @@ def _compose(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     labels = tags_of(spec, facts)
     if spec.image is not None:
         service = compose(spec, spec.image, stage=None, labels=labels)
-        return EmittedFiles({"compose.yaml": _yaml([service])}, {}, "docker compose up --detach --wait")
+        return EmittedFiles({"compose.yaml": yaml_text([service])}, {}, "docker compose up --detach --wait")
     made = recipe(spec, facts, local)
     service = compose(spec, image_name(spec, made), stage=made.stage, labels=labels)
-    return EmittedFiles({**made.files, "compose.yaml": _yaml([service])}, made.copied, "docker compose up --build --detach --wait")
+    return EmittedFiles({**made.files, "compose.yaml": yaml_text([service])}, made.copied, "docker compose up --build --detach --wait")
 
 
 def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     made = None if spec.image is not None else recipe(spec, facts, local)
     image = spec.image or image_name(spec, made)
-    files = {NAMES[each["kind"]]: _yaml([each]) for each in manifests(spec, image, tags_of(spec, facts))}
+    files = {NAMES[each["kind"]]: yaml_text([each]) for each in manifests(spec, image, tags_of(spec, facts))}
     cluster_wide = {NAMES["ClusterServingRuntime"]: files.pop(NAMES["ClusterServingRuntime"])} if spec.kubernetes.kserve else {}
-    files["kustomization.yaml"] = _yaml([kustomization(spec, list(files))])
+    files["kustomization.yaml"] = yaml_text([kustomization(spec, list(files))])
     step = "kubectl apply --server-side --kustomize ."
     if cluster_wide:
         step = f"kubectl apply --server-side --filename {NAMES['ClusterServingRuntime']}, once for the cluster, then {step}"
@@ -65,8 +65,21 @@ def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     return EmittedFiles({**made.files, **files, **cluster_wide}, made.copied, f"{build}, then {step}")
 
 
+def _helm(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
+    """The files of the image lie beside the chart, as all that is in it is sent to the cluster."""
+    made = None if spec.image is not None else recipe(spec, facts, local)
+    image = spec.image or image_name(spec, made)
+    files = chart(spec, facts, image, NAMES)
+    step = f"helm upgrade --install {spec.name} . --namespace {spec.kubernetes.namespace} --wait"
+    if made is None:
+        return EmittedFiles(files, {}, step)
+    files |= {f"image/{name}": text for name, text in made.files.items()}
+    build = f"docker build --target {made.stage} --tag {image} image && docker push {image}"
+    return EmittedFiles(files, {f"image/{name}": path for name, path in made.copied.items()}, f"{build}, then {step}")
+
+
 def _cloudformation(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
-    text = _yaml([template(spec, facts)])
+    text = yaml_text([template(spec, facts)])
     roles = ", and --capabilities CAPABILITY_NAMED_IAM, because it creates a role" if spec.create_role else ""
     return EmittedFiles({"template.yaml": text}, {}, NEEDS_NOTE.format(name=spec.name) + roles)
 
@@ -77,6 +90,7 @@ KINDS: Mapping[str, tuple[tuple[str, ...], Maker]] = {  # the targets that it is
     "compose": (("container",), _compose),
     "cloudformation": (("sagemaker", "lambda"), _cloudformation),
     "kubernetes": (("kubernetes",), _kubernetes),
+    "helm": (("kubernetes",), _helm),
     "container": (("container",), _compose),  # the other targets' names
     "sagemaker": (("sagemaker",), _cloudformation),
     "lambda": (("lambda",), _cloudformation),
@@ -99,17 +113,3 @@ def emit(kind: str, spec: DeploySpec, facts: Facts, local: Local) -> EmittedFile
 def image_name(spec: DeploySpec, made: Recipe | None) -> str:
     assert made is not None
     return f"{spec.repository or spec.name}:{made.tag}"
-
-
-class _Dumper(yaml.SafeDumper):
-    """Lists are indented, and nothing is an alias of something else."""
-
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        super().increase_indent(flow, False)
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _yaml(documents: Iterable[Manifest]) -> str:
-    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=140)

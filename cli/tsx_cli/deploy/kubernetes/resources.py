@@ -107,7 +107,7 @@ def _nodes(spec: DeploySpec) -> Manifest:
     taints = [*(["nvidia.com/gpu"] if own.gpus else []), *own.tolerations]
     return {
         **({"nodeSelector": own.node_selector} if own.node_selector else {}),
-        **({"tolerations": [_toleration(taint) for taint in taints]} if taints else {}),
+        **({"tolerations": [toleration(taint) for taint in taints]} if taints else {}),
     }
 
 
@@ -116,7 +116,7 @@ def _spread(spec: DeploySpec, over: str) -> Manifest:
     return {"maxSkew": 1, "topologyKey": over, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {"matchLabels": _selector(spec)}}
 
 
-def _toleration(taint: str) -> Manifest:
+def toleration(taint: str) -> Manifest:
     named, _, effect = taint.partition(":")
     key, equals, value = named.partition("=")
     matched = {"key": key, "operator": "Equal", "value": value} if equals else {"key": key, "operator": "Exists"}
