@@ -280,6 +280,16 @@ class Kubernetes(SpecSection):
         return self
 
 
+class Github(SpecSection):
+    """The workflow of `--emit github`."""
+
+    pack: str | None = None  # the command that packs the archive; without it, the archive is a file of the repository
+    branch: str = Field(default="main", pattern=r"^[\w./-]+$")
+    environment: str = Field(default="production", pattern=r"^[\w.-]+$")  # of GitHub, whose reviewers approve a deployment
+    slo: str | None = None  # bounds of the benchmark, such as p99<100ms
+    fail_if: Words = ("throughput<-10%", "p99>20%")  # changes of the benchmark that fail a pull request
+
+
 class DeploySpec(SpecSection):
     name: str
     target: Target
@@ -298,6 +308,7 @@ class DeploySpec(SpecSection):
     lambda_: Lambda = Field(default_factory=Lambda, alias="lambda")
     container: Container = Field(default_factory=Container)
     kubernetes: Kubernetes = Field(default_factory=Kubernetes)
+    github: Github = Field(default_factory=Github)
 
     @field_validator("name")
     @classmethod

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.container.resources import compose
 from tsx_cli.deploy.emit.cloudformation import NEEDS_NOTE, template
+from tsx_cli.deploy.emit.github import workflow
 from tsx_cli.deploy.emit.helm import chart
 from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.engine.facts import Facts, tags_of
@@ -84,6 +85,11 @@ def _cloudformation(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFile
     return EmittedFiles({"template.yaml": text}, {}, NEEDS_NOTE.format(name=spec.name) + roles)
 
 
+def _github(spec: DeploySpec, facts: Facts, local: Local, words: Sequence[str] = ()) -> EmittedFiles:
+    files, step = workflow(spec, facts, local, words)
+    return EmittedFiles(files, {}, step)
+
+
 Maker = Callable[[DeploySpec, Facts, Local], EmittedFiles]
 KINDS: Mapping[str, tuple[tuple[str, ...], Maker]] = {  # the targets that it is for, the first where none is named, and what makes it
     "dockerfile": (("container", "sagemaker", "lambda", "kubernetes"), _dockerfile),
@@ -91,6 +97,7 @@ KINDS: Mapping[str, tuple[tuple[str, ...], Maker]] = {  # the targets that it is
     "cloudformation": (("sagemaker", "lambda"), _cloudformation),
     "kubernetes": (("kubernetes",), _kubernetes),
     "helm": (("kubernetes",), _helm),
+    "github": (("sagemaker", "lambda", "kubernetes"), _github),
     "container": (("container",), _compose),  # the other targets' names
     "sagemaker": (("sagemaker",), _cloudformation),
     "lambda": (("lambda",), _cloudformation),
@@ -106,8 +113,9 @@ def check_kind(kind: str, target: str | None) -> str:
     return target or KINDS[kind][0][0]
 
 
-def emit(kind: str, spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
-    return KINDS[kind][1](spec, facts, local)
+def emit(kind: str, spec: DeploySpec, facts: Facts, local: Local, words: Sequence[str] = ()) -> EmittedFiles:
+    """`words` are the options that were given beside the file of settings, for files that run the command again."""
+    return _github(spec, facts, local, words) if kind == "github" else KINDS[kind][1](spec, facts, local)
 
 
 def image_name(spec: DeploySpec, made: Recipe | None) -> str:

@@ -150,8 +150,9 @@ def test_values_are_checked_by_the_limits_of_the_specification() -> None:
     for more in CASES.values():
         jsonschema.validate(values_of(spec(**json.loads(json.dumps(more)))), schema())
     wrong = [
-        {"replica": 3}, {"replicas": -1}, {"memory": "4G"}, {"secrets": {"A": 1}}, {"keda": {"cooldown": -1}}, {"keda": {"prometheus": "x"}},
-        {"image": {"tag": "1"}}, {"image": {"repository": "a", "digest": "sha1:0"}}, {"tolerations": ["spot"]}, {"grace": 5},
+        {"replica": 3}, {"replicas": -1}, {"memory": "4G"}, {"secrets": {"A": 1}}, {"keda": {"cooldown": -1}},
+        {"keda": {"prometheus": "x"}}, {"image": {"tag": "1"}}, {"image": {"repository": "a", "digest": "sha1:0"}},
+        {"tolerations": ["spot"]}, {"grace": 5},
     ]  # fmt: skip
     for each in wrong:
         with pytest.raises(jsonschema.ValidationError):
