@@ -18,6 +18,7 @@ WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_:=-]*")
 MEMORY = r"^[1-9]\d*(Mi|Gi)$"
 TAINT = re.compile(r"[\w./-]+(=[\w.-]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?", re.ASCII)
 SECRET_KEY = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[\w.-]+", re.ASCII)
+GATEWAY = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?/)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", re.ASCII)
 
 
@@ -236,9 +237,13 @@ class Kubernetes(SpecSection):
     secrets: dict[str, str] = Field(default_factory=dict)  # environment variable -> SECRET/KEY that it is read from
     allow_from: Words = ()  # namespaces that may send requests; with one of the two, all others may not
     metrics_from: Words = ()  # namespaces that may read metrics
-    token_secret: str | None = None  # Secret with the keys `inference` and `management`; without it no tokens are asked for
+    tokens: bool = True  # requests must carry one, of `token_secret` or of the Secret NAME-tokens, which is created once
+    token_secret: str | None = None  # an existing Secret with the keys `inference` and `management`
     pull_secret: str | None = None
-    monitoring: bool = True  # a ServiceMonitor, which needs Prometheus' operator
+    grpc: bool | None = None  # a port for gRPC; if not set, where `build.extras` of an image that is built has `grpc`
+    gateway: str | None = Field(default=None, pattern=GATEWAY)  # NAMESPACE/NAME of a Gateway that an HTTPRoute is attached to
+    hostnames: Words = ()  # of that route; without any, all of the Gateway's
+    monitoring: bool | None = None  # a ServiceMonitor; if not set, where the cluster has the Prometheus operator
     monitor_labels: dict[str, str] = Field(default_factory=dict)  # by which the operator selects it, such as release = "prometheus"
     startup_timeout: Annotated[Seconds, Field(ge=10)] = 600
     grace: Annotated[Seconds, Field(ge=10)] = 60

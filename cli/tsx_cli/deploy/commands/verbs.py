@@ -30,6 +30,7 @@ from tsx_cli.deploy.engine.plan import Plan
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.local import image_builder, this_machine
+from tsx_cli.deploy.image.programs import pinned
 from tsx_cli.deploy.image.recipe import Local
 from tsx_cli.deploy.preflight.preflight import Preflight, load, look_ahead
 from tsx_cli.deploy.preflight.price_list import fetch_prices
@@ -194,12 +195,14 @@ def _planned(engine: Engine, place: Location, spec: DeploySpec, local: Local | N
         account = cloud.account
         pushed, image_bytes = _by_digest(spec.image or "", cloud)
         facts = replace(facts, account=account, image=pushed)
+    elif spec.target == "kubernetes" and spec.image is not None:
+        facts = replace(facts, image=pinned(spec.image))
     built: list[Resource] = []
     if local is not None:
         image, built, kinds = images(spec, facts, local, cloud)
         facts, engine.kinds = replace(facts, image=image), {**engine.kinds, **kinds}
-    wanted = [*built, *place.platform.wanted(spec, facts)]
-    ahead = look_ahead(spec, inspection, cloud.region, image_bytes, strict=check)
+    wanted = [*built, *place.platform.wanted(cloud, spec, facts)]
+    ahead = look_ahead(spec, inspection, cloud.region, image_bytes, strict=check).noted(wanted)
     return engine.plan(wanted, place.platform.obsolete(cloud, spec, wanted)), ahead
 
 

@@ -14,7 +14,7 @@ from tsx_cli.deploy.emit.helm_templates import NAME, NAMESPACE, template
 from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.image.recipe import UID
-from tsx_cli.deploy.kubernetes.resources import Manifest, canonical, manifests, toleration
+from tsx_cli.deploy.kubernetes.resources import Manifest, canonical, manifests, serves_grpc, toleration
 from tsx_cli.deploy.spec import DeploySpec, Keda, Kubernetes
 from tsx_templates.render import render_tree
 
@@ -38,7 +38,11 @@ VALUES = {  # what values.yaml and its schema say of each
     "tolerations": "Taints of nodes that pods may run on all the same, as Kubernetes writes them.",
     "env": "Environment variables, as texts.",
     "secrets": "Environment variables from Secrets: SECRET/KEY by the variable's name.",
-    "tokenSecret": "The Secret with the keys inference and management. Without it no tokens are asked for.",
+    "tokens": "Whether requests must carry a token.",
+    "tokenSecret": "The Secret with the tokens, under the keys inference and management; without a name it is NAME-tokens.",
+    "grpc": "Whether pods have a port for gRPC, which the image must have.",
+    "gateway": "The Gateway that an HTTPRoute is attached to, as NAMESPACE/NAME or NAME; null: no route.",
+    "hostnames": "The hosts of the route; without any, those of the Gateway.",
     "allowFrom": "Namespaces that may send requests. With one here or in metricsFrom, all others may not.",
     "metricsFrom": "Namespaces that may read metrics.",
     "monitoring": "Whether to create a ServiceMonitor, which needs the Prometheus operator.",
@@ -60,6 +64,8 @@ def chart(spec: DeploySpec, facts: Facts, image: str, names: Mapping[str, str]) 
     """Its files by their paths. `names` are those of the manifests' files. Raises UsageError."""
     if spec.kubernetes.kserve:
         raise UsageError("--emit helm is for a Deployment; for an InferenceService (kubernetes.kserve) use --emit kubernetes")
+    if spec.canary is not None:
+        raise UsageError("canary: a chart cannot watch one; `tsx deploy --target kubernetes` does. Remove it")
     manifests(spec, image, {})  # for its errors
     head = {
         "apiVersion": "v2",
@@ -93,7 +99,7 @@ def values(spec: DeploySpec, image: str) -> dict[str, Any]:
         repository, tag = named, ""
     found["image"] = {"repository": repository, "tag": tag, "digest": digest}
     found["tolerations"] = [toleration(taint) for taint in own.tolerations]
-    found["env"] = dict(spec.env)
+    found |= {"env": dict(spec.env), "monitoring": own.monitoring is not False, "grpc": serves_grpc(spec)}
     return {key: found[key] for key in VALUES}
 
 
@@ -127,9 +133,10 @@ def _whole(spec: DeploySpec, facts: Facts) -> list[Manifest]:
     """The objects with all that is optional in them, each kind once."""
     every: dict[str, Any] = {
         "namespace": NAMESPACE, "replicas": 2, "most_replicas": 3, "gpus": 1, "node_selector": {"label": "value"}, "tolerations": "taint",
-        "pull_secret": "secret", "token_secret": "secret", "allow_from": "a", "metrics_from": "a", "monitor_labels": {"more": "value"},
+        "pull_secret": "secret", "allow_from": "a", "metrics_from": "a", "monitor_labels": {"more": "value"}, "grpc": True,
+        "gateway": "namespace/name", "hostnames": "host",
     }  # fmt: skip
-    given = {"name": NAME, "target": "kubernetes", "model": spec.model, "keep": spec.keep}
+    given = {"name": NAME, "target": "kubernetes", "model": spec.model, "keep": spec.keep, "image": "image"}
     labels = {key: value for key, value in tags_of(spec, facts).items() if key not in ("tsx:spec-sha", "tsx:image-digest")}
     keda = {"prometheus": "http://prometheus", "rate_target": 1}
     found: dict[str, Manifest] = {}

@@ -24,24 +24,36 @@ OWNER = {"metadata labels app.kubernetes.io/managed-by": "{{ .Release.Service }}
 POD = "spec template spec"
 CONTAINER = f"{POD} containers 0"
 VARIABLES = """
-{{- $limits := dict "TSX_SHUTDOWN_DELAY" (min 5 (div .Values.grace 4)) "TSX_DRAIN_TIMEOUT" (max 1 (sub .Values.grace 10)) }}
-{{- if not .Values.tokenSecret }}{{ $_ := set $limits "TSX_DISABLE_TOKEN_AUTHORIZATION" "true" }}{{ end }}
-{{- range $name, $value := merge (dict) .Values.env $limits }}
+{{- $variables := dict "TSX_SHUTDOWN_DELAY" (min 5 (div .Values.grace 4)) "TSX_DRAIN_TIMEOUT" (max 1 (sub .Values.grace 10)) }}
+{{- if .Values.grpc }}{{ $_ := set $variables "TSX_GRPC_INFERENCE_ADDRESS" "0.0.0.0" }}{{ end }}
+{{- if not .Values.tokens }}{{ $_ := set $variables "TSX_DISABLE_TOKEN_AUTHORIZATION" "true" }}{{ end }}
+{{- range $name, $value := merge (dict) .Values.env $variables }}
 - name: {{ $name }}
   value: {{ $value | quote }}
 {{- end }}"""
 SECRETS = """
-{{- $places := dict }}
-{{- with .Values.tokenSecret }}
-{{- $places = dict "TSX_INFERENCE_TOKEN" (printf "%s/inference" .) "TSX_MANAGEMENT_TOKEN" (printf "%s/management" .) }}
-{{- end }}
-{{- range $name, $place := merge $places .Values.secrets }}
+{{- range $name, $place := include "CHART.secrets" . | fromYaml }}
 - name: {{ $name }}
   valueFrom:
     secretKeyRef:
       name: {{ splitList "/" $place | first | quote }}
       key: {{ splitList "/" $place | last | quote }}
 {{- end }}"""
+AUTHORIZATION = """
+{{- $place := get (include "CHART.secrets" . | fromYaml) "TSX_MANAGEMENT_TOKEN" }}
+{{- if and $place (not (include "CHART.open" .)) }}
+authorization:
+  type: Bearer
+  credentials:
+    name: {{ splitList "/" $place | first | quote }}
+    key: {{ splitList "/" $place | last | quote }}
+{{- end }}"""
+HOSTNAMES = """
+{{- with .Values.hostnames }}
+hostnames:
+  {{- toYaml . | nindent 4 }}
+{{- end }}"""
+GATEWAY = '{{ splitList "/" .Values.gateway | PART | quote }}'
 TOLERATIONS = """
 {{- if or .Values.gpus .Values.tolerations }}
 tolerations:
@@ -66,7 +78,7 @@ from:
         kubernetes.io/metadata.name: {{ . | quote }}
   {{- end }}"""
 LABELS = """
-{{- with omit .Values.monitorLabels "app.kubernetes.io/name" "app.kubernetes.io/managed-by" }}
+{{- with omit .Values.monitorLabels "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/managed-by" }}
 {{- toYaml . | nindent 4 }}
 {{- end }}"""
 PLACES: Mapping[str, Places] = {
@@ -81,6 +93,7 @@ PLACES: Mapping[str, Places] = {
         f"{POD} tolerations": TOLERATIONS,
         f"{POD} imagePullSecrets": "if .Values.pullSecret",
         f"{POD} imagePullSecrets 0 name": "{{ .Values.pullSecret | quote }}",
+        f"{CONTAINER} ports 1": "if .Values.grpc",
         f"{CONTAINER} image": '{{ include "CHART.image" . | quote }}',
         f"{CONTAINER} env 0": VARIABLES,
         f"{CONTAINER} env 2": SECRETS,
@@ -93,7 +106,7 @@ PLACES: Mapping[str, Places] = {
         f"{CONTAINER} resources limits nvidia.com/gpu": "if .Values.gpus then {{ .Values.gpus | quote }}",
         f"{CONTAINER} startupProbe failureThreshold": "{{ div (add .Values.startupTimeout 4) 5 }}",
     },
-    "Service": {},
+    "Service": {"spec ports 1": "if .Values.grpc"},
     "HorizontalPodAutoscaler": {
         "": 'if and (include "CHART.scales" .) (not .Values.keda.prometheus)',
         "spec minReplicas": "{{ max 1 (int .Values.replicas) }}",
@@ -121,6 +134,7 @@ PLACES: Mapping[str, Places] = {
     "NetworkPolicy": {
         "": "if or .Values.allowFrom .Values.metricsFrom",
         "spec ingress 0": "if .Values.allowFrom",
+        "spec ingress 0 ports 1": "if .Values.grpc",
         "spec ingress 0 from": FROM.replace("VALUE", "allowFrom"),
         "spec ingress 1": "if .Values.metricsFrom",
         "spec ingress 1 from": FROM.replace("VALUE", "metricsFrom"),
@@ -128,8 +142,15 @@ PLACES: Mapping[str, Places] = {
     "ServiceMonitor": {
         "": "if .Values.monitoring",
         "metadata labels more": LABELS,
-        "spec endpoints 0 authorization": "if .Values.tokenSecret",
-        "spec endpoints 0 authorization credentials name": "{{ .Values.tokenSecret | quote }}",
+        "spec endpoints 0 authorization": AUTHORIZATION,
+    },
+    "HTTPRoute": {
+        "": "if .Values.gateway",
+        "spec parentRefs 0 name": GATEWAY.replace("PART", "last"),
+        "spec parentRefs 0 namespace": '{{ if contains "/" .Values.gateway }}'
+        + GATEWAY.replace("PART", "first")
+        + "{{ else }}{{ .Release.Namespace }}{{ end }}",
+        "spec hostnames": HOSTNAMES,
     },
 }
 

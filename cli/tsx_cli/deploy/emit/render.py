@@ -15,6 +15,7 @@ from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.image.recipe import Local, Recipe, recipe
 from tsx_cli.deploy.kubernetes.resources import kustomization, manifests
+from tsx_cli.deploy.kubernetes.security import secret_step
 from tsx_cli.deploy.spec import DeploySpec
 
 NAMES = {
@@ -25,6 +26,7 @@ NAMES = {
     "PodDisruptionBudget": "disruption.yaml",
     "NetworkPolicy": "network-policy.yaml",
     "ServiceMonitor": "monitor.yaml",
+    "HTTPRoute": "route.yaml",
     "ClusterServingRuntime": "serving-runtime.yaml",
     "InferenceService": "inference-service.yaml",
 }
@@ -52,12 +54,14 @@ def _compose(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
 
 
 def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
+    if spec.canary is not None:
+        raise UsageError("canary: files cannot watch one; `tsx deploy --target kubernetes` does. Remove it")
     made = None if spec.image is not None else recipe(spec, facts, local)
     image = spec.image or image_name(spec, made)
     files = {NAMES[each["kind"]]: yaml_text([each]) for each in manifests(spec, image, tags_of(spec, facts))}
     cluster_wide = {NAMES["ClusterServingRuntime"]: files.pop(NAMES["ClusterServingRuntime"])} if spec.kubernetes.kserve else {}
     files["kustomization.yaml"] = yaml_text([kustomization(spec, list(files))])
-    step = "kubectl apply --server-side --kustomize ."
+    step = f"{secret_step(spec)}kubectl apply --server-side --kustomize ."
     if cluster_wide:
         step = f"kubectl apply --server-side --filename {NAMES['ClusterServingRuntime']}, once for the cluster, then {step}"
     if made is None:
@@ -71,7 +75,7 @@ def _helm(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     made = None if spec.image is not None else recipe(spec, facts, local)
     image = spec.image or image_name(spec, made)
     files = chart(spec, facts, image, NAMES)
-    step = f"helm upgrade --install {spec.name} . --namespace {spec.kubernetes.namespace} --wait"
+    step = f"{secret_step(spec)}helm upgrade --install {spec.name} . --namespace {spec.kubernetes.namespace} --wait"
     if made is None:
         return EmittedFiles(files, {}, step)
     files |= {f"image/{name}": text for name, text in made.files.items()}

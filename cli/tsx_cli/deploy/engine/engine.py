@@ -149,7 +149,7 @@ class Engine:
 
     def _wait(self, change: Change, start: float, kind: ResourceKind, text: str) -> None:
         seconds = self.clock() - start
-        if seconds > kind.patience:
+        if seconds > (change.resource.patience or kind.patience):
             raise CloudError(f"{change.resource.name}: it has made no progress for {seconds:.0f} s ({text})")
         self.on_event(Event(change, "waiting", seconds, text))
         self.sleep(kind.poll)

@@ -40,7 +40,12 @@ CASES: dict[str, dict[str, Any]] = {
             "pull_secret": "pull", "monitor_labels": {"release": "prometheus"},
         },
     },
-    "guarded": {"kubernetes": {"allow_from": "shop"}},
+    "guarded": {"kubernetes": {"allow_from": "shop", "metrics_from": "monitoring", "grpc": True}},
+    "route": {"kubernetes": {"gateway": "edge/public", "hostnames": "a.example.com,b.example.com", "grpc": True}},
+    "near": {"kubernetes": {"gateway": "public", "tokens": False}},
+    "open": {"env": {"TSX_DISABLE_TOKEN_AUTHORIZATION": "True"}, "kubernetes": {"secrets": {"TSX_MANAGEMENT_TOKEN": "own/admin"}}},
+    "own": {"env": {"TSX_INFERENCE_TOKEN": "a"}, "kubernetes": {"secrets": {"TSX_MANAGEMENT_TOKEN": "own/admin"}}},
+    "half": {"env": {"TSX_MANAGEMENT_TOKEN": "a"}},
     "keda": {"kubernetes": {"keda": KEDA}},
     "none": {
         "kubernetes": {"replicas": 0, "keda": KEDA | {"rate_target": 2.5, "rate_query": 'sum(rate(x{a="b"}[1m]))', "cooldown": "10m"}},
@@ -97,7 +102,7 @@ def test_helm_renders_for_any_values_the_objects_of_their_specification(chart: P
         labels = {"tsx:model": "digits/1.0"}
         assert comparable([each for each in made if each["kind"] != "Pod"]) == comparable(manifests(one, str(one.image), labels)), case
         for each in made:
-            if each["kind"] not in ("ScaledObject", "ServiceMonitor"):
+            if each["kind"] not in ("ScaledObject", "ServiceMonitor", "HTTPRoute"):
                 kubernetes_validate.validate(each, "1.33", strict=True)
 
 

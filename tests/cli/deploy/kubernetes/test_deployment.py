@@ -9,54 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.models import make_model
+from tests.cli.deploy.kubernetes.conftest import Deploy
 from tests.support.platforms.kubectl import Cluster
 from tsx_cli.deploy.image.programs import advice, last_output
-from tsx_cli.deploy.kubernetes import kinds as kubernetes_kinds
 from tsx_cli.main import main
-
-HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
-IMAGE = "registry.example.com/digits:1"
-
-
-class Deploy:
-    """The command, with what all calls say."""
-
-    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.capsys = capsys
-        make_model(directory / "digits.mar", HANDLER)
-
-    def __call__(self, *words: str, code: int = 0) -> str:
-        assert main(["deploy", *words, "--name", "digits", "--target", "kubernetes"]) == code, self.capsys.readouterr()
-        out, self.err = self.capsys.readouterr()
-        return out
-
-    def apply(self, *words: str, code: int = 0) -> str:
-        return self("apply", "digits.mar", "--no-check", "--yes", "--image", IMAGE, *words, code=code)
-
-    def plan(self, *words: str, code: int) -> dict[str, str]:
-        reported = json.loads(self("plan", "digits.mar", "--no-check", "--json", "--image", IMAGE, *words, code=code))
-        return {change["id"]: change["action"] for change in reported["changes"]}
-
-
-@pytest.fixture
-def deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Deploy:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(kubernetes_kinds.KubernetesObject, "poll", 0.0)
-    monkeypatch.setattr(kubernetes_kinds.Revision, "poll", 0.0)
-    (tmp_path / "kubectl").touch(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    return Deploy(tmp_path, capsys)
-
-
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    return Cluster(monkeypatch)
 
 
 def test_a_deployment_is_applied_rolled_out_and_then_as_it_should_be(deploy: Deploy, cluster: Cluster) -> None:
     cluster.looks = 3
-    kinds = ["Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "ServiceMonitor"]
+    kinds = ["Secret", "Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "ServiceMonitor"]
     assert deploy.plan(code=2) == dict.fromkeys(kinds, "create")
     out = deploy.apply()
     assert "digits/1.0" in out
@@ -123,7 +84,7 @@ def test_a_rollout_that_fails_says_what_its_pods_wait_for_and_is_mended(deploy: 
     deploy.apply()
     cluster.failure = "ImagePullBackOff"
     state = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
-    labels = {"app.kubernetes.io/name": "digits"}
+    labels = {"app.kubernetes.io/name": "digits", "app.kubernetes.io/instance": "digits"}
     cluster.objects["Pod", "digits-1"] = {
         "metadata": {"name": "digits-1", "labels": labels}, "status": {"containerStatuses": [{"state": state}]}
     }  # fmt: skip
@@ -152,16 +113,21 @@ def test_destroy_leaves_nothing(deploy: Deploy, cluster: Cluster) -> None:
     assert "there is no deployment 'digits' on the namespace default" in deploy.err or "in the namespace default" in deploy.err
 
 
-def test_what_the_cluster_does_not_know_is_reported_with_what_leaves_it_out(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
-    Cluster(monkeypatch, unknown=frozenset({"ServiceMonitor", "InferenceService", "ClusterServingRuntime", "ScaledObject"}))
+def test_what_the_cluster_does_not_know_is_left_out_or_reported_if_it_was_asked_for(
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Cluster(monkeypatch, unknown=frozenset({"ServiceMonitor", "InferenceService", "ClusterServingRuntime", "HTTPRoute", "ScaledObject"}))
     deploy.apply("--set", "kubernetes.keda.prometheus=http://prometheus:9090", code=1)
     assert "has no ScaledObject. KEDA is not installed there; without kubernetes.keda" in deploy.err
-    deploy.apply(code=1)
+    deploy.apply("--set", "kubernetes.monitoring=true", code=1)
     assert (
         "has no ServiceMonitor. The Prometheus operator reads it; without the operator, omit it with --set kubernetes.monitoring=false"
         in deploy.err
     )
-    deploy.apply("--set", "kubernetes.monitoring=false")
+    deploy.apply("--set", "kubernetes.gateway=web/public", code=1)
+    assert "has no HTTPRoute. The Gateway API is not installed there; remove kubernetes.gateway" in deploy.err
+    assert "no ServiceMonitor is created, because the cluster does not have the Prometheus operator" in deploy.apply()
+    assert set(deploy.plan(code=0).values()) == {"same"}
     deploy("destroy", "--yes")
 
 
@@ -209,7 +175,18 @@ def test_a_rollout_that_has_failed_is_applied_again(deploy: Deploy, cluster: Clu
     deploy.apply("--set", "env.A=c")
 
 
-@pytest.mark.parametrize("option", [["--canary", "10%"], ["--create-role"]])
-def test_what_the_target_does_not_have_is_refused(deploy: Deploy, cluster: Cluster, option: list[str]) -> None:
-    deploy.apply(*option, code=2)
-    assert "SageMaker and Lambda have that, and the target kubernetes does not" in deploy.err
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--create-role"], "SageMaker and Lambda have that, and the target kubernetes does not"),
+        (["--canary", "10%"], "none is named: --set kubernetes.gateway=NAMESPACE/NAME"),
+        (["--canary", "10%", "--set", "kubernetes.kserve=true"], "canaryTrafficPercent of an InferenceService"),
+        (["--canary", "10%", "--alarm", "theirs", "--set", "kubernetes.gateway=web"], "'theirs' is not a bound"),
+        (["--set", "kubernetes.hostnames=a.example.com"], "set kubernetes.gateway to the NAMESPACE/NAME"),
+        (["--set", "kubernetes.gateway=Web/"], "kubernetes.gateway: String should match"),
+        (["--set", "kubernetes.kserve=true", "--set", "kubernetes.token_secret=a"], "kubernetes.token_secret has no effect"),
+    ],
+)
+def test_what_the_target_does_not_have_is_refused(deploy: Deploy, cluster: Cluster, words: list[str], reason: str) -> None:
+    deploy.apply(*words, code=2)
+    assert reason in deploy.err
