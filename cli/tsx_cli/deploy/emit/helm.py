@@ -64,8 +64,6 @@ def chart(spec: DeploySpec, facts: Facts, image: str, names: Mapping[str, str]) 
     """Its files by their paths. `names` are those of the manifests' files. Raises UsageError."""
     if spec.kubernetes.kserve:
         raise UsageError("--emit helm is for a Deployment; for an InferenceService (kubernetes.kserve) use --emit kubernetes")
-    if spec.canary is not None:
-        raise UsageError("canary: a chart cannot watch one; `tsx deploy --target kubernetes` does. Remove it")
     manifests(spec, image, {})  # for its errors
     head = {
         "apiVersion": "v2",
@@ -93,14 +91,18 @@ def values(spec: DeploySpec, image: str) -> dict[str, Any]:
     found |= {key: canonical(found[key]) for key in ("cpu", "memory", "disk", "sharedMemory")}
     keda = own.keda.model_dump() if own.keda is not None else {key: field.default for key, field in Keda.model_fields.items()}
     found["keda"] = {to_camel(key): value for key, value in (keda | ({} if own.keda else {"prometheus": None})).items()}
+    found["image"] = image_parts(image)
+    found["tolerations"] = [toleration(taint) for taint in own.tolerations]
+    found |= {"env": dict(spec.env), "monitoring": own.monitoring is not False, "grpc": serves_grpc(spec)}
+    return {key: found[key] for key in VALUES}
+
+
+def image_parts(image: str) -> dict[str, str]:
     named, _, digest = image.partition("@")
     repository, colon, tag = named.rpartition(":")
     if not colon or "/" in tag:  # the port of a registry
         repository, tag = named, ""
-    found["image"] = {"repository": repository, "tag": tag, "digest": digest}
-    found["tolerations"] = [toleration(taint) for taint in own.tolerations]
-    found |= {"env": dict(spec.env), "monitoring": own.monitoring is not False, "grpc": serves_grpc(spec)}
-    return {key: found[key] for key in VALUES}
+    return {"repository": repository, "tag": tag, "digest": digest}
 
 
 def schema() -> dict[str, Any]:

@@ -11,6 +11,7 @@ from tsx_cli.deploy.container.resources import compose
 from tsx_cli.deploy.emit.cloudformation import NEEDS_NOTE, template
 from tsx_cli.deploy.emit.github import workflow
 from tsx_cli.deploy.emit.helm import chart
+from tsx_cli.deploy.emit.kustomize import kustomize
 from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.image.recipe import Local, Recipe, recipe
@@ -54,8 +55,7 @@ def _compose(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
 
 
 def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
-    if spec.canary is not None:
-        raise UsageError("canary: files cannot watch one; `tsx deploy --target kubernetes` does. Remove it")
+    _refuse_canary(spec)
     made = None if spec.image is not None else recipe(spec, facts, local)
     image = spec.image or image_name(spec, made)
     files = {NAMES[each["kind"]]: yaml_text([each]) for each in manifests(spec, image, tags_of(spec, facts))}
@@ -71,16 +71,30 @@ def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
 
 
 def _helm(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
-    """The files of the image lie beside the chart, as all that is in it is sent to the cluster."""
-    made = None if spec.image is not None else recipe(spec, facts, local)
-    image = spec.image or image_name(spec, made)
-    files = chart(spec, facts, image, NAMES)
-    step = f"{secret_step(spec)}helm upgrade --install {spec.name} . --namespace {spec.kubernetes.namespace} --wait"
-    if made is None:
-        return EmittedFiles(files, {}, step)
-    files |= {f"image/{name}": text for name, text in made.files.items()}
-    build = f"docker build --target {made.stage} --tag {image} image && docker push {image}"
-    return EmittedFiles(files, {f"image/{name}": path for name, path in made.copied.items()}, f"{build}, then {step}")
+    step = f"helm upgrade --install {spec.name} . --namespace {spec.kubernetes.namespace} --wait"
+    return _beside_image(spec, facts, local, lambda image: chart(spec, facts, image, NAMES), f"{secret_step(spec)}{step}")
+
+
+def _kustomize(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
+    step = f"{secret_step(spec)}kubectl apply --server-side --kustomize overlays/production"
+    return _beside_image(spec, facts, local, lambda image: kustomize(spec, image, tags_of(spec, facts), NAMES), step)
+
+
+def _beside_image(spec: DeploySpec, facts: Facts, local: Local, made: Callable[[str], dict[str, str]], step: str) -> EmittedFiles:
+    """The files of an image that is to be built lie in a directory of their own, as all others are read for the cluster."""
+    _refuse_canary(spec)
+    if spec.image is not None:
+        return EmittedFiles(made(spec.image), {}, step)
+    built = recipe(spec, facts, local)
+    image = image_name(spec, built)
+    files = made(image) | {f"image/{name}": text for name, text in built.files.items()}
+    build = f"docker build --target {built.stage} --tag {image} image && docker push {image}"
+    return EmittedFiles(files, {f"image/{name}": path for name, path in built.copied.items()}, f"{build}, then {step}")
+
+
+def _refuse_canary(spec: DeploySpec) -> None:
+    if spec.canary is not None:
+        raise UsageError("canary: files cannot watch one; `tsx deploy --target kubernetes` does. Remove it")
 
 
 def _cloudformation(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
@@ -101,6 +115,7 @@ KINDS: Mapping[str, tuple[tuple[str, ...], Maker]] = {  # the targets that it is
     "cloudformation": (("sagemaker", "lambda"), _cloudformation),
     "kubernetes": (("kubernetes",), _kubernetes),
     "helm": (("kubernetes",), _helm),
+    "kustomize": (("kubernetes",), _kustomize),
     "github": (("sagemaker", "lambda", "kubernetes"), _github),
     "container": (("container",), _compose),  # the other targets' names
     "sagemaker": (("sagemaker",), _cloudformation),
