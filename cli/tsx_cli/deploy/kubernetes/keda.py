@@ -18,7 +18,7 @@ def scaled_object(spec: DeploySpec, metadata: dict[str, Any], behavior: dict[str
     own, keda = spec.kubernetes, spec.kubernetes.keda
     assert keda is not None
     series = f'{{namespace="{own.namespace}",service="{spec.name}"}}'
-    queries = []
+    queries: list[tuple[str, str, float]] = []
     if own.queue_target:
         queries.append(("queue", f"sum(tsx_queue_depth{series})", own.queue_target))
     if keda.rate_target is not None:
