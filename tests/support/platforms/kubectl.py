@@ -41,9 +41,11 @@ class Cluster:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.owners: dict[tuple[str, str], dict[str, set[tuple[str, ...]]]] = {}  # manager -> fields that it has applied
         self.calls: list[list[str]] = []
+        self.applied: list[dict[str, Any]] = []  # in full, by the manager of deployments
         self.unknown = unknown
         self.looks, self.left, self.failure, self.failing = 0, 0, "", ""
         self.forwarded, self.restarts = "", 0
+        self.served: dict[str, Any] = {"conditions": [{"type": "Ready", "status": "True"}]}  # what KServe says of an InferenceService
         self.taken: tuple[str, str] = ("True", "")  # what a Gateway says of routes; an empty status: nothing yet
         patch.setattr(Program, "try_", lambda program, *words, **more: self.run(list(words), more.get("stdin") or ""))
         patch.setattr(Program, "lines", lambda program, *words: self.stream(list(words)))
@@ -73,10 +75,8 @@ class Cluster:
 
     def _get(self, words: list[str], stdin: str) -> str:
         kind = self._kind(words[0])
-        if "--limit" in words:
-            return ""
         for (other, _), each in self.objects.items():
-            if other in ("Deployment", "HTTPRoute"):
+            if other in ("Deployment", "HTTPRoute", "InferenceService"):
                 getattr(self, f"_get_on_{other.lower()}")(each)
         if "--selector" in words:
             wanted = dict(pair.split("=") for pair in words[words.index("--selector") + 1].split(",")).items()
@@ -101,6 +101,9 @@ class Cluster:
             same = {"observedGeneration": route["metadata"]["generation"], "status": status, "reason": reason}
             route["status"] = {"parents": [{"conditions": [{"type": type_, **same} for type_ in ("Accepted", "ResolvedRefs")]}]}
 
+    def _get_on_inferenceservice(self, service: dict[str, Any]) -> None:
+        service["status"] = {"observedGeneration": service["metadata"]["generation"], **self.served}
+
     def _get_on_deployment(self, deployment: dict[str, Any]) -> None:
         wanted = deployment["spec"].get("replicas", 1)
         status = {"observedGeneration": deployment["metadata"]["generation"], "replicas": wanted, "updatedReplicas": wanted}
@@ -116,6 +119,7 @@ class Cluster:
         """By the rules of server-side apply: what a manager applies no more goes, unless another one has applied it too."""
         said, manager = json.loads(stdin), words[words.index("--field-manager") + 1]
         kind, name = said["kind"], said["metadata"]["name"]
+        self.applied += [said] if manager == "tsx" else []
         before = self.objects.get((kind, name))
         if kind == "Deployment" and before and before["spec"]["selector"] != said["spec"].get("selector", before["spec"]["selector"]):
             raise LookupError(f'The Deployment "{name}" is invalid: spec.selector: Invalid value: field is immutable')
@@ -153,6 +157,7 @@ class Cluster:
     def _create(self, words: list[str], stdin: str) -> str:
         said = json.loads(stdin)
         key = (said["kind"], said["metadata"]["name"])
+        self.applied.append(said)
         if key in self.objects:
             raise LookupError(f'Error from server (AlreadyExists): {key[0].lower()}s "{key[1]}" already exists')
         self.objects[key] = said

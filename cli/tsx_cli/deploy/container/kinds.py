@@ -17,7 +17,7 @@ from tsx_cli.deploy.container.resources import gpu_words
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
-from tsx_cli.deploy.image.programs import Builder, Program, pinned
+from tsx_cli.deploy.image.programs import Builder, Program
 from tsx_cli.deploy.image.recipe import Recipe
 
 NAME, TARGET = "tsx.name", "tsx.target"
@@ -188,7 +188,7 @@ class PushedImage(LocalImage):
     def observe(self, cloud: Any, name: str) -> Observed | None:
         """Its Uri has the digest, where a program of this machine can tell it."""
         if name not in self._pushed and self._builder.is_pushed(name):
-            self._pushed[name] = pinned(name)
+            self._pushed[name] = self._builder.pinned(name)
         return Observed(name, {}, outputs={"Uri": self._pushed[name]}) if name in self._pushed else None
 
     def create(self, cloud: Any, resource: Resource) -> None:

@@ -170,6 +170,15 @@ class Builder:
             output = self.program.ask("push", *words, reference, doing=f"pushing {reference}")
             return _by_digest(reference, file.read_text("utf-8") if file.is_file() else output.partition("digest: ")[2])
 
+    def pinned(self, reference: str) -> str:
+        """An image that was built here and pushed, by its digest: the registry knows it, or this machine from its own push."""
+        found = pinned(reference)
+        if found != reference or self.program.name == "buildah":
+            return found
+        done = self.program.try_("image", "inspect", "--format", "{{json .RepoDigests}}", reference)
+        known = re.search(rf'"({re.escape(_repository(reference))}@{_DIGEST.pattern})"', done.stdout)
+        return reference if known is None else known[1]
+
     def remove(self, reference: str) -> None:
         words = ("rmi", reference) if self.program.name == "buildah" else ("image", "rm", reference)
         self.program.ask(*words, doing=f"removing {reference}")
@@ -190,8 +199,12 @@ def pinned(reference: str) -> str:
 
 def _by_digest(reference: str, output: str) -> str:
     found = _DIGEST.search(output)
+    return reference if found is None else f"{_repository(reference)}@{found[0]}"
+
+
+def _repository(reference: str) -> str:
     path, slash, last = reference.rpartition("/")
-    return reference if found is None else f"{path}{slash}{last.partition(':')[0]}@{found[0]}"
+    return f"{path}{slash}{last.partition(':')[0]}"
 
 
 def engine(choice: str) -> Program:

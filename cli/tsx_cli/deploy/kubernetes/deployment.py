@@ -34,7 +34,7 @@ class KubernetesTarget:
         made = []
         for manifest in manifests(spec, facts.image, tags):
             kind = manifest["kind"]
-            if kind == "ServiceMonitor" and spec.kubernetes.monitoring is None and not cloud.knows(kind):
+            if kind == "ServiceMonitor" and spec.kubernetes.monitoring is None and not cloud.knows(kind, spec.name):
                 notes.append("no ServiceMonitor is created, because the cluster does not have the Prometheus operator")
                 continue
             own = {} if kind == "ClusterServingRuntime" else tags  # which every deployment of the cluster shares
@@ -96,6 +96,12 @@ class KubernetesTarget:
         ending = [] if canary_in(cloud, name) is None else [Resource("Deployment", f"{KIND}Deployment", name, {"Canary": NONE})]
         if ending and version.is_current:
             return ending
+        earlier = next(each for each in cloud.listed("replicasets.v1.apps", name) if each["metadata"]["name"] == version.id)
+        service = cloud.get(TYPES["Service"], name, doing=f"looking for the Service {name}") or {"spec": {}}
+        if not (service["spec"].get("selector") or {}).items() <= earlier["spec"]["template"]["metadata"]["labels"].items():
+            raise CliError(
+                f"version {version.number} of {name} was made by an earlier tsx, and the Service would not find its pods; deploy its image"
+            )
         properties = {"ReplicaSet": version.id, "Revision": version.number}
         return [*ending, Resource("Revision", f"{KIND}Revision", name, properties)]
 

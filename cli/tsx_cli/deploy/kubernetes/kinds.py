@@ -72,23 +72,20 @@ class Cluster:
 
     def listed(self, type_: str, name: str, labels: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
         """Of one deployment, those with these labels; none where the cluster does not know this type."""
-        words = ("--selector", selector({NAME: name} | dict(labels or {})))
+        return self._items(type_, name, labels or {}) or []
+
+    def knows(self, kind: str, name: str) -> bool:
+        return self._items(TYPES[kind], name, {}) is not None
+
+    def _items(self, type_: str, name: str, labels: Mapping[str, str]) -> list[dict[str, Any]] | None:
+        words = ("--selector", selector({NAME: name} | dict(labels)))
         try:
             found = self.get(type_, *words, doing=f"listing the {type_.partition('.')[0]} of {name}")
         except ProgramError as error:
             if UNKNOWN in error.output:
-                return []
+                return None
             raise
         return list((found or {}).get("items", []))
-
-    def knows(self, kind: str) -> bool:
-        try:
-            self.get(TYPES[kind], "--limit", "1", doing=f"looking whether {self.region} has {kind}s")
-        except ProgramError as error:
-            if UNKNOWN in error.output:
-                return False
-            raise
-        return True
 
     def token(self, deployment: Mapping[str, Any], variable: str) -> str | None:
         """What the pods of a Deployment have in this variable, from the Secret that it names. Raises CloudError."""

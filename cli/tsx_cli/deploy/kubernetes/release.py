@@ -89,9 +89,9 @@ class Release(KubernetesObject):
         if step.action == "start":
             assert version is not None
             self._looks = []
-            _note(cloud, name, Canary(version, float(resource.how["percent"])))
             for manifest in resource.properties["Beside"]:
                 apply(cloud, manifest)
+            _note(cloud, name, Canary(version, float(resource.how["percent"])))
         elif step.action == "route":
             _route(cloud, name, float(resource.how["percent"]))
         elif step.action == "bake":
@@ -112,10 +112,10 @@ class Release(KubernetesObject):
 
     def _remove(self, cloud: Cluster, name: str, canary: Canary | None) -> None:
         """Raises CloudError where it went back."""
+        _note(cloud, name, None)  # before its pods go: a canary without a note is removed by the next run
         for kind in OWN:
             for each in cloud.listed(TYPES[kind], name, {INSTANCE: canary_of(name)}):
                 remove(cloud, kind, each["metadata"]["name"])
-        _note(cloud, name, None)
         if canary is not None and canary.ended:
             log = f". The end of its log:\n{self._log}" if self._log else ""
             raise CloudError(f"the stable version of {name} has all requests again: {canary.ended}{log}")
@@ -144,6 +144,9 @@ def route_of(cloud: Cluster, name: str) -> dict[str, Any] | None:
 
 
 def canary_in(cloud: Cluster, name: str) -> Canary | None:
+    """Routes are looked at only where there is a canary: not everybody may, or has any."""
+    if cloud.get(TYPES["Deployment"], canary_of(name), doing=f"looking for a canary of {name}") is None:
+        return None
     route = route_of(cloud, name)
     return None if route is None else read_canary(route)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import jsonschema
+import kubernetes_validate
 import pytest
 
 from tests.support.models import make_model
@@ -13,7 +16,17 @@ from tsx_cli.deploy.kubernetes import kinds
 from tsx_cli.main import main
 
 HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
+SCHEMAS = Path(__file__).parent / "schemas"  # of kinds that are no part of Kubernetes
 IMAGE = "registry.example.com/digits:1"
+
+
+def check(manifest: dict[str, Any]) -> None:
+    """Raises where its schema does not take it."""
+    schema = SCHEMAS / f"{manifest['kind']}.json"
+    if schema.is_file():
+        jsonschema.validate(manifest, json.loads(schema.read_text()))
+    else:
+        kubernetes_validate.validate(manifest, "1.33", strict=True)
 
 
 class Deploy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from tests.cli.deploy.kubernetes.conftest import Deploy
 from tests.support.platforms.kubectl import Cluster
+from tsx_cli.deploy.commands import locations
+from tsx_cli.deploy.engine import engine
 from tsx_cli.deploy.image.programs import advice, last_output
 from tsx_cli.main import main
 
@@ -149,6 +152,34 @@ def test_a_model_is_asked_through_the_connection_of_kubectl(deploy: Deploy, clus
 def test_kserve_serves_an_archive_that_lies_elsewhere(deploy: Deploy, cluster: Cluster) -> None:
     words = ("--set", "kubernetes.kserve=true", "--set", "kubernetes.storage=s3://models/digits")
     assert deploy.plan(*words, code=2) == {"ClusterServingRuntime": "create", "InferenceService": "create"}
+    deploy.apply(*words)
+    assert set(deploy.plan(*words, code=0).values()) == {"same"}
+
+
+@pytest.mark.parametrize(
+    ("served", "reason", "seconds"),
+    [
+        ({"conditions": [{"type": "Ready", "status": "False", "message": "no nodes"}]}, "no progress for 130 s (no nodes)", 130),
+        ({"observedGeneration": 0}, "no progress for 130 s (has not been observed yet)", 130),
+        (
+            {"modelStatus": {"transitionStatus": "BlockedByFailedLoad", "lastFailureInfo": {"message": "no such key"}}},
+            "its model was not loaded (BlockedByFailedLoad): no such key", 0,
+        ),
+    ],
+)  # fmt: skip
+def test_an_inference_service_that_does_not_become_ready_is_reported_within_its_own_deadline(
+    deploy: Deploy, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, served: dict[str, Any], reason: str, seconds: float
+) -> None:
+    cluster.served, time = served, [0.0]
+
+    def sleep(duration: float) -> None:
+        time[0] += 10
+
+    monkeypatch.setattr(locations, "Engine", partial(engine.Engine, sleep=sleep, clock=lambda: time[0] - 0.1))
+    words = ("--set", "kubernetes.kserve=true", "--set", "kubernetes.storage=s3://models/digits", "--set", "kubernetes.startup_timeout=60s")
+    deploy.apply(*words, code=1)
+    assert reason in deploy.err
+    assert time[0] == pytest.approx(seconds, abs=10)
 
 
 def test_without_kubectl_and_without_a_place_for_the_image_the_ways_are_reported(deploy: Deploy, cluster: Cluster, tmp_path: Path) -> None:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.deploy.kubernetes.conftest import Deploy
+from tests.cli.deploy.kubernetes.conftest import Deploy, check
 from tests.support.platforms.kubectl import Cluster
 from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.programs import Program
 from tsx_cli.deploy.kubernetes import kinds, release
+from tsx_cli.main import main
 
 GATEWAY = ("--set", "kubernetes.gateway=web/public", "--set", "kubernetes.hostnames=digits.example.com")
 CANARY = (*GATEWAY, "--canary", "10%", "--bake", "10m", "--alarm", "5xx>0", "--alarm", "p95>300ms")
@@ -103,6 +108,12 @@ def watched(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch
     server.server_close()
 
 
+@pytest.fixture
+def kubectl() -> str:
+    """The real one, before `deploy` puts the double's name on the PATH."""
+    return shutil.which("kubectl") or ""
+
+
 def variables(cluster: Cluster, name: str = "digits") -> dict[str, str]:
     found = cluster.objects["Deployment", name]["spec"]["template"]["spec"]["containers"][0]["env"]
     return {each["name"]: each.get("value", "") for each in found}
@@ -129,6 +140,10 @@ def test_a_canary_that_holds_moves_on_without_a_moment_in_which_requests_have_no
     forwarded = [call for call in cluster.calls if call[0] == "port-forward"]
     assert forwarded[0][3:] == ["pod/digits-canary-pod-0", ":8082"]
     assert 40 < len(forwarded) < 70  # not at each look
+    assert ("Deployment", "digits-canary") in {(each["kind"], each["metadata"]["name"]) for each in cluster.applied}
+    for manifest in cluster.applied:
+        manifest["spec" if "spec" in manifest else "data"].pop("clusterIP", None)  # what the double adds to all
+        check(manifest)
 
 
 @pytest.mark.parametrize(
@@ -287,5 +302,57 @@ def test_a_deployment_without_the_label_of_instances_is_updated_first(deploy: De
     assert "have no label app.kubernetes.io/instance" in deploy.err
     deploy.apply(*GATEWAY, *NEW)  # which keeps the selector, as the cluster would refuse another
     assert deployment["selector"] != cluster.objects["Service", "digits"]["spec"]["selector"]
+    first = cluster.objects["ReplicaSet", "digits-1"]["spec"]["template"]["metadata"]["labels"]
+    del first["app.kubernetes.io/instance"]
+    deploy("rollback", "--yes", code=1)
+    assert "version 1 of digits was made by an earlier tsx, and the Service would not find its pods" in deploy.err
     deploy.apply(*CANARY)
     assert "A" not in variables(cluster)
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["before", "after"])
+def test_a_call_that_fails_is_made_again_by_the_next_run(
+    deploy: Deploy, cluster: Cluster, watched: Watched, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    """Each call that changes something fails once, before it is carried out or with its answer lost."""
+    run, failed = cluster.run, set[str]()
+
+    def failing(words: list[str], stdin: str) -> Any:
+        said = json.loads(stdin or "{}")
+        what = f"{words[:3]} {said.get('kind')} {said.get('metadata', {}).get('name')} {watched.weights()}"
+        if words[0] not in ("apply", "create", "delete") or what in failed:
+            return run(words, stdin)
+        failed.add(what)
+        if is_lost:
+            run(words, stdin)
+        return subprocess.CompletedProcess(["kubectl"], 1, "", "broken off")
+
+    monkeypatch.setattr(cluster, "run", failing)
+    for words in (CANARY, (*CANARY, *NEW)):
+        command = ["deploy", "apply", "digits.mar", "--no-check", "--yes", "--image", "a/b@sha256:1", "--name", "digits"]
+        for _ in range(60):
+            if main([*command, "--target", "kubernetes", *words]) == 0:
+                break
+            assert "broken off" in deploy.capsys.readouterr().err
+    assert len(failed) > 15
+    assert variables(cluster)["A"] == "b"
+    assert watched.weights() == {"digits": 1}
+    assert not [name for _, name in cluster.objects if "canary" in name]
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+@pytest.mark.usefixtures("processes")
+def test_kubectl_knows_each_word_that_it_is_given(kubectl: str, deploy: Deploy, cluster: Cluster, watched: Watched, tmp_path: Path) -> None:
+    begun(deploy, watched)
+    (tmp_path / "in.json").write_text("{}")
+    deploy("promote", "--yes")
+    deploy("logs", "--since", "1h")
+    deploy("invoke", "in.json", code=1)
+    deploy("rollback", "--yes")
+    deploy("destroy", "--yes")
+    forms = {(words[0], *(word for word in words if word.startswith("--"))): words for words in cluster.calls}
+    assert {form[0] for form in forms} == {"get", "apply", "create", "delete", "rollout", "logs", "port-forward"}
+    for words in forms.values():
+        command = [kubectl, "--server", "http://127.0.0.1:1", *words]
+        done = subprocess.run(command, input="{}", capture_output=True, text=True, timeout=60, check=False)
+        assert not re.search("unknown|invalid argument|Usage:", done.stderr), done.stderr
