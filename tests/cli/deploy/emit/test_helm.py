@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
 
+from tests.cli.deploy.kubernetes.conftest import check
 from tests.support.platforms.helm import IS_THERE, objects, render
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.emit.helm import VALUES, schema, values
@@ -102,8 +102,7 @@ def test_helm_renders_for_any_values_the_objects_of_their_specification(chart: P
         labels = {"tsx:model": "digits/1.0"}
         assert comparable([each for each in made if each["kind"] != "Pod"]) == comparable(manifests(one, str(one.image), labels)), case
         for each in made:
-            if each["kind"] not in ("ScaledObject", "ServiceMonitor", "HTTPRoute"):
-                kubernetes_validate.validate(each, "1.33", strict=True)
+            check(each)
 
 
 @pytest.mark.slow

@@ -2,82 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import jsonschema
 import pytest
 from pydantic import ValidationError
 
+from tests.cli.deploy.kubernetes.conftest import check
 from tsx_cli.deploy.kubernetes.resources import Manifest, manifests
 from tsx_cli.deploy.spec import DeploySpec
 
-TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
-COUNT = {"type": "integer", "minimum": 0}
-SCHEMA = {  # of KEDA's CustomResourceDefinition, what is used here
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["apiVersion", "kind", "metadata", "spec"],
-    "properties": {
-        "apiVersion": {"const": "keda.sh/v1alpha1"},
-        "kind": {"const": "ScaledObject"},
-        "metadata": {"type": "object"},
-        "spec": {
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["scaleTargetRef", "triggers"],
-            "properties": {
-                "scaleTargetRef": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "required": ["name"],
-                    "properties": {key: {"type": "string"} for key in ("name", "apiVersion", "kind", "envSourceContainerName")},
-                },
-                **dict.fromkeys(
-                    ("pollingInterval", "cooldownPeriod", "initialCooldownPeriod", "minReplicaCount", "maxReplicaCount"), COUNT
-                ),
-                "idleReplicaCount": COUNT,
-                "fallback": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "required": ["failureThreshold", "replicas"],
-                    "properties": {
-                        "failureThreshold": COUNT,
-                        "replicas": COUNT,
-                        "behavior": {"enum": ["static", "currentReplicas", "currentReplicasIfHigher", "currentReplicasIfLower"]},
-                    },
-                },
-                "advanced": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "properties": {
-                        "restoreToOriginalReplicaCount": {"type": "boolean"},
-                        "horizontalPodAutoscalerConfig": {
-                            "type": "object",
-                            "additionalProperties": False,
-                            "properties": {"name": {"type": "string"}, "behavior": {"type": "object"}},
-                        },
-                    },
-                },
-                "triggers": {
-                    "type": "array",
-                    "minItems": 1,
-                    "items": {
-                        "type": "object",
-                        "additionalProperties": False,
-                        "required": ["type", "metadata"],
-                        "properties": {
-                            "type": {"const": "prometheus"},
-                            "name": {"type": "string"},
-                            "metricType": {"enum": ["AverageValue", "Value", "Utilization"]},
-                            "metadata": {**TEXTS, "required": ["serverAddress", "query", "threshold"]},
-                        },
-                    },
-                },
-            },
-        },
-    },
-}
 PROMETHEUS = "http://prometheus.monitoring:9090"
 
 
@@ -98,7 +31,8 @@ def test_a_scaled_object_takes_the_place_of_the_autoscaler(kubernetes: dict[str,
     made = objects(**kubernetes)
     assert "HorizontalPodAutoscaler" not in made
     assert "replicas" not in made["Deployment"]["spec"]  # KEDA decides
-    jsonschema.validate(json.loads(json.dumps(made["ScaledObject"])), SCHEMA)
+    for manifest in made.values():
+        check(manifest)
 
 
 def test_pods_are_scaled_by_what_waits_and_by_what_arrives() -> None:
