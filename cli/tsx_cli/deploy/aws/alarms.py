@@ -24,7 +24,7 @@ class AlarmMetrics(NamedTuple):
     answers: tuple[str, Mapping[str, str]] | None = None  # where it counts answers that are errors apart from failures
 
 
-class Bound(NamedTuple):
+class AlarmBound(NamedTuple):
     text: str
     metric: str  # `5xx`, or a percentile of the latency, such as `p95`
     limit: float  # answers in a minute, or milliseconds
@@ -53,7 +53,7 @@ def alarms(texts: Sequence[str], metrics: AlarmMetrics, prefix: str, tags: Mappi
     return Alarms(made, names)
 
 
-def read_bound(text: str) -> Bound | None:
+def read_bound(text: str) -> AlarmBound | None:
     """None for another text, such as the name of an alarm. Raises UsageError."""
     bound = _BOUND.fullmatch(text.strip())
     if bound is None:
@@ -62,13 +62,13 @@ def read_bound(text: str) -> Bound | None:
     if what == "5xx":
         if unit:
             raise UsageError(f"--alarm: 5xx is a number of answers in a minute and has no unit: 5xx>{bound[2]}")
-        return Bound(bound[0], what, number)
+        return AlarmBound(bound[0], what, number)
     if not unit or not 0 < float(what[1:]) <= 100:
         raise UsageError(f"--alarm: '{bound[0]}' is not a bound of a latency; write p95>300ms")
-    return Bound(bound[0], what, number * (1000 if unit.lower() == "s" else 1))
+    return AlarmBound(bound[0], what, number * (1000 if unit.lower() == "s" else 1))
 
 
-def _properties(bound: Bound, metrics: AlarmMetrics) -> dict[str, Any]:
+def _properties(bound: AlarmBound, metrics: AlarmMetrics) -> dict[str, Any]:
     if bound.metric == "5xx":
         measured = {**_errors(metrics), "Threshold": bound.limit}
     else:

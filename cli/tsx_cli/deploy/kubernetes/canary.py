@@ -21,12 +21,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from tsx_cli.deploy.aws.alarms import Bound
+from tsx_cli.deploy.aws.alarms import AlarmBound
 from tsx_cli.deploy.engine.canary import Baking, Shift, decide
 from tsx_cli.deploy.engine.resources import State
 from tsx_cli.deploy.kubernetes.gateway import ANNOTATION
+from tsx_runtime.core.telemetry.histogram import quantile
 
 WINDOW = 60.0  # seconds that a bound is about
 _SAMPLE = re.compile(r"^(tsx_errors_total|tsx_request_seconds_bucket)\{([^}]*)\} (\S+)", re.MULTILINE)
@@ -34,7 +36,7 @@ _BOUND = re.compile(r'\ble="([^"]+)"')
 
 
 @dataclass(frozen=True)
-class Canary:
+class CanaryState:
     """As the annotation has it."""
 
     version: str  # a digest of the pods' template
@@ -46,20 +48,20 @@ class Canary:
     def text(self) -> str:
         return json.dumps(asdict(self))
 
-    def ending(self, reason: str) -> Canary:
+    def ending(self, reason: str) -> CanaryState:
         return replace(self, ended=reason)
 
 
-def read_canary(found: Mapping[str, Any]) -> Canary | None:
+def read_canary(found: Mapping[str, Any]) -> CanaryState | None:
     """Of a route."""
     text = (found["metadata"].get("annotations") or {}).get(ANNOTATION)
-    return None if text is None else Canary(**json.loads(text))
+    return None if text is None else CanaryState(**json.loads(text))
 
 
 class Surroundings(NamedTuple):
     """What the cluster shows of a canary."""
 
-    canary: Canary | None
+    canary: CanaryState | None
     pods: tuple[State, str]  # of the canary's Deployment
     percent: float  # of the requests, by the route
     route: tuple[State, str]  # whether the Gateway has taken it
@@ -75,8 +77,8 @@ def next_step(version: str | None, shift: Shift | None, seen: Surroundings, went
 
     1. It is over, or has failed: the requests go back before its pods do.
     2. No canary is asked for any more: all pods get the new version at once.
-    3. It is not there, or another one is: it starts.
-    4. It does not become ready, or an alarm goes off: it ends.
+    3. It is not there, or it has another version or share: it starts.
+    4. It does not become ready or stay so, or an alarm goes off: it ends.
     5. It is ready: it gets its share, bakes, and moves.
     """
     canary, ready = seen.canary, ("ready", "")
@@ -86,18 +88,19 @@ def next_step(version: str | None, shift: Shift | None, seen: Surroundings, went
         return CanaryStep("remove") if seen.route == ready else CanaryStep("wait", f"the route: {seen.route[1]}")
     if shift is None:
         return CanaryStep("move", "all pods get the new version")
-    if canary is None or canary.version != version:
+    if canary is None or (canary.version, canary.percent) != (version, shift.percent):
         return CanaryStep("start", "the canary starts")
-    if seen.pods[0] == "failed" or went_off:
-        reasons = "; ".join(f"the alarm {name} went off ({reason})" for name, reason in went_off.items())
-        return CanaryStep("end", reasons or f"the canary failed: {seen.pods[1]}")
-    if seen.pods[0] == "changing" and not canary.since:
+    if went_off:
+        return CanaryStep("end", "; ".join(f"the alarm {name} went off ({reason})" for name, reason in went_off.items()))
+    if seen.pods[0] == "failed" or (seen.pods != ready and canary.since):
+        return CanaryStep("end", f"the canary's pods {'failed' if seen.pods[0] == 'failed' else 'are not ready any more'}: {seen.pods[1]}")
+    if seen.pods != ready:
         return CanaryStep("wait", f"the canary: {seen.pods[1]}")
     if abs(seen.percent - shift.percent) > 0.1:
         return CanaryStep("route", f"the canary gets {shift.percent:g} % of the requests")
     if seen.route != ready:
         return CanaryStep("wait", f"the route: {seen.route[1]}")
-    if not canary.since or canary.percent != shift.percent:
+    if not canary.since:
         return CanaryStep("bake", f"the canary has {shift.percent:g} % of the requests")
     baking = Baking(canary.version, canary.percent, datetime.fromisoformat(canary.since))
     todo = decide(canary.version, shift, baking, {}, now)
@@ -123,7 +126,7 @@ def read_counters(text: str) -> Counters:
     return Counters(errors, below)
 
 
-def went_off(bounds: Sequence[Bound], before: Mapping[str, Counters], after: Mapping[str, Counters], seconds: float) -> dict[str, str]:
+def went_off(bounds: Sequence[AlarmBound], before: Mapping[str, Counters], after: Mapping[str, Counters], seconds: float) -> dict[str, str]:
     """The bounds that the pods' requests between two looks exceed, with what was measured."""
     pairs = [(before.get(pod, Counters()), now) for pod, now in after.items()]
     errors = sum(now.errors - then.errors for then, now in pairs) / max(1.0, seconds / WINDOW)
@@ -140,11 +143,7 @@ def went_off(bounds: Sequence[Bound], before: Mapping[str, Counters], after: Map
 
 
 def percentile(share: float, below: Mapping[float, float]) -> float:
-    """Seconds, by interpolation within a bucket, as Prometheus' histogram_quantile does it; 0 without requests."""
-    rank = share * max(below.values(), default=0.0)
-    lower, under = 0.0, 0.0
-    for bound in sorted(below) if rank else ():
-        if below[bound] >= rank:
-            return lower if bound == float("inf") else lower + (bound - lower) * (rank - under) / (below[bound] - under)
-        lower, under = bound, below[bound]
-    return 0.0
+    """Seconds; 0 without requests."""
+    bounds = sorted(below)
+    counts = [round(more - less) for less, more in pairwise([0.0, *(below[bound] for bound in bounds)])]
+    return quantile(counts, share, [bound for bound in bounds if bound != float("inf")]) or 0.0

@@ -9,14 +9,14 @@ from typing import Any
 
 from tsx_cli.common.client import Server
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.aws.alarms import Bound, read_bound
+from tsx_cli.deploy.aws.alarms import AlarmBound, read_bound
 from tsx_cli.deploy.engine.canary import Shift
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, Traits, digest
 from tsx_cli.deploy.kubernetes.canary import (
     WINDOW,
-    Canary,
+    CanaryState,
     CanaryStep,
     Counters,
     Surroundings,
@@ -32,6 +32,7 @@ from tsx_cli.deploy.kubernetes.resources import HTTP, INSTANCE, METRICS, NAME
 MANAGER = "tsx-canary"  # the owner of the annotation that says how far a canary is
 OWN = ("Deployment", "PodDisruptionBudget", "NetworkPolicy", "ServiceMonitor", "Service")  # a canary's objects, as they are removed
 EVERY = 10.0  # seconds between two looks at the metrics
+BLIND = 300.0  # seconds without metrics after which a canary goes back
 LINES = "20"  # of the log of a canary that goes back
 
 
@@ -46,6 +47,7 @@ class Release(KubernetesObject):
     def __init__(self) -> None:
         super().__init__("Deployment")
         self._looks: list[tuple[datetime, dict[str, Counters]]] = []
+        self._blind: datetime | None = None  # since when metrics could not be read
         self._log = ""
 
     def observe(self, cloud: Cluster, name: str) -> Observed | None:
@@ -62,7 +64,7 @@ class Release(KubernetesObject):
         super().create(cloud, _alone(resource))
 
     def update(self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]) -> str | None:
-        canary: Canary | None = found.outputs.get(UNDER_WAY)
+        canary: CanaryState | None = found.outputs.get(UNDER_WAY)
         shift = Shift(**resource.how) if resource.how else None
         changes = any(field.path.startswith("spec.template") for field in fields)
         if canary is None and not (changes and shift is not None):
@@ -74,8 +76,14 @@ class Release(KubernetesObject):
         if shift is not None and canary is not None and canary.since and not canary.ended and canary.version == version:
             try:
                 off = self._watch(cloud, resource.name, canary, shift)
+                self._blind = None
             except CliError as error:  # it has its share, and stays where it is until it can be seen again
-                return f"the canary cannot be watched: {error.message}"
+                self._blind = self._blind or now()
+                text = f"the canary's metrics cannot be read: {error.message}"
+                if (now() - self._blind).total_seconds() <= BLIND:
+                    return text
+                self._carry_out(cloud, resource, found, canary, version, CanaryStep("end", text))
+                return text
         step = next_step(version, shift, seen, off, now())
         self._carry_out(cloud, resource, found, canary, version, step)
         if step.action == "remove" and any(field.path != "Canary" for field in fields):  # such as another number of pods
@@ -83,7 +91,7 @@ class Release(KubernetesObject):
         return step.text or "the canary is removed"
 
     def _carry_out(
-        self, cloud: Cluster, resource: Resource, found: Observed, canary: Canary | None, version: str | None, step: CanaryStep
+        self, cloud: Cluster, resource: Resource, found: Observed, canary: CanaryState | None, version: str | None, step: CanaryStep
     ) -> None:
         name = resource.name
         if step.action == "start":
@@ -91,13 +99,12 @@ class Release(KubernetesObject):
             self._looks = []
             for manifest in resource.properties["Beside"]:
                 apply(cloud, manifest)
-            _note(cloud, name, Canary(version, float(resource.how["percent"])))
+            _note(cloud, name, CanaryState(version, float(resource.how["percent"])))
         elif step.action == "route":
             _route(cloud, name, float(resource.how["percent"]))
         elif step.action == "bake":
             assert canary is not None
-            since = now().isoformat(timespec="seconds")
-            _note(cloud, name, replace(canary, percent=float(resource.how["percent"]), since=since))
+            _note(cloud, name, replace(canary, since=now().isoformat(timespec="seconds")))
         elif step.action == "end":
             assert canary is not None
             words = ("--selector", selector({NAME: name, INSTANCE: canary_of(name)}), "--prefix", "--tail", LINES)
@@ -110,7 +117,7 @@ class Release(KubernetesObject):
         elif step.action == "remove":
             self._remove(cloud, name, canary)
 
-    def _remove(self, cloud: Cluster, name: str, canary: Canary | None) -> None:
+    def _remove(self, cloud: Cluster, name: str, canary: CanaryState | None) -> None:
         """Raises CloudError where it went back."""
         _note(cloud, name, None)  # before its pods go: a canary without a note is removed by the next run
         for kind in OWN:
@@ -120,7 +127,7 @@ class Release(KubernetesObject):
             log = f". The end of its log:\n{self._log}" if self._log else ""
             raise CloudError(f"the stable version of {name} has all requests again: {canary.ended}{log}")
 
-    def _watch(self, cloud: Cluster, name: str, canary: Canary, shift: Shift) -> dict[str, str]:
+    def _watch(self, cloud: Cluster, name: str, canary: CanaryState, shift: Shift) -> dict[str, str]:
         """What went off in the last minute, or since the canary began. Raises CliError where its pods cannot be asked."""
         pods = cloud.listed("pods", name, {INSTANCE: canary_of(name)})
         statuses = [each for pod in pods for each in (pod.get("status") or {}).get("containerStatuses") or []]
@@ -143,7 +150,7 @@ def route_of(cloud: Cluster, name: str) -> dict[str, Any] | None:
     return next((each for each in cloud.listed(TYPES["HTTPRoute"], name) if each["metadata"]["name"] == name), None)
 
 
-def canary_in(cloud: Cluster, name: str) -> Canary | None:
+def canary_in(cloud: Cluster, name: str) -> CanaryState | None:
     """Routes are looked at only where there is a canary: not everybody may, or has any."""
     if cloud.get(TYPES["Deployment"], canary_of(name), doing=f"looking for a canary of {name}") is None:
         return None
@@ -159,7 +166,7 @@ def with_share(cloud: Cluster, manifest: Mapping[str, Any]) -> Mapping[str, Any]
     return {**manifest, "spec": {**manifest["spec"], "rules": [{"backendRefs": backends(name, HTTP, percent)}]}}
 
 
-class Route(KubernetesObject):
+class WeightedRoute(KubernetesObject):
     def __init__(self) -> None:
         super().__init__("HTTPRoute")
 
@@ -178,11 +185,11 @@ def _alone(resource: Resource) -> Resource:
     return replace(resource, properties=properties)
 
 
-def _bounds(shift: Shift) -> list[Bound]:
+def _bounds(shift: Shift) -> list[AlarmBound]:
     return [bound for text in shift.alarms if (bound := read_bound(text)) is not None]
 
 
-def _surroundings(cloud: Cluster, name: str, canary: Canary | None) -> Surroundings:
+def _surroundings(cloud: Cluster, name: str, canary: CanaryState | None) -> Surroundings:
     pods = KubernetesObject("Deployment").observe(cloud, canary_of(name))
     route = KubernetesObject("HTTPRoute").observe(cloud, name)
     return Surroundings(
@@ -200,7 +207,7 @@ def _route(cloud: Cluster, name: str, percent: float) -> None:
     apply(cloud, weighted(route, name, HTTP, percent))
 
 
-def _note(cloud: Cluster, name: str, canary: Canary | None) -> None:
+def _note(cloud: Cluster, name: str, canary: CanaryState | None) -> None:
     notes = {} if canary is None else {"annotations": {ANNOTATION: canary.text}}
     said = {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute", "metadata": {"name": name, **notes}}
     apply(cloud, said, MANAGER, "--validate=false")

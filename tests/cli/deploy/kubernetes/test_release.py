@@ -177,7 +177,7 @@ def test_a_canary_whose_pods_do_not_start_never_gets_a_request(deploy: Deploy, c
     watched.steps.clear()
     cluster.failure, cluster.failing = "ImagePullBackOff", "digits-canary"
     deploy.apply(*CANARY, *NEW, code=1)
-    assert "digits has all requests again: the canary failed: its new pods did not become ready in time" in deploy.err
+    assert "digits has all requests again: the canary's pods failed: its new pods did not become ready in time" in deploy.err
     assert watched.steps == ["apply digits-canary", "delete digits-canary"]
 
 
@@ -207,12 +207,29 @@ def test_failures_while_nobody_watched_count_when_somebody_does(deploy: Deploy, 
     assert "the alarm 5xx>0 went off" in deploy.err
 
 
-def test_a_canary_that_cannot_be_watched_stays_where_it_is(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
+def test_a_canary_that_cannot_be_watched_waits_and_then_goes_back(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
     deploy.apply(*CANARY)
-    reached, cluster.forwarded = cluster.forwarded, "error: unable to forward port"
-    watched.at[2000] = partial(setattr, cluster, "forwarded", reached)
+    reached, broken = cluster.forwarded, "error: unable to forward port"
+    watched.at = {500: partial(setattr, cluster, "forwarded", broken), 780: partial(setattr, cluster, "forwarded", reached)}
     deploy.apply(*CANARY, *NEW)
-    assert watched.seconds >= 2000
+    assert watched.seconds >= 780
+    watched.seconds, cluster.forwarded = 0, broken
+    deploy.apply(*CANARY, "--set", "env.A=c", code=1)
+    assert "digits has all requests again: the canary's metrics cannot be read: digits-canary-pod-0 cannot be reached" in deploy.err
+    assert 300 < watched.seconds < 400
+    assert variables(cluster)["A"] == "b"
+
+
+def test_a_canary_with_another_share_has_as_many_pods_as_it_needs(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
+    fixed = ("--set", "kubernetes.replicas=10", "--set", "kubernetes.most_replicas=10")
+    deploy.apply(*CANARY, *fixed)
+    watched.at[300] = interrupt
+    deploy.apply(*CANARY, *fixed, *NEW, code=130)
+    assert cluster.objects["Deployment", "digits-canary"]["spec"]["replicas"] == 1
+    watched.at[600] = interrupt
+    deploy.apply(*CANARY, "--canary", "30%", *fixed, *NEW, code=130)
+    assert cluster.objects["Deployment", "digits-canary"]["spec"]["replicas"] == 3
+    assert watched.weights() == {"digits": 700, "digits-canary": 300}
 
 
 def begun(deploy: Deploy, watched: Watched) -> None:
@@ -268,7 +285,7 @@ def test_a_plan_that_is_older_than_the_end_of_a_canary_sends_nothing_to_it(deplo
     manifest = dict(cluster.objects["HTTPRoute", "digits"])
     deploy("rollback", "--yes")
     there = kinds.Cluster(Program("kubectl"), "default")
-    release.Route().create(there, Resource("HTTPRoute", "Kubernetes::HTTPRoute", "digits", {**manifest, "kind": "HTTPRoute"}))
+    release.WeightedRoute().create(there, Resource("HTTPRoute", "Kubernetes::HTTPRoute", "digits", {**manifest, "kind": "HTTPRoute"}))
     assert watched.weights() == {"digits": 1}
 
 
