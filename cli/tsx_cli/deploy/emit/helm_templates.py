@@ -17,7 +17,7 @@ Places = Mapping[str, str]
 RELEASE = {
     "the-release-name": "{{ .Release.Name }}",
     "namespace-of-the-release": "{{ .Release.Namespace }}",
-}  # what manifests are made with
+}  # that manifests are made with
 NAME, NAMESPACE = RELEASE
 TOKEN = re.compile(r"^( *)(- (?=TSX\d+X: null))?(?:- )?(TSX\d+X)(?:: null)?$|(TSX\d+X)", re.MULTILINE)  # lines of its own, or a value
 OWNER = {"metadata labels app.kubernetes.io/managed-by": "{{ .Release.Service }}"}

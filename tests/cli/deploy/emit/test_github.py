@@ -115,7 +115,8 @@ def test_a_job_may_do_what_it_needs_and_no_more() -> None:
         assert workflow["permissions"] == {"contents": "read"}
         own = {name: job.get("permissions") for name, job in workflow["jobs"].items()}
         assert (own["archive"], own["benchmark"]) == (None, None)  # no credentials where code of a pull request of a fork runs
-        assert own["plan"] == {"contents": "read", "id-token": "write", "pull-requests": "write"}
+        planner = {"contents": "read", "id-token": "write", "pull-requests": "write"}
+        assert own["plan"] == planner | ({"packages": "read"} if case == "ghcr" else {})
         assert own["deploy"] == {"contents": "read", "id-token": "write"} | ({"packages": "write"} if case == "ghcr" else {})
         for job in workflow["jobs"].values():
             for step in job["steps"]:
@@ -143,6 +144,7 @@ def test_a_workflow_has_the_settings_of_its_deployment() -> None:
     assert jobs("ghcr")["deploy"]["environment"] == "live"
     assert jobs("ghcr")["plan"]["steps"][3]["with"]["path"] == "models"
     assert "docker login ghcr.io" in script("ghcr", "deploy", "Sign in to the registry")
+    assert "docker login ghcr.io" in script("ghcr", "plan", "Sign in to the registry")  # else the plan would not see an image that is there
     assert "aws ecr get-login-password" in script("ecr", "deploy", "Sign in to the registry")
     assert jobs("ecr")["deploy"]["if"].endswith("github.ref == 'refs/heads/release/1'")
     assert not any(step.get("name") == "Sign in to the registry" for step in jobs("cluster")["deploy"]["steps"])
