@@ -277,7 +277,7 @@ def _canary(cloud: Cluster, spec: DeploySpec, facts: Facts, monitored: bool, sta
         raise CliError(f"Deployment {name} already exists, and it is not the canary of {spec.name}; choose another --name")
     assert spec.canary is not None
     pods = max(1, math.ceil(stable["spec"].get("replicas", 1) * spec.canary.percent / 100))
-    fields = {"replicas": pods, "most_replicas": pods, "gateway": None, "hostnames": (), "monitoring": monitored}
+    fields = {"replicas": pods, "most_replicas": pods, "keda": None, "gateway": None, "hostnames": (), "monitoring": monitored}
     own = spec.kubernetes.model_copy(update={**fields, "token_secret": token_secret(spec)})
     return manifests(spec.model_copy(update={"name": name, "canary": None, "kubernetes": own}), facts.image, tags_of(spec, facts))
 

@@ -29,6 +29,7 @@ KEDA = {"prometheus": "http://prometheus.monitoring:9090"}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "fixed": {"kubernetes": {"replicas": 3, "most_replicas": 3, "monitoring": False, "queue_target": 0}},
+    "busy": {"kubernetes": {"queue_target": 0}},
     "single": {"kubernetes": {"replicas": 1, "most_replicas": 1, "startup_timeout": "91s", "grace": "12s"}},
     "other": {
         "image": "digits",
