@@ -21,7 +21,7 @@ from tsx_templates.render import render_tree
 ELSEWHERE = {"namespace", "context", "kserve", "protocol", "storage"}  # Helm's own, and KServe's
 TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 VALUES = {  # what values.yaml and its schema say of each
-    "image": "The image of the server with its model: a digest, a tag, or both.",
+    "image": "The image of the server with its model. Where there are a digest and a tag, the digest decides.",
     "pullSecret": "The Secret by which the image is pulled.",
     "replicas": "The number of pods: the fewest, where mostReplicas is more. With KEDA it may be 0.",
     "mostReplicas": "The most pods. As many as replicas: no autoscaler.",

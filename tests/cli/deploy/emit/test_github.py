@@ -145,7 +145,7 @@ def test_a_workflow_has_the_settings_of_its_deployment() -> None:
     assert jobs("ghcr")["plan"]["steps"][3]["with"]["path"] == "models"
     assert "docker login ghcr.io" in script("ghcr", "deploy", "Sign in to the registry")
     assert "docker login ghcr.io" in script("ghcr", "plan", "Sign in to the registry")  # else the plan would not see an image that is there
-    assert "aws ecr get-login-password" in script("ecr", "deploy", "Sign in to the registry")
+    assert "aws ecr get-login-password --region eu-central-1 |" in script("ecr", "deploy", "Sign in to the registry")
     assert jobs("ecr")["deploy"]["if"].endswith("github.ref == 'refs/heads/release/1'")
     assert not any(step.get("name") == "Sign in to the registry" for step in jobs("cluster")["deploy"]["steps"])
 
