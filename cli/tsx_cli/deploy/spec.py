@@ -224,6 +224,15 @@ class Container(SpecSection):
     grace: Annotated[Seconds, Field(ge=1)] = 30  # from SIGTERM to SIGKILL
 
 
+class Keda(SpecSection):
+    """KEDA scales the pods, by queries to Prometheus, in place of Kubernetes' own autoscaler."""
+
+    prometheus: str = Field(pattern=r"^https?://\S+$")  # of its API, as KEDA reaches it, such as http://prometheus.monitoring:9090
+    rate_target: float | None = Field(default=None, gt=0)  # requests a second, for each pod, above which more start
+    rate_query: str | None = Field(default=None, min_length=1)  # PromQL that gives them; without it, the pods' own count
+    cooldown: Annotated[Seconds, Field(ge=0)] = 300  # without a request, until the last pod is removed
+
+
 class Kubernetes(SpecSection):
     namespace: str = Field(default="default", pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
     context: str | None = None  # of kubectl
@@ -231,6 +240,7 @@ class Kubernetes(SpecSection):
     most_replicas: int = Field(default=8, ge=1)  # as many as `replicas` or fewer: no scaling
     queue_target: int = Field(default=4, ge=0)  # requests that wait, for each replica, above which more start; 0: only the CPU decides
     cpu_target: int = Field(default=80, ge=1)  # percent of `cpu` in use above which more start
+    keda: Keda | None = None  # which with `replicas = 0` removes all pods while there are no requests
     cpu: str = Field(default="2", pattern=r"^[1-9]\d*$|^[1-9]\d*m$")
     memory: str = Field(default="4Gi", pattern=MEMORY)
     disk: str = Field(default="4Gi", pattern=MEMORY)  # of a pod's own: its log, and /tmp
@@ -271,6 +281,33 @@ class Kubernetes(SpecSection):
                 raise ValueError(f"{variable} is '{place}': write SECRET/KEY, the name of a Secret and the key in it")
         return secrets
 
+    @model_validator(mode="after")
+    def _scaling(self) -> Kubernetes:
+        if self.keda is None:
+            return self
+        if not self.queue_target and self.keda.rate_target is None:
+            raise ValueError("keda has nothing to scale by: set queue_target, or keda.rate_target")
+        if self.replicas > self.most_replicas:
+            raise ValueError(
+                f"replicas is {self.replicas}, and most_replicas is {self.most_replicas}: KEDA takes no range from more to less"
+            )
+        if self.replicas == 0 and (self.keda.rate_query is None or self.keda.rate_target is None):
+            raise ValueError(
+                "replicas is 0, and pods that are not there count no requests: set keda.rate_query to a query of what is in front of them, "
+                "such as the gateway's requests a second, and keda.rate_target; or set replicas to 1"
+            )
+        return self
+
+
+class Github(SpecSection):
+    """The workflow of `--emit github`."""
+
+    pack: str | None = None  # the command that packs the archive; without it, the archive is a file of the repository
+    branch: str = Field(default="main", pattern=r"^[\w./-]+$")
+    environment: str = Field(default="production", pattern=r"^[\w.-]+$")  # of GitHub, whose reviewers approve a deployment
+    slo: str | None = None  # bounds of the benchmark, such as p99<100ms
+    fail_if: Words = ("throughput<-10%", "p99>20%")  # changes of the benchmark that fail a pull request
+
 
 class DeploySpec(SpecSection):
     name: str
@@ -291,6 +328,7 @@ class DeploySpec(SpecSection):
     lambda_: Lambda = Field(default_factory=Lambda, alias="lambda")
     container: Container = Field(default_factory=Container)
     kubernetes: Kubernetes = Field(default_factory=Kubernetes)
+    github: Github = Field(default_factory=Github)
 
     @field_validator("name")
     @classmethod

@@ -19,6 +19,7 @@ PLURALS = {
     "secrets": "Secret",
     "services": "Service",
     "horizontalpodautoscalers": "HorizontalPodAutoscaler",
+    "scaledobjects": "ScaledObject",
     "poddisruptionbudgets": "PodDisruptionBudget",
     "networkpolicies": "NetworkPolicy",
     "servicemonitors": "ServiceMonitor",

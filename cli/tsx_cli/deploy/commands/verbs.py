@@ -22,6 +22,7 @@ from tsx_cli.deploy.commands.locations import place as place_of
 from tsx_cli.deploy.commands.logs_view import explain, log_of, show_lines, show_why, why
 from tsx_cli.deploy.commands.show import Steps, confirm, show_plan, show_status, show_versions
 from tsx_cli.deploy.commands.spec_file import read_spec, read_target
+from tsx_cli.deploy.emit.github import command_words
 from tsx_cli.deploy.emit.render import check_kind, emit
 from tsx_cli.deploy.emit.write import write
 from tsx_cli.deploy.engine.engine import AGAIN, DeployFailed, Engine
@@ -76,7 +77,7 @@ def emit_files(file: Path | None, given: Given, kind: str, directory: Path, *, a
     spec = read_spec(file, {**given, "target": target})
     _, facts = look_at(spec.model, image=spec.image or "")
     with this_machine(spec.build.wheel) as local:
-        emitted = emit(kind, spec, facts, local)
+        emitted = emit(kind, spec, facts, local, command_words(file, given) if kind == "github" else ())
         paths = write(emitted, directory)
     if as_json:
         print_json({"files": [str(path) for path in paths], "next": emitted.next_step})

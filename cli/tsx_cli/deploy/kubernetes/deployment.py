@@ -23,8 +23,8 @@ from tsx_cli.deploy.kubernetes.security import TOKENS, token_secret
 from tsx_cli.deploy.spec import DeploySpec
 
 OWN = (
-    *("Secret", "Deployment", "InferenceService", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "NetworkPolicy"),
-    *("ServiceMonitor", "HTTPRoute"),
+    *("Secret", "Deployment", "InferenceService", "Service", "HorizontalPodAutoscaler", "ScaledObject", "PodDisruptionBudget"),
+    *("NetworkPolicy", "ServiceMonitor", "HTTPRoute"),
 )
 ROUTING = 300  # seconds until a Gateway has taken a route
 MARGIN = 60  # seconds for images to be pulled, beside the time until a model is ready
@@ -55,8 +55,7 @@ class KubernetesTarget:
     def belongings(self, cloud: Cluster, name: str, *, purge: bool = False) -> list[Resource]:
         found = []
         for kind in OWN:
-            labelled = [(each, each["metadata"].get("labels") or {}) for each in cloud.listed(TYPES[kind], name)]
-            there = [each for each, labels in labelled if labels.get(MANAGED_BY) == "tsx"]
+            there = [each for each in cloud.listed(TYPES[kind], name) if _is_own(each)]
             found += [Resource(f"{kind}{n}", f"{KIND}{kind}", each["metadata"]["name"], {}) for n, each in enumerate(there)]
         return found
 
@@ -116,7 +115,7 @@ class KubernetesTarget:
         if stable is None or canary is None or canary_in(cloud, name) is None:
             raise CliError(f"{name} has no canary: one version has all requests")
         body = {**canary["spec"], "selector": stable["spec"]["selector"], "replicas": stable["spec"].get("replicas", 1)}
-        if cloud.listed(TYPES["HorizontalPodAutoscaler"], name):
+        if any(cloud.listed(TYPES[each], name) for each in ("HorizontalPodAutoscaler", "ScaledObject")):
             del body["replicas"]
         notes = {key: value for key, value in _annotations(canary).items() if key.startswith("tsx/")}
         metadata = {"name": name, "namespace": cloud.namespace, "labels": canary["metadata"]["labels"], "annotations": notes}
@@ -129,7 +128,6 @@ class KubernetesTarget:
         if deployment is None:
             return self._served(cloud, name)
         status, annotations = deployment.get("status") or {}, _annotations(deployment)
-        scaler = cloud.listed(TYPES["HorizontalPodAutoscaler"], name)
         pods = cloud.listed("pods", name)
         inside = [each for pod in pods for each in (pod.get("status") or {}).get("containerStatuses") or []]
         return {
@@ -140,7 +138,7 @@ class KubernetesTarget:
             "image": deployment["spec"]["template"]["spec"]["containers"][0]["image"],
             "revision": annotations.get(REVISION),
             "pods": f"{status.get('readyReplicas', 0)} of {deployment['spec'].get('replicas', 1)} ready",
-            "scales": [f"{each['spec'].get('minReplicas', 1)} to {each['spec']['maxReplicas']}" for each in scaler],
+            "scales": _scales(cloud, name),
             "canary": self._canary(cloud, name),
             "tokens": _secret_of(deployment),
             "waiting": [f"{pod}: {reason}" for pod, reason in waiting(pods)],
@@ -186,6 +184,23 @@ class KubernetesTarget:
         words = ["--namespace", cloud.namespace, "--selector", selector({NAME: name}), "--prefix", "--max-log-requests", "50"]
         words += ["--tail", str(-1 if lines is None else lines), *(["--since", since] if since else []), *(["--follow"] if follow else [])]
         return cloud.program.lines("logs", *words)
+
+
+def _is_own(found: Mapping[str, Any]) -> bool:
+    """KEDA makes an autoscaler of its own, with the labels of the ScaledObject, which owns it."""
+    metadata = found["metadata"]
+    return (metadata.get("labels") or {}).get(MANAGED_BY) == "tsx" and not metadata.get("ownerReferences")
+
+
+def _scales(cloud: Cluster, name: str) -> list[str]:
+    own = filter(_is_own, cloud.listed(TYPES["HorizontalPodAutoscaler"], name))
+    found = [f"{each['spec'].get('minReplicas', 1)} to {each['spec']['maxReplicas']}" for each in own]
+    for scaled in cloud.listed(TYPES["ScaledObject"], name):
+        conditions = {each["type"]: each for each in (scaled.get("status") or {}).get("conditions") or []}
+        is_stuck = conditions.get("Ready", {}).get("status") == "False"
+        problem = f", but KEDA cannot scale it: {conditions['Ready'].get('message', '')}" if is_stuck else ""
+        found.append(f"{scaled['spec']['minReplicaCount']} to {scaled['spec']['maxReplicaCount']}{problem}")
+    return found
 
 
 def _annotations(found: Mapping[str, Any]) -> dict[str, str]:
@@ -264,7 +279,7 @@ def _canary(cloud: Cluster, spec: DeploySpec, facts: Facts, monitored: bool, sta
         raise CliError(f"Deployment {name} already exists, and it is not the canary of {spec.name}; choose another --name")
     assert spec.canary is not None
     pods = max(1, math.ceil(stable["spec"].get("replicas", 1) * spec.canary.percent / 100))
-    fields = {"replicas": pods, "most_replicas": pods, "gateway": None, "hostnames": (), "monitoring": monitored}
+    fields = {"replicas": pods, "most_replicas": pods, "keda": None, "gateway": None, "hostnames": (), "monitoring": monitored}
     own = spec.kubernetes.model_copy(update={**fields, "token_secret": token_secret(spec)})
     return manifests(spec.model_copy(update={"name": name, "canary": None, "kubernetes": own}), facts.image, tags_of(spec, facts))
 

@@ -26,6 +26,7 @@ TYPES = {  # as kubectl is asked for them
     "Secret": "secrets",
     "Service": "services",
     "HorizontalPodAutoscaler": "horizontalpodautoscalers.v2.autoscaling",
+    "ScaledObject": "scaledobjects.v1alpha1.keda.sh",
     "PodDisruptionBudget": "poddisruptionbudgets.v1.policy",
     "NetworkPolicy": "networkpolicies.v1.networking.k8s.io",
     "ServiceMonitor": "servicemonitors.v1.monitoring.coreos.com",
@@ -35,6 +36,7 @@ TYPES = {  # as kubectl is asked for them
 }
 ADVICE = {
     "HTTPRoute": "The Gateway API is not installed there; remove kubernetes.gateway, or install its CRDs and a controller",
+    "ScaledObject": "KEDA is not installed there; without kubernetes.keda, Kubernetes' own autoscaler scales, though never to no pods",
     "ServiceMonitor": "The Prometheus operator reads it; without the operator, omit it with --set kubernetes.monitoring=false",
     "ClusterServingRuntime": "KServe is not installed there; --set kubernetes.kserve=false creates a Deployment",
     "InferenceService": "KServe is not installed there; --set kubernetes.kserve=false creates a Deployment",

@@ -10,6 +10,7 @@ from tsx_cli.deploy.aws.alarms import read_bound
 from tsx_cli.deploy.engine.resources import Ref
 from tsx_cli.deploy.image.recipe import UID
 from tsx_cli.deploy.kubernetes.gateway import http_route
+from tsx_cli.deploy.kubernetes.keda import scaled_object
 from tsx_cli.deploy.kubernetes.security import OPEN, credentials, network_policy, secret_variables
 from tsx_cli.deploy.spec import DeploySpec
 
@@ -19,6 +20,10 @@ SPREAD = ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
 NOTICE = 5  # seconds for which a pod that is to stop still takes requests, as balancers learn of it late
 MARGIN = 5
 Manifest = dict[str, Any]
+BEHAVIOR = {  # of an autoscaler: up at once, by as many pods as there are; down when it is certain
+    "scaleUp": {"stabilizationWindowSeconds": 0, "policies": [{"type": "Percent", "value": 100, "periodSeconds": 30}]},
+    "scaleDown": {"stabilizationWindowSeconds": 300},
+}
 
 
 def manifests(spec: DeploySpec, image: str | Ref, labels: Mapping[str, str]) -> list[Manifest]:
@@ -28,7 +33,9 @@ def manifests(spec: DeploySpec, image: str | Ref, labels: Mapping[str, str]) -> 
     if own.kserve:
         return [serving_runtime(image), inference_service(spec, labels)]
     made = [_deployment(spec, image, labels), _service(spec, labels)]
-    if scales(spec):
+    if own.keda is not None:
+        made.append(scaled_object(spec, _metadata(spec, labels), BEHAVIOR))
+    elif scales(spec):
         made.append(_autoscaler(spec, labels))
     if max(own.replicas, 1) > 1:
         made.append(_budget(spec, labels))
@@ -79,7 +86,7 @@ def kustomization(spec: DeploySpec, files: list[str]) -> Manifest:
 
 
 def scales(spec: DeploySpec) -> bool:
-    return spec.kubernetes.most_replicas > max(spec.kubernetes.replicas, 1)
+    return spec.kubernetes.keda is not None or spec.kubernetes.most_replicas > max(spec.kubernetes.replicas, 1)
 
 
 def _metadata(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
@@ -136,7 +143,7 @@ def _nodes(spec: DeploySpec) -> Manifest:
     taints = [*(["nvidia.com/gpu"] if own.gpus else []), *own.tolerations]
     return {
         **({"nodeSelector": own.node_selector} if own.node_selector else {}),
-        **({"tolerations": [_toleration(taint) for taint in taints]} if taints else {}),
+        **({"tolerations": [toleration(taint) for taint in taints]} if taints else {}),
     }
 
 
@@ -145,7 +152,7 @@ def _spread(chosen: Manifest, over: str) -> Manifest:
     return {"maxSkew": 1, "topologyKey": over, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {"matchLabels": chosen}}
 
 
-def _toleration(taint: str) -> Manifest:
+def toleration(taint: str) -> Manifest:
     named, _, effect = taint.partition(":")
     key, equals, value = named.partition("=")
     matched = {"key": key, "operator": "Equal", "value": value} if equals else {"key": key, "operator": "Exists"}
@@ -233,15 +240,16 @@ def _autoscaler(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
     if own.queue_target:
         target = {"type": "AverageValue", "averageValue": str(own.queue_target)}
         metrics.append({"type": "Pods", "pods": {"metric": {"name": "tsx_queue_depth"}, "target": target}})
-    doubled = {"type": "Percent", "value": 100, "periodSeconds": 30}
     body = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": spec.name},
         "minReplicas": max(own.replicas, 1),
         "maxReplicas": own.most_replicas,
         "metrics": metrics,
-        "behavior": {"scaleUp": {"stabilizationWindowSeconds": 0, "policies": [doubled]}, "scaleDown": {"stabilizationWindowSeconds": 300}},
+        "behavior": BEHAVIOR,
     }
-    return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": _metadata(spec, labels), "spec": body}
+    metadata = _metadata(spec, labels)
+    metadata["annotations"] |= {"validations.keda.sh/hpa-ownership": "false"}  # KEDA refuses to take over while this is there
+    return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": metadata, "spec": body}
 
 
 def _budget(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:

@@ -65,6 +65,24 @@ def test_an_autoscaler_takes_over_without_a_loss_of_pods(deploy: Deploy, cluster
     assert cluster.objects["Deployment", "digits"]["spec"]["replicas"] == 3
 
 
+def test_keda_takes_over_from_an_autoscaler_and_its_own_autoscaler_is_left_to_it(deploy: Deploy, cluster: Cluster) -> None:
+    deploy.apply("--set", "kubernetes.replicas=3", "--set", "kubernetes.most_replicas=9")
+    made = cluster.objects["HorizontalPodAutoscaler", "digits"]
+    assert made["metadata"]["annotations"]["validations.keda.sh/hpa-ownership"] == "false"  # else KEDA would refuse its ScaledObject
+    keda = ("--set", "kubernetes.keda.prometheus=http://prometheus:9090")
+    deploy.apply(*keda)
+    assert ("HorizontalPodAutoscaler", "digits") not in cluster.objects
+    theirs = {"name": "keda-hpa-digits", "ownerReferences": [{"kind": "ScaledObject", "name": "digits"}]}
+    labels = dict(cluster.objects["ScaledObject", "digits"]["metadata"]["labels"])  # which KEDA copies
+    spec = {"minReplicas": 2, "maxReplicas": 8}
+    cluster.objects["HorizontalPodAutoscaler", "keda-hpa-digits"] = {"metadata": {**theirs, "labels": labels}, "spec": spec}
+    assert set(deploy.plan(*keda, code=0).values()) == {"same"}
+    assert json.loads(deploy("status", "--json"))["scales"] == ["2 to 8"]
+    condition = {"type": "Ready", "status": "False", "message": "no Prometheus"}
+    cluster.objects["ScaledObject", "digits"]["status"] = {"conditions": [condition]}
+    assert json.loads(deploy("status", "--json"))["scales"] == ["2 to 8, but KEDA cannot scale it: no Prometheus"]
+
+
 def test_a_rollout_that_fails_says_what_its_pods_wait_for_and_is_mended(deploy: Deploy, cluster: Cluster) -> None:
     deploy.apply()
     cluster.failure = "ImagePullBackOff"
@@ -101,7 +119,9 @@ def test_destroy_leaves_nothing(deploy: Deploy, cluster: Cluster) -> None:
 def test_what_the_cluster_does_not_know_is_left_out_or_reported_if_it_was_asked_for(
     deploy: Deploy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Cluster(monkeypatch, unknown=frozenset({"ServiceMonitor", "InferenceService", "ClusterServingRuntime", "HTTPRoute"}))
+    Cluster(monkeypatch, unknown=frozenset({"ServiceMonitor", "InferenceService", "ClusterServingRuntime", "HTTPRoute", "ScaledObject"}))
+    deploy.apply("--set", "kubernetes.keda.prometheus=http://prometheus:9090", code=1)
+    assert "has no ScaledObject. KEDA is not installed there; without kubernetes.keda" in deploy.err
     deploy.apply("--set", "kubernetes.monitoring=true", code=1)
     assert (
         "has no ServiceMonitor. The Prometheus operator reads it; without the operator, omit it with --set kubernetes.monitoring=false"

@@ -265,6 +265,18 @@ def test_promote_sends_all_requests_to_the_canary_now(deploy: Deploy, cluster: C
     assert "digits has no canary" in deploy.err
 
 
+def test_keda_does_not_scale_a_canary_and_goes_on_scaling_what_is_promoted(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
+    keda = ("--set", "kubernetes.keda.prometheus=http://prometheus:9090")
+    deploy.apply(*CANARY, *keda)
+    cluster.objects["Deployment", "digits"]["spec"]["replicas"] = 0  # KEDA found no requests
+    watched.at[300] = interrupt
+    deploy.apply(*CANARY, *keda, *NEW, code=130)
+    assert cluster.objects["Deployment", "digits-canary"]["spec"]["replicas"] == 1
+    assert [name for kind, name in cluster.objects if kind == "ScaledObject"] == ["digits"]
+    deploy("promote", "--yes")
+    assert "replicas" not in [field[1] for field in cluster.owners["Deployment", "digits"]["tsx"] if field[0] == "spec"]
+
+
 def test_rollback_ends_a_canary(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
     begun(deploy, watched)
     assert [(each["id"], each["percent"]) for each in json.loads(deploy("history", "--json"))] == [("digits-1", 0), ("digits-canary", 10)]
