@@ -8,8 +8,10 @@ nothing that is left could win, even if its prediction were as wrong as those be
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from tsx_cli.bench.model.configuration import Configuration, Variant
@@ -23,7 +25,6 @@ from tsx_cli.bench.search.ladder import Rung, next_level
 FIRST = 5  # configurations that are measured once before anything is measured twice
 ALIKE = 0.05  # of the logarithm of throughput: expectations that differ by less are no reason for a choice
 OTHER, HERE = 0.97, 1.05  # times what is hoped for: of a configuration that was not begun, and of the one whose server runs
-FASTER = 1.05  # times the best: a prediction of less does not say that something is faster
 GAIN = 1.01  # a configuration that cannot exceed the best by this factor is not measured
 UNSURE = (0.25, 0.35)  # of the logarithm of a prediction before anything was measured: of the throughput, of the p99
 WRONG = (-1.4, 0.7)  # the same, of one measurement at most: what is further off tells of a curve that was disturbed, and nothing of others
@@ -65,6 +66,17 @@ class State:
     running: Configuration | None = None  # the one whose server runs
     most_connections: int = MOST_CONNECTIONS
 
+    @cached_property
+    def observed(self) -> list[tuple[Configuration, float, float]]:
+        """Of each trial with a curve, how wrong the predictions of its throughput and its p99 were, as logarithms."""
+        pairs = [(trial, _curve(self, trial.how())) for trial in self.trials if trial.points]
+        return [(trial.how(), *_errors(self, curve, trial)) for trial, curve in pairs if curve is not None]
+
+    @cached_property
+    def sound_curves(self) -> dict[tuple[Variant, int], Curve | None]:
+        """By variant and threads, as far as they were looked up."""
+        return {}
+
 
 class Forecast(NamedTuple):
     """The expected throughput of a configuration at its best load, and its maximum."""
@@ -73,6 +85,7 @@ class Forecast(NamedTuple):
     level: float  # connections or rate
     predicted: Prediction | None  # as the curve says
     expected: float  # requests per second, as measured neighbours correct it
+    least: float  # less by the standard error
     most: float
 
 
@@ -190,14 +203,15 @@ def passed_over(state: State) -> list[tuple[Configuration, Prediction | None, st
 
 
 def faster_unmeasured(state: State) -> int:
-    """How many configurations the run ended before that are expected to be faster than all measured ones: with any, none is the best.
+    """How many configurations the run ended before that are faster than all measured ones, unless their predictions err by more than is
+    usual: with any, none is the best.
 
     Without a curve nothing is expected of them; then more than the baseline must have been measured.
     """
     seen, best = _tried(state), _best_throughput(state)
     left = [outlook(state, each) for each in state.configurations if each not in seen and ruled_out(state, each) is None]
     alone = len(seen) < 2
-    return sum(one.expected > best * FASTER or (alone and one.predicted is None) for one in left)
+    return sum(one.least > best * GAIN or (alone and one.predicted is None) for one in left)
 
 
 def _tried(state: State) -> set[Configuration]:
@@ -219,14 +233,14 @@ def ranking(trials: Sequence[Trial], excluded: Mapping[Variant, str] | None = No
 def outlook(state: State, configuration: Configuration) -> Forecast:
     curve = _curve(state, configuration)
     if curve is None:
-        return Forecast(configuration, _unpredicted_level(state, configuration), None, 0.0, math.inf)
+        return Forecast(configuration, _unpredicted_level(state, configuration), None, 0.0, 0.0, math.inf)
     (rate, rate_error), (tail, tail_error) = learned(state, configuration)
     sure = _best_load(state, curve, configuration, math.exp(tail))
     hopeful = _best_load(state, curve, configuration, math.exp(tail - SIGMAS * tail_error))
     could = _holds(state, hopeful[1], tail - SIGMAS * tail_error)
     most = max(hopeful[1].throughput, sure[1].throughput) * math.exp(rate + SIGMAS * rate_error) if could else 0.0
     expected = sure[1].throughput * math.exp(rate) * _chance(state, configuration) if _holds(state, sure[1], tail) else 0.0
-    return Forecast(configuration, *sure, expected, most)
+    return Forecast(configuration, *sure, expected, expected * math.exp(-rate_error), most)
 
 
 def _holds(state: State, prediction: Prediction, tail: float) -> bool:
@@ -247,12 +261,7 @@ def learned(state: State, configuration: Configuration) -> tuple[tuple[float, fl
 
     What was measured near this configuration weighs most; the less there is of it, the less is known, and the more the error may be.
     """
-    errors = []
-    for trial in state.trials:
-        curve = _curve(state, trial.how())
-        if trial.points and curve is not None:
-            weight = 2 ** -_distance(state, trial.how(), configuration)
-            errors.append((weight, *_errors(state, curve, trial)))
+    errors = [(2 ** -_distance(state, how, configuration), *wrong) for how, *wrong in state.observed]
     total = sum(weight for weight, _, _ in errors)
     learned_pairs = []
     for which, unsure in enumerate(UNSURE):
@@ -352,7 +361,13 @@ def _chosen(trial: Trial) -> Point | None:
 def _curve(state: State, configuration: Configuration) -> Curve | None:
     """That of a worker with as many threads as its have, or with the next number of them that was timed."""
     threads = configuration.threads_each(state.cores, state.threads)
+    key = configuration.variant, threads
+    if key not in state.sound_curves:
+        state.sound_curves[key] = _nearest_curve(state, configuration, threads)
+    return state.sound_curves[key]
 
+
+def _nearest_curve(state: State, configuration: Configuration, threads: int) -> Curve | None:
     def off(curve: Curve) -> tuple[float, bool]:
         alone = curve.threads or state.threads or state.cores  # a worker by itself is given all cores
         return abs(math.log2(alone / threads)), curve.threads != configuration.threads
@@ -362,6 +377,13 @@ def _curve(state: State, configuration: Configuration) -> Curve | None:
     ]
     found = min(like, key=off, default=None)
     return None if found is None else undisturbed(found)
+
+
+def by_use(configurations: Sequence[Configuration], state: State) -> list[Variant]:
+    """The variants, first those whose curves tell of most configurations: there may not be the time for all of them."""
+    uses = Counter(_kind(state, each) for each in configurations)
+    alone = {each.variant: _kind(state, replace(each, workers=1)) for each in configurations}
+    return sorted(alone, key=lambda variant: -uses[alone[variant]])
 
 
 def undisturbed(curve: Curve) -> Curve:
