@@ -24,18 +24,9 @@ from tsx_cli.bench.model.points import best_point, choose, confirmed_best, with_
 from tsx_cli.bench.model.results import OUT_OF_TIME, Curve, OfferedLoad, Results, Trial, now
 from tsx_cli.bench.search import budget
 from tsx_cli.bench.search.confirm import confirm
+from tsx_cli.bench.search.forecast import MOST_CONNECTIONS, State, by_use, ranking
 from tsx_cli.bench.search.run_options import BenchOptions, configurations
-from tsx_cli.bench.search.search import (
-    FIRST,
-    MOST_CONNECTIONS,
-    State,
-    baseline,
-    by_use,
-    faster_unmeasured,
-    next_trial,
-    passed_over,
-    ranking,
-)
+from tsx_cli.bench.search.search import FIRST, baseline, faster_unmeasured, next_trial, passed_over
 from tsx_cli.bench.search.search import Candidate as Proposal
 from tsx_cli.bench.search.verdict import conclude
 from tsx_cli.bench.storage.journal import Journal
