@@ -28,6 +28,22 @@ def rounded(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def number(value: float) -> str:
+    """Three digits that say something, and no more: 12,345; 123; 12.3; 0.0123."""
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 99.95:
+        return f"{value:,.0f}"
+    digits = 1 if size >= 9.995 else 2 if size >= 0.9995 else 3 if size >= 0.09995 else 4
+    return f"{value:.{digits}f}"
+
+
+def milliseconds(value: float) -> str:
+    """A duration as people write it: 0.123 ms, 12.3 ms, 1.73 s."""
+    return f"{number(value / 1000)} s" if value >= 999.5 else f"{number(value)} ms"
+
+
 def print_json(value: object) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
     print(STEERS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))

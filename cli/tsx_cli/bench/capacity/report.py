@@ -18,7 +18,7 @@ from tsx_cli.bench.model.slo import Slo
 from tsx_cli.bench.storage.archive_record import ArchiveRecord, read_record, record_of
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.options import archive_limits
-from tsx_cli.common.output import print_table
+from tsx_cli.common.output import milliseconds, print_table
 from tsx_runtime.core.placement.hardware import describe
 from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.recordings import NotARecording, read
@@ -157,7 +157,7 @@ def show(report: dict[str, Any], planned: CapacityPlan) -> None:
         ("latency p99", _with_range(report, "p99")),
     ]
     if planned.with_headroom is not planned.at and report["p99_with_headroom_ms"] != report["p99_ms"]:
-        rows.append(("p99 with the headroom used up", f"{report['p99_with_headroom_ms']:.1f} ms"))
+        rows.append(("p99 with the headroom used up", milliseconds(report["p99_with_headroom_ms"])))
     if report["refused"]:
         rows.append(("refused", f"{report['refused']:.2%}"))
     if "cost_per_hour" in report:
@@ -173,7 +173,7 @@ def show(report: dict[str, Any], planned: CapacityPlan) -> None:
 
 def _with_range(report: dict[str, Any], which: str) -> str:
     low, high = report[f"{which}_range_ms"]
-    return f"{report[f'{which}_ms']:.1f} ms ({low:.1f} to {high:.1f})"
+    return f"{milliseconds(report[f'{which}_ms'])} ({milliseconds(low)} to {milliseconds(high)})"
 
 
 def _warnings(report: dict[str, Any]) -> list[str]:

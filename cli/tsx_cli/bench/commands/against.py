@@ -17,7 +17,7 @@ from tsx_cli.bench.model.slo import Slo
 from tsx_cli.bench.search.run_options import plain
 from tsx_cli.bench.workload.payloads import mix
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.output import print_table
+from tsx_cli.common.output import milliseconds, print_table
 
 STALLS_SHOWN = 3
 
@@ -81,18 +81,18 @@ def show_against(results: Results) -> None:
         ("throughput", f"{point.throughput.value:,.1f} accepted answers/s{interval}"),
     ]
     figures = point.latency.model_dump()
-    rows += [(_shown_name(name), f"{value:,.3f} ms") for name, value in figures.items()]
+    rows += [(_shown_name(name), milliseconds(value)) for name, value in figures.items()]
     corrected = max((each.corrected_p99_ms or 0.0 for each in rounds), default=0.0)
     if corrected:
-        rows.append(("p99 as arriving clients see it", f"{corrected:,.3f} ms"))
+        rows.append(("p99 as arriving clients see it", milliseconds(corrected)))
     rows += _failures(rounds)
     stalls = [stall for each in rounds for stall in each.stalls]
     if stalls:
         longest = sorted(stalls, key=lambda stall: -stall[1])[:STALLS_SHOWN]
-        shown = ", ".join(f"{1000 * length:,.0f} ms" for _, length in longest)
+        shown = ", ".join(milliseconds(1000 * length) for _, length in longest)
         rows.append(("stalls", f"{len(stalls)} without any answer; the longest: {shown}"))
     worst = max(rounds, key=lambda each: each.generator.cpu + each.generator.starved).generator
-    late = f"; {max(each.generator.late_p99_ms for each in rounds):.2f} ms late (p99)" if offered.mode == "open" else ""
+    late = f"; {milliseconds(max(each.generator.late_p99_ms for each in rounds))} late (p99)" if offered.mode == "open" else ""
     rows.append(("generator", f"{worst.cpu:.0%} of a core, {worst.starved:.0%} of the time without one{late}"))
     if results.slo is not None:
         rows.append(("bounds", f"{results.slo}: {'hold' if point.holds else 'do not hold'}"))

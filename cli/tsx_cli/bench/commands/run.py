@@ -28,7 +28,7 @@ from tsx_cli.bench.search.search import Candidate as Proposal
 from tsx_cli.bench.search.verdict import conclude
 from tsx_cli.bench.storage.journal import Journal
 from tsx_cli.common.failure import CliError
-from tsx_cli.common.output import rounded
+from tsx_cli.common.output import milliseconds, rounded
 from tsx_runtime.core.placement.devices import cpu_count, gpu_count
 from tsx_runtime.shared.log_format import escaped
 
@@ -190,7 +190,7 @@ class Bench:
             curve = measure_curve(self.target.archive, alone, sizes, self.target.payloads, budget_seconds=share)
             self.results.curves.append(curve)
             self.journal.curve(curve)
-            times = ", ".join(f"{point.batch_size}: {point.median_ms:.3g} ms" for point in curve.points)
+            times = ", ".join(f"{point.batch_size}: {milliseconds(point.median_ms)}" for point in curve.points)
             failed = f"; no more, since {curve.failed}" if curve.failed else ""
             self.progress.found(f"{alone.worker}, a batch takes {times or 'no measurable time'}{_first_line(failed)}")
 
@@ -255,7 +255,7 @@ class Bench:
         if measurement.round.generator.limited:
             self.note(f"{trial.how()}, {offered}: {measurement.round.generator.limited}")
         holds = "" if point.holds else ", which breaks the bounds" if self.slo and not point.error_rate else ", and not all were answered"
-        reached = f"{rounded(point.throughput.value)} requests/s, p99 {point.p99_ms.value:.3g} ms"
+        reached = f"{rounded(point.throughput.value)} requests/s, p99 {milliseconds(point.p99_ms.value)}"
         self.progress.found(f"{trial.how()}, {offered}: {reached}{holds}")
 
     def _trial(self, proposal: Proposal) -> int:

@@ -12,6 +12,7 @@ from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.model.histogram import Histogram
 from tsx_cli.bench.model.results import GeneratorSide, Round
 from tsx_cli.bench.model.statistics import warm_up_end
+from tsx_cli.common.output import milliseconds
 
 BUSY = 0.9  # of the time: beyond it the generator is the limit
 LATE_MS = 1.0
@@ -89,7 +90,7 @@ def limit(cpu: float, starved: float, late_p99: float, p99: float) -> str | None
     if cpu + starved > BUSY:
         return f"the generator used {cpu:.0%} of a core and waited for one {starved:.0%} of the time"
     if late_p99 > LATE_MS and late_p99 > 0.2 * p99:
-        return f"the generator itself was {late_p99:.1f} ms late (p99)"
+        return f"the generator itself was {milliseconds(late_p99)} late (p99)"
     return None
 
 

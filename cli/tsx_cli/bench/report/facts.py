@@ -11,6 +11,7 @@ import yaml
 
 from tsx_cli.bench.model.results import Point, Results
 from tsx_cli.bench.report import shown
+from tsx_cli.common.output import milliseconds, number
 
 
 class Tile(NamedTuple):
@@ -78,9 +79,9 @@ def tiles(results: Results) -> list[Tile]:
     if point is None:
         return []
     shown_tiles = [
-        Tile("Throughput", f"{shown.number(point.throughput.value)}/s", shown.margin(point.throughput) or "accepted answers"),
-        Tile("p99", shown.milliseconds(point.p99_ms.value), shown.margin(point.p99_ms) or "of the answers' latencies"),
-        Tile("p50", shown.milliseconds(point.latency.p50_ms), f"mean {shown.milliseconds(point.latency.mean_ms)}"),
+        Tile("Throughput", f"{number(point.throughput.value)}/s", shown.margin(point.throughput) or "accepted answers"),
+        Tile("p99", milliseconds(point.p99_ms.value), shown.margin(point.p99_ms) or "of the answers' latencies"),
+        Tile("p50", milliseconds(point.latency.p50_ms), f"mean {milliseconds(point.latency.mean_ms)}"),
         Tile("Errors", shown.share(point.error_rate), f"at {point.offered}"),
     ]
     gain = shown.gain(results)
@@ -109,9 +110,9 @@ def points(results: Results) -> list[PointLine]:
         PointLine(
             (shown.name(trial, results), str(point.offered)),
             (
-                f"{shown.number(point.throughput.value)} {shown.margin(point.throughput)}".strip(),
+                f"{number(point.throughput.value)} {shown.margin(point.throughput)}".strip(),
                 *(
-                    shown.number(getattr(point.latency, figure))
+                    milliseconds(getattr(point.latency, figure))
                     for figure in ("mean_ms", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms")
                 ),
                 shown.share(point.error_rate),

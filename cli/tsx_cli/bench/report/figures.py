@@ -13,6 +13,7 @@ from tsx_cli.bench.model.results import Curve, Point, Results, Stages, Trial, Us
 from tsx_cli.bench.model.statistics import QUANTILES, merged, percentile
 from tsx_cli.bench.report import shown
 from tsx_cli.bench.report.charts import Axis, BarSegment, ChartMark, ReferenceLine, Series, axis, bars, plot, stacked
+from tsx_cli.common.output import milliseconds, number
 
 NAMED = 5  # configurations that have a colour of their own; the others are drawn without
 MOST_BARS = 8
@@ -98,8 +99,8 @@ def frontier(results: Results) -> Chart | None:
 
 def _mark(point: Point, figure: str, name: str) -> ChartMark:
     value = float(getattr(point.latency, figure))
-    what = f"{shown.number(point.throughput.value)}/s {shown.margin(point.throughput)}".strip()
-    hint = f"{name}\n{point.offered}: {what}, {shown.word(figure)} {shown.milliseconds(value)}"
+    what = f"{number(point.throughput.value)}/s {shown.margin(point.throughput)}".strip()
+    hint = f"{name}\n{point.offered}: {what}, {shown.word(figure)} {milliseconds(value)}"
     if point.error_rate:
         hint += f", {shown.share(point.error_rate)} errors"
     return ChartMark(point.throughput.value, value, hint, hollow=not point.holds)
@@ -116,7 +117,7 @@ def distribution(results: Results) -> Chart | None:
         assert point is not None
         name = shown.name(trial, results)
         marks = [
-            ChartMark(-math.log10(1 - level), value, f"{name}\n{level:.5g} of the answers within {shown.milliseconds(value)}")
+            ChartMark(-math.log10(1 - level), value, f"{name}\n{level:.5g} of the answers within {milliseconds(value)}")
             for level, value in _levels(point)
         ]
         if marks:
@@ -153,8 +154,8 @@ def stages(results: Results) -> Chart | None:
         trial = results.trials[index]
         assert trial.stages is not None
         times = stage_times(trial.stages)
-        parts = [BarSegment(value, f"c{number}", f"{stage}: {shown.milliseconds(value)}") for number, (stage, value) in enumerate(times)]
-        rows.append((_titled(index, results), shown.milliseconds(sum(value for _, value in times)), parts))
+        parts = [BarSegment(value, f"c{number}", f"{stage}: {milliseconds(value)}") for number, (stage, value) in enumerate(times)]
+        rows.append((_titled(index, results), milliseconds(sum(value for _, value in times)), parts))
     if not rows:
         return None
     legend = [LegendEntry(f"c{number}", stage) for number, stage in enumerate(STAGES)]
@@ -205,18 +206,18 @@ def curves(results: Results) -> Chart | None:
     if not drawn:
         return None
     lines = []
-    for number, curve in enumerate(drawn[:NAMED]):
+    for place, curve in enumerate(drawn[:NAMED]):
         marks = [
             ChartMark(
                 point.batch_size,
                 1000 * point.batch_size / point.median_ms,
-                f"{_worker(curve)}\nbatch {point.batch_size}: {shown.milliseconds(point.median_ms)} "
-                f"({shown.number(point.low_ms)} to {shown.number(point.high_ms)})",
+                f"{_worker(curve)}\nbatch {point.batch_size}: {milliseconds(point.median_ms)} "
+                f"({milliseconds(point.low_ms)} to {milliseconds(point.high_ms)})",
             )
             for point in curve.points
             if point.median_ms > 0
         ]
-        lines.append(Series(_worker(curve), "winner" if number == 0 else f"s{number + 1}", marks))
+        lines.append(Series(_worker(curve), "winner" if place == 0 else f"s{place + 1}", marks))
     sizes = sorted({int(mark.x) for each in lines for mark in each.marks})
     x = Axis("requests in a batch", min(sizes) / 1.15, max(sizes) * 1.15, log=True, ticks=[(size, str(size)) for size in sizes])
     return Chart(
@@ -242,7 +243,7 @@ def _over_time(title: str, unit: str, value: Callable[[Usage], float | None], sa
     if trial is None:
         return None
     marks = [
-        ChartMark(usage.at_seconds, level, f"{usage.at_seconds:.1f} s: {shown.number(level)} {unit}")
+        ChartMark(usage.at_seconds, level, f"{usage.at_seconds:.1f} s: {number(level)} {unit}")
         for usage in trial.usage
         if (level := value(usage)) is not None
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tsx_cli.bench.model.results import Results
 from tsx_cli.bench.report import facts, figures, shown
+from tsx_cli.common.output import milliseconds
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")
 
@@ -59,8 +60,8 @@ def _stages(results: Results) -> str:
     for index in shown.ordered(results):
         text = results.trials[index].stages
         if text is not None:
-            rows.append((shown.name(results.trials[index], results), *(shown.number(value) for _, value in figures.stage_times(text))))
-    shown_table = table(("ms of a request's mean time", *figures.STAGES), rows, right=1)
+            rows.append((shown.name(results.trials[index], results), *(milliseconds(value) for _, value in figures.stage_times(text))))
+    shown_table = table(("mean time of a request", *figures.STAGES), rows, right=1)
     return f"## Where the time goes\n\n{shown_table}" if rows else ""
 
 

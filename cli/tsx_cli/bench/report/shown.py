@@ -10,24 +10,10 @@ from typing import NamedTuple
 from tsx_cli.bench.model.results import OUT_OF_TIME, Figure, Point, Results, Trial
 from tsx_cli.bench.model.slo import Bound, parse_slo
 from tsx_cli.bench.model.statistics import RatioInterval, difference_of
+from tsx_cli.common.output import milliseconds, number
 
 NONE = "-"
 ENDED_BEFORE = f"not measured: {OUT_OF_TIME}"
-
-
-def number(value: float) -> str:
-    """Three digits that say something, and no more: 12,345; 123; 12.3; 0.0123."""
-    if value == 0:
-        return "0"
-    size = abs(value)
-    if size >= 99.95:
-        return f"{value:,.0f}"
-    digits = 1 if size >= 9.995 else 2 if size >= 0.9995 else 3 if size >= 0.09995 else 4
-    return f"{value:.{digits}f}"
-
-
-def milliseconds(value: float) -> str:
-    return f"{value / 1000:.3g} s" if value >= 10_000 else f"{number(value)} ms"
 
 
 def share(value: float) -> str:

@@ -12,7 +12,7 @@ from tsx_cli.bench.model.results import Figure, Point, Results, Trial
 from tsx_cli.bench.model.slo import PERCENTILES
 from tsx_cli.bench.report import shown
 from tsx_cli.common.failure import UsageError
-from tsx_cli.common.output import one_line, print_json, print_table
+from tsx_cli.common.output import milliseconds, number, one_line, print_json, print_table
 
 FIGURES = {"throughput": "throughput", "mean": "mean_ms", **PERCENTILES}
 SHOWN = ("throughput", "p50", "p99")
@@ -227,7 +227,8 @@ def _change_text(change: FigureChange) -> str:
     if change.figure == "errors":
         return f"{shown.share(change.first)} -> {shown.share(change.second)}"
     doubt = " (~)" if change.sure is False else ""
-    return f"{shown.number(change.first)} -> {shown.number(change.second)}  {_percent(change)}{doubt}"
+    shown_figure = number if change.figure == "throughput" else milliseconds
+    return f"{shown_figure(change.first)} -> {shown_figure(change.second)}  {_percent(change)}{doubt}"
 
 
 def _percent(change: FigureChange) -> str:
