@@ -93,6 +93,16 @@ class ServedBatches(Part):
     batches: dict[int, int] = Field(default_factory=dict)  # by their size
 
 
+class SizeClass(Part):
+    """Accepted answers to inputs of these sizes, both ends included."""
+
+    smallest: int  # bytes
+    largest: int
+    ok: int
+    p50_ms: float
+    p99_ms: float
+
+
 class Round(Part):
     """One repetition, without its warm-up."""
 
@@ -110,6 +120,9 @@ class Round(Part):
     warm_up_seconds: float = 0.0
     stalls: list[tuple[float, float]] = Field(default_factory=list)  # (start, length) in seconds of times without any answer
     corrected_p99_ms: float | None = None  # of a closed loop with stalls: what clients that arrive at the mean rate would have seen
+    over_time: list[tuple[float, int, float, float]] = Field(default_factory=list)  # (end in seconds, answers, p50 ms, p99 ms) of
+    # intervals of one length; those of the warm-up end at 0 or before
+    by_size: list[SizeClass] = Field(default_factory=list)  # where inputs differ in size
     generator: GeneratorSide = Field(default_factory=GeneratorSide)
     served: ServedBatches | None = None  # where the server was asked
 
@@ -177,6 +190,13 @@ class Prediction(Part):
     p99_ms: Endless
 
 
+class ColdStart(Part):
+    """One start of a server: from its process to being ready, the model's loading included, and its first answer after that."""
+
+    ready_seconds: float
+    first_answer_ms: float | None = None  # None: it was refused
+
+
 class Trial(Part):
     """A configuration and its results."""
 
@@ -189,6 +209,7 @@ class Trial(Part):
     stages: Stages | None = None  # at the best point
     batch_sizes: dict[int, int] = Field(default_factory=dict)  # batches by their size, at the best point
     usage: list[Usage] = Field(default_factory=list)
+    starts: list[ColdStart] = Field(default_factory=list)
     accuracy: Accuracy | None = None
 
     @property
@@ -264,6 +285,13 @@ class PairedComparison(Part):
     real: bool  # 1 is outside of the interval
 
 
+class Pinning(Part):
+    """The cores of both sides; those of the server are empty where it was running already."""
+
+    server: list[int]
+    generator: list[int]
+
+
 class ModelInfo(Part):
     name: str
     version: str | None = None
@@ -282,6 +310,8 @@ class Results(Part):
     against: str | None = None  # the address, where a running server was measured
     protocol: str = "tsx"
     slo: str | None = None
+    price_per_hour: float | None = None  # of one such server
+    pinning: Pinning | None = None
     environment: Environment
     inputs: Inputs
     curves: list[Curve] = Field(default_factory=list)
