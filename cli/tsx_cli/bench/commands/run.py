@@ -243,6 +243,8 @@ class Bench:
         """One round, into the trial's point of that load. Raises TrialFailed."""
         trial = self.results.trials[at]
         self.progress.doing(f"{trial.how()}, {offered}")
+        if candidate.start is not None and candidate.start not in trial.starts:
+            trial.starts.append(candidate.start)
         measurement = candidate.load(offered, self.progress.load, seconds=self._seconds)
         number = with_round(trial.points, offered, measurement.round, self.slo)
         point = trial.points[number]

@@ -63,7 +63,9 @@ def account(plan: LoadPlan, noted: Load, cpu: float, starved: float) -> Round:
         stalls=stalls,
         corrected_p99_ms=corrected_p99(accepted, stalls, in_time / seconds) if plan.mode == "closed" and stalls else None,
         over_time=over_time(marks[:-1], skipped, noted.accepted),
-        by_size=by_size([len(payload.body) for payload in plan.payloads], noted.numbers[begin.accepted :], noted.accepted[begin.accepted :]),
+        by_size=by_size(
+            [len(payload.body) for payload in plan.payloads], noted.numbers[begin.accepted :], noted.accepted[begin.accepted :]
+        ),
         generator=side,
     )
 

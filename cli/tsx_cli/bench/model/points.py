@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from tsx_cli.bench.model import statistics
 from tsx_cli.bench.model.results import OfferedLoad, Point, Round, Trial
@@ -65,6 +66,33 @@ def _beyond(offered: OfferedLoad, broken: Iterable[OfferedLoad]) -> bool:
         and (offered.connections >= each.connections if offered.mode == "closed" else (offered.rate or 0.0) >= (each.rate or 0.0))
         for each in broken
     )
+
+
+class Knee(NamedTuple):
+    """The highest rate of an open loop that holds the bounds, and the lowest above it that does not; None where there is no such."""
+
+    held: Point | None
+    broken: Point | None
+
+
+def open_loops(points: Iterable[Point]) -> list[Point]:
+    """Those of one kind of arrivals, the one with the most rates, by their rates."""
+    kinds: dict[str | None, list[Point]] = {}
+    for point in points:
+        if point.offered.mode == "open" and point.offered.rate:
+            kinds.setdefault(point.offered.arrivals, []).append(point)
+    return sorted(max(kinds.values(), key=len, default=[]), key=lambda point: point.offered.rate or 0.0)
+
+
+def knee_of(points: Iterable[Point]) -> Knee:
+    loops = open_loops(points)
+    held = max((at for at, point in enumerate(loops) if point.holds), default=-1)
+    return Knee(loops[held] if held >= 0 else None, next(iter(loops[held + 1 :]), None))
+
+
+def cost_per_million(price_per_hour: float, rate: float) -> float:
+    """Of requests, by a server that answers so many a second all the time."""
+    return price_per_hour / (rate * 3600) * 1e6
 
 
 def winner_of(order: Iterable[int], trial: Callable[[int], Trial]) -> int | None:

@@ -22,8 +22,13 @@ def share(value: float) -> str:
 
 def margin(figure: Figure) -> str:
     """Half the confidence interval, as a share of the figure; empty where there is none."""
-    width = (figure.high - figure.low) / 2
+    width = figure.high - figure.value  # and not of both ends, as the lower one is never below 0
     return f"± {width / figure.value:.1%}" if width > 0 and figure.value > 0 else ""
+
+
+def rate(point: Point) -> str:
+    """The rate of an open loop."""
+    return f"{number(point.offered.rate or 0.0)}/s"
 
 
 def name(trial: Trial, results: Results) -> str:
@@ -83,6 +88,13 @@ def ordered(results: Results) -> list[int]:
         return (index != results.winner, chosen is None, trial.state != "measured", -reached, index)
 
     return sorted(range(len(results.trials)), key=key)
+
+
+def told_trial(results: Results) -> Trial | None:
+    """The one whose details are shown: the winner, or what is best where nothing won."""
+    if results.winner is not None:
+        return results.trials[results.winner]
+    return next((results.trials[index] for index in ordered(results) if results.trials[index].points), None)
 
 
 def line(index: int, results: Results) -> TrialRow:
