@@ -88,7 +88,10 @@ def _differs(pieces: Sequence[float], level: float, noise: float) -> bool:
 
 
 def interval(values: Sequence[float]) -> Figure:
-    """The mean of repetitions, and the t-interval around it, which is never below 0, as no figure is. One repetition says nothing of its noise: both ends are the value itself."""
+    """The mean of repetitions, and the t-interval around it, which ends at 0 as no figure is negative.
+
+    One repetition says nothing of its noise: both ends are the value itself.
+    """
     mean = fmean(values)
     if len(values) < 2:
         return Figure(value=mean, low=mean, high=mean)

@@ -198,7 +198,7 @@ def _span(span: Span, x: Axis, height: float) -> str:
     )
 
 
-def _error_bar(left: float, top: float, mark: ChartMark, x: Axis, y: Axis, height: float) -> str:
+def _error_bar(left: float, top: float, mark: ChartMark, x: Axis, y: Axis, height: float, style: str = "error") -> str:
     path = ""
     if mark.across is not None and mark.across.low < mark.across.high:
         low, high = (_across(min(max(end, x.low), x.high), x) for end in mark.across)
@@ -206,7 +206,7 @@ def _error_bar(left: float, top: float, mark: ChartMark, x: Axis, y: Axis, heigh
     if mark.upright is not None and mark.upright.low < mark.upright.high:
         low, high = (_down(min(max(end, y.low), y.high), y, height) for end in mark.upright)
         path += f"M{left:.1f} {low:.1f} V{high:.1f} " + "".join(f"M{left - CAP:.1f} {end:.1f} h{2 * CAP:g} " for end in (low, high))
-    return f'<path class="error" d="{path.strip()}"/>' if path else ""
+    return f'<path class="{style}" d="{path.strip()}"/>' if path else ""
 
 
 def _rule(rule: ReferenceLine, y: Axis, height: float) -> str:
@@ -236,8 +236,7 @@ class BarSegment(NamedTuple):
 
 
 def stacked(title: str, rows: Sequence[tuple[str, str, Sequence[BarSegment], Interval | None]]) -> str:
-    """Each row is its name, what is said at the end of its bar, the parts of that, and the interval of its length. All have one scale, which
-    begins at 0."""
+    """Each row is its name, the text at the end of its bar, the parts of that, and the interval of its length. All have one scale from 0 on."""
     longest = max((sum(part.value for part in parts) for _, _, parts, _ in rows), default=0.0)
     widest = axis("", [longest], bars=[bar for *_, bar in rows], log=False).high / 1.06 if longest else 1.0
     height = ROW * len(rows) + 6
@@ -277,7 +276,5 @@ def bars(title: str, label: str, values: Sequence[tuple[str, float, str, Interva
         drawn.append(
             f'<rect class="bar" x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{tall:.1f}"><title>{escape(hint)}</title></rect>'
         )
-        drawn.append(
-            _error_bar(left + width / 2, top, ChartMark(index, value, "", upright=bar), x, y, HEIGHT).replace('"error"', '"error on-bar"')
-        )
+        drawn.append(_error_bar(left + width / 2, top, ChartMark(index, value, "", upright=bar), x, y, HEIGHT, "error on-bar"))
     return "".join([*drawn, "</g></svg>"])

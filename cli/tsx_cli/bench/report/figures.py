@@ -288,7 +288,8 @@ def curves(results: Results) -> Chart | None:
     x = Axis("requests in a batch", min(sizes) / 1.15, max(sizes) * 1.15, log=True, ticks=[(size, str(size)) for size in sizes])
     return Chart(
         "One worker without a server",
-        "Requests per second of a worker that runs batches of one size back to back, measured in its process. Error bars are 95 % intervals of the median.",
+        "Requests per second of a worker that runs batches of one size back to back, measured in its process. "
+        "Error bars are 95 % intervals of the median.",
         plot("Throughput of one worker by batch size", x, y, lines),
         [LegendEntry(each.style, each.name) for each in lines] if len(lines) > 1 else (),
     )

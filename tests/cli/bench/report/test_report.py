@@ -281,4 +281,4 @@ def test_charts_stay_inside_their_frame(points: list[tuple[float, float]]) -> No
 
 def test_ticks_that_are_given_are_kept_and_bars_of_one_value_are_drawn() -> None:
     assert ticks(Axis("x", 0, 1, ticks=[(0.5, "half")])) == [(0.5, "half")]
-    assert len(list(ElementTree.fromstring(bars("t", "x", [("1", 100.0, "all")])).iter("rect"))) == 1
+    assert len(list(ElementTree.fromstring(bars("t", "x", [("1", 100.0, "all", None)])).iter("rect"))) == 1
