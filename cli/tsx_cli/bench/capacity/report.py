@@ -11,6 +11,7 @@ from typing import Any
 from tsx_archiver import ModelConfig, inspect_archive
 from tsx_cli.bench.capacity.planning import CapacityPlan
 from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.points import cost_per_million
 from tsx_cli.bench.model.predict import timing_of
 from tsx_cli.bench.model.replica import Replica, fitted
 from tsx_cli.bench.model.results import read_results
@@ -18,7 +19,7 @@ from tsx_cli.bench.model.slo import Slo
 from tsx_cli.bench.storage.archive_record import ArchiveRecord, read_record, record_of
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.options import archive_limits
-from tsx_cli.common.output import milliseconds, print_table
+from tsx_cli.common.output import milliseconds, number, print_table
 from tsx_runtime.core.placement.hardware import describe
 from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.recordings import NotARecording, read
@@ -136,7 +137,7 @@ def as_json(
     }
     if price is not None:
         report["cost_per_hour"] = round(price * planned.replicas, 6)
-        report["cost_per_million"] = round(price * planned.replicas / (rate * 3600) * 1e6, 6)
+        report["cost_per_million"] = round(cost_per_million(price * planned.replicas, rate), 6)
     return report
 
 
@@ -161,7 +162,7 @@ def show(report: dict[str, Any], planned: CapacityPlan) -> None:
     if report["refused"]:
         rows.append(("refused", f"{report['refused']:.2%}"))
     if "cost_per_hour" in report:
-        rows += [("cost per hour", f"{report['cost_per_hour']:.2f}"), ("cost per million requests", f"{report['cost_per_million']:.4g}")]
+        rows += [("cost per hour", f"{report['cost_per_hour']:.2f}"), ("cost per million requests", number(report["cost_per_million"]))]
     bound = f" under {report['slo']}" if report["slo"] else ""
     print_table([f"{report['rps']:g} requests/s{bound}", ""], rows)
     measured = report["measured"]

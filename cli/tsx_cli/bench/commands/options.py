@@ -81,4 +81,13 @@ Token = Annotated[str | None, typer.Option(metavar="TOKEN|@FILE", help="Token fo
 Certificate = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Certificate to trust, in addition to this machine's and certificate_file.")
 ]
+PricePerHour = Annotated[
+    float | None, typer.Option(min=0, help="Price of this machine per hour, in any currency; adds the cost of a million requests.")
+]
+JUnit = Annotated[str | None, typer.Option("--junit", metavar="FILE", help="Also write the verdicts as JUnit XML, for a CI server.")]
+ServerCores = Annotated[
+    str | None, typer.Option(metavar="LIST", help="Cores of the server, such as 0-3; by default those that --generator-cores leaves.")
+]
+GeneratorCores = Annotated[str | None, typer.Option(metavar="LIST", help="Cores of the load generator, such as 4,5 (Linux).")]
+Ramp = Annotated[bool, typer.Option("--ramp", help="Also raise the rate of an open loop until a bound breaks, and find the knee.")]
 Seed = Annotated[int, typer.Option(help="Seed of random arrivals.")]

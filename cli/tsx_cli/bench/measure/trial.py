@@ -58,6 +58,7 @@ class TrialTarget:
     timeout: float = 60.0
     sizes: Mapping[str, int] = field(default_factory=dict)  # settings of the server: what is sent has to be let in
     warm_up: float | Literal["auto"] = "auto"  # seconds before those that count
+    generator_cores: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -92,6 +93,7 @@ class RunningCandidate:
             warm_up=target.warm_up,
             timeout=target.timeout,
             seed=target.seed + self.rounds,
+            cores=target.generator_cores,
         )
         self.rounds += 1
         began: float | None = None

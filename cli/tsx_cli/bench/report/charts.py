@@ -87,8 +87,10 @@ def axis(label: str, values: Sequence[float], *, log: bool | None = None, bars: 
     """
     there = [value for value in values if value > SMALLEST and math.isfinite(value)] or [1.0]
     high = max(there)
-    ends = [bar.high for bar in bars if bar is not None and math.isfinite(bar.high)]
-    there.append(high := max(high, min(max(ends, default=0.0), ROOM * high)))
+    least = min(there)
+    there += [min(bar.high, ROOM * high) for bar in bars if bar is not None and math.isfinite(bar.high)]
+    there += [max(bar.low, least / ROOM) for bar in bars if bar is not None]
+    high = max(there)
     low = max(min(there), high / DECADES)
     if log if log is not None else high > 20 * low:
         return Axis(label, low / 1.15, high * 1.15, log=True)
@@ -236,7 +238,7 @@ class BarSegment(NamedTuple):
 
 
 def stacked(title: str, rows: Sequence[tuple[str, str, Sequence[BarSegment], Interval | None]]) -> str:
-    """Each row is its name, the text at the end of its bar, the parts of that, and the interval of its length. All have one scale from 0 on."""
+    """Each row is its name, the text at the end of its bar, its parts, and the interval of its length. All have one scale from 0 on."""
     longest = max((sum(part.value for part in parts) for _, _, parts, _ in rows), default=0.0)
     widest = axis("", [longest], bars=[bar for *_, bar in rows], log=False).high / 1.06 if longest else 1.0
     height = ROW * len(rows) + 6

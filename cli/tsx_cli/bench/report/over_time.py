@@ -71,7 +71,7 @@ def _of_rounds(point: Point, where: str) -> Iterator[Chart]:
             lines[name].append(Series(f"{name} of round {turn}", style, marks, dots=False))
         offset = start + course[-1].middle + length / 2
     rounds = f"{len(point.rounds)} rounds one after the other" if len(point.rounds) > 1 else "one round"
-    says = f"of intervals of {number(length)} s, {where}: {rounds}. What is shaded is warm-up."
+    says = f"of intervals of {length:.3g} s, {where}: {rounds}. What is shaded is warm-up."
     x = axis("seconds", [offset], log=False)
     heights = [mark.y for name in ("p50", "p99") for line in lines[name] for mark in line.marks if mark.y > 0]
     y = axis("ms", heights, log=bool(heights) and max(heights) > WIDE * min(heights))

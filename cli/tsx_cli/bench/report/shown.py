@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from tsx_cli.bench.model.points import cost_per_million
 from tsx_cli.bench.model.results import OUT_OF_TIME, Figure, Point, Results, Trial
 from tsx_cli.bench.model.slo import Bound, parse_slo
 from tsx_cli.bench.model.statistics import RatioInterval, difference_of
@@ -68,6 +69,7 @@ class TrialRow(NamedTuple):
     p50: str
     p99: str
     errors: str
+    cost: str  # of a million requests
     note: str  # beside the figures
 
 
@@ -105,7 +107,7 @@ def line(index: int, results: Results) -> TrialRow:
         predicted = trial.predicted if trial.state == "predicted" else None
         reached = NONE if predicted is None else f"about {number(predicted.throughput)}"
         p99 = NONE if predicted is None or math.isinf(predicted.p99_ms) else f"about {milliseconds(predicted.p99_ms)}"
-        return TrialRow(name(trial, results), mark, NONE, NONE, reached, "", NONE, p99, NONE, note(trial, results))
+        return TrialRow(name(trial, results), mark, NONE, NONE, reached, "", NONE, p99, NONE, NONE, note(trial, results))
     return TrialRow(
         name(trial, results),
         mark,
@@ -116,8 +118,25 @@ def line(index: int, results: Results) -> TrialRow:
         milliseconds(point.latency.p50_ms),
         milliseconds(point.p99_ms.value),
         share(point.error_rate),
+        cost(point, results),
         note(trial, results),
     )
+
+
+def cost_column(results: Results) -> tuple[str, ...]:
+    """Its title, where a price is given."""
+    return () if results.price_per_hour is None else ("cost/1M",)
+
+
+def cost(point: Point, results: Results) -> str:
+    """Of a million requests, where a price is given."""
+    rate = point.throughput.value
+    return NONE if results.price_per_hour is None or rate <= 0 else number(cost_per_million(results.price_per_hour, rate))
+
+
+def with_margin(figure: Figure) -> str:
+    """Of milliseconds."""
+    return f"{milliseconds(figure.value)} {margin(figure)}".strip()
 
 
 def brief(text: str) -> str:

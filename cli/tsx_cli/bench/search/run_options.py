@@ -49,6 +49,8 @@ class BenchOptions:
     same_top: int | None = None
     allow_different: bool = False
     seed: int = 0
+    server_cores: str | None = None
+    generator_cores: str | None = None
 
     def __post_init__(self) -> None:
         self.bounds, self.compare  # noqa: B018 - they raise

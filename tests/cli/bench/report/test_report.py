@@ -12,14 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.benchmarked import point, results
+from tests.support.benchmarked import one_round, point, results
 from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.results import OUT_OF_TIME, PairedComparison, Prediction, Results, Trial, read_results
+from tsx_cli.bench.model.points import cost_per_million
+from tsx_cli.bench.model.results import OUT_OF_TIME, PairedComparison, Prediction, Results, ServedBatches, Trial, read_results
 from tsx_cli.bench.report import show, write_report
-from tsx_cli.bench.report.charts import DECADES, SMALLEST, Axis, ChartMark, Series, axis, bars, plot, ticks
+from tsx_cli.bench.report.charts import DECADES, SMALLEST, Axis, ChartMark, Interval, Series, axis, bars, plot, ticks
 from tsx_cli.bench.report.facts import tiles
 from tsx_cli.bench.report.figures import charts
+from tsx_cli.bench.report.over_time import spark_line
 from tsx_cli.bench.report.rows import rows
+from tsx_cli.bench.report.shown import margin
 from tsx_cli.bench.search.verdict import conclude
 
 SCHEMA = Path(__file__).parents[4] / "docs" / "bench-results.schema.json"
@@ -254,6 +257,124 @@ def test_a_server_that_ran_already_is_reported_by_its_address(found: Results, tm
 
 def test_the_schema_in_the_documentation_is_that_of_the_code() -> None:
     assert json.loads(SCHEMA.read_text()) == Results.model_json_schema(mode="serialization"), "run python scripts/update_docs.py"
+
+
+def error_bars(svg: str) -> list[str]:
+    return [element.get("d", "") for element in ElementTree.fromstring(svg).iter("path") if "error" in element.get("class", "")]
+
+
+def with_rates(found: Results) -> Results:
+    """The winner with open loops, of which those up to 40/s hold; batches that the server counted in each round."""
+    found = found.model_copy(deep=True)
+    winner = found.trials[found.winner or 0]
+    winner.points += [point(512, winner.points[at].rounds, rate=rate, bound=90) for at, rate in ((0, 20.0), (1, 40.0), (3, 80.0))]
+    for turn, each in enumerate(winner.points[1].rounds):
+        each.served = ServedBatches(batch_ms=20, batches={1: 10 + turn, 2: 20, 3: 30, 4: 40})
+    return found
+
+
+def test_every_chart_of_measured_points_has_error_bars(found: Results) -> None:
+    made = {chart.title: chart for chart in charts(with_rates(found))}
+    titles = {"Throughput and latency", "Latency by rate", "Latency distribution", "Where the time goes", "Batches"}
+    for title in {*titles, "One worker without a server"}:
+        assert error_bars(made[title].svg), title
+        assert "Error bars are 95 % intervals" in made[title].says
+    once = found.model_copy(deep=True)
+    for trial in once.trials:
+        trial.points = [point(each.offered.connections, each.rounds[:1]) for each in trial.points]
+    made = {chart.title: chart for chart in charts(once)}
+    assert not [title for title in titles & made.keys() if error_bars(made[title].svg)], "one round has no interval"
+
+
+def test_no_axis_and_no_error_bar_goes_below_nothing_or_out_of_the_frame() -> None:
+    rounds = [one_round(rate, 10, 0) for rate in (1, 100)]
+    apart = point(1, rounds)
+    assert apart.throughput.low == 0
+    assert margin(apart.throughput) == f"± {apart.throughput.high / apart.throughput.value - 1:.1%}"
+    bar = Interval(apart.throughput.low, apart.throughput.high)
+    for log in (False, True):
+        scale = axis("x", [apart.throughput.value], log=log, bars=[bar])
+        assert scale.low >= 0
+        svg = plot("t", scale, scale, [Series("s", "winner", [ChartMark(50, 50, "", False, bar, bar)])])
+        (path,) = error_bars(svg)
+        places = [float(number) for number in re.findall(r"(?<![hv-])\d+\.\d", path)]
+        assert all(0 <= place <= 480 for place in places), path
+
+
+def test_the_latency_by_rate_shows_the_knee(found: Results) -> None:
+    (chart,) = [each for each in charts(with_rates(found)) if each.title == "Latency by rate"]
+    assert "The knee is between 40.0/s, which holds, and 80.0/s, which does not." in chart.says
+    assert ElementTree.fromstring(chart.svg).find(".//*[@class='span bad']") is not None
+    assert "Latency by rate" not in [each.title for each in charts(found)]
+
+
+def test_a_line_joins_one_kind_of_arrivals_only(found: Results) -> None:
+    mixed = with_rates(found)
+    before = charts(mixed)[0].svg.count('class="line"')
+    winner = mixed.trials[mixed.winner or 0]
+    constant = [each.model_copy(deep=True) for each in winner.points[-2:]]
+    for each in constant:
+        each.offered.arrivals = "constant"
+    winner.points += constant
+    assert charts(mixed)[0].svg.count('class="line"') == before + 1
+
+
+def test_the_course_of_the_rounds_is_drawn_with_their_warm_ups(found: Results) -> None:
+    made = {chart.title: chart for chart in charts(found)}
+    latency = ElementTree.fromstring(made["Latency over time"].svg)
+    assert len(latency.findall(".//*[@class='line']")) == 6, "p50 and p99 of three rounds, not joined"
+    assert [element[0].text for element in latency.findall(".//*[@class='span warm']")] == [
+        f"warm-up of round {turn}" for turn in (1, 2, 3)
+    ]
+    assert "of intervals of 0.5 s" in made["Throughput over time"].says
+    point = found.trials[3].chosen
+    assert point is not None
+    drawn = spark_line(point)
+    assert re.fullmatch(r"[▁▂▃▄▅▆▇█]{2,40} \d+\.\d ms to \d+\.\d ms", drawn)
+    assert "▁" in drawn
+    assert "█" in drawn
+    assert spark_line(point.model_copy(update={"rounds": []})) == ""
+
+
+def test_a_chart_of_cores_has_no_ramp_at_its_start(found: Results) -> None:
+    (chart,) = [each for each in charts(found) if each.title == "CPU"]
+    line = ElementTree.fromstring(chart.svg).find(".//*[@class='line']")
+    assert line is not None
+    places = [tuple(map(float, pair.split())) for pair in re.findall(r"[ML]([\d.]+ [\d.]+)", line.get("d", ""))]
+    assert places[0][0] == 52, "it begins at the axis"
+    assert places[0][1] == pytest.approx(places[1][1], abs=40)
+
+
+def test_starts_and_sizes_of_inputs_have_tables(found: Results, report: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, text = (report / "report.html").read_text(), (report / "report.md").read_text()
+    for each in (page, text):
+        assert "Cold and warm" in each
+        assert "8,122 to 9,003 bytes" in each
+        assert "66.0 ms" in each
+    show(found)
+    reported = capsys.readouterr().out
+    assert "cold: ready after 2.35 s ± 27.0%, first answer 66.0 ms; warm p50 30.5 ms" in reported
+    assert re.search(r"input of 8,122 to 9,003 bytes: p50 \d+\.\d ms ± \d+\.\d%, p99 .*, 766 answers", reported)
+    assert re.search(r"p99 over time: [▁▂▃▄▅▆▇█]+ ", reported)
+
+
+def test_a_price_adds_the_cost_of_a_million_requests_to_each_row(
+    found: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    priced = found.model_copy(update={"price_per_hour": 0.53})
+    write_report(priced, tmp_path)
+    show(priced)
+    best = priced.trials[3].chosen
+    assert best is not None
+    cost = cost_per_million(0.53, best.throughput.value)
+    assert cost == pytest.approx(0.53 / 3600 / best.throughput.value * 1e6)
+    assert re.search(rf"^cpu, 2 workers, 1 thread, batch 4 \(winner\) .* {cost:.2f}$", capsys.readouterr().out, re.MULTILINE)
+    assert f"| {cost:.2f} |" in (tmp_path / "report.md").read_text()
+    assert f'<td class="n">{cost:.2f}</td>' in (tmp_path / "report.html").read_text()
+    row = next(row for row in csv.DictReader((tmp_path / "results.csv").read_text().splitlines()) if row["winner"] == "true")
+    assert float(row["cost_per_million"]) == pytest.approx(cost, rel=1e-4)
+    write_report(found, tmp_path)
+    assert "cost/1M" not in (tmp_path / "report.html").read_text()
 
 
 VALUES = st.floats(0, 1e7, allow_nan=False)
