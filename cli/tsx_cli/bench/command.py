@@ -22,7 +22,7 @@ app = typer.Typer(add_completion=False)
 AGAINST = "tsx_cli.bench.commands.against_command"
 TORCHSERVE = "tsx_cli.bench.torchserve.command"
 COMPARE = "tsx_cli.bench.commands.compare_command"
-WITH_RESUME = {
+WITH_RESUME = {  # all other options are those of the original run
     "model",
     "resume",
     "time_limit",
@@ -32,7 +32,7 @@ WITH_RESUME = {
     "as_json",
     "price_per_hour",
     "junit",
-}  # all else is as the run was asked for
+}
 
 
 class OrAnother(TyperCommand):
@@ -94,7 +94,12 @@ def bench_command(
     """
     from tsx_cli.bench.commands.session import carry_out, new_run, resumed_run
     from tsx_cli.bench.report import show, write_report
-    from tsx_cli.bench.search.run_options import BenchOptions, seconds, share  # here, as they import a server, and help must be quick
+    from tsx_cli.bench.search.run_options import (  # here, as they import a server, and help must be quick
+        BenchOptions,
+        finite,
+        seconds,
+        share,
+    )
     from tsx_cli.bench.storage.cloudwatch import read_target
     from tsx_cli.bench.storage.cloudwatch import upload as send
     from tsx_cli.bench.storage.junit import bound_cases, check_junit, write_junit
@@ -149,6 +154,8 @@ def bench_command(
         raise UsageError(f"--duration: one round of {one_round:g} s is longer than the run may take; give more --time-limit")
     if write:
         check_writable(request.model)
+    if price_per_hour is not None:
+        finite(price_per_hour, "--price-per-hour")
     if junit is not None:
         check_junit(junit, request.options.slo, "--slo")
     results = carry_out(replace(request, profile=profile), settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from tsx_cli.bench.model.predict import timing_of
 from tsx_cli.bench.model.replica import Replica, fitted
 from tsx_cli.bench.model.results import read_results
 from tsx_cli.bench.model.slo import Slo
+from tsx_cli.bench.search.run_options import finite
 from tsx_cli.bench.storage.archive_record import ArchiveRecord, read_record, record_of
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.options import archive_limits
@@ -63,17 +63,10 @@ def moments_of(recording: Path | None) -> list[float]:
 
 def rate_of(rps: float | None, moments: list[float]) -> float:
     if rps is not None:
-        return known(rps, "--rps")
+        return finite(rps, "--rps")
     if not moments:
         raise UsageError("give the request rate: --rps 300, or --recording FILE")
     return (len(moments) - 1) / (moments[-1] - moments[0])
-
-
-def known(value: float, option: str) -> float:
-    """nan is within any range. Raises UsageError."""
-    if not math.isfinite(value):
-        raise UsageError(f"{option}: {value} is not a number; write one such as 50")
-    return value
 
 
 def share_of(text: str) -> float:

@@ -81,7 +81,8 @@ def open_loops(points: Iterable[Point]) -> list[Point]:
     for point in points:
         if point.offered.mode == "open" and point.offered.rate:
             kinds.setdefault(point.offered.arrivals, []).append(point)
-    return sorted(max(kinds.values(), key=len, default=[]), key=lambda point: point.offered.rate or 0.0)
+    most: list[Point] = max(kinds.values(), key=lambda each: len(each), default=[])
+    return sorted(most, key=lambda point: point.offered.rate or 0.0)
 
 
 def knee_of(points: Iterable[Point]) -> Knee:

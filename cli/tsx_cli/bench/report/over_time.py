@@ -62,12 +62,9 @@ def _of_rounds(point: Point, where: str) -> Iterator[Chart]:
         start = offset - (course[0].middle - length / 2)  # where the round begins to count
         if start > offset:
             spans.append(Span(offset, start, "warm", f"warm-up of round {turn}"))
-        for name, style, value in (
-            ("p50", "s2", lambda moment: moment.p50_ms),
-            ("p99", "winner", lambda moment: moment.p99_ms),
-            ("rate", "winner", lambda moment: moment.per_second),
-        ):
-            marks = [ChartMark(start + moment.middle, value(moment), "") for moment in course if moment.per_second or name == "rate"]
+        for name, style, field in (("p50", "s2", "p50_ms"), ("p99", "winner", "p99_ms"), ("rate", "winner", "per_second")):
+            told = [moment for moment in course if moment.per_second or name == "rate"]
+            marks = [ChartMark(start + moment.middle, float(getattr(moment, field)), "") for moment in told]
             lines[name].append(Series(f"{name} of round {turn}", style, marks, dots=False))
         offset = start + course[-1].middle + length / 2
     rounds = f"{len(point.rounds)} rounds one after the other" if len(point.rounds) > 1 else "one round"

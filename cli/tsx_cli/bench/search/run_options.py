@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -94,6 +95,13 @@ def seconds(text: str, option: str) -> float:
         if value := parse_seconds(text):
             return value
     raise UsageError(f"{option}: '{text}' is not a time; write 30s, 10m or 1h")
+
+
+def finite(value: float, option: str) -> float:
+    """nan is within any range. Raises UsageError."""
+    if not math.isfinite(value):
+        raise UsageError(f"{option}: {value} is not a number; write one such as 50")
+    return value
 
 
 def command_line(*secrets: str | None) -> str:
