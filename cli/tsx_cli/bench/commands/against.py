@@ -62,8 +62,8 @@ def run_against(
     for _ in range(1 if ramp else rounds):
         load(plan)
     if ramp:
-        opened = replace(plan, mode="open", arrivals=ramp, connections=min(OPEN_CONNECTIONS, most_connections()))
-        to_the_knee(lambda rate: load(replace(opened, rate=rate)), points[0].throughput.value, max(rounds, FEWEST))
+        more = {"mode": "open", "arrivals": ramp, "connections": min(OPEN_CONNECTIONS, most_connections())}
+        to_the_knee(lambda rate: load(replace(plan, **more, rate=rate)), points[0].throughput.value, max(rounds, FEWEST))
     held = knee_of(points).held if ramp else None
     best = best_point(points) if held is None else points.index(held)
     return Results(
@@ -79,7 +79,7 @@ def run_against(
         price_per_hour=price_per_hour,
         pinning=pinning,
         trials=[Trial(configuration={}, points=points, best=best)],
-        notes=_notes(points[best or 0]),
+        notes=[*_notes(points[best or 0]), *_note_of_knee(points)],
     )
 
 
@@ -193,6 +193,12 @@ def _notes(point: Point) -> list[str]:
     if any(each.corrected_p99_ms for each in point.rounds):
         notes.append("a closed loop sends less while the server stalls; --rate keeps sending, and its latencies show what clients see then")
     return notes
+
+
+def _note_of_knee(points: Sequence[Point]) -> list[str]:
+    broken = knee_of(points).broken
+    limits = [each.generator.limited for each in broken.rounds if each.generator.limited] if broken is not None else []
+    return [f"the knee may be that of the load generator and not of the server: {limits[-1]}"] if limits else []
 
 
 def _nothing(plan: LoadPlan, result: Round) -> str:

@@ -22,8 +22,6 @@ def to_the_knee(attempt: Attempt, throughput: float, rounds: int = FEWEST) -> No
     """
     held, rate = 0.0, FIRST * throughput
     while (point := attempt(_rounded(rate))) is not None and point.holds:
-        if point.rounds[-1].generator.limited:
-            return
         held, rate = _rounded(rate), rate * STEP
     if point is None:
         return
