@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.histogram import Histogram
+from tsx_cli.bench.model.parts import ColdStart, SizeClass
 from tsx_cli.bench.model.results import (
     Accuracy,
-    ColdStart,
     Curve,
     CurvePoint,
     Environment,
@@ -22,7 +22,6 @@ from tsx_cli.bench.model.results import (
     Prediction,
     Results,
     Round,
-    SizeClass,
     Stages,
     Trial,
     Usage,

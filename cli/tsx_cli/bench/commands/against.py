@@ -12,8 +12,9 @@ from itertools import count
 from tsx_cli.bench.generator.plan import Arrivals, LoadPlan
 from tsx_cli.bench.generator.run import LoadProgress, measure, most_connections
 from tsx_cli.bench.measure.environment import environment
+from tsx_cli.bench.model.parts import Pinning
 from tsx_cli.bench.model.points import best_point, knee_of, open_loops, with_round
-from tsx_cli.bench.model.results import ModelInfo, Pinning, Point, Results, Round, Trial, now
+from tsx_cli.bench.model.results import ModelInfo, Point, Results, Round, Trial, now
 from tsx_cli.bench.model.slo import Slo
 from tsx_cli.bench.model.statistics import FEWEST
 from tsx_cli.bench.report import details, facts, shown
@@ -62,8 +63,12 @@ def run_against(
     for _ in range(1 if ramp else rounds):
         load(plan)
     if ramp:
-        more = {"mode": "open", "arrivals": ramp, "connections": min(OPEN_CONNECTIONS, most_connections())}
-        to_the_knee(lambda rate: load(replace(plan, **more, rate=rate)), points[0].throughput.value, max(rounds, FEWEST))
+        most = min(OPEN_CONNECTIONS, most_connections())
+
+        def at_rate(rate: float) -> Point:
+            return load(replace(plan, mode="open", arrivals=ramp, connections=most, rate=rate))
+
+        to_the_knee(at_rate, points[0].throughput.value, max(rounds, FEWEST))
     held = knee_of(points).held if ramp else None
     best = best_point(points) if held is None else points.index(held)
     return Results(

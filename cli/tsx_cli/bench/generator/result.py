@@ -11,7 +11,8 @@ from itertools import pairwise
 from tsx_cli.bench.generator.load import SLOT, Load, SlotCounts
 from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.model.histogram import Histogram
-from tsx_cli.bench.model.results import GeneratorSide, Round, SizeClass
+from tsx_cli.bench.model.parts import SizeClass
+from tsx_cli.bench.model.results import GeneratorSide, Round
 from tsx_cli.bench.model.statistics import warm_up_end
 from tsx_cli.common.output import milliseconds
 

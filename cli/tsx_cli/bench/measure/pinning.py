@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from tsx_cli.bench.model.results import Pinning
+from tsx_cli.bench.model.parts import Pinning
 from tsx_cli.common.failure import UsageError
 from tsx_runtime.core.placement.cpu_pinning import parse_cores
 

@@ -23,7 +23,8 @@ from tsx_cli.bench.measure.server import NotStarted, ServerProcess, new_place, s
 from tsx_cli.bench.measure.usage import UsageSampler
 from tsx_cli.bench.measure.variants import lay_out
 from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.results import ColdStart, OfferedLoad, Round, Stages, Usage
+from tsx_cli.bench.model.parts import ColdStart
+from tsx_cli.bench.model.results import OfferedLoad, Round, Stages, Usage
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.client import Server
 from tsx_cli.common.failure import CliError, UsageError

@@ -39,6 +39,7 @@ class ChartMark(NamedTuple):
     hollow: bool = False
     across: Interval | None = None  # of x
     upright: Interval | None = None  # of y
+    faint: bool = False
 
 
 class LegendEntry(NamedTuple):
@@ -220,7 +221,7 @@ def _rule(rule: ReferenceLine, y: Axis, height: float) -> str:
 
 
 def _dot(left: float, top: float, mark: ChartMark, series: Series) -> str:
-    hollow = " hollow" if mark.hollow else ""
+    hollow = (" hollow" if mark.hollow else "") + (" faint" if mark.faint else "")
     size = 5.0 if series.style == "winner" else 4.0
     hint = f"<title>{escape(mark.hint)}</title>"
     if series.style == "baseline":

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from tsx_cli.bench.model.results import Point, Results, SizeClass
+from tsx_cli.bench.model.parts import SizeClass
+from tsx_cli.bench.model.results import Point, Results
 from tsx_cli.bench.model.statistics import interval
 from tsx_cli.bench.report import shown
 from tsx_cli.common.output import milliseconds, number
@@ -136,7 +137,7 @@ def sizes(results: Results) -> list[SizeLine]:
     """Latencies by the size of the input, at the summary's load."""
     point = summary_point(results)
     classes: dict[tuple[int, int], list[SizeClass]] = {}
-    for each in (each for one in (point.rounds if point else []) for each in one.by_size if each.ok):
+    for each in (each for one in (point.counted if point else []) for each in one.by_size if each.ok):
         classes.setdefault((each.smallest, each.largest), []).append(each)
     return [
         SizeLine(
@@ -175,13 +176,18 @@ def points(results: Results) -> list[PointLine]:
                 ),
                 shown.share(point.error_rate),
                 *([shown.cost(point, results)] if results.price_per_hour is not None else []),
-                str(len(point.rounds) or shown.NONE),
+                _rounds(point),
             ),
             "hold" if point.holds else "broken",
         )
         for trial in (results.trials[index] for index in shown.ordered(results))
         for point in trial.points
     ]
+
+
+def _rounds(point: Point) -> str:
+    bad = sum(bool(each.disturbed) for each in point.counted)
+    return f"{len(point.counted)} ({bad} disturbed)" if bad else str(len(point.counted) or shown.NONE)
 
 
 def facts(results: Results) -> list[tuple[str, str]]:

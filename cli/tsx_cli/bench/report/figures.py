@@ -84,7 +84,7 @@ def frontier(results: Results) -> Chart | None:
     return Chart(
         "Throughput and latency",
         "Each point is a measured load; a line joins the closed loops or the open loops of one configuration. "
-        f"Points further right and lower are better. Hollow points exceed a bound. {BARS}",
+        f"Points further right and lower are better. Hollow points exceed a bound, faint ones were disturbed. {BARS}",
         plot("Throughput and latency of each configuration", x, y, lines, rules),
         legend,
     )
@@ -107,7 +107,7 @@ def _bar(figure: Figure) -> Interval:
 def _latency_bar(point: Point, figure: str) -> Interval | None:
     if figure == "p99_ms":
         return _bar(point.p99_ms)
-    return _bar(percentile_figure(point.rounds, figure)) if len(point.rounds) > 1 else None
+    return _bar(percentile_figure(point.counted, figure)) if len(point.counted) > 1 else None
 
 
 def _mark(point: Point, figure: str, name: str) -> ChartMark:
@@ -116,8 +116,11 @@ def _mark(point: Point, figure: str, name: str) -> ChartMark:
     hint = f"{name}\n{point.offered}: {what}, {shown.word(figure)} {milliseconds(value)}"
     if point.error_rate:
         hint += f", {shown.share(point.error_rate)} errors"
+    if disturbed := shown.disturbed(point):
+        hint += f"\n{disturbed}"
     across = _bar(point.throughput)
-    return ChartMark(point.throughput.value, value, hint, not point.holds, across, _latency_bar(point, figure))
+    faint = any(each.disturbed for each in point.counted)
+    return ChartMark(point.throughput.value, value, hint, not point.holds, across, _latency_bar(point, figure), faint)
 
 
 def by_rate(results: Results) -> Chart | None:
@@ -193,7 +196,7 @@ def _distribution_bars(point: Point, style: str, last: float) -> Series:
 
 def _levels(point: Point) -> list[tuple[float, float]]:
     """(share, milliseconds), as far as there are answers to tell."""
-    together = merged([each.histogram for each in point.rounds])
+    together = merged([each.histogram for each in point.counted])
     answers = sum(count for _, count in together)
     if not answers:
         return [(level, value) for name, level in QUANTILES.items() if (value := float(getattr(point.latency, name))) > 0]
@@ -212,8 +215,8 @@ def stages(results: Results) -> Chart | None:
         parts = [BarSegment(value, f"c{number}", f"{stage}: {milliseconds(value)}") for number, (stage, value) in enumerate(times)]
         point, whole = shown.shown_point(trial), sum(value for _, value in times)
         bar = None
-        if point is not None and len(point.rounds) > 1:  # of the mean; the stages are of one round
-            found = interval([each.latency.mean_ms for each in point.rounds])
+        if point is not None and len(point.counted) > 1:  # of the mean; the stages are of one round
+            found = interval([each.latency.mean_ms for each in point.counted])
             bar = Interval(*(max(0.0, whole + end - found.value) for end in _bar(found)))
         rows.append((_titled(index, results), milliseconds(whole), parts, bar))
     if not rows:
@@ -256,7 +259,7 @@ def batch_sizes(results: Results) -> Chart | None:
 
 def _batch_bars(point: Point | None) -> dict[int, Interval]:
     """Of the share in percent that each size has, over the rounds; around the mean of them."""
-    rounds = [each.served.batches for each in point.rounds if each.served is not None and each.served.batches] if point else []
+    rounds = [each.served.batches for each in point.counted if each.served is not None and each.served.batches] if point else []
     if len(rounds) < 2:
         return {}
     sizes = {size for batches in rounds for size in batches}

@@ -67,8 +67,11 @@ def _of_rounds(point: Point, where: str) -> Iterator[Chart]:
             marks = [ChartMark(start + moment.middle, float(getattr(moment, field)), "") for moment in told]
             lines[name].append(Series(f"{name} of round {turn}", style, marks, dots=False))
         offset = start + course[-1].middle + length / 2
+        if one.disturbed:
+            spans.append(Span(start, offset, "disturbed", f"round {turn}: {'; '.join(one.disturbed)}"))
     rounds = f"{len(point.rounds)} rounds one after the other" if len(point.rounds) > 1 else "one round"
-    says = f"of intervals of {length:.3g} s, {where}: {rounds}. What is shaded is warm-up."
+    shaded = ", and rounds that were disturbed" if any(span.style == "disturbed" for span in spans) else ""
+    says = f"of intervals of {length:.3g} s, {where}: {rounds}. What is shaded is warm-up{shaded}."
     x = axis("seconds", [offset], log=False)
     heights = [mark.y for name in ("p50", "p99") for line in lines[name] for mark in line.marks if mark.y > 0]
     y = axis("ms", heights, log=bool(heights) and max(heights) > WIDE * min(heights))
@@ -81,7 +84,7 @@ def _of_rounds(point: Point, where: str) -> Iterator[Chart]:
 
 def spark_line(point: Point) -> str:
     """The p99 of its intervals in a line of text, without warm-ups; empty where they are not known."""
-    told = [moment.p99_ms for one in point.rounds for moment in moments(one)[0] if moment.middle > 0 and moment.per_second]
+    told = [moment.p99_ms for one in point.counted for moment in moments(one)[0] if moment.middle > 0 and moment.per_second]
     if len(told) < 2:
         return ""
     size = -(-len(told) // SPARKS)

@@ -61,7 +61,7 @@ class TrialRow(NamedTuple):
     """A row of the table of trials."""
 
     name: str
-    mark: str  # winner, baseline or nothing
+    mark: str  # winner, baseline, as fast (within the noise) or nothing
     load: str
     short_load: str
     throughput: str
@@ -101,7 +101,8 @@ def told_trial(results: Results) -> Trial | None:
 
 def line(index: int, results: Results) -> TrialRow:
     trial = results.trials[index]
-    mark = "winner" if index == results.winner else "baseline" if index == results.baseline else ""
+    marks = dict.fromkeys(results.tied, "as fast") | {results.baseline: "baseline", results.winner: "winner"}
+    mark = marks.get(index, "")
     point = shown_point(trial)
     if point is None:
         predicted = trial.predicted if trial.state == "predicted" else None
@@ -160,9 +161,18 @@ def note(trial: Trial, results: Results) -> str:
     limited = next((each.generator.limited for each in point.rounds if each.generator.limited), None) if point else None
     if limited:
         parts.append(f"the generator was the limit: {limited}")
-    if point is not None and (text := stalls(point)):
-        parts.append(text)
+    if point is not None:
+        parts += filter(None, (stalls(point), disturbed(point)))
     return "; ".join(parts)
+
+
+def disturbed(point: Point) -> str:
+    """How many of its rounds something else on the machine disturbed, and by what; rounds that were repeated do not count."""
+    reasons = [each.disturbed[0] for each in point.counted if each.disturbed]
+    if not reasons:
+        return ""
+    how_many = f"{len(reasons)} of {len(point.counted)} rounds were" if len(point.counted) > 1 else "it was"
+    return f"{how_many} disturbed: {reasons[0]}"
 
 
 def stalls(point: Point) -> str:

@@ -33,7 +33,7 @@ def to_the_knee(attempt: Attempt, throughput: float, rounds: int = FEWEST) -> No
     held, _ = bisected(lambda rate: _holds(attempt, rate), held, broken, (held + broken) / 2, NEAR * broken)
     for _ in range(LOWERED):
         point = attempt(held) if held else None
-        while point is not None and point.holds and len(point.rounds) < rounds:
+        while point is not None and point.holds and len(point.counted) < rounds:
             point = attempt(held)
         if point is None or point.holds:
             return

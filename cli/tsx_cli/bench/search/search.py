@@ -13,12 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from tsx_cli.bench.model.configuration import Configuration, Variant
+from tsx_cli.bench.model.disturbance import worth
 from tsx_cli.bench.model.points import confirmed_best
 from tsx_cli.bench.model.predict import OVERHEAD_MS, best_connections, best_rate, latency_of, predict
 from tsx_cli.bench.model.results import OUT_OF_TIME, Curve, OfferedLoad, Point, Prediction, Trial
 from tsx_cli.bench.model.slo import Slo
 from tsx_cli.bench.search.ladder import Rung, next_level
 
+FIRST = 5  # configurations that are measured once before anything is measured twice
+ALIKE = 0.05  # of the logarithm of throughput: expectations that differ by less are no reason for a choice
+OTHER, HERE = 0.97, 1.05  # times what is hoped for: of a configuration that was not begun, and of the one whose server runs
+FASTER = 1.05  # times the best: a prediction of less does not say that something is faster
 GAIN = 1.01  # a configuration that cannot exceed the best by this factor is not measured
 UNSURE = (0.25, 0.35)  # of the logarithm of a prediction before anything was measured: of the throughput, of the p99
 WRONG = (-1.4, 0.7)  # the same, of one measurement at most: what is further off tells of a curve that was disturbed, and nothing of others
@@ -54,7 +59,10 @@ class State:
     excluded: Mapping[Variant, str] = field(default_factory=dict)  # variants that may not win, and why
     exhaustive: bool = False
     seconds_left: float | None = None
+    seconds_reserved: float = 0.0  # of these, for the end of the run
     seconds_per_point: float = 0.0
+    seconds_to_start: float = 0.0  # a server
+    running: Configuration | None = None  # the one whose server runs
     most_connections: int = MOST_CONNECTIONS
 
 
@@ -75,31 +83,65 @@ def baseline(configurations: Sequence[Configuration]) -> Configuration:
 
 
 def next_trial(state: State) -> Candidate | None:
-    """What to measure next; None when the search is over, or its time."""
-    if state.seconds_left is not None and state.seconds_left < state.seconds_per_point:
-        return None
+    """What to measure next; None when the search is over, or its time.
+
+    1. The baseline, once: all else is compared with it.
+    2. Each of the predicted best, once, before anything is measured a second time; for that no time is kept for the end of the run.
+    3. Then what is expected to do the most, more loads of what was begun or another configuration, until the time that is kept begins.
+    """
+    if baseline(state.configurations) not in _tried(state):
+        one = outlook(state, baseline(state.configurations))
+        first = _candidate(state, one._replace(level=1.0) if state.mode == "closed" else one)
+        return first if _fits(state, first, 0.0) else None
     best = _best_throughput(state)
-    for trial in reversed(state.trials):
-        if trial.state == "measured" and (going_on := _climb(state, trial, best)) is not None:
-            return going_on
+    if state.exhaustive:
+        climbs = (_climb(state, trial, best) for trial in reversed(state.trials) if trial.state == "measured")
+        begun = next((candidate for candidate in climbs if candidate is not None), None)
+        candidates = [begun] if begun is not None else [_candidate(state, one) for one in _ordered(state, best)[:1]]
+        return next((each for each in candidates if _fits(state, each, 0.0)), None)
+    ordered = [(one, _candidate(state, one)) for one in _ordered(state, best)]
+    if len(_tried(state)) <= FIRST:
+        fresh = next((candidate for _, candidate in ordered if _fits(state, candidate, 0.0)), None)
+        if fresh is not None:
+            return fresh
+    steps = [(OTHER * one.expected, candidate) for one, candidate in ordered] + _climbs(state, best)
+    possible = [(score, each) for score, each in steps if _fits(state, each, state.seconds_reserved)]
+    return max(possible, key=lambda step: step[0] * (HERE if step[1].configuration == state.running else 1.0), default=(0, None))[1]
+
+
+def _fits(state: State, candidate: Candidate, reserved: float) -> bool:
+    """Whether the time suffices for it, and for its server to start."""
+    start = 0.0 if candidate.configuration == state.running else state.seconds_to_start
+    return state.seconds_left is None or state.seconds_left - reserved >= start + state.seconds_per_point
+
+
+def _ordered(state: State, best: float) -> list[Forecast]:
+    """What was not begun and may win, the most promising first. Of those that are expected to do about the same, what is like the best."""
     seen = _tried(state)
-    first = baseline(state.configurations)
-    if first not in seen:
-        one = outlook(state, first)
-        return _candidate(state, one._replace(level=1.0) if state.mode == "closed" else one)
     left = [outlook(state, each) for each in state.configurations if each not in seen and ruled_out(state, each) is None]
-    open_ones = [each for each in left if state.exhaustive or each.most > best * GAIN]
-    if not open_ones:
-        return None
+    may = [each for each in left if state.exhaustive or each.most > best * GAIN]
     order = ranking(state.trials, state.excluded)
     nearest = state.trials[order[0]].how() if order else baseline(state.configurations)
+    most = max((each.expected for each in may), default=0.0)
 
     def promise(one: Forecast) -> tuple[float, ...]:
-        how = one.configuration
-        return one.expected, -_distance(state, how, nearest), -how.workers, -how.batch_size
+        how, less = one.configuration, math.log(most / one.expected) if one.expected > 0 else 1e6
+        return less // ALIKE, _distance(state, how, nearest), how.workers, how.batch_size
 
-    chosen = max(open_ones, key=promise)
-    return _candidate(state, chosen)
+    return sorted(may, key=promise)
+
+
+def _climbs(state: State, best: float) -> list[tuple[float, Candidate]]:
+    """The next load of each configuration that was begun and may still win, with the throughput that is hoped for."""
+    found, order = [], ranking(state.trials, state.excluded)
+    for at, trial in enumerate(state.trials):
+        one = outlook(state, trial.how())
+        if trial.state == "measured" and (state.loads or at in order[:1] or one.most > best * GAIN or one.predicted is None):
+            candidate = _climb(state, trial, best)
+            point = _chosen(trial)
+            if candidate is not None:
+                found.append((max(one.expected, 0.0 if point is None else worth(point)), candidate))
+    return found
 
 
 def ruled_out(state: State, configuration: Configuration) -> str | None:
@@ -122,9 +164,10 @@ def ruled_out(state: State, configuration: Configuration) -> str | None:
 
 
 def _too_slow_alone(state: State, configuration: Configuration) -> bool:
-    """Whether a single connection broke a bound with a worker like its: by so much that it is no noise, or twice."""
+    """Whether a single connection broke a bound with a worker like its: by so much that it is no noise, or twice, undisturbed."""
     trials = [trial for trial in state.trials if _kind(state, trial.how()) == _kind(state, configuration)]
-    alone = [point for trial in trials for point in trial.points if point.offered.mode == "closed" and point.offered.connections == 1]
+    points = [point for trial in trials for point in trial.points if not any(each.disturbed for each in point.counted)]
+    alone = [point for point in points if point.offered.mode == "closed" and point.offered.connections == 1]
     slacks = [_rung(state, point).slack for point in alone]
     return any(slack > CLEARLY for slack in slacks) or sum(slack > 1 for slack in slacks) > 1
 
@@ -154,7 +197,7 @@ def faster_unmeasured(state: State) -> int:
     seen, best = _tried(state), _best_throughput(state)
     left = [outlook(state, each) for each in state.configurations if each not in seen and ruled_out(state, each) is None]
     alone = len(seen) < 2
-    return sum(one.expected > best * GAIN or (alone and one.predicted is None) for one in left)
+    return sum(one.expected > best * FASTER or (alone and one.predicted is None) for one in left)
 
 
 def _tried(state: State) -> set[Configuration]:
@@ -169,7 +212,7 @@ def ranking(trials: Sequence[Trial], excluded: Mapping[Variant, str] | None = No
         point = _chosen(trial)
         wrong = trial.accuracy is not None and not trial.accuracy.same and excluded is not None
         if point is not None and not wrong and trial.how().variant not in (excluded or {}):
-            may.append((-point.throughput.value, trial.how().workers, trial.how().batch_size, position))
+            may.append((-worth(point), trial.how().workers, trial.how().batch_size, position))
     return [position for *_, position in sorted(may)]
 
 
@@ -224,7 +267,7 @@ def _errors(state: State, curve: Curve, trial: Trial) -> tuple[float, float]:
     for point in trial.points:
         prediction = predict(curve, trial.how(), point.offered, state.overhead_ms, state.cores)
         if point.throughput.value > 0 and point.latency.p99_ms > 0 and math.isfinite(prediction.p99_ms):
-            rates.append(_within(math.log(point.throughput.value / prediction.throughput), *WRONG))
+            rates.append(_within(math.log(worth(point) / prediction.throughput), *WRONG))
             tails.append(_within(math.log(point.latency.p99_ms / prediction.p99_ms), -WRONG[1], -WRONG[0]))
     count = len(rates) or 1
     return sum(rates) / count, sum(tails) / count
@@ -243,21 +286,19 @@ def _climb(state: State, trial: Trial, best: float) -> Candidate | None:
         level = next((load for load in state.loads if load not in measured), None)
     else:
         rungs = [_rung(state, point) for point in points]
-        least = 0.0 if state.exhaustive or configuration == baseline(state.configurations) else best
+        least = 0.0 if state.exhaustive else best
         start = outlook(state, configuration).level if not rungs else 1.0
         most = state.most_connections if state.mode == "closed" else math.inf
         level = next_level(rungs, start=start, whole=state.mode == "closed", most=most, beat=least)
-    if level is None:
-        return None
-    offered = _offered(state, level)
-    curve = _curve(state, configuration)
-    prediction = None if curve is None else predict(curve, configuration, offered, state.overhead_ms, state.cores)
-    return Candidate(configuration, offered, prediction)
+    if level is not None:
+        return _loaded(state, configuration, _offered(state, level))
+    best_one = _chosen(trial) if state.exhaustive and not state.loads else None
+    return None if best_one is None or len(best_one.counted) > 1 else _loaded(state, configuration, best_one.offered)
 
 
 def _rung(state: State, point: Point) -> Rung:
     slack = 0.0 if state.slo is None else state.slo.slack(point.latency.model_dump())
-    return Rung(_level(point.offered), point.throughput.value, point.holds, slack)
+    return Rung(_level(point.offered), worth(point), point.holds, slack)
 
 
 def _level(offered: OfferedLoad) -> float:
@@ -271,10 +312,13 @@ def _offered(state: State, level: float) -> OfferedLoad:
 
 
 def _candidate(state: State, one: Forecast) -> Candidate:
-    offered = _offered(state, state.loads[0] if state.loads else one.level)
-    curve = _curve(state, one.configuration)
-    prediction = None if curve is None else predict(curve, one.configuration, offered, state.overhead_ms, state.cores)
-    return Candidate(one.configuration, offered, prediction)
+    return _loaded(state, one.configuration, _offered(state, state.loads[0] if state.loads else one.level))
+
+
+def _loaded(state: State, configuration: Configuration, offered: OfferedLoad) -> Candidate:
+    curve = _curve(state, configuration)
+    prediction = None if curve is None else predict(curve, configuration, offered, state.overhead_ms, state.cores)
+    return Candidate(configuration, offered, prediction)
 
 
 def _best_load(state: State, curve: Curve, configuration: Configuration, tail: float) -> tuple[float, Prediction]:
@@ -297,7 +341,7 @@ def _unpredicted_level(state: State, configuration: Configuration) -> float:
 def _best_throughput(state: State) -> float:
     order = ranking(state.trials, state.excluded)
     point = _chosen(state.trials[order[0]]) if order else None
-    return 0.0 if point is None else point.throughput.value
+    return 0.0 if point is None else worth(point)
 
 
 def _chosen(trial: Trial) -> Point | None:
@@ -321,10 +365,12 @@ def _curve(state: State, configuration: Configuration) -> Curve | None:
 
 
 def undisturbed(curve: Curve) -> Curve:
-    """A batch takes no longer than a larger one: where it did, something else on the machine took its time."""
+    """A batch takes no longer than a larger one: where it did, something else on the machine took its time.
+
+    Of a curve that was disturbed all along, the lower quartile tells more of the model than the median."""
     least, points = math.inf, []
     for point in sorted(curve.points, key=lambda point: -point.batch_size):
-        least = min(least, point.median_ms)
+        least = min(least, point.low_ms if curve.disturbed and point.low_ms else point.median_ms)
         points.append(point if point.median_ms == least else point.model_copy(update={"median_ms": least}))
     return curve.model_copy(update={"points": points[::-1]})
 

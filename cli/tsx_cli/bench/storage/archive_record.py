@@ -11,7 +11,8 @@ from pydantic import Field, ValidationError
 
 from tsx_archiver import read_member
 from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.results import Curve, Environment, Inputs, ModelInfo, Observation, OfferedLoad, Part, Results, Round
+from tsx_cli.bench.model.parts import Part
+from tsx_cli.bench.model.results import Curve, Environment, Inputs, ModelInfo, Observation, OfferedLoad, Results, Round
 from tsx_cli.bench.model.statistics import merged, percentile
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.options import archive_limits
@@ -112,7 +113,7 @@ def loads_of(results: Results) -> list[Observation]:
     """Of the winner, round by round."""
     assert results.winner is not None
     trial = results.trials[results.winner]
-    return [observation_of(trial.how(), point.offered, each) for point in trial.points for each in point.rounds if each.ok == each.sent]
+    return [observation_of(trial.how(), point.offered, each) for point in trial.points for each in point.counted if each.ok == each.sent]
 
 
 def observation_of(configuration: Configuration, offered: OfferedLoad, round: Round) -> Observation:
@@ -142,7 +143,7 @@ def alone_of(results: Results) -> tuple[list[float], float | None]:
         if trial.how().workers != 1 or trial.state != "measured":
             continue
         found = [point for point in trial.points if point.offered.mode == "closed" and point.offered.connections == 1]
-        if found and (quantiles := quantiles_of(found[0].rounds)):
+        if found and (quantiles := quantiles_of(found[0].counted)):
             return quantiles, None if trial.stages is None else trial.stages.transport_ms
     return [], None
 

@@ -14,7 +14,7 @@ from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.generator.run import measure
 from tsx_cli.bench.measure import pinning
 from tsx_cli.bench.measure.pinning import chosen, pinned
-from tsx_cli.bench.model.results import Pinning
+from tsx_cli.bench.model.parts import Pinning
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.failure import UsageError
 from tsx_runtime.core.placement.devices import cpu_count

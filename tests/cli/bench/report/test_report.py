@@ -22,7 +22,7 @@ from tsx_cli.bench.report.facts import tiles
 from tsx_cli.bench.report.figures import charts
 from tsx_cli.bench.report.over_time import spark_line
 from tsx_cli.bench.report.rows import rows
-from tsx_cli.bench.report.shown import margin
+from tsx_cli.bench.report.shown import margin, note
 from tsx_cli.bench.search.verdict import conclude
 
 SCHEMA = Path(__file__).parents[4] / "docs" / "bench-results.schema.json"
@@ -334,6 +334,29 @@ def test_the_course_of_the_rounds_is_drawn_with_their_warm_ups(found: Results) -
     assert "▁" in drawn
     assert "█" in drawn
     assert spark_line(point.model_copy(update={"rounds": []})) == ""
+
+
+def test_disturbed_rounds_are_marked_in_charts_and_tables(found: Results, tmp_path: Path) -> None:
+    noisy = found.model_copy(deep=True)
+    chosen = noisy.trials[3].chosen
+    assert chosen is not None
+    for each in chosen.rounds:
+        each.disturbed = ["other processes used 0.9 cores (limit 0.1)"]
+    noisy.tied = [2]
+    made = {chart.title: ElementTree.fromstring(chart.svg) for chart in charts(noisy)}
+    spans = made["Latency over time"].findall(".//*[@class='span disturbed']")
+    assert [span[0].text for span in spans] == [f"round {turn}: other processes used 0.9 cores (limit 0.1)" for turn in (1, 2, 3)]
+    (dot,) = [each for each in made["Throughput and latency"].iter("circle") if "faint" in each.get("class", "")]
+    said = "3 of 3 rounds were disturbed: other processes used 0.9 cores (limit 0.1)"
+    assert str(dot[0].text).endswith(said)
+    write_report(noisy, tmp_path)
+    for name in ("report.html", "report.md", "results.csv"):
+        assert said in (tmp_path / name).read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "3 (3 disturbed)" in page
+    assert '<span class="mark">as fast</span>' in page
+    chosen.rounds[0].disturbed = []
+    assert "disturbed" not in note(noisy.trials[3], noisy), "what was repeated undisturbed does not count"
 
 
 def test_a_chart_of_cores_has_no_ramp_at_its_start(found: Results) -> None:
