@@ -76,6 +76,7 @@ def bench_command(
     allow_different: options.AllowDifferent = False,
     output: options.Output = None,
     resume: options.Resume = None,
+    ramp: options.Ramp = False,
     profile: options.Profile = False,
     write: options.Write = False,
     upload: options.Upload = None,
@@ -145,6 +146,7 @@ def bench_command(
             seed=seed,
             server_cores=server_cores,
             generator_cores=generator_cores,
+            ramp=ramp,
         )
         request = new_run(model, bench_options, output, limit, quiet=as_json)
     if limit is None and not request.options.exhaustive:

@@ -24,6 +24,7 @@ from tsx_cli.bench.model.points import best_point, choose, confirmed_best, with_
 from tsx_cli.bench.model.results import OUT_OF_TIME, Curve, OfferedLoad, Results, Trial, now
 from tsx_cli.bench.search import budget
 from tsx_cli.bench.search.confirm import confirm
+from tsx_cli.bench.search.ramp import ramp_of
 from tsx_cli.bench.search.run_options import BenchOptions, configurations
 from tsx_cli.bench.search.search import MOST_CONNECTIONS, State, baseline, faster_unmeasured, next_trial, passed_over, ranking
 from tsx_cli.bench.search.search import Candidate as Proposal
@@ -114,6 +115,9 @@ class Bench:
             self._confirm()
             while self._search():  # with the time that the comparison left over
                 self._confirm()
+            winner, _ = choose(self.order(), self.trial, self.results.paired)
+            if self.options.ramp and winner is not None and not ramp_of(self, winner):
+                self.note("the time was too short for --ramp to find the knee; --resume with a longer --time-limit goes on")
         finally:
             self.finish()  # first, as Ctrl-C may end the wait for the servers
             self.servers.close()

@@ -78,6 +78,10 @@ class Knee(NamedTuple):
     held: Point | None
     broken: Point | None
 
+    def known(self, rounds: int) -> bool:
+        """Whether both are known, and the first from so many rounds."""
+        return self.broken is not None and self.held is not None and len(self.held.counted) >= rounds
+
 
 def open_loops(points: Iterable[Point]) -> list[Point]:
     """Those of one kind of arrivals, the one with the most rates, by their rates."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tsx_cli.bench.model.results import Point
+from tsx_cli.bench.model.points import confirmed_best, knee_of
+from tsx_cli.bench.model.results import OfferedLoad, Point
 from tsx_cli.bench.model.statistics import FEWEST
+from tsx_cli.bench.search.confirm import Measurer
+from tsx_cli.bench.search.ladder import bisected, three_digits
 
 FIRST, STEP = 0.1, 1.5  # times the throughput of a closed loop, and times the rate before
 LEAST = 0.01  # of that throughput: where even this rate does not hold, none is looked for
@@ -21,15 +24,15 @@ def to_the_knee(attempt: Attempt, throughput: float, rounds: int = FEWEST) -> No
     `throughput` is what a closed loop reached. The points that `attempt` has made tell the result: `points.knee_of`.
     """
     held, rate = 0.0, FIRST * throughput
-    while (point := attempt(_rounded(rate))) is not None and point.holds:
-        held, rate = _rounded(rate), rate * STEP
+    while (point := attempt(three_digits(rate))) is not None and point.holds:
+        held, rate = three_digits(rate), rate * STEP
     if point is None:
         return
-    broken = _rounded(rate)
+    broken = three_digits(rate)
     while held == 0 and broken > LEAST * throughput:
-        if (point := attempt(_rounded(broken / 2))) is None:
+        if (point := attempt(three_digits(broken / 2))) is None:
             return
-        held, broken = (_rounded(broken / 2), broken) if point.holds else (0.0, _rounded(broken / 2))
+        held, broken = (three_digits(broken / 2), broken) if point.holds else (0.0, three_digits(broken / 2))
     held, _ = bisected(lambda rate: _holds(attempt, rate), held, broken, (held + broken) / 2, NEAR * broken)
     for _ in range(LOWERED):
         point = attempt(held) if held else None
@@ -37,19 +40,7 @@ def to_the_knee(attempt: Attempt, throughput: float, rounds: int = FEWEST) -> No
             point = attempt(held)
         if point is None or point.holds:
             return
-        held = _rounded((1 - NEAR) * held)
-
-
-def bisected(holds: Callable[[float], bool | None], low: float, high: float, first: float, near: float) -> tuple[float, float]:
-    """The highest value that holds, and the lowest that does not, as near to each other as that; earlier where `holds` is None."""
-    value = first
-    while high - low > near:
-        held = holds(_rounded(value))
-        if held is None:
-            break
-        low, high = (_rounded(value), high) if held else (low, _rounded(value))
-        value = (low + high) / 2
-    return low, high
+        held = three_digits((1 - NEAR) * held)
 
 
 def _holds(attempt: Attempt, rate: float) -> bool | None:
@@ -57,5 +48,18 @@ def _holds(attempt: Attempt, rate: float) -> bool | None:
     return None if point is None else point.holds
 
 
-def _rounded(rate: float) -> float:
-    return float(f"{rate:.3g}")
+def ramp_of(run: Measurer, at: int) -> bool:
+    """Of one configuration, as far as there is time left; whether the knee was found."""
+    points = run.trial(at).points
+    position = confirmed_best(points)
+    if position is None:
+        return False
+
+    def at_rate(rate: float) -> Point | None:
+        offered = OfferedLoad(mode="open", rate=rate, arrivals="poisson")
+        if run.seconds_left() < run.round_seconds or not run.attempt(at, offered):
+            return None
+        return next(point for point in points if point.offered == offered)
+
+    to_the_knee(at_rate, points[position].throughput.value, run.options.rounds)
+    return knee_of(points).known(run.options.rounds)

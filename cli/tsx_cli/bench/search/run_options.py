@@ -52,6 +52,7 @@ class BenchOptions:
     seed: int = 0
     server_cores: str | None = None
     generator_cores: str | None = None
+    ramp: bool = False
 
     def __post_init__(self) -> None:
         self.bounds, self.compare  # noqa: B018 - they raise

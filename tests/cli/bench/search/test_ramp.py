@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.support.benchmarked import one_round
+from tests.support.simulated_bench import SimulatedMachine, search
 from tsx_cli.bench.model.points import knee_of, open_loops, with_round
 from tsx_cli.bench.model.results import OfferedLoad, Point, Round
 from tsx_cli.bench.model.slo import parse_slo
-from tsx_cli.bench.search.ramp import NEAR, bisected, to_the_knee
+from tsx_cli.bench.search.ladder import bisected
+from tsx_cli.bench.search.ramp import NEAR, to_the_knee
 
 SLO = parse_slo("p99<100ms")
 
@@ -95,3 +99,18 @@ def test_rates_of_other_arrivals_are_another_course() -> None:
 def test_a_bisection_ends_near_or_when_it_is_told_to() -> None:
     assert bisected(lambda value: value <= 0.7, 0.0, 1.0, 0.8, 0.1) == (0.7, 0.75)
     assert bisected(lambda value: None, 0.0, 1.0, 0.8, 0.1) == (0.0, 1.0)
+
+
+def test_a_run_ramps_its_winner_with_the_time_that_is_left(tmp_path: Path) -> None:
+    found = search(SimulatedMachine(3), 600, tmp_path / "long", ramp=True, exhaustive=False)
+    assert found.winner is not None
+    winner = found.trials[found.winner]
+    held, broken = knee_of(winner.points)
+    assert held is not None
+    assert broken is not None
+    assert (broken.offered.rate or 0.0) <= 1.12 * (held.offered.rate or 0.0)
+    assert len(held.rounds) >= 3
+    assert len(open_loops(winner.points)) > 5
+    assert not [note for note in found.notes if "--ramp" in note]
+    short = search(SimulatedMachine(3), 60, tmp_path / "short", ramp=True)
+    assert [note for note in short.notes if "the time was too short for --ramp" in note]
