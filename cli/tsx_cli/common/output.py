@@ -63,18 +63,32 @@ def one_line(value: object) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None, *, whole: bool = False) -> None:
-    """`whole`: only the first column may be wrapped, where the terminal is narrow."""
+    """Where the terminal is narrow, cells are wrapped, between words if these fit; with `whole` those of the first column only."""
     cells = [["" if cell is None else one_line(cell) for cell in row] for row in rows]
     console = Console()
     if not console.is_terminal:
         print_columns([list(columns), *cells])
         return
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=whole and bool(table.columns))
+    for column, width in zip(columns, _widths([columns, *cells], console.width, whole=whole), strict=True):
+        table.add_column(column, overflow="fold", width=width)
     for row in cells:
         table.add_row(*map(Text, row))
     console.print(table)
+
+
+def _widths(rows: Sequence[Sequence[str]], room: int, *, whole: bool) -> list[int | None]:
+    """Of the columns of a table in a terminal, if it is too narrow for whole cells and wide enough for their words; else None."""
+    table = list(zip(*rows, strict=True))
+    full = [max(map(len, column)) for column in table]
+    least = [max(len(word) for cell in column for word in cell.split() or [""]) for column in table]
+    if whole:
+        least[1:] = full[1:]
+    spare = room - 3 * len(table) - sum(least)  # each with the space around it
+    missing = sum(full) - sum(least)
+    if spare < 0 or spare >= missing:
+        return [None] * len(table)
+    return [need + spare * (most - need) // missing for need, most in zip(least, full, strict=True)]
 
 
 def print_columns(rows: Sequence[Sequence[str]]) -> None:

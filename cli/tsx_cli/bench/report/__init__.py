@@ -105,9 +105,9 @@ def details(results: Results) -> Iterator[str]:
     """Lines about the summary's configuration: its start, its course over time, and its latency by the size of the input."""
     point = facts.summary_point(results)
     name = facts.best(results)
-    for line in (each for each in facts.cold(results) if each.name == name):
+    for line in [each for each in facts.cold(results) if each.name == name][:1]:
         yield f"cold: ready after {line.ready}, first answer {line.first}; warm p50 {line.warm}"
     if point is not None and (drawn := over_time.spark_line(point)):
         yield f"p99 over time: {drawn}"
     for each in facts.sizes(results):
-        yield f"input of {each.sizes}: p50 {each.p50}, p99 {each.p99}, {each.answers} answers"
+        yield f"{each.answers} inputs of {each.sizes}: p50 {each.p50}, p99 {each.p99}"

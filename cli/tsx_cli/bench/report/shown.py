@@ -126,7 +126,7 @@ def line(index: int, results: Results) -> TrialRow:
 
 def cost_column(results: Results) -> tuple[str, ...]:
     """Its title, where a price is given."""
-    return () if results.price_per_hour is None else ("cost/1M",)
+    return () if results.price_per_hour is None else ("cost/M",)
 
 
 def cost(point: Point, results: Results) -> str:

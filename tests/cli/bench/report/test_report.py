@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.benchmarked import one_round, point, results
+from tsx_cli.bench.commands.against import show_against
 from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.parts import Pinning
 from tsx_cli.bench.model.points import cost_per_million
 from tsx_cli.bench.model.results import OUT_OF_TIME, PairedComparison, Prediction, Results, ServedBatches, Trial, read_results
 from tsx_cli.bench.report import show, write_report
@@ -24,6 +26,7 @@ from tsx_cli.bench.report.over_time import spark_line
 from tsx_cli.bench.report.rows import rows
 from tsx_cli.bench.report.shown import margin, note
 from tsx_cli.bench.search.verdict import conclude
+from tsx_cli.bench.storage.compare import compare, parse_condition, show_compared
 
 SCHEMA = Path(__file__).parents[4] / "docs" / "bench-results.schema.json"
 
@@ -167,6 +170,55 @@ def test_figures_stay_in_one_line_on_a_terminal_of_80_columns(
     assert max(map(len, lines[: len(table) - 4])) <= 80
     for pattern in (r" cpu, 2 workers, 1 .* 2 conn\. +51.2 ± 1.6% +39.1 ms +87.7 ms +0 ", r" cpu, 2 workers, .* ~22,855 +- +~4.71 ms +- "):
         assert any(re.match(pattern, line) for line in table), table
+
+
+def on_a_terminal(text: str) -> list[str]:
+    return [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in text.splitlines()]
+
+
+def test_nothing_is_cut_off_on_a_terminal_of_80_columns_whatever_the_figures(
+    found: Results, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    wide = found.model_copy(deep=True, update={"price_per_hour": 123_456.0})
+    how = Configuration(device="cuda", precision="bf16", compiled=True, threads=16, workers=16, batch_size=512)
+    chosen = wide.trials[3].chosen
+    assert chosen is not None
+    wide.trials[3].configuration = how.as_json()
+    chosen.offered.connections, chosen.throughput.value, chosen.throughput.high = 16, 1_234.0, 1_356.0
+    chosen.latency.p50_ms, chosen.p99_ms.value, chosen.error_rate = 1_730.4, 12_345.6, 0.0123
+    show(wide)
+    lines = on_a_terminal(capsys.readouterr().out)
+    table = lines[: next(place for place, line in enumerate(lines) if line.startswith("cpu, "))]
+    assert max(map(len, table)) <= 80
+    figures = r"16 conn\. +1,234 ± 9\.9% +1\.73 s +12\.3 s +1\.23% +27,790 *$"
+    assert any(re.search(figures, line) for line in table), table
+    assert all(word in " ".join(table) for word in str(how).split())
+    conditions = [parse_condition(text) for text in ("throughput<-5%", "p99.9>5%", "errors>1%")]
+    show_compared(compare(wide, found, conditions, every=True))
+    lines = on_a_terminal(capsys.readouterr().out)
+    table = lines[: lines.index("(~) is within the noise of the measurements: no real difference.")]
+    assert max(map(len, table)) <= 80
+    words = "configuration throughput connections 1,234 87.7 p99.9 errors".split()
+    assert set(words) <= set(" ".join(table).split())
+
+
+def test_a_run_against_a_server_fits_into_80_columns(
+    found: Results, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    measured = with_rates(found)
+    trial = Trial(configuration={}, points=measured.trials[3].points, best=1)
+    pins = {"price_per_hour": 0.53, "pinning": Pinning(server=[], generator=[1])}
+    url = "https://inference.example.com:8443/a/long/prefix/of/the/address"
+    show_against(measured.model_copy(update={"against": url, "trials": [trial], "winner": None, "baseline": None, **pins}))
+    lines = on_a_terminal(capsys.readouterr().out)
+    assert max(map(len, lines)) <= 80
+    said = " ".join(" ".join(lines).split())
+    for part in ("cost per million requests 2.88", "generator 1", "knee: 40.0/s holds, 80.0/s does not (p99<100ms)", "20.0/s: p50"):
+        assert part in said
 
 
 def trial_out_of_time() -> Trial:
@@ -377,7 +429,7 @@ def test_starts_and_sizes_of_inputs_have_tables(found: Results, report: Path, ca
     show(found)
     reported = capsys.readouterr().out
     assert "cold: ready after 2.35 s ± 27.0%, first answer 66.0 ms; warm p50 30.5 ms" in reported
-    assert re.search(r"input of 8,122 to 9,003 bytes: p50 \d+\.\d ms ± \d+\.\d%, p99 .*, 766 answers", reported)
+    assert re.search(r"766 inputs of 8,122 to 9,003 bytes: p50 \d+\.\d ms ± \d+\.\d%, p99 ", reported)
     assert re.search(r"p99 over time: [▁▂▃▄▅▆▇█]+ ", reported)
 
 
@@ -397,7 +449,7 @@ def test_a_price_adds_the_cost_of_a_million_requests_to_each_row(
     row = next(row for row in csv.DictReader((tmp_path / "results.csv").read_text().splitlines()) if row["winner"] == "true")
     assert float(row["cost_per_million"]) == pytest.approx(cost, rel=1e-4)
     write_report(found, tmp_path)
-    assert "cost/1M" not in (tmp_path / "report.html").read_text()
+    assert "cost/M" not in (tmp_path / "report.html").read_text()
 
 
 VALUES = st.floats(0, 1e7, allow_nan=False)
