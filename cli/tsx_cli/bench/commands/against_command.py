@@ -28,21 +28,37 @@ def bench_against(
     content_type: options.ContentType = None,
     input_kind: options.InputKind = None,
     input_shape: options.InputShape = None,
-    connections: Annotated[int | None, typer.Option(help="Connections; by default 16 in a closed loop and 256 in an open one.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests per second, independent of the server: an open loop.")] = None,
-    arrivals: Annotated[str | None, typer.Option(help="Arrivals of an open loop: poisson, constant, or recorded.")] = None,
-    speed: Annotated[float | None, typer.Option(help="Speed factor relative to the recording.")] = None,
+    connections: Annotated[
+        int | None, typer.Option(help="Connections; by default 16 in a closed loop and 256 in an open one.", rich_help_panel=options.LOAD)
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests per second, independent of the server: an open loop.", rich_help_panel=options.LOAD)
+    ] = None,
+    arrivals: Annotated[
+        str | None, typer.Option(help="Arrivals of an open loop: poisson, constant, or recorded.", rich_help_panel=options.LOAD)
+    ] = None,
+    speed: Annotated[float | None, typer.Option(help="Speed factor relative to the recording.", rich_help_panel=options.LOAD)] = None,
     duration: options.Duration = "10s",
-    warm_up: Annotated[str, typer.Option(metavar="TIME|auto", help="Warm-up before each round; auto detects its length.")] = "auto",
-    rounds: Annotated[int, typer.Option(help="Repetitions; two or more give confidence intervals.")] = 1,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="Timeout of a request.")] = "30s",
+    warm_up: Annotated[
+        str, typer.Option(metavar="TIME|auto", help="Warm-up before each round; auto detects its length.", rich_help_panel=options.LOAD)
+    ] = "auto",
+    rounds: Annotated[int, typer.Option(help="Repetitions; two or more give confidence intervals.", rich_help_panel=options.LOAD)] = 1,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Timeout of a request.", rich_help_panel=options.LOAD)] = "30s",
     slo: Annotated[str | None, typer.Option(help="Bounds to keep, such as p99<100ms,errors<0.1%.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of random arrivals and generated inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of random arrivals and generated inputs.", rich_help_panel=options.LOAD)] = 0,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write a report: report.html, report.md, results.csv and .json.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Write a report: report.html, report.md, results.csv and .json.",
+            rich_help_panel=options.OUTPUT,
+        ),
     ] = None,
     json_to: Annotated[
-        str | None, typer.Option("--json", metavar="FILE|-", help="Write the results as JSON; - is standard output.")
+        str | None,
+        typer.Option("--json", metavar="FILE|-", help="Write the results as JSON; - is standard output.", rich_help_panel=options.OUTPUT),
     ] = None,
     upload: options.Upload = None,
     ramp: options.Ramp = False,
