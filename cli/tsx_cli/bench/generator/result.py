@@ -19,7 +19,8 @@ from tsx_cli.common.output import milliseconds
 BUSY = 0.9  # of the time: beyond it the generator is the limit
 LATE_MS = 1.0
 STALL = 0.05  # seconds without an answer; less is no stall
-MOST_INTERVALS = 40  # of a round, that its course is told in
+MOST_INTERVALS, FEWEST_INTERVALS = 40, 6  # of a round, that its course is told in
+OF_INTERVAL = 20  # answers, where there are enough
 MOST_CLASSES = 4  # of sizes of inputs
 TIMES_MEDIAN, TIMES_SPACING = 3.0, 10.0  # a stall is so many times longer than an answer takes, and than answers are apart
 
@@ -73,7 +74,9 @@ def account(plan: LoadPlan, noted: Load, cpu: float, starved: float) -> Round:
 
 def over_time(marks: Sequence[SlotCounts], skipped: int, accepted: Sequence[float]) -> list[tuple[float, int, float, float]]:
     """`Round.over_time`, of the marks up to the end of sending; the first of them is the start, and `skipped` slots are warm-up."""
-    length = max(1, -(-(len(marks) - 1) // MOST_INTERVALS))
+    slots, answers = len(marks) - 1, max(1, marks[-1].accepted)
+    enough = min(-(-OF_INTERVAL * slots // answers), slots // FEWEST_INTERVALS)  # or percentiles are those of a few answers
+    length = max(1, -(-slots // MOST_INTERVALS), enough)
     ends = range(skipped % length + length, len(marks), length)
     found = []
     for before, after in ((marks[end - length], marks[end]) for end in ends):

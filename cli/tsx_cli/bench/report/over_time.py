@@ -71,7 +71,7 @@ def _of_rounds(point: Point, where: str) -> Iterator[Chart]:
             spans.append(Span(start, offset, "disturbed", f"round {turn}: {'; '.join(one.disturbed)}"))
     rounds = f"{len(point.rounds)} rounds one after the other" if len(point.rounds) > 1 else "one round"
     shaded = ", and rounds that were disturbed" if any(span.style == "disturbed" for span in spans) else ""
-    says = f"of intervals of {length:.3g} s, {where}: {rounds}. What is shaded is warm-up{shaded}."
+    says = f"of intervals of {length:.2g} s, {where}: {rounds}. What is shaded is warm-up{shaded}."
     x = axis("seconds", [offset], log=False)
     heights = [mark.y for name in ("p50", "p99") for line in lines[name] for mark in line.marks if mark.y > 0]
     y = axis("ms", heights, log=bool(heights) and max(heights) > WIDE * min(heights))

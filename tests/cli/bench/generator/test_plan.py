@@ -205,6 +205,14 @@ def test_a_long_round_is_told_in_few_intervals() -> None:
     assert {each[2:] for each in told} == {(1.0, 3.0)}
 
 
+def test_an_interval_has_enough_answers_for_its_percentiles() -> None:
+    slow = [SlotCounts(0.1 * number, number // 2, 0, number // 2, Counter()) for number in range(61)]
+    told = over_time(slow, 0, array("f", [0.001] * 30))
+    assert [count for _, count, *_ in told] == [5] * 6, "and there are enough intervals to see a course"
+    some = [SlotCounts(0.1 * number, 5 * number, 0, 5 * number, Counter()) for number in range(61)]
+    assert [count for _, count, *_ in over_time(some, 0, array("f", [0.001] * 300))] == [20] * 15
+
+
 def test_latencies_are_told_by_the_sizes_of_inputs() -> None:
     few = by_size([10, 500, 10], array("I", [0, 1, 2, 1]), array("f", [0.001, 0.05, 0.002, 0.07]))
     assert [(each.smallest, each.largest, each.ok, each.p50_ms, each.p99_ms) for each in few] == [(10, 10, 2, 1, 2), (500, 500, 2, 50, 70)]
