@@ -24,9 +24,10 @@ from tsx_cli.bench.model.points import best_point, choose, confirmed_best, with_
 from tsx_cli.bench.model.results import OUT_OF_TIME, Curve, OfferedLoad, Results, Trial, now
 from tsx_cli.bench.search import budget
 from tsx_cli.bench.search.confirm import confirm
+from tsx_cli.bench.search.forecast import MOST_CONNECTIONS, State, by_use, ranking
 from tsx_cli.bench.search.ramp import ramp_of
 from tsx_cli.bench.search.run_options import BenchOptions, configurations
-from tsx_cli.bench.search.search import MOST_CONNECTIONS, State, baseline, faster_unmeasured, next_trial, passed_over, ranking
+from tsx_cli.bench.search.search import FIRST, baseline, faster_unmeasured, next_trial, passed_over
 from tsx_cli.bench.search.search import Candidate as Proposal
 from tsx_cli.bench.search.verdict import conclude
 from tsx_cli.bench.storage.journal import Journal
@@ -95,6 +96,7 @@ class Bench:
     _disturbed: list[bool] = field(default_factory=list)  # of each round of this process
     _probes: list[float] = field(default_factory=list)
     _running: Configuration | None = None
+    _comparing: bool = False
 
     def __post_init__(self) -> None:
         self._began = self.clock()
@@ -209,23 +211,24 @@ class Bench:
     def _curves(self) -> None:
         """t(n) of each variant, from which the search predicts. Where there can be none, what is measured has to do."""
         known = {curve.variant for curve in self.results.curves}
-        variants = [variant for variant in dict.fromkeys(each.variant for each in self.space) if variant not in known]
+        variants = [variant for variant in by_use(self.space, self._state()) if variant not in known]
         if not variants or (len(self.space) == len(variants) and not self.options.exhaustive):
             return
         if any(variant[0] != "cpu" for variant in variants):
             self.servers.close()  # one that idles takes no core, but memory of the GPU
-        share, ends = budget.of_a_curve(self.seconds_left(), len(variants)), self.clock() + budget.FOR_LOADING * self.seconds_left()
-        for variant in variants:
-            if self.clock() > ends:
+        share, most = budget.of_a_curve(self.seconds_left(), len(variants)), budget.FOR_LOADING * self.seconds_left()
+        begun = self.clock()
+        for number, variant in enumerate(variants):
+            if (self.clock() - begun) * (number + 1) > most * number:
                 self.note("the time was too short to time batches of each kind of worker; a longer --time-limit predicts more")
                 break
             one = next(each for each in self.space if each.variant == variant)
             sizes = sorted({each.batch_size for each in self.space if each.variant == variant})
             alone = replace(one, workers=1, batch_size=1)
             self.progress.doing(f"timing batches without a server: {alone.worker}")
-            most = math.inf if self.slo is None or self.options.exhaustive else BEYOND * self.slo.tightest_ms
+            longest = math.inf if self.slo is None or self.options.exhaustive else BEYOND * self.slo.tightest_ms
             with self.watch(self._probes) as watch:
-                curve = self.time_curve(self.target.archive, alone, sizes, self.target.payloads, budget_seconds=share, most_ms=most)
+                curve = self.time_curve(self.target.archive, alone, sizes, self.target.payloads, budget_seconds=share, most_ms=longest)
             curve.noise, curve.disturbed = watch.noise, judge(watch.noise, self.results.environment.cores)
             self.results.curves.append(curve)
             self.journal.curve(curve)
@@ -282,7 +285,9 @@ class Bench:
     def load(self, at: int, candidate: RunningCandidate, offered: OfferedLoad) -> None:
         """One round, into the trial's point of that load, and another where the first was disturbed. Raises TrialFailed."""
         self._round(at, candidate, offered)
-        if again(self._disturbed, self.seconds_left(), self.round_seconds):
+        state = self._state()  # which knows what the time is needed for
+        first = max(0, min(FIRST, len(self.space) - 1) - len(self.results.trials) + 1) * (state.seconds_to_start + state.seconds_per_point)
+        if again(self._disturbed, self.seconds_left() - (0.0 if self._comparing else first + state.seconds_reserved), self.round_seconds):
             self._round(at, candidate, offered)
 
     def _round(self, at: int, candidate: RunningCandidate, offered: OfferedLoad) -> None:
@@ -340,11 +345,16 @@ class Bench:
         return True
 
     def _confirm(self) -> None:
-        if len(self.order()) < 2 and faster_unmeasured(self._state()):
-            return  # there is nothing to compare, and nothing that could be chosen
-        rounds, starting = self.options.rounds, (budget.COMPARED - 1) * self._start  # one of them runs already, as a rule
+        several, rounds = len(self.order()) > 1, self.options.rounds
+        starting = (budget.COMPARED - 1) * self._start  # one of them runs already, as a rule
         self._seconds = budget.seconds_at_end(self.options.duration, rounds, self.seconds_left(), starting)
+        if not several and faster_unmeasured(self._state()):
+            return  # there is nothing to compare, and nothing that could be chosen
+        if several and self.seconds_left() < self._start + budget.FEWEST * self.round_seconds:
+            return  # what little could be compared would tell nothing
+        self._comparing = True
         self.results.paired = confirm(self)
+        self._comparing = False
 
     def order(self) -> list[int]:
         """Positions of the trials that may win, the best first."""

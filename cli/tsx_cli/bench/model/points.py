@@ -10,6 +10,7 @@ from tsx_cli.bench.model.disturbance import worth
 from tsx_cli.bench.model.results import OfferedLoad, PairedComparison, Point, Round, Trial, counted
 from tsx_cli.bench.model.slo import Slo
 
+LUCK = 0.7  # of a throughput that was measured once: all that is above this may be luck
 ALIKE = 0.95  # of the winner's throughput: what was measured apart from it and did as much may be as fast
 EQUAL = 0.97  # of it: what does as much, and differs within the noise, is as good
 KEPT_UP = 0.95  # of the requests that were due in an open loop; a server that answers fewer of them in the time is behind for good
@@ -105,9 +106,12 @@ def cost_per_million(price_per_hour: float, rate: float) -> float:
 
 
 def winner_of(order: Iterable[int], trial: Callable[[int], Trial]) -> int | None:
-    """Of trials in their order, the best first: the first that was measured again, where one was; else the first."""
+    """Of trials in their order, the best first: the first that was measured again, where one was that does not do far less; else the
+    first."""
     positions = list(order)
-    return next((at for at in positions if _repeats(trial(at)) > 1), positions[0] if positions else None)
+    most = _worth(trial(positions[0])) if positions else 0.0
+    again = (at for at in positions if _repeats(trial(at)) > 1 and _worth(trial(at)) >= LUCK * most)
+    return next(again, positions[0] if positions else None)
 
 
 def choose(order: Sequence[int], trial: Callable[[int], Trial], paired: Iterable[PairedComparison]) -> tuple[int | None, list[int]]:

@@ -61,7 +61,7 @@ class TrialRow(NamedTuple):
     """A row of the table of trials."""
 
     name: str
-    mark: str  # winner, baseline, as fast (within the noise) or nothing
+    mark: str  # winner, recommended (of a tie), tie, baseline or nothing
     load: str
     short_load: str
     throughput: str
@@ -101,8 +101,9 @@ def told_trial(results: Results) -> Trial | None:
 
 def line(index: int, results: Results) -> TrialRow:
     trial = results.trials[index]
-    marks = dict.fromkeys(results.tied, "as fast") | {results.baseline: "baseline", results.winner: "winner"}
-    mark = marks.get(index, "")
+    mark = "winner" if index == results.winner else "baseline" if index == results.baseline else ""
+    if results.tied and index in (results.winner, *results.tied):
+        mark = "recommended" if index == results.winner else "tie"
     point = shown_point(trial)
     if point is None:
         predicted = trial.predicted if trial.state == "predicted" else None

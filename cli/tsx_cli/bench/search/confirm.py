@@ -13,7 +13,7 @@ from tsx_cli.bench.model.points import choose, confirmed_best, winner_of
 from tsx_cli.bench.model.results import OfferedLoad, PairedComparison, Point, Trial
 from tsx_cli.bench.model.statistics import enough, real_difference
 from tsx_cli.bench.search.budget import AT_RANDOM, COMPARED
-from tsx_cli.bench.search.ladder import AIM
+from tsx_cli.bench.search.ladder import AIM, bisected, three_digits
 from tsx_cli.bench.search.run_options import BenchOptions
 
 ATTEMPTS = 5  # one that no longer holds its bounds makes room for another
@@ -55,7 +55,7 @@ def confirm(run: Measurer) -> list[PairedComparison]:
             break
         if turns.stays(_group(run, order)):
             break
-    if (leader := winner_of(run.order(), run.trial)) is not None and run.seconds_left() > 0:
+    if (leader := winner_of(run.order(), run.trial)) is not None and run.seconds_left() >= COMPARED * run.round_seconds:
         turns.measure(turns.loads(_group(run, [leader, *run.order()])))  # nothing, where it was measured often enough
         leader = winner_of(run.order(), run.trial)
     if leader is None:
@@ -146,7 +146,7 @@ class ConfirmationRounds:
             len(self._common(winner, at, loads)) for at in loads if at == winner or at != first or not self._known(winner, at, loads)
         )
         if common < self.run.options.rounds:
-            return left < 0 and (turns > 0 or common > 1)
+            return left < len(loads) * self.run.round_seconds and (turns > 0 or common > 1)
         late = left < (len(loads) + AT_RANDOM) * self.run.round_seconds
         return late or common >= MOST_ROUNDS or enough(_point(self.run, winner, loads[winner]).counted, self.run.options.width)
 
@@ -154,24 +154,23 @@ class ConfirmationRounds:
 def at_random(run: Measurer, at: int) -> None:
     """Open loops: a closed one spaces its requests by itself, clients do not. Where bounds break, a rate is looked for that holds them."""
     best = _best(run, at)
-    if best is None or best.mode == "open" or run.seconds_left() < -run.round_seconds:
+    if best is None or best.mode == "open":
         return
     most = _point(run, at, best).throughput.value
-    low, high, share = 0.0, 1.0, CALM
-    while high - low > NEAR:
-        offered = OfferedLoad(mode="open", rate=float(f"{share * most:.3g}"), arrivals="poisson")
-        if not run.attempt(at, offered):
-            return
-        low, high = (share, high) if _holds(run, at, offered) else (low, share)
-        if run.seconds_left() < 0:
-            return
-        share = (low + high) / 2
+
+    def holds(share: float) -> bool | None:
+        offered = OfferedLoad(mode="open", rate=three_digits(share * most), arrivals="poisson")
+        if run.seconds_left() < run.round_seconds or not run.attempt(at, offered):
+            return None
+        return _holds(run, at, offered)
+
+    bisected(holds, 0.0, 1.0, CALM, NEAR)
 
 
 def with_idle_workers(run: Measurer, at: int) -> None:
     """A calm open loop, by which `tsx plan` learns what a worker takes longer that has idled."""
     best = _best(run, at)
-    if best is not None and run.seconds_left() > 0:
+    if best is not None and run.seconds_left() >= run.round_seconds:
         most = _point(run, at, best).throughput.value
         run.attempt(at, OfferedLoad(mode="open", rate=float(f"{IDLE * most:.3g}"), arrivals="poisson"))
 

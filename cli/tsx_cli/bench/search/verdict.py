@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from tsx_cli.bench.model.results import OUT_OF_TIME, Point, Results, Trial
 from tsx_cli.common.output import milliseconds, rounded
 
+NAMED = 2  # of the configurations that are tied with the winner
+
 
 def conclude(results: Results) -> None:
     """Fill in `why`."""
@@ -38,8 +40,17 @@ def _winner(results: Results, winner: int) -> str:
     assert point is not None
     bound = f", within {results.slo}" if results.slo else ""
     figures = f"{rounded(point.throughput.value)} requests/s with {point.offered}, {_tail(point)}"
-    sentences = [f"{trial.how()} has the highest throughput{bound}: {figures}."]
-    if winner == results.baseline:
+    got = " for what it got of the processor" if any(each.disturbed for each in point.counted) else ""
+    sentences = [f"{trial.how()} has the highest throughput{bound}{got}: {figures}."]
+    if results.tied:
+        others = " and ".join(str(results.trials[each].how()) for each in results.tied[:NAMED])
+        more = f" and {len(results.tied) - NAMED} more" if len(results.tied) > NAMED else ""
+        tie = f"A tie{bound} of {trial.how()} and {others}{more}: the difference is within the noise."
+        reason = "it has the fewest workers" if _has_fewest(results, winner) else "of those that do as much it is the simplest"
+        sentences = [f"{tie} Recommended: {trial.how()}, as {reason}: {figures}."]
+    elif len(results.trials) > 1 and len(point.counted) < 2:
+        sentences.append("It was measured once, as the time ended: --resume with a longer --time-limit compares it with others.")
+    if winner == results.baseline and not results.tied:
         sentences.append(
             "That is the baseline, one worker and one request at a time: no other measured configuration has a higher throughput."
         )
@@ -49,10 +60,19 @@ def _winner(results: Results, winner: int) -> str:
         if pair.real:
             sentences.append(f"{pair.ratio:.2f} times {name} ({pair.low:.2f} to {pair.high:.2f}).")
         else:
-            sentences.append(f"Not significantly different: {name} ({pair.low:.2f} to {pair.high:.2f} times).")
+            sentences.append(f"Not significantly different: {name} ({pair.low:.2f} to {_times(pair.high)} times).")
     if point.offered.mode == "closed":
         sentences += _at_random(results, point, [each for each in trial.points if each.offered.mode == "open"])
     return " ".join(sentences)
+
+
+def _has_fewest(results: Results, winner: int) -> bool:
+    workers = [results.trials[each].how().workers for each in results.tied]
+    return results.trials[winner].how().workers < min(workers)
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio < 100 else "any number of"
 
 
 def _at_random(results: Results, chosen: Point, tried: Sequence[Point]) -> list[str]:

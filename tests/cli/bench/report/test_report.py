@@ -406,7 +406,7 @@ def test_disturbed_rounds_are_marked_in_charts_and_tables(found: Results, tmp_pa
         assert said in (tmp_path / name).read_text()
     page = (tmp_path / "report.html").read_text()
     assert "3 (3 disturbed)" in page
-    assert '<span class="mark">as fast</span>' in page
+    assert '<span class="mark">tie</span>' in page
     chosen.rounds[0].disturbed = []
     assert "disturbed" not in note(noisy.trials[3], noisy), "what was repeated undisturbed does not count"
 

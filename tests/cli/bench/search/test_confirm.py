@@ -14,8 +14,8 @@ from tsx_cli.bench.model.results import Environment, Inputs, Latency, ModelInfo,
 from tsx_cli.bench.model.slo import parse_slo
 from tsx_cli.bench.search import budget
 from tsx_cli.bench.search.confirm import confirm
+from tsx_cli.bench.search.forecast import ranking
 from tsx_cli.bench.search.run_options import BenchOptions
-from tsx_cli.bench.search.search import ranking
 from tsx_cli.bench.search.verdict import conclude
 
 SLO = parse_slo("p99<50ms")

@@ -18,20 +18,11 @@ from tsx_cli.bench.model.predict import predict
 from tsx_cli.bench.model.results import OUT_OF_TIME, Accuracy, Curve, CurvePoint, Figure, Latency, OfferedLoad, Point, Round, Trial
 from tsx_cli.bench.model.simulate import simulate
 from tsx_cli.bench.model.slo import Slo, parse_slo
+from tsx_cli.bench.search.forecast import State, outlook, ranking, undisturbed
 from tsx_cli.bench.search.ladder import Rung, next_level
 from tsx_cli.bench.search.run_options import BenchOptions
 from tsx_cli.bench.search.run_options import configurations as configurations_of
-from tsx_cli.bench.search.search import (
-    State,
-    baseline,
-    faster_unmeasured,
-    next_trial,
-    outlook,
-    passed_over,
-    ranking,
-    ruled_out,
-    undisturbed,
-)
+from tsx_cli.bench.search.search import baseline, faster_unmeasured, next_trial, passed_over, ruled_out
 from tsx_cli.common.failure import UsageError
 
 pytestmark = pytest.mark.slow
