@@ -12,7 +12,7 @@ from itertools import count
 from tsx_cli.bench.generator.plan import Arrivals, LoadPlan
 from tsx_cli.bench.generator.run import LoadProgress, measure, most_connections
 from tsx_cli.bench.measure.environment import environment
-from tsx_cli.bench.model.parts import Pinning
+from tsx_cli.bench.model.parts import PinnedCores
 from tsx_cli.bench.model.points import best_point, knee_of, open_loops, with_round
 from tsx_cli.bench.model.results import ModelInfo, Point, Results, Round, Trial, now
 from tsx_cli.bench.model.slo import Slo
@@ -35,7 +35,7 @@ def run_against(
     rounds: int = 1,
     slo: Slo | None = None,
     ramp: Arrivals | None = None,
-    pinning: Pinning | None = None,
+    pinning: PinnedCores | None = None,
     price_per_hour: float | None = None,
     command: str = "",
     on_progress: Callable[[int, LoadProgress], None] | None = None,

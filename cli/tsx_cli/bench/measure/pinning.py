@@ -6,14 +6,14 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from tsx_cli.bench.model.parts import Pinning
+from tsx_cli.bench.model.parts import PinnedCores
 from tsx_cli.common.failure import UsageError
 from tsx_runtime.core.placement.cpu_pinning import parse_cores
 
 SERVER, GENERATOR = "--server-cores", "--generator-cores"
 
 
-def chosen(server: str | None, generator: str | None, *, running: bool = False) -> Pinning | None:
+def chosen(server: str | None, generator: str | None, *, running: bool = False) -> PinnedCores | None:
     """Both sides' cores; the side that names none gets what the other leaves, unless the server is `running` already. Raises UsageError."""
     sides = {option: _cores(text, option) for option, text in ((SERVER, server), (GENERATOR, generator)) if text is not None}
     if not sides:
@@ -22,14 +22,14 @@ def chosen(server: str | None, generator: str | None, *, running: bool = False) 
     if both:
         raise UsageError(f"{SERVER} and {GENERATOR} both have core {min(both)}; give each side cores of its own")
     if running:
-        return Pinning(server=[], generator=sides[GENERATOR])
+        return PinnedCores(server=[], generator=sides[GENERATOR])
     for option in (SERVER, GENERATOR):
         if option not in sides:
             (other,) = sides
             sides[option] = sorted(os.sched_getaffinity(0) - set(sides[other]))
             if not sides[option]:
                 raise UsageError(f"{other}: {server or generator} are all cores, and none is left for the other side; give fewer")
-    return Pinning(server=sides[SERVER], generator=sides[GENERATOR])
+    return PinnedCores(server=sides[SERVER], generator=sides[GENERATOR])
 
 
 def _cores(text: str, option: str) -> list[int]:

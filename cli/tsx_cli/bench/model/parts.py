@@ -26,7 +26,7 @@ class ColdStart(Part):
     first_answer_ms: float | None = None  # None: it was refused
 
 
-class Pinning(Part):
+class PinnedCores(Part):
     """The cores of both sides; those of the server are empty where it was running already."""
 
     server: list[int]

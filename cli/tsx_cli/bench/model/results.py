@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, ValidationError
 
 from tsx_cli.bench.model.configuration import AS_IS, Configuration, Variant
-from tsx_cli.bench.model.parts import ColdStart, Part, Pinning, SizeClass
+from tsx_cli.bench.model.parts import ColdStart, Part, PinnedCores, SizeClass
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.output import rounded
 
@@ -324,7 +324,7 @@ class Results(Part):
     protocol: str = "tsx"
     slo: str | None = None
     price_per_hour: float | None = None  # of one such server
-    pinning: Pinning | None = None
+    pinning: PinnedCores | None = None
     environment: Environment
     inputs: Inputs
     curves: list[Curve] = Field(default_factory=list)

@@ -54,7 +54,7 @@ class Chart(NamedTuple):
     legend: Sequence[LegendEntry] = ()
 
 
-class Span(NamedTuple):
+class AxisSpan(NamedTuple):
     """A part of the horizontal axis that is marked, such as a warm-up; `style` is a class of the page."""
 
     low: float
@@ -137,7 +137,7 @@ def plot(
     series: Sequence[Series],
     rules: Sequence[ReferenceLine] = (),
     *,
-    spans: Sequence[Span] = (),
+    spans: Sequence[AxisSpan] = (),
     height: int = HEIGHT,
 ) -> str:
     """Later series lie above earlier ones."""
@@ -193,7 +193,7 @@ def _frame(x: Axis, y: Axis, height: float) -> str:
     return "".join(parts)
 
 
-def _span(span: Span, x: Axis, height: float) -> str:
+def _span(span: AxisSpan, x: Axis, height: float) -> str:
     left, right = (_across(min(max(end, x.low), x.high), x) for end in (span.low, span.high))
     return (
         f'<rect class="span {span.style}" x="{left:.1f}" y="{TOP}" width="{max(0.0, right - left):.1f}" height="{height - BOTTOM - TOP:g}">'

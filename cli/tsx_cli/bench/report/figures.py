@@ -13,6 +13,7 @@ from tsx_cli.bench.model.statistics import QUANTILES, interval, merged, percenti
 from tsx_cli.bench.report import over_time, shown
 from tsx_cli.bench.report.charts import (
     Axis,
+    AxisSpan,
     BarSegment,
     Chart,
     ChartMark,
@@ -20,7 +21,6 @@ from tsx_cli.bench.report.charts import (
     LegendEntry,
     ReferenceLine,
     Series,
-    Span,
     axis,
     bars,
     plot,
@@ -141,7 +141,7 @@ def by_rate(results: Results) -> Chart | None:
     spans, knee = [], "No rate that was tried holds." if held is None else f"Up to {shown.rate(held)} it holds."
     if held is not None and broken is not None:
         knee = f"The knee is between {shown.rate(held)}, which holds, and {shown.rate(broken)}, which does not."
-        spans = [Span(held.offered.rate or 0.0, broken.offered.rate or 0.0, "bad", knee)]
+        spans = [AxisSpan(held.offered.rate or 0.0, broken.offered.rate or 0.0, "bad", knee)]
     rules = [ReferenceLine(bound.limit, bound.text) for bound in shown.bounds(results) if bound.figure in ("p50_ms", "p99_ms")]
     x = axis("requests per second", [mark.x for mark in drawn], log=False)
     y = _latency_axis("ms", drawn, [rule.y for rule in rules])

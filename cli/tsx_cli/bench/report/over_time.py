@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tsx_cli.bench.model.results import Point, Results, Round, Usage
 from tsx_cli.bench.report import shown
-from tsx_cli.bench.report.charts import Chart, ChartMark, LegendEntry, Series, Span, axis, plot
+from tsx_cli.bench.report.charts import AxisSpan, Chart, ChartMark, LegendEntry, Series, axis, plot
 from tsx_cli.common.output import milliseconds, number
 
 SIGNS = "▁▂▃▄▅▆▇█"
@@ -52,7 +52,7 @@ def moments(one: Round) -> tuple[list[Moment], float]:
 
 def _of_rounds(point: Point, where: str) -> Iterator[Chart]:
     """All rounds one after the other."""
-    spans: list[Span] = []
+    spans: list[AxisSpan] = []
     lines: dict[str, list[Series]] = {"p50": [], "p99": [], "rate": []}
     offset = length = 0.0
     for turn, one in enumerate(point.rounds, 1):
@@ -61,14 +61,14 @@ def _of_rounds(point: Point, where: str) -> Iterator[Chart]:
             continue
         start = offset - (course[0].middle - length / 2)  # where the round begins to count
         if start > offset:
-            spans.append(Span(offset, start, "warm", f"warm-up of round {turn}"))
+            spans.append(AxisSpan(offset, start, "warm", f"warm-up of round {turn}"))
         for name, style, field in (("p50", "s2", "p50_ms"), ("p99", "winner", "p99_ms"), ("rate", "winner", "per_second")):
             told = [moment for moment in course if moment.per_second or name == "rate"]
             marks = [ChartMark(start + moment.middle, float(getattr(moment, field)), "") for moment in told]
             lines[name].append(Series(f"{name} of round {turn}", style, marks, dots=False))
         offset = start + course[-1].middle + length / 2
         if one.disturbed:
-            spans.append(Span(start, offset, "disturbed", f"round {turn}: {'; '.join(one.disturbed)}"))
+            spans.append(AxisSpan(start, offset, "disturbed", f"round {turn}: {'; '.join(one.disturbed)}"))
     rounds = f"{len(point.rounds)} rounds one after the other" if len(point.rounds) > 1 else "one round"
     shaded = ", and rounds that were disturbed" if any(span.style == "disturbed" for span in spans) else ""
     says = f"of intervals of {length:.2g} s, {where}: {rounds}. What is shaded is warm-up{shaded}."

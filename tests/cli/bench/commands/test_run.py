@@ -20,7 +20,7 @@ from tests.support import forked
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, clean, serving, tsx
 from tsx_archiver import inspect_archive, verify_archive
-from tsx_cli.bench.model.parts import Pinning
+from tsx_cli.bench.model.parts import PinnedCores
 from tsx_cli.bench.model.points import best_point
 from tsx_cli.bench.model.results import Results, read_results
 from tsx_cli.bench.storage.archive_record import read_record
@@ -200,7 +200,7 @@ def test_ctrl_c_leaves_a_report_and_no_server_and_the_run_goes_on_later(
     assert whole.complete
     assert whole.started == partial.started
     if len(CORES) > 1:
-        assert whole.pinning == partial.pinning == Pinning(server=CORES[:1], generator=CORES[-1:])
+        assert whole.pinning == partial.pinning == PinnedCores(server=CORES[:1], generator=CORES[-1:])
         assert whole.environment.cores == 1
     before, after = partial.trials[0].points[0], whole.trials[0].points[0]
     assert (after.offered, after.rounds[: len(before.rounds)]) == (before.offered, before.rounds)

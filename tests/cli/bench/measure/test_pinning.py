@@ -14,7 +14,7 @@ from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.generator.run import measure
 from tsx_cli.bench.measure import pinning
 from tsx_cli.bench.measure.pinning import chosen, pinned
-from tsx_cli.bench.model.parts import Pinning
+from tsx_cli.bench.model.parts import PinnedCores
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.failure import UsageError
 from tsx_runtime.core.placement.devices import cpu_count
@@ -31,10 +31,10 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("four_cores")
 def test_the_side_that_names_no_cores_gets_what_the_other_leaves() -> None:
     assert chosen(None, None) is None
-    assert chosen("0-1", "3") == Pinning(server=[0, 1], generator=[3])
-    assert chosen("0-2", None) == Pinning(server=[0, 1, 2], generator=[3])
-    assert chosen(None, "2,0") == Pinning(server=[1, 3], generator=[0, 2])
-    assert chosen(None, "2", running=True) == Pinning(server=[], generator=[2])
+    assert chosen("0-1", "3") == PinnedCores(server=[0, 1], generator=[3])
+    assert chosen("0-2", None) == PinnedCores(server=[0, 1, 2], generator=[3])
+    assert chosen(None, "2,0") == PinnedCores(server=[1, 3], generator=[0, 2])
+    assert chosen(None, "2", running=True) == PinnedCores(server=[], generator=[2])
 
 
 @pytest.mark.usefixtures("four_cores")

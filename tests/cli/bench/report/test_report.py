@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.benchmarked import one_round, point, results
 from tsx_cli.bench.commands.against import show_against
 from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.parts import Pinning
+from tsx_cli.bench.model.parts import PinnedCores
 from tsx_cli.bench.model.points import cost_per_million
 from tsx_cli.bench.model.results import OUT_OF_TIME, PairedComparison, Prediction, Results, ServedBatches, Trial, read_results
 from tsx_cli.bench.report import show, write_report
@@ -211,7 +211,7 @@ def test_a_run_against_a_server_fits_into_80_columns(
     monkeypatch.setenv("COLUMNS", "80")
     measured = with_rates(found)
     trial = Trial(configuration={}, points=measured.trials[3].points, best=1)
-    pins = {"price_per_hour": 0.53, "pinning": Pinning(server=[], generator=[1])}
+    pins = {"price_per_hour": 0.53, "pinning": PinnedCores(server=[], generator=[1])}
     url = "https://inference.example.com:8443/a/long/prefix/of/the/address"
     show_against(measured.model_copy(update={"against": url, "trials": [trial], "winner": None, "baseline": None, **pins}))
     lines = on_a_terminal(capsys.readouterr().out)
