@@ -219,7 +219,7 @@ class Bench:
         share, most = budget.of_a_curve(self.seconds_left(), len(variants)), budget.FOR_LOADING * self.seconds_left()
         begun = self.clock()
         for number, variant in enumerate(variants):
-            if (self.clock() - begun) * (number + 1) > most * number:
+            if number and (self.clock() - begun) * (number + 1) / number > most:
                 self.note("the time was too short to time batches of each kind of worker; a longer --time-limit predicts more")
                 break
             one = next(each for each in self.space if each.variant == variant)
