@@ -25,7 +25,7 @@ from tsx_cli.bench.model.results import OUT_OF_TIME, Curve, OfferedLoad, Results
 from tsx_cli.bench.search import budget
 from tsx_cli.bench.search.confirm import confirm
 from tsx_cli.bench.search.forecast import MOST_CONNECTIONS, State, by_use, ranking
-from tsx_cli.bench.search.ramp import ramp_of
+from tsx_cli.bench.search.ramp import SHARE, ramp_of
 from tsx_cli.bench.search.run_options import BenchOptions, configurations
 from tsx_cli.bench.search.search import FIRST, baseline, faster_unmeasured, next_trial, passed_over
 from tsx_cli.bench.search.search import Candidate as Proposal
@@ -110,6 +110,8 @@ class Bench:
 
     def go(self) -> None:
         """Whatever ends it, no server stays. Raises what interrupts it."""
+        kept = SHARE * self.seconds_left() if self.options.ramp and math.isfinite(self.ends) else 0.0
+        self.ends -= kept
         try:
             self._reference()
             self._curves()
@@ -117,6 +119,7 @@ class Bench:
             self._confirm()
             while self._search():  # with the time that the comparison left over
                 self._confirm()
+            self.ends += kept
             winner, _ = choose(self.order(), self.trial, self.results.paired)
             if self.options.ramp and winner is not None and not ramp_of(self, winner):
                 self.note("the time was too short for --ramp to find the knee; --resume with a longer --time-limit goes on")

@@ -13,6 +13,7 @@ from tsx_cli.bench.search.ladder import bisected, three_digits
 FIRST, STEP = 0.1, 1.5  # times the throughput of a closed loop, and times the rate before
 LEAST = 0.01  # of that throughput: where even this rate does not hold, none is looked for
 NEAR = 0.05  # of a rate: rates that are closer are not told apart
+SHARE = 0.3  # of the time of a run, that is kept for its ramp
 LOWERED = 5  # times at most that a rate is given up which no longer holds when it is measured again
 
 Attempt = Callable[[float], Point | None]  # one more round at a rate; None where there is no time left for it, or where it failed
