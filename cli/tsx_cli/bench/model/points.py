@@ -55,8 +55,15 @@ def best_point(points: Sequence[Point]) -> int | None:
 def confirmed_best(points: Sequence[Point]) -> int | None:
     """The best of those that were measured again, where one of them holds: of many figures the highest single one is partly luck.
 
-    So is one that holds the bounds where a lower load did not when it was measured again.
+    So is one that holds the bounds where a lower load did not when it was measured again. Loops of the other kind than the first, which
+    show what else the configuration stands, are chosen only where no load of the first kind holds.
     """
+    own = [each if each.offered.mode == points[0].offered.mode else each.model_copy(update={"holds": False}) for each in points]
+    best = _confirmed(own)
+    return _confirmed(points) if best is None else best
+
+
+def _confirmed(points: Sequence[Point]) -> int | None:
     again = [each if len(each.counted) > 1 else each.model_copy(update={"holds": False}) for each in points]
     best = best_point(again)
     if best is not None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.benchmarked import one_round
 from tests.support.simulated_bench import SimulatedMachine, search
-from tsx_cli.bench.model.points import knee_of, open_loops, with_round
+from tsx_cli.bench.model.points import confirmed_best, knee_of, open_loops, with_round
 from tsx_cli.bench.model.results import OfferedLoad, Point, Round
 from tsx_cli.bench.model.slo import parse_slo
 from tsx_cli.bench.search.ladder import bisected
@@ -94,6 +94,23 @@ def test_rates_of_other_arrivals_are_another_course() -> None:
     assert held is not None
     assert broken is not None
     assert (held.offered.rate, broken.offered.rate) == (20, 90)
+
+
+def test_the_rates_of_a_ramp_do_not_become_the_best_load_of_a_closed_loop() -> None:
+    closed = OfferedLoad(connections=8)
+    server = Server(90)
+    with_round(server.points, closed, server.round(80, 10), SLO)
+    to_the_knee(server.attempt, 80)
+    best = confirmed_best(server.points)
+    assert best is not None
+    assert server.points[best].offered == closed
+    only_open = confirmed_best(server.points[1:])
+    assert only_open is not None
+    assert server.points[1:][only_open] == knee_of(server.points).held
+    server.points[0].holds = False
+    fallback = confirmed_best(server.points)
+    assert fallback is not None
+    assert server.points[fallback] == knee_of(server.points).held
 
 
 def test_a_bisection_ends_near_or_when_it_is_told_to() -> None:
