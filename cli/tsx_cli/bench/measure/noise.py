@@ -22,18 +22,18 @@ KERNEL = 2  # the parent of all kernel threads
 PRESSURES = ("cpu", "memory", "io")
 
 
-class Process(NamedTuple):
+class UsedTime(NamedTuple):
     name: str
     parent: int
     seconds: float  # of a core, with those of children that have ended
 
 
-class Reading(NamedTuple):
+class MachineCounters(NamedTuple):
     """Counters at a moment; all are seconds but `heat`. `processes` is None where those of other users cannot be read."""
 
     at: float
-    mine: Mapping[int, Process]
-    processes: Mapping[int, Process] | None
+    mine: Mapping[int, UsedTime]
+    processes: Mapping[int, UsedTime] | None
     busy: float  # of all cores
     stolen: float = 0.0
     cores: int = 1
@@ -42,7 +42,7 @@ class Reading(NamedTuple):
     heat: int = 0
 
 
-def read(root: Path = Path("/"), own: int | None = None) -> Reading:
+def read(root: Path = Path("/"), own: int | None = None) -> MachineCounters:
     """Takes a few milliseconds. `own` is the process whose whole family belongs to the benchmark."""
     own = own or os.getpid()
     stat = _lines(root / "proc/stat")
@@ -53,7 +53,7 @@ def read(root: Path = Path("/"), own: int | None = None) -> Reading:
     ticks = [list(map(int, core)) for core in cores]
     second = os.sysconf("SC_CLK_TCK")
     heat = sum(int(_text(file) or 0) for file in root.glob("sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/core_throttle_count"))
-    return Reading(
+    return MachineCounters(
         time.monotonic(),
         _family(processes, own),
         processes if 1 in processes else None,
@@ -66,7 +66,7 @@ def read(root: Path = Path("/"), own: int | None = None) -> Reading:
     )
 
 
-def between(before: Reading, after: Reading, probe: float | None = None) -> Noise:
+def between(before: MachineCounters, after: MachineCounters, probe: float | None = None) -> Noise:
     """What happened between two readings."""
     took = max(after.at - before.at, 1e-6)
     own = max(0.0, _total(after.mine) - _total(before.mine))
@@ -127,7 +127,7 @@ def probe() -> float:
     return median(times)
 
 
-def _processes(proc: Path) -> dict[int, Process]:
+def _processes(proc: Path) -> dict[int, UsedTime]:
     """All but the kernel's threads. A process that ends meanwhile is left out; its parent has its time."""
     second, found = os.sysconf("SC_CLK_TCK"), {}
     for entry in proc.iterdir():
@@ -138,11 +138,11 @@ def _processes(proc: Path) -> dict[int, Process]:
             fields = rest.split()
             pid, parent = int(entry.name), int(fields[1])
             if KERNEL not in (pid, parent):
-                found[pid] = Process(head.partition("(")[2], parent, sum(map(int, fields[11:15])) / second)
+                found[pid] = UsedTime(head.partition("(")[2], parent, sum(map(int, fields[11:15])) / second)
     return found
 
 
-def _family(processes: Mapping[int, Process], own: int) -> dict[int, Process]:
+def _family(processes: Mapping[int, UsedTime], own: int) -> dict[int, UsedTime]:
     def belongs(pid: int) -> bool:
         while pid != own and pid in processes:
             pid = processes[pid].parent
@@ -151,7 +151,7 @@ def _family(processes: Mapping[int, Process], own: int) -> dict[int, Process]:
     return {pid: each for pid, each in processes.items() if belongs(pid)}
 
 
-def _total(processes: Mapping[int, Process]) -> float:
+def _total(processes: Mapping[int, UsedTime]) -> float:
     return sum(each.seconds for each in processes.values())
 
 
@@ -186,13 +186,15 @@ def _lines(file: Path) -> list[str]:
     return _text(file).splitlines()
 
 
-def _by_psutil(own: int) -> Reading:
+def _by_psutil(own: int) -> MachineCounters:
     times, family = psutil.cpu_times(), {}
     with suppress(psutil.Error):
         for process in [psutil.Process(own), *psutil.Process(own).children(recursive=True)]:
             with suppress(psutil.Error):
                 used = process.cpu_times()
-                family[process.pid] = Process("", 0, used.user + used.system)
+                family[process.pid] = UsedTime("", 0, used.user + used.system)
     ended = os.times()  # by which processes of this one that have ended are known everywhere
-    family[0] = Process("", 0, ended.children_user + ended.children_system)
-    return Reading(time.monotonic(), family, None, times.user + times.system + getattr(times, "nice", 0.0), cores=os.cpu_count() or 1)
+    family[0] = UsedTime("", 0, ended.children_user + ended.children_system)
+    return MachineCounters(
+        time.monotonic(), family, None, times.user + times.system + getattr(times, "nice", 0.0), cores=os.cpu_count() or 1
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 
-from tsx_cli.bench.model.results import Disturbed, Noise, Point, Round, Trial, counted
+from tsx_cli.bench.model.results import Curve, Disturbed, Noise, Point, Round, Trial, counted
 
 OTHERS = 0.05  # of the cores: what other processes may use
 STEAL = THROTTLED = 0.02  # of the time
@@ -41,8 +41,8 @@ def again(disturbed: Sequence[bool], seconds_left: float, cost: float) -> bool:
     return bool(latest and latest[-1]) and not permanent and sum(disturbed) <= max(2, FEW * len(disturbed)) and seconds_left >= cost
 
 
-def correction(each: Round) -> float:
-    """How many times as many answers a disturbed round would have had, if the server had got all the cores that it was ready to use.
+def correction(each: Round | Curve) -> float:
+    """How many times as fast a disturbed measurement would have been, if the server had got all the cores that it was ready to use.
 
     So that configurations can be compared although some shared the machine with more than others. Other processes took no more than
     what they used, and no longer than a task waited for a core.

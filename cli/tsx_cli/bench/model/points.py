@@ -10,6 +10,7 @@ from tsx_cli.bench.model.disturbance import worth
 from tsx_cli.bench.model.results import OfferedLoad, PairedComparison, Point, Round, Trial, counted
 from tsx_cli.bench.model.slo import Slo
 
+CHANCE = 0.9  # of the throughput of a load that was measured once: one of another load that is less is not that by chance
 LUCK = 0.7  # of a throughput that was measured once: all that is above this may be luck
 ALIKE = 0.95  # of the winner's throughput: what was measured apart from it and did as much may be as fast
 EQUAL = 0.97  # of it: what does as much, and differs within the noise, is as good
@@ -53,7 +54,8 @@ def best_point(points: Sequence[Point]) -> int | None:
 
 
 def confirmed_best(points: Sequence[Point]) -> int | None:
-    """The best of those that were measured again, where one of them holds: of many figures the highest single one is partly luck.
+    """The best of those that were measured again, where one of them holds: of many figures the highest single one is partly luck, unless
+    it is far higher.
 
     So is one that holds the bounds where a lower load did not when it was measured again. Loops of the other kind than the first, which
     show what else the configuration stands, are chosen only where no load of the first kind holds.
@@ -65,8 +67,8 @@ def confirmed_best(points: Sequence[Point]) -> int | None:
 
 def _confirmed(points: Sequence[Point]) -> int | None:
     again = [each if len(each.counted) > 1 else each.model_copy(update={"holds": False}) for each in points]
-    best = best_point(again)
-    if best is not None:
+    best, once = best_point(again), best_point(points)
+    if best is not None and once is not None and worth(points[best]) >= CHANCE * worth(points[once]):
         return best
     broken = [each.offered for each in points if len(each.counted) > 1 and not each.holds]
     return best_point([each.model_copy(update={"holds": each.holds and not _beyond(each.offered, broken)}) for each in points])

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from tsx_cli.bench.model.configuration import Configuration, Variant
-from tsx_cli.bench.model.disturbance import worth
+from tsx_cli.bench.model.disturbance import correction, worth
 from tsx_cli.bench.model.points import confirmed_best
 from tsx_cli.bench.model.predict import OVERHEAD_MS, best_connections, best_rate, latency_of, predict
 from tsx_cli.bench.model.results import Curve, OfferedLoad, Point, Prediction, Trial
@@ -199,10 +199,14 @@ def by_use(configurations: Sequence[Configuration], state: State) -> list[Varian
 def undisturbed(curve: Curve) -> Curve:
     """A batch takes no longer than a larger one: where it did, something else on the machine took its time.
 
-    Of a curve that was disturbed all along, the lower quartile tells more of the model than the median."""
+    What a curve that was disturbed all along would have been without that is calculated as it is for a round."""
+    factor = correction(curve)
     least, points = math.inf, []
     for point in sorted(curve.points, key=lambda point: -point.batch_size):
-        least = min(least, point.low_ms if curve.disturbed and point.low_ms else point.median_ms)
+        alone = point.median_ms / factor
+        if factor > 1 and curve.threads and point.cpu_ms is not None:  # it took its time of the processor in any case
+            alone = min(point.median_ms, max(alone, point.cpu_ms / curve.threads))
+        least = min(least, alone)
         points.append(point if point.median_ms == least else point.model_copy(update={"median_ms": least}))
     return curve.model_copy(update={"points": points[::-1]})
 

@@ -45,9 +45,8 @@ def _winner(results: Results, winner: int) -> str:
     if results.tied:
         others = " and ".join(str(results.trials[each].how()) for each in results.tied[:NAMED])
         more = f" and {len(results.tied) - NAMED} more" if len(results.tied) > NAMED else ""
-        tie = f"A tie{bound} of {trial.how()} and {others}{more}: the difference is within the noise."
-        reason = "it has the fewest workers" if _has_fewest(results, winner) else "of those that do as much it is the simplest"
-        sentences = [f"{tie} Recommended: {trial.how()}, as {reason}: {figures}."]
+        tie = f"A tie of {trial.how()} and {others}{more}{bound}: the difference is within the noise."
+        sentences = [f"{tie} Recommended: {trial.how()}, as {_reason(results, winner)}: {figures}."]
     elif len(results.trials) > 1 and len(point.counted) < 2:
         sentences.append("It was measured once, as the time ended: --resume with a longer --time-limit compares it with others.")
     if winner == results.baseline and not results.tied:
@@ -66,9 +65,13 @@ def _winner(results: Results, winner: int) -> str:
     return " ".join(sentences)
 
 
-def _has_fewest(results: Results, winner: int) -> bool:
-    workers = [results.trials[each].how().workers for each in results.tied]
-    return results.trials[winner].how().workers < min(workers)
+def _reason(results: Results, winner: int) -> str:
+    """Why it is recommended before those that it is tied with."""
+    one, tied = results.trials[winner], [results.trials[each] for each in results.tied]
+    if all(one.how().workers < each.how().workers for each in tied):
+        return "it has the fewest workers"
+    p99 = [point.latency.p99_ms for each in [one, *tied] if (point := each.chosen) is not None]
+    return "it has the lowest p99" if p99[0] == min(p99) else "it did the most"
 
 
 def _times(ratio: float) -> str:

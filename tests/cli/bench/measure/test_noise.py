@@ -33,7 +33,7 @@ def stat(root: Path, user: float, stolen: float = 0.0) -> None:
     (root / "proc/stat").write_text(f"cpu  9 9 9 9\ncpu0 {core}\ncpu1 {core}\nintr 5\n")
 
 
-def moment(root: Path, at: float) -> noise.Reading:
+def moment(root: Path, at: float) -> noise.MachineCounters:
     return read(root, OWN)._replace(at=at)
 
 
