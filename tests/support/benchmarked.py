@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.histogram import Histogram
+from tsx_cli.bench.model.parts import ColdStart, SizeClass
 from tsx_cli.bench.model.results import (
     Accuracy,
     Curve,
@@ -44,6 +45,11 @@ def one_round(rate: float, middle_ms: float, seed: int, *, spread: float = 0.35,
         throughput=rate,
         latency=reported,
         histogram=times.coarse(),
+        over_time=[(0.5 * step, int(rate / 2), middle_ms, reported.p99_ms * chance.uniform(0.7, 1.1)) for step in range(-3, 21)],
+        by_size=[
+            SizeClass(smallest=low, largest=high, ok=answered // 2, p50_ms=slow * middle_ms, p99_ms=slow * reported.p99_ms)
+            for low, high, slow in ((8122, 9003, chance.uniform(0.8, 0.9)), (9150, 12044, chance.uniform(1.1, 1.2)))
+        ],
         generator=GeneratorSide(cpu=0.2, limited=limited),
     )
 
@@ -87,6 +93,7 @@ def trial(
         ),
         batch_sizes={size: 10 * size for size in range(1, how.batch_size + 1)},
         usage=[Usage(at_seconds=0.5 * step, cpu=1.6 + 0.2 * math.sin(step), memory_mib=800 + 4 * step) for step in range(21)],
+        starts=[ColdStart(ready_seconds=2.3 + 0.1 * number, first_answer_ms=3 * floor_ms) for number in range(2)],
         accuracy=Accuracy(same=True, compared=8),
     )
 

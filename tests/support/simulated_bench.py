@@ -171,6 +171,8 @@ class _Watch:
 
 
 class _Candidate:
+    start = None
+
     def __init__(self, machine: SimulatedMachine, how: Configuration) -> None:
         self.configuration, self._machine = how, machine
 

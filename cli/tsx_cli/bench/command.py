@@ -22,7 +22,17 @@ app = typer.Typer(add_completion=False)
 AGAINST = "tsx_cli.bench.commands.against_command"
 TORCHSERVE = "tsx_cli.bench.torchserve.command"
 COMPARE = "tsx_cli.bench.commands.compare_command"
-WITH_RESUME = {"model", "resume", "time_limit", "profile", "write", "upload", "as_json"}  # all else is as the run was asked for
+WITH_RESUME = {  # all other options are those of the original run
+    "model",
+    "resume",
+    "time_limit",
+    "profile",
+    "write",
+    "upload",
+    "as_json",
+    "price_per_hour",
+    "junit",
+}
 
 
 class OrAnother(TyperCommand):
@@ -66,9 +76,14 @@ def bench_command(
     allow_different: options.AllowDifferent = False,
     output: options.Output = None,
     resume: options.Resume = None,
+    ramp: options.Ramp = False,
     profile: options.Profile = False,
     write: options.Write = False,
     upload: options.Upload = None,
+    price_per_hour: options.PricePerHour = None,
+    junit: options.JUnit = None,
+    server_cores: options.ServerCores = None,
+    generator_cores: options.GeneratorCores = None,
     seed: options.Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -80,9 +95,15 @@ def bench_command(
     """
     from tsx_cli.bench.commands.session import carry_out, new_run, resumed_run
     from tsx_cli.bench.report import show, write_report
-    from tsx_cli.bench.search.run_options import BenchOptions, seconds, share  # here, as they import a server, and help must be quick
+    from tsx_cli.bench.search.run_options import (  # here, as they import a server, and help must be quick
+        BenchOptions,
+        finite,
+        seconds,
+        share,
+    )
     from tsx_cli.bench.storage.cloudwatch import read_target
     from tsx_cli.bench.storage.cloudwatch import upload as send
+    from tsx_cli.bench.storage.junit import bound_cases, check_junit, write_junit
     from tsx_cli.bench.storage.write_back import check_writable
     from tsx_cli.bench.storage.write_back import write as keep
     from tsx_cli.common.options import read_settings
@@ -123,6 +144,9 @@ def bench_command(
             same_top=same_top,
             allow_different=allow_different,
             seed=seed,
+            server_cores=server_cores,
+            generator_cores=generator_cores,
+            ramp=ramp,
         )
         request = new_run(model, bench_options, output, limit, quiet=as_json)
     if limit is None and not request.options.exhaustive:
@@ -132,7 +156,12 @@ def bench_command(
         raise UsageError(f"--duration: one round of {one_round:g} s is longer than the run may take; give more --time-limit")
     if write:
         check_writable(request.model)
+    if price_per_hour is not None:
+        finite(price_per_hour, "--price-per-hour")
+    if junit is not None:
+        check_junit(junit, request.options.slo, "--slo")
     results = carry_out(replace(request, profile=profile), settings)
+    results.price_per_hour = price_per_hour
     write_report(results, request.directory)
     if as_json:
         print_json(results.model_dump(mode="json"))
@@ -146,6 +175,8 @@ def bench_command(
     elif write:
         message = f"nothing was written into {request.model}: `tsx bench --resume {request.directory} --write` goes on"
         print(one_line(message), file=sys.stderr)
+    if junit is not None:
+        write_junit(junit, bound_cases(results), results)
     if namespace is not None:
         send(results, namespace)
     if not results.complete:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tsx_cli.common.output import print_json, print_table
+from tsx_cli.common.output import milliseconds, print_json, print_table
 
 MARKS = {True: "ok", False: "FAILED", None: "-"}
 
@@ -57,4 +57,4 @@ class Report:
 
 
 def time_of(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    return milliseconds(1000 * seconds)

@@ -28,6 +28,22 @@ def rounded(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def number(value: float) -> str:
+    """Three digits that say something, and no more: 12,345; 123; 12.3; 0.0123."""
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 99.95:
+        return f"{value:,.0f}"
+    digits = 1 if size >= 9.995 else 2 if size >= 0.9995 else 3 if size >= 0.09995 else 4
+    return f"{value:.{digits}f}"
+
+
+def milliseconds(value: float) -> str:
+    """A duration as people write it: 0.123 ms, 12.3 ms, 1.73 s."""
+    return f"{number(value / 1000)} s" if value >= 999.5 else f"{number(value)} ms"
+
+
 def print_json(value: object) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
     print(STEERS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
@@ -47,18 +63,32 @@ def one_line(value: object) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None, *, whole: bool = False) -> None:
-    """`whole`: only the first column may be wrapped, where the terminal is narrow."""
+    """Where the terminal is narrow, cells are wrapped, between words if these fit; with `whole` those of the first column only."""
     cells = [["" if cell is None else one_line(cell) for cell in row] for row in rows]
     console = Console()
     if not console.is_terminal:
         print_columns([list(columns), *cells])
         return
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=whole and bool(table.columns))
+    for column, width in zip(columns, _widths([columns, *cells], console.width, whole=whole), strict=True):
+        table.add_column(column, overflow="fold", width=width)
     for row in cells:
         table.add_row(*map(Text, row))
     console.print(table)
+
+
+def _widths(rows: Sequence[Sequence[str]], room: int, *, whole: bool) -> list[int | None]:
+    """Of the columns of a table in a terminal, if it is too narrow for whole cells and wide enough for their words; else None."""
+    table = list(zip(*rows, strict=True))
+    full = [max(map(len, column)) for column in table]
+    least = [max(len(word) for cell in column for word in cell.split() or [""]) for column in table]
+    if whole:
+        least[1:] = full[1:]
+    spare = room - 3 * len(table) - sum(least)  # each with the space around it
+    missing = sum(full) - sum(least)
+    if spare < 0 or spare >= missing:
+        return [None] * len(table)
+    return [need + spare * (most - need) // missing for need, most in zip(least, full, strict=True)]
 
 
 def print_columns(rows: Sequence[Sequence[str]]) -> None:

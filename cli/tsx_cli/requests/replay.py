@@ -14,7 +14,7 @@ from tsx_cli.common.client import Server
 from tsx_cli.common.compare_option import Ignore
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.options import AsJson, Config, Url, read_settings
-from tsx_cli.common.output import one_line, print_result, print_table
+from tsx_cli.common.output import milliseconds, one_line, print_result, print_table
 from tsx_runtime.recordings import NotARecording, read
 
 app = typer.Typer(add_completion=False)
@@ -88,4 +88,4 @@ def _show(summary: dict[str, Any]) -> None:
 
 
 def _shown(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f} ms"
+    return "" if value is None else milliseconds(value)

@@ -9,7 +9,7 @@ import typer
 
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.options import AsJson
-from tsx_cli.common.output import print_result
+from tsx_cli.common.output import milliseconds, print_result
 
 app = typer.Typer(add_completion=False)
 
@@ -38,6 +38,7 @@ def plan_command(
     from tsx_cli.bench.capacity import report  # here, all of them, as they import the simulation, and help must be quick
     from tsx_cli.bench.capacity.planning import plan
     from tsx_cli.bench.model.slo import parse_slo
+    from tsx_cli.bench.search.run_options import finite
 
     measured, moments = report.measured_in(archive, results), report.moments_of(recording)
     rate, wanted = report.rate_of(rps, moments), slo or measured.slo
@@ -45,8 +46,8 @@ def plan_command(
     replica = report.replica_of(measured, archive, workers, batch_size)
     planned = plan(replica, rate, bounds, headroom=report.share_of(headroom), moments=moments, seed=seed)
     if planned is None:
-        alone = f"one request at a time takes {replica.times[0]:.3g} ms already"
+        alone = f"one request at a time takes {milliseconds(replica.times[0])} already"
         raise CliError(f"no number of replicas keeps {bounds}: {alone}; find a quicker way to run the model with tsx bench")
-    price = None if price_per_hour is None else report.known(price_per_hour, "--price-per-hour")
+    price = None if price_per_hour is None else finite(price_per_hour, "--price-per-hour")
     found = report.as_json(measured, replica, planned, rate, bounds, price)
     print_result(found, as_json, lambda found: report.show(found, planned))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +10,16 @@ from typing import Any
 from tsx_archiver import ModelConfig, inspect_archive
 from tsx_cli.bench.capacity.planning import CapacityPlan
 from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.points import cost_per_million
 from tsx_cli.bench.model.predict import timing_of
 from tsx_cli.bench.model.replica import Replica, fitted
 from tsx_cli.bench.model.results import read_results
 from tsx_cli.bench.model.slo import Slo
+from tsx_cli.bench.search.run_options import finite
 from tsx_cli.bench.storage.archive_record import ArchiveRecord, read_record, record_of
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.options import archive_limits
-from tsx_cli.common.output import print_table
+from tsx_cli.common.output import milliseconds, number, print_table
 from tsx_runtime.core.placement.hardware import describe
 from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.recordings import NotARecording, read
@@ -62,17 +63,10 @@ def moments_of(recording: Path | None) -> list[float]:
 
 def rate_of(rps: float | None, moments: list[float]) -> float:
     if rps is not None:
-        return known(rps, "--rps")
+        return finite(rps, "--rps")
     if not moments:
         raise UsageError("give the request rate: --rps 300, or --recording FILE")
     return (len(moments) - 1) / (moments[-1] - moments[0])
-
-
-def known(value: float, option: str) -> float:
-    """nan is within any range. Raises UsageError."""
-    if not math.isfinite(value):
-        raise UsageError(f"{option}: {value} is not a number; write one such as 50")
-    return value
 
 
 def share_of(text: str) -> float:
@@ -136,7 +130,7 @@ def as_json(
     }
     if price is not None:
         report["cost_per_hour"] = round(price * planned.replicas, 6)
-        report["cost_per_million"] = round(price * planned.replicas / (rate * 3600) * 1e6, 6)
+        report["cost_per_million"] = round(cost_per_million(price * planned.replicas, rate), 6)
     return report
 
 
@@ -157,11 +151,11 @@ def show(report: dict[str, Any], planned: CapacityPlan) -> None:
         ("latency p99", _with_range(report, "p99")),
     ]
     if planned.with_headroom is not planned.at and report["p99_with_headroom_ms"] != report["p99_ms"]:
-        rows.append(("p99 with the headroom used up", f"{report['p99_with_headroom_ms']:.1f} ms"))
+        rows.append(("p99 with the headroom used up", milliseconds(report["p99_with_headroom_ms"])))
     if report["refused"]:
         rows.append(("refused", f"{report['refused']:.2%}"))
     if "cost_per_hour" in report:
-        rows += [("cost per hour", f"{report['cost_per_hour']:.2f}"), ("cost per million requests", f"{report['cost_per_million']:.4g}")]
+        rows += [("cost per hour", f"{report['cost_per_hour']:.2f}"), ("cost per million requests", number(report["cost_per_million"]))]
     bound = f" under {report['slo']}" if report["slo"] else ""
     print_table([f"{report['rps']:g} requests/s{bound}", ""], rows)
     measured = report["measured"]
@@ -173,7 +167,7 @@ def show(report: dict[str, Any], planned: CapacityPlan) -> None:
 
 def _with_range(report: dict[str, Any], which: str) -> str:
     low, high = report[f"{which}_range_ms"]
-    return f"{report[f'{which}_ms']:.1f} ms ({low:.1f} to {high:.1f})"
+    return f"{milliseconds(report[f'{which}_ms'])} ({milliseconds(low)} to {milliseconds(high)})"
 
 
 def _warnings(report: dict[str, Any]) -> list[str]:

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 
-from tsx_cli.bench.generator.plan import LoadPlan
-from tsx_cli.bench.generator.run import LoadProgress, measure
+from tsx_cli.bench.generator.plan import Arrivals, LoadPlan
+from tsx_cli.bench.generator.run import LoadProgress, measure, most_connections
 from tsx_cli.bench.measure.environment import environment
-from tsx_cli.bench.model.points import point_of
+from tsx_cli.bench.model.parts import PinnedCores
+from tsx_cli.bench.model.points import best_point, knee_of, open_loops, with_round
 from tsx_cli.bench.model.results import ModelInfo, Point, Results, Round, Trial, now
 from tsx_cli.bench.model.slo import Slo
+from tsx_cli.bench.model.statistics import FEWEST
+from tsx_cli.bench.report import details, facts, shown
+from tsx_cli.bench.search.ramp import to_the_knee
 from tsx_cli.bench.search.run_options import plain
 from tsx_cli.bench.workload.payloads import mix
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.output import print_table
+from tsx_cli.common.output import milliseconds, print_table
 
 STALLS_SHOWN = 3
+OPEN_CONNECTIONS = 256  # of an open loop: requests that may be under way
 
 
 def run_against(
@@ -28,23 +34,43 @@ def run_against(
     *,
     rounds: int = 1,
     slo: Slo | None = None,
+    ramp: Arrivals | None = None,
+    pinning: PinnedCores | None = None,
+    price_per_hour: float | None = None,
     command: str = "",
     on_progress: Callable[[int, LoadProgress], None] | None = None,
 ) -> Results:
-    """So many rounds of the load. Raises CliError where there is no server, or where it accepted nothing.
+    """So many rounds of the load; with `ramp` one, and then open loops of such arrivals up to the knee. Raises CliError where there is no
+    server, or where it accepted nothing.
 
     `on_progress` is called with the number of the round, from 0 on.
     """
     if rounds < 1:
         raise UsageError(f"--rounds: {rounds} is too few; give 1 or more")
     started = now()
-    done: list[Round] = []
-    for number in range(rounds):
+    points: list[Point] = []
+    numbers = count()
+
+    def load(one: LoadPlan) -> Point:
+        number = next(numbers)
         tell = None if on_progress is None else partial(on_progress, number)
-        done.append(measure(replace(plan, seed=plan.seed + number), on_progress=tell))
-        if not done[-1].ok:
-            raise CliError(_nothing(plan, done[-1]))
-    point = point_of(plan.offered, done, slo)
+        done = measure(replace(one, seed=plan.seed + number, cores=cores), on_progress=tell)
+        if not points and not done.ok:
+            raise CliError(_nothing(plan, done))
+        return points[with_round(points, one.offered, done, slo)]
+
+    cores = () if pinning is None else tuple(pinning.generator)
+    for _ in range(1 if ramp else rounds):
+        load(plan)
+    if ramp:
+        most = min(OPEN_CONNECTIONS, most_connections())
+
+        def at_rate(rate: float) -> Point:
+            return load(replace(plan, mode="open", arrivals=ramp, connections=most, rate=rate))
+
+        to_the_knee(at_rate, points[0].throughput.value, max(rounds, FEWEST))
+    held = knee_of(points).held if ramp else None
+    best = best_point(points) if held is None else points.index(held)
     return Results(
         started=started,
         ended=now(),
@@ -55,14 +81,17 @@ def run_against(
         slo=None if slo is None else str(slo),
         environment=environment(noise=False),
         inputs=mix(plan.payloads, plain(source)),
-        trials=[Trial(configuration={}, points=[point], best=0 if point.holds else None)],
-        notes=_notes(point),
+        price_per_hour=price_per_hour,
+        pinning=pinning,
+        trials=[Trial(configuration={}, points=points, best=best)],
+        notes=[*_notes(points[best or 0]), *_note_of_knee(points)],
     )
 
 
 def show_against(results: Results) -> None:
     """A table for people."""
-    point = results.trials[0].points[0]
+    trial = results.trials[0]
+    point = trial.chosen or trial.points[0]
     offered, rounds = point.offered, point.rounds
     if offered.mode == "closed":
         load = f"{offered.connections} connection{'s' if offered.connections != 1 else ''}, each sending its next request after an answer"
@@ -81,38 +110,63 @@ def show_against(results: Results) -> None:
         ("throughput", f"{point.throughput.value:,.1f} accepted answers/s{interval}"),
     ]
     figures = point.latency.model_dump()
-    rows += [(_shown_name(name), f"{value:,.3f} ms") for name, value in figures.items()]
+    rows += [(_shown_name(name), milliseconds(value)) for name, value in figures.items()]
     corrected = max((each.corrected_p99_ms or 0.0 for each in rounds), default=0.0)
     if corrected:
-        rows.append(("p99 as arriving clients see it", f"{corrected:,.3f} ms"))
+        rows.append(("p99 as arriving clients see it", milliseconds(corrected)))
     rows += _failures(rounds)
     stalls = [stall for each in rounds for stall in each.stalls]
     if stalls:
         longest = sorted(stalls, key=lambda stall: -stall[1])[:STALLS_SHOWN]
-        shown = ", ".join(f"{1000 * length:,.0f} ms" for _, length in longest)
-        rows.append(("stalls", f"{len(stalls)} without any answer; the longest: {shown}"))
+        lengths = ", ".join(milliseconds(1000 * length) for _, length in longest)
+        rows.append(("stalls", f"{len(stalls)} without any answer; the longest: {lengths}"))
     worst = max(rounds, key=lambda each: each.generator.cpu + each.generator.starved).generator
-    late = f"; {max(each.generator.late_p99_ms for each in rounds):.2f} ms late (p99)" if offered.mode == "open" else ""
+    late = f"; {milliseconds(max(each.generator.late_p99_ms for each in rounds))} late (p99)" if offered.mode == "open" else ""
     rows.append(("generator", f"{worst.cpu:.0%} of a core, {worst.starved:.0%} of the time without one{late}"))
+    if results.price_per_hour is not None:
+        rows.append(("cost per million requests", shown.cost(point, results)))
+    if facts.pinned(results):
+        rows.append(("pinned to cores", facts.pinned(results)))
     if results.slo is not None:
         rows.append(("bounds", f"{results.slo}: {'hold' if point.holds else 'do not hold'}"))
     print_table([f"{results.model.name} at {results.against}" if results.model.name else f"{results.against}", ""], rows)
+    for detail in details(results):
+        print(detail)
+    for line in _ramp(results):
+        print(line)
     for note in results.notes:
         print(f"note: {note}")
 
 
-def progress_line(rounds: int) -> Callable[[int, LoadProgress], None] | None:
-    """One line on a terminal that tells how far it is; None where stderr is none."""
+def _ramp(results: Results) -> Iterator[str]:
+    """The latency at each rate, and the knee."""
+    points = open_loops(results.trials[0].points)
+    if len(points) < 2:
+        return
+    for point in points:
+        p99 = shown.with_margin(point.p99_ms)
+        yield f"{shown.rate(point)}: p50 {milliseconds(point.latency.p50_ms)}, p99 {p99}{'' if point.holds else ', does not hold'}"
+    held, broken = knee_of(points)
+    bounds = results.slo or "the throughput follows the rate"
+    if held is None:
+        yield f"no rate holds: {bounds}"
+    else:
+        ends = "the load ended before one that does not" if broken is None else f"{shown.rate(broken)} does not"
+        yield f"knee: {shown.rate(held)} holds, {ends} ({bounds})"
+
+
+def progress_line(rounds: int | None) -> Callable[[int, LoadProgress], None] | None:
+    """One line on a terminal that tells how far it is; None where stderr is none. `rounds` is None where their number is not known."""
     if not sys.stderr.isatty():
         return None
     begun = time.monotonic()
 
     def show(number: int, progress: LoadProgress) -> None:
-        left = max(0.0, (rounds - number) * progress.of - progress.seconds)
-        text = f"round {number + 1} of {rounds}: " if rounds > 1 else ""
+        left = max(0.0, (rounds - number if rounds else 1) * progress.of - progress.seconds)
+        text = f"load {number + 1}: " if rounds is None else f"round {number + 1} of {rounds}: " if rounds > 1 else ""
         answered = f"{progress.answers:,} answers"
         print(f"\r\033[K{text}{answered}, {time.monotonic() - begun:.0f} s, {left:.0f} s left", end="", file=sys.stderr, flush=True)
-        if number == rounds - 1 and left < 1:
+        if (rounds is None or number == rounds - 1) and left < 1:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
     return show
@@ -121,9 +175,9 @@ def progress_line(rounds: int) -> Callable[[int, LoadProgress], None] | None:
 def _failures(rounds: Sequence[Round]) -> list[tuple[str, object]]:
     counts = {"refused (429, 503)": sum(each.refused for each in rounds)}
     for each in rounds:
-        for name, count in each.errors.items():
+        for name, times in each.errors.items():
             text = f"answered {name}" if name.isdigit() else f"not answered ({name})"
-            counts[text] = counts.get(text, 0) + count
+            counts[text] = counts.get(text, 0) + times
     counts["without answer at the end"] = sum(each.unanswered for each in rounds)
     counts["not sent: no connection was free"] = sum(each.unsent for each in rounds)
     sent = sum(each.sent + each.unsent for each in rounds) or 1
@@ -144,6 +198,12 @@ def _notes(point: Point) -> list[str]:
     if any(each.corrected_p99_ms for each in point.rounds):
         notes.append("a closed loop sends less while the server stalls; --rate keeps sending, and its latencies show what clients see then")
     return notes
+
+
+def _note_of_knee(points: Sequence[Point]) -> list[str]:
+    broken = knee_of(points).broken
+    limits = [each.generator.limited for each in broken.rounds if each.generator.limited] if broken is not None else []
+    return [f"the knee may be that of the load generator and not of the server: {limits[-1]}"] if limits else []
 
 
 def _nothing(plan: LoadPlan, result: Round) -> str:

@@ -28,23 +28,43 @@ def bench_against(
     content_type: options.ContentType = None,
     input_kind: options.InputKind = None,
     input_shape: options.InputShape = None,
-    connections: Annotated[int | None, typer.Option(help="Connections; by default 16 in a closed loop and 256 in an open one.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests per second, independent of the server: an open loop.")] = None,
-    arrivals: Annotated[str | None, typer.Option(help="Arrivals of an open loop: poisson, constant, or recorded.")] = None,
-    speed: Annotated[float | None, typer.Option(help="Speed factor relative to the recording.")] = None,
+    connections: Annotated[
+        int | None, typer.Option(help="Connections; by default 16 in a closed loop and 256 in an open one.", rich_help_panel=options.LOAD)
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests per second, independent of the server: an open loop.", rich_help_panel=options.LOAD)
+    ] = None,
+    arrivals: Annotated[
+        str | None, typer.Option(help="Arrivals of an open loop: poisson, constant, or recorded.", rich_help_panel=options.LOAD)
+    ] = None,
+    speed: Annotated[float | None, typer.Option(help="Speed factor relative to the recording.", rich_help_panel=options.LOAD)] = None,
     duration: options.Duration = "10s",
-    warm_up: Annotated[str, typer.Option(metavar="TIME|auto", help="Warm-up before each round; auto detects its length.")] = "auto",
-    rounds: Annotated[int, typer.Option(help="Repetitions; two or more give confidence intervals.")] = 1,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="Timeout of a request.")] = "30s",
+    warm_up: Annotated[
+        str, typer.Option(metavar="TIME|auto", help="Warm-up before each round; auto detects its length.", rich_help_panel=options.LOAD)
+    ] = "auto",
+    rounds: Annotated[int, typer.Option(help="Repetitions; two or more give confidence intervals.", rich_help_panel=options.LOAD)] = 1,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Timeout of a request.", rich_help_panel=options.LOAD)] = "30s",
     slo: Annotated[str | None, typer.Option(help="Bounds to keep, such as p99<100ms,errors<0.1%.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of random arrivals and generated inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of random arrivals and generated inputs.", rich_help_panel=options.LOAD)] = 0,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Write a report: report.html, report.md, results.csv and .json.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Write a report: report.html, report.md, results.csv and .json.",
+            rich_help_panel=options.OUTPUT,
+        ),
     ] = None,
     json_to: Annotated[
-        str | None, typer.Option("--json", metavar="FILE|-", help="Write the results as JSON; - is standard output.")
+        str | None,
+        typer.Option("--json", metavar="FILE|-", help="Write the results as JSON; - is standard output.", rich_help_panel=options.OUTPUT),
     ] = None,
     upload: options.Upload = None,
+    ramp: options.Ramp = False,
+    price_per_hour: options.PricePerHour = None,
+    junit: options.JUnit = None,
+    generator_cores: options.GeneratorCores = None,
 ) -> None:
     """Measure a running server."""
     if against is None:
@@ -55,10 +75,12 @@ def bench_against(
         raise UsageError("--against needs the name of the model: --model NAME")
     from tsx_cli.bench.commands.against import progress_line, run_against, show_against
     from tsx_cli.bench.generator.plan import LoadPlan
+    from tsx_cli.bench.measure.pinning import chosen
     from tsx_cli.bench.model.slo import parse_slo
     from tsx_cli.bench.report import write_report
-    from tsx_cli.bench.search.run_options import command_line, seconds
+    from tsx_cli.bench.search.run_options import command_line, finite, seconds
     from tsx_cli.bench.storage import cloudwatch
+    from tsx_cli.bench.storage.junit import bound_cases, check_junit, write_junit
     from tsx_cli.bench.workload.inputs import choose_payloads, parse_shape
 
     if json_to not in (None, "-") and (Path(json_to).is_dir() or not Path(json_to).absolute().parent.is_dir()):
@@ -68,10 +90,17 @@ def bench_against(
         raise UsageError(f"--output: '{output}' is a file; name a directory")
     if speed is not None and arrivals != "recorded":
         raise UsageError("--speed is that of a recording: give --arrivals recorded as well, or leave it out")
+    if ramp and (rate is not None or arrivals == "recorded"):
+        raise UsageError("--ramp chooses the rates itself: leave --rate and --arrivals recorded out")
+    if junit is not None:
+        check_junit(junit, slo, "--slo")
+    if price_per_hour is not None:
+        finite(price_per_hour, "--price-per-hour")
+    pinning = chosen(None, generator_cores, running=True)
     shape = None if input_shape is None else parse_shape(input_shape)
     bounds = None if slo is None else parse_slo(slo)
     payloads, source = choose_payloads(None, sources or (), kind=input_kind, shape=shape, seed=seed, content_type=content_type)
-    opened = rate is not None or arrivals is not None
+    opened = not ramp and (rate is not None or arrivals is not None)
     plan = LoadPlan(
         against,
         model,
@@ -90,9 +119,19 @@ def bench_against(
         certificate=trusted(certificate, against),
         seed=seed,
     )
-    progress = progress_line(rounds) if json_to != "-" else None
+    progress = progress_line(None if ramp else rounds) if json_to != "-" else None
     secret = None if token is None or token.startswith("@") else token
-    results = run_against(plan, source, rounds=rounds, slo=bounds, command=command_line(secret), on_progress=progress)
+    results = run_against(
+        plan,
+        source,
+        rounds=rounds,
+        slo=bounds,
+        ramp=(arrivals or "poisson") if ramp else None,  # type: ignore[arg-type]  # the plan looks at it
+        pinning=pinning,
+        price_per_hour=price_per_hour,
+        command=command_line(secret),
+        on_progress=progress,
+    )
     text = results.model_dump_json(indent=1) + "\n"
     if json_to == "-":
         sys.stdout.write(text)
@@ -103,6 +142,8 @@ def bench_against(
     if output is not None:
         write_report(results, output)
         print(f"report: {output / 'report.html'}, with report.md, results.csv and results.json beside it", file=sys.stderr)
+    if junit is not None:
+        write_junit(junit, bound_cases(results), results)
     if namespace is not None:
         cloudwatch.upload(results, namespace)
     if bounds is not None and results.trials[0].best is None:

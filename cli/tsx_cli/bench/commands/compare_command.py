@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tsx_cli.bench.commands import options
 from tsx_cli.common.failure import FAILED, CliError, UsageError
 from tsx_cli.common.options import AsJson
 
@@ -28,6 +29,7 @@ def compare_command(
     second: Annotated[Path, SECOND],
     fail_if: Annotated[list[str] | None, FAIL_IF] = None,
     every: Annotated[bool, typer.Option("--all", help="Apply --fail-if to every configuration and load, not only to the best.")] = False,
+    junit: options.JUnit = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two runs of tsx bench, and say which differences are real.
@@ -36,7 +38,10 @@ def compare_command(
     """
     from tsx_cli.bench.model.results import read_results
     from tsx_cli.bench.storage.compare import compare, parse_condition, print_compared, show_compared  # here, so that help stays quick
+    from tsx_cli.bench.storage.junit import check_junit, condition_cases, write_junit
 
+    if junit is not None:
+        check_junit(junit, fail_if, "--fail-if")
     conditions = [parse_condition(text) for text in fail_if or ()]
     try:
         results = [read_results(path / RESULTS if path.is_dir() else path) for path in (first, second)]
@@ -44,5 +49,7 @@ def compare_command(
         raise UsageError(error.message) from error  # exit code 1 is for a change alone
     compared = compare(results[0], results[1], conditions, every=every)
     (print_compared if as_json else show_compared)(compared)
+    if junit is not None:
+        write_junit(junit, condition_cases(compared, results[1]), results[1])
     if compared.met:
         raise typer.Exit(FAILED)

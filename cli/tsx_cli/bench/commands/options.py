@@ -10,6 +10,9 @@ import typer
 
 DEFAULT_TIME = "2m"
 
+# The parts of the help.
+INPUTS, SPACE, LOAD, ANSWERS, OUTPUT = "Inputs", "Configurations to try", "Load and time", "Answers", "Output"
+
 
 class Mode(str, Enum):
     CLOSED = "closed"
@@ -32,53 +35,139 @@ Inputs = Annotated[
         "--input",
         metavar="FILE|DIR",
         help="Inputs to send: files, directories, a .jsonl file of requests, or a recording; by default the archive's samples.",
+        rich_help_panel=INPUTS,
     ),
 ]
-InputKind = Annotated[str | None, typer.Option(metavar="KIND", help="Generate inputs: image, png, text, json or file.")]
-InputShape = Annotated[str | None, typer.Option(metavar="N,N,...", help="Shape of generated inputs, such as 1,28,28.")]
-ContentType = Annotated[str | None, typer.Option(help="Content type of the inputs; by default guessed from their names.")]
-BatchSizes = Annotated[str, typer.Option(metavar="RANGE", help="1,2,4, or 1..32: both ends and the powers of two between.")]
-Workers = Annotated[str | None, typer.Option(metavar="RANGE", help="Number of workers; by default up to the number of cores.")]
-Devices = Annotated[str | None, typer.Option(metavar="LIST", help="cpu, cuda, or both; by default the archive's setting.")]
-Precisions = Annotated[str | None, typer.Option(metavar="LIST", help="fp32, fp16 or bf16; by default the archive's setting.")]
+InputKind = Annotated[
+    str | None, typer.Option(metavar="KIND", help="Generate inputs: image, png, text, json or file.", rich_help_panel=INPUTS)
+]
+InputShape = Annotated[
+    str | None, typer.Option(metavar="N,N,...", help="Shape of generated inputs, such as 1,28,28.", rich_help_panel=INPUTS)
+]
+ContentType = Annotated[
+    str | None, typer.Option(help="Content type of the inputs; by default guessed from their names.", rich_help_panel=INPUTS)
+]
+BatchSizes = Annotated[
+    str, typer.Option(metavar="RANGE", help="1,2,4, or 1..32: both ends and the powers of two between.", rich_help_panel=SPACE)
+]
+Workers = Annotated[
+    str | None, typer.Option(metavar="RANGE", help="Number of workers; by default up to the number of cores.", rich_help_panel=SPACE)
+]
+Devices = Annotated[
+    str | None, typer.Option(metavar="LIST", help="cpu, cuda, or both; by default the archive's setting.", rich_help_panel=SPACE)
+]
+Precisions = Annotated[
+    str | None, typer.Option(metavar="LIST", help="fp32, fp16 or bf16; by default the archive's setting.", rich_help_panel=SPACE)
+]
 Compiled = Annotated[
-    str | None, typer.Option("--compile", metavar="LIST", help="torch.compile: off, on, or off,on; by default the archive's setting.")
+    str | None,
+    typer.Option(
+        "--compile", metavar="LIST", help="torch.compile: off, on, or off,on; by default the archive's setting.", rich_help_panel=SPACE
+    ),
 ]
 Threads = Annotated[
-    str | None, typer.Option(metavar="RANGE", help="Threads per worker; by default its share of the cores, and smaller numbers.")
+    str | None,
+    typer.Option(
+        metavar="RANGE", help="Threads per worker; by default its share of the cores, and smaller numbers.", rich_help_panel=SPACE
+    ),
 ]
 LoadMode = Annotated[
-    Mode, typer.Option(help="closed: a connection sends its next request after an answer. open: requests arrive at a rate.")
+    Mode,
+    typer.Option(
+        help="closed: a connection sends its next request after an answer. open: requests arrive at a rate.", rich_help_panel=LOAD
+    ),
 ]
-Connections = Annotated[str | None, typer.Option(metavar="LIST", help="Only these numbers of connections, such as 1,8,64.")]
-Rates = Annotated[str | None, typer.Option(metavar="LIST", help="With --mode open: only at these rates, in requests per second.")]
-ArrivalsOf = Annotated[Arrivals | None, typer.Option(help="With --mode open: how requests arrive; poisson if not given.")]
-Duration = Annotated[str, typer.Option(help="Duration of one round, without its warm-up.")]
+Connections = Annotated[
+    str | None, typer.Option(metavar="LIST", help="Only these numbers of connections, such as 1,8,64.", rich_help_panel=LOAD)
+]
+Rates = Annotated[
+    str | None, typer.Option(metavar="LIST", help="With --mode open: only at these rates, in requests per second.", rich_help_panel=LOAD)
+]
+ArrivalsOf = Annotated[
+    Arrivals | None, typer.Option(help="With --mode open: how requests arrive; poisson if not given.", rich_help_panel=LOAD)
+]
+Duration = Annotated[str, typer.Option(help="Duration of one round, without its warm-up.", rich_help_panel=LOAD)]
 RoundTime = Annotated[
     str | None,
-    typer.Option("--duration", help="Duration of one round, without its warm-up; by default 1 to 3 seconds, as the time allows."),
+    typer.Option(
+        "--duration",
+        help="Duration of one round, without its warm-up; by default 1 to 3 seconds, as the time allows.",
+        rich_help_panel=LOAD,
+    ),
 ]
 Rounds = Annotated[
-    int, typer.Option(min=1, max=20, help="Final rounds, in which the best, the second-best and the baseline configuration take turns.")
+    int,
+    typer.Option(
+        min=1,
+        max=20,
+        help="Final rounds, in which the best, the second-best and the baseline configuration take turns.",
+        rich_help_panel=LOAD,
+    ),
 ]
-Width = Annotated[str, typer.Option(metavar="SHARE", help="Add rounds until the winner's throughput is known to this precision.")]
-TimeLimit = Annotated[str | None, typer.Option(help=f"Time limit of the whole run; {DEFAULT_TIME} if not given, none with --exhaustive.")]
-Exhaustive = Annotated[bool, typer.Option("--exhaustive", help="Measure every configuration, whatever the prediction.")]
+Width = Annotated[
+    str, typer.Option(metavar="SHARE", help="Add rounds until the winner's throughput is known to this precision.", rich_help_panel=LOAD)
+]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option(help=f"Time limit of the whole run; {DEFAULT_TIME} if not given, none with --exhaustive.", rich_help_panel=LOAD),
+]
+Exhaustive = Annotated[
+    bool, typer.Option("--exhaustive", help="Measure every configuration, whatever the prediction.", rich_help_panel=LOAD)
+]
 Tolerance = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Tolerance when comparing answers: rtol=1e-2,atol=1e-3 by default, or exact.")
+    str | None,
+    typer.Option(
+        metavar="TEXT", help="Tolerance when comparing answers: rtol=1e-2,atol=1e-3 by default, or exact.", rich_help_panel=ANSWERS
+    ),
 ]
-SameTop = Annotated[int | None, typer.Option(metavar="N", help="Instead of a tolerance: the number of top labels that must be the same.")]
-AllowDifferent = Annotated[bool, typer.Option("--allow-different", help="Accept a winner whose answers differ from the archive's.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="Directory for the results; by default a new one.")]
-Resume = Annotated[Path | None, typer.Option(metavar="DIR", help="Continue an interrupted run.")]
-Profile = Annotated[bool, typer.Option("--profile", help="Profile a worker of the best configuration at the end.")]
-Write = Annotated[bool, typer.Option("--write", help="Write the winning settings and the measurements into the archive.")]
+SameTop = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Instead of a tolerance: the number of top labels that must be the same.", rich_help_panel=ANSWERS),
+]
+AllowDifferent = Annotated[
+    bool, typer.Option("--allow-different", help="Accept a winner whose answers differ from the archive's.", rich_help_panel=ANSWERS)
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="DIR", help="Directory for the results; by default a new one.", rich_help_panel=OUTPUT),
+]
+Resume = Annotated[Path | None, typer.Option(metavar="DIR", help="Continue an interrupted run.", rich_help_panel=OUTPUT)]
+Profile = Annotated[bool, typer.Option("--profile", help="Profile a worker of the best configuration at the end.", rich_help_panel=OUTPUT)]
+Write = Annotated[
+    bool, typer.Option("--write", help="Write the winning settings and the measurements into the archive.", rich_help_panel=OUTPUT)
+]
 Upload = Annotated[
     str | None,
-    typer.Option(metavar="cloudwatch:NAMESPACE", help="Also send the figures to CloudWatch, with the environment's credentials."),
+    typer.Option(
+        metavar="cloudwatch:NAMESPACE",
+        help="Also send the figures to CloudWatch, with the environment's credentials.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 Token = Annotated[str | None, typer.Option(metavar="TOKEN|@FILE", help="Token for the server, or the file that contains it.")]
 Certificate = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Certificate to trust, in addition to this machine's and certificate_file.")
 ]
-Seed = Annotated[int, typer.Option(help="Seed of random arrivals.")]
+PricePerHour = Annotated[
+    float | None,
+    typer.Option(
+        min=0, help="Price of this machine per hour, in any currency; adds the cost of a million requests.", rich_help_panel=OUTPUT
+    ),
+]
+JUnit = Annotated[
+    str | None,
+    typer.Option("--junit", metavar="FILE", help="Also write the verdicts as JUnit XML, for a CI server.", rich_help_panel=OUTPUT),
+]
+ServerCores = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST", help="Cores of the server, such as 0-3; by default those that --generator-cores leaves.", rich_help_panel=LOAD
+    ),
+]
+GeneratorCores = Annotated[
+    str | None, typer.Option(metavar="LIST", help="Cores of the load generator, such as 4,5 (Linux).", rich_help_panel=LOAD)
+]
+Ramp = Annotated[
+    bool, typer.Option("--ramp", help="Also raise the rate of an open loop until a bound breaks, and find the knee.", rich_help_panel=LOAD)
+]
+Seed = Annotated[int, typer.Option(help="Seed of random arrivals.", rich_help_panel=LOAD)]

@@ -25,13 +25,14 @@ from tsx_cli.bench.model.results import OUT_OF_TIME, Curve, OfferedLoad, Results
 from tsx_cli.bench.search import budget
 from tsx_cli.bench.search.confirm import confirm
 from tsx_cli.bench.search.forecast import MOST_CONNECTIONS, State, by_use, ranking
+from tsx_cli.bench.search.ramp import SHARE, ramp_of
 from tsx_cli.bench.search.run_options import BenchOptions, configurations
 from tsx_cli.bench.search.search import FIRST, baseline, faster_unmeasured, next_trial, passed_over
 from tsx_cli.bench.search.search import Candidate as Proposal
 from tsx_cli.bench.search.verdict import conclude
 from tsx_cli.bench.storage.journal import Journal
 from tsx_cli.common.failure import CliError
-from tsx_cli.common.output import rounded
+from tsx_cli.common.output import milliseconds, rounded
 from tsx_runtime.core.placement.devices import cpu_count, gpu_count
 from tsx_runtime.shared.log_format import escaped
 
@@ -109,6 +110,8 @@ class Bench:
 
     def go(self) -> None:
         """Whatever ends it, no server stays. Raises what interrupts it."""
+        kept = SHARE * self.seconds_left() if self.options.ramp and math.isfinite(self.ends) else 0.0
+        self.ends -= kept
         try:
             self._reference()
             self._curves()
@@ -116,6 +119,10 @@ class Bench:
             self._confirm()
             while self._search():  # with the time that the comparison left over
                 self._confirm()
+            self.ends += kept
+            winner, _ = choose(self.order(), self.trial, self.results.paired)
+            if self.options.ramp and winner is not None and not ramp_of(self, winner):
+                self.note("the time was too short for --ramp to find the knee; --resume with a longer --time-limit goes on")
         finally:
             self.finish()  # first, as Ctrl-C may end the wait for the servers
             self.servers.close()
@@ -228,7 +235,7 @@ class Bench:
             curve.noise, curve.disturbed = watch.noise, judge(watch.noise, self.results.environment.cores)
             self.results.curves.append(curve)
             self.journal.curve(curve)
-            times = ", ".join(f"{point.batch_size}: {point.median_ms:.3g} ms" for point in curve.points)
+            times = ", ".join(f"{point.batch_size}: {milliseconds(point.median_ms)}" for point in curve.points)
             failed = f"; no more, since {curve.failed}" if curve.failed else ""
             self.progress.found(f"{alone.worker}, a batch takes {times or 'no measurable time'}{_first_line(failed)}")
 
@@ -289,6 +296,8 @@ class Bench:
     def _round(self, at: int, candidate: RunningCandidate, offered: OfferedLoad) -> None:
         trial = self.results.trials[at]
         self.progress.doing(f"{trial.how()}, {offered}")
+        if candidate.start is not None and candidate.start not in trial.starts:
+            trial.starts.append(candidate.start)
         with self.watch(self._probes) as watch:
             measurement = candidate.load(offered, self.progress.load, seconds=self._seconds)
         disturbed = judge(watch.noise, self.results.environment.cores)
@@ -305,7 +314,7 @@ class Bench:
         if fresh.generator.limited:
             self.note(f"{trial.how()}, {offered}: {fresh.generator.limited}")
         holds = "" if point.holds else ", which breaks the bounds" if self.slo and not point.error_rate else ", and not all were answered"
-        reached = f"{rounded(point.throughput.value)} requests/s, p99 {point.p99_ms.value:.3g} ms"
+        reached = f"{rounded(point.throughput.value)} requests/s, p99 {milliseconds(point.p99_ms.value)}"
         marked = f"; disturbed: {disturbed[0]}" if disturbed else ""
         self.progress.found(f"{trial.how()}, {offered}: {reached}{holds}{marked}")
 

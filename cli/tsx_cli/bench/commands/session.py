@@ -17,6 +17,7 @@ from tsx_archiver import OpenArchive, open_archive
 from tsx_archiver.storage.atomic_file import whole_file
 from tsx_cli.bench.commands.run import Bench, Progress
 from tsx_cli.bench.measure.environment import environment
+from tsx_cli.bench.measure.pinning import chosen, pinned
 from tsx_cli.bench.measure.profile import profile_best
 from tsx_cli.bench.measure.server import sweep
 from tsx_cli.bench.measure.trial import TrialTarget
@@ -74,7 +75,9 @@ def resumed_run(directory: Path, model: Path | None, time_limit: float | None, *
 def carry_out(request: RunRequest, settings: Settings) -> Results:
     """Measure until it is done, out of time or interrupted: `complete` says which. The directory has the journal and results.json."""
     sweep()
-    with open_archive(request.model, cache=settings.cache_dir, limits=settings.archive_limits()) as archive:
+    pinning = chosen(request.options.server_cores, request.options.generator_cores)
+    cores = () if pinning is None else tuple(pinning.server)  # of this process, which waits while the generator runs, as well
+    with pinned(cores), open_archive(request.model, cache=settings.cache_dir, limits=settings.archive_limits()) as archive:
         payloads, source = chosen_inputs(request.options, archive)
         if request.past is not None and request.past.sha256 != archive.digest:
             raise CliError(f"--resume: {request.model} has changed since that run started; start a new run without --resume")
@@ -83,6 +86,7 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
         with Progress(ends, quiet=request.quiet) as progress, _journal(request) as journal:
             progress.doing("examining this machine")
             results = _results(request, archive, payloads, source)
+            results.pinning = pinning
             if request.past is None:
                 journal.begin(
                     request.options.as_json() | {"model": str(request.model.absolute())},
@@ -91,7 +95,9 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
                     started=results.started,
                 )
             seconds = request.options.duration or FULL
-            target = TrialTarget(archive, payloads, seconds, request.options.seed, sizes=sizes(settings, payloads))
+            generator = () if pinning is None else tuple(pinning.generator)
+            sized = sizes(settings, payloads)
+            target = TrialTarget(archive, payloads, seconds, request.options.seed, sizes=sized, generator_cores=generator)
             bench = Bench(request.options, target, results, journal, progress, ends)
             with interruptible(bench.servers.abandon):
                 try:

@@ -18,13 +18,14 @@ _SIZE = len(_LENGTHS[0])
 class LoadConnection(asyncio.Protocol):
     """`since` is when the latency of its request counts from, and `sent` when it left, both 0 while it has none."""
 
-    __slots__ = ("_answer", "gone", "load", "sent", "since", "transport")
+    __slots__ = ("_answer", "gone", "load", "number", "sent", "since", "transport")
 
     transport: asyncio.Transport
 
     def __init__(self, load: Load) -> None:
         self.load = load
         self.since = self.sent = 0.0
+        self.number = 0
         self.gone = False  # it is of no more use
         self._answer: _Answer | None = None  # one that comes in pieces, or is not plain
 

@@ -24,6 +24,7 @@ class LoadClient(Protocol):
 
     since: float
     sent: float
+    number: int  # of the payload it carries
     gone: bool
 
     def send(self, request: bytes) -> None: ...
@@ -56,6 +57,7 @@ class Load(ABC):
     def __init__(self, connect: Connect, connections: int, timeout: float) -> None:
         self.connect, self.connections, self.timeout = connect, connections, timeout
         self.accepted, self.refused, self.late = array("f"), array("f"), array("f")
+        self.numbers = array("I")  # of the payloads whose answers were accepted
         self.errors: Counter[str] = Counter()
         self.marks: list[SlotCounts] = []
         self.gaps: list[tuple[float, float]] = []  # (from, to)
@@ -79,6 +81,7 @@ class Load(ABC):
 
     def accept(self, client: LoadClient, now: float) -> None:
         self.accepted.append(now - client.since)
+        self.numbers.append(client.number)
         if now - self.last > GAP:
             self.gaps.append((self.last, now))
         self.last = now
@@ -91,6 +94,7 @@ class Load(ABC):
         latency = now - client.since
         if status.startswith("2"):
             self.accepted.append(latency)
+            self.numbers.append(client.number)
         elif status in REFUSALS:
             self.refused.append(latency)
         else:

@@ -19,7 +19,7 @@ class ClosedLoop(Load):
 
     def __init__(self, connect: Connect, requests: Sequence[bytes], connections: int, timeout: float) -> None:
         super().__init__(connect, connections, timeout)
-        self._next = cycle(requests).__next__
+        self._next = cycle(enumerate(requests)).__next__
 
     def begin(self) -> None:
         for client in list(self.clients):
@@ -30,8 +30,9 @@ class ClosedLoop(Load):
             self.rest(client)
             return
         self.busy += 1
+        client.number, request = self._next()
         client.since = client.sent = clock()
-        client.send(self._next())
+        client.send(request)
 
     def not_connected(self) -> None:
         """A request that found no server."""
@@ -89,7 +90,8 @@ class OpenLoop(Load):
             if not self.busy:
                 self.last = now  # there was nothing to answer until then
             self.busy += 1
-            client.send(self._requests[number % len(self._requests)])
+            client.number = number % len(self._requests)
+            client.send(self._requests[client.number])
             now = clock()
         if self._next == total:
             return

@@ -46,6 +46,7 @@ class LoadPlan:
     token: str | None = None
     certificate: str | None = None  # a file to trust, beside what this machine trusts
     seed: int = 0
+    cores: tuple[int, ...] = ()  # of the generator's process; empty: those of this one
 
     def __post_init__(self) -> None:
         for wrong, message in _faults(self):

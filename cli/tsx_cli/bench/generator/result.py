@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
@@ -10,12 +11,17 @@ from itertools import pairwise
 from tsx_cli.bench.generator.load import SLOT, Load, SlotCounts
 from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.model.histogram import Histogram
+from tsx_cli.bench.model.parts import SizeClass
 from tsx_cli.bench.model.results import GeneratorSide, Round
 from tsx_cli.bench.model.statistics import warm_up_end
+from tsx_cli.common.output import milliseconds
 
 BUSY = 0.9  # of the time: beyond it the generator is the limit
 LATE_MS = 1.0
 STALL = 0.05  # seconds without an answer; less is no stall
+MOST_INTERVALS, FEWEST_INTERVALS = 40, 6  # of a round, that its course is told in
+OF_INTERVAL = 20  # answers, where there are enough
+MOST_CLASSES = 4  # of sizes of inputs
 TIMES_MEDIAN, TIMES_SPACING = 3.0, 10.0  # a stall is so many times longer than an answer takes, and than answers are apart
 
 
@@ -58,8 +64,54 @@ def account(plan: LoadPlan, noted: Load, cpu: float, starved: float) -> Round:
         warm_up_seconds=begin.at - noted.start,
         stalls=stalls,
         corrected_p99_ms=corrected_p99(accepted, stalls, in_time / seconds) if plan.mode == "closed" and stalls else None,
+        over_time=over_time(marks[:-1], skipped, noted.accepted),
+        by_size=by_size(
+            [len(payload.body) for payload in plan.payloads], noted.numbers[begin.accepted :], noted.accepted[begin.accepted :]
+        ),
         generator=side,
     )
+
+
+def over_time(marks: Sequence[SlotCounts], skipped: int, accepted: Sequence[float]) -> list[tuple[float, int, float, float]]:
+    """`Round.over_time`, of the marks up to the end of sending; the first of them is the start, and `skipped` slots are warm-up."""
+    slots, answers = len(marks) - 1, max(1, marks[-1].accepted)
+    enough = min(-(-OF_INTERVAL * slots // answers), slots // FEWEST_INTERVALS)  # or percentiles are those of a few answers
+    length = max(1, -(-slots // MOST_INTERVALS), enough)
+    ends = range(skipped % length + length, len(marks), length)
+    found = []
+    for before, after in ((marks[end - length], marks[end]) for end in ends):
+        p50, p99 = _percentiles(accepted[before.accepted : after.accepted])
+        found.append((round(after.at - marks[skipped].at, 3), after.accepted - before.accepted, p50, p99))
+    return found
+
+
+def by_size(sizes: Sequence[int], numbers: Sequence[int], accepted: Sequence[float]) -> list[SizeClass]:
+    """A class for each size where there are few, else for each quarter of the inputs; `numbers` are those of the answers' inputs."""
+    ordered = sorted(sizes)
+    if ordered[0] == ordered[-1]:
+        return []
+    few = sorted(set(sizes))
+    ends = few if len(few) <= MOST_CLASSES else sorted({ordered[-(-len(ordered) * part // MOST_CLASSES) - 1] for part in (1, 2, 3, 4)})
+    import numpy as np  # what only a run needs
+
+    classes = np.asarray([bisect_left(ends, size) for size in sizes])
+    of_answers, seconds, found = classes[np.asarray(numbers, dtype=np.int64)], np.asarray(accepted), []
+    for place, end in enumerate(ends):
+        mine = seconds[of_answers == place]
+        p50, p99 = _percentiles(mine)
+        smallest = min(size for size in sizes if bisect_left(ends, size) == place)
+        found.append(SizeClass(smallest=smallest, largest=end, ok=len(mine), p50_ms=p50, p99_ms=p99))
+    return found
+
+
+def _percentiles(seconds: Sequence[float]) -> tuple[float, float]:
+    """p50 and p99 in milliseconds; 0 of nothing."""
+    if not len(seconds):
+        return 0.0, 0.0
+    import numpy as np  # what only a run needs
+
+    p50, p99 = np.quantile(seconds, (0.5, 0.99), method="inverted_cdf")
+    return round(1000 * float(p50), 4), round(1000 * float(p99), 4)
 
 
 def find_stalls(
@@ -89,7 +141,7 @@ def limit(cpu: float, starved: float, late_p99: float, p99: float) -> str | None
     if cpu + starved > BUSY:
         return f"the generator used {cpu:.0%} of a core and waited for one {starved:.0%} of the time"
     if late_p99 > LATE_MS and late_p99 > 0.2 * p99:
-        return f"the generator itself was {late_p99:.1f} ms late (p99)"
+        return f"the generator itself was {milliseconds(late_p99)} late (p99)"
     return None
 
 

@@ -45,6 +45,7 @@ class RpcConnection:
     def __init__(self, load: Load, channel: Any, method: str, metadata: Sequence[tuple[str, str]]) -> None:
         self.load, self.channel, self.metadata = load, channel, metadata
         self.since = self.sent = 0.0
+        self.number = 0
         self.gone = False
         self._call = channel.unary_unary(method)  # bytes in, bytes out
         self._task: asyncio.Task[None] | None = None

@@ -149,6 +149,8 @@ def main() -> None:
 
     try:
         plan = pickle.load(sys.stdin.buffer)
+        if plan.cores:
+            os.sched_setaffinity(0, plan.cores)
         measured = _run(_main(plan, lambda progress: tell(progress=list(progress))))
     except (EOFError, pickle.UnpicklingError):  # who wanted it was interrupted
         return

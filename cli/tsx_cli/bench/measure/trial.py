@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,12 +17,13 @@ import psutil
 
 from tsx_archiver import OpenArchive
 from tsx_cli.bench.generator.plan import LoadPlan, recorded_rate
-from tsx_cli.bench.generator.run import OnProgress, measure, most_connections
+from tsx_cli.bench.generator.run import LoadProgress, OnProgress, measure, most_connections
 from tsx_cli.bench.measure import scrape
 from tsx_cli.bench.measure.server import NotStarted, ServerProcess, new_place, serving
 from tsx_cli.bench.measure.usage import UsageSampler
 from tsx_cli.bench.measure.variants import lay_out
 from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.parts import ColdStart
 from tsx_cli.bench.model.results import OfferedLoad, Round, Stages, Usage
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.client import Server
@@ -57,6 +59,7 @@ class TrialTarget:
     timeout: float = 60.0
     sizes: Mapping[str, int] = field(default_factory=dict)  # settings of the server: what is sent has to be let in
     warm_up: float | Literal["auto"] = "auto"  # seconds before those that count
+    generator_cores: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -70,6 +73,7 @@ class RunningCandidate:
     configuration: Configuration
     server: ServerProcess
     target: TrialTarget
+    start: ColdStart | None = None
     rounds: int = field(default=0)
 
     def load(self, offered: OfferedLoad, on_progress: OnProgress | None = None, *, seconds: float | None = None) -> LoadMeasurement:
@@ -90,12 +94,21 @@ class RunningCandidate:
             warm_up=target.warm_up,
             timeout=target.timeout,
             seed=target.seed + self.rounds,
+            cores=target.generator_cores,
         )
         self.rounds += 1
+        began: float | None = None
+
+        def tell(progress: LoadProgress) -> None:
+            nonlocal began
+            began = time.monotonic() - progress.seconds if began is None else began
+            if on_progress is not None:
+                on_progress(progress)
+
         try:
             before = self._scrape()
             with UsageSampler(self.server.pid, gpu=self.configuration.device != "cpu") as sampler:
-                result = measure(plan, on_progress=on_progress)
+                result = measure(plan, on_progress=tell)
             after = self._scrape()
             self._check()
         except UsageError:
@@ -106,7 +119,7 @@ class RunningCandidate:
             raise TrialFailed(f"the server has exited: {self.server.last_words()}") from error
         stages = scrape.stages(before, after, result.latency.mean_ms)
         result = result.model_copy(update={"served": scrape.served(before, after)})
-        return LoadMeasurement(result, stages, scrape.batch_sizes(before, after), sampler.samples)
+        return LoadMeasurement(result, stages, scrape.batch_sizes(before, after), sampler.during(began, plan.lead + plan.seconds))
 
     def answers(self, payloads: Sequence[Payload], together: int) -> list[ComparedAnswer]:
         """To each, so many at a time, each as often as it takes to fill batches; raises TrialFailed where none come."""
@@ -117,6 +130,15 @@ class RunningCandidate:
                 return list(pool.map(self._ask, asked))
         except CliError as error:
             raise TrialFailed(f"{error.message}: {self.server.last_words()}") from error
+
+    def first_answer(self) -> float | None:
+        """Milliseconds of one request; None where it is refused, of which the comparison of answers says why."""
+        begun = time.perf_counter()
+        try:
+            answer = self._ask(self.target.payloads[0])
+        except CliError:
+            return None
+        return 1000 * (time.perf_counter() - begun) if answer.status < 400 else None
 
     def _ask(self, payload: Payload) -> ComparedAnswer:
         server = Server(self.server.inference, timeout=self.target.timeout)
@@ -144,10 +166,13 @@ def running(configuration: Configuration, target: TrialTarget, places: list[Path
         try:
             directory = lay_out(target.archive, configuration, place / "model")
             patience = (target.archive.config.startup_timeout or 120) + START_SECONDS
+            begun = time.monotonic()
             server = held.enter_context(serving(directory, place, start_seconds=patience, more=target.sizes))
         except NotStarted as error:
             raise TrialFailed(str(error)) from error
-        yield RunningCandidate(configuration, server, target)
+        candidate = RunningCandidate(configuration, server, target)
+        candidate.start = ColdStart(ready_seconds=time.monotonic() - begun, first_answer_ms=candidate.first_answer())
+        yield candidate
 
 
 class Servers:

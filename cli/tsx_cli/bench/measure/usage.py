@@ -25,8 +25,10 @@ class UsageSampler:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tsx-bench-usage", daemon=True)
         self._before: dict[int, float] = {}
+        self._began = 0.0
 
     def __enter__(self) -> UsageSampler:
+        self._began = time.monotonic()
         self._thread.start()
         return self
 
@@ -34,15 +36,25 @@ class UsageSampler:
         self._over.set()
         self._thread.join()
 
+    def during(self, start: float | None, seconds: float) -> list[Usage]:
+        """The samples of a load that began at `start`, by time.monotonic, with times from then on; all where its start is not known.
+
+        What lies before and after it, when the server idles, would be a ramp in a chart.
+        """
+        if start is None:
+            return self.samples
+        moved = [each.model_copy(update={"at_seconds": each.at_seconds - (start - self._began)}) for each in self.samples]
+        return [each for each in moved if INTERVAL <= each.at_seconds <= seconds]
+
     def _run(self) -> None:
-        began = last = time.monotonic()
+        last = self._began
         self._cpu()
         while not self._over.wait(INTERVAL):
             now = time.monotonic()
             cpu, memory = self._cpu(), self._memory()
             share, held = self._gpu.read() if self._gpu is not None else (None, None)
             self.samples.append(
-                Usage(at_seconds=now - began, cpu=cpu / (now - last), memory_mib=memory / MEBI, gpu=share, gpu_memory_mib=held)
+                Usage(at_seconds=now - self._began, cpu=cpu / (now - last), memory_mib=memory / MEBI, gpu=share, gpu_memory_mib=held)
             )
             last = now
 

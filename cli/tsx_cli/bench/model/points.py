@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from tsx_cli.bench.model import statistics
 from tsx_cli.bench.model.disturbance import worth
@@ -56,8 +57,15 @@ def confirmed_best(points: Sequence[Point]) -> int | None:
     """The best of those that were measured again, where one of them holds: of many figures the highest single one is partly luck, unless
     it is far higher.
 
-    So is one that holds the bounds where a lower load did not when it was measured again.
+    So is one that holds the bounds where a lower load did not when it was measured again. Loops of the other kind than the first, which
+    show what else the configuration stands, are chosen only where no load of the first kind holds.
     """
+    own = [each if each.offered.mode == points[0].offered.mode else each.model_copy(update={"holds": False}) for each in points]
+    best = _confirmed(own)
+    return _confirmed(points) if best is None else best
+
+
+def _confirmed(points: Sequence[Point]) -> int | None:
     again = [each if len(each.counted) > 1 else each.model_copy(update={"holds": False}) for each in points]
     best, once = best_point(again), best_point(points)
     if best is not None and once is not None and worth(points[best]) >= CHANCE * worth(points[once]):
@@ -72,6 +80,38 @@ def _beyond(offered: OfferedLoad, broken: Iterable[OfferedLoad]) -> bool:
         and (offered.connections >= each.connections if offered.mode == "closed" else (offered.rate or 0.0) >= (each.rate or 0.0))
         for each in broken
     )
+
+
+class Knee(NamedTuple):
+    """The highest rate of an open loop that holds the bounds, and the lowest above it that does not; None where there is no such."""
+
+    held: Point | None
+    broken: Point | None
+
+    def known(self, rounds: int) -> bool:
+        """Whether both are known, and the first from so many rounds."""
+        return self.broken is not None and self.held is not None and len(self.held.counted) >= rounds
+
+
+def open_loops(points: Iterable[Point]) -> list[Point]:
+    """Those of one kind of arrivals, the one with the most rates, by their rates."""
+    kinds: dict[str | None, list[Point]] = {}
+    for point in points:
+        if point.offered.mode == "open" and point.offered.rate:
+            kinds.setdefault(point.offered.arrivals, []).append(point)
+    most: list[Point] = max(kinds.values(), key=lambda each: len(each), default=[])
+    return sorted(most, key=lambda point: point.offered.rate or 0.0)
+
+
+def knee_of(points: Iterable[Point]) -> Knee:
+    loops = open_loops(points)
+    held = max((at for at, point in enumerate(loops) if point.holds), default=-1)
+    return Knee(loops[held] if held >= 0 else None, next(iter(loops[held + 1 :]), None))
+
+
+def cost_per_million(price_per_hour: float, rate: float) -> float:
+    """Of requests, by a server that answers so many a second all the time."""
+    return price_per_hour / (rate * 3600) * 1e6
 
 
 def winner_of(order: Iterable[int], trial: Callable[[int], Trial]) -> int | None:

@@ -14,9 +14,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, ValidationError
 
 from tsx_cli.bench.model.configuration import AS_IS, Configuration, Variant
+from tsx_cli.bench.model.parts import ColdStart, Part, PinnedCores, SizeClass
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.output import rounded
 
@@ -31,10 +32,6 @@ Endless = Annotated[  # infinity, which JSON does not have, is null there
     BeforeValidator(lambda value: math.inf if value is None else value),
     PlainSerializer(lambda value: value if math.isfinite(value) else None, return_type=float | None, when_used="json"),
 ]
-
-
-class Part(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=False)
 
 
 class Figure(Part):
@@ -126,6 +123,9 @@ class Round(Part):
     warm_up_seconds: float = 0.0
     stalls: list[tuple[float, float]] = Field(default_factory=list)  # (start, length) in seconds of times without any answer
     corrected_p99_ms: float | None = None  # of a closed loop with stalls: what clients that arrive at the mean rate would have seen
+    over_time: list[tuple[float, int, float, float]] = Field(default_factory=list)  # (end in seconds, answers, p50 ms, p99 ms) of
+    # intervals of one length; those of the warm-up end at 0 or before
+    by_size: list[SizeClass] = Field(default_factory=list)  # where inputs differ in size
     generator: GeneratorSide = Field(default_factory=GeneratorSide)
     served: ServedBatches | None = None  # where the server was asked
     noise: Noise | None = None
@@ -217,6 +217,7 @@ class Trial(Part):
     stages: Stages | None = None  # at the best point
     batch_sizes: dict[int, int] = Field(default_factory=dict)  # batches by their size, at the best point
     usage: list[Usage] = Field(default_factory=list)
+    starts: list[ColdStart] = Field(default_factory=list)
     accuracy: Accuracy | None = None
 
     @property
@@ -322,6 +323,8 @@ class Results(Part):
     against: str | None = None  # the address, where a running server was measured
     protocol: str = "tsx"
     slo: str | None = None
+    price_per_hour: float | None = None  # of one such server
+    pinning: PinnedCores | None = None
     environment: Environment
     inputs: Inputs
     curves: list[Curve] = Field(default_factory=list)

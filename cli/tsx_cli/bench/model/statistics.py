@@ -88,12 +88,15 @@ def _differs(pieces: Sequence[float], level: float, noise: float) -> bool:
 
 
 def interval(values: Sequence[float]) -> Figure:
-    """The mean of repetitions, and the t-interval around it. One repetition says nothing of its noise: both ends are the value itself."""
+    """The mean of repetitions, and the t-interval around it, which ends at 0 as no figure is negative.
+
+    One repetition says nothing of its noise: both ends are the value itself.
+    """
     mean = fmean(values)
     if len(values) < 2:
         return Figure(value=mean, low=mean, high=mean)
     half = t_quantile(len(values) - 1, CONFIDENCE) * stdev(values) / math.sqrt(len(values))
-    return Figure(value=mean, low=mean - half, high=mean + half)
+    return Figure(value=mean, low=max(0.0, mean - half), high=mean + half)
 
 
 def throughput(rounds: Sequence[Round]) -> Figure:
@@ -192,7 +195,7 @@ def difference_of(first: Figure, second: Figure) -> RatioInterval:
     ratio = second.value / first.value
     if first.low == first.high or second.low == second.high:
         return RatioInterval(ratio, 0.0, math.inf, real=False)
-    return _from_logs(math.log(ratio), math.hypot(*((each.high - each.low) / 2 / each.value for each in (first, second))))
+    return _from_logs(math.log(ratio), math.hypot(*((each.high - each.value) / each.value for each in (first, second))))
 
 
 def _from_logs(middle: float, half: float) -> RatioInterval:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tsx_archiver.storage.atomic_file import whole_file
 from tsx_cli.bench.model.results import Results
-from tsx_cli.bench.report import facts, shown
+from tsx_cli.bench.report import facts, over_time, shown
 from tsx_cli.bench.report.figures import charts
 from tsx_cli.bench.report.markdown import markdown
 from tsx_cli.bench.report.rows import csv_text
@@ -50,12 +51,24 @@ def page(results: Results, directory: Path) -> str:
         charts=charts(results),
         lines=[shown.line(index, results) for index in shown.ordered(results)],
         none_sign=shown.NONE,
+        cost_column=shown.cost_column(results),
+        tables=[each for each in _tables(results) if each[-1]],
         failures=facts.failures(results),
         points=facts.points(results),
         facts=facts.facts(results),
         command=results.command,
         files=facts.files(directory),
     )
+
+
+def _tables(results: Results) -> list[tuple[str, str, Sequence[str], Sequence[Sequence[str]]]]:
+    """(title, explanation, head, rows)"""
+    cold = "A server's start until it is ready, its first answer after that, and its median latency once warm, at its lightest load."
+    by_size = f"Latency by the size of the input, at {facts.best(results)}."
+    return [
+        ("By size of the input", by_size, facts.SIZES, facts.sizes(results)),
+        ("Cold and warm", cold, facts.COLD, facts.cold(results)),
+    ]
 
 
 def show(results: Results) -> None:
@@ -65,10 +78,10 @@ def show(results: Results) -> None:
     rows = []
     for line in chosen:
         name, reached = f"{line.name} ({line.mark})" if line.mark else line.name, f"{line.throughput} {line.interval}".strip()
-        figures = (line.short_load, reached, line.p50, line.p99, line.errors)
+        figures = (line.short_load, reached, line.p50, line.p99, line.errors, *([line.cost] if results.price_per_hour is not None else []))
         rows.append((name, *(figure.replace("about ", "~") for figure in figures)))
     title = f"{facts.title(results)}: {results.slo or 'no bound'}"
-    print_table(("configuration", "load", "answers/s", "p50", "p99", "errors"), rows, title=title, whole=True)
+    print_table(("configuration", "load", "answers/s", "p50", "p99", "errors", *shown.cost_column(results)), rows, title=title, whole=True)
     for line in chosen:
         if line.note and line.note != shown.ENDED_BEFORE:  # these rows show by their figures that they are predicted
             print(f"{line.name}: {one_line(line.note)}")
@@ -80,7 +93,21 @@ def show(results: Results) -> None:
     else:
         print(f"Best: {one_line(facts.best(results))}")
         print(f"      {one_line(results.why)}")
+    for detail in details(results):
+        print(f"      {detail}")
     for note in results.notes:
         print(f"Note: {one_line(note)}")
     if not results.complete:
         print(f"Note: {facts.partial(results)}")
+
+
+def details(results: Results) -> Iterator[str]:
+    """Lines about the summary's configuration: its start, its course over time, and its latency by the size of the input."""
+    point = facts.summary_point(results)
+    name = facts.best(results)
+    for line in [each for each in facts.cold(results) if each.name == name][:1]:
+        yield f"cold: ready after {line.ready}, first answer {line.first}; warm p50 {line.warm}"
+    if point is not None and (drawn := over_time.spark_line(point)):
+        yield f"p99 over time: {drawn}"
+    for each in facts.sizes(results):
+        yield f"{each.answers} inputs of {each.sizes}: p50 {each.p50}, p99 {each.p99}"

@@ -1,4 +1,4 @@
-"""Draws charts as SVG without a library: lines, bars, stacked bars, in the colours of the page's theme."""
+"""Draws charts as SVG without a library: lines, bars, stacked bars, with error bars, in the colours of the page's theme."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40
 ROW = 38  # of a stacked bar, with its name above
 GAP = 1.5  # between the parts of a bar
 SMALLEST = 1e-9  # anything less is drawn as nothing
+CAP = 3.0  # half the length of the ends of an error bar
+ROOM = 1.4  # times the greatest value, that an axis reaches for the sake of error bars; what goes beyond is cut off
 DECADES = 1e6  # that a logarithmic axis has at most; what is less lies at its end
 
 
@@ -23,11 +25,42 @@ class Axis(NamedTuple):
     ticks: Sequence[tuple[float, str]] | None = None  # where they are not to be found
 
 
+class Interval(NamedTuple):
+    """A confidence interval, drawn as an error bar; nothing where both ends are one."""
+
+    low: float
+    high: float
+
+
 class ChartMark(NamedTuple):
     x: float
     y: float
     hint: str
     hollow: bool = False
+    across: Interval | None = None  # of x
+    upright: Interval | None = None  # of y
+    faint: bool = False
+
+
+class LegendEntry(NamedTuple):
+    style: str
+    name: str
+
+
+class Chart(NamedTuple):
+    title: str
+    says: str
+    svg: str
+    legend: Sequence[LegendEntry] = ()
+
+
+class AxisSpan(NamedTuple):
+    """A part of the horizontal axis that is marked, such as a warm-up; `style` is a class of the page."""
+
+    low: float
+    high: float
+    style: str
+    hint: str
 
 
 class Series(NamedTuple):
@@ -38,6 +71,7 @@ class Series(NamedTuple):
     marks: Sequence[ChartMark]
     dots: bool = True
     area: bool = False
+    joined: bool = True
 
 
 class ReferenceLine(NamedTuple):
@@ -47,9 +81,16 @@ class ReferenceLine(NamedTuple):
     label: str
 
 
-def axis(label: str, values: Sequence[float], *, log: bool | None = None) -> Axis:
-    """Wide enough for the values; logarithmic where they differ by more than 20 times and nothing else is asked."""
+def axis(label: str, values: Sequence[float], *, log: bool | None = None, bars: Sequence[Interval | None] = ()) -> Axis:
+    """Wide enough for the values, none of which is negative; logarithmic where they differ by more than 20 times and nothing else is asked.
+
+    For error bars (`bars`) it is wider, but no more than by `ROOM`: two rounds that differ have an interval of many times their figures.
+    """
     there = [value for value in values if value > SMALLEST and math.isfinite(value)] or [1.0]
+    high = max(there)
+    least = min(there)
+    there += [min(bar.high, ROOM * high) for bar in bars if bar is not None and math.isfinite(bar.high)]
+    there += [max(bar.low, least / ROOM) for bar in bars if bar is not None]
     high = max(there)
     low = max(min(there), high / DECADES)
     if log if log is not None else high > 20 * low:
@@ -89,9 +130,18 @@ def _at(value: float, scale: Axis) -> float:
     return (value - scale.low) / ((scale.high - scale.low) or 1.0)
 
 
-def plot(title: str, x: Axis, y: Axis, series: Sequence[Series], rules: Sequence[ReferenceLine] = (), *, height: int = HEIGHT) -> str:
+def plot(
+    title: str,
+    x: Axis,
+    y: Axis,
+    series: Sequence[Series],
+    rules: Sequence[ReferenceLine] = (),
+    *,
+    spans: Sequence[AxisSpan] = (),
+    height: int = HEIGHT,
+) -> str:
     """Later series lie above earlier ones."""
-    parts = [_open(title, height), _frame(x, y, height)]
+    parts = [_open(title, height), *(_span(span, x, height) for span in spans), _frame(x, y, height)]
     for rule in rules:
         parts.append(_rule(rule, y, height))
     for each in series:
@@ -101,9 +151,10 @@ def plot(title: str, x: Axis, y: Axis, series: Sequence[Series], rules: Sequence
         if each.area and len(places) > 1:
             floor = height - BOTTOM
             drawn.append(f'<path class="area" d="{path} L{places[-1][0]:.1f} {floor} L{places[0][0]:.1f} {floor} Z"/>')
-        if len(places) > 1:
+        if each.joined and len(places) > 1:
             drawn.append(f'<path class="line" d="{path}"/>')
-        if each.dots or len(places) == 1:
+        drawn += [_error_bar(left, top, mark, x, y, height) for left, top, mark in places]
+        if each.dots or (each.joined and len(places) == 1):
             drawn += [_dot(left, top, mark, each) for left, top, mark in places]
         parts.append(f'<g class="{each.style}">{"".join(drawn)}</g>')
     return "".join([*parts, "</svg>"])
@@ -142,6 +193,25 @@ def _frame(x: Axis, y: Axis, height: float) -> str:
     return "".join(parts)
 
 
+def _span(span: AxisSpan, x: Axis, height: float) -> str:
+    left, right = (_across(min(max(end, x.low), x.high), x) for end in (span.low, span.high))
+    return (
+        f'<rect class="span {span.style}" x="{left:.1f}" y="{TOP}" width="{max(0.0, right - left):.1f}" height="{height - BOTTOM - TOP:g}">'
+        f"<title>{escape(span.hint)}</title></rect>"
+    )
+
+
+def _error_bar(left: float, top: float, mark: ChartMark, x: Axis, y: Axis, height: float, style: str = "error") -> str:
+    path = ""
+    if mark.across is not None and mark.across.low < mark.across.high:
+        low, high = (_across(min(max(end, x.low), x.high), x) for end in mark.across)
+        path += f"M{low:.1f} {top:.1f} H{high:.1f} " + "".join(f"M{end:.1f} {top - CAP:.1f} v{2 * CAP:g} " for end in (low, high))
+    if mark.upright is not None and mark.upright.low < mark.upright.high:
+        low, high = (_down(min(max(end, y.low), y.high), y, height) for end in mark.upright)
+        path += f"M{left:.1f} {low:.1f} V{high:.1f} " + "".join(f"M{left - CAP:.1f} {end:.1f} h{2 * CAP:g} " for end in (low, high))
+    return f'<path class="{style}" d="{path.strip()}"/>' if path else ""
+
+
 def _rule(rule: ReferenceLine, y: Axis, height: float) -> str:
     if not y.low <= rule.y <= y.high:
         return ""
@@ -151,7 +221,7 @@ def _rule(rule: ReferenceLine, y: Axis, height: float) -> str:
 
 
 def _dot(left: float, top: float, mark: ChartMark, series: Series) -> str:
-    hollow = " hollow" if mark.hollow else ""
+    hollow = (" hollow" if mark.hollow else "") + (" faint" if mark.faint else "")
     size = 5.0 if series.style == "winner" else 4.0
     hint = f"<title>{escape(mark.hint)}</title>"
     if series.style == "baseline":
@@ -168,13 +238,14 @@ class BarSegment(NamedTuple):
     hint: str
 
 
-def stacked(title: str, rows: Sequence[tuple[str, str, Sequence[BarSegment]]]) -> str:
-    """Each row is its name, what is said at the end of its bar, and the parts of that. All have one scale, which begins at 0."""
-    widest = max((sum(part.value for part in parts) for _, _, parts in rows), default=0.0) or 1.0
+def stacked(title: str, rows: Sequence[tuple[str, str, Sequence[BarSegment], Interval | None]]) -> str:
+    """Each row is its name, the text at the end of its bar, its parts, and the interval of its length. All have one scale from 0 on."""
+    longest = max((sum(part.value for part in parts) for _, _, parts, _ in rows), default=0.0)
+    widest = axis("", [longest], bars=[bar for *_, bar in rows], log=False).high / 1.06 if longest else 1.0
     height = ROW * len(rows) + 6
     drawn = [_open(title, height)]
     room = WIDTH - 74
-    for index, (name, end, parts) in enumerate(rows):
+    for index, (name, end, parts, bar) in enumerate(rows):
         top, left = index * ROW + 20, 0.0
         drawn.append(f'<text class="name" x="0" y="{top - 6}">{escape(name)}</text>')
         for part in parts:
@@ -184,23 +255,29 @@ def stacked(title: str, rows: Sequence[tuple[str, str, Sequence[BarSegment]]]) -
                 drawn.append(f'<g class="{part.style}"><rect class="bar" x="{left:.1f}" y="{top}" width="{shown:.1f}" height="12">')
                 drawn.append(f"<title>{escape(part.hint)}</title></rect></g>")
             left += width
+        if bar is not None and bar.low < bar.high:
+            low, high = (min(value / widest, 1.0) * room for value in bar)
+            path = f"M{low:.1f} {top + 6} H{high:.1f} M{low:.1f} {top + 3} v6 M{high:.1f} {top + 3} v6"
+            drawn.append(f'<path class="error on-bar" d="{path}"/>')
+            left = max(left, high)
         drawn.append(f'<text class="end" x="{left + 6:.1f}" y="{top + 10}">{escape(end)}</text>')
     return "".join([*drawn, "</svg>"])
 
 
-def bars(title: str, label: str, values: Sequence[tuple[str, float, str]], *, unit: str = "") -> str:
-    """One bar for each (name, value, hint), side by side."""
-    y = axis(unit, [value for _, value, _ in values], log=False)
+def bars(title: str, label: str, values: Sequence[tuple[str, float, str, Interval | None]], *, unit: str = "") -> str:
+    """One bar for each (name, value, hint, interval), side by side."""
+    y = axis(unit, [value for _, value, _, _ in values], log=False, bars=[bar for *_, bar in values])
     slot = (WIDTH - LEFT - RIGHT) / max(1, len(values))
     every = max(1, math.ceil(28 / slot))  # so that the names do not lie over each other
-    x = Axis(label, 0, len(values), ticks=[(index + 0.5, name) for index, (name, _, _) in enumerate(values) if index % every == 0])
+    x = Axis(label, 0, len(values), ticks=[(index + 0.5, name) for index, (name, *_) in enumerate(values) if index % every == 0])
     drawn = [_open(title, HEIGHT), _frame(x, y, HEIGHT), '<g class="winner">']
     width = min(44.0, slot * 0.78)
-    for index, (_, value, hint) in enumerate(values):
+    for index, (_, value, hint, bar) in enumerate(values):
         top = _down(value, y, HEIGHT)
         left = LEFT + (index + 0.5) * slot - width / 2
         tall = max(0.0, HEIGHT - BOTTOM - top)
         drawn.append(
             f'<rect class="bar" x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{tall:.1f}"><title>{escape(hint)}</title></rect>'
         )
+        drawn.append(_error_bar(left + width / 2, top, ChartMark(index, value, "", upright=bar), x, y, HEIGHT, "error on-bar"))
     return "".join([*drawn, "</g></svg>"])

@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from tsx_cli.bench.model.parts import SizeClass
 from tsx_cli.bench.model.results import Point, Results
+from tsx_cli.bench.model.statistics import interval
 from tsx_cli.bench.report import shown
+from tsx_cli.common.output import milliseconds, number
 
 
 class Tile(NamedTuple):
@@ -19,10 +22,30 @@ class Tile(NamedTuple):
     beside: str
 
 
+class ColdLine(NamedTuple):
+    """A configuration's starts beside its answers afterwards."""
+
+    name: str
+    ready: str
+    first: str
+    warm: str
+
+
+class SizeLine(NamedTuple):
+    sizes: str
+    answers: str
+    p50: str
+    p99: str
+
+
 class PointLine(NamedTuple):
     text: Sequence[str]
     figures: Sequence[str]
     bounds: str
+
+
+COLD = ("configuration", "start until ready", "first answer", "warm p50")
+SIZES = ("input", "answers", "p50", "p99")
 
 
 def title(results: Results) -> str:
@@ -40,6 +63,13 @@ def machine(results: Results) -> str:
     here = results.environment
     gpus = f", {', '.join(here.gpus)}" if here.gpus else ""
     return f"{here.cores} core{'s' if here.cores != 1 else ''}, {here.cpu or 'an unknown CPU'}{gpus}"
+
+
+def pinned(results: Results) -> str:
+    if results.pinning is None:
+        return ""
+    sides = {"server": results.pinning.server, "generator": results.pinning.generator}
+    return ", ".join(f"{side} {','.join(map(str, cores))}" for side, cores in sides.items() if cores)
 
 
 def partial(results: Results) -> str:
@@ -80,9 +110,9 @@ def tiles(results: Results) -> list[Tile]:
     if point is None:
         return []
     shown_tiles = [
-        Tile("Throughput", f"{shown.number(point.throughput.value)}/s", shown.margin(point.throughput) or "accepted answers"),
-        Tile("p99", shown.milliseconds(point.p99_ms.value), shown.margin(point.p99_ms) or "of the answers' latencies"),
-        Tile("p50", shown.milliseconds(point.latency.p50_ms), f"mean {shown.milliseconds(point.latency.mean_ms)}"),
+        Tile("Throughput", f"{number(point.throughput.value)}/s", shown.margin(point.throughput) or "accepted answers"),
+        Tile("p99", milliseconds(point.p99_ms.value), shown.margin(point.p99_ms) or "of the answers' latencies"),
+        Tile("p50", milliseconds(point.latency.p50_ms), f"mean {milliseconds(point.latency.mean_ms)}"),
         Tile("Errors", shown.share(point.error_rate), f"at {point.offered}"),
     ]
     gain = shown.gain(results)
@@ -90,6 +120,36 @@ def tiles(results: Results) -> list[Tile]:
         doubt = ", within the noise" if not gain.real and math.isfinite(gain.high) else ""
         shown_tiles.insert(1, Tile("Compared with the baseline", f"{gain.ratio:.2f} times", f"of one worker and batch 1{doubt}"))
     return shown_tiles
+
+
+def cold(results: Results) -> list[ColdLine]:
+    """Means over the starts of each configuration; warm is its lightest load."""
+    rows = []
+    for trial in (results.trials[index] for index in shown.ordered(results)):
+        if not trial.starts or not trial.points:
+            continue
+        first = [start.first_answer_ms for start in trial.starts if start.first_answer_ms is not None]
+        ready = shown.with_margin(interval([1000 * start.ready_seconds for start in trial.starts]))
+        warm = milliseconds(min(point.latency.p50_ms for point in trial.points))
+        rows.append(ColdLine(shown.name(trial, results), ready, shown.with_margin(interval(first)) if first else shown.NONE, warm))
+    return rows
+
+
+def sizes(results: Results) -> list[SizeLine]:
+    """Latencies by the size of the input, at the summary's load."""
+    point = summary_point(results)
+    classes: dict[tuple[int, int], list[SizeClass]] = {}
+    for each in (each for one in (point.counted if point else []) for each in one.by_size if each.ok):
+        classes.setdefault((each.smallest, each.largest), []).append(each)
+    return [
+        SizeLine(
+            f"{smallest:,} bytes" if smallest == largest else f"{smallest:,} to {largest:,} bytes",
+            f"{sum(each.ok for each in found):,}",
+            shown.with_margin(interval([each.p50_ms for each in found])),
+            shown.with_margin(interval([each.p99_ms for each in found])),
+        )
+        for (smallest, largest), found in sorted(classes.items())
+    ]
 
 
 def keys(results: Results) -> str:
@@ -111,19 +171,25 @@ def points(results: Results) -> list[PointLine]:
         PointLine(
             (shown.name(trial, results), str(point.offered)),
             (
-                f"{shown.number(point.throughput.value)} {shown.margin(point.throughput)}".strip(),
+                f"{number(point.throughput.value)} {shown.margin(point.throughput)}".strip(),
                 *(
-                    shown.number(getattr(point.latency, figure))
+                    milliseconds(getattr(point.latency, figure))
                     for figure in ("mean_ms", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms")
                 ),
                 shown.share(point.error_rate),
-                str(len(point.rounds) or shown.NONE),
+                *([shown.cost(point, results)] if results.price_per_hour is not None else []),
+                _rounds(point),
             ),
             "hold" if point.holds else "broken",
         )
         for trial in (results.trials[index] for index in shown.ordered(results))
         for point in trial.points
     ]
+
+
+def _rounds(point: Point) -> str:
+    bad = sum(bool(each.disturbed) for each in point.counted)
+    return f"{len(point.counted)} ({bad} disturbed)" if bad else str(len(point.counted) or shown.NONE)
 
 
 def facts(results: Results) -> list[tuple[str, str]]:
@@ -145,6 +211,8 @@ def facts(results: Results) -> list[tuple[str, str]]:
         ("content types", kinds),
         ("protocol", results.protocol),
         ("processor", machine(results)),
+        ("price per hour", None if results.price_per_hour is None else number(results.price_per_hour)),
+        ("pinned to cores", pinned(results)),
         ("memory", f"{here.memory_mib:,} MiB" if here.memory_mib else None),
         ("system", here.system),
         ("versions", ", ".join(f"{name} {value}" for name, value in versions.items() if value)),

@@ -4,48 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import groupby
-from typing import NamedTuple
 
 from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.results import Curve, Point, Results, Stages, Trial, Usage
-from tsx_cli.bench.model.statistics import QUANTILES, merged, percentile
-from tsx_cli.bench.report import shown
-from tsx_cli.bench.report.charts import Axis, BarSegment, ChartMark, ReferenceLine, Series, axis, bars, plot, stacked
+from tsx_cli.bench.model.points import knee_of, open_loops
+from tsx_cli.bench.model.results import Curve, CurvePoint, Figure, Point, Results, Stages, Trial
+from tsx_cli.bench.model.statistics import QUANTILES, interval, merged, percentile, percentile_figure
+from tsx_cli.bench.report import over_time, shown
+from tsx_cli.bench.report.charts import (
+    Axis,
+    AxisSpan,
+    BarSegment,
+    Chart,
+    ChartMark,
+    Interval,
+    LegendEntry,
+    ReferenceLine,
+    Series,
+    axis,
+    bars,
+    plot,
+    stacked,
+)
+from tsx_cli.common.output import milliseconds, number
 
 NAMED = 5  # configurations that have a colour of their own; the others are drawn without
 MOST_BARS = 8
 OTHERS = 2  # beside the winner and the baseline, where lines would hide each other
 WIDE = 5.0  # times: latencies that differ by more are drawn on a logarithmic axis
+FEWEST_RATES = 3  # of open loops, that make a chart
+BARS = "Error bars are 95 % intervals over the rounds."
 STAGES = tuple(name.removesuffix("_ms") for name in Stages.model_fields)
 PERCENTILES = [(0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.999, "99.9 %"), (0.9999, "99.99 %")]
 
 
-class LegendEntry(NamedTuple):
-    """An entry of a legend."""
-
-    style: str
-    name: str
-
-
-class Chart(NamedTuple):
-    title: str
-    says: str
-    svg: str
-    legend: Sequence[LegendEntry] = ()
-
-
 def charts(results: Results) -> list[Chart]:
     """Those that there are figures for."""
-    makers: list[Callable[[Results], Chart | None]] = [
-        *(frontier, distribution, stages, batch_sizes),
-        partial(_over_time, "CPU", "cores", lambda usage: usage.cpu, "Cores that the server's processes used"),
-        partial(_over_time, "Memory", "MiB", lambda usage: usage.memory_mib, "Memory of the server's processes"),
-        curves,
-        partial(_over_time, "GPU", "%", _gpu_share, "Share of the time in which the GPU ran"),
-    ]
-    return [chart for make in makers if (chart := make(results)) is not None]
+    makers = (frontier, by_rate, distribution, stages, batch_sizes, curves)
+    return [*(chart for make in makers if (chart := make(results)) is not None), *over_time.charts(results)]
 
 
 def named(results: Results, has: Callable[[Trial], bool]) -> list[tuple[int, str]]:
@@ -71,43 +67,95 @@ def frontier(results: Results) -> Chart | None:
         return None
     bounds = shown.bounds(results)
     figure = bounds[0].figure if bounds else "p99_ms"
-    lines, heights, widths = [], [bound.limit for bound in bounds if bound.figure == figure], []
+    lines, drawn = [], []
     for index, trial in enumerate(results.trials):
-        points = sorted(trial.points, key=lambda point: (point.offered.mode, point.offered.rate or 0.0, point.offered.connections))
-        for _, loop in groupby(points, key=lambda point: point.offered.mode):
+        points = sorted(trial.points, key=lambda point: (*_kind(point), point.offered.rate or 0.0, point.offered.connections))
+        for _, loop in groupby(points, key=_kind):
             marks = [_mark(point, figure, shown.name(trial, results)) for point in loop]
-            heights += [mark.y for mark in marks]
-            widths += [mark.x for mark in marks]
+            drawn += marks
             lines.append(Series(shown.name(trial, results), colours.get(index, "other"), marks))
     lines.sort(key=lambda each: ["other", *(f"s{number}" for number in range(9, 1, -1)), "baseline", "winner"].index(each.style))
     legend = [LegendEntry(style, shown.name(results.trials[index], results)) for index, style in colours.items()]
     if any(each.style == "other" for each in lines):
         legend.append(LegendEntry("other", "other configurations"))
     rules = [ReferenceLine(bound.limit, bound.text) for bound in bounds if bound.figure == figure]
-    there = [value for value in heights if value > 0]
-    x = axis("accepted answers per second", widths, log=False)
-    y = axis(f"{shown.word(figure)}, ms", heights, log=bool(there) and max(there) > WIDE * min(there))
+    x = axis("accepted answers per second", [mark.x for mark in drawn], log=False, bars=[mark.across for mark in drawn])
+    y = _latency_axis(f"{shown.word(figure)}, ms", drawn, [rule.y for rule in rules])
     return Chart(
         "Throughput and latency",
         "Each point is a measured load; a line joins the closed loops or the open loops of one configuration. "
-        "Points further right and lower are better. Hollow points exceed a bound.",
+        f"Points further right and lower are better. Hollow points exceed a bound, faint ones were disturbed. {BARS}",
         plot("Throughput and latency of each configuration", x, y, lines, rules),
         legend,
     )
 
 
+def _kind(point: Point) -> tuple[str, str]:
+    """Loads of one kind have a line: in an open loop requests wait for no answers."""
+    return point.offered.mode, point.offered.arrivals or ""
+
+
+def _latency_axis(label: str, marks: Sequence[ChartMark], others: Sequence[float]) -> Axis:
+    heights = [value for value in (*(mark.y for mark in marks), *others) if value > 0]
+    return axis(label, heights, log=bool(heights) and max(heights) > WIDE * min(heights), bars=[mark.upright for mark in marks])
+
+
+def _bar(figure: Figure) -> Interval:
+    return Interval(figure.low, figure.high)
+
+
+def _latency_bar(point: Point, figure: str) -> Interval | None:
+    if figure == "p99_ms":
+        return _bar(point.p99_ms)
+    return _bar(percentile_figure(point.counted, figure)) if len(point.counted) > 1 else None
+
+
 def _mark(point: Point, figure: str, name: str) -> ChartMark:
     value = float(getattr(point.latency, figure))
-    what = f"{shown.number(point.throughput.value)}/s {shown.margin(point.throughput)}".strip()
-    hint = f"{name}\n{point.offered}: {what}, {shown.word(figure)} {shown.milliseconds(value)}"
+    what = f"{number(point.throughput.value)}/s {shown.margin(point.throughput)}".strip()
+    hint = f"{name}\n{point.offered}: {what}, {shown.word(figure)} {milliseconds(value)}"
     if point.error_rate:
         hint += f", {shown.share(point.error_rate)} errors"
-    return ChartMark(point.throughput.value, value, hint, hollow=not point.holds)
+    if disturbed := shown.disturbed(point):
+        hint += f"\n{disturbed}"
+    across = _bar(point.throughput)
+    faint = any(each.disturbed for each in point.counted)
+    return ChartMark(point.throughput.value, value, hint, not point.holds, across, _latency_bar(point, figure), faint)
+
+
+def by_rate(results: Results) -> Chart | None:
+    """The latency of open loops up to the knee."""
+    trial = shown.told_trial(results)
+    points = [] if trial is None else open_loops(trial.points)
+    if trial is None or len(points) < FEWEST_RATES:
+        return None
+    lines = []
+    for figure, style in (("p50_ms", "s2"), ("p99_ms", "winner")):
+        marks = []
+        for point in points:
+            mark = _mark(point, figure, shown.name(trial, results))
+            marks.append(mark._replace(x=point.offered.rate or 0.0, across=None))
+        lines.append(Series(shown.word(figure), style, marks))
+    drawn = [mark for line in lines for mark in line.marks]
+    held, broken = knee_of(points)
+    spans, knee = [], "No rate that was tried holds." if held is None else f"Up to {shown.rate(held)} it holds."
+    if held is not None and broken is not None:
+        knee = f"The knee is between {shown.rate(held)}, which holds, and {shown.rate(broken)}, which does not."
+        spans = [AxisSpan(held.offered.rate or 0.0, broken.offered.rate or 0.0, "bad", knee)]
+    rules = [ReferenceLine(bound.limit, bound.text) for bound in shown.bounds(results) if bound.figure in ("p50_ms", "p99_ms")]
+    x = axis("requests per second", [mark.x for mark in drawn], log=False)
+    y = _latency_axis("ms", drawn, [rule.y for rule in rules])
+    return Chart(
+        "Latency by rate",
+        f"Open loops of {shown.name(trial, results)}: requests arrive whatever the server does. {knee} {BARS}",
+        plot("Latency by rate", x, y, lines, rules, spans=spans),
+        [LegendEntry("winner", "p99"), LegendEntry("s2", "p50")],
+    )
 
 
 def distribution(results: Results) -> Chart | None:
     """Percentiles of the best points, the winner's and the baseline's above all."""
-    lines, heights = [], []
+    lines: list[Series] = []
     shown_trials = named(results, lambda trial: shown.shown_point(trial) is not None)
     first = [each for each in shown_trials if each[1] in ("winner", "baseline")]
     for index, style in reversed(first + [each for each in shown_trials if each not in first][:OTHERS]):
@@ -116,23 +164,34 @@ def distribution(results: Results) -> Chart | None:
         assert point is not None
         name = shown.name(trial, results)
         marks = [
-            ChartMark(-math.log10(1 - level), value, f"{name}\n{level:.5g} of the answers within {shown.milliseconds(value)}")
+            ChartMark(-math.log10(1 - level), value, f"{name}\n{level:.5g} of the answers within {milliseconds(value)}")
             for level, value in _levels(point)
         ]
         if marks:
-            heights += [mark.y for mark in marks]
+            lines.append(_distribution_bars(point, style, marks[-1].x))
             lines.append(Series(f"{name}, {point.offered}", style, marks, dots=len(marks) <= len(QUANTILES)))
     if not lines:
         return None
-    last = max(mark.x for each in lines for mark in each.marks)
+    drawn = [mark for each in lines for mark in each.marks]
+    last = max(mark.x for mark in drawn)
     places = [(0.0, "0"), *((-math.log10(1 - level), text) for level, text in PERCENTILES)]
     x = Axis("share of the answers", 0.0, max(2.0, last), ticks=[tick for tick in places if tick[0] <= max(2.0, last) + 1e-9])
     return Chart(
         "Latency distribution",
-        "The latency that a share of the answers does not exceed, for each configuration at its best load.",
-        plot("Latency by percentile", x, axis("ms", heights), lines),
-        [LegendEntry(each.style, each.name) for each in reversed(lines)],
+        f"The latency that a share of the answers does not exceed, for each configuration at its best load. {BARS}",
+        plot("Latency by percentile", x, axis("ms", [mark.y for mark in drawn], bars=[mark.upright for mark in drawn]), lines),
+        [LegendEntry(each.style, each.name) for each in reversed(lines) if each.joined],
     )
+
+
+def _distribution_bars(point: Point, style: str, last: float) -> Series:
+    """The intervals of the percentiles that have names."""
+    marks = []
+    for figure, level in QUANTILES.items():
+        place, value = -math.log10(1 - level), float(getattr(point.latency, figure))
+        if place <= last and (bar := _latency_bar(point, figure)) is not None:
+            marks.append(ChartMark(place, value, "", upright=bar))
+    return Series("", style, marks, dots=False, joined=False)
 
 
 def _levels(point: Point) -> list[tuple[float, float]]:
@@ -153,14 +212,19 @@ def stages(results: Results) -> Chart | None:
         trial = results.trials[index]
         assert trial.stages is not None
         times = stage_times(trial.stages)
-        parts = [BarSegment(value, f"c{number}", f"{stage}: {shown.milliseconds(value)}") for number, (stage, value) in enumerate(times)]
-        rows.append((_titled(index, results), shown.milliseconds(sum(value for _, value in times)), parts))
+        parts = [BarSegment(value, f"c{number}", f"{stage}: {milliseconds(value)}") for number, (stage, value) in enumerate(times)]
+        point, whole = shown.shown_point(trial), sum(value for _, value in times)
+        bar = None
+        if point is not None and len(point.counted) > 1:  # of the mean; the stages are of one round
+            found = interval([each.latency.mean_ms for each in point.counted])
+            bar = Interval(*(max(0.0, whole + end - found.value) for end in _bar(found)))
+        rows.append((_titled(index, results), milliseconds(whole), parts, bar))
     if not rows:
         return None
     legend = [LegendEntry(f"c{number}", stage) for number, stage in enumerate(STAGES)]
     return Chart(
         "Where the time goes",
-        "The mean time from sending a request to receiving its answer, at the best load of a configuration.",
+        f"The mean time from sending a request to receiving its answer, at the best load of a configuration. {BARS}",
         stacked("Mean time of a request by stage", rows),
         legend,
     )
@@ -175,28 +239,31 @@ def _titled(index: int, results: Results) -> str:
     return shown.name(results.trials[index], results) + mark
 
 
-def told_trial(results: Results) -> Trial | None:
-    """The one whose details are shown: the winner, or what is best where nothing won."""
-    if results.winner is not None:
-        return results.trials[results.winner]
-    return next((results.trials[index] for index in shown.ordered(results) if results.trials[index].points), None)
-
-
 def batch_sizes(results: Results) -> Chart | None:
-    trial = told_trial(results)
+    trial = shown.told_trial(results)
     if trial is None or not trial.batch_sizes:
         return None
     total = sum(trial.batch_sizes.values())
     mean = sum(size * count for size, count in trial.batch_sizes.items()) / total
+    bars_of = _batch_bars(shown.shown_point(trial))
     values = [
-        (str(size), 100 * count / total, f"{count:,} batches of {size} ({count / total:.1%})")
+        (str(size), 100 * count / total, f"{count:,} batches of {size} ({count / total:.1%})", bars_of.get(size))
         for size, count in sorted(trial.batch_sizes.items())
     ]
     return Chart(
         "Batches",
-        f"Number of requests in a batch, at the best load of {shown.name(trial, results)}: {mean:.1f} on average.",
+        f"Number of requests in a batch, at the best load of {shown.name(trial, results)}: {mean:.1f} on average. {BARS}",
         bars("Batches by size", "requests in a batch", values, unit="% of the batches"),
     )
+
+
+def _batch_bars(point: Point | None) -> dict[int, Interval]:
+    """Of the share in percent that each size has, over the rounds; around the mean of them."""
+    rounds = [each.served.batches for each in point.counted if each.served is not None and each.served.batches] if point else []
+    if len(rounds) < 2:
+        return {}
+    sizes = {size for batches in rounds for size in batches}
+    return {size: _bar(interval([100 * batches.get(size, 0) / sum(batches.values()) for batches in rounds])) for size in sizes}
 
 
 def curves(results: Results) -> Chart | None:
@@ -205,50 +272,38 @@ def curves(results: Results) -> Chart | None:
     if not drawn:
         return None
     lines = []
-    for number, curve in enumerate(drawn[:NAMED]):
+    for place, curve in enumerate(drawn[:NAMED]):
         marks = [
             ChartMark(
                 point.batch_size,
                 1000 * point.batch_size / point.median_ms,
-                f"{_worker(curve)}\nbatch {point.batch_size}: {shown.milliseconds(point.median_ms)} "
-                f"({shown.number(point.low_ms)} to {shown.number(point.high_ms)})",
+                f"{_worker(curve)}\nbatch {point.batch_size}: {milliseconds(point.median_ms)} "
+                f"({milliseconds(point.low_ms)} to {milliseconds(point.high_ms)})",
+                upright=_of_median(point),
             )
             for point in curve.points
             if point.median_ms > 0
         ]
-        lines.append(Series(_worker(curve), "winner" if number == 0 else f"s{number + 1}", marks))
+        lines.append(Series(_worker(curve), "winner" if place == 0 else f"s{place + 1}", marks))
     sizes = sorted({int(mark.x) for each in lines for mark in each.marks})
+    drawn_marks = [mark for each in lines for mark in each.marks]
+    y = axis("requests/s", [mark.y for mark in drawn_marks], log=False, bars=[mark.upright for mark in drawn_marks])
     x = Axis("requests in a batch", min(sizes) / 1.15, max(sizes) * 1.15, log=True, ticks=[(size, str(size)) for size in sizes])
     return Chart(
         "One worker without a server",
-        "Requests per second of a worker that runs batches of one size back to back, measured in its process.",
-        plot(
-            "Throughput of one worker by batch size", x, axis("requests/s", [m.y for each in lines for m in each.marks], log=False), lines
-        ),
+        "Requests per second of a worker that runs batches of one size back to back, measured in its process. "
+        "Error bars are 95 % intervals of the median.",
+        plot("Throughput of one worker by batch size", x, y, lines),
         [LegendEntry(each.style, each.name) for each in lines] if len(lines) > 1 else (),
     )
 
 
+def _of_median(point: CurvePoint) -> Interval:
+    """Of the requests per second, by the usual interval of a median: 1.57 quartile distances / sqrt(n)."""
+    half = 1.57 * (point.high_ms - point.low_ms) / math.sqrt(max(1, point.samples))
+    slow, quick = point.median_ms + half, max(point.median_ms - half, point.low_ms / 2)
+    return Interval(*(1000 * point.batch_size / time for time in (slow, quick)))
+
+
 def _worker(curve: Curve) -> str:
     return Configuration(*curve.variant).worker
-
-
-def _gpu_share(usage: Usage) -> float | None:
-    return None if usage.gpu is None else 100 * usage.gpu
-
-
-def _over_time(title: str, unit: str, value: Callable[[Usage], float | None], says: str, results: Results) -> Chart | None:
-    trial = told_trial(results)
-    if trial is None:
-        return None
-    marks = [
-        ChartMark(usage.at_seconds, level, f"{usage.at_seconds:.1f} s: {shown.number(level)} {unit}")
-        for usage in trial.usage
-        if (level := value(usage)) is not None
-    ]
-    if len(marks) < 2:
-        return None
-    x = axis("seconds", [mark.x for mark in marks], log=False)
-    y = axis(unit, [mark.y for mark in marks], log=False)
-    svg = plot(f"{title} over time", x, y, [Series(title, "winner", marks, dots=False, area=True)], height=220)
-    return Chart(title, f"{says}, at the best load of {shown.name(trial, results)}.", svg)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tsx_cli.bench.model.results import Results
 from tsx_cli.bench.report import facts, figures, shown
+from tsx_cli.common.output import milliseconds
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")
 
@@ -21,6 +22,10 @@ def markdown(results: Results, directory: Path) -> str:
     if facts.keys(results):
         parts.append(f"```yaml\n{facts.keys(results)}\n```")
     parts += ["\n".join(f"- {plain(note)}" for note in results.notes), "## All configurations", _trials(results)]
+    parts += [
+        _section("By size of the input", facts.SIZES, facts.sizes(results)),
+        _section("Cold and warm", facts.COLD, facts.cold(results)),
+    ]
     parts += [_stages(results), "## All measured loads", _points(results)]
     parts += ["## Environment and settings", table(("", ""), facts.facts(results))]
     if results.command:
@@ -46,12 +51,19 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, right: int =
 
 
 def _trials(results: Results) -> str:
-    lines = [shown.line(index, results) for index in shown.ordered(results)]
+    lines, priced = [shown.line(index, results) for index in shown.ordered(results)], results.price_per_hour is not None
     return table(
-        ("configuration", "", "best load", "", "answers/s", "", "p50", "p99", "errors"),
-        [(line.name, line.mark, line.load, line.note, line.throughput, line.interval, line.p50, line.p99, line.errors) for line in lines],
+        ("configuration", "", "best load", "", "answers/s", "", "p50", "p99", "errors", *shown.cost_column(results)),
+        [
+            (*line[:3], line.note, line.throughput, line.interval, line.p50, line.p99, line.errors, *([line.cost] if priced else []))
+            for line in lines
+        ],
         right=4,
     )
+
+
+def _section(heading: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    return f"## {heading}\n\n{table(head, rows, right=1)}" if rows else ""
 
 
 def _stages(results: Results) -> str:
@@ -59,11 +71,11 @@ def _stages(results: Results) -> str:
     for index in shown.ordered(results):
         text = results.trials[index].stages
         if text is not None:
-            rows.append((shown.name(results.trials[index], results), *(shown.number(value) for _, value in figures.stage_times(text))))
-    shown_table = table(("ms of a request's mean time", *figures.STAGES), rows, right=1)
-    return f"## Where the time goes\n\n{shown_table}" if rows else ""
+            rows.append((shown.name(results.trials[index], results), *(milliseconds(value) for _, value in figures.stage_times(text))))
+    return _section("Where the time goes", ("mean time of a request", *figures.STAGES), rows)
 
 
 def _points(results: Results) -> str:
-    head = ("configuration", "load", "answers/s", "mean", "p50", "p90", "p99", "p99.9", "slowest", "errors", "rounds", "bounds")
+    figures_of = ("answers/s", "mean", "p50", "p90", "p99", "p99.9", "slowest", "errors", *shown.cost_column(results))
+    head = ("configuration", "load", *figures_of, "rounds", "bounds")
     return table(head, [(*point.text, *point.figures, point.bounds) for point in facts.points(results)], right=2)

@@ -7,27 +7,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from tsx_cli.bench.model.points import cost_per_million
 from tsx_cli.bench.model.results import OUT_OF_TIME, Figure, Point, Results, Trial
 from tsx_cli.bench.model.slo import Bound, parse_slo
 from tsx_cli.bench.model.statistics import RatioInterval, difference_of
+from tsx_cli.common.output import milliseconds, number
 
 NONE = "-"
 ENDED_BEFORE = f"not measured: {OUT_OF_TIME}"
-
-
-def number(value: float) -> str:
-    """Three digits that say something, and no more: 12,345; 123; 12.3; 0.0123."""
-    if value == 0:
-        return "0"
-    size = abs(value)
-    if size >= 99.95:
-        return f"{value:,.0f}"
-    digits = 1 if size >= 9.995 else 2 if size >= 0.9995 else 3 if size >= 0.09995 else 4
-    return f"{value:.{digits}f}"
-
-
-def milliseconds(value: float) -> str:
-    return f"{value / 1000:.3g} s" if value >= 10_000 else f"{number(value)} ms"
 
 
 def share(value: float) -> str:
@@ -36,8 +23,13 @@ def share(value: float) -> str:
 
 def margin(figure: Figure) -> str:
     """Half the confidence interval, as a share of the figure; empty where there is none."""
-    width = (figure.high - figure.low) / 2
+    width = figure.high - figure.value  # and not of both ends, as the lower one is never below 0
     return f"± {width / figure.value:.1%}" if width > 0 and figure.value > 0 else ""
+
+
+def rate(point: Point) -> str:
+    """The rate of an open loop."""
+    return f"{number(point.offered.rate or 0.0)}/s"
 
 
 def name(trial: Trial, results: Results) -> str:
@@ -77,6 +69,7 @@ class TrialRow(NamedTuple):
     p50: str
     p99: str
     errors: str
+    cost: str  # of a million requests
     note: str  # beside the figures
 
 
@@ -99,6 +92,13 @@ def ordered(results: Results) -> list[int]:
     return sorted(range(len(results.trials)), key=key)
 
 
+def told_trial(results: Results) -> Trial | None:
+    """The one whose details are shown: the winner, or what is best where nothing won."""
+    if results.winner is not None:
+        return results.trials[results.winner]
+    return next((results.trials[index] for index in ordered(results) if results.trials[index].points), None)
+
+
 def line(index: int, results: Results) -> TrialRow:
     trial = results.trials[index]
     mark = "winner" if index == results.winner else "baseline" if index == results.baseline else ""
@@ -109,7 +109,7 @@ def line(index: int, results: Results) -> TrialRow:
         predicted = trial.predicted if trial.state == "predicted" else None
         reached = NONE if predicted is None else f"about {number(predicted.throughput)}"
         p99 = NONE if predicted is None or math.isinf(predicted.p99_ms) else f"about {milliseconds(predicted.p99_ms)}"
-        return TrialRow(name(trial, results), mark, NONE, NONE, reached, "", NONE, p99, NONE, note(trial, results))
+        return TrialRow(name(trial, results), mark, NONE, NONE, reached, "", NONE, p99, NONE, NONE, note(trial, results))
     return TrialRow(
         name(trial, results),
         mark,
@@ -120,8 +120,25 @@ def line(index: int, results: Results) -> TrialRow:
         milliseconds(point.latency.p50_ms),
         milliseconds(point.p99_ms.value),
         share(point.error_rate),
+        cost(point, results),
         note(trial, results),
     )
+
+
+def cost_column(results: Results) -> tuple[str, ...]:
+    """Its title, where a price is given."""
+    return () if results.price_per_hour is None else ("cost/M",)
+
+
+def cost(point: Point, results: Results) -> str:
+    """Of a million requests, where a price is given."""
+    rate = point.throughput.value
+    return NONE if results.price_per_hour is None or rate <= 0 else number(cost_per_million(results.price_per_hour, rate))
+
+
+def with_margin(figure: Figure) -> str:
+    """Of milliseconds."""
+    return f"{milliseconds(figure.value)} {margin(figure)}".strip()
 
 
 def brief(text: str) -> str:
@@ -143,14 +160,20 @@ def note(trial: Trial, results: Results) -> str:
         parts.append(f"answers differ in {trial.accuracy.different} of {trial.accuracy.compared}{text}")
     point = shown_point(trial)
     limited = next((each.generator.limited for each in point.rounds if each.generator.limited), None) if point else None
-    disturbed = sum(bool(each.disturbed) for each in point.rounds) if point else 0
-    if point is not None and disturbed:
-        parts.append(f"{disturbed} of {len(point.rounds)} rounds disturbed")
     if limited:
         parts.append(f"the generator was the limit: {limited}")
-    if point is not None and (text := stalls(point)):
-        parts.append(text)
+    if point is not None:
+        parts += filter(None, (stalls(point), disturbed(point)))
     return "; ".join(parts)
+
+
+def disturbed(point: Point) -> str:
+    """How many of its rounds something else on the machine disturbed, and by what; rounds that were repeated do not count."""
+    reasons = [each.disturbed[0] for each in point.counted if each.disturbed]
+    if not reasons:
+        return ""
+    how_many = f"{len(reasons)} of {len(point.counted)} rounds were" if len(point.counted) > 1 else "it was"
+    return f"{how_many} disturbed: {reasons[0]}"
 
 
 def stalls(point: Point) -> str:

@@ -13,7 +13,7 @@ from tsx_cli.bench.model.points import choose, confirmed_best, winner_of
 from tsx_cli.bench.model.results import OfferedLoad, PairedComparison, Point, Trial
 from tsx_cli.bench.model.statistics import enough, real_difference
 from tsx_cli.bench.search.budget import AT_RANDOM, COMPARED
-from tsx_cli.bench.search.ladder import AIM
+from tsx_cli.bench.search.ladder import AIM, bisected, three_digits
 from tsx_cli.bench.search.run_options import BenchOptions
 
 ATTEMPTS = 5  # one that no longer holds its bounds makes room for another
@@ -154,18 +154,17 @@ class ConfirmationRounds:
 def at_random(run: Measurer, at: int) -> None:
     """Open loops: a closed one spaces its requests by itself, clients do not. Where bounds break, a rate is looked for that holds them."""
     best = _best(run, at)
-    if best is None or best.mode == "open" or run.seconds_left() < run.round_seconds:
+    if best is None or best.mode == "open":
         return
     most = _point(run, at, best).throughput.value
-    low, high, share = 0.0, 1.0, CALM
-    while high - low > NEAR:
-        offered = OfferedLoad(mode="open", rate=float(f"{share * most:.3g}"), arrivals="poisson")
-        if not run.attempt(at, offered):
-            return
-        low, high = (share, high) if _holds(run, at, offered) else (low, share)
-        if run.seconds_left() < run.round_seconds:
-            return
-        share = (low + high) / 2
+
+    def holds(share: float) -> bool | None:
+        offered = OfferedLoad(mode="open", rate=three_digits(share * most), arrivals="poisson")
+        if run.seconds_left() < run.round_seconds or not run.attempt(at, offered):
+            return None
+        return _holds(run, at, offered)
+
+    bisected(holds, 0.0, 1.0, CALM, NEAR)
 
 
 def with_idle_workers(run: Measurer, at: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 NEAR = 1.12  # rungs that are closer than this are not parted any more
@@ -75,3 +75,19 @@ def _between(holding: Rung, breaking: Rung, whole: bool) -> float | None:
 def _sound(level: float, whole: bool, most: float) -> float:
     level = min(level, most)
     return float(max(1, round(level))) if whole else level
+
+
+def bisected(holds: Callable[[float], bool | None], low: float, high: float, first: float, near: float) -> tuple[float, float]:
+    """The highest value that holds, and the lowest that does not, as near to each other as that; earlier where `holds` is None."""
+    value = first
+    while high - low > near:
+        held = holds(three_digits(value))
+        if held is None:
+            break
+        low, high = (three_digits(value), high) if held else (low, three_digits(value))
+        value = (low + high) / 2
+    return low, high
+
+
+def three_digits(rate: float) -> float:
+    return float(f"{rate:.3g}")

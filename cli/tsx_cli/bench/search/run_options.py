@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -49,6 +50,9 @@ class BenchOptions:
     same_top: int | None = None
     allow_different: bool = False
     seed: int = 0
+    server_cores: str | None = None
+    generator_cores: str | None = None
+    ramp: bool = False
 
     def __post_init__(self) -> None:
         self.bounds, self.compare  # noqa: B018 - they raise
@@ -92,6 +96,13 @@ def seconds(text: str, option: str) -> float:
         if value := parse_seconds(text):
             return value
     raise UsageError(f"{option}: '{text}' is not a time; write 30s, 10m or 1h")
+
+
+def finite(value: float, option: str) -> float:
+    """nan is within any range. Raises UsageError."""
+    if not math.isfinite(value):
+        raise UsageError(f"{option}: {value} is not a number; write one such as 50")
+    return value
 
 
 def command_line(*secrets: str | None) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tsx_cli.bench.model.results import OUT_OF_TIME, Point, Results, Trial
-from tsx_cli.common.output import rounded
+from tsx_cli.common.output import milliseconds, rounded
 
 NAMED = 2  # of the configurations that are tied with the winner
 
@@ -117,4 +117,4 @@ def _errors(trial: Trial, point: Point) -> str:
 
 
 def _tail(point: Point) -> str:
-    return f"p99 {point.p99_ms.value:.3g} ms"
+    return f"p99 {milliseconds(point.p99_ms.value)}"

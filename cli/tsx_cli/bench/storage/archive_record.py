@@ -11,7 +11,8 @@ from pydantic import Field, ValidationError
 
 from tsx_archiver import read_member
 from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.results import Curve, Environment, Inputs, ModelInfo, Observation, OfferedLoad, Part, Results, Round
+from tsx_cli.bench.model.parts import Part
+from tsx_cli.bench.model.results import Curve, Environment, Inputs, ModelInfo, Observation, OfferedLoad, Results, Round
 from tsx_cli.bench.model.statistics import merged, percentile
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.options import archive_limits

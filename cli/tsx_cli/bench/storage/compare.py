@@ -12,7 +12,7 @@ from tsx_cli.bench.model.results import Figure, Point, Results, Trial
 from tsx_cli.bench.model.slo import PERCENTILES
 from tsx_cli.bench.report import shown
 from tsx_cli.common.failure import UsageError
-from tsx_cli.common.output import one_line, print_json, print_table
+from tsx_cli.common.output import milliseconds, number, one_line, print_json, print_table
 
 FIGURES = {"throughput": "throughput", "mean": "mean_ms", **PERCENTILES}
 SHOWN = ("throughput", "p50", "p99")
@@ -56,10 +56,25 @@ class Pair(NamedTuple):
     changes: Sequence[FigureChange]
 
 
+class Judgement(NamedTuple):
+    """A condition, applied to one pair."""
+
+    condition: str
+    name: str
+    load: str
+    text: str  # the change, in words
+    met: bool
+
+
 class Compared(NamedTuple):
     pairs: Sequence[Pair]
-    met: Sequence[str]  # of the conditions, in words
+    judgements: Sequence[Judgement]
     notes: Sequence[str]
+
+    @property
+    def met(self) -> list[str]:
+        """The conditions that are met, in words."""
+        return [f"{each.condition}: {each.text} ({each.name}, {each.load})" for each in self.judgements if each.met]
 
 
 def parse_condition(text: str) -> Condition:
@@ -91,8 +106,8 @@ def compare(first: Results, second: Results, conditions: Sequence[Condition] = (
     if any(condition.figure == "errors" for condition in conditions) or any(_failed(each[2]) or _failed(each[3]) for each in judged):
         wanted.append("errors")
     pairs_by_id = {id(each): Pair(each[0], each[1], [_change(figure, each[2], each[3]) for figure in wanted]) for each in [*judged, *pairs]}
-    met = [message for each in judged for message in _met(pairs_by_id[id(each)], conditions)]
-    return Compared([pairs_by_id[id(each)] for each in ([best] if best else []) + pairs], met, _notes(first, second, judged))
+    judgements = [found for each in judged for found in _judged(pairs_by_id[id(each)], conditions)]
+    return Compared([pairs_by_id[id(each)] for each in ([best] if best else []) + pairs], judgements, _notes(first, second, judged))
 
 
 _Both = tuple[str, str, Point, Point]
@@ -164,11 +179,11 @@ def _failed(point: Point) -> bool:
     return point.error_rate > 0
 
 
-def _met(pair: Pair, conditions: Sequence[Condition]) -> Iterable[str]:
+def _judged(pair: Pair, conditions: Sequence[Condition]) -> Iterable[Judgement]:
     for condition in conditions:
         change = next(each for each in pair.changes if each.figure == condition.figure)
-        if condition.met(change.change) and change.sure is not False:
-            yield f"{condition.text}: {change.figure} {_percent(change)} ({pair.name}, {pair.load})"
+        met = condition.met(change.change) and change.sure is not False
+        yield Judgement(condition.text, pair.name, pair.load, f"{change.figure} {_percent(change)}", met)
 
 
 def _notes(first: Results, second: Results, judged: Sequence[_Both]) -> list[str]:
@@ -215,7 +230,7 @@ def show_compared(compared: Compared) -> None:
 
 def print_compared(compared: Compared) -> None:
     pairs = [{"configuration": p.name, "load": p.load, "changes": [_as_json(change) for change in p.changes]} for p in compared.pairs]
-    print_json({"pairs": pairs, "failed": list(compared.met), "notes": list(compared.notes)})
+    print_json({"pairs": pairs, "failed": compared.met, "notes": list(compared.notes)})
 
 
 def _as_json(change: FigureChange) -> dict[str, Any]:
@@ -227,7 +242,8 @@ def _change_text(change: FigureChange) -> str:
     if change.figure == "errors":
         return f"{shown.share(change.first)} -> {shown.share(change.second)}"
     doubt = " (~)" if change.sure is False else ""
-    return f"{shown.number(change.first)} -> {shown.number(change.second)}  {_percent(change)}{doubt}"
+    shown_figure = number if change.figure == "throughput" else milliseconds
+    return f"{shown_figure(change.first)} -> {shown_figure(change.second)}  {_percent(change)}{doubt}"
 
 
 def _percent(change: FigureChange) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Curve
 from tsx_cli.bench.storage.archive_record import ArchiveRecord
-from tsx_cli.common.output import rounded
+from tsx_cli.common.output import milliseconds, rounded
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.core.placement.hardware import describe
 
@@ -69,7 +69,7 @@ class Outlook:
 
     def lines(self) -> list[str]:
         best, bound = self.kept.best, f" under {self.kept.slo}" if self.kept.slo else ""
-        figures = f"{rounded(best.throughput)} requests/s, p99 {best.p99_ms:,.3g} ms{bound}, with {best.describes}"
+        figures = f"{rounded(best.throughput)} requests/s, p99 {milliseconds(best.p99_ms)}{bound}, with {best.describes}"
         lines = [f"measured {self.kept.measured[:10]} on {self.where}: {figures}"]
         curve = self._curve
         if curve is not None and curve.points:

@@ -232,7 +232,7 @@ def test_a_plan_for_people_says_where_its_curve_is_from(results_file: Path, caps
         "measured 2026-11-21 on 2 cores of Abacus 9. This machine is different: the figures are for machines like the measured one."
         in reported
     )
-    assert re.search(r"latency p99 +\d+\.\d ms \(\d+\.\d to \d+\.\d\)", reported)
+    assert re.search(r"latency p99 +\d+\.\d ms \(\d+\.\d ms to \d+\.\d ms\)", reported)
     assert "leave no core" not in reported
     results_file.write_text(results(hardware().fingerprint).model_dump_json())
     assert main([*command, "--results", str(results_file)]) == 0

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
+from tests.support.benchmarked import one_round
 from tests.support.clients.scripted import OK, scripted
 from tests.support.models import make_model
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving
 from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.generator.run import run_load
-from tsx_cli.bench.model.results import read_results
+from tsx_cli.bench.model.points import knee_of, open_loops
+from tsx_cli.bench.model.results import Round, read_results
+from tsx_cli.bench.report.shown import rate
 from tsx_cli.bench.search.run_options import command_line
 from tsx_cli.bench.workload.payloads import Payload
 
@@ -90,6 +95,42 @@ def test_an_open_loop_tells_its_rate_and_bounds_that_do_not_hold_are_an_exit_cod
     assert "50 requests/s, constant arrivals, 256 connections at most" in done.out
 
 
+def test_a_ramp_finds_the_knee_of_a_running_server(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(plan: LoadPlan, **_: object) -> Round:
+        return one_round(plan.rate or 100.0, 10 if (plan.rate or 0.0) < 170 else 400, plan.seed)
+
+    monkeypatch.setattr("tsx_cli.bench.commands.against.measure", measure)
+    for name, size in (("small", 10), ("large", 1000)):
+        Path(name).write_text("x" * size)
+    words = ("--against", "http://127.0.0.1:9", "--model", "echo", "--input", "small", "--input", "large", "--connections", 1)
+    done = run("bench", *words, "--duration", 0.2, "--warm-up", 0, "--slo", "p50<50ms,errors<1%", "--ramp", "--price-per-hour", 0.5,
+               "--junit", "out.xml", "--json", "out.json")  # fmt: skip
+    assert done.code == 0, done.err
+    found = read_results(Path("out.json"))
+    points = found.trials[0].points
+    assert points[0].offered.mode == "closed"
+    rates = open_loops(points)
+    assert len(rates) > 3
+    held, broken = knee_of(points)
+    assert held is not None
+    assert broken is not None
+    assert found.trials[0].chosen == held
+    assert len(held.rounds) >= 3
+    assert f"knee: {rate(held)} holds, {rate(broken)} does not (p50<50ms,errors<1%)" in done.out
+    assert "cost per million requests" in done.out
+    assert 150 < (held.offered.rate or 0.0) < 170 <= (broken.offered.rate or 0.0) < 190
+    assert re.search(r"[\d,]+ inputs of 9,150 to 12,044 bytes: p50 ", done.out)
+    cases = {case.get("name"): len(case) for case in ElementTree.parse("out.xml").getroot().iter("testcase")}
+    assert cases == {"p50<50ms": 0, "errors<1%": 0, "the throughput follows the rate": 0}
+
+
+def test_a_bound_that_breaks_is_a_failure_in_the_junit_file(served: Running, run: Run) -> None:
+    words = ("--against", served.address("predictions"), "--model", "echo", "--input-kind", "text", *SHORT)
+    assert run("bench", *words, "--slo", "p50<0.001us", "--junit", "out.xml").code == 1
+    (failure,) = ElementTree.parse("out.xml").getroot().iter("failure")
+    assert re.match(r"p50 is \S+ ms, the bound is 0 ms|p50 is \S+ ms, the bound is 0\.0000 ms", failure.get("message", ""))
+
+
 def test_a_report_is_written_and_the_figures_go_where_they_are_asked_to(served: Running, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[str] = []
     monkeypatch.setattr("tsx_cli.bench.storage.cloudwatch.upload", lambda results, namespace: sent.append(f"{namespace} {results.against}"))
@@ -150,6 +191,11 @@ def test_a_server_that_accepts_nothing_is_an_error_that_says_why(served: Running
         ((*TEXT, "--input-kind", "text", "--speed", "2", "--rate", "9"), "--speed is that of a recording"),
         ((*TEXT, "--input-kind", "text", "--certificate", "c.pem"), "--certificate: 'http://h' is not an https address"),
         ((*TEXT, "--input-kind", "text", "--upload", "s3:x"), "--upload: 's3:x' is not a target"),
+        ((*TEXT, "--input-kind", "text", "--ramp", "--rate", "9"), "--ramp chooses the rates itself"),
+        ((*TEXT, "--input-kind", "text", "--junit", "out.xml"), "--junit reports what is judged: give --slo as well"),
+        ((*TEXT, "--input-kind", "text", "--junit", "no/out.xml", "--slo", "p50<1s"), "--junit: 'no/out.xml' cannot be a file"),
+        ((*TEXT, "--input-kind", "text", "--generator-cores", "4000"), "--generator-cores: "),
+        ((*TEXT, "--input-kind", "text", "--price-per-hour", "inf"), "--price-per-hour: inf is not a number"),
         ((*TEXT, "model.mar"), "unexpected extra argument"),
     ],
 )

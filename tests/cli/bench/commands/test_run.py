@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from tests.support import forked
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, clean, serving, tsx
 from tsx_archiver import inspect_archive, verify_archive
+from tsx_cli.bench.model.parts import PinnedCores
 from tsx_cli.bench.model.points import best_point
 from tsx_cli.bench.model.results import Results, read_results
 from tsx_cli.bench.storage.archive_record import read_record
@@ -47,6 +49,8 @@ def handle(data, context):
 CONFIG = "# its own words\nbatchSize: 1  # alone\nmaxBatchDelay: 50\nthreads: 1\n"
 QUICK = ("--duration", "0.2s", "--rounds", "1", "--confidence-width", "99%", "--workers", "1")
 PATIENCE = 120.0
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+PINS = ("--server-cores", str(CORES[0]), "--generator-cores", str(CORES[-1])) if CORES else ()
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +95,14 @@ def test_a_trial_tells_where_the_time_went_and_what_was_used(results: Results) -
     assert trial.stages.inference_ms > 3
     assert trial.batch_sizes.keys() == {1}
     assert all(each.memory_mib > 10 for each in trial.usage)
-    assert trial.points[0].rounds[0].ok > 0
+    first = trial.points[0].rounds[0]
+    assert first.ok > 0
+    assert first.over_time
+    assert {(each.smallest, each.ok > 0) for each in first.by_size} == {(5, True), (6, True)}
+    (start, *_) = trial.starts
+    assert start.ready_seconds > 0
+    assert start.first_answer_ms is not None
+    assert start.first_answer_ms > 3
     assert any(point.offered.mode == "open" for each in results.trials for point in each.points)
 
 
@@ -144,7 +155,7 @@ def test_a_server_tells_what_was_measured(place: Path, results: Results) -> None
 def begin(place: Path, tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
     """A run with much before it, which has said this; its temporary files are in `temporary`."""
     loads = ("--exhaustive", "--connections", "1,2,3,4,5,6")
-    words = ["bench", place / "lengths.mar", "--batch-sizes", "1,3", *QUICK, *loads, "-o", "out"]
+    words = ["bench", place / "lengths.mar", "--batch-sizes", "1,3", *QUICK, *loads, *(PINS if len(CORES) > 1 else ()), "-o", "out"]
     begun = []
 
     def start(until: str) -> subprocess.Popen[str]:
@@ -171,6 +182,8 @@ def test_ctrl_c_leaves_a_report_and_no_server_and_the_run_goes_on_later(
     begun = begin("requests/s")
     servers = psutil.Process(begun.pid).children(recursive=True)
     assert servers
+    if len(CORES) > 1:
+        assert CORES[:1] in [server.cpu_affinity() for server in servers]
     begun.send_signal(signal.SIGINT)
     reported, errors = begun.communicate(timeout=PATIENCE)
     assert begun.returncode == 130, errors
@@ -186,6 +199,9 @@ def test_ctrl_c_leaves_a_report_and_no_server_and_the_run_goes_on_later(
     whole = Results.model_validate_json(ended.stdout)
     assert whole.complete
     assert whole.started == partial.started
+    if len(CORES) > 1:
+        assert whole.pinning == partial.pinning == PinnedCores(server=CORES[:1], generator=CORES[-1:])
+        assert whole.environment.cores == 1
     before, after = partial.trials[0].points[0], whole.trials[0].points[0]
     assert (after.offered, after.rounds[: len(before.rounds)]) == (before.offered, before.rounds)
     assert best_point(whole.trials[0].points) is not None

@@ -103,6 +103,16 @@ def test_latencies_are_the_delays_of_the_server_and_the_rate_what_they_allow() -
     assert reported.ok > 0
 
 
+@pytest.mark.parametrize("mode", [{"connections": 3}, {"connections": 20, "mode": "open", "rate": 100.0}])
+def test_each_answer_counts_for_the_input_that_it_answers(mode: dict[str, Any]) -> None:
+    payloads = (Payload(b"small"), Payload(b"much larger"))
+    with scripted(lambda number, request: [0.03, OK] if request.body == b"much larger" else [OK]) as url:
+        small, large = run(url, payloads=payloads, **mode).by_size
+    assert (small.smallest, large.largest) == (5, 11)
+    assert small.ok + large.ok > 10
+    assert small.p50_ms < 29 < large.p50_ms
+
+
 def test_a_slow_answer_in_ten_is_in_the_high_percentiles() -> None:
     with scripted(lambda number, _: [0.1, OK] if number % 10 == 9 else [OK]) as url:
         reported = run(url, connections=2)

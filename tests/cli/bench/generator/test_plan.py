@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tsx_cli.bench.generator.connection import _plain_ok
 from tsx_cli.bench.generator.load import SlotCounts
 from tsx_cli.bench.generator.plan import LoadPlan, constant, poisson, recorded
-from tsx_cli.bench.generator.result import account, corrected_p99, find_stalls, limit
+from tsx_cli.bench.generator.result import MOST_INTERVALS, account, by_size, corrected_p99, find_stalls, limit, over_time
 from tsx_cli.bench.model.histogram import BITS, UNIT, Histogram, bucket, upper
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.bench.workload.protocols import PROTOCOLS, read_target, render, tensor_of
@@ -181,6 +181,7 @@ def test_the_warm_up_is_found_where_it_ends_and_rounds_go_together() -> None:
     marks.append(SlotCounts(7.2, answers + 1, 0, answers + 1, Counter()))
     accepted = array("f", [0.5] * 100 + [0.01] * (answers + 1 - 100))
     figures = {"start": 0.0, "marks": marks, "accepted": accepted, "refused": array("f"), "late": array("f"), "gaps": []}
+    figures["numbers"] = array("I", [0] * len(accepted))
     noted: Any = SimpleNamespace(**figures, unanswered=2, unsent=0, waited=0)
     measured = account(plan(seconds=5.0, warm_up="auto"), noted, 0.1, 0.0)
     assert measured.warm_up_seconds == pytest.approx(1.0)
@@ -189,6 +190,41 @@ def test_the_warm_up_is_found_where_it_ends_and_rounds_go_together() -> None:
     assert measured.ok == 6001
     assert measured.sent == 6001 + 60 + 2
     assert measured.latency.max_ms == pytest.approx(10, rel=0.001)
+    assert measured.by_size == [], "all inputs are of one size"
+    seconds, counts, medians, _ = zip(*measured.over_time, strict=True)
+    assert [round(second, 3) for second in seconds[:5]] == [-0.8, -0.6, -0.4, -0.2, 0.0], "the warm-up is told as well"
+    assert sum(count for second, count in zip(seconds, counts, strict=True) if second > 0) == measured.ok - 1
+    assert (medians[0], medians[-1]) == (pytest.approx(500), pytest.approx(10))
+
+
+def test_a_long_round_is_told_in_few_intervals() -> None:
+    marks = [SlotCounts(0.1 * number, 2 * number, 0, 2 * number, Counter()) for number in range(3001)]
+    told = over_time(marks, 157, array("f", [0.001, 0.003] * 3000))
+    assert len(told) <= MOST_INTERVALS
+    assert min(abs(each[0]) for each in told) == 0, "one of them ends where the warm-up does"
+    assert {each[2:] for each in told} == {(1.0, 3.0)}
+
+
+def test_an_interval_has_enough_answers_for_its_percentiles() -> None:
+    slow = [SlotCounts(0.1 * number, number // 2, 0, number // 2, Counter()) for number in range(61)]
+    told = over_time(slow, 0, array("f", [0.001] * 30))
+    assert [count for _, count, *_ in told] == [5] * 6, "and there are enough intervals to see a course"
+    some = [SlotCounts(0.1 * number, 5 * number, 0, 5 * number, Counter()) for number in range(61)]
+    assert [count for _, count, *_ in over_time(some, 0, array("f", [0.001] * 300))] == [20] * 15
+
+
+def test_latencies_are_told_by_the_sizes_of_inputs() -> None:
+    few = by_size([10, 500, 10], array("I", [0, 1, 2, 1]), array("f", [0.001, 0.05, 0.002, 0.07]))
+    assert [(each.smallest, each.largest, each.ok, each.p50_ms, each.p99_ms) for each in few] == [(10, 10, 2, 1, 2), (500, 500, 2, 50, 70)]
+    many = by_size(range(1, 101), array("I", range(100)), array("f", [0.001 * size for size in range(1, 101)]))
+    assert [(each.smallest, each.largest, each.ok, each.p50_ms) for each in many] == [
+        (1, 25, 25, 13),
+        (26, 50, 25, 38),
+        (51, 75, 25, 63),
+        (76, 100, 25, 88),
+    ]
+    assert by_size([7, 7], array("I", [0]), array("f", [1.0])) == []
+    assert [each.ok for each in by_size([1, 2], array("I"), array("f"))] == [0, 0]
 
 
 def sent(protocol: str, payload: Payload = ONE[0], **more: Any) -> tuple[str, dict[str, str], bytes]:

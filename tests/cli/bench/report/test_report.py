@@ -12,15 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.benchmarked import point, results
+from tests.support.benchmarked import one_round, point, results
+from tsx_cli.bench.commands.against import show_against
 from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.results import OUT_OF_TIME, PairedComparison, Prediction, Results, Trial, read_results
+from tsx_cli.bench.model.parts import PinnedCores
+from tsx_cli.bench.model.points import cost_per_million
+from tsx_cli.bench.model.results import OUT_OF_TIME, PairedComparison, Prediction, Results, ServedBatches, Trial, read_results
 from tsx_cli.bench.report import show, write_report
-from tsx_cli.bench.report.charts import DECADES, SMALLEST, Axis, ChartMark, Series, axis, bars, plot, ticks
+from tsx_cli.bench.report.charts import DECADES, SMALLEST, Axis, ChartMark, Interval, Series, axis, bars, plot, ticks
 from tsx_cli.bench.report.facts import tiles
 from tsx_cli.bench.report.figures import charts
+from tsx_cli.bench.report.over_time import spark_line
 from tsx_cli.bench.report.rows import rows
+from tsx_cli.bench.report.shown import margin, note
 from tsx_cli.bench.search.verdict import conclude
+from tsx_cli.bench.storage.compare import compare, parse_condition, show_compared
 
 SCHEMA = Path(__file__).parents[4] / "docs" / "bench-results.schema.json"
 
@@ -166,6 +172,55 @@ def test_figures_stay_in_one_line_on_a_terminal_of_80_columns(
         assert any(re.match(pattern, line) for line in table), table
 
 
+def on_a_terminal(text: str) -> list[str]:
+    return [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in text.splitlines()]
+
+
+def test_nothing_is_cut_off_on_a_terminal_of_80_columns_whatever_the_figures(
+    found: Results, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    wide = found.model_copy(deep=True, update={"price_per_hour": 1_234.0})
+    how = Configuration(device="cuda", precision="bf16", compiled=True, threads=16, workers=16, batch_size=512)
+    chosen = wide.trials[3].chosen
+    assert chosen is not None
+    wide.trials[3].configuration = how.as_json()
+    chosen.offered.connections, chosen.throughput.value, chosen.throughput.high = 16, 1_234.0, 1_356.0
+    chosen.latency.p50_ms, chosen.p99_ms.value, chosen.error_rate = 1_730.4, 12_345.6, 0.0123
+    show(wide)
+    lines = on_a_terminal(capsys.readouterr().out)
+    table = lines[: next(place for place, line in enumerate(lines) if line.startswith("cpu, "))]
+    assert max(map(len, table)) <= 80
+    figures = r"16 conn\. +1,234 ± 9\.9% +1\.73 s +12\.3 s +1\.23% +278 *$"
+    assert any(re.search(figures, line) for line in table), table
+    assert all(word in " ".join(table) for word in str(how).split())
+    conditions = [parse_condition(text) for text in ("throughput<-5%", "p99.9>5%", "errors>1%")]
+    show_compared(compare(wide, found, conditions, every=True))
+    lines = on_a_terminal(capsys.readouterr().out)
+    table = lines[: lines.index("(~) is within the noise of the measurements: no real difference.")]
+    assert max(map(len, table)) <= 80
+    words = ["configuration", "throughput", "connections", "1,234", "87.7", "p99.9", "errors"]
+    assert set(words) <= set(" ".join(table).split())
+
+
+def test_a_run_against_a_server_fits_into_80_columns(
+    found: Results, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    measured = with_rates(found)
+    trial = Trial(configuration={}, points=measured.trials[3].points, best=1)
+    pins = {"price_per_hour": 0.53, "pinning": PinnedCores(server=[], generator=[1])}
+    url = "https://inference.example.com:8443/a/long/prefix/of/the/address"
+    show_against(measured.model_copy(update={"against": url, "trials": [trial], "winner": None, "baseline": None, **pins}))
+    lines = on_a_terminal(capsys.readouterr().out)
+    assert max(map(len, lines)) <= 80
+    said = " ".join(" ".join(lines).split())
+    for part in ("cost per million requests 2.88", "generator 1", "knee: 40.0/s holds, 80.0/s does not (p99<100ms)", "20.0/s: p50"):
+        assert part in said
+
+
 def trial_out_of_time() -> Trial:
     how, predicted = Configuration(workers=2, batch_size=32), Prediction(throughput=22855.0, p99_ms=4.71)
     return Trial(configuration=how.as_json(), state="predicted", reason=OUT_OF_TIME, predicted=predicted)
@@ -256,6 +311,147 @@ def test_the_schema_in_the_documentation_is_that_of_the_code() -> None:
     assert json.loads(SCHEMA.read_text()) == Results.model_json_schema(mode="serialization"), "run python scripts/update_docs.py"
 
 
+def error_bars(svg: str) -> list[str]:
+    return [element.get("d", "") for element in ElementTree.fromstring(svg).iter("path") if "error" in element.get("class", "")]
+
+
+def with_rates(found: Results) -> Results:
+    """The winner with open loops, of which those up to 40/s hold; batches that the server counted in each round."""
+    found = found.model_copy(deep=True)
+    winner = found.trials[found.winner or 0]
+    winner.points += [point(512, winner.points[at].rounds, rate=rate, bound=90) for at, rate in ((0, 20.0), (1, 40.0), (3, 80.0))]
+    for turn, each in enumerate(winner.points[1].rounds):
+        each.served = ServedBatches(batch_ms=20, batches={1: 10 + turn, 2: 20, 3: 30, 4: 40})
+    return found
+
+
+def test_every_chart_of_measured_points_has_error_bars(found: Results) -> None:
+    made = {chart.title: chart for chart in charts(with_rates(found))}
+    titles = {"Throughput and latency", "Latency by rate", "Latency distribution", "Where the time goes", "Batches"}
+    for title in {*titles, "One worker without a server"}:
+        assert error_bars(made[title].svg), title
+        assert "Error bars are 95 % intervals" in made[title].says
+    once = found.model_copy(deep=True)
+    for trial in once.trials:
+        trial.points = [point(each.offered.connections, each.rounds[:1]) for each in trial.points]
+    made = {chart.title: chart for chart in charts(once)}
+    assert not [title for title in titles & made.keys() if error_bars(made[title].svg)], "one round has no interval"
+
+
+def test_no_axis_and_no_error_bar_goes_below_nothing_or_out_of_the_frame() -> None:
+    rounds = [one_round(rate, 10, 0) for rate in (1, 100)]
+    apart = point(1, rounds)
+    assert apart.throughput.low == 0
+    assert margin(apart.throughput) == f"± {apart.throughput.high / apart.throughput.value - 1:.1%}"
+    bar = Interval(apart.throughput.low, apart.throughput.high)
+    for log in (False, True):
+        scale = axis("x", [apart.throughput.value], log=log, bars=[bar])
+        assert scale.low >= 0
+        svg = plot("t", scale, scale, [Series("s", "winner", [ChartMark(50, 50, "", False, bar, bar)])])
+        (path,) = error_bars(svg)
+        places = [float(number) for number in re.findall(r"(?<![hv-])\d+\.\d", path)]
+        assert all(0 <= place <= 480 for place in places), path
+
+
+def test_the_latency_by_rate_shows_the_knee(found: Results) -> None:
+    (chart,) = [each for each in charts(with_rates(found)) if each.title == "Latency by rate"]
+    assert "The knee is between 40.0/s, which holds, and 80.0/s, which does not." in chart.says
+    assert ElementTree.fromstring(chart.svg).find(".//*[@class='span bad']") is not None
+    assert "Latency by rate" not in [each.title for each in charts(found)]
+
+
+def test_a_line_joins_one_kind_of_arrivals_only(found: Results) -> None:
+    mixed = with_rates(found)
+    before = charts(mixed)[0].svg.count('class="line"')
+    winner = mixed.trials[mixed.winner or 0]
+    constant = [each.model_copy(deep=True) for each in winner.points[-2:]]
+    for each in constant:
+        each.offered.arrivals = "constant"
+    winner.points += constant
+    assert charts(mixed)[0].svg.count('class="line"') == before + 1
+
+
+def test_the_course_of_the_rounds_is_drawn_with_their_warm_ups(found: Results) -> None:
+    made = {chart.title: chart for chart in charts(found)}
+    latency = ElementTree.fromstring(made["Latency over time"].svg)
+    assert len(latency.findall(".//*[@class='line']")) == 6, "p50 and p99 of three rounds, not joined"
+    assert [element[0].text for element in latency.findall(".//*[@class='span warm']")] == [
+        f"warm-up of round {turn}" for turn in (1, 2, 3)
+    ]
+    assert "of intervals of 0.5 s" in made["Throughput over time"].says
+    point = found.trials[3].chosen
+    assert point is not None
+    drawn = spark_line(point)
+    assert re.fullmatch(r"[▁▂▃▄▅▆▇█]{2,40} \d+\.\d ms to \d+\.\d ms", drawn)
+    assert "▁" in drawn
+    assert "█" in drawn
+    assert spark_line(point.model_copy(update={"rounds": []})) == ""
+
+
+def test_disturbed_rounds_are_marked_in_charts_and_tables(found: Results, tmp_path: Path) -> None:
+    noisy = found.model_copy(deep=True)
+    chosen = noisy.trials[3].chosen
+    assert chosen is not None
+    for each in chosen.rounds:
+        each.disturbed = ["other processes used 0.9 cores (limit 0.1)"]
+    noisy.tied = [2]
+    made = {chart.title: ElementTree.fromstring(chart.svg) for chart in charts(noisy)}
+    spans = made["Latency over time"].findall(".//*[@class='span disturbed']")
+    assert [span[0].text for span in spans] == [f"round {turn}: other processes used 0.9 cores (limit 0.1)" for turn in (1, 2, 3)]
+    (dot,) = [each for each in made["Throughput and latency"].iter("circle") if "faint" in each.get("class", "")]
+    said = "3 of 3 rounds were disturbed: other processes used 0.9 cores (limit 0.1)"
+    assert str(dot[0].text).endswith(said)
+    write_report(noisy, tmp_path)
+    for name in ("report.html", "report.md", "results.csv"):
+        assert said in (tmp_path / name).read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "3 (3 disturbed)" in page
+    assert '<span class="mark">tie</span>' in page
+    chosen.rounds[0].disturbed = []
+    assert "disturbed" not in note(noisy.trials[3], noisy), "what was repeated undisturbed does not count"
+
+
+def test_a_chart_of_cores_has_no_ramp_at_its_start(found: Results) -> None:
+    (chart,) = [each for each in charts(found) if each.title == "CPU"]
+    line = ElementTree.fromstring(chart.svg).find(".//*[@class='line']")
+    assert line is not None
+    places = [tuple(map(float, pair.split())) for pair in re.findall(r"[ML]([\d.]+ [\d.]+)", line.get("d", ""))]
+    assert places[0][0] == 52, "it begins at the axis"
+    assert places[0][1] == pytest.approx(places[1][1], abs=40)
+
+
+def test_starts_and_sizes_of_inputs_have_tables(found: Results, report: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, text = (report / "report.html").read_text(), (report / "report.md").read_text()
+    for each in (page, text):
+        assert "Cold and warm" in each
+        assert "8,122 to 9,003 bytes" in each
+        assert "66.0 ms" in each
+    show(found)
+    reported = capsys.readouterr().out
+    assert "cold: ready after 2.35 s ± 27.0%, first answer 66.0 ms; warm p50 30.5 ms" in reported
+    assert re.search(r"766 inputs of 8,122 to 9,003 bytes: p50 \d+\.\d ms ± \d+\.\d%, p99 ", reported)
+    assert re.search(r"p99 over time: [▁▂▃▄▅▆▇█]+ ", reported)
+
+
+def test_a_price_adds_the_cost_of_a_million_requests_to_each_row(
+    found: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    priced = found.model_copy(update={"price_per_hour": 0.53})
+    write_report(priced, tmp_path)
+    show(priced)
+    best = priced.trials[3].chosen
+    assert best is not None
+    cost = cost_per_million(0.53, best.throughput.value)
+    assert cost == pytest.approx(0.53 / 3600 / best.throughput.value * 1e6)
+    assert re.search(rf"^cpu, 2 workers, 1 thread, batch 4 \(winner\) .* {cost:.2f}$", capsys.readouterr().out, re.MULTILINE)
+    assert f"| {cost:.2f} |" in (tmp_path / "report.md").read_text()
+    assert f'<td class="n">{cost:.2f}</td>' in (tmp_path / "report.html").read_text()
+    row = next(row for row in csv.DictReader((tmp_path / "results.csv").read_text().splitlines()) if row["winner"] == "true")
+    assert float(row["cost_per_million"]) == pytest.approx(cost, rel=1e-4)
+    write_report(found, tmp_path)
+    assert "cost/M" not in (tmp_path / "report.html").read_text()
+
+
 VALUES = st.floats(0, 1e7, allow_nan=False)
 
 
@@ -281,4 +477,4 @@ def test_charts_stay_inside_their_frame(points: list[tuple[float, float]]) -> No
 
 def test_ticks_that_are_given_are_kept_and_bars_of_one_value_are_drawn() -> None:
     assert ticks(Axis("x", 0, 1, ticks=[(0.5, "half")])) == [(0.5, "half")]
-    assert len(list(ElementTree.fromstring(bars("t", "x", [("1", 100.0, "all")])).iter("rect"))) == 1
+    assert len(list(ElementTree.fromstring(bars("t", "x", [("1", 100.0, "all", None)])).iter("rect"))) == 1

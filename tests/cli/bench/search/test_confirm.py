@@ -178,13 +178,13 @@ class OpenMachine(Machine):
 @pytest.mark.parametrize(
     ("stands", "rates", "said"),
     [
-        (170, [160], "With 160 requests/s that arrive at random: p99 30 ms."),
+        (170, [160], "With 160 requests/s that arrive at random: p99 30.0 ms."),
         (
             130,
             [160, 80, 120],
-            "With requests that arrive at random it sustains 120/s (p99 30 ms); with 160 it breaks the bounds (p99 600 ms).",
+            "With requests that arrive at random it sustains 120/s (p99 30.0 ms); with 160 it breaks the bounds (p99 600 ms).",
         ),
-        (90, [160, 80, 120], "it sustains 80/s (p99 30 ms); with 120 it breaks"),
+        (90, [160, 80, 120], "it sustains 80/s (p99 30.0 ms); with 120 it breaks"),
         (
             10,
             [160, 80, 40],

@@ -1,0 +1,133 @@
+"""The ramp of an open loop to its knee, with a server that holds up to a rate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.benchmarked import one_round
+from tests.support.simulated_bench import SimulatedMachine, search
+from tsx_cli.bench.model.points import confirmed_best, knee_of, open_loops, with_round
+from tsx_cli.bench.model.results import OfferedLoad, Point, Round
+from tsx_cli.bench.model.slo import parse_slo
+from tsx_cli.bench.search.ladder import bisected
+from tsx_cli.bench.search.ramp import NEAR, to_the_knee
+
+SLO = parse_slo("p99<100ms")
+
+
+class Server:
+    """Answers in 10 ms up to `stands` requests a second, and in a second beyond it; `unlucky` rounds of a rate that it stands are slow."""
+
+    def __init__(self, stands: float, *, rounds: int = 1000, unlucky: dict[int, float] | None = None) -> None:
+        self.stands, self.left, self.unlucky = stands, rounds, unlucky or {}
+        self.points: list[Point] = []
+        self.rates: list[float] = []
+
+    def attempt(self, rate: float) -> Point | None:
+        if not self.left:
+            return None
+        self.left -= 1
+        self.rates.append(rate)
+        slow = rate > self.stands or rate > self.unlucky.get(len(self.rates), rate)
+        return self.points[with_round(self.points, offered(rate), self.round(rate, 1000 if slow else 10), SLO)]
+
+    def round(self, rate: float, middle_ms: float) -> Round:
+        return one_round(rate, middle_ms, len(self.rates))
+
+
+def offered(rate: float, arrivals: str = "poisson") -> OfferedLoad:
+    return OfferedLoad.model_validate({"mode": "open", "connections": 256, "rate": rate, "arrivals": arrivals})
+
+
+@pytest.mark.parametrize("stands", [4, 17, 93, 100, 340, 1200])
+def test_the_knee_is_found_whatever_a_closed_loop_reached(stands: float) -> None:
+    server = Server(stands)
+    to_the_knee(server.attempt, 100, rounds=3)
+    held, broken = knee_of(server.points)
+    assert held is not None
+    assert broken is not None
+    rate, beyond = held.offered.rate or 0.0, broken.offered.rate or 0.0
+    assert rate <= stands < beyond <= rate * (1 + 2 * NEAR)
+    assert len(held.rounds) == 3, "so that its figures have an interval"
+    assert len(server.rates) <= 20
+    climb = [point for point in open_loops(server.points) if (point.offered.rate or 0.0) <= rate]
+    assert stands < 10 or len(climb) >= 3, "the course of the latency up to the knee"
+
+
+def test_a_rate_that_breaks_its_bounds_when_measured_again_is_not_the_knee() -> None:
+    lucky = Server(93)
+    to_the_knee(lucky.attempt, 100, rounds=3)
+    found = knee_of(lucky.points).held
+    assert found is not None
+    rate = found.offered.rate or 0.0
+    again = next(turn for turn, each in enumerate(lucky.rates, 1) if each == rate and lucky.rates[: turn - 1].count(rate) == 1)
+    server = Server(93, unlucky={again: rate - 1})
+    to_the_knee(server.attempt, 100, rounds=3)
+    held = knee_of(server.points).held
+    assert held is not None
+    assert (held.offered.rate or 0.0) < rate
+    assert len(held.rounds) == 3
+
+
+def test_a_server_that_stands_no_rate_and_a_run_without_time_end_the_ramp() -> None:
+    server = Server(0)
+    to_the_knee(server.attempt, 100)
+    assert knee_of(server.points).held is None
+    assert min(server.rates) < 2
+    for rounds in range(12):
+        short = Server(93, rounds=rounds)
+        to_the_knee(short.attempt, 100)
+        assert len(short.rates) == rounds
+    assert knee_of([]) == (None, None)
+
+
+def test_rates_of_other_arrivals_are_another_course() -> None:
+    server = Server(50)
+    for rate in (10, 20, 90):
+        server.attempt(rate)
+    with_round(server.points, offered(70, "constant"), server.round(70, 10), SLO)
+    with_round(server.points, OfferedLoad(connections=8), server.round(80, 10), SLO)
+    assert [point.offered.rate for point in open_loops(server.points)] == [10, 20, 90]
+    held, broken = knee_of(server.points)
+    assert held is not None
+    assert broken is not None
+    assert (held.offered.rate, broken.offered.rate) == (20, 90)
+
+
+def test_the_rates_of_a_ramp_do_not_become_the_best_load_of_a_closed_loop() -> None:
+    closed = OfferedLoad(connections=8)
+    server = Server(90)
+    with_round(server.points, closed, server.round(80, 10), SLO)
+    to_the_knee(server.attempt, 80)
+    best = confirmed_best(server.points)
+    assert best is not None
+    assert server.points[best].offered == closed
+    only_open = confirmed_best(server.points[1:])
+    assert only_open is not None
+    assert server.points[1:][only_open] == knee_of(server.points).held
+    server.points[0].holds = False
+    fallback = confirmed_best(server.points)
+    assert fallback is not None
+    assert server.points[fallback] == knee_of(server.points).held
+
+
+def test_a_bisection_ends_near_or_when_it_is_told_to() -> None:
+    assert bisected(lambda value: value <= 0.7, 0.0, 1.0, 0.8, 0.1) == (0.7, 0.75)
+    assert bisected(lambda value: None, 0.0, 1.0, 0.8, 0.1) == (0.0, 1.0)
+
+
+def test_a_run_keeps_time_to_ramp_its_winner(tmp_path: Path) -> None:
+    found = search(SimulatedMachine(3), 300, tmp_path / "long", ramp=True)
+    assert found.winner is not None
+    winner = found.trials[found.winner]
+    held, broken = knee_of(winner.points)
+    assert held is not None
+    assert broken is not None
+    assert (broken.offered.rate or 0.0) <= 1.12 * (held.offered.rate or 0.0)
+    assert len(held.rounds) >= 3
+    assert len(open_loops(winner.points)) > 5
+    assert not [note for note in found.notes if "--ramp" in note]
+    short = search(SimulatedMachine(3), 45, tmp_path / "short", ramp=True)
+    assert [note for note in short.notes if "the time was too short for --ramp" in note]
