@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.models import make_model
 from tests.support.servers import DEADLINE, Running, clean, started
+from tsx_runtime.errors import SettingError
 from tsx_runtime.targets.image.environment import locate_model, settings_of
 
 HANDLER = "def handle(data, context):\n    return data and [{'model': context.model_name} for _ in data]\n"
@@ -86,3 +87,16 @@ def test_addresses_are_those_that_others_reach_unless_something_says_otherwise(t
     notices: list[str] = []
     settings_of({"TSX_MODEL_DIRECTORY": "x", "TSX_SERVICE_HOST": "10.0.0.1"}, locate_model({}), None, notices)
     assert notices == ["the environment variable TSX_MODEL_DIRECTORY is no setting and is ignored; `tsx config show` lists all settings"]
+
+
+def test_the_defaults_of_whoever_starts_a_container_are_below_variables_and_files(tmp_path: Path) -> None:
+    file = tmp_path / "tsx.toml"
+    file.write_text("drain_timeout = 40\ndisable_token_authorization = false\n")
+    given = {"TSX_DEFAULTS": "drain_timeout=25 shutdown_delay=5 disable_token_authorization=true"}
+    alone = settings_of(given, locate_model({}), None, [])
+    assert (alone.drain_timeout, alone.shutdown_delay, alone.disable_token_authorization) == (25, 5, True)
+    notices: list[str] = []
+    said = settings_of({**given, "TSX_SHUTDOWN_DELAY": "1"}, locate_model({}), file, notices)
+    assert (said.drain_timeout, said.shutdown_delay, said.disable_token_authorization, notices) == (40, 1, False, [])
+    with pytest.raises(SettingError, match="TSX_DEFAULTS is 'drain_timeout'; it takes NAME=VALUE"):
+        settings_of({"TSX_DEFAULTS": "drain_timeout"}, locate_model({}), None, [])
