@@ -12,7 +12,7 @@ from tsx_runtime.shared.safe_path import run_module
 
 HEALTH = ("python", *run_module("tsx_runtime.targets.health"))
 TOKENS = ("TSX_INFERENCE_TOKEN", "TSX_MANAGEMENT_TOKEN")
-OPEN = "TSX_DISABLE_TOKEN_AUTHORIZATION"
+OPEN, DEFAULTS = "TSX_DISABLE_TOKEN_AUTHORIZATION", "TSX_DEFAULTS"
 INSIDE, METRICS_INSIDE = 8080, 8082
 SCRATCH = "/tmp:exec"  # torch.compile puts libraries there
 PROCESSES = 4096  # and threads, at most
@@ -20,17 +20,23 @@ MARGIN = 5  # seconds of the grace period that are left for the end itself
 
 
 def environment(spec: DeploySpec) -> dict[str, str]:
-    """Without tokens where only this machine reaches it, which is what `tsx serve` does there, too."""
-    own = {"TSX_DRAIN_TIMEOUT": str(max(1, spec.container.grace - MARGIN))}
+    """What the deployment derives is a default, below the image's settings file and `env`."""
+    delay = spec.env.get("TSX_SHUTDOWN_DELAY", "")  # for which it still takes requests, before it drains
+    own: dict[str, object] = {"drain_timeout": max(1, spec.container.grace - MARGIN - (int(delay) if delay.isdecimal() else 0))}
     if is_loopback(spec.container.host):
-        own[OPEN] = "true"
-    return own | dict(spec.env)
+        own["disable_token_authorization"] = "true"  # which is what `tsx serve` does where only this machine reaches it, too
+    return {DEFAULTS: in_words(own)} | dict(spec.env)
+
+
+def in_words(defaults: Mapping[str, object]) -> str:
+    """As the image's entry point reads them."""
+    return " ".join(f"{name}={value}" for name, value in defaults.items())
 
 
 def wants_tokens(spec: DeploySpec) -> list[str]:
     """The variables that must be set where it is deployed, as others reach it."""
-    variables = environment(spec)
-    return [] if variables.get(OPEN, "").lower() == "true" else [name for name in TOKENS if name not in variables]
+    is_open = spec.env.get(OPEN, str(is_loopback(spec.container.host))).lower() == "true"
+    return [] if is_open else [name for name in TOKENS if name not in spec.env]
 
 
 def shown(tags: Mapping[str, str]) -> dict[str, str]:

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
+from tsx_cli.deploy.container.resources import DEFAULTS, in_words
 from tsx_cli.deploy.image.recipe import UID
 from tsx_cli.deploy.spec import DeploySpec
 
 HTTP, METRICS = 8080, 8082
 NOTICE = 5  # seconds for which a pod that is to stop still takes requests, as balancers learn of it late
 MARGIN = 5
+CPUS = "REQUESTED_CPUS"
 Manifest = dict[str, Any]
 
 
@@ -97,7 +99,7 @@ def _deployment(spec: DeploySpec, image: str, labels: Mapping[str, str]) -> Mani
 
 def _nodes(spec: DeploySpec) -> Manifest:
     own = spec.kubernetes
-    taints = [*(["nvidia.com/gpu"] if own.gpus else []), *own.tolerations]
+    taints = [*([f"{own.gpu_resource.partition('/')[0]}/gpu"] if own.gpus else []), *own.tolerations]
     return {
         **({"nodeSelector": own.node_selector} if own.node_selector else {}),
         **({"tolerations": [_toleration(taint) for taint in taints]} if taints else {}),
@@ -146,7 +148,7 @@ def _sizes(spec: DeploySpec, *, limit_cpu: bool) -> Manifest:
     if not own.kserve:
         requests["ephemeral-storage"] = canonical(own.disk)
     limits = {name: size for name, size in requests.items() if limit_cpu or name != "cpu"}
-    return {"requests": requests, "limits": limits | ({"nvidia.com/gpu": str(own.gpus)} if own.gpus else {})}
+    return {"requests": requests, "limits": limits | ({own.gpu_resource: str(own.gpus)} if own.gpus else {})}
 
 
 def _probe(path: str, *, period: int, failures: int) -> Manifest:
@@ -156,16 +158,16 @@ def _probe(path: str, *, period: int, failures: int) -> Manifest:
 
 def _environment(spec: DeploySpec) -> list[Manifest]:
     own = spec.kubernetes
-    variables = {
-        "TSX_SHUTDOWN_DELAY": str(min(NOTICE, own.grace // 4)),
-        "TSX_DRAIN_TIMEOUT": str(max(1, own.grace - NOTICE - MARGIN)),
+    # What it may count on, rounded up: without a limit of its CPU the pod would take all cores of its node for its own.
+    listed: list[Manifest] = [{"name": CPUS, "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}}]
+    defaults = {
+        "cpus": f"$({CPUS})",
+        "shutdown_delay": min(NOTICE, own.grace // 4),
+        "drain_timeout": max(1, own.grace - NOTICE - MARGIN),
     }
     if own.token_secret is None:
-        variables["TSX_DISABLE_TOKEN_AUTHORIZATION"] = "true"
-    variables |= spec.env
-    listed: list[Manifest] = [{"name": name, "value": value} for name, value in variables.items()]
-    # What it may count on, rounded up: without a limit of its CPU the pod would take all cores of its node for its own.
-    listed.append({"name": "TSX_CPUS", "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}})
+        defaults["disable_token_authorization"] = "true"
+    listed += [{"name": name, "value": value} for name, value in ({DEFAULTS: in_words(defaults)} | spec.env).items()]
     secrets = dict(own.secrets)
     if own.token_secret is not None:
         secrets |= {"TSX_INFERENCE_TOKEN": f"{own.token_secret}/inference", "TSX_MANAGEMENT_TOKEN": f"{own.token_secret}/management"}

@@ -161,7 +161,11 @@ def test_manifests_hold_what_a_cluster_of_several_teams_asks_for() -> None:
     (container,) = pod["containers"]
     assert container["resources"]["limits"] == {"memory": "4Gi", "ephemeral-storage": "4Gi", "nvidia.com/gpu": "1"}
     sources = {each["name"]: each["valueFrom"] for each in container["env"] if "valueFrom" in each}
-    assert sources["TSX_CPUS"] == {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}
+    assert sources["REQUESTED_CPUS"] == {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}
+    names = [each["name"] for each in container["env"]]
+    assert names.index("REQUESTED_CPUS") < names.index("TSX_DEFAULTS")  # Kubernetes puts only what stands before into a value
+    (defaults,) = [each["value"] for each in container["env"] if each["name"] == "TSX_DEFAULTS"]
+    assert defaults == "cpus=$(REQUESTED_CPUS) shutdown_delay=5 drain_timeout=50 disable_token_authorization=true"
     assert sources["HF_TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
     assert [volume["emptyDir"]["sizeLimit"] for volume in pod["volumes"]] == ["4Gi", "1Gi"]
     rules = [
@@ -176,9 +180,17 @@ def test_manifests_hold_what_a_cluster_of_several_teams_asks_for() -> None:
     assert [metric["type"] for metric in yaml.safe_load(alone["autoscaler.yaml"])["spec"]["metrics"]] == ["Resource"]
 
 
-@pytest.mark.parametrize(("key", "value"), [("tolerations", "a:Never"), ("secrets", {"A": "no-key"})])
+def test_a_share_of_a_gpu_is_asked_for_by_its_resource_on_nodes_with_the_vendors_taint() -> None:
+    asked = spec("kubernetes", kubernetes={"gpus": 1, "gpu_resource": "nvidia.com/mig-1g.10gb"})
+    pod = yaml.safe_load(emit("kubernetes", asked, FACTS, LOCAL).files["deployment.yaml"])["spec"]["template"]["spec"]
+    limits = pod["containers"][0]["resources"]["limits"]
+    assert {name: limits[name] for name in limits if "/" in name} == {"nvidia.com/mig-1g.10gb": "1"}
+    assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+
+
+@pytest.mark.parametrize(("key", "value"), [("tolerations", "a:Never"), ("secrets", {"A": "no-key"}), ("gpu_resource", "mig-1g.10gb")])
 def test_what_kubernetes_would_refuse_is_refused_before(key: str, value: object) -> None:
-    with pytest.raises(ValidationError, match=r"write (key|SECRET/KEY)"):
+    with pytest.raises(ValidationError, match=r"write (key|SECRET/KEY)|match pattern"):
         spec("kubernetes", kubernetes={key: value})
 
 
@@ -241,13 +253,13 @@ def test_gpus_decide_where_torch_comes_from() -> None:
 
 def test_a_container_that_others_reach_asks_for_tokens() -> None:
     own = yaml.safe_load(emit("compose", spec("container"), FACTS, LOCAL).files["compose.yaml"])["services"]["digits"]
-    assert own["environment"]["TSX_DISABLE_TOKEN_AUTHORIZATION"] == "true"
+    assert own["environment"] == {"TSX_DEFAULTS": "drain_timeout=25 disable_token_authorization=true"}
     assert own["ports"] == ["127.0.0.1:8080:8080", "127.0.0.1:8082:8082"]
     assert (own["pids_limit"], own["logging"]["options"]) == (4096, {"max-size": "20m", "max-file": "5"})
     theirs = yaml.safe_load(emit("compose", spec("container", container={"host": "0.0.0.0"}), FACTS, LOCAL).files["compose.yaml"])
     environment = theirs["services"]["digits"]["environment"]
     assert environment["TSX_INFERENCE_TOKEN"].startswith("${TSX_INFERENCE_TOKEN:?")
-    assert "TSX_DISABLE_TOKEN_AUTHORIZATION" not in environment
+    assert environment["TSX_DEFAULTS"] == "drain_timeout=25"
     words = run_words(spec("container", container={"host": "0.0.0.0"}), "image", name="digits", labels={})
     assert words[words.index("TSX_INFERENCE_TOKEN") - 1] == "--env"  # its value is in no list of processes
 
