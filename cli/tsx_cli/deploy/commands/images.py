@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tsx_cli.common.failure import UsageError
@@ -13,8 +13,7 @@ from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import ResourceKind
 from tsx_cli.deploy.engine.resources import Ref, Resource
 from tsx_cli.deploy.image.programs import Builder
-from tsx_cli.deploy.image.recipe import Local, recipe
-from tsx_cli.deploy.preflight.limits import ARM
+from tsx_cli.deploy.image.recipe import Local, Recipe, recipe
 from tsx_cli.deploy.spec import DeploySpec
 
 ECR = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?")
@@ -24,6 +23,7 @@ class Images(NamedTuple):
     image: str | Ref
     resources: list[Resource]
     kinds: Mapping[str, ResourceKind]
+    notes: Sequence[str]
 
 
 def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
@@ -32,21 +32,15 @@ def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
     if spec.target == "container":
         name = f"{spec.repository or spec.name}:{made.tag}"
         kind = container_kinds.LocalImage(Builder(cloud.program.name), made)
-        return Images(name, [Resource("Image", "Tsx::Container::Image", name, {})], {"Tsx::Container::Image": kind})
+        return Images(name, [Resource("Image", "Tsx::Container::Image", name, {})], {"Tsx::Container::Image": kind}, made.notes)
     if spec.target == "kubernetes":
         if spec.repository is None:
             ways = "set --image to an image that your cluster can pull, or --set repository=HOST/NAME to push an image that is built here"
             raise UsageError(f"neither image nor repository is given: {ways}")
         name = f"{spec.repository}:{made.tag}"
         pushed = container_kinds.PushedImage(Builder(spec.build.tool), made)
-        return Images(name, [Resource("Image", "Tsx::Registry::Image", name, {})], {"Tsx::Registry::Image": pushed})
-    return _in_ecr(spec, facts, made.tag, ecr.EcrImage(Builder(spec.build.tool), made, machine(spec)))
-
-
-def machine(spec: DeploySpec) -> str:
-    """Of AWS: what this machine is does not matter there."""
-    arm = spec.lambda_.architecture == "arm64" if spec.target == "lambda" else bool(ARM.match(spec.sagemaker.instance_type))
-    return "linux/arm64" if arm else "linux/amd64"
+        return Images(name, [Resource("Image", "Tsx::Registry::Image", name, {})], {"Tsx::Registry::Image": pushed}, made.notes)
+    return _in_ecr(spec, facts, made, ecr.EcrImage(Builder(spec.build.tool), made, made.machine))
 
 
 def own_repository(target: str, name: str) -> str:
@@ -54,7 +48,7 @@ def own_repository(target: str, name: str) -> str:
     return f"tsx/{target}/{name}"
 
 
-def _in_ecr(spec: DeploySpec, facts: Facts, tag: str, kind: ecr.EcrImage) -> Images:
+def _in_ecr(spec: DeploySpec, facts: Facts, made: Recipe, kind: ecr.EcrImage) -> Images:
     registry = f"{facts.account}.dkr.ecr.{facts.region}.amazonaws.com{'.cn' if facts.region.startswith('cn-') else ''}"
     whole = spec.repository or f"{registry}/{own_repository(spec.target, spec.name)}"
     host, _, path = whole.partition("/")
@@ -63,5 +57,5 @@ def _in_ecr(spec: DeploySpec, facts: Facts, tag: str, kind: ecr.EcrImage) -> Ima
     tags = {"tsx:name": spec.name, "tsx:target": spec.target} if spec.repository is None else {}  # one that is named may be shared
     scanned = {"ImageScanningConfiguration": {"ScanOnPush": True}}
     repository = Resource("Repository", "AWS::ECR::Repository", path, scanned, tags=tags)
-    image = Resource("Image", "Tsx::ECR::Image", f"{whole}:{tag}", {}, ("Repository",))
-    return Images(Ref("Image", "Uri", tag), [repository, image], {"Tsx::ECR::Image": kind})
+    image = Resource("Image", "Tsx::ECR::Image", f"{whole}:{made.tag}", {}, ("Repository",))
+    return Images(Ref("Image", "Uri", made.tag), [repository, image], {"Tsx::ECR::Image": kind}, made.notes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,11 +32,12 @@ class EmittedFiles(NamedTuple):
     files: Mapping[str, str]
     copied: Mapping[str, Path]  # of these, the content lies elsewhere
     next_step: str
+    notes: Sequence[str] = ()
 
 
 def _dockerfile(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     made = recipe(spec, facts, local)
-    return EmittedFiles(made.files, made.copied, f"docker build --target {made.stage} --tag {spec.name}:{made.tag} .")
+    return EmittedFiles(made.files, made.copied, f"docker build --target {made.stage} --tag {spec.name}:{made.tag} .", made.notes)
 
 
 def _compose(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
@@ -46,7 +47,9 @@ def _compose(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
         return EmittedFiles({"compose.yaml": _yaml([service])}, {}, "docker compose up --detach --wait")
     made = recipe(spec, facts, local)
     service = compose(spec, image_name(spec, made), stage=made.stage, labels=labels)
-    return EmittedFiles({**made.files, "compose.yaml": _yaml([service])}, made.copied, "docker compose up --build --detach --wait")
+    return EmittedFiles(
+        {**made.files, "compose.yaml": _yaml([service])}, made.copied, "docker compose up --build --detach --wait", made.notes
+    )
 
 
 def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
@@ -61,7 +64,7 @@ def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     if made is None:
         return EmittedFiles({**files, **cluster_wide}, {}, step)
     build = f"docker build --target {made.stage} --tag {image} . && docker push {image}"
-    return EmittedFiles({**made.files, **files, **cluster_wide}, made.copied, f"{build}, then {step}")
+    return EmittedFiles({**made.files, **files, **cluster_wide}, made.copied, f"{build}, then {step}", made.notes)
 
 
 def _cloudformation(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:

@@ -48,7 +48,9 @@ class Program:
             )
         return done.stdout
 
-    def try_(self, *words: str, stdin: str | None = None, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def try_(
+        self, *words: str, stdin: str | None = None, environment: Mapping[str, str] | None = None, timeout: float | None = None
+    ) -> subprocess.CompletedProcess[str]:
         try:
             return subprocess.run(
                 [self.name, *self.first, *words],
@@ -58,9 +60,12 @@ class Program:
                 errors="replace",
                 env=None if environment is None else dict(environment),
                 check=False,
+                timeout=timeout,
             )
         except OSError as error:
             raise ProgramError(f"{self.name} cannot be started: {error.strerror}", "") from error
+        except subprocess.TimeoutExpired as error:
+            raise ProgramError(f"{self.name} had not ended after {error.timeout:g} s", "") from error
 
     def lines(self, *words: str) -> Generator[str, None, None]:
         """Of stdout and stderr, as they come, until it ends or the iterator is closed."""
@@ -93,6 +98,8 @@ def last_output(done: subprocess.CompletedProcess[str]) -> str:
 def advice(output: str) -> str:
     if "did you specify the right host or port" in output or "Unable to connect to the server" in output:
         return " `kubectl config get-contexts` lists the available clusters; --set kubernetes.context=NAME chooses another."
+    if "--mount option requires BuildKit" in output:
+        return " Install docker's buildx plugin (docker-buildx), or build with --set build.tool=buildah."
     if "no basic auth credentials" in output or "authentication required" in output or "unauthorized" in output.lower():
         return " Log in to the registry first."
     return ""
@@ -134,7 +141,7 @@ class Builder:
             words = ["build", "--target", recipe.stage, "--tag", reference]
             if self.program.name != "docker":
                 words += ["--format", "docker"]  # the other form has no health check
-            if machine is not None and machine != MACHINES.get(platform.machine().lower()):
+            if machine is not None and machine != this_platform():
                 words += ["--platform", machine]
             # Lambda takes an image, not the list of images that attestations make of it.
             environment = {**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
@@ -162,6 +169,11 @@ class Builder:
     def remove(self, reference: str) -> None:
         words = ("rmi", reference) if self.program.name == "buildah" else ("image", "rm", reference)
         self.program.ask(*words, doing=f"removing {reference}")
+
+
+def this_platform() -> str:
+    machine = platform.machine().lower()
+    return MACHINES.get(machine, machine)
 
 
 def engine(choice: str) -> Program:

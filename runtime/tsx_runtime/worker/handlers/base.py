@@ -21,7 +21,8 @@ from tsx_runtime.worker.codecs.v2_json import MalformedTensors
 from tsx_runtime.worker.exceptions import BadRows, LoadError
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.loader import own_file
-from tsx_runtime.worker.handlers.models.compiling import compiled, load_library, wants_ahead
+from tsx_runtime.worker.handlers.models.compile_settings import wants_ahead
+from tsx_runtime.worker.handlers.models.compiling import compiled, load_library
 from tsx_runtime.worker.handlers.models.input_spec import InputSpec, examples, input_specs
 from tsx_runtime.worker.handlers.models.model_files import load_model_file, load_torchscript
 from tsx_runtime.worker.handlers.models.precision import in_precision, wanted_precision
