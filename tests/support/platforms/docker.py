@@ -23,6 +23,7 @@ STATE = "state.json"
 EMPTY: dict[str, Any] = {
     "containers": {},
     "images": [],
+    "digests": {},
     "pushed": [],
     "healths": [],
     "calls": [],
@@ -140,7 +141,18 @@ def login(state: dict[str, Any], words: list[str]) -> int:
     return 0
 
 
+def buildx(state: dict[str, Any], words: list[str]) -> int:
+    if words[-1] not in state["digests"]:
+        return fail(f"ERROR: {words[-1]}: not found")
+    print(f"Name:      {words[-1]}\nMediaType: application/vnd.oci.image.index.v1+json\nDigest:    {state['digests'][words[-1]]}\n")
+    return 0
+
+
 def run(state: dict[str, Any], words: list[str]) -> int:
+    if words == ["--help"]:
+        state["calls"].pop()  # it starts nothing
+        print("      --health-start-interval duration   Time between running the check during the start period")
+        return 0
     name = values(words, "--name")[0]
     if name in state["containers"]:
         return fail(f"Conflict. The container name {name} is already in use")
@@ -215,7 +227,7 @@ def logs(state: dict[str, Any], words: list[str]) -> int:
     return 0
 
 
-VERBS = {verb.__name__: verb for verb in (build, image, push, manifest, login, run, start, stop, rm, ps, inspect, logs)}
+VERBS = {verb.__name__: verb for verb in (build, buildx, image, push, manifest, login, run, start, stop, rm, ps, inspect, logs)}
 
 if __name__ == "__main__":
     raise SystemExit(main(Path(sys.argv[0]).parent, sys.argv[1:]))

@@ -16,6 +16,8 @@ OPEN, DEFAULTS = "TSX_DISABLE_TOKEN_AUTHORIZATION", "TSX_DEFAULTS"
 INSIDE, METRICS_INSIDE = 8080, 8082
 SCRATCH = "/tmp:exec"  # torch.compile puts libraries there
 PROCESSES = 4096  # and threads, at most
+LOG: dict[str, Any] = {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}}
+START_INTERVAL = "2s"  # between two health checks until the first that succeeds
 MARGIN = 5  # seconds of the grace period that are left for the end itself
 
 
@@ -65,7 +67,7 @@ def compose(spec: DeploySpec, image: str, *, stage: str | None, labels: Mapping[
         "security_opt": ["no-new-privileges:true"],
         "shm_size": "1g",
         "pids_limit": PROCESSES,
-        "logging": {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}},
+        "logging": LOG,
         "environment": {**{name: _literal(value) for name, value in environment(spec).items()}, **asked},
         "ports": published(spec),
         "labels": {name: _literal(value) for name, value in shown(labels).items()},
@@ -76,7 +78,7 @@ def compose(spec: DeploySpec, image: str, *, stage: str | None, labels: Mapping[
             "timeout": "5s",
             "retries": 3,
             "start_period": f"{own.startup_timeout}s",
-            "start_interval": "2s",
+            "start_interval": START_INTERVAL,
         },
     }
     if own.cpus is not None:
@@ -112,12 +114,16 @@ def run_words(spec: DeploySpec, image: str, *, name: str, labels: Mapping[str, s
     return [*words, image]
 
 
-def gpu_words(engine: str, gpus: int) -> list[str]:
-    """Docker takes a number; podman names them by the container device interface."""
-    if not gpus:
-        return []
+def engine_words(engine: str, known: str, gpus: int) -> list[str]:
+    """The arguments that docker and podman do not share; `known` is the help of `run`. Podman names GPUs by the container device interface.
+
+    Docker keeps a log without bound unless it is told to; podman leaves it to the journal.
+    """
     if engine == "docker":
-        return ["--gpus", str(gpus)]
+        words = ["--log-driver", LOG["driver"]]
+        words += [word for key, value in LOG["options"].items() for word in ("--log-opt", f"{key}={value}")]
+        words += ["--health-start-interval", START_INTERVAL] if "--health-start-interval" in known else []  # since Docker 25
+        return words + (["--gpus", str(gpus)] if gpus else [])
     return [word for number in range(gpus) for word in ("--device", f"nvidia.com/gpu={number}")]
 
 
