@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tsx_archiver import Inspection, inspect_archive, read_member
+from tsx_archiver.metadata.compile_settings import needs_compiler
 from tsx_archiver.storage.digest import content_digest
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.options import archive_limits
 from tsx_cli.deploy.engine.resources import Ref, digest
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_runtime.worker.handlers.models.compile_settings import needs_compiler
 
 MOST_TEXT = 1 << 20  # bytes of a file that is read here
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from tsx_archiver.metadata.compile_settings import compile_options
 from tsx_archiver.storage.private_directory import private_directory
 from tsx_runtime.worker.exceptions import LoadError
-from tsx_runtime.worker.handlers.models.compile_settings import compile_options
 
 logger = logging.getLogger("tsx.worker")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tsx_runtime.worker.handlers.models.compile_settings import compile_options
+from tsx_archiver.metadata.compile_settings import compile_options
 from tsx_runtime.worker.handlers.models.compiling import compiled
 
 

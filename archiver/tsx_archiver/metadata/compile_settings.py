@@ -1,11 +1,11 @@
-"""What `pt2:` of model-config.yaml asks for. Without torch: a deployment reads it as well."""
+"""What `pt2:` of model-config.yaml asks for, as the worker and a deployment read it."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
-logger = logging.getLogger("tsx.worker")
+logger = logging.getLogger("tsx.archive")
 
 
 def compile_options(pt2: Any) -> dict[str, Any] | None:
