@@ -1,28 +1,15 @@
-"""The specification of a deployment: the options of `tsx deploy` over `[deploy]` and `[deploy.NAME]` of tsx.toml.
-
-A key that is not known is an error that names the nearest; a value that no platform takes is an error before anything is asked of it.
-"""
+"""The specification of a deployment. A value that no platform takes is an error before any platform is asked."""
 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from tsx_archiver import default_model_name
-from tsx_cli.common.failure import CliError, UsageError
-from tsx_runtime.settings.sources import CONFIG_NAME
+from tsx_cli.common.failure import UsageError
 from tsx_runtime.shared.quantities import parse_percent, parse_seconds, where_text
-from tsx_runtime.shared.suggestions import suggestion
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Target = Literal["container", "sagemaker", "lambda", "kubernetes"]
 NAME = re.compile(r"[a-z0-9](-?[a-z0-9])*")
@@ -31,6 +18,8 @@ WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_:=-]*")
 MEMORY = r"^[1-9]\d*(Mi|Gi)$"
 TAINT = re.compile(r"[\w./-]+(=[\w.-]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?", re.ASCII)
 SECRET_KEY = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[\w.-]+", re.ASCII)
+RETENTIONS = (0, 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653)
+ACCOUNT = r"^\d{12}$"
 ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", re.ASCII)
 
 
@@ -74,6 +63,16 @@ Percent = Annotated[float, BeforeValidator(where_text(parse_percent))]
 
 class SpecSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def retention(value: object) -> object:
+    value = whole(value)
+    if value not in RETENTIONS:
+        raise ValueError(f"CloudWatch keeps lines for one of {', '.join(map(str, RETENTIONS[1:]))} days; 0 leaves that to the log group")
+    return value
+
+
+Retention = Annotated[int, BeforeValidator(retention)]
 
 
 class Canary(SpecSection):
@@ -120,6 +119,7 @@ class DataCapture(SpecSection):
 class SageMaker(SpecSection):
     role: Role | None = None  # ARN of the execution role
     bucket: str | None = None
+    bucket_owner: str | None = Field(default=None, pattern=ACCOUNT)  # the account that the bucket must belong to; by default the own one
     instance_type: str = "ml.c6i.xlarge"
     instances: int = Field(default=1, ge=1)
     startup_timeout: Annotated[Seconds, Field(ge=60, le=3600)] = 600
@@ -144,6 +144,7 @@ class Queue(SpecSection):
     window: Annotated[Seconds, Field(ge=0, le=300)] = 1
     concurrency: int | None = Field(default=None, ge=2, le=1000)
     results: str | None = Field(default=None, pattern=r"^(s3://.+|https://.+|message)$")  # where answers go; `message`: each says it
+    results_owner: str | None = Field(default=None, pattern=ACCOUNT)  # of the bucket of `results`; by default the own account
 
     @model_validator(mode="after")
     def _window(self) -> Queue:
@@ -279,6 +280,7 @@ class DeploySpec(SpecSection):
     tags: dict[str, str] = Field(default_factory=dict)
     create_role: bool = False  # a role to run with is made, with what it needs and no more
     canary: Canary | None = None
+    log_retention: Retention = 30  # days that CloudWatch keeps the log of an endpoint or a function
     keep: int = Field(default=5, ge=1)  # earlier versions that can be gone back to
     build: Build = Field(default_factory=Build)
     sagemaker: SageMaker = Field(default_factory=SageMaker)
@@ -292,108 +294,3 @@ class DeploySpec(SpecSection):
         if not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
             raise ValueError(f"a name has up to {LONGEST_NAME} lower-case letters, digits and single hyphens between them")
         return name
-
-
-def read_named(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Name, target, and where it is, for verbs that need no model. Raises UsageError and CliError."""
-    values = _values(file, given)
-    for key in ("name", "target"):
-        if not isinstance(values.get(key), str):
-            raise UsageError(f"{key} is not given: --{key}, or {key} under [deploy] in tsx.toml")
-    parts: dict[str, type[SpecSection]] = {"build": Build, "container": Container, "kubernetes": Kubernetes}
-    try:
-        tables = {key: part.model_validate(values.get(key, {})).model_dump() for key, part in parts.items()}
-    except ValidationError as error:
-        raise UsageError("; ".join(_in_words(problem) for problem in error.errors())) from error
-    return {key: values.get(key) for key in ("name", "target", "region", "profile")} | tables
-
-
-def read_target(file: Path | None, given: Mapping[str, Any]) -> str | None:
-    """What is said of it, wherever; None where nothing is."""
-    target = _values(file, given).get("target")
-    return target if isinstance(target, str) else None
-
-
-def read_spec(file: Path | None, given: Mapping[str, Any]) -> DeploySpec:
-    """`[deploy]`, over it `[deploy.NAME]`, over it what was given, None meaning not given. Raises UsageError and CliError.
-
-    A `role` that was given is that of the target's own table.
-    """
-    try:
-        spec = DeploySpec.model_validate(_values(file, given))
-    except ValidationError as error:
-        raise UsageError("; ".join(_in_words(problem) for problem in error.errors())) from error
-    asked = {"canary": spec.canary is not None, "create_role": spec.create_role}
-    useless = [key for key, is_asked in asked.items() if is_asked and spec.target in ("container", "kubernetes")]
-    if useless:
-        raise UsageError(f"{useless[0]}: SageMaker and Lambda have that, and the target {spec.target} does not. Remove it")
-    return spec
-
-
-def _values(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    tables = _tables(file)
-    own = {key: value for key, value in tables.items() if not _is_deployment(key, value)}
-    given = {key: value for key, value in given.items() if value is not None}
-    name = given.get("name") or own.get("name") or _name_of(given.get("model") or own.get("model"))
-    if name is not None:
-        given["name"] = name
-    values = _merged(_merged(own, tables.get(str(name), {})), {key: value for key, value in given.items() if key != "role"})
-    return values if given.get("role") is None else _merged(values, {str(values.get("target")): {"role": given["role"]}})
-
-
-def _name_of(model: object) -> str | None:
-    """The archive's file name, in the characters that a deployment's name may have."""
-    if not isinstance(model, str | Path):
-        return None
-    name = "-".join(re.findall(r"[a-z0-9]+", default_model_name(model).lower()))
-    return name[:LONGEST_NAME].rstrip("-") or None
-
-
-def _tables(file: Path | None) -> dict[str, Any]:
-    """Of the file that was named, else of the working directory's, which need not be there."""
-    if file is None:
-        file = Path(CONFIG_NAME)
-        if not file.exists():
-            return {}
-    try:
-        found = tomllib.loads(file.read_text()).get("deploy", {})
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CliError(f"{file} is not valid TOML: {error}") from error
-    if not isinstance(found, dict):
-        raise CliError(f"{file}: deploy is a table, [deploy]")
-    return found
-
-
-def _is_deployment(key: str, value: object) -> bool:
-    return isinstance(value, dict) and key not in _fields(DeploySpec)
-
-
-def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
-    both = dict(low)
-    for key, value in high.items():
-        both[key] = _merged(low[key], value) if isinstance(value, Mapping) and isinstance(low.get(key), Mapping) else value
-    return both
-
-
-def _in_words(problem: Mapping[str, Any]) -> str:
-    place = ".".join(map(str, problem["loc"]))
-    if problem["type"] == "extra_forbidden":
-        return f"deploy has no key '{place}'{suggestion(str(problem['loc'][-1]), _known(problem['loc'][:-1]))}"
-    if problem["type"] == "missing":
-        return f"{place} is not given: --{place.replace('_', '-')}, or {place} under [deploy] in tsx.toml"
-    return f"{place}: {str(problem['msg']).removeprefix('Value error, ')} (it is {problem['input']!r})"
-
-
-def _known(place: tuple[Any, ...]) -> list[str]:
-    model: Any = DeploySpec
-    for key in place:
-        field = next((field for name, field in model.model_fields.items() if key in (name, field.alias)), None)
-        parts = [] if field is None else [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
-        model = next((kind for kind in parts if issubclass(kind, SpecSection)), None)
-        if model is None:
-            return []
-    return _fields(model)
-
-
-def _fields(model: type[SpecSection]) -> list[str]:
-    return [field.alias or name for name, field in model.model_fields.items()]

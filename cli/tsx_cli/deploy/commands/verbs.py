@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_cli.archive.packing import check_lines
+from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.output import one_line, print_json
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
@@ -20,6 +21,7 @@ from tsx_cli.deploy.commands.locations import Location, named
 from tsx_cli.deploy.commands.locations import place as place_of
 from tsx_cli.deploy.commands.logs_view import explain, log_of, show_lines, show_why, why
 from tsx_cli.deploy.commands.show import Steps, confirm, show_plan, show_status, show_versions
+from tsx_cli.deploy.commands.spec_file import read_spec, read_target
 from tsx_cli.deploy.emit.render import check_kind, emit
 from tsx_cli.deploy.emit.write import write
 from tsx_cli.deploy.engine.engine import AGAIN, DeployFailed, Engine
@@ -33,7 +35,7 @@ from tsx_cli.deploy.preflight.limits import LimitFinding
 from tsx_cli.deploy.preflight.preflight import Preflight, load, look_ahead
 from tsx_cli.deploy.preflight.price_list import fetch_prices
 from tsx_cli.deploy.preflight.prices import REFRESH, Region, keep_prices, price_file, read_prices
-from tsx_cli.deploy.spec import DeploySpec, read_spec, read_target, span
+from tsx_cli.deploy.spec import DeploySpec, span
 
 Given = Mapping[str, Any]
 
@@ -107,7 +109,7 @@ def show_logs(file: Path | None, given: Given, *, since: str | None, count: int,
     show_lines(log, since=None if since is None else span(since, "--since"), count=count, follow=follow, as_json=as_json)
 
 
-def ask(file: Path | None, given: Given, body: str, content_type: str | None, accept: str | None) -> bytes:
+def ask(file: Path | None, given: Given, body: str, content_type: str | None, accept: str | None) -> Response:
     place = named(file, given)
     content = sys.stdin.buffer.read() if body == "-" else Path(body).read_bytes()
     kind = content_type or mimetypes.guess_type(body)[0] or "application/octet-stream"
@@ -155,7 +157,8 @@ def remove(file: Path | None, given: Given, *, purge: bool, ask: bool, as_json: 
     place = named(file, given)
     with Steps(quiet=as_json) as steps:
         engine = place.engine(steps)
-        planned = engine.plan([], [*place.platform.belongings(place.cloud, place.name, purge=purge), *(place.images() if purge else [])])
+        there = place.platform.belongings(place.cloud, place.name, purge=purge)
+        planned = engine.plan([], [*(place.leftovers(there) if purge else []), *there])  # what is first goes last
         if planned.is_empty:
             raise _absent(place)
         if not as_json:

@@ -96,6 +96,16 @@ def _notes(spec: DeploySpec, facts: Facts, local: Local) -> list[str]:
     return notes
 
 
+def tag_in(repository: str | None, name: str, tag: str) -> str:
+    """In a repository that several deployments may share, a tag says whose image it is: `tsx-NAME-...`."""
+    return tag if repository is None else f"tsx-{name}-{tag.removeprefix('tsx-')}"
+
+
+def own_tag(name: str) -> re.Pattern[str]:
+    """Of a deployment's images in such a repository."""
+    return re.compile(f"tsx-{re.escape(name)}-[0-9a-f]{{12}}")
+
+
 def wants_gpu(spec: DeploySpec) -> bool:
     """Whether torch has to come with CUDA."""
     if spec.target == "sagemaker":
@@ -126,7 +136,7 @@ def _rendered(spec: DeploySpec, facts: Facts, local: Local, archive: str, copied
         "extras": f"[{','.join(own.extras)}]" if own.extras else "",
         "version": local.version,
         "wheel": local.wheel.name if local.wheel is not None else "",
-        "installed": local.wheel.name.split("-")[1] if local.wheel is not None else "${TSX_VERSION}",
+        "installed": [*local.wheel.name.split("-"), local.version][1] if local.wheel is not None else "${TSX_VERSION}",
         "requirements": bool(facts.requirements),
         "hashed": "--hash" in facts.requirements,
         "archive": archive,

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tsx_cli.deploy.commands import verbs
-from tsx_cli.deploy.spec import DeploySpec, read_spec
+from tsx_cli.deploy.commands.spec_file import read_spec
+from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.main import main
 
 GUIDES = Path(__file__).parents[4] / "docs" / "deploy"

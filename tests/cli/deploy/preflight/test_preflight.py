@@ -14,11 +14,11 @@ from tests.support.models import make_model
 from tests.support.platforms.aws import Course
 from tsx_archiver import rewrite_archive
 from tsx_cli.bench.storage.archive_record import record_of
+from tsx_cli.deploy.commands.spec_file import read_spec
 from tsx_cli.deploy.preflight.limits import ModelProfile, findings
 from tsx_cli.deploy.preflight.outlook import outlook
 from tsx_cli.deploy.preflight.preflight import place_of
 from tsx_cli.deploy.preflight.prices import Prices
-from tsx_cli.deploy.spec import read_spec
 from tsx_cli.main import main
 
 SAID = ["--target", "sagemaker", "--name", "m", "--role", "arn:aws:iam::123456789012:role/r"]

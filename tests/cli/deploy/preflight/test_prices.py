@@ -14,10 +14,11 @@ from botocore.stub import Stubber
 
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.aws.session import Cloud
+from tsx_cli.deploy.commands.spec_file import read_spec
 from tsx_cli.deploy.preflight.limits import GIB
 from tsx_cli.deploy.preflight.price_list import fetch_prices
 from tsx_cli.deploy.preflight.prices import Prices, cost, keep_prices, read_prices
-from tsx_cli.deploy.spec import DeploySpec, read_spec
+from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.main import main
 
 TODAY = date(2026, 11, 21)

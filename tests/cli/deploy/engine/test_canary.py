@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_cli.deploy.aws_lambda.canary import Baking, CanaryAction, Shift, decide
+from tsx_cli.deploy.engine.canary import Baking, CanaryAction, Shift, decide
 
 START = datetime(2026, 11, 21, tzinfo=timezone.utc)
 SHIFT = Shift(10, 600, ("errors",))

@@ -1,4 +1,4 @@
-"""The next step of a canary: a pure function, for targets that do not watch canaries themselves.
+"""The next step of a canary: a pure function, for targets that do not watch canaries themselves (Lambda, Kubernetes).
 
 What is known is what the platform shows: which version has which share and since when, and what the alarms did meanwhile. So a run
 that was left is picked up by any other.

@@ -1,0 +1,127 @@
+"""Reads the specification of a deployment: the options of `tsx deploy` over `[deploy]` and `[deploy.NAME]` of tsx.toml."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from tsx_archiver import default_model_name
+from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.deploy.spec import LONGEST_NAME, Build, Container, DeploySpec, Kubernetes, SageMaker, SpecSection
+from tsx_runtime.settings.sources import CONFIG_NAME
+from tsx_runtime.shared.suggestions import suggestion
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def read_named(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Name, target, and where it is, for verbs that need no model. Raises UsageError and CliError."""
+    values = _values(file, given)
+    for key in ("name", "target"):
+        if not isinstance(values.get(key), str):
+            raise UsageError(f"{key} is not given: --{key}, or {key} under [deploy] in tsx.toml")
+    parts: dict[str, type[SpecSection]] = {"build": Build, "sagemaker": SageMaker, "container": Container, "kubernetes": Kubernetes}
+    try:
+        tables = {key: part.model_validate(values.get(key, {})).model_dump() for key, part in parts.items()}
+    except ValidationError as error:
+        raise UsageError("; ".join(_in_words(problem) for problem in error.errors())) from error
+    return {key: values.get(key) for key in ("name", "target", "region", "profile", "repository")} | tables
+
+
+def read_target(file: Path | None, given: Mapping[str, Any]) -> str | None:
+    """What is said of it, wherever; None where nothing is."""
+    target = _values(file, given).get("target")
+    return target if isinstance(target, str) else None
+
+
+def read_spec(file: Path | None, given: Mapping[str, Any]) -> DeploySpec:
+    """`[deploy]`, over it `[deploy.NAME]`, over it what was given, None meaning not given. Raises UsageError and CliError.
+
+    A `role` that was given is that of the target's own table.
+    """
+    try:
+        spec = DeploySpec.model_validate(_values(file, given))
+    except ValidationError as error:
+        raise UsageError("; ".join(_in_words(problem) for problem in error.errors())) from error
+    asked = {"canary": spec.canary is not None, "create_role": spec.create_role}
+    useless = [key for key, is_asked in asked.items() if is_asked and spec.target in ("container", "kubernetes")]
+    if useless:
+        raise UsageError(f"{useless[0]}: SageMaker and Lambda have that, and the target {spec.target} does not. Remove it")
+    return spec
+
+
+def _values(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    tables = _tables(file)
+    own = {key: value for key, value in tables.items() if not _is_deployment(key, value)}
+    given = {key: value for key, value in given.items() if value is not None}
+    name = given.get("name") or own.get("name") or _name_of(given.get("model") or own.get("model"))
+    if name is not None:
+        given["name"] = name
+    values = _merged(_merged(own, tables.get(str(name), {})), {key: value for key, value in given.items() if key != "role"})
+    return values if given.get("role") is None else _merged(values, {str(values.get("target")): {"role": given["role"]}})
+
+
+def _name_of(model: object) -> str | None:
+    """The archive's file name, in the characters that a deployment's name may have."""
+    if not isinstance(model, str | Path):
+        return None
+    name = "-".join(re.findall(r"[a-z0-9]+", default_model_name(model).lower()))
+    return name[:LONGEST_NAME].rstrip("-") or None
+
+
+def _tables(file: Path | None) -> dict[str, Any]:
+    """Of the file that was named, else of the working directory's, which need not be there."""
+    if file is None:
+        file = Path(CONFIG_NAME)
+        if not file.exists():
+            return {}
+    try:
+        found = tomllib.loads(file.read_text()).get("deploy", {})
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CliError(f"{file} is not valid TOML: {error}") from error
+    if not isinstance(found, dict):
+        raise CliError(f"{file}: deploy is a table, [deploy]")
+    return found
+
+
+def _is_deployment(key: str, value: object) -> bool:
+    return isinstance(value, dict) and key not in _fields(DeploySpec)
+
+
+def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    both = dict(low)
+    for key, value in high.items():
+        both[key] = _merged(low[key], value) if isinstance(value, Mapping) and isinstance(low.get(key), Mapping) else value
+    return both
+
+
+def _in_words(problem: Mapping[str, Any]) -> str:
+    place = ".".join(map(str, problem["loc"]))
+    if problem["type"] == "extra_forbidden":
+        return f"deploy has no key '{place}'{suggestion(str(problem['loc'][-1]), _known(problem['loc'][:-1]))}"
+    if problem["type"] == "missing":
+        return f"{place} is not given: --{place.replace('_', '-')}, or {place} under [deploy] in tsx.toml"
+    return f"{place}: {str(problem['msg']).removeprefix('Value error, ')} (it is {problem['input']!r})"
+
+
+def _known(place: tuple[Any, ...]) -> list[str]:
+    model: Any = DeploySpec
+    for key in place:
+        field = next((field for name, field in model.model_fields.items() if key in (name, field.alias)), None)
+        parts = [] if field is None else [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
+        model = next((kind for kind in parts if issubclass(kind, SpecSection)), None)
+        if model is None:
+            return []
+    return _fields(model)
+
+
+def _fields(model: type[SpecSection]) -> list[str]:
+    return [field.alias or name for name, field in model.model_fields.items()]
