@@ -21,7 +21,7 @@ LOGGED = re.compile(r'level=\w+ msg="(.*)"')  # how skopeo prints an error
 TIMEOUT = 20.0  # seconds
 
 
-def pinned(base: str) -> tuple[str, str]:
+def pinned_base(base: str) -> tuple[str, str]:
     """`base` with its digest, and a note where that is an earlier one or none.
 
     What was found is kept, so that a registry that does not answer does not give the image another name.

@@ -16,7 +16,7 @@ from urllib.request import url2pathname
 
 from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.image.base import pinned
+from tsx_cli.deploy.image.base import pinned_base
 from tsx_cli.deploy.image.programs import this_platform
 from tsx_cli.deploy.image.recipe import Local, base_image
 from tsx_cli.deploy.spec import Build, DeploySpec
@@ -35,7 +35,7 @@ def this_machine(build: Build) -> Generator[Local, None, None]:
         if found is not None and not (found.is_file() and found.suffix == ".whl"):
             raise CliError(f"build.wheel: {found} is not a wheel; `pip wheel --no-deps DIRECTORY` makes one")
         sha = hashlib.sha256(found.read_bytes()).hexdigest() if found is not None else ""
-        base, note = pinned(base_image(build, python))
+        base, note = pinned_base(base_image(build, python))
         yield Local(python, metadata.version("torch"), __version__, found, sha, this_platform(), base, note)
 
 

@@ -55,17 +55,9 @@ def recipe(spec: DeploySpec, facts: Facts, local: Local) -> Recipe:
     if local.wheel is not None:
         copied[local.wheel.name] = local.wheel
     files = _rendered(spec, facts, local, archive, list(copied))
-    machine = machine_of(spec) or local.machine
-    made_of = [files, stage, facts.sha256 if with_model else "", local.wheel_sha, machine]
-    return Recipe(files, copied, stage, f"tsx-{digest(made_of, 12)}", machine, tuple(_notes(spec, facts, local)))
-
-
-def machine_of(spec: DeploySpec) -> str | None:
-    """Of AWS, where it does not matter what this machine is; elsewhere None."""
-    if spec.target not in ("lambda", "sagemaker"):
-        return None
-    arm = spec.lambda_.architecture == "arm64" if spec.target == "lambda" else bool(ARM.match(spec.sagemaker.instance_type))
-    return "linux/arm64" if arm else "linux/amd64"
+    runs_on = machine(spec) if spec.target in ("lambda", "sagemaker") else local.machine
+    made_of = [files, stage, facts.sha256 if with_model else "", local.wheel_sha, runs_on]
+    return Recipe(files, copied, stage, f"tsx-{digest(made_of, 12)}", runs_on, tuple(_notes(spec, facts, local)))
 
 
 def base_image(build: Build, python: str) -> str:
@@ -113,6 +105,12 @@ def wants_gpu(spec: DeploySpec) -> bool:
     if spec.target == "lambda":
         return spec.lambda_.managed_instances is not None and spec.lambda_.managed_instances.gpu_memory is not None
     return {"container": spec.container.gpus, "kubernetes": spec.kubernetes.gpus}.get(spec.target, 0) > 0
+
+
+def machine(spec: DeploySpec) -> str:
+    """Of AWS: what this machine is does not matter there."""
+    arm = spec.lambda_.architecture == "arm64" if spec.target == "lambda" else bool(ARM.match(spec.sagemaker.instance_type))
+    return "linux/arm64" if arm else "linux/amd64"
 
 
 def _rendered(spec: DeploySpec, facts: Facts, local: Local, archive: str, copied: list[str]) -> dict[str, str]:
