@@ -7,6 +7,7 @@ It runs by itself (`python -IS docker.py`), so it imports nothing but the standa
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import io
 import json
 import subprocess
@@ -29,6 +30,7 @@ EMPTY: dict[str, Any] = {
     "calls": [],
     "logins": {},
     "broken": "",
+    "broken_buildx": False,
     "contexts": [],
     "lines": ["loading digits", "RuntimeError: no weights"],
 }
@@ -121,10 +123,27 @@ def image(state: dict[str, Any], words: list[str]) -> int:
         assert words[1:] == ["--format", "{{.Repository}}:{{.Tag}}"]
         print("\n".join([*state["images"], "python:3.12-slim", "<none>:<none>"]))
         return 0
-    if words[1] not in state["images"]:
-        return fail(f"Error: No such image: {words[1]}")
+    if words[-1] not in state["images"]:
+        return fail(f"Error: No such image: {words[-1]}")
     if words[0] == "rm":
-        state["images"].remove(words[1])
+        state["images"].remove(words[-1])
+    elif "--format" in words:
+        print(json.dumps([f"{each.rpartition(':')[0]}@{digest(each)}" for each in state["pushed"] if each == words[-1]]))
+    return 0
+
+
+def digest(reference: str) -> str:
+    """Of what is pushed under this name."""
+    return f"sha256:{hashlib.sha256(reference.encode()).hexdigest()}"
+
+
+def buildx(state: dict[str, Any], words: list[str]) -> int:
+    if words[-1] in state["digests"]:  # of images of others
+        print(state["digests"][words[-1]])
+        return 0
+    if words[-1] not in state["pushed"] or state["broken_buildx"]:
+        return fail("not found" if words[-1] not in state["pushed"] else "docker: 'buildx' is not a docker command.")
+    print(digest(words[-1]))
     return 0
 
 
@@ -133,6 +152,7 @@ def push(state: dict[str, Any], words: list[str]) -> int:
     if state["logins"] and registry not in state["logins"]:
         return fail("no basic auth credentials")
     state["pushed"].append(words[-1])
+    print(f"5f4fe3091b70: Pushed\n{words[-1].rpartition(':')[2]}: digest: {digest(words[-1])} size: 524")
     return 0
 
 
@@ -142,13 +162,6 @@ def manifest(state: dict[str, Any], words: list[str]) -> int:
 
 def login(state: dict[str, Any], words: list[str]) -> int:
     state["logins"][words[-1]] = [values(words, "--username")[0], sys.stdin.read()]
-    return 0
-
-
-def buildx(state: dict[str, Any], words: list[str]) -> int:
-    if words[-1] not in state["digests"]:
-        return fail(f"ERROR: {words[-1]}: not found")
-    print(f"Name:      {words[-1]}\nMediaType: application/vnd.oci.image.index.v1+json\nDigest:    {state['digests'][words[-1]]}\n")
     return 0
 
 

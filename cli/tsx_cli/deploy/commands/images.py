@@ -40,7 +40,8 @@ def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
             raise UsageError(f"neither image nor repository is given: {ways}")
         name = f"{spec.repository}:{made.tag}"
         pushed = container_kinds.PushedImage(Builder(spec.build.tool), made)
-        return Images(name, [Resource("Image", "Tsx::Registry::Image", name, {})], {"Tsx::Registry::Image": pushed}, made.notes)
+        image = Resource("Image", "Tsx::Registry::Image", name, {})
+        return Images(Ref("Image", "Uri", made.tag), [image], {"Tsx::Registry::Image": pushed}, made.notes)
     return _in_ecr(spec, facts, made._replace(tag=tag), ecr.EcrImage(Builder(spec.build.tool), made, made.machine))
 
 

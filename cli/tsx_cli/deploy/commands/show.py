@@ -63,7 +63,8 @@ def expected(change: Change) -> float:
     usual = USUAL.get((change.resource.kind, change.action), 0.0)
     shift = change.resource.properties.get("DeploymentConfig", {}) if change.action == "update" else {}
     traffic: Mapping[str, float] = shift.get("BlueGreenUpdatePolicy", {}).get("TrafficRoutingConfiguration", {})
-    return usual + traffic.get("WaitIntervalInSeconds", 0)
+    bake = change.resource.how.get("bake", 0) if change.action == "update" else 0
+    return usual + traffic.get("WaitIntervalInSeconds", 0) + bake
 
 
 def minutes(seconds: float) -> str:

@@ -76,7 +76,7 @@ def _calls_compiler(source: bytes) -> bool:
 
 def tags_of(spec: DeploySpec, facts: Facts) -> dict[str, str]:
     """By what a deployment is found again: there is no other state."""
-    wanted = spec.model_dump(mode="json", exclude={"model", "profile", "tags"})
+    wanted = spec.model_dump(mode="json", exclude={"model", "profile", "tags", "github"})
     return {
         **spec.tags,
         "tsx:name": spec.name,

@@ -10,13 +10,8 @@ from tsx_archiver.storage.atomic_file import whole_file
 from tsx_archiver.storage.cache import default_cache
 from tsx_archiver.storage.private_directory import private_directory
 from tsx_cli.deploy.engine.kind import CloudError
-from tsx_cli.deploy.image.programs import Program
+from tsx_cli.deploy.image.programs import DIGEST, QUERIES, Program
 
-LOOKUPS = {  # programs that ask a registry, and what they are given; both print the digest of the list of all platforms' images
-    "skopeo": ("--override-os", "linux", "inspect", "--no-tags", "docker://{}"),
-    "docker": ("buildx", "imagetools", "inspect", "{}"),
-}
-DIGEST = re.compile(r'Digest"?:\s*"?(sha256:[0-9a-f]{64})\b')
 LOGGED = re.compile(r'level=\w+ msg="(.*)"')  # how skopeo prints an error
 TIMEOUT = 20.0  # seconds
 
@@ -45,17 +40,17 @@ def pinned_base(base: str) -> tuple[str, str]:
 def _ask(base: str) -> tuple[str, str]:
     """The digest, or why there is none."""
     reasons = []
-    for name, words in LOOKUPS.items():
+    for name, words, scheme in QUERIES:
         if shutil.which(name) is None:
             reasons.append(f"{name} is not installed")
             continue
         try:
-            done = Program(name).try_(*(word.format(base) for word in words), timeout=TIMEOUT)
+            done = Program(name).try_(*words, f"{scheme}{base}", timeout=TIMEOUT)
         except CloudError as error:
             reasons.append(error.message)
             continue
         if done.returncode == 0 and (match := DIGEST.search(done.stdout)):
-            return match[1], ""
+            return match[0], ""
         line = ((done.stderr.strip() or done.stdout.strip()).splitlines() or ["it printed nothing"])[0]
         logged = LOGGED.search(line)
         text = logged[1].replace('\\"', "'") if logged else line.removeprefix(f"{name}: ")

@@ -164,7 +164,7 @@ def test_manifests_hold_what_a_cluster_of_several_teams_asks_for() -> None:
     names = [each["name"] for each in container["env"]]
     assert names.index("REQUESTED_CPUS") < names.index("TSX_DEFAULTS")  # Kubernetes puts only what stands before into a value
     (defaults,) = [each["value"] for each in container["env"] if each["name"] == "TSX_DEFAULTS"]
-    assert defaults == "cpus=$(REQUESTED_CPUS) shutdown_delay=5 drain_timeout=50 disable_token_authorization=true"
+    assert defaults == "cpus=$(REQUESTED_CPUS) shutdown_delay=5 drain_timeout=50"
     assert sources["HF_TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
     assert [volume["emptyDir"]["sizeLimit"] for volume in pod["volumes"]] == ["4Gi", "1Gi"]
     rules = [
@@ -325,7 +325,7 @@ def test_requirements_of_the_archive_are_installed_in_the_image(deploy: Deploy, 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--emit", "helm", "out"], "--emit: there is no 'helm'; there is dockerfile, compose, cloudformation, kubernetes"),
+        (["--emit", "terraform", "out"], "--emit: there is no 'terraform'; there is dockerfile, compose, cloudformation, kubernetes"),
         (["--emit", "compose", "out", "--target", "docker"], "--target: there is no 'docker'. There are container, sagemaker,"),
         (["--emit", "compose", "out", "--target", "sagemaker"], "--emit compose is for --target container, not sagemaker"),
         (["--emit", "cloudformation", "out"], "sagemaker.role is not given"),

@@ -33,7 +33,7 @@ def test_a_registry_that_does_not_answer_gives_the_image_no_other_name(docker: E
     docker.set(digests={})
     base, note = pinned_base("python:3.12-slim")
     assert base == f"python:3.12-slim@{DIGEST}"
-    assert note.endswith("no registry could be asked: skopeo is not installed; docker: ERROR: python:3.12-slim: not found")
+    assert note.endswith("no registry could be asked: crane is not installed; skopeo is not installed; docker: not found")
 
 
 def test_a_base_of_which_nothing_is_known_stays_and_the_plan_says_so(docker: Engine, tmp_path: Path) -> None:
