@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ COMMANDS = sorted(
     {
         line.strip()
         for page in ("choose.md", "container.md", "kubernetes.md")
-        for line in (GUIDES / page).read_text().splitlines()
+        for line in re.sub(r"\\\n\s*", "", (GUIDES / page).read_text()).splitlines()
         if line.startswith("    tsx deploy digits.mar") and "--emit" not in line
     }
 )
