@@ -66,6 +66,10 @@ class Surroundings(NamedTuple):
     percent: float  # of the requests, by the route
     route: tuple[State, str]  # whether the Gateway has taken it
 
+    @property
+    def ends(self) -> bool:
+        return self.canary is not None and bool(self.canary.ended)
+
 
 class CanaryStep(NamedTuple):
     action: Literal["start", "route", "bake", "wait", "end", "move", "unroute", "remove"]
@@ -82,7 +86,7 @@ def next_step(version: str | None, shift: Shift | None, seen: Surroundings, went
     5. It is ready: it gets its share, bakes, and moves.
     """
     canary, ready = seen.canary, ("ready", "")
-    if canary is not None and (canary.ended or version is None):
+    if canary is not None and (seen.ends or version is None):
         if seen.percent:
             return CanaryStep("unroute", "all requests go to the stable version")
         return CanaryStep("remove") if seen.route == ready else CanaryStep("wait", f"the route: {seen.route[1]}")

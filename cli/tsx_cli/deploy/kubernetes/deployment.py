@@ -26,12 +26,14 @@ OWN = (
     *("Secret", "Deployment", "InferenceService", "Service", "HorizontalPodAutoscaler", "ScaledObject", "PodDisruptionBudget"),
     *("NetworkPolicy", "ServiceMonitor", "HTTPRoute"),
 )
+ROUTING = 300  # seconds until a Gateway has taken a route
 MARGIN = 60  # seconds for images to be pulled, beside the time until a model is ready
 
 
 class KubernetesTarget:
     def wanted(self, cloud: Cluster, spec: DeploySpec, facts: Facts) -> list[Resource]:
         tags, notes = tags_of(spec, facts), _notes(spec, facts)
+        patience = {"InferenceService": spec.kubernetes.startup_timeout + MARGIN, "HTTPRoute": ROUTING}
         made = []
         for manifest in manifests(spec, facts.image, tags):
             kind = manifest["kind"]
@@ -39,8 +41,8 @@ class KubernetesTarget:
                 notes.append("no ServiceMonitor is created, because the cluster does not have the Prometheus operator")
                 continue
             own = {} if kind == "ClusterServingRuntime" else tags  # which every deployment of the cluster shares
-            patience = spec.kubernetes.startup_timeout + MARGIN if kind == "InferenceService" else 0
-            made.append(Resource(kind, f"{KIND}{kind}", manifest["metadata"]["name"], manifest, ("Image",), own, patience=patience))
+            name = manifest["metadata"]["name"]
+            made.append(Resource(kind, f"{KIND}{kind}", name, manifest, ("Image",), own, patience=patience.get(kind, 0)))
         made[0] = replace(made[0], notes=tuple(notes))
         if spec.kubernetes.kserve:
             return made

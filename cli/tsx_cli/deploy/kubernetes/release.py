@@ -32,11 +32,9 @@ from tsx_cli.deploy.kubernetes.resources import HTTP, INSTANCE, METRICS, NAME
 MANAGER = "tsx-canary"  # the owner of the annotation that says how far a canary is
 OWN = ("Deployment", "PodDisruptionBudget", "NetworkPolicy", "ServiceMonitor", "Service")  # a canary's objects, as they are removed
 EVERY = 10.0  # seconds between two looks at the metrics
-BLIND = 300.0  # seconds without metrics after which a canary goes back
+STUCK = 300.0  # seconds without metrics, or without a Gateway that takes its share, after which a canary goes back
 LINES = "20"  # of the log of a canary that goes back
-
-
-NONE = "none"
+NONE = "none"  # the property `Canary` where there is none
 
 
 class Release(KubernetesObject):
@@ -47,7 +45,7 @@ class Release(KubernetesObject):
     def __init__(self) -> None:
         super().__init__("Deployment")
         self._looks: list[tuple[datetime, dict[str, Counters]]] = []
-        self._blind: datetime | None = None  # since when metrics could not be read
+        self._stuck: datetime | None = None  # since when its metrics cannot be read, or no Gateway takes its share
         self._log = ""
 
     def observe(self, cloud: Cluster, name: str) -> Observed | None:
@@ -72,19 +70,17 @@ class Release(KubernetesObject):
             return None
         version = digest(resource.properties["spec"]["template"], 16) if changes else None
         seen = _surroundings(cloud, resource.name, canary)
-        off: dict[str, str] = {}
+        off, unread = dict[str, str](), ""
         if shift is not None and canary is not None and canary.since and not canary.ended and canary.version == version:
             try:
                 off = self._watch(cloud, resource.name, canary, shift)
-                self._blind = None
             except CliError as error:  # it has its share, and stays where it is until it can be seen again
-                self._blind = self._blind or now()
-                text = f"the canary's metrics cannot be read: {error.message}"
-                if (now() - self._blind).total_seconds() <= BLIND:
-                    return text
-                self._carry_out(cloud, resource, found, canary, version, CanaryStep("end", text))
-                return text
-        step = next_step(version, shift, seen, off, now())
+                unread = f"the canary's metrics cannot be read: {error.message}"
+        step = CanaryStep("wait", unread) if unread else next_step(version, shift, seen, off, now())
+        is_stuck = bool(unread) or (step.action == "wait" and seen.route[0] != "ready" and version is not None and not seen.ends)
+        self._stuck = (self._stuck or now()) if is_stuck else None
+        if self._stuck is not None and (now() - self._stuck).total_seconds() > STUCK:
+            step = CanaryStep("end", step.text)
         self._carry_out(cloud, resource, found, canary, version, step)
         if step.action == "remove" and any(field.path != "Canary" for field in fields):  # such as another number of pods
             super().update(cloud, _alone(resource), found, fields)

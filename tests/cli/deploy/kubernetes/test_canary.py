@@ -36,7 +36,7 @@ BAKING = CanaryState("new", 10, START.isoformat())
         ("new", SHIFT, Surroundings(BAKING, READY, 10, READY), {}, 599, "wait"),
         ("new", SHIFT, Surroundings(BAKING, READY, 10, READY), {}, 600, "move"),
         ("new", SHIFT, Surroundings(BAKING, READY, 10, READY), {"5xx>0": "3"}, 600, "end"),
-        ("new", SHIFT, Surroundings(BAKING, BUSY, 10, READY), {}, 0, "end"),  # its requests have nobody
+        ("new", SHIFT, Surroundings(BAKING, BUSY, 10, READY), {}, 0, "end"),  # its requests fail at the Gateway
         ("new", replace(SHIFT, percent=20), Surroundings(BAKING, READY, 10, READY), {}, 600, "start"),
         ("new", replace(SHIFT, percent=20), Surroundings(CanaryState("new", 20), READY, 10, READY), {}, 600, "route"),
         ("new", None, Surroundings(BAKING, READY, 10, READY), {}, 0, "move"),  # nobody asks for a canary any more

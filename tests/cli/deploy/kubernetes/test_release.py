@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.cli.deploy.kubernetes.conftest import Deploy, check
-from tests.support.platforms.kubectl import Cluster
+from tests.support.platforms.kubectl import PLURALS, Cluster
 from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
 from tsx_cli.deploy.engine.resources import Resource
@@ -43,7 +44,7 @@ class Watched:
         self.seconds = 0.0
         self.steps: list[str] = []
         patch.setattr(release, "now", lambda: self.time)
-        patch.setattr(locations, "Engine", partial(engine.Engine, sleep=self.sleep))
+        patch.setattr(locations, "Engine", partial(engine.Engine, sleep=self.sleep, clock=lambda: self.seconds))
         self._run = cluster.run
         patch.setattr(cluster, "run", self.run)
 
@@ -122,9 +123,7 @@ def variables(cluster: Cluster, name: str = "digits") -> dict[str, str]:
 BEGUN = ["apply digits-canary", "route digits=900 digits-canary=100"]
 
 
-def test_a_canary_that_holds_moves_on_without_a_moment_in_which_requests_have_nobody(
-    deploy: Deploy, cluster: Cluster, watched: Watched
-) -> None:
+def test_a_canary_that_holds_moves_on_while_each_request_has_a_ready_pod(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
     deploy.apply(*CANARY)  # the first version has nothing beside it
     assert watched.steps == ["apply digits", "route digits=1"]
     before = set(cluster.objects)
@@ -218,6 +217,17 @@ def test_a_canary_that_cannot_be_watched_waits_and_then_goes_back(deploy: Deploy
     assert "digits has all requests again: the canary's metrics cannot be read: digits-canary-pod-0 cannot be reached" in deploy.err
     assert 300 < watched.seconds < 400
     assert variables(cluster)["A"] == "b"
+
+
+def test_a_canary_whose_share_no_gateway_takes_goes_back(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
+    deploy.apply(*CANARY)
+    watched.at = {
+        5: partial(setattr, cluster, "taken", ("False", "BackendNotFound")), 500: partial(setattr, cluster, "taken", ("True", ""))
+    }  # fmt: skip
+    deploy.apply(*CANARY, *NEW, code=1)
+    assert "digits has all requests again: the route: its Gateway does not take it: BackendNotFound" in deploy.err
+    assert 500 <= watched.seconds < 600
+    assert watched.weights() == {"digits": 1}
 
 
 def test_a_canary_with_another_share_has_as_many_pods_as_it_needs(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
@@ -317,9 +327,10 @@ def test_destroy_takes_a_canary_along(deploy: Deploy, cluster: Cluster, watched:
 
 def test_a_gateway_that_refuses_the_route_is_reported_in_its_words(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
     cluster.taken = ("False", "NotAllowedByListeners")
-    watched.at[50] = lambda: setattr(cluster, "taken", ("True", ""))
+    deploy.apply(*GATEWAY, code=1)
+    assert "no progress for 310 s (its Gateway does not take it: NotAllowedByListeners)" in deploy.err
+    watched.at[watched.seconds + 50] = lambda: setattr(cluster, "taken", ("True", ""))
     deploy.apply(*GATEWAY)
-    assert watched.seconds >= 50
 
 
 def test_a_deployment_without_the_label_of_instances_is_updated_first(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
@@ -369,19 +380,53 @@ def test_a_call_that_fails_is_made_again_by_the_next_run(
     assert not [name for _, name in cluster.objects if "canary" in name]
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
-@pytest.mark.usefixtures("processes")
-def test_kubectl_knows_each_word_that_it_is_given(kubectl: str, deploy: Deploy, cluster: Cluster, watched: Watched, tmp_path: Path) -> None:
+def lived(deploy: Deploy, watched: Watched, directory: Path) -> None:
+    """All verbs that ask a cluster for something."""
     begun(deploy, watched)
-    (tmp_path / "in.json").write_text("{}")
+    (directory / "in.json").write_text("{}")
     deploy("promote", "--yes")
     deploy("logs", "--since", "1h")
     deploy("invoke", "in.json", code=1)
     deploy("rollback", "--yes")
     deploy("destroy", "--yes")
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+@pytest.mark.usefixtures("processes")
+def test_kubectl_knows_each_word_that_it_is_given(kubectl: str, deploy: Deploy, cluster: Cluster, watched: Watched, tmp_path: Path) -> None:
+    lived(deploy, watched, tmp_path)
     forms = {(words[0], *(word for word in words if word.startswith("--"))): words for words in cluster.calls}
     assert {form[0] for form in forms} == {"get", "apply", "create", "delete", "rollout", "logs", "port-forward"}
     for words in forms.values():
         command = [kubectl, "--server", "http://127.0.0.1:1", *words]
         done = subprocess.run(command, input="{}", capture_output=True, text=True, timeout=60, check=False)
         assert not re.search("unknown|invalid argument|Usage:", done.stderr), done.stderr
+
+
+def needed(words: list[str]) -> set[tuple[str, str]]:
+    """The resources and verbs that kubectl asks for: https://kubernetes.io/docs/reference/access-authn-authz/authorization"""
+    verb, what = words[0], words[1].partition(".")[0]
+    if verb == "get":
+        return {(what, "list" if "--selector" in words else "get")}
+    if verb == "delete":  # which waits until it is gone
+        return {(what, each) for each in ("delete", "get", "list", "watch")}
+    by_name = {
+        "rollout": {("deployments", "get"), ("deployments", "patch"), ("replicasets", "list")},
+        "logs": {("pods", "get"), ("pods", "list"), ("pods/log", "get")},
+        "port-forward": {("pods", "get"), ("pods", "list"), ("services", "get"), ("pods/portforward", "create")},
+    }
+    return by_name.get(verb, set())
+
+
+def test_each_call_is_one_that_the_role_of_who_deploys_allows(deploy: Deploy, cluster: Cluster, watched: Watched, tmp_path: Path) -> None:
+    role = yaml.safe_load((Path(__file__).parents[4] / "infra" / "kubernetes" / "deployer.yaml").read_text())
+    check(role)
+    allowed = {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
+    lived(deploy, watched, tmp_path)
+    plurals = {kind: plural for plural, kind in PLURALS.items()}
+    asked = {each for words in cluster.calls for each in needed(words)}
+    for manifest in cluster.applied:  # an object that is applied may not be there yet
+        verbs = ("create",) if manifest["kind"] == "Secret" else ("create", "patch")
+        asked |= {(plurals[manifest["kind"]], verb) for verb in verbs}
+    assert asked <= allowed, asked - allowed
+    assert len(asked) > 40
