@@ -30,6 +30,10 @@ def render_tree(tree: str, values: Mapping[str, object], *, marks: str = "{{ }}"
     return {PurePosixPath(name.removesuffix(SUFFIX)): environment.get_template(name).render(values) for name in names}
 
 
+def locked_names() -> list[str]:
+    return sorted(lock.name.removesuffix(".txt") for lock in (files("tsx_templates") / "locks").iterdir())
+
+
 def locked_requirements(names: Collection[str]) -> dict[str, str]:
     """The pinned and hashed packages of `base`, of extras and of `sbom`, by name. An extra without packages of its own has none."""
     locks = files("tsx_templates") / "locks"

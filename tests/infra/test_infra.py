@@ -174,6 +174,11 @@ def test_the_compose_file_publishes_to_this_machine_alone() -> None:
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
+def test_logs_of_the_compose_file_are_rotated_and_its_server_has_a_limit_of_processes() -> None:
+    assert all(service["logging"]["options"] == {"max-size": "20m", "max-file": "5"} for service in SERVICES.values())
+    assert SERVICES["tsx"]["pids_limit"] == 4096
+
+
 def test_what_the_compose_file_mounts_is_there() -> None:
     mounts = [mount.split(":") for service in SERVICES.values() for mount in service["volumes"]]
     for source, target, *_ in mounts:

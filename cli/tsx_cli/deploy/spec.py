@@ -246,6 +246,7 @@ class Kubernetes(SpecSection):
     disk: str = Field(default="4Gi", pattern=MEMORY)  # of a pod's own: its log, and /tmp
     shared_memory: str = Field(default="1Gi", pattern=MEMORY)  # of /dev/shm, which counts as memory
     gpus: int = Field(default=0, ge=0)
+    gpu_resource: str = Field(default="nvidia.com/gpu", pattern=r"^[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][\w.-]*$")  # such as a MIG profile's
     node_selector: dict[str, str] = Field(default_factory=dict)  # labels of the nodes that it may run on
     tolerations: Words = ()  # taints of nodes that it may run on all the same, as key, key=value or key=value:effect
     secrets: dict[str, str] = Field(default_factory=dict)  # environment variable -> SECRET/KEY that it is read from

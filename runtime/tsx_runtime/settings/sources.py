@@ -36,7 +36,7 @@ CONFIG_NAME = "tsx.toml"
 DEPLOY = "deploy"  # the table of `tsx deploy`, which reads it by itself
 ENV_PREFIX = "TSX_"
 CONFIG_VARIABLE = "TSX_CONFIG"
-_OF_IMAGES = re.compile(r"TSX_(TARGET|MODEL_DIR|MODEL_NAME|SAGEMAKER_\w+|LAMBDA_\w+)")  # read by `targets`
+_OF_IMAGES = re.compile(r"TSX_(TARGET|DEFAULTS|MODEL_DIR|MODEL_NAME|SAGEMAKER_\w+|LAMBDA_\w+)")  # read by `targets`
 _LINK = re.compile(r"TSX_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
 
 logger = logging.getLogger("tsx.settings")

@@ -24,6 +24,7 @@ STATE = "state.json"
 EMPTY: dict[str, Any] = {
     "containers": {},
     "images": [],
+    "digests": {},
     "pushed": [],
     "healths": [],
     "calls": [],
@@ -137,6 +138,9 @@ def digest(reference: str) -> str:
 
 
 def buildx(state: dict[str, Any], words: list[str]) -> int:
+    if words[-1] in state["digests"]:  # of images of others
+        print(state["digests"][words[-1]])
+        return 0
     if words[-1] not in state["pushed"] or state["broken_buildx"]:
         return fail("not found" if words[-1] not in state["pushed"] else "docker: 'buildx' is not a docker command.")
     print(digest(words[-1]))
@@ -162,6 +166,10 @@ def login(state: dict[str, Any], words: list[str]) -> int:
 
 
 def run(state: dict[str, Any], words: list[str]) -> int:
+    if words == ["--help"]:
+        state["calls"].pop()  # it starts nothing
+        print("      --health-start-interval duration   Time between running the check during the start period")
+        return 0
     name = values(words, "--name")[0]
     if name in state["containers"]:
         return fail(f"Conflict. The container name {name} is already in use")

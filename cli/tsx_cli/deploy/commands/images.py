@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tsx_cli.common.failure import UsageError
@@ -13,7 +13,7 @@ from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import ResourceKind
 from tsx_cli.deploy.engine.resources import Ref, Resource
 from tsx_cli.deploy.image.programs import Builder
-from tsx_cli.deploy.image.recipe import Local, machine, recipe, tag_in
+from tsx_cli.deploy.image.recipe import Local, Recipe, recipe, tag_in
 from tsx_cli.deploy.spec import DeploySpec
 
 ECR = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?")
@@ -23,6 +23,7 @@ class Images(NamedTuple):
     image: str | Ref
     resources: list[Resource]
     kinds: Mapping[str, ResourceKind]
+    notes: Sequence[str]
 
 
 def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
@@ -32,7 +33,7 @@ def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
     if spec.target == "container":
         name = f"{spec.repository or spec.name}:{tag}"
         kind = container_kinds.LocalImage(Builder(cloud.program.name), made)
-        return Images(name, [Resource("Image", "Tsx::Container::Image", name, {})], {"Tsx::Container::Image": kind})
+        return Images(name, [Resource("Image", "Tsx::Container::Image", name, {})], {"Tsx::Container::Image": kind}, made.notes)
     if spec.target == "kubernetes":
         if spec.repository is None:
             ways = "set --image to an image that your cluster can pull, or --set repository=HOST/NAME to push an image that is built here"
@@ -40,8 +41,8 @@ def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
         name = f"{spec.repository}:{made.tag}"
         pushed = container_kinds.PushedImage(Builder(spec.build.tool), made)
         image = Resource("Image", "Tsx::Registry::Image", name, {})
-        return Images(Ref("Image", "Uri", made.tag), [image], {"Tsx::Registry::Image": pushed})
-    return _in_ecr(spec, facts, tag, ecr.EcrImage(Builder(spec.build.tool), made, machine(spec)))
+        return Images(Ref("Image", "Uri", made.tag), [image], {"Tsx::Registry::Image": pushed}, made.notes)
+    return _in_ecr(spec, facts, made._replace(tag=tag), ecr.EcrImage(Builder(spec.build.tool), made, made.machine))
 
 
 def own_repository(target: str, name: str) -> str:
@@ -49,7 +50,7 @@ def own_repository(target: str, name: str) -> str:
     return f"tsx/{target}/{name}"
 
 
-def _in_ecr(spec: DeploySpec, facts: Facts, tag: str, kind: ecr.EcrImage) -> Images:
+def _in_ecr(spec: DeploySpec, facts: Facts, made: Recipe, kind: ecr.EcrImage) -> Images:
     registry = f"{facts.account}.dkr.ecr.{facts.region}.amazonaws.com{'.cn' if facts.region.startswith('cn-') else ''}"
     whole = spec.repository or f"{registry}/{own_repository(spec.target, spec.name)}"
     host, _, path = whole.partition("/")
@@ -58,5 +59,5 @@ def _in_ecr(spec: DeploySpec, facts: Facts, tag: str, kind: ecr.EcrImage) -> Ima
     tags = {"tsx:name": spec.name, "tsx:target": spec.target} if spec.repository is None else {}  # one that is named may be shared
     scanned = {"ImageScanningConfiguration": {"ScanOnPush": True}}
     repository = Resource("Repository", "AWS::ECR::Repository", path, scanned, tags=tags)
-    image = Resource("Image", "Tsx::ECR::Image", f"{whole}:{tag}", {}, ("Repository",))
-    return Images(Ref("Image", "Uri", tag), [repository, image], {"Tsx::ECR::Image": kind})
+    image = Resource("Image", "Tsx::ECR::Image", f"{whole}:{made.tag}", {}, ("Repository",))
+    return Images(Ref("Image", "Uri", made.tag), [repository, image], {"Tsx::ECR::Image": kind}, made.notes)

@@ -14,7 +14,7 @@ from typing import Any
 from tsx_cli.archive.packing import check_lines
 from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.output import print_json
+from tsx_cli.common.output import one_line, print_json
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
 from tsx_cli.deploy.commands.images import images
 from tsx_cli.deploy.commands.locations import Location, named
@@ -33,6 +33,7 @@ from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.local import image_builder, this_machine
 from tsx_cli.deploy.image.programs import pinned
 from tsx_cli.deploy.image.recipe import Local
+from tsx_cli.deploy.preflight.limits import LimitFinding
 from tsx_cli.deploy.preflight.preflight import Preflight, load, look_ahead
 from tsx_cli.deploy.preflight.price_list import fetch_prices
 from tsx_cli.deploy.preflight.prices import REFRESH, Region, keep_prices, price_file, read_prices
@@ -76,14 +77,16 @@ def emit_files(file: Path | None, given: Given, kind: str, directory: Path, *, a
     target = check_kind(kind, read_target(file, given))
     spec = read_spec(file, {**given, "target": target})
     _, facts = look_at(spec.model, image=spec.image or "")
-    with this_machine(spec.build.wheel) as local:
+    with this_machine(spec.build) as local:
         emitted = emit(kind, spec, facts, local, command_words(file, given) if kind == "github" else ())
         paths = write(emitted, directory)
     if as_json:
-        print_json({"files": [str(path) for path in paths], "next": emitted.next_step})
+        print_json({"files": [str(path) for path in paths], "next": emitted.next_step, "notes": list(emitted.notes)})
         return
     for path in paths:
         print(f"wrote {path}")
+    for note in emitted.notes:
+        print(one_line(f"note: {note}"))
     print(f"Next, in {directory}: {emitted.next_step}")
 
 
@@ -200,11 +203,13 @@ def _planned(engine: Engine, place: Location, spec: DeploySpec, local: Local | N
     elif spec.target == "kubernetes" and spec.image is not None:
         facts = replace(facts, image=pinned(spec.image))
     built: list[Resource] = []
+    notes: Sequence[str] = ()
     if local is not None:
-        image, built, kinds = images(spec, facts, local, cloud)
+        image, built, kinds, notes = images(spec, facts, local, cloud)
         facts, engine.kinds = replace(facts, image=image), {**engine.kinds, **kinds}
     wanted = [*built, *place.platform.wanted(cloud, spec, facts)]
     ahead = look_ahead(spec, inspection, cloud.region, image_bytes, strict=check).noted(wanted)
+    ahead = replace(ahead, found=(*ahead.found, *(LimitFinding(False, note) for note in notes)))
     return engine.plan(wanted, place.platform.obsolete(cloud, spec, wanted)), ahead
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tsx_cli.deploy.container.resources import gpu_words
+from tsx_cli.deploy.container.resources import engine_words
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
@@ -112,7 +112,7 @@ class DockerContainer(ResourceKind):
         """Raises CloudError for one that does not get well, which then is not there any more."""
         properties = resource.properties
         words = list(properties["Words"])
-        words[-1:-1] = gpu_words(cloud.program.name, properties["Gpus"])
+        words[-1:-1] = engine_words(cloud.program.name, cloud.program.try_("run", "--help").stdout, properties["Gpus"])
         before = self._stop_others(cloud, resource)
         try:
             cloud.program.ask(*words, doing=f"starting {resource.name}", environment=os.environ)

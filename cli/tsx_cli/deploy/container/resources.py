@@ -12,25 +12,33 @@ from tsx_runtime.shared.safe_path import run_module
 
 HEALTH = ("python", *run_module("tsx_runtime.targets.health"))
 TOKENS = ("TSX_INFERENCE_TOKEN", "TSX_MANAGEMENT_TOKEN")
-OPEN = "TSX_DISABLE_TOKEN_AUTHORIZATION"
+OPEN, DEFAULTS = "TSX_DISABLE_TOKEN_AUTHORIZATION", "TSX_DEFAULTS"
 INSIDE, METRICS_INSIDE = 8080, 8082
 SCRATCH = "/tmp:exec"  # torch.compile puts libraries there
 PROCESSES = 4096  # and threads, at most
+LOG: dict[str, Any] = {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}}
+START_INTERVAL = "2s"  # between two health checks until the first that succeeds
 MARGIN = 5  # seconds of the grace period that are left for the end itself
 
 
 def environment(spec: DeploySpec) -> dict[str, str]:
-    """Without tokens where only this machine reaches it, which is what `tsx serve` does there, too."""
-    own = {"TSX_DRAIN_TIMEOUT": str(max(1, spec.container.grace - MARGIN))}
+    """What the deployment derives is a default, below the image's settings file and `env`."""
+    delay = spec.env.get("TSX_SHUTDOWN_DELAY", "")  # for which it still takes requests, before it drains
+    own: dict[str, object] = {"drain_timeout": max(1, spec.container.grace - MARGIN - (int(delay) if delay.isdecimal() else 0))}
     if is_loopback(spec.container.host):
-        own[OPEN] = "true"
-    return own | dict(spec.env)
+        own["disable_token_authorization"] = "true"  # which is what `tsx serve` does where only this machine reaches it, too
+    return {DEFAULTS: in_words(own)} | dict(spec.env)
+
+
+def in_words(defaults: Mapping[str, object]) -> str:
+    """As the image's entry point reads them."""
+    return " ".join(f"{name}={value}" for name, value in defaults.items())
 
 
 def wants_tokens(spec: DeploySpec) -> list[str]:
     """The variables that must be set where it is deployed, as others reach it."""
-    variables = environment(spec)
-    return [] if variables.get(OPEN, "").lower() == "true" else [name for name in TOKENS if name not in variables]
+    is_open = spec.env.get(OPEN, str(is_loopback(spec.container.host))).lower() == "true"
+    return [] if is_open else [name for name in TOKENS if name not in spec.env]
 
 
 def shown(tags: Mapping[str, str]) -> dict[str, str]:
@@ -59,7 +67,7 @@ def compose(spec: DeploySpec, image: str, *, stage: str | None, labels: Mapping[
         "security_opt": ["no-new-privileges:true"],
         "shm_size": "1g",
         "pids_limit": PROCESSES,
-        "logging": {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}},
+        "logging": LOG,
         "environment": {**{name: _literal(value) for name, value in environment(spec).items()}, **asked},
         "ports": published(spec),
         "labels": {name: _literal(value) for name, value in shown(labels).items()},
@@ -70,7 +78,7 @@ def compose(spec: DeploySpec, image: str, *, stage: str | None, labels: Mapping[
             "timeout": "5s",
             "retries": 3,
             "start_period": f"{own.startup_timeout}s",
-            "start_interval": "2s",
+            "start_interval": START_INTERVAL,
         },
     }
     if own.cpus is not None:
@@ -106,12 +114,16 @@ def run_words(spec: DeploySpec, image: str, *, name: str, labels: Mapping[str, s
     return [*words, image]
 
 
-def gpu_words(engine: str, gpus: int) -> list[str]:
-    """Docker takes a number; podman names them by the container device interface."""
-    if not gpus:
-        return []
+def engine_words(engine: str, known: str, gpus: int) -> list[str]:
+    """The arguments that docker and podman do not share; `known` is the help of `run`. Podman names GPUs by the container device interface.
+
+    Docker keeps a log without bound unless it is told to; podman leaves it to the journal.
+    """
     if engine == "docker":
-        return ["--gpus", str(gpus)]
+        words = ["--log-driver", LOG["driver"]]
+        words += [word for key, value in LOG["options"].items() for word in ("--log-opt", f"{key}={value}")]
+        words += ["--health-start-interval", START_INTERVAL] if "--health-start-interval" in known else []  # since Docker 25
+        return words + (["--gpus", str(gpus)] if gpus else [])
     return [word for number in range(gpus) for word in ("--device", f"nvidia.com/gpu={number}")]
 
 

@@ -34,6 +34,7 @@ VALUES = {  # what values.yaml and its schema say of each
     "disk": "Of each pod: its log and /tmp.",
     "sharedMemory": "Of each pod: /dev/shm, which counts as memory.",
     "gpus": "GPUs of each pod.",
+    "gpuResource": "The resource that gpus counts, such as nvidia.com/gpu or a MIG profile's.",
     "nodeSelector": "Labels of the nodes that pods may run on.",
     "tolerations": "Taints of nodes that pods may run on all the same, as Kubernetes writes them.",
     "env": "Environment variables, as texts.",
@@ -150,5 +151,5 @@ def _whole(spec: DeploySpec, facts: Facts) -> list[Manifest]:
     body = found["Deployment"]["spec"]
     found["Deployment"]["spec"] = {"replicas": 0, **body}
     container = body["template"]["spec"]["containers"][0]
-    container["env"] = ["variables", *(each for each in container["env"] if "resourceFieldRef" in each.get("valueFrom", {})), "secrets"]
+    container["env"] = [*(each for each in container["env"] if "resourceFieldRef" in each.get("valueFrom", {})), "variables", "secrets"]
     return list(found.values())

@@ -24,10 +24,12 @@ OWNER = {"metadata labels app.kubernetes.io/managed-by": "{{ .Release.Service }}
 POD = "spec template spec"
 CONTAINER = f"{POD} containers 0"
 VARIABLES = """
-{{- $variables := dict "TSX_SHUTDOWN_DELAY" (min 5 (div .Values.grace 4)) "TSX_DRAIN_TIMEOUT" (max 1 (sub .Values.grace 10)) }}
-{{- if .Values.grpc }}{{ $_ := set $variables "TSX_GRPC_INFERENCE_ADDRESS" "0.0.0.0" }}{{ end }}
-{{- if not .Values.tokens }}{{ $_ := set $variables "TSX_DISABLE_TOKEN_AUTHORIZATION" "true" }}{{ end }}
-{{- range $name, $value := merge (dict) .Values.env $variables }}
+{{- $grace := int .Values.grace }}
+{{- $times := printf "shutdown_delay=%d drain_timeout=%d" (min 5 (div $grace 4)) (max 1 (sub $grace 10)) }}
+{{- $defaults := list "cpus=$(REQUESTED_CPUS)" $times }}
+{{- if .Values.grpc }}{{ $defaults = append $defaults "grpc_inference_address=0.0.0.0" }}{{ end }}
+{{- if not .Values.tokens }}{{ $defaults = append $defaults "disable_token_authorization=true" }}{{ end }}
+{{- range $name, $value := merge (dict) .Values.env (dict "TSX_DEFAULTS" (join " " $defaults)) }}
 - name: {{ $name }}
   value: {{ $value | quote }}
 {{- end }}"""
@@ -58,12 +60,16 @@ TOLERATIONS = """
 {{- if or .Values.gpus .Values.tolerations }}
 tolerations:
   {{- if .Values.gpus }}
-  - key: nvidia.com/gpu
+  - key: {{ splitList "/" .Values.gpuResource | first }}/gpu
     operator: Exists
   {{- end }}
   {{- with .Values.tolerations }}
   {{- toYaml . | nindent 8 }}
   {{- end }}
+{{- end }}"""
+GPUS = """
+{{- if .Values.gpus }}
+{{ .Values.gpuResource }}: {{ .Values.gpus | quote }}
 {{- end }}"""
 NODES = """
 {{- with .Values.nodeSelector }}
@@ -95,7 +101,7 @@ PLACES: Mapping[str, Places] = {
         f"{POD} imagePullSecrets 0 name": "{{ .Values.pullSecret | quote }}",
         f"{CONTAINER} ports 1": "if .Values.grpc",
         f"{CONTAINER} image": '{{ include "CHART.image" . | quote }}',
-        f"{CONTAINER} env 0": VARIABLES,
+        f"{CONTAINER} env 1": VARIABLES,
         f"{CONTAINER} env 2": SECRETS,
         **{
             f"{CONTAINER} resources {bound} {key}": f"{{{{ .Values.{value} }}}}"
@@ -103,7 +109,7 @@ PLACES: Mapping[str, Places] = {
             for key, value in (("memory", "memory"), ("ephemeral-storage", "disk"))
         },
         f"{CONTAINER} resources requests cpu": "{{ .Values.cpu | quote }}",
-        f"{CONTAINER} resources limits nvidia.com/gpu": "if .Values.gpus then {{ .Values.gpus | quote }}",
+        f"{CONTAINER} resources limits nvidia.com/gpu": GPUS,
         f"{CONTAINER} startupProbe failureThreshold": "{{ div (add .Values.startupTimeout 4) 5 }}",
     },
     "Service": {"spec ports 1": "if .Values.grpc"},

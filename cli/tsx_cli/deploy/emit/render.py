@@ -37,11 +37,12 @@ class EmittedFiles(NamedTuple):
     files: Mapping[str, str]
     copied: Mapping[str, Path]  # of these, the content lies elsewhere
     next_step: str
+    notes: Sequence[str] = ()
 
 
 def _dockerfile(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     made = recipe(spec, facts, local)
-    return EmittedFiles(made.files, made.copied, f"docker build --target {made.stage} --tag {spec.name}:{made.tag} .")
+    return EmittedFiles(made.files, made.copied, f"docker build --target {made.stage} --tag {spec.name}:{made.tag} .", made.notes)
 
 
 def _compose(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
@@ -51,7 +52,9 @@ def _compose(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
         return EmittedFiles({"compose.yaml": yaml_text([service])}, {}, "docker compose up --detach --wait")
     made = recipe(spec, facts, local)
     service = compose(spec, image_name(spec, made), stage=made.stage, labels=labels)
-    return EmittedFiles({**made.files, "compose.yaml": yaml_text([service])}, made.copied, "docker compose up --build --detach --wait")
+    return EmittedFiles(
+        {**made.files, "compose.yaml": yaml_text([service])}, made.copied, "docker compose up --build --detach --wait", made.notes
+    )
 
 
 def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
@@ -67,7 +70,7 @@ def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     if made is None:
         return EmittedFiles({**files, **cluster_wide}, {}, step)
     build = f"docker build --target {made.stage} --tag {image} . && docker push {image}"
-    return EmittedFiles({**made.files, **files, **cluster_wide}, made.copied, f"{build}, then {step}")
+    return EmittedFiles({**made.files, **files, **cluster_wide}, made.copied, f"{build}, then {step}", made.notes)
 
 
 def _helm(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
@@ -89,7 +92,7 @@ def _beside_image(spec: DeploySpec, facts: Facts, local: Local, made: Callable[[
     image = image_name(spec, built)
     files = made(image) | {f"image/{name}": text for name, text in built.files.items()}
     build = f"docker build --target {built.stage} --tag {image} image && docker push {image}"
-    return EmittedFiles(files, {f"image/{name}": path for name, path in built.copied.items()}, f"{build}, then {step}")
+    return EmittedFiles(files, {f"image/{name}": path for name, path in built.copied.items()}, f"{build}, then {step}", built.notes)
 
 
 def _refuse_canary(spec: DeploySpec) -> None:

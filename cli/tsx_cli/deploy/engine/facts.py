@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from tsx_archiver import Inspection, inspect_archive, read_member
+from tsx_archiver.metadata.compile_settings import needs_compiler
 from tsx_archiver.storage.digest import content_digest
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.options import archive_limits
 from tsx_cli.deploy.engine.resources import Ref, digest
 from tsx_cli.deploy.spec import DeploySpec
 
-MOST_REQUIREMENTS = 1 << 20  # bytes
+MOST_TEXT = 1 << 20  # bytes of a file that is read here
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Facts:
     account: str
     region: str
     requirements: str = ""  # the text of the archive's requirements file, which an image that is built has installed
+    compiles: str = ""  # which part of the archive has C++ compiled where it is served
 
     @property
     def image_digest(self) -> str:
@@ -40,11 +43,35 @@ def look_at(archive: Path, *, image: str = "", region: str = "") -> tuple[Inspec
         raise CliError(f"{archive} is a directory; only a file can be deployed: pack it with tsx archive")
     inspection = inspect_archive(archive, limits=archive_limits())
     manifest, name = inspection.manifest, inspection.manifest.requirements_file
-    requirements = (read_member(inspection.source, name, most=MOST_REQUIREMENTS, limits=archive_limits()) if name else None) or b""
+    requirements = _read(inspection, name) if name else b""
     with archive.open("rb") as file:
         sha256 = content_digest(file)
     text = requirements.decode("utf-8", "replace")
-    return inspection, Facts(archive, sha256, manifest.model_name, manifest.version, image, "", region, text)
+    compiles = _compiles(inspection)
+    return inspection, Facts(archive, sha256, manifest.model_name, manifest.version, image, "", region, text, compiles)
+
+
+def _read(inspection: Inspection, name: str) -> bytes:
+    return read_member(inspection.source, name, most=MOST_TEXT, limits=archive_limits()) or b""
+
+
+def _compiles(inspection: Inspection) -> str:
+    if needs_compiler(inspection.config.raw.get("pt2")):
+        return "pt2 in model-config.yaml"
+    sources = [member.name for member in inspection.members if member.name.endswith(".py") and member.size <= MOST_TEXT]
+    return next((name for name in sources if _calls_compiler(_read(inspection, name))), "")
+
+
+def _calls_compiler(source: bytes) -> bool:
+    """`torch.compile(...)`, or AOTInductor by any of its names."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    names = {node.attr for node in attributes} | {node.id for node in nodes if isinstance(node, ast.Name)}
+    whole = {node.attr for node in attributes if isinstance(node.value, ast.Name) and node.value.id == "torch"}
+    return "compile" in whole or "aoti_compile_and_package" in names
 
 
 def tags_of(spec: DeploySpec, facts: Facts) -> dict[str, str]:

@@ -22,10 +22,10 @@ BUILDERS = ("docker", "podman", "buildah")
 ENGINES = ("docker", "podman")
 SHOWN_LINES = 25  # lines of a program's output that an error shows
 _INNER = re.compile(r"[EWIF]\d{4} \d\d:\d\d:\d\d")
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 QUERIES = (  # programs that ask a registry for the digest of a tag
     ("crane", ("digest",), ""),
-    ("skopeo", ("inspect", "--no-tags", "--format", "{{.Digest}}"), "docker://"),
+    ("skopeo", ("--override-os", "linux", "inspect", "--no-tags", "--format", "{{.Digest}}"), "docker://"),
     ("docker", ("buildx", "imagetools", "inspect", "--format", "{{.Manifest.Digest}}"), ""),
 )
 MACHINES = {"x86_64": "linux/amd64", "amd64": "linux/amd64", "aarch64": "linux/arm64", "arm64": "linux/arm64"}
@@ -54,7 +54,9 @@ class Program:
             )
         return done.stdout
 
-    def try_(self, *words: str, stdin: str | None = None, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def try_(
+        self, *words: str, stdin: str | None = None, environment: Mapping[str, str] | None = None, timeout: float | None = None
+    ) -> subprocess.CompletedProcess[str]:
         try:
             return subprocess.run(
                 [self.name, *self.first, *words],
@@ -64,9 +66,12 @@ class Program:
                 errors="replace",
                 env=None if environment is None else dict(environment),
                 check=False,
+                timeout=timeout,
             )
         except OSError as error:
             raise ProgramError(f"{self.name} cannot be started: {error.strerror}", "") from error
+        except subprocess.TimeoutExpired as error:
+            raise ProgramError(f"{self.name} had not ended after {error.timeout:g} s", "") from error
 
     def lines(self, *words: str) -> Generator[str, None, None]:
         """Of stdout and stderr, as they come, until it ends or the iterator is closed."""
@@ -99,6 +104,8 @@ def last_output(done: subprocess.CompletedProcess[str]) -> str:
 def advice(output: str) -> str:
     if "did you specify the right host or port" in output or "Unable to connect to the server" in output:
         return " `kubectl config get-contexts` lists the available clusters; --set kubernetes.context=NAME chooses another."
+    if "--mount option requires BuildKit" in output:
+        return " Install docker's buildx plugin (docker-buildx), or build with --set build.tool=buildah."
     if "no basic auth credentials" in output or "authentication required" in output or "unauthorized" in output.lower():
         return " Log in to the registry first."
     return ""
@@ -140,7 +147,7 @@ class Builder:
             words = ["build", "--target", recipe.stage, "--tag", reference]
             if self.program.name != "docker":
                 words += ["--format", "docker"]  # the other form has no health check
-            if machine is not None and machine != MACHINES.get(platform.machine().lower()):
+            if machine is not None and machine != this_platform():
                 words += ["--platform", machine]
             # Lambda takes an image, not the list of images that attestations make of it.
             environment = {**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
@@ -176,12 +183,17 @@ class Builder:
         if found != reference or self.program.name == "buildah":
             return found
         done = self.program.try_("image", "inspect", "--format", "{{json .RepoDigests}}", reference)
-        known = re.search(rf'"({re.escape(_repository(reference))}@{_DIGEST.pattern})"', done.stdout)
+        known = re.search(rf'"({re.escape(_repository(reference))}@{DIGEST.pattern})"', done.stdout)
         return reference if known is None else known[1]
 
     def remove(self, reference: str) -> None:
         words = ("rmi", reference) if self.program.name == "buildah" else ("image", "rm", reference)
         self.program.ask(*words, doing=f"removing {reference}")
+
+
+def this_platform() -> str:
+    machine = platform.machine().lower()
+    return MACHINES.get(machine, machine)
 
 
 def pinned(reference: str) -> str:
@@ -198,7 +210,7 @@ def pinned(reference: str) -> str:
 
 
 def _by_digest(reference: str, output: str) -> str:
-    found = _DIGEST.search(output)
+    found = DIGEST.search(output)
     return reference if found is None else f"{_repository(reference)}@{found[0]}"
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.aws.alarms import read_bound
+from tsx_cli.deploy.container.resources import DEFAULTS, in_words
 from tsx_cli.deploy.engine.resources import Ref
 from tsx_cli.deploy.image.recipe import UID
 from tsx_cli.deploy.kubernetes.gateway import http_route
 from tsx_cli.deploy.kubernetes.keda import scaled_object
-from tsx_cli.deploy.kubernetes.security import OPEN, credentials, network_policy, secret_variables
+from tsx_cli.deploy.kubernetes.security import credentials, network_policy, secret_variables
 from tsx_cli.deploy.spec import DeploySpec
 
 HTTP, METRICS, GRPC = 8080, 8082, 7070
@@ -19,6 +20,7 @@ NAME, INSTANCE, MANAGED_BY = "app.kubernetes.io/name", "app.kubernetes.io/instan
 SPREAD = ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
 NOTICE = 5  # seconds for which a pod that is to stop still takes requests, as balancers learn of it late
 MARGIN = 5
+CPUS = "REQUESTED_CPUS"
 Manifest = dict[str, Any]
 BEHAVIOR = {  # of an autoscaler: up at once, by as many pods as there are; down when it is certain
     "scaleUp": {"stabilizationWindowSeconds": 0, "policies": [{"type": "Percent", "value": 100, "periodSeconds": 30}]},
@@ -140,7 +142,7 @@ def _deployment(spec: DeploySpec, image: str | Ref, labels: Mapping[str, str]) -
 
 def _nodes(spec: DeploySpec) -> Manifest:
     own = spec.kubernetes
-    taints = [*(["nvidia.com/gpu"] if own.gpus else []), *own.tolerations]
+    taints = [*([f"{own.gpu_resource.partition('/')[0]}/gpu"] if own.gpus else []), *own.tolerations]
     return {
         **({"nodeSelector": own.node_selector} if own.node_selector else {}),
         **({"tolerations": [toleration(taint) for taint in taints]} if taints else {}),
@@ -186,7 +188,7 @@ def _sizes(spec: DeploySpec, *, limit_cpu: bool) -> Manifest:
     if not own.kserve:
         requests["ephemeral-storage"] = canonical(own.disk)
     limits = {name: size for name, size in requests.items() if limit_cpu or name != "cpu"}
-    return {"requests": requests, "limits": limits | ({"nvidia.com/gpu": str(own.gpus)} if own.gpus else {})}
+    return {"requests": requests, "limits": limits | ({own.gpu_resource: str(own.gpus)} if own.gpus else {})}
 
 
 def _probe(path: str, *, period: int, failures: int) -> Manifest:
@@ -196,18 +198,18 @@ def _probe(path: str, *, period: int, failures: int) -> Manifest:
 
 def _environment(spec: DeploySpec) -> list[Manifest]:
     own = spec.kubernetes
-    variables = {
-        "TSX_SHUTDOWN_DELAY": str(min(NOTICE, own.grace // 4)),
-        "TSX_DRAIN_TIMEOUT": str(max(1, own.grace - NOTICE - MARGIN)),
+    # What it may count on, rounded up: without a limit of its CPU the pod would take all cores of its node for its own.
+    listed: list[Manifest] = [{"name": CPUS, "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}}]
+    defaults = {
+        "cpus": f"$({CPUS})",
+        "shutdown_delay": min(NOTICE, own.grace // 4),
+        "drain_timeout": max(1, own.grace - NOTICE - MARGIN),
     }
     if serves_grpc(spec):
-        variables["TSX_GRPC_INFERENCE_ADDRESS"] = "0.0.0.0"
+        defaults["grpc_inference_address"] = "0.0.0.0"
     if not own.tokens:
-        variables[OPEN] = "true"
-    variables |= spec.env
-    listed: list[Manifest] = [{"name": name, "value": value} for name, value in variables.items()]
-    # What it may count on, rounded up: without a limit of its CPU the pod would take all cores of its node for its own.
-    listed.append({"name": "TSX_CPUS", "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}})
+        defaults["disable_token_authorization"] = "true"
+    listed += [{"name": name, "value": value} for name, value in ({DEFAULTS: in_words(defaults)} | spec.env).items()]
     return listed + _from_secrets(secret_variables(spec))
 
 

@@ -1,7 +1,7 @@
 """Translates the variables of Lambda and of a function into tsx's settings: pure functions of the environment.
 
-https://docs.aws.amazon.com/lambda/latest/dg/configuration-envvars.html has what Lambda sets. A `TSX_*` variable of the function overrides
-the defaults here; the `TSX_LAMBDA_*` variables are described below and are no settings of a server.
+https://docs.aws.amazon.com/lambda/latest/dg/configuration-envvars.html has what Lambda sets. A `TSX_*` variable of the function, or a
+settings file in its image, overrides the defaults here; the `TSX_LAMBDA_*` variables are described below and are no settings of a server.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from tsx_runtime.errors import SettingError
 from tsx_runtime.shared.suggestions import suggestion
-from tsx_runtime.targets.image.environment import OWN as OF_THE_IMAGE
-from tsx_runtime.targets.image.environment import TARGET, EnvironmentSettings, number, one_of, text_of
+from tsx_runtime.targets.image.environment import EnvironmentSettings, number, one_of, text_of
 
 PREFIX = "TSX_LAMBDA_"
 RUNTIMES = ("awslambdaric", "tsx")
@@ -83,11 +82,10 @@ def read_environment(env: Mapping[str, str]) -> LambdaSettings:
         "TSX_HEARTBEAT_TIMEOUT": "0",  # a frozen thread sends no heartbeat
         "TSX_HEARTBEAT_INTERVAL": "3600",
     }
-    given = {name: value for name, value in env.items() if not name.startswith(PREFIX) and name not in (TARGET, *OF_THE_IMAGE)}
     order: dict[str, Any] = {"initial_workers": 1, "max_workers": 1, "job_queue_size": QUEUE}
     if own.concurrency == 1:
         order["max_batch_delay"] = 0  # no other request can arrive while one waits
-    return LambdaSettings(variables={**defaults, **given}, order=order, own=own)
+    return LambdaSettings(variables=defaults, order=order, own=own)
 
 
 def homes(env: Mapping[str, str]) -> dict[str, str]:

@@ -29,7 +29,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.threads import ThreadStarter
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import LoadFailed, TsxError, Unavailable
-from tsx_runtime.settings.sources import find_config, load_settings
+from tsx_runtime.settings.sources import find_config
 from tsx_runtime.targets.aws_lambda import events as events
 from tsx_runtime.targets.aws_lambda.app import LambdaApp
 from tsx_runtime.targets.aws_lambda.batch_events import ModelAnswer, SqsBatches, answer_all
@@ -37,7 +37,7 @@ from tsx_runtime.targets.aws_lambda.environment import LARGEST, LambdaSettings, 
 from tsx_runtime.targets.aws_lambda.events import EventRequest
 from tsx_runtime.targets.aws_lambda.http_events import SURELY_FITS, Http, TooLate, Write, too_large, too_late
 from tsx_runtime.targets.aws_lambda.results import ResultSender
-from tsx_runtime.targets.image.environment import locate_model
+from tsx_runtime.targets.image.environment import locate_model, settings_over
 from tsx_runtime.targets.image.model_discovery import found_model
 from tsx_runtime.targets.server.startup import StartModel, load_all, models_from_settings
 
@@ -55,7 +55,7 @@ class Function:
 
     def __init__(self, environment: LambdaSettings, env: Mapping[str, str]) -> None:
         """Raises SettingError."""
-        settings, _ = load_settings({}, environment.variables, find_config(None, env, Path.cwd()))
+        settings = settings_over(environment.variables, env, find_config(None, env, Path.cwd()), logger.warning)
         if settings.otlp_endpoint is not None:
             logger.warning("otlp_endpoint changes nothing here: a frozen environment cannot send traces")
         self.own = environment.own

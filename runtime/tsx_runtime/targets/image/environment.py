@@ -2,13 +2,14 @@
 
     TSX_MODEL_DIR     where the model lies, /opt/ml/model if not set; KServe puts it into /mnt/models
     TSX_MODEL_NAME    what the one model is called, in place of its archive's own name
+    TSX_DEFAULTS      settings of whoever starts the container, as NAME=VALUE between spaces: any variable or file of the user goes first
 
 A directory that holds `model-store` is laid out as KServe's TorchServe runtime has it: archives there, and config/config.properties.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from tsx_runtime.shared.suggestions import suggestion
 TARGET = "TSX_TARGET"  # set by the image, read by its entry point
 RUNTIME_API = "AWS_LAMBDA_RUNTIME_API"  # host and port; set on Lambda only
 MODEL_DIR, MODEL_NAME = "TSX_MODEL_DIR", "TSX_MODEL_NAME"
-OWN = (MODEL_DIR, MODEL_NAME)  # no settings of a server
+GIVEN_DEFAULTS = "TSX_DEFAULTS"
 USUAL = Path("/opt/ml/model")
 DEFAULTS = {  # overridden by any setting of the user: clients reach a container by its own address only
     "inference_address": "http://0.0.0.0:8080",
@@ -50,22 +51,36 @@ def locate_model(env: Mapping[str, str]) -> ModelLocation:
 
 def settings_of(env: Mapping[str, str], place: ModelLocation, file: Path | None, notices: list[str]) -> Settings:
     """Raises SettingError."""
-    given = {name: value for name, value in env.items() if name not in OWN}
-    defaults = dict(DEFAULTS)
+    given, defaults = dict(env), {f"TSX_{name.upper()}": value for name, value in DEFAULTS.items()}
     if place.store is not None:
         given.setdefault("TSX_MODEL_STORE", str(place.store))  # overrides that of the file, which was written on another machine
-        defaults["load_models"] = "all"
-    file = file or place.config
-    _, origins = load_settings({}, given, file, lambda notice: None)
-    missing = {f"TSX_{name.upper()}": value for name, value in defaults.items() if origins[name] == "default"}
-    return load_settings({}, {**missing, **given}, file, notices.append)[0]
+        defaults["TSX_LOAD_MODELS"] = "all"
+    return settings_over(defaults, given, file or place.config, notices.append)
+
+
+def settings_over(defaults: Mapping[str, str], env: Mapping[str, str], file: Path | None, warn: Callable[[str], None]) -> Settings:
+    """The settings of a user's variables and file; `defaults`, as variables, count where neither sets one. Raises SettingError."""
+    _, origins = load_settings({}, env, file, lambda notice: None)
+    missing = {
+        name: value
+        for name, value in {**defaults, **_given_defaults(text_of(env, GIVEN_DEFAULTS))}.items()
+        if origins.get(name.removeprefix("TSX_").lower(), "default") == "default"
+    }
+    return load_settings({}, {**missing, **env}, file, warn)[0]
+
+
+def _given_defaults(text: str) -> dict[str, str]:
+    parts = [part.partition("=") for part in text.split()]
+    if not all(name and equals for name, equals, _ in parts):
+        raise SettingError(f"{GIVEN_DEFAULTS} is '{text}'; it takes NAME=VALUE, with spaces between several")
+    return {f"TSX_{name.upper()}": value for name, _, value in parts}
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSettings:
     """The settings in a platform's variables, as tsx's settings."""
 
-    variables: dict[str, str]  # TSX_*, as a server's settings are read from
+    variables: dict[str, str]  # TSX_*: the platform's defaults, below what a user's variables and file set
     order: dict[str, Any]  # of each model's registration
 
 

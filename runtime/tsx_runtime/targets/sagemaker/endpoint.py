@@ -13,10 +13,10 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import SettingError
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.settings.sources import find_config, load_settings
+from tsx_runtime.settings.sources import find_config
 from tsx_runtime.shared.nonblocking_output import keep_going
 from tsx_runtime.shared.suggestions import suggestion
-from tsx_runtime.targets.image.environment import MODEL_DIR, MODEL_NAME
+from tsx_runtime.targets.image.environment import MODEL_NAME, settings_over
 from tsx_runtime.targets.image.model_discovery import HANDLER, found_model, model_directory
 from tsx_runtime.targets.observability.logging_setup import set_up_logging
 from tsx_runtime.targets.sagemaker.app import MultiModel, SageMakerApp
@@ -54,16 +54,13 @@ def serve_endpoint(env: Mapping[str, str]) -> None:
 
 
 def settings_of(env: Mapping[str, str]) -> tuple[SageMakerSettings, Settings]:
-    """Also sets up the log. `TSX_*` variables override those of SageMaker and its toolkit."""
+    """Also sets up the log. `TSX_*` variables and the settings file override what SageMaker and its toolkit set."""
     unknown = next((name for name in env if name.startswith(OWN_PREFIX) and name not in OWN), None)
     if unknown is not None:
         raise SettingError(f"unknown variable '{unknown}'{suggestion(unknown, OWN) or '.'} There are {', '.join(OWN)}")
     environment = read_environment(env)
-    given = {
-        name: text for name, text in env.items() if name not in (*OWN, MODEL_DIR, MODEL_NAME)
-    }  # an image may have variables of a container
     notices = list(environment.notices)
-    settings, _ = load_settings({}, {**environment.variables, **given}, find_config(None, env, Path.cwd()), notices.append)
+    settings = settings_over(environment.variables, env, find_config(None, env, Path.cwd()), notices.append)
     keep_going()
     set_up_logging(settings)
     if environment.log_level is not None:

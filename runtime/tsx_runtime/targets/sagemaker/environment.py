@@ -1,7 +1,7 @@
 """Translates the variables of SageMaker and its PyTorch toolkit into tsx's settings: a pure function.
 
 https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-inference-code.html and the toolkit's `SAGEMAKER_TS_*` and
-`SAGEMAKER_MODEL_SERVER_*`, which its users set in their models. A `TSX_*` variable overrides all of them.
+`SAGEMAKER_MODEL_SERVER_*`, which its users set in their models. A `TSX_*` variable, or the settings file, overrides all of them.
 """
 
 from __future__ import annotations
@@ -65,8 +65,6 @@ class Transform(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SageMakerSettings(EnvironmentSettings):
-    """`variables` are defaults, below those that are set."""
-
     notices: list[str]
     mode: str
     lines: bool | None  # whether bodies of several lines are taken apart; None: where an archive is served

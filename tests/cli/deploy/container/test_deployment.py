@@ -13,6 +13,7 @@ from tests.support.platforms.docker import Engine
 from tests.support.wheels import make_wheel
 from tsx_cli.deploy.container import kinds as container_kinds
 from tsx_cli.deploy.container.deployment import _time
+from tsx_cli.deploy.container.resources import engine_words
 from tsx_cli.main import main
 
 LOCKS = ["locked-base.txt", "locked-lambda.txt", "locked-sbom.txt"]
@@ -78,7 +79,7 @@ def test_an_image_is_built_and_its_container_runs_until_it_is_well(deploy: Deplo
     assert built == {"files": [".dockerignore", "Dockerfile", *LOCKS, "model.mar", deploy.wheel.name], "target": "server"}
     found = docker.state["containers"][name]
     assert found["Config"]["Labels"]["tsx.model"] == "digits/1.0"
-    assert "TSX_DISABLE_TOKEN_AUTHORIZATION=true" in found["Config"]["Env"]
+    assert "TSX_DEFAULTS=drain_timeout=25 disable_token_authorization=true" in found["Config"]["Env"]
     assert deploy.plan(code=0) == {"Image": "same", "Container": "same"}
     deploy.apply()
     assert len(docker.calls("run")) == len(docker.calls("build")) == 1
@@ -173,7 +174,22 @@ def test_where_others_reach_it_tokens_are_asked_for_first(deploy: Deploy, docker
     deploy.apply("--set", "container.host=0.0.0.0", "--set", "container.gpus=1")
     (call,) = docker.calls("run")
     assert call[-3:-1] == ["--gpus", "1"]
+    assert call[-11:-3] == [
+        "--log-driver",
+        "json-file",
+        "--log-opt",
+        "max-size=20m",
+        "--log-opt",
+        "max-file=5",
+        "--health-start-interval",
+        "2s",
+    ]
     assert "TSX_INFERENCE_TOKEN" in call
+
+
+def test_podman_and_an_older_docker_get_only_what_they_know() -> None:
+    assert engine_words("podman", "", 1) == ["--device", "nvidia.com/gpu=0"]
+    assert "--health-start-interval" not in engine_words("docker", "--health-start-period duration", 0)
 
 
 def test_a_given_image_is_not_built(deploy: Deploy, docker: Engine) -> None:

@@ -148,7 +148,7 @@ def test_templates_are_yaml_with_blocks_that_end(case: str) -> None:
         opened = len(re.findall(r"\{\{-? *(?:if|range|with) ", text))
         assert opened == len(re.findall(r"\{\{-? *end *-?}}", text)), name
         plain = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("{{-"))
-        assert yaml.safe_load(re.sub(r"\{\{.*}}", "x", plain))["metadata"]["name"], name
+        assert yaml.safe_load(re.sub(r"\{\{.*?}}", "x", plain))["metadata"]["name"], name
 
 
 def test_values_are_checked_by_the_limits_of_the_specification() -> None:

@@ -81,7 +81,7 @@ def test_each_program_is_asked_in_its_own_words(monkeypatch: pytest.MonkeyPatch)
     assert programs.pinned(f"{REPOSITORY}:1") == f"{REPOSITORY}@{DIGEST}"
     assert asked == [
         ["crane", "digest", f"{REPOSITORY}:1"],
-        ["skopeo", "inspect", "--no-tags", "--format", "{{.Digest}}", f"docker://{REPOSITORY}:1"],
+        ["skopeo", "--override-os", "linux", "inspect", "--no-tags", "--format", "{{.Digest}}", f"docker://{REPOSITORY}:1"],
     ]
     assert programs.pinned(f"nginx@{DIGEST}") == f"nginx@{DIGEST}"
 

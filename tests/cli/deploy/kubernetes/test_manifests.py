@@ -77,7 +77,8 @@ def test_grpc_has_a_port_where_the_image_serves_it() -> None:
     assert ports == {"http": (8080, "http"), "grpc": (7070, "kubernetes.io/h2c"), "metrics": (8082, "http")}
     (container,) = served["Deployment"]["spec"]["template"]["spec"]["containers"]
     assert {each["name"]: each["containerPort"] for each in container["ports"]} == {"http": 8080, "grpc": 7070, "metrics": 8082}
-    assert {"name": "TSX_GRPC_INFERENCE_ADDRESS", "value": "0.0.0.0"} in container["env"]
+    (defaults,) = [each["value"] for each in container["env"] if each["name"] == "TSX_DEFAULTS"]
+    assert "grpc_inference_address=0.0.0.0" in defaults.split()
     rules = [[port["port"] for port in rule["ports"]] for rule in served["NetworkPolicy"]["spec"]["ingress"]]
     assert rules == [["http", "grpc"], ["metrics"]]
     without = [made(), made(image="registry.example.com/digits:1", build={"extras": ["grpc"]})]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
@@ -18,16 +19,20 @@ from tsx_runtime.targets.aws_lambda import batch_events
 from tsx_runtime.targets.aws_lambda.batch_events import ModelAnswer, SqsBatches
 from tsx_runtime.targets.aws_lambda.environment import INIT_WAIT, FunctionSettings, homes, read_environment
 from tsx_runtime.targets.aws_lambda.events import ModelRequest, is_http, is_sqs, is_warm_up, message, ordered_failures, parse_event
+from tsx_runtime.targets.aws_lambda.function import Function
 from tsx_runtime.targets.aws_lambda.http_events import looks_like, prelude, too_late
 from tsx_runtime.targets.aws_lambda.results import Result, ResultSender, s3_key, sqs_message
 from tsx_runtime.targets.aws_lambda.runtime_api import Invocation
 from tsx_runtime.targets.aws_lambda.runtime_client import Poller
 
 
-def test_a_variable_of_the_functions_own_goes_before_the_platforms_default() -> None:
-    said = read_environment({"TSX_CACHE_DIR": "/mnt/cache", "TSX_LAMBDA_BASE_PATH": "api/", "TSX_MODEL_DIR": "/srv"})
-    assert (said.variables["TSX_CACHE_DIR"], said.variables["TSX_STATE_DIR"]) == ("/mnt/cache", "/tmp/tsx/state")
-    assert not {"TSX_LAMBDA_BASE_PATH", "TSX_MODEL_DIR"} & set(said.variables)  # no settings of a server
+def test_a_variable_of_the_function_and_a_file_in_its_image_go_before_the_platforms_defaults(tmp_path: Path) -> None:
+    (tmp_path / "tsx.toml").write_text('heartbeat_interval = 5\ncache_dir = "/elsewhere"\n')
+    env = {"TSX_CACHE_DIR": "/mnt/cache", "TSX_LAMBDA_BASE_PATH": "api/", "TSX_MODEL_DIR": "/srv", "TSX_CONFIG": str(tmp_path / "tsx.toml")}
+    said = read_environment(env)
+    settings = Function(said, env)._settings
+    assert (settings.cache_dir, settings.state_dir) == (Path("/mnt/cache"), Path("/tmp/tsx/state"))
+    assert (settings.heartbeat_interval, settings.heartbeat_timeout) == (5, 0)
     assert said.own.base_path == "/api"
     assert said.order["max_batch_delay"] == 0
 

@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
 
+from tests.support.clients.rawhttp import RawConnection, request
 from tests.support.models import make_model
 from tests.support.servers import DEADLINE, Running, clean, started
+from tsx_cli.deploy.container.resources import environment as environment_of
+from tsx_cli.deploy.spec import DeploySpec
+from tsx_runtime.errors import SettingError
 from tsx_runtime.targets.image.environment import locate_model, settings_of
 
+PATIENT = """
+import time
+from pathlib import Path
+from ts.handler_utils.utils import send_intermediate_predict_response
+
+def handle(data, context):
+    for row in data or []:
+        go = Path(bytes(row["body"]).decode())
+        send_intermediate_predict_response(["a"], {0: context.get_request_id(0)}, "Intermediate", 200, context)
+        Path(f"{go}.begun").touch()
+        deadline = time.monotonic() + 60  # a test that failed must not hold the worker
+        while not go.exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+    return data and ["z"] * len(data)
+"""
 HANDLER = "def handle(data, context):\n    return data and [{'model': context.model_name} for _ in data]\n"
 
 
@@ -69,6 +90,45 @@ def test_kserves_layout_of_torchserve_is_served_and_its_health_reported(short_pa
     assert done.stderr.startswith("not healthy: ")
 
 
+@pytest.mark.usefixtures("processes")
+def test_a_server_on_a_spot_machine_answers_what_it_accepted_within_the_notice(
+    tmp_path: Path, free_ports: Callable[[int], list[int]]
+) -> None:
+    notice = 120
+    given = {"name": "patient", "target": "container", "model": "patient.mar", "container": {"grace": f"{notice}s"}}
+    ports, go = free_ports(2), tmp_path / "go"
+    more = {"TSX_MODEL_DIR": str(make_model(tmp_path / "patient", PATIENT)), **environment_of(DeploySpec.model_validate(given))}
+    with container(tmp_path, ports, **more) as (running, environment), ExitStack() as held:
+        address = ("127.0.0.1", ports[0])
+        stream, queued, late, idle = (held.enter_context(RawConnection(address)) for _ in range(4))
+        body, target = str(go).encode(), b"/predictions/patient"
+        stream.send(request(target=target, headers=[(b"Content-Type", b"application/octet-stream")], body=body))
+        wait_for(tmp_path / "go.begun")
+        queued.send(request(target=target, headers=[(b"Content-Type", b"application/octet-stream")], body=body))
+        late.send(request(target=target, headers=[(b"Content-Type", b"application/octet-stream")], body=body)[:-4])
+        idle.send(request(b"GET", b"/ping"))
+        assert idle.answer(b"GET").status == 200  # so the server has read what was sent before
+        running.process.send_signal(signal.SIGTERM)
+        assert idle.answer() is None  # the server drains
+        assert health(tmp_path, environment).returncode == 1
+        with pytest.raises(ConnectionRefusedError):
+            RawConnection(address)
+        late.send(body[-4:])
+        go.touch()
+        for connection in (stream, queued, late):
+            answer = connection.answer()
+            assert (answer.status, answer.body, answer.whole) == (200, b"az", True)
+        assert running.process.wait(notice) == 0
+        assert "Traceback" not in running.log
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + DEADLINE
+    while not path.exists():  # a handler has no other way to tell
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
 def test_one_archive_is_called_as_kserve_calls_its_service(tmp_path: Path) -> None:
     place = locate_model({"TSX_MODEL_DIR": str(tmp_path), "TSX_MODEL_NAME": "service"})
     assert (place.directory, place.name, place.store) == (tmp_path, "service", None)
@@ -86,3 +146,16 @@ def test_addresses_are_those_that_others_reach_unless_something_says_otherwise(t
     notices: list[str] = []
     settings_of({"TSX_MODEL_DIRECTORY": "x", "TSX_SERVICE_HOST": "10.0.0.1"}, locate_model({}), None, notices)
     assert notices == ["the environment variable TSX_MODEL_DIRECTORY is no setting and is ignored; `tsx config show` lists all settings"]
+
+
+def test_the_defaults_of_whoever_starts_a_container_are_below_variables_and_files(tmp_path: Path) -> None:
+    file = tmp_path / "tsx.toml"
+    file.write_text("drain_timeout = 40\ndisable_token_authorization = false\n")
+    given = {"TSX_DEFAULTS": "drain_timeout=25 shutdown_delay=5 disable_token_authorization=true"}
+    alone = settings_of(given, locate_model({}), None, [])
+    assert (alone.drain_timeout, alone.shutdown_delay, alone.disable_token_authorization) == (25, 5, True)
+    notices: list[str] = []
+    said = settings_of({**given, "TSX_SHUTDOWN_DELAY": "1"}, locate_model({}), file, notices)
+    assert (said.drain_timeout, said.shutdown_delay, said.disable_token_authorization, notices) == (40, 1, False, [])
+    with pytest.raises(SettingError, match="TSX_DEFAULTS is 'drain_timeout'; it takes NAME=VALUE"):
+        settings_of({"TSX_DEFAULTS": "drain_timeout"}, locate_model({}), None, [])

@@ -118,6 +118,13 @@ def test_each_kind_of_endpoint_has_its_own_times_and_workers() -> None:
         settings_of({"TSX_SAGEMAKER_BUCKET_PREFIX": "true"})
 
 
+def test_variables_and_a_file_in_the_image_go_before_the_platforms_defaults(tmp_path: Path) -> None:
+    (tmp_path / "tsx.toml").write_text("default_response_timeout = 30\ndrain_timeout = 7\n")
+    _, settings = settings_of({"TSX_CONFIG": str(tmp_path / "tsx.toml"), "TSX_DRAIN_TIMEOUT": "9", "SAGEMAKER_BIND_TO_PORT": "7000"})
+    assert (settings.default_response_timeout, settings.drain_timeout, settings.default_startup_timeout) == (30, 9, 600)
+    assert settings.inference_address == "http://0.0.0.0:7000"
+
+
 def version(workers: int = 1, batch: int = 1, queue: int = 100) -> ModelVersion:
     plan = SimpleNamespace(batch_size=batch, job_queue_size=queue)
     return cast("ModelVersion", SimpleNamespace(min_workers=workers, batch_size=batch, workers=[None] * workers, plan=plan))

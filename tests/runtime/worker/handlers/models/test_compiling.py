@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tsx_runtime.worker.handlers.models.compiling import compile_options, compiled
+from tsx_archiver.metadata.compile_settings import compile_options
+from tsx_runtime.worker.handlers.models.compiling import compiled
 
 
 @pytest.mark.parametrize(

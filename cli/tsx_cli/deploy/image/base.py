@@ -1,0 +1,76 @@
+"""Finds the digest of an image's base, so that a Dockerfile means the same bytes whenever it is built."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+from tsx_archiver.storage.atomic_file import whole_file
+from tsx_archiver.storage.cache import default_cache
+from tsx_archiver.storage.private_directory import private_directory
+from tsx_cli.deploy.engine.kind import CloudError
+from tsx_cli.deploy.image.programs import DIGEST, QUERIES, Program
+
+LOGGED = re.compile(r'level=\w+ msg="(.*)"')  # how skopeo prints an error
+TIMEOUT = 20.0  # seconds
+
+
+def pinned_base(base: str) -> tuple[str, str]:
+    """`base` with its digest, and a note where that is an earlier one or none.
+
+    What was found is kept, so that a registry that does not answer does not give the image another name.
+    """
+    if "@" in base or base == "scratch":
+        return base, ""
+    found, why = _ask(base)
+    kept = _kept()
+    if found:
+        if kept.get(base) != found:
+            _keep({**kept, base: found})
+        return f"{base}@{found}", ""
+    if base in kept:
+        return f"{base}@{kept[base]}", f"the base {base} is the one that an earlier run found, as no registry could be asked: {why}"
+    return base, (
+        f"the base {base} has no digest, so an image that is built later under the same name may have another one: {why}. "
+        "Set build.base to NAME:TAG@sha256:DIGEST, or install skopeo or docker's buildx plugin"
+    )
+
+
+def _ask(base: str) -> tuple[str, str]:
+    """The digest, or why there is none."""
+    reasons = []
+    for name, words, scheme in QUERIES:
+        if shutil.which(name) is None:
+            reasons.append(f"{name} is not installed")
+            continue
+        try:
+            done = Program(name).try_(*words, f"{scheme}{base}", timeout=TIMEOUT)
+        except CloudError as error:
+            reasons.append(error.message)
+            continue
+        if done.returncode == 0 and (match := DIGEST.search(done.stdout)):
+            return match[0], ""
+        line = ((done.stderr.strip() or done.stdout.strip()).splitlines() or ["it printed nothing"])[0]
+        logged = LOGGED.search(line)
+        text = logged[1].replace('\\"', "'") if logged else line.removeprefix(f"{name}: ")
+        reasons.append(f"{name}: {text}")
+    return "", "; ".join(reasons)
+
+
+def _kept() -> dict[str, str]:
+    try:
+        found = json.loads((default_cache() / "base-images.json").read_bytes())
+    except (OSError, ValueError):
+        return {}  # what is damaged is asked for again
+    return found if isinstance(found, dict) else {}
+
+
+def _keep(digests: dict[str, str]) -> None:
+    path = default_cache() / "base-images.json"
+    try:
+        private_directory(path.parent)
+        with whole_file(path, mode=0o600) as file:
+            file.write(json.dumps(digests, indent=1).encode())
+    except OSError:
+        pass  # it only helps where a registry is out of reach

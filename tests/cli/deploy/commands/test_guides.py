@@ -1,0 +1,41 @@
+"""The commands of the guides: each is understood, and its settings are a specification."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tsx_cli.deploy.commands import verbs
+from tsx_cli.deploy.commands.spec_file import read_spec
+from tsx_cli.deploy.spec import DeploySpec
+from tsx_cli.main import main
+
+GUIDES = Path(__file__).parents[4] / "docs" / "deploy"
+COMMANDS = sorted(
+    {
+        line.strip()
+        for page in ("choose.md", "container.md", "kubernetes.md")
+        for line in re.sub(r"\\\n\s*", "", (GUIDES / page).read_text()).splitlines()
+        if line.startswith("    tsx deploy digits.mar") and "--emit" not in line
+    }
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_guides_is_a_deployment(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    specs: list[DeploySpec] = []
+
+    def read(file: Path | None, given: Mapping[str, Any], **_: object) -> bool:
+        specs.append(read_spec(file, given))
+        return False
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(verbs, "show_changes", read)
+    monkeypatch.setattr(verbs, "apply", read)
+    assert main(shlex.split(command)[1:]) == 0
+    assert specs[0].name == "digits"
