@@ -26,15 +26,15 @@ from tsx_cli.deploy.kubernetes.deployment import KubernetesTarget
 from tsx_cli.deploy.kubernetes.kinds import KIND as OBJECT
 from tsx_cli.deploy.kubernetes.kinds import KINDS as OBJECTS
 from tsx_cli.deploy.kubernetes.kinds import Cluster, Revision
-from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget
-from tsx_cli.deploy.sagemaker.kinds import KINDS as SAGEMAKER_KINDS
+from tsx_cli.deploy.sagemaker.forms import KINDS as SAGEMAKER_KINDS
+from tsx_cli.deploy.sagemaker.forms import AnySageMakerTarget
 from tsx_cli.deploy.spec import DeploySpec
 
 PLATFORMS: Mapping[str, Platform] = {
     "container": ContainerTarget(),
     "kubernetes": KubernetesTarget(),
     "lambda": LambdaTarget(),
-    "sagemaker": SageMakerTarget(),
+    "sagemaker": AnySageMakerTarget(),
 }
 AWS_KINDS: Mapping[str, ResourceKind] = {
     "AWS::ApplicationAutoScaling::ScalableTarget": autoscaling.ScalableTarget(),
