@@ -83,7 +83,8 @@ def _check(spec: DeploySpec) -> None:
     own = spec.sagemaker
     if own.autoscaling is not None and own.autoscaling.min == 0 and own.asynchronous is None:
         raise UsageError(
-            "sagemaker.autoscaling.min is 0, which SageMaker allows for asynchronous endpoints only, and for sagemaker.component: use 1 or more"
+            "sagemaker.autoscaling.min is 0, which SageMaker allows for asynchronous endpoints only, and for the copies of a component "
+            "(sagemaker.component): use 1 or more"
         )
     if own.serverless is None:
         return
