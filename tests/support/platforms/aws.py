@@ -19,6 +19,7 @@ import pytest
 from botocore import handlers
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
+from tests.support.platforms.aws_components import FakeComponent, patch_components
 from tests.support.platforms.aws_lambda import patch_lambda
 
 REGION, ACCOUNT = "eu-central-1", "123456789012"
@@ -44,6 +45,7 @@ class Course:
     calls: list[str] = field(default_factory=list)  # operations of SageMaker, in order
     provisioned: dict[str, dict[str, Any]] = field(default_factory=dict)  # by function:alias
     providers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    components: dict[str, FakeComponent] = field(default_factory=dict)
     alarmed: list[tuple[str, datetime]] = field(default_factory=list)  # alarms that went off, and when
     asked: list[str] = field(default_factory=list)  # what tsx asked of AWS, as `service:Operation`, in order
     before: Callable[[str, str], None] = lambda operation, what: None  # called with each of these and with what it says
@@ -88,6 +90,7 @@ def aws() -> Generator[Account, None, None]:
         for name in ("create_endpoint", "describe_endpoint"):
             patch.setattr(SageMakerResponse, name, _watched(name, getattr(SageMakerResponse, name), account))
         patch_lambda(patch, account)
+        patch_components(patch, account)
         try:
             yield account
         finally:
@@ -123,7 +126,7 @@ def _heard(session: Any, account: Account) -> Any:
     made: dict[Any, Any] = {}
 
     def client(service: str, **how: Any) -> Any:
-        which = (service, how.get("region_name"), os.environ.get("AWS_ENDPOINT_URL"))
+        which = (service, how.get("region_name"), os.environ.get("AWS_ENDPOINT_URL"), os.environ.get("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME"))
         if which not in made:  # it takes as long to make as to use ten times
             made[which] = make(service, **how)
         return made[which]
