@@ -81,11 +81,6 @@ def _check(spec: DeploySpec, multi: MultiModel) -> None:
             f"sagemaker.instance_type is {own.instance_type}, and a multi-model endpoint runs on CPUs with an image like this: choose "
             "ml.c… or ml.m…, or share a GPU with sagemaker.component"
         )
-    if spec.image is None:
-        raise UsageError(
-            f"image is not given: all models of the endpoint {multi.endpoint} run in one image. Build it once (--emit dockerfile) and "
-            "give --image"
-        )
     if own.role is None:
         raise UsageError(
             f"sagemaker.role is not given: the ARN of the role that the endpoint {multi.endpoint} runs with (--role); "

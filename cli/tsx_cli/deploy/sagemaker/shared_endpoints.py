@@ -75,7 +75,7 @@ def models_of(cloud: Cloud, name: str) -> dict[str, Observed]:
 def completed(cloud: Cloud, spec: DeploySpec) -> DeploySpec:
     """`spec` with the settings of the endpoint that is shared where it names none: a deployment changes only what it names.
 
-    Raises CliError where the deployment is served in another way now, or the endpoint is not one that it can share.
+    Raises CliError where the deployment is served in another way now, or the endpoint is not one that it can share; and UsageError.
     """
     member = wanted_membership(spec)
     there: object = membership(cloud, spec.name)
@@ -98,6 +98,11 @@ def _with_settings(cloud: Cloud, spec: DeploySpec, member: Membership) -> Deploy
     if endpoint is None:
         if not is_managed:
             raise CliError(f"there is no endpoint '{member.endpoint}' in {cloud.region}, and sagemaker.component.manage_endpoint is false")
+        if spec.image is None and member.form == MODELS:
+            raise UsageError(
+                f"image is not given: all models of the endpoint {member.endpoint} run in one image. Build it once (--emit dockerfile) and "
+                "give --image"
+            )
         return spec
     config = KINDS[CONFIG].observe(cloud, endpoint.properties["EndpointConfigName"])
     if config is None:

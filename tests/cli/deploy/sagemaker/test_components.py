@@ -24,10 +24,11 @@ class Member(Deploy):
     """The command, for one of several deployments."""
 
     name = "a"
+    image: tuple[str, ...] = ("--image", IMAGE)
 
     def wish(self, *words: str) -> list[str]:
         role = () if {"--role", "--create-role"} & set(words) else ("--role", ROLE)
-        image = () if "--image" in words else ("--image", IMAGE)
+        image = () if "--image" in words else self.image
         return [str(self.archive), "--target", self.target, "--name", self.name, *role, *image, *self.always, *words]
 
     def verb(self, verb: str, *words: str, code: int = 0) -> str:
@@ -258,11 +259,10 @@ def test_what_a_component_does_not_have_is_refused(member: Any, course: Course, 
 
 def test_a_deployment_does_not_move_to_another_endpoint_or_form(member: Any, course: Course) -> None:
     member("a").apply()
-    for words, asked in (
-        (("--set", "sagemaker.component.endpoint=other"), "a component of endpoint 'other'"),
-        ((), "an endpoint of its own"),
-    ):
-        other = member("a", *(words or ("--set", "sagemaker.instances=1")))
+    single = ("--set", "sagemaker.instances=1")
+    forms = {("--set", "sagemaker.component.endpoint=other"): "a component of endpoint 'other'", single: "an endpoint of its own"}
+    for words, asked in forms.items():
+        other = member("a", *words)
         other.apply(code=1)
         assert f"a is a component of endpoint 'shared' now, and the specification asks for {asked}" in other.err
     own = member("single", *single)
