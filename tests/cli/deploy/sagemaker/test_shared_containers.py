@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tests.support.platforms.aws import Course
 from tests.support.platforms.aws_components import count_failure_without_capacity, scale
 from tests.support.platforms.sagemaker_host import Host, container
 from tests.support.platforms.sagemaker_runtime import Loader, NoCapacity, runtime
+from tests.support.platforms.sagemaker_transform import run_job
 from tsx_cli.deploy.sagemaker import component_kind
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("processes")]
@@ -41,15 +42,25 @@ class Containers:
 
     def of_model(self, name: str, **more: str) -> Host:
         if name not in self.started:
-            model = boto3.client("sagemaker").describe_model(ModelName=name)["PrimaryContainer"]
-            place = self.directory / name
-            (place / "model").mkdir(parents=True)
-            if model["Mode"] == "SingleModel":
-                with tarfile.open(fetched(model["ModelDataUrl"], place / "model.tar.gz")) as packed:
-                    packed.extractall(place / "model")
-            self.started[name] = self.stack.enter_context(container(place, *self.free_ports(1), {**model["Environment"], **more}))
+            place, environment = self._place(name, "endpoint")
+            self.started[name] = self.stack.enter_context(container(place, *self.free_ports(1), {**environment, **more}))
             self.started[name].wait_until_healthy()
         return self.started[name]
+
+    def job(self, model: str, **environment: str) -> AbstractContextManager[Host]:
+        """A container of its own, as a batch transform job has."""
+        found = self._place(model, "job")
+        return container(found[0], *self.free_ports(1), {**found[1], **environment})
+
+    def _place(self, name: str, purpose: str) -> tuple[Path, dict[str, str]]:
+        """The directory of a container of that model, and its environment."""
+        model = boto3.client("sagemaker").describe_model(ModelName=name)["PrimaryContainer"]
+        place = self.directory / f"{name}-{purpose}"
+        (place / "model").mkdir(parents=True)
+        if model["Mode"] == "SingleModel":
+            with tarfile.open(fetched(model["ModelDataUrl"], place / "model.tar.gz")) as packed:
+                packed.extractall(place / "model")
+        return place, model["Environment"]
 
     def of_component(self, name: str) -> Host:
         """Raises NoCapacity, as SageMaker refuses the request, and counts it."""
@@ -149,3 +160,29 @@ def test_models_of_a_multi_model_endpoint_answer_by_the_key_that_status_says(
         assert (ask(first), ask(other)) == (b"a", b"b")
         a.verb("rollback", "--yes")
         assert a.verb("invoke", "in.json") == "a"
+
+
+def test_the_model_of_a_deployment_runs_in_a_batch_transform_job_as_the_guide_shows(
+    containers: Containers, course: Course, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The example of docs/deploy/sagemaker.md, with the model that `tsx deploy status` names."""
+    handler = "def handle(data, context):\n    return data and [{'n': row['body']['n'] * 2, 'together': len(data)} for row in data]\n"
+    a = Member(make_model(tmp_path / "double.mar", handler, config="batchSize: 8\n"), "sagemaker", capsys)
+    a.apply()
+    s3 = boto3.client("s3")
+    s3.create_bucket(Bucket="my-data", CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
+    s3.put_object(Bucket="my-data", Key="in/1.jsonl", Body=b"".join(b'{"n": %d}\n' % n for n in range(100)))
+    name = json.loads(a.verb("status", "--json"))["variants"][0]["ModelName"]
+    exec(example().replace("tsx-digits-1a2b3c4d", name))
+    used = run_job("digits-1", containers.job)
+    assert used["BatchStrategy"] == "MULTI_RECORD"
+    lines = [json.loads(line) for line in s3.get_object(Bucket="my-data", Key="out/1.jsonl.out")["Body"].read().splitlines()]
+    assert [line["n"] for line in lines] == [2 * n for n in range(100)]
+    assert max(line["together"] for line in lines) == 8
+
+
+def example() -> str:
+    """The Python of the section about batch transform."""
+    section = (Path(__file__).parents[4] / "docs" / "deploy" / "sagemaker.md").read_text().split("## Batch transform jobs\n")[1]
+    lines = section.partition("\n## ")[0].splitlines()
+    return "\n".join(line[4:] for line in lines if line.startswith("    "))
