@@ -182,11 +182,13 @@ def _watched(name: str, real: Any, account: Account) -> Any:
 
 def _begin(endpoint: Any, course: Course, status: str) -> None:
     endpoint.endpoint_status = status
+    endpoint.pending_deployment_summary = {"EndpointConfigName": course.target[endpoint.endpoint_name][0]}
     course.left[endpoint.endpoint_name] = course.looks
 
 
 def _settle(endpoint: Any, course: Course, config: str, way: str) -> None:
     """A creation that fails is Failed; an update that fails goes back, and says why."""
+    endpoint.pending_deployment_summary = None
     if course.failure:
         endpoint.endpoint_status = "Failed" if way == "create" else "InService"
         endpoint.failure_reason = course.failure

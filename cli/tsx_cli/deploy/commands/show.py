@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -66,7 +67,9 @@ def expected(change: Change) -> float:
     usual = USUAL.get((change.resource.kind, change.action), 0.0)
     shift = change.resource.properties.get("DeploymentConfig", {}) if change.action == "update" else {}
     traffic: Mapping[str, float] = shift.get("BlueGreenUpdatePolicy", {}).get("TrafficRoutingConfiguration", {})
-    return usual + traffic.get("WaitIntervalInSeconds", 0)
+    rolling = shift.get("RollingUpdatePolicy")
+    steps = 0 if rolling is None else math.ceil(100 / rolling["MaximumBatchSize"]["Value"]) * rolling["WaitIntervalInSeconds"]
+    return usual + traffic.get("WaitIntervalInSeconds", 0) + steps
 
 
 def minutes(seconds: float) -> str:

@@ -10,6 +10,7 @@ from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 from tsx_cli.deploy.sagemaker.kinds import BROKEN, CHANGING, put_tags, tags_of_arn
 
+LONGEST_UPDATE = 28_800  # seconds that SageMaker allows for a rolling update
 COMPONENT = "AWS::SageMaker::InferenceComponent"
 
 
@@ -20,7 +21,7 @@ class InferenceComponent(ResourceKind):
     """
 
     traits = Traits(fixed=frozenset({"EndpointName", "VariantName"}), unseen=frozenset({"DeploymentConfig"}))
-    poll, patience = 10.0, 3 * 3600.0
+    poll, patience = 10.0, LONGEST_UPDATE + 3600.0
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         doing = f"looking for the component {name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,8 @@ from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, digest
-from tsx_cli.deploy.sagemaker.component_kind import COMPONENT, InferenceComponent
+from tsx_cli.deploy.preflight.limits import ACCELERATED
+from tsx_cli.deploy.sagemaker.component_kind import COMPONENT, LONGEST_UPDATE, InferenceComponent
 from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget, objects_of
 from tsx_cli.deploy.sagemaker.resources import VARIANT, model_properties, prefix, scaling_rule, uploaded, uploads
 from tsx_cli.deploy.sagemaker.shared_endpoints import (
@@ -85,8 +87,15 @@ def _check(spec: DeploySpec, component: Component) -> None:
         )
     if component.manage_endpoint and component.variant != VARIANT:
         raise UsageError(f"sagemaker.component.variant is {component.variant}: only an endpoint with manage_endpoint=false has another")
+    if component.gpus is not None and not ACCELERATED.match(own.instance_type):
+        raise UsageError(f"sagemaker.component.gpus is {component.gpus}, and {own.instance_type} has none: set sagemaker.instance_type")
     if canary is None:
         return
+    if steps(canary.percent) * canary.bake > LONGEST_UPDATE:
+        raise UsageError(
+            f"--canary {canary.percent:g}% --bake {canary.bake}s: SageMaker waits after each of {steps(canary.percent)} steps, and allows "
+            f"{LONGEST_UPDATE // 3600} hours for all. Raise the share, or lower the time"
+        )
     if canary.percent < LEAST_STEP:
         raise UsageError(f"--canary {canary.percent:g}%: SageMaker replaces {LEAST_STEP} to 50 % of a component's copies at a time")
     if own.autoscaling is None and component.copies < 2:
@@ -94,6 +103,10 @@ def _check(spec: DeploySpec, component: Component) -> None:
             f"--canary: SageMaker replaces up to half of a component's copies at a time, and sagemaker.component.copies is "
             f"{component.copies}. Set it to 2 or more, or remove --canary"
         )
+
+
+def steps(percent: float) -> int:
+    return math.ceil(100 / percent)
 
 
 def _takes(spec: DeploySpec, component: Component) -> str:
@@ -150,7 +163,8 @@ def _lasting(tags: Mapping[str, str]) -> dict[str, str]:
 def _rolling(spec: DeploySpec, names: list[str]) -> dict[str, Any]:
     assert spec.canary is not None
     size = {"Type": "CAPACITY_PERCENT", "Value": round(spec.canary.percent)}
-    found: dict[str, Any] = {"RollingUpdatePolicy": {"MaximumBatchSize": size, "WaitIntervalInSeconds": spec.canary.bake}}
+    policy = {"MaximumBatchSize": size, "WaitIntervalInSeconds": spec.canary.bake, "MaximumExecutionTimeoutInSeconds": LONGEST_UPDATE}
+    found: dict[str, Any] = {"RollingUpdatePolicy": policy}
     return {**found, "AutoRollbackConfiguration": {"Alarms": [{"AlarmName": name} for name in names]}} if names else found
 
 

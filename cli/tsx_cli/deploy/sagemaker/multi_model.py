@@ -7,7 +7,7 @@ stands for each version: it holds the tags, and batch transform jobs can use it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -102,8 +102,8 @@ class TargetModel(ResourceKind):
     traits = Traits(is_tagged=False)
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        since = {each: model.tags[SINCE] for each, model in models_of(cloud, name).items() if SINCE in model.tags}
-        return Observed(name, {"ModelName": max(since, key=since.__getitem__)}) if since else None
+        found = current_of(models_of(cloud, name))
+        return None if found is None else Observed(name, {"ModelName": found.name})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         model = models_of(cloud, resource.name)[resource.properties["ModelName"]]
@@ -112,6 +112,10 @@ class TargetModel(ResourceKind):
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
         """It goes with its models."""
+
+
+def current_of(models: Mapping[str, Observed]) -> Observed | None:
+    return max((each for each in models.values() if SINCE in each.tags), key=lambda each: each.tags[SINCE], default=None)
 
 
 class MultiModelTarget(SageMakerTarget):
@@ -141,8 +145,9 @@ class MultiModelTarget(SageMakerTarget):
         return [*models, *objects, *former(cloud, self.member, tuple(names))]
 
     def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:
-        current = TargetModel().observe(cloud, name)
-        return versions_of(models_of(cloud, name), None if current is None else current.properties["ModelName"])
+        models = models_of(cloud, name)
+        current = current_of(models)
+        return versions_of(models, None if current is None else current.name)
 
     def going_back(self, cloud: Cloud, name: str, version: DeployedVersion) -> list[Resource]:
         return [Resource("TargetModel", TARGET_MODEL, name, {"ModelName": version.id})]
@@ -151,21 +156,21 @@ class MultiModelTarget(SageMakerTarget):
         raise CliError(f"{name} is {self.member}, which has no canary: its clients name the version that they want")
 
     def status(self, cloud: Cloud, name: str) -> dict[str, Any] | None:
-        current = self._current(cloud, name)
+        current = current_of(models_of(cloud, name))
         if current is None:
             return None
-        address = self.address(cloud, name)
-        return {**common_status(cloud, name, current, self.member), "model name": current.name, "target model": address["TargetModel"]}
+        return {**common_status(cloud, name, current, self.member), "model name": current.name, "target model": _file(current)}
 
     def address(self, cloud: Cloud, name: str) -> dict[str, str]:
-        current = self._current(cloud, name)
+        current = current_of(models_of(cloud, name))
         if current is None:
             raise CliError(f"{name} has no current version: deploy it again")
-        return {"EndpointName": self.member.endpoint, "TargetModel": _url(current).rpartition("/")[2]}
+        return {"EndpointName": self.member.endpoint, "TargetModel": _file(current)}
 
-    def _current(self, cloud: Cloud, name: str) -> Observed | None:
-        found = TargetModel().observe(cloud, name)
-        return None if found is None else models_of(cloud, name)[found.properties["ModelName"]]
+
+def _file(model: Observed) -> str:
+    """By what a client names it."""
+    return _url(model).rpartition("/")[2]
 
 
 def _url(model: Observed) -> str:

@@ -104,7 +104,8 @@ def _with_settings(cloud: Cloud, spec: DeploySpec, member: Membership) -> Deploy
                 "give --image"
             )
         return spec
-    config = KINDS[CONFIG].observe(cloud, endpoint.properties["EndpointConfigName"])
+    coming = endpoint.outputs["pending"]  # another deployment's change, which this one waits for
+    config = KINDS[CONFIG].observe(cloud, coming or endpoint.properties["EndpointConfigName"])
     if config is None:
         raise CliError(f"the endpoint {member.endpoint} has no configuration any more: delete it, and deploy again")
     variant = config.properties["ProductionVariants"][0]

@@ -105,6 +105,20 @@ def test_a_deployment_changes_those_settings_of_the_endpoint_that_it_names_and_n
     assert set(actions(a.plan(code=0)).values()) == {"same"}
 
 
+def test_a_change_of_the_endpoint_by_another_deployment_is_waited_for(member: Any, course: Course) -> None:
+    a, b = member("a"), member("b")
+    a.apply()
+    config = endpoint_config()
+    [variant] = config["ProductionVariants"]
+    variant["ManagedInstanceScaling"]["MaxInstanceCount"] = 7
+    sagemaker().create_endpoint_config(EndpointConfigName="coming", ProductionVariants=[variant], ExecutionRoleArn=ROLE)
+    course.looks = 9
+    sagemaker().update_endpoint(EndpointName="shared", EndpointConfigName="coming")
+    b.apply()
+    [variant] = endpoint_config()["ProductionVariants"]
+    assert variant["ManagedInstanceScaling"]["MaxInstanceCount"] == 7
+
+
 def test_an_update_and_a_rollback_of_one_component_leave_the_other_as_it_is(member: Any, course: Course) -> None:
     a, b = member("a"), member("b")
     a.apply()
@@ -158,7 +172,11 @@ def test_a_canary_of_a_component_is_a_rolling_update_that_alarms_take_back(membe
     a.apply(*canary, "--image", OTHER_IMAGE, code=1)
     assert "a was returned to its previous state: Alarm tsx-a-5xx-0 is in ALARM state" in a.err
     assert course.components["a"].deployment == {
-        "RollingUpdatePolicy": {"MaximumBatchSize": {"Type": "CAPACITY_PERCENT", "Value": 25}, "WaitIntervalInSeconds": 120},
+        "RollingUpdatePolicy": {
+            "MaximumBatchSize": {"Type": "CAPACITY_PERCENT", "Value": 25},
+            "WaitIntervalInSeconds": 120,
+            "MaximumExecutionTimeoutInSeconds": 28800,
+        },
         "AutoRollbackConfiguration": {"Alarms": [{"AlarmName": each["AlarmName"]} for each in alarms]},
     }
     course.failure, course.looks = "", 20
@@ -245,6 +263,11 @@ def test_an_endpoint_of_somebody_else_is_used_and_neither_changed_nor_removed(me
         (["--create-role"], "create_role: the role of a deployment is removed with it, and shared is the endpoint of several"),
         (["--canary", "10"], "sagemaker.component.copies is 1. Set it to 2 or more"),
         (["--canary", "3", "--set", "sagemaker.component.copies=40"], "--canary 3%: SageMaker replaces 5 to 50 %"),
+        (
+            ["--canary", "5", "--bake", "1h", "--set", "sagemaker.component.copies=40"],
+            "after each of 20 steps, and allows 8 hours",
+        ),
+        (["--set", "sagemaker.component.gpus=1"], "sagemaker.component.gpus is 1, and ml.c6i.xlarge has none"),
         (["--set", "sagemaker.component.min_instances=9"], "min_instances is 9, and max_instances is 4"),
         (["--set", "sagemaker.multi_model.endpoint=b"], "are two ways to share an endpoint: remove one of them"),
         (["--set", "sagemaker.component.variant=main"], "sagemaker.component.variant is main"),
