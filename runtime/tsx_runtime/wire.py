@@ -143,6 +143,7 @@ class LoadOrder(TypedDict):
     mode: str  # batch: one after the other; continuous: requests join between two calls; async: each is a task
     stateful: bool  # a request changes what later ones are answered, so that the handler must not get it twice
     json_nan: str  # how NaN and infinities are written as JSON: null, string or literal
+    guess_content_type: bool  # an answer without a content type gets one
     handler_error_status: int  # of the answer to a request that made the handler raise
     sequence_headers: list[str]  # the names of the headers that tell a request's sequence, its start and its end
 

@@ -66,6 +66,16 @@ def test_a_role_that_is_made_has_what_its_deployment_wants_and_no_more() -> None
     assert "arn:aws-cn:logs" in json.dumps(execution(spec, "1", "cn-north-1"))
 
 
+def test_the_role_of_an_endpoint_with_a_canary_may_look_at_its_alarms() -> None:
+    def actions(**more: object) -> set[str]:
+        spec = DeploySpec.model_validate({"name": "a", "target": "sagemaker", "model": "a.mar", **more})
+        return {action for each in execution(spec, "1", "eu-west-1", "bucket")["Statement"] for action in each["Action"]}
+
+    assert actions(canary={}) - actions() == {"cloudwatch:DescribeAlarms"}
+    asked = {action for each in documents()["execution-sagemaker"]["Statement"] for action in each["Action"]}
+    assert asked >= actions(canary={})  # and infra/iam has the file of it
+
+
 def asked(file: Path) -> set[str]:
     """The operations of AWS that a module of tsx deploy names, in calls or as texts."""
     tree = ast.parse(file.read_text())

@@ -47,6 +47,11 @@ class Response:
     headers: Mapping[str, str]  # names in lower case
     parts: Iterator[bytes]
 
+    @classmethod
+    def whole(cls, body: bytes, content_type: str | None) -> Response:
+        """An answer of 200 that has arrived."""
+        return cls(200, {"content-type": content_type} if content_type else {}, iter([body]))
+
     @property
     def content_type(self) -> str:
         return self.headers.get("content-type", "")

@@ -18,6 +18,8 @@ WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_:=-]*")
 MEMORY = r"^[1-9]\d*(Mi|Gi)$"
 TAINT = re.compile(r"[\w./-]+(=[\w.-]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?", re.ASCII)
 SECRET_KEY = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[\w.-]+", re.ASCII)
+RETENTIONS = (0, 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653)
+ACCOUNT = r"^\d{12}$"
 ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", re.ASCII)
 
 
@@ -61,6 +63,16 @@ Percent = Annotated[float, BeforeValidator(where_text(parse_percent))]
 
 class SpecSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def retention(value: object) -> object:
+    value = whole(value)
+    if value not in RETENTIONS:
+        raise ValueError(f"CloudWatch keeps lines for one of {', '.join(map(str, RETENTIONS[1:]))} days; 0 leaves that to the log group")
+    return value
+
+
+Retention = Annotated[int, BeforeValidator(retention)]
 
 
 class Canary(SpecSection):
@@ -127,7 +139,7 @@ class Component(SpecSection):
         return self
 
 
-class MultiModel(SpecSection):
+class MultiModelEndpoint(SpecSection):
     """One of the models of a multi-model endpoint: SageMaker loads a model from S3 when a request names it."""
 
     endpoint: EndpointName
@@ -137,6 +149,7 @@ class MultiModel(SpecSection):
 class SageMaker(SpecSection):
     role: Role | None = None  # ARN of the execution role
     bucket: str | None = None
+    bucket_owner: str | None = Field(default=None, pattern=ACCOUNT)  # the account that the bucket must belong to; by default the own one
     instance_type: str = "ml.c6i.xlarge"
     instances: int = Field(default=1, ge=1)
     startup_timeout: Annotated[Seconds, Field(ge=60, le=3600)] = 600
@@ -152,7 +165,7 @@ class SageMaker(SpecSection):
     autoscaling: Autoscaling | None = None
     data_capture: DataCapture | None = None
     component: Component | None = None
-    multi_model: MultiModel | None = None
+    multi_model: MultiModelEndpoint | None = None
 
 
 class Queue(SpecSection):
@@ -163,6 +176,7 @@ class Queue(SpecSection):
     window: Annotated[Seconds, Field(ge=0, le=300)] = 1
     concurrency: int | None = Field(default=None, ge=2, le=1000)
     results: str | None = Field(default=None, pattern=r"^(s3://.+|https://.+|message)$")  # where answers go; `message`: each says it
+    results_owner: str | None = Field(default=None, pattern=ACCOUNT)  # of the bucket of `results`; by default the own account
 
     @model_validator(mode="after")
     def _window(self) -> Queue:
@@ -297,6 +311,7 @@ class DeploySpec(SpecSection):
     tags: dict[str, str] = Field(default_factory=dict)
     create_role: bool = False  # a role to run with is made, with what it needs and no more
     canary: Canary | None = None
+    log_retention: Retention = 30  # days that CloudWatch keeps the log of an endpoint or a function
     keep: int = Field(default=5, ge=1)  # earlier versions that can be gone back to
     build: Build = Field(default_factory=Build)
     sagemaker: SageMaker = Field(default_factory=SageMaker)

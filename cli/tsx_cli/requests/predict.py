@@ -45,8 +45,7 @@ def predict(
 
     On a terminal the answer is formatted; otherwise its bytes are written unchanged.
     """
-    if output is not None and as_json:
-        raise UsageError("--output writes the answer to a file and --json prints it; give only one of them")
+    check_delivery(output, as_json=as_json)
     if sample == (file is not None):
         raise UsageError(f"give a file, or --sample: `tsx predict {model} --sample` sends one that fits the model")
     settings, _ = read_settings(config)
@@ -63,6 +62,17 @@ def predict(
         body, kind = encode_multipart_formdata({field: (name, data, kind)})
     target = path("predictions", model, *([] if version is None else [version]))
     response = server.call("POST", target, body, {"Content-Type": kind})
+    deliver(response, output, as_json=as_json)
+
+
+def check_delivery(output: Path | None, *, as_json: bool) -> None:
+    """Raises UsageError."""
+    if output is not None and as_json:
+        raise UsageError("--output writes the answer to a file and --json prints it; give only one of them")
+
+
+def deliver(response: Response, output: Path | None, *, as_json: bool) -> None:
+    """Into a file or as JSON, laid out on a terminal, unchanged anywhere else."""
     if output is not None:
         with output.open("wb") as sink:
             _pass_on(response, sink)
@@ -71,6 +81,7 @@ def predict(
     elif sys.stdout.isatty():
         show(response, Console())
     else:
+        sys.stdout.flush()
         _pass_on(response, sys.stdout.buffer)
 
 

@@ -215,6 +215,9 @@ class Settings(BaseModel):
     json_nan: Literal["null", "string", "literal"] = Field(
         "null", description='NaN and infinities in JSON answers: null, string ("NaN"), or literal (NaN, which is not JSON)'
     )
+    guess_content_type: bool = Field(
+        False, description="give an answer without a content type the one that its content looks like: JSON, text or bytes"
+    )
     handler_error_status: Annotated[int, OneOf((500, 503))] = Field(
         500, description="status of a request that made its handler fail: 500, or 503 as in TorchServe"
     )

@@ -56,7 +56,7 @@ def load_model(order: LoadOrder) -> ServedModel:
         yaml.safe_load(order["model_config"]),
     )
     context.envelope = order["envelope"]
-    context.json_nan = order["json_nan"]
+    context.json_nan, context.guess_content_type = order["json_nan"], order["guess_content_type"]
     context.header_key_sequence_id, context.header_key_sequence_start, context.header_key_sequence_end = order["sequence_headers"]
     coroutines = Coroutines()
     entry = with_micro_batches(load_entry(order["handler"], model_dir, context, coroutines), context)

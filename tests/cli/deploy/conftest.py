@@ -10,6 +10,7 @@ import pytest
 from tests.support.deploying import HANDLER
 from tests.support.models import make_model
 from tests.support.platforms.aws import Account, Course, aws
+from tsx_cli.deploy.aws_lambda import kinds as lambda_kinds
 from tsx_cli.deploy.sagemaker import kinds as sagemaker_kinds
 
 
@@ -26,7 +27,8 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def course(account: Account, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Course:
-    monkeypatch.setattr(sagemaker_kinds.SageMakerEndpoint, "poll", 0.0)
+    for kind in (sagemaker_kinds.SageMakerEndpoint, lambda_kinds.LambdaFunction, lambda_kinds.PublishedVersion, lambda_kinds.Alias):
+        monkeypatch.setattr(kind, "poll", 0.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return account.emptied()

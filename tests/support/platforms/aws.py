@@ -18,6 +18,7 @@ import boto3
 import pytest
 from botocore import handlers
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+from botocore.exceptions import ClientError
 
 from tests.support.platforms.aws_components import FakeComponent, patch_components
 from tests.support.platforms.aws_lambda import patch_lambda
@@ -51,6 +52,7 @@ class Course:
     before: Callable[[str, str], None] = lambda operation, what: None  # called with each of these and with what it says
     after: Callable[[str, str], None] = lambda operation, what: None  # once it is carried out, and before its answer is known
     said: str = ""  # by the last of them
+    owners: dict[str, str] = field(default_factory=dict)  # by operation of S3: the account that its bucket had to belong to
 
 
 class Account:
@@ -117,6 +119,8 @@ def _heard(session: Any, account: Account) -> Any:
         course.said = (
             f"{operation} {params['url_path']} {params['query_string']} {params['body'] if isinstance(params['body'], bytes) else ''}"
         )
+        if operation.startswith("s3:"):
+            _check_owner(course, model, params["headers"].get("x-amz-expected-bucket-owner", ""))
         course.before(operation, course.said)
 
     def after(model: Any, **rest: Any) -> None:
@@ -135,6 +139,15 @@ def _heard(session: Any, account: Account) -> Any:
     session.events.register("before-call", before)
     session.events.register("after-call", after)
     return session
+
+
+def _check_owner(course: Course, model: Any, expected: str) -> None:
+    """https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucket-owner-condition.html: every bucket here is ACCOUNT's."""
+    if "ExpectedBucketOwner" in model.input_shape.members:
+        course.owners[model.name] = expected
+    if expected not in ("", ACCOUNT):
+        code = ("403", "Forbidden") if model.http["method"] == "HEAD" else ("AccessDenied", "Access Denied")
+        raise ClientError({"Error": {"Code": code[0], "Message": code[1]}}, model.name)
 
 
 def _endpoint(response: Any) -> Any:

@@ -10,7 +10,15 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import boto3
 import pytest
+
+TRUST = {"Statement": [{"Effect": "Allow", "Principal": {"Service": "lambda.amazonaws.com"}, "Action": "sts:AssumeRole"}]}
+
+
+def make_role(name: str = "deployed") -> None:
+    """That a function can run with."""
+    boto3.client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(TRUST))
 
 
 def patch_lambda(patch: pytest.MonkeyPatch, account: Any) -> None:
@@ -177,8 +185,12 @@ def _invoke(response: Any) -> Any:
     if body == b"raise":
         reported = json.dumps({"errorMessage": "the model did not load", "errorType": "LoadFailed"})
         return 200, {"content-type": "application/json", "x-amz-function-error": "Unhandled"}, reported
-    status = 400 if body == b"bad" else 200
-    return 200, {"content-type": "application/json"}, json.dumps({"statusCode": status, "body": body.decode(), "isBase64Encoded": False})
+    status, headers = 400 if body == b"bad" else 200, {"content-type": "application/json"}
+    return (
+        200,
+        {"content-type": "application/json"},
+        json.dumps({"statusCode": status, "headers": headers, "body": body.decode(), "isBase64Encoded": False}),
+    )
 
 
 def _history(account: Any) -> Any:

@@ -116,6 +116,10 @@ def build(state: dict[str, Any], words: list[str]) -> int:
 
 
 def image(state: dict[str, Any], words: list[str]) -> int:
+    if words[0] == "ls":
+        assert words[1:] == ["--format", "{{.Repository}}:{{.Tag}}"]
+        print("\n".join([*state["images"], "python:3.12-slim", "<none>:<none>"]))
+        return 0
     if words[1] not in state["images"]:
         return fail(f"Error: No such image: {words[1]}")
     if words[0] == "rm":

@@ -197,7 +197,8 @@ class _Server(ThreadingHTTPServer):
         assert len(body) <= MOST_ASYNCHRONOUS
         with self.host.opened("/invocations", body, headers, ASYNCHRONOUS) as answer:
             bucket, _, key = to.removeprefix("s3://").partition("/")
-            s3.put_object(Bucket=bucket, Key=key if answer.status < 400 else f"{key}.failure", Body=answer.read())
+            kind = {"ContentType": answer.headers["content-type"]} if "content-type" in answer.headers else {}
+            s3.put_object(Bucket=bucket, Key=key if answer.status < 400 else f"{key}.failure", Body=answer.read(), **kind)
 
 
 def _model_error(status: int, message: str) -> dict[str, Any]:

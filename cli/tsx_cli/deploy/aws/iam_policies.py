@@ -15,7 +15,7 @@ SERVICES = {"sagemaker": "sagemaker.amazonaws.com", "lambda": "lambda.amazonaws.
 POLICY = "tsx"  # the name of the one policy of a role that is made
 PULL = ("ecr:BatchCheckLayerAvailability", "ecr:GetDownloadUrlForLayer", "ecr:BatchGetImage")
 PUSH = ("InitiateLayerUpload", "UploadLayerPart", "CompleteLayerUpload", "PutImage", "DescribeRepositories")
-OWN_IMAGES = ("ecr:CreateRepository", "ecr:TagResource", "ecr:ListTagsForResource", "ecr:BatchDeleteImage", "ecr:DeleteRepository")
+OWN_IMAGES = ("ecr:CreateRepository", "ecr:TagResource", "ecr:ListTagsForResource", "ecr:DeleteRepository")
 INTERFACES = (  # of a network of one's own
     "ec2:CreateNetworkInterface",
     "ec2:DeleteNetworkInterface",
@@ -66,9 +66,11 @@ def deployer(target: str, account: str, region: str) -> Document:
     shared = [
         _allow("Who", ["sts:GetCallerIdentity"]),
         _allow("GiveItsRole", ["iam:PassRole"], [f"arn:aws:iam::{account}:role/*"], service),
+        _allow("LookAtItsRole", ["iam:GetRole"], [f"arn:aws:iam::{account}:role/*"]),
         _allow("CreateRoleOnly", [f"iam:{each}" for each in roles], [f"arn:aws:iam::{account}:role/tsx-*"]),
         _allow("SignInToEcr", ["ecr:GetAuthorizationToken"]),
         _allow("Images", [*PULL, "ecr:DescribeImages", *(f"ecr:{each}" for each in PUSH)], [f"arn:aws:ecr:{place}:repository/*"]),
+        _allow("PurgeImages", ["ecr:ListImages", "ecr:BatchDeleteImage"], [f"arn:aws:ecr:{place}:repository/*"]),
         _allow("OwnImages", OWN_IMAGES, [f"arn:aws:ecr:{place}:repository/tsx/{target}/*"]),
         *_watches(place),
         _allow("Prices", ["pricing:GetProducts"]),
@@ -115,7 +117,7 @@ def _deploys_endpoints(account: str, place: str) -> list[Document]:
         _allow("Bucket", [f"s3:{each}" for each in on_bucket], [bucket]),
         _allow("Models", [f"s3:{each}" for each in on_objects], [f"{bucket}/tsx/*"]),
         _allow("FirstScaling", ["iam:CreateServiceLinkedRole"], [scaling]),
-        _logs(place, "/aws/sagemaker/Endpoints/*", "/aws/sagemaker/InferenceComponents/*"),
+        *_logs(place, "/aws/sagemaker/Endpoints/*", "/aws/sagemaker/InferenceComponents/*"),
     ]
 
 
@@ -137,7 +139,7 @@ def _deploys_functions(account: str, place: str) -> list[Document]:
         # For a repository of the same account, Lambda grants itself access with the permissions of the caller that creates the function.
         _allow("LetLambdaPull", ["ecr:GetRepositoryPolicy", "ecr:SetRepositoryPolicy"], [f"arn:aws:ecr:{place}:repository/*"]),
         _allow("FirstScaling", ["iam:CreateServiceLinkedRole"], [scaling]),
-        _logs(place, "/aws/lambda/*"),
+        *_logs(place, "/aws/lambda/*"),
     ]
 
 
@@ -152,9 +154,13 @@ def _watches(place: str) -> list[Document]:
     ]
 
 
-def _logs(place: str, *groups: str) -> Document:
-    verbs = ("DescribeLogGroups", "DescribeLogStreams", "FilterLogEvents", "GetLogEvents", "StartLiveTail")
-    return _allow("Logs", [f"logs:{each}" for each in verbs], [f"arn:aws:logs:{place}:log-group:{each}" for each in groups])
+def _logs(place: str, *groups: str) -> list[Document]:
+    verbs = ["DescribeLogStreams", "FilterLogEvents", "GetLogEvents", "StartLiveTail", "CreateLogGroup", "DeleteLogGroup"]
+    verbs += ["PutRetentionPolicy", "TagResource", "ListTagsForResource"]
+    return [
+        _allow("Logs", [f"logs:{each}" for each in verbs], [f"arn:aws:logs:{place}:log-group:{each}" for each in groups]),
+        _allow("FindLogs", ["logs:DescribeLogGroups"], [f"arn:aws:logs:{place}:log-group:*"]),
+    ]
 
 
 def _endpoint(spec: DeploySpec, account: str, region: str, bucket: str) -> list[Document]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tsx_cli.deploy.aws.session import Cloud
 
-GROUPS: Mapping[str, str] = {"lambda": "/aws/lambda/{}"}
+GROUPS: Mapping[str, str] = {"sagemaker": "/aws/sagemaker/Endpoints/{}", "lambda": "/aws/lambda/{}"}
 LAST = 40  # lines shown after a failure
 POLL = 2.0  # seconds between two questions for new lines: CloudWatch itself is some seconds late
 LOOKS = (600, 3600, 6 * 3600, 48 * 3600, 14 * 86400)  # seconds that are looked back, until there is enough

@@ -24,7 +24,7 @@ NO_CREDENTIALS = frozenset(
 class Cloud:
     """An AWS session: credentials, profile and endpoints (AWS_ENDPOINT_URL) are found as by every AWS tool."""
 
-    def __init__(self, region: str | None = None, profile: str | None = None) -> None:
+    def __init__(self, region: str | None = None, profile: str | None = None, bucket_owner: str | None = None) -> None:
         import boto3  # here, as it is slow to import and only this needs it
 
         with translated_errors("starting a session"):
@@ -34,6 +34,7 @@ class Cloud:
         if not found:
             raise CliError("no region: give --region eu-central-1, or set AWS_REGION")
         self.region: str = found
+        self._bucket_owner = bucket_owner
         self._clients: dict[tuple[str, str | None], Any] = {}
 
     def client(self, service: str, region: str | None = None) -> Any:
@@ -46,9 +47,15 @@ class Cloud:
             try:
                 with translated_errors(f"reaching {service}"):
                     self._clients[key] = self._session.client(service, region_name=region, config=config)
+                    # Whoever takes a name first owns the bucket of that name: no call may reach another account's.
+                    self._clients[key].meta.events.register("provide-client-params.s3", self._expect_owner)
             except ValueError as error:  # of AWS_ENDPOINT_URL
                 raise CliError(f"{str(error).rstrip('.')}: AWS_ENDPOINT_URL must be an address such as http://127.0.0.1:4566") from error
         return self._clients[key]
+
+    def _expect_owner(self, params: Any, model: Any, **rest: Any) -> None:
+        if "ExpectedBucketOwner" in model.input_shape.members:
+            params["ExpectedBucketOwner"] = self._bucket_owner or self.account
 
     def call(self, service: str, operation: str, doing: str, **arguments: Any) -> Any:
         """One call of a service; `doing` begins the message of the CloudError where it fails."""
@@ -112,6 +119,11 @@ def is_absent(error: CloudError) -> bool:
 def _advice(code: str, operation: str) -> str:
     if code in NO_CREDENTIALS:
         return ". Renew the credentials (`aws sso login`, or new keys)"
+    if code == "403":  # S3 gives no reason where an answer has no body
+        return (
+            f". Either the deploying identity lacks the permission for {operation} (infra/iam has the policy), or the bucket belongs to "
+            "another account: choose another with sagemaker.bucket, or name its owner with sagemaker.bucket_owner"
+        )
     if "AccessDenied" in code or code == "UnauthorizedOperation":
         return f". The deploying identity needs the permission for {operation}: infra/iam has the policy"
     if code in ("ResourceLimitExceeded", "LimitExceededException"):

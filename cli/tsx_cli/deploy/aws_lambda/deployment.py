@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.aws.kinds.autoscaling import TARGET, ScalableTarget, is_somebody_elses, scaling_of
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
@@ -52,7 +53,7 @@ class LambdaTarget:
         beside = [each for each in beside if "Scal" not in each.kind or not is_somebody_elses(cloud, each.name, scaling_rule(spec.name))]
         coming = {name for kind, name in names if kind == "AWS::Lambda::Version"}
         others = [each for each in self.versions(cloud, spec.name) if f"{spec.name}:{each.id}" not in coming]
-        gone = others[: -(spec.keep - 1) or None]
+        gone = {each.id: each for each in others[: -(spec.keep - 1) or None]}.values()
         kind = "AWS::Lambda::Version"
         return [*(Resource(f"Version{each.number}", kind, f"{spec.name}:{each.id}", {}) for each in gone), *beside]
 
@@ -107,7 +108,7 @@ class LambdaTarget:
             "scales": [each.name.split("|")[2] for each in _scaling(cloud, name) if each.kind == TARGET],
         }
 
-    def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> bytes:
+    def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> Response:
         """By the alias, as its URL would. Raises CloudError for an answer that is an error."""
         event = json.dumps(_event(body, content_type, accept)).encode()
         with translated_errors(f"asking {name}"):
@@ -119,12 +120,12 @@ class LambdaTarget:
                 f"{name} failed: {parsed.get('errorMessage', parsed) if isinstance(parsed, dict) else parsed}", answer["FunctionError"]
             )
         if not isinstance(parsed, dict) or "statusCode" not in parsed:
-            return json.dumps(parsed).encode()
+            return Response.whole(json.dumps(parsed).encode(), "application/json")
         text = parsed.get("body") or ""
         content = streamed if prelude else base64.b64decode(text) if parsed.get("isBase64Encoded") else text.encode()
         if int(parsed["statusCode"]) >= REFUSED:
             raise CloudError(f"{name} answered {parsed['statusCode']}: {content.decode(errors='replace')}", str(parsed["statusCode"]))
-        return content
+        return Response.whole(content, parsed.get("headers", {}).get("content-type"))
 
 
 def _function(cloud: Cloud, name: str) -> Observed | None:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from tsx_cli.deploy.aws.session import Cloud, is_absent
+from tsx_cli.deploy.aws.kinds.iam import not_assumed
+from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.canary import Baking, Shift, decide
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, only
 from tsx_cli.deploy.engine.plan import Field
@@ -28,7 +29,9 @@ class LambdaFunction(ResourceKind):
     """Changes take effect once a version is published: requests go to versions."""
 
     traits = Traits(
-        fixed=frozenset({"PackageType"}), unseen=frozenset({"VpcConfig"}), removable=frozenset({RESERVED, "CapacityProviderConfig"})
+        fixed=frozenset({"PackageType"}),
+        removable=frozenset({RESERVED, "CapacityProviderConfig"}),
+        exact=frozenset({"Environment", "VpcConfig", "Layers"}),
     )
     poll, patience = 2.0, 900.0
 
@@ -41,6 +44,10 @@ class LambdaFunction(ResourceKind):
         properties["Code"] = only(found["Code"], ("ImageUri",))
         if config.get("Environment", {}).get("Variables"):
             properties["Environment"] = {"Variables": config["Environment"]["Variables"]}
+        if config.get("VpcConfig", {}).get("SubnetIds"):
+            properties["VpcConfig"] = {key: sorted(config["VpcConfig"].get(key, [])) for key in ("SubnetIds", "SecurityGroupIds")}
+        if config.get("Layers"):
+            properties["Layers"] = [each["Arn"] for each in config["Layers"]]
         reserved = found.get("Concurrency", {}).get(RESERVED)
         if reserved is not None:
             properties[RESERVED] = reserved
@@ -54,9 +61,9 @@ class LambdaFunction(ResourceKind):
         try:
             cloud.call("lambda", "create_function", f"creating the function {resource.name}", **wanted)
         except CloudError as error:
-            if UNKNOWN_ROLE in error.message and _is_role(cloud, str(wanted["Role"])):  # that was made a moment ago
-                return error.message
-            raise
+            if UNKNOWN_ROLE not in error.message:
+                raise
+            return not_assumed(cloud, error, str(wanted["Role"]), "lambda")
         return None
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> str | None:
@@ -69,8 +76,13 @@ class LambdaFunction(ResourceKind):
             return "has its image" if len(changed - {"Code", "Architectures"}) else None
         if changed - {RESERVED, "tags"}:
             whole = {**name, "Environment": {"Variables": {}}, "VpcConfig": {"SubnetIds": [], "SecurityGroupIds": []}}
-            whole |= only(wanted, (*CONFIGURATION, "Environment", "VpcConfig"))
-            cloud.call("lambda", "update_function_configuration", f"configuring {resource.name}", **whole)
+            whole |= only(wanted, (*CONFIGURATION, "Environment", "VpcConfig")) | ({"Layers": []} if "Layers" in changed else {})
+            try:
+                cloud.call("lambda", "update_function_configuration", f"configuring {resource.name}", **whole)
+            except CloudError as error:
+                if UNKNOWN_ROLE not in error.message:
+                    raise
+                raise CloudError(not_assumed(cloud, error, str(wanted["Role"]), "lambda"), error.code) from error
             return "is configured" if changed & {RESERVED, "tags"} else None
         if RESERVED in changed:
             operation = "put_function_concurrency" if RESERVED in wanted else "delete_function_concurrency"
@@ -85,15 +97,6 @@ class LambdaFunction(ResourceKind):
         cloud.call("lambda", "delete_function", doing, FunctionName=found.name)
 
 
-def _is_role(cloud: Cloud, arn: str) -> bool:
-    """Also without permission to look: then it is waited for."""
-    try:
-        cloud.call("iam", "get_role", f"looking for the role {arn}", RoleName=arn.rpartition("/")[2])
-    except CloudError as error:
-        return not is_absent(error)
-    return True
-
-
 class PublishedVersion(ResourceKind):
     """Its name is `function:hash`; the hash is the second word of the description that it was published with."""
 
@@ -102,7 +105,7 @@ class PublishedVersion(ResourceKind):
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         function, _, content = name.partition(":")
-        found = next((each for each in reversed(published(cloud, function)) if hash_of(each) == content), None)
+        found = next((each for each in published(cloud, function) if hash_of(each) == content), None)  # others are somebody's, with changes
         if found is None:
             return None
         state, reason = condition(found)
@@ -113,9 +116,9 @@ class PublishedVersion(ResourceKind):
         cloud.call("lambda", "publish_version", f"making a version of {function}", FunctionName=function)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
-        function, number = found.name.partition(":")[0], found.outputs["Version"]
-        doing = f"deleting version {number} of {function}"
-        cloud.call("lambda", "delete_function", doing, FunctionName=function, Qualifier=number)
+        function, _, content = found.name.partition(":")
+        for number in [each["Version"] for each in published(cloud, function) if hash_of(each) == content]:
+            cloud.call("lambda", "delete_function", f"deleting version {number} of {function}", FunctionName=function, Qualifier=number)
 
 
 class Alias(ResourceKind):

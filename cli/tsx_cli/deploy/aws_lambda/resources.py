@@ -13,6 +13,7 @@ from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.aws.alarms import AlarmMetrics, Alarms, alarms
 from tsx_cli.deploy.aws.iam_policies import role
 from tsx_cli.deploy.aws.kinds.autoscaling import scaling
+from tsx_cli.deploy.aws.kinds.log_group import log_group
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
 from tsx_cli.deploy.spec import DeploySpec, Lambda, ManagedInstances
@@ -29,6 +30,7 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     tags = tags_of(spec, facts)
     made = [] if own.managed_instances is None or own.managed_instances.provider else [_provider(spec, own.managed_instances, tags)]
     made += [role(spec, facts.account, facts.region, tags)] if own.role is None else []
+    made += log_group(spec, tags)
     function, content = _function(spec, facts)
     made.append(Resource("Function", "AWS::Lambda::Function", spec.name, function, tuple(each.id for each in made), tags))
     version = Resource("Version", "AWS::Lambda::Version", f"{spec.name}:{content}", {"FunctionName": spec.name}, ("Function",))
@@ -108,11 +110,13 @@ def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
     variables = {"TSX_LAMBDA_ANSWERS": "streamed"} if own.streaming else {}  # docs/deploy/lambda.md has these
     if own.queue is not None and own.queue.results is not None:
         variables["TSX_LAMBDA_RESULTS"] = own.queue.results
+        if own.queue.results.startswith("s3://"):
+            variables["TSX_LAMBDA_RESULTS_OWNER"] = own.queue.results_owner or facts.account
     variables |= spec.env
     if variables:
         properties["Environment"] = {"Variables": variables}
     if own.subnets:
-        properties["VpcConfig"] = {"SubnetIds": list(own.subnets), "SecurityGroupIds": list(own.security_groups)}
+        properties["VpcConfig"] = {"SubnetIds": sorted(own.subnets), "SecurityGroupIds": sorted(own.security_groups)}
     if own.managed_instances is not None:
         properties |= _managed(own.managed_instances)
     content = digest([properties, facts.sha256])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -133,12 +132,15 @@ def invoke(
         str | None, typer.Option("--content-type", help="Content type of the file, if its name does not show it.")
     ] = None,
     accept: Annotated[str | None, typer.Option("--accept", help="Content type of the answer.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer, unchanged, to this file.")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Send a file to a deployment and print the answer."""
+    """Send a file to a deployment and print the answer, as `tsx predict` does; --json shows its content type."""
     from tsx_cli.deploy.commands.verbs import ask
+    from tsx_cli.requests.predict import check_delivery, deliver
 
-    sys.stdout.flush()
-    sys.stdout.buffer.write(ask(*options, body, content_type, accept))
+    check_delivery(output, as_json=as_json)
+    deliver(ask(*options, body, content_type, accept), output, as_json=as_json)
 
 
 @app.command()
@@ -192,7 +194,7 @@ def promote(options: DeploymentOptions, yes: Yes = False, as_json: AsJson = Fals
 @with_options(deployment_options)
 def destroy(
     options: DeploymentOptions,
-    purge: Annotated[bool, typer.Option("--purge", help="Also remove uploaded models and built images.")] = False,
+    purge: Annotated[bool, typer.Option("--purge", help="Also remove uploaded models, built images and logs.")] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:

@@ -13,7 +13,7 @@ from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import ResourceKind
 from tsx_cli.deploy.engine.resources import Ref, Resource
 from tsx_cli.deploy.image.programs import Builder
-from tsx_cli.deploy.image.recipe import Local, recipe
+from tsx_cli.deploy.image.recipe import Local, recipe, tag_in
 from tsx_cli.deploy.preflight.limits import ARM
 from tsx_cli.deploy.spec import DeploySpec
 
@@ -29,8 +29,9 @@ class Images(NamedTuple):
 def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
     """Raises UsageError where it is not said where it has to go."""
     made = recipe(spec, facts, local)
+    tag = tag_in(spec.repository, spec.name, made.tag)
     if spec.target == "container":
-        name = f"{spec.repository or spec.name}:{made.tag}"
+        name = f"{spec.repository or spec.name}:{tag}"
         kind = container_kinds.LocalImage(Builder(cloud.program.name), made)
         return Images(name, [Resource("Image", "Tsx::Container::Image", name, {})], {"Tsx::Container::Image": kind})
     if spec.target == "kubernetes":
@@ -40,7 +41,7 @@ def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
         name = f"{spec.repository}:{made.tag}"
         pushed = container_kinds.PushedImage(Builder(spec.build.tool), made)
         return Images(name, [Resource("Image", "Tsx::Registry::Image", name, {})], {"Tsx::Registry::Image": pushed})
-    return _in_ecr(spec, facts, made.tag, ecr.EcrImage(Builder(spec.build.tool), made, machine(spec)))
+    return _in_ecr(spec, facts, tag, ecr.EcrImage(Builder(spec.build.tool), made, machine(spec)))
 
 
 def machine(spec: DeploySpec) -> str:

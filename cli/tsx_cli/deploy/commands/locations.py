@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.deploy.aws.kinds import autoscaling, cloudwatch, ecr, iam, s3
+from tsx_cli.deploy.aws.kinds import autoscaling, cloudwatch, ecr, iam, log_group, s3
+from tsx_cli.deploy.aws.logs import GROUPS
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.aws_lambda.deployment import LambdaTarget
 from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS as LAMBDA_KINDS
@@ -22,12 +23,15 @@ from tsx_cli.deploy.engine.kind import ResourceKind
 from tsx_cli.deploy.engine.platform import Platform
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.programs import Builder, Program, engine
+from tsx_cli.deploy.image.recipe import own_tag
 from tsx_cli.deploy.kubernetes.deployment import KubernetesTarget
 from tsx_cli.deploy.kubernetes.kinds import KIND as OBJECT
 from tsx_cli.deploy.kubernetes.kinds import KINDS as OBJECTS
 from tsx_cli.deploy.kubernetes.kinds import Cluster, Revision
+from tsx_cli.deploy.sagemaker.component_kind import COMPONENT
 from tsx_cli.deploy.sagemaker.forms import KINDS as SAGEMAKER_KINDS
 from tsx_cli.deploy.sagemaker.forms import AnySageMakerTarget
+from tsx_cli.deploy.sagemaker.forms import log_group as log_group_of
 from tsx_cli.deploy.spec import DeploySpec
 
 PLATFORMS: Mapping[str, Platform] = {
@@ -42,6 +46,7 @@ AWS_KINDS: Mapping[str, ResourceKind] = {
     "AWS::CloudWatch::Alarm": cloudwatch.CloudWatchAlarm(),
     "AWS::ECR::Repository": ecr.Repository(),
     "AWS::IAM::Role": iam.Role(),
+    log_group.KIND: log_group.LogGroup(),
     "AWS::S3::Bucket": s3.Bucket(),
     "Tsx::ECR::Image": ecr.EcrImage(),
     "Tsx::S3::Object": s3.S3Object(),
@@ -59,21 +64,31 @@ class Location:
     platform: Platform
     cloud: Any
     kinds: Mapping[str, ResourceKind]
+    repository: str | None = None  # of images that are built here, where one is named
 
     def engine(self, on_event: OnEvent | None = None) -> Engine:
         return Engine(self.cloud, self.kinds) if on_event is None else Engine(self.cloud, self.kinds, on_event=on_event)
 
-    def images(self) -> list[Resource]:
-        """The repository that was made for this deployment, if one was."""
+    def leftovers(self, there: Sequence[Resource]) -> list[Resource]:
+        """What outlives a deployment in AWS: its log, and the images of all its versions, with the repository that was made for them."""
         if not isinstance(self.cloud, Cloud):
             return []
+        runs = any(each.kind in ("AWS::Lambda::Function", "AWS::SageMaker::Endpoint", COMPONENT) for each in there)
+        group = log_group_of(self.cloud, self.name) if self.target == "sagemaker" else GROUPS[self.target].format(self.name)
+        log = log_group.own_log_group(self.cloud, self.name, group, exists=runs)
+        if self.repository is not None:
+            return [*log, *ecr.images_of(self.cloud, self.repository, own_tag(self.name))]
         own = Resource("Repository", "AWS::ECR::Repository", own_repository(self.target, self.name), {})
         found = self.kinds[own.kind].observe(self.cloud, own.name)
-        return [own] if found is not None and found.tags.get(OWNER) == self.name else []
+        return [*log, own] if found is not None and found.tags.get(OWNER) == self.name else log
 
 
 def place(spec: DeploySpec) -> Location:
-    return _place(spec.name, spec.target, spec.model_dump(include={"region", "profile", "build", "container", "kubernetes"}))
+    return _place(
+        spec.name,
+        spec.target,
+        spec.model_dump(include={"region", "profile", "repository", "build", "sagemaker", "container", "kubernetes"}),
+    )
 
 
 def named(file: Path | None, given: Mapping[str, Any]) -> Location:
@@ -99,5 +114,5 @@ def _place(name: str, target: str, fields: Mapping[str, Any]) -> Location:
         own, kinds = fields["kubernetes"], {**OBJECTS, f"{OBJECT}Revision": Revision()}
         cloud = Cluster(Program("kubectl", ("--context", own["context"]) if own["context"] else ()), own["namespace"])
     else:
-        cloud, kinds = Cloud(fields.get("region"), fields.get("profile")), AWS_KINDS
-    return Location(name, target, PLATFORMS[target], cloud, kinds)
+        cloud, kinds = Cloud(fields.get("region"), fields.get("profile"), fields["sagemaker"]["bucket_owner"]), AWS_KINDS
+    return Location(name, target, PLATFORMS[target], cloud, kinds, fields.get("repository"))

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from tsx_archiver import default_model_name
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.deploy.spec import LONGEST_NAME, Build, Container, DeploySpec, Kubernetes, SpecSection
+from tsx_cli.deploy.spec import LONGEST_NAME, Build, Container, DeploySpec, Kubernetes, SageMaker, SpecSection
 from tsx_runtime.settings.sources import CONFIG_NAME
 from tsx_runtime.shared.suggestions import suggestion
 
@@ -28,12 +28,12 @@ def read_named(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("name", "target"):
         if not isinstance(values.get(key), str):
             raise UsageError(f"{key} is not given: --{key}, or {key} under [deploy] in tsx.toml")
-    parts: dict[str, type[SpecSection]] = {"build": Build, "container": Container, "kubernetes": Kubernetes}
+    parts: dict[str, type[SpecSection]] = {"build": Build, "sagemaker": SageMaker, "container": Container, "kubernetes": Kubernetes}
     try:
         tables = {key: part.model_validate(values.get(key, {})).model_dump() for key, part in parts.items()}
     except ValidationError as error:
         raise UsageError("; ".join(_in_words(problem) for problem in error.errors())) from error
-    return {key: values.get(key) for key in ("name", "target", "region", "profile")} | tables
+    return {key: values.get(key) for key in ("name", "target", "region", "profile", "repository")} | tables
 
 
 def read_target(file: Path | None, given: Mapping[str, Any]) -> str | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_cli.archive.packing import check_lines
+from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.output import print_json
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
@@ -104,7 +105,7 @@ def show_logs(file: Path | None, given: Given, *, since: str | None, count: int,
     show_lines(log, since=None if since is None else span(since, "--since"), count=count, follow=follow, as_json=as_json)
 
 
-def ask(file: Path | None, given: Given, body: str, content_type: str | None, accept: str | None) -> bytes:
+def ask(file: Path | None, given: Given, body: str, content_type: str | None, accept: str | None) -> Response:
     place = named(file, given)
     content = sys.stdin.buffer.read() if body == "-" else Path(body).read_bytes()
     kind = content_type or mimetypes.guess_type(body)[0] or "application/octet-stream"
@@ -152,7 +153,8 @@ def remove(file: Path | None, given: Given, *, purge: bool, ask: bool, as_json: 
     place = named(file, given)
     with Steps(quiet=as_json) as steps:
         engine = place.engine(steps)
-        planned = engine.plan([], [*place.platform.belongings(place.cloud, place.name, purge=purge), *(place.images() if purge else [])])
+        there = place.platform.belongings(place.cloud, place.name, purge=purge)
+        planned = engine.plan([], [*(place.leftovers(there) if purge else []), *there])  # what is first goes last
         if planned.is_empty:
             raise _absent(place)
         if not as_json:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from tsx_cli.common.client import Server, path
+from tsx_cli.common.client import Response, Server, path
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.container.kinds import ContainerHost, health_of, labels_of, tags_of
 from tsx_cli.deploy.container.resources import INSIDE, OPEN, run_words, wants_tokens
@@ -51,7 +51,7 @@ class ContainerTarget:
         there = cloud.containers(name)
         found = [Resource(f"Container{n}", KIND, _name(each), {}, ("Images",)) for n, each in enumerate(there)]
         if purge:
-            images = sorted({labels_of(each)[OWN_IMAGE] for each in there if OWN_IMAGE in labels_of(each)})
+            images = sorted({*cloud.images(name), *(labels_of(each)[OWN_IMAGE] for each in there if OWN_IMAGE in labels_of(each))})
             found = [Resource(f"Image{n}", IMAGE, each, {}) for n, each in enumerate(images)] + found
         return found
 
@@ -92,7 +92,7 @@ class ContainerTarget:
             "with": cloud.program.name,
         }
 
-    def invoke(self, cloud: ContainerHost, name: str, body: bytes, content_type: str, accept: str | None) -> bytes:
+    def invoke(self, cloud: ContainerHost, name: str, body: bytes, content_type: str, accept: str | None) -> Response:
         there = [each for each in cloud.containers(name) if each["State"].get("Running")]
         if not there:
             raise CloudError(f"{name} does not run; see `tsx deploy status`")
@@ -109,12 +109,13 @@ class ContainerTarget:
         return cloud.follow(_name(current), [*words, *(["--follow"] if follow else [])])
 
 
-def predict(address: str, model: str, body: bytes, content_type: str, accept: str | None) -> bytes:
-    """With the token of the environment. Raises CliError."""
+def predict(address: str, model: str, body: bytes, content_type: str, accept: str | None) -> Response:
+    """With the token of the environment; the answer has arrived whole. Raises CliError."""
     token = os.environ.get("TSX_INFERENCE_TOKEN") or None
     headers = {"Content-Type": content_type, **({"Accept": accept} if accept else {})}
     server = Server(address, token, absent="see `tsx deploy status`")
-    return server.call("POST", path("predictions", model), body, headers).body()
+    response = server.call("POST", path("predictions", model), body, headers)
+    return Response.whole(response.body(), response.content_type)
 
 
 def _name(container: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 from tsx_cli.deploy.image.programs import Builder, Program
-from tsx_cli.deploy.image.recipe import Recipe
+from tsx_cli.deploy.image.recipe import Recipe, own_tag
 
 NAME, TARGET = "tsx.name", "tsx.target"
 POLL = 0.5  # seconds between two looks at a container that is starting
@@ -47,6 +48,14 @@ class ContainerHost:
         done = self.program.try_("inspect", "--type", "container", name)
         found = json.loads(done.stdout) if done.returncode == 0 else []
         return found[0] if found else None
+
+    def images(self, name: str) -> list[str]:
+        """That were built here for a deployment, also for versions that are not kept any more."""
+        words = ("image", "ls", "--format", "{{.Repository}}:{{.Tag}}")
+        found = self.program.ask(*words, doing=f"looking for the images of {name}").splitlines()
+        found = [each.removeprefix("localhost/") for each in found]  # as podman says it
+        own, shared = re.compile(f"{re.escape(name)}:tsx-[0-9a-f]{{12}}"), own_tag(name)
+        return [each for each in found if own.fullmatch(each) or shared.fullmatch(each.rpartition(":")[2])]
 
     def log(self, name: str, lines: int = LINES) -> list[str]:
         done = self.program.try_("logs", "--tail", str(lines), name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from tsx_cli.deploy.aws_lambda import resources as aws_lambda
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
 from tsx_cli.deploy.sagemaker import forms as sagemaker
-from tsx_cli.deploy.spec import DeploySpec
+from tsx_cli.deploy.spec import Canary, DeploySpec
 
 ACCOUNT, REGION = "${AWS::AccountId}", "${AWS::Region}"
 OWN = "Tsx::"  # kinds that CloudFormation does not have
@@ -20,17 +21,17 @@ NAMED = {  # the property that holds a resource's name
     "AWS::IAM::Role": "RoleName",
     "AWS::Lambda::CapacityProvider": "CapacityProviderName",
     "AWS::Lambda::Function": "FunctionName",
+    "AWS::Logs::LogGroup": "LogGroupName",
     "AWS::S3::Bucket": "BucketName",
     "AWS::SageMaker::Endpoint": "EndpointName",
     "AWS::SageMaker::EndpointConfig": "EndpointConfigName",
     "AWS::SageMaker::InferenceComponent": "InferenceComponentName",
     "AWS::SageMaker::Model": "ModelName",
 }
-BY_ATTRIBUTE = {
-    "AWS::SageMaker::Endpoint",
-    "AWS::SageMaker::EndpointConfig",
-    "AWS::SageMaker::Model",
-}  # `Ref` gives their ARN, `Fn::GetAtt` their name
+# `Ref` gives their ARN, `Fn::GetAtt` their name
+BY_ATTRIBUTE = {"AWS::SageMaker::Endpoint", "AWS::SageMaker::EndpointConfig", "AWS::SageMaker::Model"}
+# where they change, which a name of ours would prevent
+REPLACED = {"AWS::SageMaker::EndpointConfig", "AWS::SageMaker::Model", "AWS::Lambda::CapacityProvider"}
 BARE = {  # cannot carry tags
     "AWS::ApplicationAutoScaling::ScalableTarget",
     "AWS::ApplicationAutoScaling::ScalingPolicy",
@@ -39,6 +40,21 @@ BARE = {  # cannot carry tags
     "AWS::Lambda::Url",
     "AWS::Lambda::Version",
 }
+OUTPUTS = (  # name, the id of a resource, its attribute
+    ("EndpointName", "Endpoint", "EndpointName"),
+    ("EndpointArn", "Endpoint", "Ref"),
+    ("EndpointConfigName", "EndpointConfig", "EndpointConfigName"),
+    ("ModelName", "Model", "ModelName"),
+    ("FunctionName", "Function", "Ref"),
+    ("FunctionArn", "Function", "Arn"),
+    ("Version", "Version", "Version"),
+    ("AliasArn", "Alias", "Ref"),
+    ("Url", "Url", "FunctionUrl"),
+    ("CanaryGroup", "CanaryGroup", "Ref"),
+    ("RoleArn", "Role", "Arn"),
+    ("LogGroup", "LogGroup", "Ref"),
+)
+CANARY_ROLE = "arn:${AWS::Partition}:iam::aws:policy/service-role/AWSCodeDeployRoleForLambdaLimited"
 IMAGE = "TSX-IMAGE"  # stands for the parameter's value, as the name of an image is part of no other text
 NEEDS_NOTE = (
     "aws cloudformation deploy --template-file template.yaml --stack-name {name}, with --parameter-overrides for the parameters at its top"
@@ -69,8 +85,45 @@ def template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
         if each.kind == "Tsx::Lambda::ProvisionedConcurrency":  # which CloudFormation has as a part of the alias
             number = {**each.properties, **each.how}["ProvisionedConcurrentExecutions"]
             entries["Alias"]["Properties"]["ProvisionedConcurrencyConfig"] = {"ProvisionedConcurrentExecutions": number}
+    if spec.canary is not None and "Alias" in entries:  # SageMaker's is a part of the endpoint
+        entries |= _canary(spec.canary, next(each.how["alarms"] for each in resources if each.id == "Alias"), made)
+        names = {"ApplicationName": {"Ref": "CanaryApplication"}, "DeploymentGroupName": {"Ref": "CanaryGroup"}}
+        entries["Alias"]["UpdatePolicy"] = {"CodeDeployLambdaAliasUpdate": names}
+    outputs = {name: {"Value": _written(Ref(id, attribute), {})} for name, id, attribute in OUTPUTS if id in entries}
     head = {"AWSTemplateFormatVersion": "2010-09-09", "Description": f"{spec.name}: {facts.model_name}/{facts.model_version} by tsx deploy"}
-    return {**head, **({"Parameters": parameters} if parameters else {}), "Resources": entries}
+    return {**head, **({"Parameters": parameters} if parameters else {}), "Resources": entries, "Outputs": outputs}
+
+
+def _canary(canary: Canary, alarms: Sequence[str], made: Sequence[Resource]) -> dict[str, Any]:
+    """CodeDeploy gives a new version its share, watches the alarms, and moves the rest or goes back: each update of the alias waits for it.
+
+    https://docs.aws.amazon.com/AWSCloudFormation/latest/UserGuide/aws-attribute-updatepolicy.html
+    """
+    trust = {"Effect": "Allow", "Principal": {"Service": "codedeploy.amazonaws.com"}, "Action": "sts:AssumeRole"}
+    minutes = max(1, math.ceil(canary.bake / 60))
+    shift = {"Type": "TimeBasedCanary", "TimeBasedCanary": {"CanaryPercentage": round(canary.percent), "CanaryInterval": minutes}}
+    ours = {each.name: {"Ref": each.id} for each in made if each.kind == "AWS::CloudWatch::Alarm"}
+    group = {
+        "ApplicationName": {"Ref": "CanaryApplication"},
+        "ServiceRoleArn": {"Fn::GetAtt": ["CanaryRole", "Arn"]},
+        "DeploymentConfigName": {"Ref": "CanaryShift"},
+        "DeploymentStyle": {"DeploymentType": "BLUE_GREEN", "DeploymentOption": "WITH_TRAFFIC_CONTROL"},
+        "AlarmConfiguration": {"Enabled": bool(alarms), "Alarms": [{"Name": ours.get(name, name)} for name in alarms]},
+        "AutoRollbackConfiguration": {
+            "Enabled": True,
+            "Events": ["DEPLOYMENT_FAILURE", "DEPLOYMENT_STOP_ON_ALARM", "DEPLOYMENT_STOP_ON_REQUEST"],
+        },
+    }
+    role = {"AssumeRolePolicyDocument": {"Version": "2012-10-17", "Statement": [trust]}, "ManagedPolicyArns": [{"Fn::Sub": CANARY_ROLE}]}
+    return {
+        "CanaryRole": {"Type": "AWS::IAM::Role", "Properties": role},
+        "CanaryApplication": {"Type": "AWS::CodeDeploy::Application", "Properties": {"ComputePlatform": "Lambda"}},
+        "CanaryShift": {
+            "Type": "AWS::CodeDeploy::DeploymentConfig",
+            "Properties": {"ComputePlatform": "Lambda", "TrafficRoutingConfig": shift},
+        },
+        "CanaryGroup": {"Type": "AWS::CodeDeploy::DeploymentGroup", "Properties": group},
+    }
 
 
 def _published(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,7 +150,7 @@ def _resource(resource: Resource, others: Sequence[Resource], replaced: Mapping[
     whole = {**resource.properties, **(resource.how if resource.kind.startswith("AWS::SageMaker::") else {})}
     properties = _written(whole, referred)
     name = NAMED.get(resource.kind)
-    if name is not None and name not in properties:
+    if name is not None and name not in properties and resource.kind not in REPLACED:
         properties = {name: resource.name, **properties}
     tags = {key: value for key, value in resource.tags.items() if value != IMAGE and value}
     if tags and resource.kind not in BARE:

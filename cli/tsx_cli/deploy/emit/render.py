@@ -66,7 +66,8 @@ def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
 
 def _cloudformation(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     text = _yaml([template(spec, facts)])
-    roles = ", and --capabilities CAPABILITY_NAMED_IAM, because it creates a role" if spec.create_role else ""
+    makes_role = spec.create_role or (spec.target == "lambda" and spec.canary is not None)
+    roles = ", and --capabilities CAPABILITY_NAMED_IAM, because it creates a role" if makes_role else ""
     return EmittedFiles({"template.yaml": text}, {}, NEEDS_NOTE.format(name=spec.name) + roles)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from tsx_cli.common.failure import INTERRUPTED, CliError
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
 from tsx_cli.deploy.engine.plan import Change, Plan, plan, resolved
-from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource
+from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, Traits
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Engine:
         """Looks at all that is wanted, and at what else belongs to the deployment. Nothing is changed."""
         observed = {resource.id: found for resource in desired if (found := self.observe(resource)) is not None}
         for resource in desired:
-            _refuse_strangers(resource, observed.get(resource.id))
+            _refuse_strangers(resource, observed.get(resource.id), self.kinds[resource.kind].traits)
         self.outputs = {id: found.outputs for id, found in observed.items()}
         leftover = [(resource, found) for resource in unwanted if (found := self.observe(resource)) is not None]
         return plan(desired, observed, {kind: each.traits for kind, each in self.kinds.items()}, leftover)
@@ -100,8 +100,9 @@ class Engine:
         if change.action == "replace":
             self._delete(change, start)
         if change.action in ("create", "replace"):
+            begun = self.clock()
             while (text := kind.create(self.cloud, resource)) is not None:
-                self._wait(change, start, kind, text)
+                self._wait(change, begun, kind, text, kind.create_patience)
         settled = self._until_settled(change, start)
         is_over = change.action == "same" or (was_under_way and bool(settled.reason))  # what an interrupted run began was taken back
         self._until_wanted(replace(change, resource=resource), settled, start, is_over)
@@ -147,19 +148,21 @@ class Engine:
         while kind.observe(self.cloud, change.resource.name) is not None:
             self._wait(change, start, kind, "is being removed")
 
-    def _wait(self, change: Change, start: float, kind: ResourceKind, text: str) -> None:
+    def _wait(self, change: Change, start: float, kind: ResourceKind, text: str, patience: float | None = None) -> None:
         seconds = self.clock() - start
-        if seconds > kind.patience:
+        if seconds > (kind.patience if patience is None else patience):
             raise CloudError(f"{change.resource.name}: it has made no progress for {seconds:.0f} s ({text})")
         self.on_event(Event(change, "waiting", seconds, text))
         self.sleep(kind.poll)
 
 
-def _refuse_strangers(resource: Resource, found: Observed | None) -> None:
+def _refuse_strangers(resource: Resource, found: Observed | None, traits: Traits) -> None:
     """Raises CliError where the name is taken by a resource of another owner."""
     wanted = resource.tags.get(OWNER)
     if found is not None and wanted is not None and found.tags.get(OWNER) != wanted:
         whose = found.tags.get(OWNER)
+        if traits.adopted and whose is None:
+            return
         made = f"it belongs to the deployment '{whose}'" if whose else "tsx deploy did not make it"
         raise CliError(f"{resource.short_kind} {resource.name} already exists, and {made}; choose another --name")
 

@@ -24,6 +24,7 @@ class ResourceKind(Protocol):
     traits: Traits = Traits()
     poll: float = 1.0  # seconds between two looks at one that is changing
     patience: float = 60.0  # seconds after which a change is given up as stuck
+    create_patience: float = 60.0  # seconds in which it is tried again to create one, where `create` asks for that
 
     def observe(self, cloud: Any, name: str) -> Observed | None:
         """What is there under this name; None where nothing is. Raises CloudError."""

@@ -134,6 +134,8 @@ def _change(resource: Resource, observed: Mapping[str, Observed], traits: Traits
     fields = differences(found.properties, {k: v for k, v in resource.properties.items() if k not in traits.unseen}, observed, coming)
     gone = sorted(traits.removable & found.properties.keys() - resource.properties.keys())
     fields += [Field(key, found.properties[key], None) for key in gone]
+    for key in sorted(traits.exact & found.properties.keys()):
+        fields += _additions(found.properties[key], resource.properties.get(key), key)
     if traits.is_tagged:
         fields += [Field(f"tags.{key}", found.tags.get(key), value) for key, value in resource.tags.items() if found.tags.get(key) != value]
     if found.state == "failed":
@@ -162,6 +164,14 @@ def differences(old: Any, new: Any, observed: Mapping[str, Observed], coming: se
         same = same and not any(differences(*pair, observed, coming, path) for pair in zip(old, new, strict=True))
         return [] if same else [Field(path, old, new)]
     return [] if old == new and isinstance(old, bool) == isinstance(new, bool) else [Field(path, old, new)]
+
+
+def _additions(old: Any, new: Any, path: str) -> list[Field]:
+    """What `old` holds that `new` does not name."""
+    if not isinstance(old, Mapping):
+        return [Field(path, old, None)] if new is None else []
+    named = new if isinstance(new, Mapping) else {}
+    return [field for key, value in old.items() for field in _additions(value, named.get(key), f"{path}.{key}")]
 
 
 def resolved(value: Any, outputs: Mapping[str, Mapping[str, Any]]) -> Any:

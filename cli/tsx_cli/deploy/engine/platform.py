@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
+from tsx_cli.common.client import Response
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec
@@ -55,4 +56,4 @@ class Platform(Protocol):
         """What `tsx deploy status` shows; None where there is no such deployment."""
         ...
 
-    def invoke(self, cloud: Any, name: str, body: bytes, content_type: str, accept: str | None) -> bytes: ...
+    def invoke(self, cloud: Any, name: str, body: bytes, content_type: str, accept: str | None) -> Response: ...

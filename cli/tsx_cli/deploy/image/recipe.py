@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -46,6 +47,16 @@ def recipe(spec: DeploySpec, facts: Facts, local: Local) -> Recipe:
     files = _rendered(spec, facts, local, archive, list(copied))
     made_of = [files, stage, facts.sha256 if with_model else "", local.wheel_sha]
     return Recipe(files, copied, stage, f"tsx-{digest(made_of, 12)}")
+
+
+def tag_in(repository: str | None, name: str, tag: str) -> str:
+    """In a repository that several deployments may share, a tag says whose image it is: `tsx-NAME-...`."""
+    return tag if repository is None else f"tsx-{name}-{tag.removeprefix('tsx-')}"
+
+
+def own_tag(name: str) -> re.Pattern[str]:
+    """Of a deployment's images in such a repository."""
+    return re.compile(f"tsx-{re.escape(name)}-[0-9a-f]{{12}}")
 
 
 def wants_gpu(spec: DeploySpec) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.container.deployment import predict
 from tsx_cli.deploy.engine.facts import Facts, tags_of
@@ -105,7 +106,7 @@ class KubernetesTarget:
             "conditions": conditions,
         }
 
-    def invoke(self, cloud: Cluster, name: str, body: bytes, content_type: str, accept: str | None) -> bytes:
+    def invoke(self, cloud: Cluster, name: str, body: bytes, content_type: str, accept: str | None) -> Response:
         """Through the connection that kubectl has to the cluster."""
         there = cloud.get(TYPES["Deployment"], name, doing=f"looking for the Deployment {name}")
         if there is None:

@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.aws.alarms import AlarmMetrics, Alarms, alarms
 from tsx_cli.deploy.aws.kinds.autoscaling import PLACE as TARGET_KEYS
 from tsx_cli.deploy.aws.kinds.autoscaling import POLICY, TARGET, ScalableTarget, is_somebody_elses, policies, scaling
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
+from tsx_cli.deploy.aws.kinds.log_group import log_group
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.engine import OWNER
 from tsx_cli.deploy.engine.facts import Facts
@@ -25,7 +27,7 @@ from tsx_cli.deploy.sagemaker.shared_endpoints import (
     COMPONENTS,
     ENDPOINT,
     MODEL,
-    Membership,
+    EndpointMembership,
     common_status,
     endpoint_belongings,
     endpoint_resources,
@@ -38,6 +40,7 @@ from tsx_cli.deploy.sagemaker.shared_endpoints import (
 )
 from tsx_cli.deploy.spec import Autoscaling, Component, DeploySpec
 
+LOG = "/aws/sagemaker/InferenceComponents/{}"
 RESOURCES = "tsx:resources"  # the tag of a model that says what a copy of it takes, so that a rollback restores that too
 METRIC = "SageMakerInferenceComponentConcurrentRequestsPerCopyHighResolution"
 LEAST_STEP = 5  # percent of the copies that an update replaces at a time
@@ -52,7 +55,7 @@ KEYS = {  # by the words of that tag, the place in a component's specification
 
 def resources(spec: DeploySpec, facts: Facts, component: Component) -> list[Resource]:
     """Raises UsageError for what SageMaker does not do."""
-    own, member = spec.sagemaker, Membership(COMPONENTS, component.endpoint)
+    own, member = spec.sagemaker, EndpointMembership(COMPONENTS, component.endpoint)
     _check(spec, component)
     tags = member_tags(spec, facts, member)
     made, url = uploaded(spec, facts, tags, f"{uploads(spec.name)}{facts.sha256[:16]}/model.tar.gz")
@@ -73,8 +76,13 @@ def resources(spec: DeploySpec, facts: Facts, component: Component) -> list[Reso
     wanted |= copies if own.autoscaling is None else {}
     if spec.canary is not None:
         wanted["DeploymentConfig"] = _rolling(spec, watched.names)
-    needs = ("Model", *(["Endpoint"] if component.manage_endpoint else []), *(each.id for each in watched.made))
-    made += [*watched.made, Resource("Component", COMPONENT, spec.name, wanted, needs, tags, {} if own.autoscaling is None else copies)]
+    log = log_group(spec, tags, LOG.format(spec.name))
+    needs = ("Model", *(["Endpoint"] if component.manage_endpoint else []), *(each.id for each in (*watched.made, *log)))
+    made += [
+        *watched.made,
+        *log,
+        Resource("Component", COMPONENT, spec.name, wanted, needs, tags, {} if own.autoscaling is None else copies),
+    ]
     return made + ([] if own.autoscaling is None else _scaling(spec.name, own.autoscaling, tags))
 
 
@@ -216,7 +224,7 @@ def _scaling(name: str, wanted: Autoscaling, tags: Mapping[str, str]) -> list[Re
 class ComponentTarget(SageMakerTarget):
     """A deployment that is an inference component."""
 
-    def __init__(self, member: Membership) -> None:
+    def __init__(self, member: EndpointMembership) -> None:
         self.member = member
 
     def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
@@ -277,7 +285,7 @@ class ComponentTarget(SageMakerTarget):
     def address(self, cloud: Cloud, name: str) -> dict[str, str]:
         return {"EndpointName": self.member.endpoint, "InferenceComponentName": name}
 
-    def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> bytes:
+    def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> Response:
         try:
             return super().invoke(cloud, name, body, content_type, accept)
         except CloudError as error:

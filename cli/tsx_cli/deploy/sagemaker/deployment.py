@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.aws.kinds.autoscaling import POLICY, SERVICE, TARGET, is_somebody_elses, scaling_of
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
@@ -115,10 +116,11 @@ class SageMakerTarget:
         """What a request must name to reach the deployment."""
         return {"EndpointName": name}
 
-    def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> bytes:
+    def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> Response:
         with translated_errors(f"asking {name}"):
             given = {**self.address(cloud, name), "Body": body, "ContentType": content_type, **({"Accept": accept} if accept else {})}
-            return bytes(cloud.client("sagemaker-runtime").invoke_endpoint(**given)["Body"].read())
+            answer = cloud.client("sagemaker-runtime").invoke_endpoint(**given)
+            return Response.whole(answer["Body"].read(), answer.get("ContentType"))
 
 
 def names_of(cloud: Cloud, what: str, beginning: str) -> list[str]:

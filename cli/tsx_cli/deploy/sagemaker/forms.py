@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tsx_cli.common.client import Response
+from tsx_cli.deploy.aws.logs import GROUPS
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import ResourceKind
@@ -14,13 +16,13 @@ from tsx_cli.deploy.sagemaker import components, kinds, multi_model
 from tsx_cli.deploy.sagemaker.component_kind import COMPONENT, InferenceComponent
 from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget
 from tsx_cli.deploy.sagemaker.resources import resources as own_endpoint
-from tsx_cli.deploy.sagemaker.shared_endpoints import COMPONENTS, Membership, membership, wanted_membership
+from tsx_cli.deploy.sagemaker.shared_endpoints import COMPONENTS, EndpointMembership, membership, wanted_membership
 from tsx_cli.deploy.spec import DeploySpec
 
 KINDS: Mapping[str, ResourceKind] = {
     **kinds.KINDS,
     COMPONENT: InferenceComponent(),
-    multi_model.VERSION: multi_model.ModelVersion(),
+    multi_model.VERSION: multi_model.MultiModelVersion(),
     multi_model.TARGET_MODEL: multi_model.TargetModel(),
 }
 
@@ -34,7 +36,7 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     return own_endpoint(spec, facts) if own.multi_model is None else multi_model.resources(spec, facts, own.multi_model)
 
 
-def target_of(member: Membership | None) -> SageMakerTarget:
+def target_of(member: EndpointMembership | None) -> SageMakerTarget:
     if member is None:
         return SageMakerTarget()
     return components.ComponentTarget(member) if member.form == COMPONENTS else multi_model.MultiModelTarget(member)
@@ -43,9 +45,9 @@ def target_of(member: Membership | None) -> SageMakerTarget:
 def log_group(cloud: Cloud, name: str) -> str:
     """The log of a multi-model endpoint is that of all of its models."""
     member = membership(cloud, name)
-    if member is None:
-        return f"/aws/sagemaker/Endpoints/{name}"
-    return f"/aws/sagemaker/InferenceComponents/{name}" if member.form == COMPONENTS else f"/aws/sagemaker/Endpoints/{member.endpoint}"
+    if member is not None and member.form == COMPONENTS:
+        return components.LOG.format(name)
+    return GROUPS["sagemaker"].format(name if member is None else member.endpoint)
 
 
 class AnySageMakerTarget:
@@ -72,7 +74,7 @@ class AnySageMakerTarget:
     def status(self, cloud: Cloud, name: str) -> dict[str, Any] | None:
         return _there(cloud, name).status(cloud, name)
 
-    def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> bytes:
+    def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> Response:
         return _there(cloud, name).invoke(cloud, name, body, content_type, accept)
 
 

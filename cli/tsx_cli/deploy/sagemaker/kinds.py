@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tsx_cli.deploy.aws.kinds.iam import not_assumed
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, only, tag_list, tag_map
 from tsx_cli.deploy.engine.plan import Field
@@ -53,9 +54,9 @@ class Immutable(ResourceKind):
         try:
             cloud.call("sagemaker", f"create_{self._operation}", doing, **named, **resource.properties)
         except CloudError as error:
-            if UNKNOWN_ROLE in error.message.lower():  # one that was made a moment ago
-                return error.message
-            raise
+            if UNKNOWN_ROLE not in error.message.lower():
+                raise
+            return not_assumed(cloud, error, str(resource.properties["ExecutionRoleArn"]), "sagemaker")
         return None
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:

@@ -25,7 +25,7 @@ from tsx_cli.deploy.sagemaker.resources import config_properties, deployment_con
 from tsx_cli.deploy.sagemaker.shared_endpoints import (
     MODEL,
     MODELS,
-    Membership,
+    EndpointMembership,
     common_status,
     endpoint_belongings,
     endpoint_prefix,
@@ -37,16 +37,16 @@ from tsx_cli.deploy.sagemaker.shared_endpoints import (
     superseded,
     versions_of,
 )
-from tsx_cli.deploy.spec import DeploySpec, MultiModel
+from tsx_cli.deploy.spec import DeploySpec, MultiModelEndpoint
 
 VERSION, TARGET_MODEL, OBJECT = "Tsx::SageMaker::ModelVersion", "Tsx::SageMaker::TargetModel", "Tsx::S3::Object"
 SINCE = "tsx:since"  # the tag of a model with the time when it became the current version
 
 
-def resources(spec: DeploySpec, facts: Facts, multi: MultiModel) -> list[Resource]:
+def resources(spec: DeploySpec, facts: Facts, multi: MultiModelEndpoint) -> list[Resource]:
     """Raises UsageError for what SageMaker does not do."""
     _check(spec, multi)
-    member = Membership(MODELS, multi.endpoint)
+    member = EndpointMembership(MODELS, multi.endpoint)
     tags = member_tags(spec, facts, member)
     key = f"{archives(multi.endpoint)}{spec.name}-{facts.sha256[:16]}.tar.gz"
     made, url = uploaded(spec, facts, tags, key)
@@ -67,7 +67,7 @@ def archives(endpoint: str) -> str:
     return f"{uploads(endpoint)}models/"
 
 
-def _check(spec: DeploySpec, multi: MultiModel) -> None:
+def _check(spec: DeploySpec, multi: MultiModelEndpoint) -> None:
     own = spec.sagemaker
     if spec.canary is not None:
         raise UsageError(
@@ -88,7 +88,7 @@ def _check(spec: DeploySpec, multi: MultiModel) -> None:
         )
 
 
-class ModelVersion(Immutable):
+class MultiModelVersion(Immutable):
     """One archive of a deployment. Its image is that of the endpoint when it was created, and is not compared."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ def current_of(models: Mapping[str, Observed]) -> Observed | None:
 class MultiModelTarget(SageMakerTarget):
     """A deployment that is a model of a multi-model endpoint."""
 
-    def __init__(self, member: Membership) -> None:
+    def __init__(self, member: EndpointMembership) -> None:
         self.member = member
 
     def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:

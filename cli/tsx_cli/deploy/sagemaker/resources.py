@@ -13,6 +13,7 @@ from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.aws.alarms import AlarmMetrics, Alarms, alarms
 from tsx_cli.deploy.aws.iam_policies import role
 from tsx_cli.deploy.aws.kinds.autoscaling import scaling
+from tsx_cli.deploy.aws.kinds.log_group import log_group
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
 from tsx_cli.deploy.spec import Autoscaling, DeploySpec
@@ -43,8 +44,9 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
         # A new version starts with as many instances as scaling has come to, not with those of its first day.
         ours = [{"VariantPropertyType": "DesiredWeight"}, {"VariantPropertyType": "DataCaptureConfig"}]
         endpoint |= {"RetainAllVariantProperties": True, "ExcludeRetainedVariantProperties": ours}
-    needs = ("EndpointConfig", *(alarm.id for alarm in watched.made))
-    made += [model, config, *watched.made, Resource("Endpoint", "AWS::SageMaker::Endpoint", spec.name, endpoint, needs, tags)]
+    log = log_group(spec, tags)
+    needs = ("EndpointConfig", *(each.id for each in (*watched.made, *log)))
+    made += [model, config, *watched.made, *log, Resource("Endpoint", "AWS::SageMaker::Endpoint", spec.name, endpoint, needs, tags)]
     if own.autoscaling is not None:
         made += _scaling(spec, own.autoscaling)
     return made

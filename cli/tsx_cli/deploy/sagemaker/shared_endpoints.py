@@ -27,7 +27,7 @@ MODEL, CONFIG, ENDPOINT = "AWS::SageMaker::Model", "AWS::SageMaker::EndpointConf
 OWN_VARIABLES = frozenset({"TSX_TARGET", "TSX_SAGEMAKER_MODE"})  # which tsx deploy sets itself
 
 
-class Membership(NamedTuple):
+class EndpointMembership(NamedTuple):
     form: str
     endpoint: str
 
@@ -35,7 +35,7 @@ class Membership(NamedTuple):
         return f"{'a component of' if self.form == COMPONENTS else 'a model of the multi-model'} endpoint '{self.endpoint}'"
 
 
-def wanted_membership(spec: DeploySpec) -> Membership | None:
+def wanted_membership(spec: DeploySpec) -> EndpointMembership | None:
     """None for an endpoint with one model. Raises UsageError for what a shared endpoint does not have."""
     own = spec.sagemaker
     if own.component is not None and own.multi_model is not None:
@@ -43,7 +43,7 @@ def wanted_membership(spec: DeploySpec) -> Membership | None:
     found = own.component or own.multi_model
     if found is None:
         return None
-    member = Membership(MODELS if own.component is None else COMPONENTS, found.endpoint)
+    member = EndpointMembership(MODELS if own.component is None else COMPONENTS, found.endpoint)
     clashes = {
         "serverless": own.serverless,
         "asynchronous": own.asynchronous,
@@ -60,10 +60,10 @@ def wanted_membership(spec: DeploySpec) -> Membership | None:
     return member
 
 
-def membership(cloud: Cloud, name: str) -> Membership | None:
+def membership(cloud: Cloud, name: str) -> EndpointMembership | None:
     """How a deployment shares an endpoint; None where it has one of its own, or where there is no such deployment."""
     tags = (each.tags for each in models_of(cloud, name).values())
-    return next((Membership(each[SHARED], each[PLACE]) for each in tags if SHARED in each), None)
+    return next((EndpointMembership(each[SHARED], each[PLACE]) for each in tags if SHARED in each), None)
 
 
 def models_of(cloud: Cloud, name: str) -> dict[str, Observed]:
@@ -91,7 +91,7 @@ def completed(cloud: Cloud, spec: DeploySpec) -> DeploySpec:
     return spec if member is None else _with_settings(cloud, spec, member)
 
 
-def _with_settings(cloud: Cloud, spec: DeploySpec, member: Membership) -> DeploySpec:
+def _with_settings(cloud: Cloud, spec: DeploySpec, member: EndpointMembership) -> DeploySpec:
     own, component = spec.sagemaker, spec.sagemaker.component
     endpoint = KINDS[ENDPOINT].observe(cloud, member.endpoint)
     is_managed = component is None or component.manage_endpoint
@@ -137,7 +137,7 @@ def _with_settings(cloud: Cloud, spec: DeploySpec, member: Membership) -> Deploy
     return spec.model_copy(update={"sagemaker": own, "image": spec.image or container["Image"], "env": spec.env or env})
 
 
-def _check_endpoint(endpoint: Observed, variant: Mapping[str, Any], member: Membership, is_managed: bool) -> None:
+def _check_endpoint(endpoint: Observed, variant: Mapping[str, Any], member: EndpointMembership, is_managed: bool) -> None:
     """Raises CliError where the deployment cannot be on it."""
     if is_managed and endpoint.tags.get(SHARED) != member.form:
         way = "; to use one of somebody else, set sagemaker.component.manage_endpoint=false" if member.form == COMPONENTS else ""
@@ -177,14 +177,14 @@ def _unnamed(settings: Mapping[str, Any], named: set[str]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if value is not None and key not in named}
 
 
-def member_tags(spec: DeploySpec, facts: Facts, member: Membership) -> dict[str, str]:
+def member_tags(spec: DeploySpec, facts: Facts, member: EndpointMembership) -> dict[str, str]:
     """Without what changes with the endpoint, and so with other deployments."""
     left = {"tsx:spec-sha"} | ({"tsx:image-digest"} if member.form == MODELS else set())
     tags = {key: value for key, value in tags_of(spec, facts).items() if key not in left}
     return {**tags, SHARED: member.form, PLACE: member.endpoint}
 
 
-def endpoint_tags(member: Membership) -> dict[str, str]:
+def endpoint_tags(member: EndpointMembership) -> dict[str, str]:
     """It belongs to no single deployment, so there is no tsx:name."""
     return {"tsx:target": "sagemaker", SHARED: member.form}
 
@@ -195,7 +195,7 @@ def endpoint_prefix(endpoint: str) -> str:
 
 
 def endpoint_resources(
-    member: Membership, config: Mapping[str, Any], deployment: Mapping[str, Any], needs: tuple[str, ...]
+    member: EndpointMembership, config: Mapping[str, Any], deployment: Mapping[str, Any], needs: tuple[str, ...]
 ) -> list[Resource]:
     tags = endpoint_tags(member)
     made = Resource("EndpointConfig", CONFIG, endpoint_prefix(member.endpoint) + digest(config), config, needs, tags)
@@ -204,7 +204,7 @@ def endpoint_resources(
     return [made, Resource("Endpoint", ENDPOINT, member.endpoint, properties, ("EndpointConfig",), tags)]
 
 
-def endpoint_belongings(cloud: Cloud, member: Membership, models: Sequence[Resource], *, is_last: bool) -> list[Resource]:
+def endpoint_belongings(cloud: Cloud, member: EndpointMembership, models: Sequence[Resource], *, is_last: bool) -> list[Resource]:
     """The endpoint and what was created for it, where nothing else is on it; nothing where tsx did not create it.
 
     The deployment's own models go after all of it: they say which endpoint it is.
@@ -218,7 +218,7 @@ def endpoint_belongings(cloud: Cloud, member: Membership, models: Sequence[Resou
     return [*found, *([] if endpoint is None else [Resource("Endpoint", ENDPOINT, member.endpoint, {}, (*needs, *after))])]
 
 
-def former(cloud: Cloud, member: Membership, kept: Sequence[str], needs: tuple[str, ...] = ()) -> list[Resource]:
+def former(cloud: Cloud, member: EndpointMembership, kept: Sequence[str], needs: tuple[str, ...] = ()) -> list[Resource]:
     """Models and configurations of the endpoint itself, without `kept`."""
     beginning = endpoint_prefix(member.endpoint)
     names = [each for each in names_of(cloud, "model", beginning) if each not in kept]
@@ -243,7 +243,7 @@ def superseded(versions: Sequence[DeployedVersion], keep: int, names: set[str]) 
     return others[: -(keep - 1) or None]
 
 
-def common_status(cloud: Cloud, name: str, found: Observed, member: Membership) -> dict[str, Any]:
+def common_status(cloud: Cloud, name: str, found: Observed, member: EndpointMembership) -> dict[str, Any]:
     """The beginning of what `tsx deploy status` shows; `found` has the state of the deployment."""
     endpoint = KINDS[ENDPOINT].observe(cloud, member.endpoint)
     there = "absent" if endpoint is None else endpoint.outputs["status"]

@@ -61,6 +61,7 @@ def load_order(
         mode=chosen.strategy.mode,
         stateful=chosen.strategy.sequences is not None,
         json_nan=settings.json_nan,
+        guess_content_type=settings.guess_content_type,
         handler_error_status=settings.handler_error_status,
         sequence_headers=[
             settings.ts_header_key_sequence_id,

@@ -14,10 +14,11 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Route, WaitingJob
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.semantics.urls import Target, resolve
+from tsx_runtime.shared.content_types import looks_like
 from tsx_runtime.targets.aws_lambda import events as events
 from tsx_runtime.targets.aws_lambda.environment import is_place
 from tsx_runtime.targets.aws_lambda.events import ModelRequest
-from tsx_runtime.targets.aws_lambda.http_events import TooLate, looks_like, too_late
+from tsx_runtime.targets.aws_lambda.http_events import TooLate, too_late
 from tsx_runtime.targets.aws_lambda.results import Result, ResultSender
 
 SENDING = 0.1  # share of an invocation's time for sending answers elsewhere: messages whose answer is not sent are delivered again

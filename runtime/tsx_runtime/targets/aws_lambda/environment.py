@@ -23,6 +23,7 @@ NAMES = {  # their values are read in `_own`
     "TSX_LAMBDA_RUNTIME": "the client of Lambda's Runtime API: awslambdaric or tsx",
     "TSX_LAMBDA_ANSWERS": "buffered, or streamed: HTTP answers go out part by part (tsx's own client alone can)",
     "TSX_LAMBDA_RESULTS": "where the answers to SQS messages go: s3://BUCKET/PREFIX, the URL of a queue, or message",
+    "TSX_LAMBDA_RESULTS_OWNER": "account that must own the bucket of TSX_LAMBDA_RESULTS; any if not set",
     "TSX_LAMBDA_BASE_PATH": "prefix of the paths of requests, such as the mapping of a custom domain",
     "TSX_LAMBDA_INIT_WAIT": "seconds of Lambda's start-up phase in which the model is waited for",
 }
@@ -50,6 +51,7 @@ class FunctionSettings(NamedTuple):
     runtime: str = ""  # of RUNTIMES; empty: as the platform asks
     streams: bool = False
     results: str = ""
+    results_owner: str = ""
     base_path: str = ""
     init_wait: float | None = INIT_WAIT  # None: until the model is there, or has failed
     concurrency: int = 1  # invocations that this environment gets at once
@@ -102,6 +104,7 @@ def _own(env: Mapping[str, str]) -> FunctionSettings:
         runtime=one_of(env, "TSX_LAMBDA_RUNTIME", RUNTIMES),
         streams=one_of(env, "TSX_LAMBDA_ANSWERS", ANSWERS) == "streamed",
         results=_results(text_of(env, "TSX_LAMBDA_RESULTS")),
+        results_owner=text_of(env, "TSX_LAMBDA_RESULTS_OWNER"),
         base_path=_base_path(text_of(env, "TSX_LAMBDA_BASE_PATH")),
         init_wait=_init_wait(env),
         concurrency=max(1, int(concurrency)),

@@ -64,7 +64,7 @@ class Function:
         self._order = environment.order
         self._env = env
         self._starter = ThreadStarter(hidden=hidden_variables(settings, env))
-        self._results = ResultSender()
+        self._results = ResultSender(owner=environment.own.results_owner)
         self._began = time.monotonic()
         self._longest = 0.0  # seconds that an invocation had
         self._is_logged = False

@@ -15,6 +15,7 @@ from tsx_runtime.errors import PayloadTooLarge, PredictionFailed, TsxError, Unav
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send, send_whole
 from tsx_runtime.http.semantics.urls import runs_model
+from tsx_runtime.shared.content_types import looks_like
 from tsx_runtime.targets.aws_lambda.environment import LARGEST
 from tsx_runtime.targets.aws_lambda.events import UnknownEvent
 
@@ -22,7 +23,6 @@ TEXT = ("application/problem+json", "application/jsonlines", "application/x-json
 PRELUDE_END = b"\0" * 8  # https://docs.aws.amazon.com/lambda/latest/dg/configuration-response-streaming.html
 SURELY_FITS = LARGEST // 2  # bytes of a body that base64 or JSON's escapes do not make too large, headers included
 
-_BEGINS_JSON = (b"{", b"[", b'"')
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Write = Callable[[bytes], Awaitable[None]]
@@ -176,17 +176,6 @@ def prelude(status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
             named[name] = f"{named[name]}, {text}" if name in named else text
     head = {"statusCode": status, "headers": named, **({"cookies": cookies} if cookies else {})}
     return json.dumps(head).encode() + PRELUDE_END
-
-
-def looks_like(body: bytes) -> str:
-    """The content type of an answer without one."""
-    if body[:1] in _BEGINS_JSON:
-        return "application/json"
-    try:
-        body.decode()
-    except UnicodeDecodeError:
-        return "application/octet-stream"
-    return "text/plain; charset=utf-8"
 
 
 def too_late() -> TooLate:

@@ -26,9 +26,10 @@ class Result(NamedTuple):
 
 
 class ResultSender:
-    """Sends answers to S3 or SQS. `client` makes boto3's client of a service."""
+    """Sends answers to S3 or SQS. `client` makes boto3's client of a service; `owner` is the account whose buckets alone get answers."""
 
-    def __init__(self, client: Callable[[str], Any] | None = None) -> None:
+    def __init__(self, client: Callable[[str], Any] | None = None, owner: str = "") -> None:
+        self._expected = {"ExpectedBucketOwner": owner} if owner else {}
         self._make = cache(client or _client)
         self._making = threading.Lock()  # boto3's clients may be used by many threads, but not made by them
         self._threads = ThreadPoolExecutor(AT_ONCE, "tsx-results")
@@ -45,7 +46,8 @@ class ResultSender:
         if place.startswith("s3://"):
             bucket, key = s3_key(place, result)
             metadata = {"message-id": result.message, "status": str(result.status)}
-            self._client("s3").put_object(Bucket=bucket, Key=key, Body=result.body, ContentType=result.content_type, Metadata=metadata)
+            given = {"Body": result.body, "ContentType": result.content_type, "Metadata": metadata, **self._expected}
+            self._client("s3").put_object(Bucket=bucket, Key=key, **given)
         else:
             self._client("sqs").send_message(QueueUrl=place, **sqs_message(place, result))
 

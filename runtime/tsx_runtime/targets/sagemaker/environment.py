@@ -92,6 +92,7 @@ def read_environment(env: Mapping[str, str]) -> SageMakerSettings:
         "TSX_MAX_REQUESTS_PER_CLIENT": "0",
         "TSX_MAX_FAILED_TOKENS": "0",
         "TSX_PASS_ENV": "*",  # the platform gives a container its role, and its model's variables, for the model's code
+        "TSX_GUESS_CONTENT_TYPE": "true",  # clients of SageMaker choose by it how they read an answer
         "TSX_ENABLE_GRPC": "false",
         "TSX_MAX_REQUEST_SIZE": str(LARGEST),
         "TSX_MAX_RESPONSE_SIZE": str(LARGEST),

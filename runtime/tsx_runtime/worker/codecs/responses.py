@@ -73,12 +73,12 @@ def encode_answers(results: list[Any], context: Context, limit: int, error_statu
                 )
             processor = processors.get(idx)
             if processor is None:
-                answers.append((200, headers, body))
+                answers.append((200, context.typed(headers, body), body))
             else:
                 own = processor.header_block()
                 if headers and processor.get_response_header("content-type") is None:
                     own += headers
-                answers.append((_status_of(processor), own, body))
+                answers.append((_status_of(processor), context.typed(own, body), body))
         except PredictionFailed as error:
             logger.error("the answer of request %s cannot be sent: %s", context.get_request_id(idx), error)
             answers.append(failure(error, error_status))

@@ -141,7 +141,7 @@ class ContinuousBatch:
         if last:
             return answer
         processor = context.processors.get(idx)  # what the encoder adds to its headers belongs to a whole answer
-        return MORE, b"" if processor is None else processor.header_block(), answer[2]
+        return MORE, context.typed(b"" if processor is None else processor.header_block(), answer[2], part=True), answer[2]
 
     def _on_failure(self, members: list[BatchMember], error: BaseException) -> None:
         self.lost = is_device_lost(error)

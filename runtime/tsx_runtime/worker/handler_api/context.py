@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from tsx_runtime.shared.content_types import looks_like
 from tsx_runtime.wire import Buffer, parse_header_block, parse_request_meta
 from tsx_runtime.worker.handler_api.metrics import Metrics
 
@@ -161,6 +162,7 @@ class Context:
 
     envelope = ""  # around requests and answers
     json_nan = "null"  # how NaN and infinities in answers are written as JSON
+    guess_content_type = False  # of answers to which neither the handler nor the value's type gives one
 
     def __init__(
         self,
@@ -272,7 +274,13 @@ class Context:
             raise RuntimeError("an answer can be sent in parts only while the handler processes a batch")
         idx = state.local(idx)
         processor = state.processors.get(idx)
-        state.send_piece(idx, processor.header_block() if processor else b"", body)
+        state.send_piece(idx, self.typed(processor.header_block() if processor else b"", body, part=True), body)
+
+    def typed(self, block: Buffer, body: Buffer, *, part: bool = False) -> Buffer:
+        """A header block, with a content type where the setting asks for one and none is given."""
+        if not self.guess_content_type or b"\r\ncontent-type:" in b"\r\n" + bytes(block).lower():
+            return block
+        return bytes(block) + b"content-type: %b\r\n" % looks_like(body, part=part).encode()
 
     def drop_late(self, request_id: str) -> None:
         """Log, once in a row, that a thread of the handler still sends parts of a complete answer, which are dropped."""

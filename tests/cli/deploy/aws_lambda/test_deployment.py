@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.deploying import IMAGE, OTHER_IMAGE, Deploy, actions
 from tests.support.platforms.aws import Account, Course
+from tests.support.platforms.aws_lambda import make_role
 from tsx_cli.deploy.aws_lambda import kinds as lambda_kinds
 from tsx_cli.deploy.aws_lambda import lambda_parts
 from tsx_cli.deploy.commands import locations
@@ -23,7 +24,6 @@ pytestmark = pytest.mark.slow
 
 QUEUE = "arn:aws:sqs:eu-central-1:123456789012:images"
 CANARY = ("--canary", "20%", "--bake", "10m", "--alarm", "5xx>0", "--alarm", "p95>300ms")
-TRUST = json.dumps({"Statement": [{"Effect": "Allow", "Principal": {"Service": "lambda.amazonaws.com"}, "Action": "sts:AssumeRole"}]})
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def course(account: Account, monkeypatch: pytest.MonkeyPatch) -> Course:
     for kind in (lambda_kinds.LambdaFunction, lambda_kinds.PublishedVersion, lambda_kinds.Alias, lambda_parts.CapacityProvider):
         monkeypatch.setattr(kind, "poll", 0.0)
     course = account.emptied()
-    boto3.client("iam").create_role(RoleName="deployed", AssumeRolePolicyDocument=TRUST)
+    make_role()
     return course
 
 
@@ -74,7 +74,7 @@ def test_a_function_is_planned_made_and_then_as_it_should_be(deploy: Deploy, cou
     out = deploy.apply()
     assert "lambda-url" in out
     assert "Function digits: created" in deploy.err
-    assert actions(deploy.plan(code=0)) == dict.fromkeys(["Function", "Version", "Alias", "Url"], "same")
+    assert actions(deploy.plan(code=0)) == dict.fromkeys(["LogGroup", "Function", "Version", "Alias", "Url"], "same")
     before = len([each for each in course.asked if "Publish" in each])
     deploy.apply()
     assert len([each for each in course.asked if "Publish" in each]) == before
@@ -87,7 +87,7 @@ def test_what_changes_is_a_new_version_and_the_former_stays_as_it_was(deploy: De
     deploy.apply("--set", "env.A=1")
     course.looks = 1
     reported = deploy.plan("--image", OTHER_IMAGE, "--set", "lambda.memory=4096", code=2)
-    assert actions(reported) == {"Function": "update", "Version": "create", "Alias": "update", "Url": "same"}
+    assert actions(reported) == {"LogGroup": "same", "Function": "update", "Version": "create", "Alias": "update", "Url": "same"}
     out = deploy.apply("--image", OTHER_IMAGE, "--set", "lambda.memory=4096")
     assert "MemorySize: 3008 -> 4096" in out
     assert alias() == {"version": "2", "weights": {}}
@@ -269,27 +269,6 @@ def test_an_update_that_fails_leaves_the_former_version_and_is_picked_up(deploy:
     assert alias()["version"] == "2"
 
 
-def test_a_role_that_there_is_not_is_reported_at_once(deploy: Deploy, course: Course, clock: Clock) -> None:
-    deploy.apply("--role", "arn:aws:iam::123456789012:role/absent", code=1)
-    assert "creating the function digits: InvalidParameterValueException: The role defined" in deploy.err
-    assert clock.waits == 0
-
-
-def test_a_role_that_lambda_does_not_know_yet_is_waited_for(
-    deploy: Deploy, course: Course, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lambda_kinds, "_is_role", lambda cloud, arn: True)  # IAM knows it before Lambda does
-    made = []
-
-    def comes(waits: int) -> None:
-        if waits == 3:
-            made.append(boto3.client("iam").create_role(RoleName="new", AssumeRolePolicyDocument=TRUST))
-
-    clock.happens = comes
-    deploy.apply("--role", "arn:aws:iam::123456789012:role/new")
-    assert made
-
-
 def test_destroy_leaves_nothing(deploy: Deploy, course: Course) -> None:
     boto3.client("sqs").create_queue(QueueName="images")
     deploy.apply(*CANARY, "--set", f"lambda.queue.arn={QUEUE}", "--set", "lambda.autoscaling.max=3")
@@ -313,6 +292,8 @@ def test_a_file_is_sent_as_the_url_would_and_the_answer_printed(deploy: Deploy, 
         out = deploy.verb("invoke", "in.json", code=code)
         assert said in deploy.err
         assert out == ("7" if code == 0 else "")
+    (tmp_path / "in.json").write_text("7")
+    assert json.loads(deploy.verb("invoke", "in.json", "--json")) == {"status": 200, "content_type": "application/json", "answer": 7}
 
 
 def test_a_function_that_somebody_else_has_made_is_left_alone(deploy: Deploy, course: Course) -> None:

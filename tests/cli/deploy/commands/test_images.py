@@ -126,6 +126,22 @@ def test_purge_takes_the_repository_along(deploy: Deploy, docker: Engine) -> Non
     assert boto3.client("ecr").describe_repositories()["repositories"] == []
 
 
+def test_purge_removes_the_images_of_all_versions_from_a_repository_that_others_use_too(deploy: Deploy, docker: Engine) -> None:
+    client, shared = boto3.client("ecr"), f"{HOST}/models"
+    client.create_repository(repositoryName="models")
+    kind = "application/vnd.docker.distribution.manifest.v2+json"
+    manifest = json.dumps({"schemaVersion": 2, "mediaType": kind, "config": {"digest": "sha256:other"}})
+    client.put_image(repositoryName="models", imageManifest=manifest, imageTag="tsx-digits-2-0123456789ab")
+    words = ("--set", f"repository={shared}", "--set", "keep=1")
+    deploy("apply", "--yes", *words)
+    deploy("apply", "--yes", *words, "--set", "build.torch=2.8.0")
+    assert len(boto3.client("sagemaker").list_models()["Models"]) == 1
+    assert len(client.list_images(repositoryName="models")["imageIds"]) == 3
+    deploy("destroy", "--yes", *words)
+    deploy("destroy", "--yes", "--purge", *words)
+    assert [each["imageTag"] for each in client.list_images(repositoryName="models")["imageIds"]] == ["tsx-digits-2-0123456789ab"]
+
+
 def test_a_repository_that_is_none_of_ecr_is_reported(deploy: Deploy, docker: Engine) -> None:
     deploy("plan", "--set", "repository=docker.io/me/digits", code=1)
     assert "repository is docker.io/me/digits; sagemaker takes images from ECR only" in deploy.err

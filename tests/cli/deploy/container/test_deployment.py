@@ -139,6 +139,21 @@ def test_the_log_is_that_of_the_one_that_runs(deploy: Deploy, place: Path) -> No
     assert deploy.verb("logs", "--lines", "5") == "loading digits\nRuntimeError: no weights\n"
 
 
+@pytest.mark.parametrize("repository", [(), ("--set", "repository=registry.example.com/models")])
+def test_purge_also_removes_images_of_versions_that_are_gone_and_none_of_others(
+    deploy: Deploy, docker: Engine, repository: tuple[str, ...]
+) -> None:
+    deploy.apply("--set", "keep=1", *repository)
+    deploy.apply("--set", "keep=1", "--set", "build.torch=2.8.0", *repository)
+    ours = docker.state["images"]
+    assert (len(ours), len(docker.state["containers"])) == (2, 1)
+    others = ["digits:1", "digits-2:tsx-0123456789ab", "registry.example.com/models:tsx-digits-2-0123456789ab"]
+    docker.set(images=[*ours, *others])
+    deploy.verb("destroy", "--yes")
+    deploy.verb("destroy", "--purge", "--yes")  # also when nothing else is left
+    assert docker.state["images"] == others
+
+
 def test_destroy_removes_the_containers_and_purge_their_image(deploy: Deploy, docker: Engine) -> None:
     deploy.apply()
     deploy.apply("--set", "env.A=b")

@@ -226,7 +226,7 @@ def test_cloudformation_has_nothing_against_the_templates(tmp_path: Path) -> Non
     assert component["Component"]["Properties"]["RuntimeConfig"] == {"CopyCount": 1}
     assert component["WakeAlarm"]["Properties"]["AlarmActions"] == [{"Ref": "WakePolicy"}]
     joined = yaml.safe_load((tmp_path / "joined" / "template.yaml").read_text())["Resources"]
-    assert set(joined) == {"Model", "Component"}  # the endpoint is somebody else's
+    assert set(joined) == {"Model", "LogGroup", "Component"}  # the endpoint is somebody else's
     with pytest.raises(UsageError, match="the models of a multi-model endpoint are files in S3"):
         emit("cloudformation", spec("sagemaker", sagemaker={"multi_model": {"endpoint": "shared"}}), FACTS, LOCAL)
     plain = yaml.safe_load(files[0].read_text())

@@ -55,6 +55,19 @@ def test_a_property_that_cannot_be_changed_makes_another_resource() -> None:
     assert actions(plan([wanted], {"a": Observed("the-a", {"size": 2, "note": "old"})}, TRAITS)) == [("update", "a")]
 
 
+def test_of_an_exact_property_also_what_stands_within_it_is_removed() -> None:
+    found = Observed("the-a", {"env": {"vars": {"A": "1", "MORE": "2"}}, "size": 1, "other": 1})
+
+    def fields(**properties: Any) -> list[tuple[str, Any, Any]]:
+        traits = {"Plain": Traits(exact=frozenset({"env", "absent"}))}
+        (change,) = plan([resource("a", **properties)], {"a": found}, traits).changes
+        return [(field.path, field.old, field.new) for field in change.fields]
+
+    assert fields(env={"vars": {"A": "1", "MORE": "2"}}) == []
+    assert fields(env={"vars": {"A": "0"}}) == [("env.vars.A", "1", "0"), ("env.vars.MORE", "2", None)]
+    assert fields() == [("env.vars.A", "1", None), ("env.vars.MORE", "2", None)]
+
+
 def test_what_the_platform_does_not_tell_again_is_not_compared() -> None:
     wanted = resource("a", "Blind", secret="x", tags={"k": "v"})
     assert plan([wanted], {"a": Observed("the-a", {}, {"k": "v"})}, TRAITS).is_empty

@@ -95,7 +95,8 @@ def test_a_deployment_changes_those_settings_of_the_endpoint_that_it_names_and_n
     before = endpoint_config()["EndpointConfigName"]
     more = ("--set", "sagemaker.component.max_instances=8")
     assert actions(b.plan(*more, code=2)) == {
-        "Bucket": "same", "ModelData": "same", "Model": "same", "EndpointConfig": "create", "Endpoint": "update", "Component": "same",
+        "Bucket": "same", "ModelData": "same", "Model": "same", "EndpointConfig": "create", "Endpoint": "update",
+        "LogGroup": "same", "Component": "same",
         "EndpointConfig0": "delete",
     }  # fmt: skip
     b.apply(*more)
@@ -194,7 +195,14 @@ def test_the_endpoint_goes_with_its_last_component_and_not_before(member: Any, c
     assert course.calls == ["DeleteInferenceComponent a"]
     assert set(actions(b.plan(code=0)).values()) == {"same"}
     removed = json.loads(b.verb("destroy", "--purge", "--yes", "--json"))["changes"]
-    assert [each["kind"].rpartition("::")[2] for each in removed] == ["InferenceComponent", "Endpoint", "EndpointConfig", "Model", "Object"]
+    assert [each["kind"].rpartition("::")[2] for each in removed] == [
+        "InferenceComponent",
+        "Endpoint",
+        "EndpointConfig",
+        "Model",
+        "Object",
+        "LogGroup",
+    ]
     assert not [*sagemaker().list_models()["Models"], *sagemaker().list_endpoint_configs()["EndpointConfigs"]]
     assert not sagemaker().list_endpoints()["Endpoints"]
     assert not boto3.client("cloudwatch").describe_alarms()["MetricAlarms"]
@@ -248,7 +256,7 @@ def test_an_endpoint_of_somebody_else_is_used_and_neither_changed_nor_removed(me
     a.apply(code=1)
     assert "the endpoint shared already exists, and tsx deploy did not create it for several components" in a.err
     theirs = ("--set", "sagemaker.component.manage_endpoint=false")
-    assert set(actions(a.plan(*theirs, code=2))) == {"Bucket", "ModelData", "Model", "Component"}
+    assert set(actions(a.plan(*theirs, code=2))) == {"Bucket", "ModelData", "Model", "LogGroup", "Component"}
     a.apply(*theirs)
     assert component("a")["VariantName"] == "main"
     a.plan(*theirs, code=0)

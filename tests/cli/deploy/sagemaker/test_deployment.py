@@ -53,7 +53,7 @@ def test_a_change_is_shown_and_brings_the_endpoint_to_a_new_configuration(deploy
     deploy.apply()
     reported = deploy.plan("--set", "sagemaker.instances=3", code=2)
     assert actions(reported) | {"Model": "", "Endpoint": ""} == {
-        "Bucket": "same", "ModelData": "same", "Model": "", "EndpointConfig": "create", "Endpoint": ""
+        "Bucket": "same", "ModelData": "same", "LogGroup": "same", "Model": "", "EndpointConfig": "create", "Endpoint": ""
     }  # fmt: skip
     out = deploy.apply("--set", "sagemaker.instances=3")
     assert "EndpointConfigName: tsx-digits-" in out
@@ -105,7 +105,7 @@ def test_a_creation_that_fails_says_why_and_what_is_there_and_is_picked_up(deplo
     deploy.apply(code=1)
     assert "did not pass the ping health check. Created by this run and still there: Bucket" in deploy.err
     course.failure = ""
-    assert actions(deploy.plan(code=2)) == dict.fromkeys(["Bucket", "ModelData", "Model", "EndpointConfig"], "same") | {
+    assert actions(deploy.plan(code=2)) == dict.fromkeys(["Bucket", "ModelData", "LogGroup", "Model", "EndpointConfig"], "same") | {
         "Endpoint": "replace"
     }
     deploy.apply()
@@ -147,6 +147,10 @@ def test_a_file_is_sent_and_the_answer_printed(deploy: Deploy, course: Course, t
     deploy.apply()
     (tmp_path / "in.json").write_text("{}")
     assert deploy.verb("invoke", "in.json") == "body"  # moto's answer
+    assert json.loads(deploy.verb("invoke", "in.json", "--json")) == {"status": 200, "content_type": "content_type", "answer": "body"}
+    assert deploy.verb("invoke", "in.json", "--output", "answer") == ""
+    assert (tmp_path / "answer").read_text() == "body"
+    deploy.verb("invoke", "in.json", "--output", "answer", "--json", code=2)
     deploy("invoke", "absent.json", "--name", "digits", "--target", "sagemaker", code=1)
     assert "No such file or directory: 'absent.json'" in deploy.err
 

@@ -154,6 +154,14 @@ def test_a_client_of_boto3_is_made_once_however_many_threads_want_it() -> None:
     assert met == []
 
 
+@pytest.mark.parametrize(("owner", "expected"), [("123456789012", "123456789012"), ("", None)])
+def test_answers_go_to_a_bucket_of_the_account_that_is_named(owner: str, expected: str | None) -> None:
+    sent: list[dict[str, Any]] = []
+    results = ResultSender(lambda service: SimpleNamespace(put_object=lambda **given: sent.append(given)), owner)
+    asyncio.run(results.send("s3://bucket/prefix", Result("id", "", 200, "text/plain", b"x")))
+    assert [(given["Key"], given.get("ExpectedBucketOwner")) for given in sent] == [("prefix/id.txt", expected)]
+
+
 def test_a_poller_that_is_to_leave_answers_what_it_has_and_asks_for_no_more() -> None:
     class Api:
         """It has an invocation whenever one is asked for."""

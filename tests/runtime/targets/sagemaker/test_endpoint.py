@@ -57,6 +57,11 @@ def answer(idx, body, together, context):
         context.set_response_header(idx, ATTRIBUTES, "seen " + context.get_request_header(idx, ATTRIBUTES))
     if context.get_request_header(idx, SESSION) == "NEW_SESSION":
         context.set_response_header(idx, "X-Amzn-SageMaker-New-Session-Id", "s1; Expires=2030-01-01T00:00:00Z")
+    if body == "hello":
+        return body
+    if body == "image":
+        context.set_response_content_type(idx, "image/png")
+        return b"png"
     if isinstance(body, str):
         return [body.upper(), together]
     return {"got": body if not isinstance(body, (bytes, bytearray)) else len(body), "together": together}
@@ -92,6 +97,17 @@ def test_boto3_gets_what_the_handler_answers_with_its_attributes_and_its_session
     assert answered["NewSessionId"] == "s1; Expires=2030-01-01T00:00:00Z"
 
 
+@pytest.mark.parametrize(
+    ("body", "content_type"), [(b'"a"', "application/json"), (b'"hello"', "text/plain; charset=utf-8"), (b'"image"', "image/png")]
+)
+def test_an_answer_has_the_content_type_of_the_handler_or_of_its_content(
+    endpoint: tuple[Host, Any, Path], body: bytes, content_type: str
+) -> None:
+    assert invoke(endpoint[1], body)["ContentType"] == content_type
+    given = {"EndpointName": "e", "Body": body, "ContentType": "application/json"}
+    assert endpoint[1].invoke_endpoint_with_response_stream(**given)["ContentType"] == content_type
+
+
 def test_a_refusal_of_the_model_is_a_model_error_with_its_status_and_words(endpoint: tuple[Host, Any, Path]) -> None:
     with pytest.raises(ClientError) as caught:
         invoke(endpoint[1], b'"bad"')
@@ -103,6 +119,7 @@ def test_a_refusal_of_the_model_is_a_model_error_with_its_status_and_words(endpo
 def test_a_streamed_answer_comes_in_its_parts(endpoint: tuple[Host, Any, Path]) -> None:
     answered = endpoint[1].invoke_endpoint_with_response_stream(EndpointName="e", Body=b'{"stream": 1}', ContentType="application/json")
     assert b"".join(event["PayloadPart"]["Bytes"] for event in answered["Body"]) == b"part 0;part 1;part 2;end"
+    assert answered["ContentType"] == "text/plain; charset=utf-8"
 
 
 def test_a_stream_that_breaks_off_is_reported(endpoint: tuple[Host, Any, Path]) -> None:
@@ -170,7 +187,8 @@ def test_an_asynchronous_request_goes_from_s3_to_s3(endpoint: tuple[Host, Any, P
             given = {"InputLocation": "s3://inputs/a", "ContentType": "application/octet-stream", "InferenceId": "one"}
             reported = client.invoke_endpoint_async(EndpointName="e", **given)
             assert reported["OutputLocation"] == "s3://answers/out/one.out"
-        assert json.loads(s3.get_object(Bucket="answers", Key="out/one.out")["Body"].read()) == {"got": 7 << 20, "together": 1}
+        found = s3.get_object(Bucket="answers", Key="out/one.out")
+        assert (json.loads(found["Body"].read()), found["ContentType"]) == ({"got": 7 << 20, "together": 1}, "application/json")
 
 
 @pytest.fixture(scope="module")

@@ -158,6 +158,20 @@ def test_json_is_labelled_unless_the_handler_labels_it() -> None:
     ]
 
 
+def test_an_answer_without_a_content_type_gets_that_of_its_content_where_the_platform_wants_one() -> None:
+    context = Context("m", "/m", {}, 1, None, "1")
+    context.guess_content_type = True
+    context.begin(["a\r\n\r\n"] * 6)
+    context.set_response_content_type(0, "image/png")
+    context.set_response_header(1, "X-Mine", "1")
+    answers = encode_answers([b"png", "text", '{"a": 1}', b"\xff", {"a": 1}, bytearray(b"text")], context, 1000)
+    types = [bytes(headers).decode().partition("content-type: ")[2].strip() for _, headers, _ in answers]
+    text = "text/plain; charset=utf-8"
+    assert types == ["image/png", text, "application/json", "application/octet-stream", "application/json", text]
+    assert context.typed(b"", b'"a"') == b"content-type: application/json\r\n"
+    assert context.typed(b"", b'"a"', part=True) == f"content-type: {text}\r\n".encode()  # its next part makes it no JSON
+
+
 def test_an_answer_that_cannot_be_sent_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     context = Context("m", "/m", {}, 1, None, "1")
     context.begin(["a\r\n\r\n", "b\r\n\r\n"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.kind import ResourceKind, tag_list, tag_map
@@ -74,3 +75,11 @@ class EcrImage(ResourceKind):
         repository, _, tag = found.name.partition("/")[2].rpartition(":")
         which = {"repositoryName": repository, "imageIds": [{"imageTag": tag}]}
         cloud.call("ecr", "batch_delete_image", f"deleting the image {found.name}", **which)
+
+
+def images_of(cloud: Cloud, repository: str, tag: re.Pattern[str]) -> list[Resource]:
+    """The images with such tags in `HOST/REPOSITORY`, also of versions that are not kept any more."""
+    doing, name = f"listing the images of {repository}", repository.partition("/")[2]
+    found = cloud.listed("ecr", "list_images", "imageIds", doing, repositoryName=name, filter={"tagStatus": "TAGGED"})
+    tags = sorted(each["imageTag"] for each in found if tag.fullmatch(each["imageTag"]))
+    return [Resource(f"Image{n}", "Tsx::ECR::Image", f"{repository}:{each}", {}) for n, each in enumerate(tags)]

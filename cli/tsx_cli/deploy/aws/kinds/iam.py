@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from tsx_cli.deploy.aws.iam_policies import role_name
+from tsx_cli.deploy.aws.iam_policies import SERVICES, role_name
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
-from tsx_cli.deploy.engine.kind import ResourceKind, tag_list, tag_map
+from tsx_cli.deploy.engine.kind import CloudError, ResourceKind, tag_list, tag_map
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource
 
@@ -55,7 +56,61 @@ class Role(ResourceKind):
 
 
 def own_role(cloud: Cloud, name: str, target: str) -> list[Resource]:
-    """The role that was made for a deployment, where one was."""
+    """The role that was made for a deployment, where one was: not by an identity that may not even look for it."""
     role = Resource("Role", "AWS::IAM::Role", role_name(name, target), {})
-    found = Role().observe(cloud, role.name)
+    try:
+        found = Role().observe(cloud, role.name)
+    except CloudError as error:
+        if "AccessDenied" not in error.code:
+            raise
+        return []
     return [role] if found is not None and found.tags.get("tsx:name") == name else []
+
+
+def not_assumed(cloud: Cloud, error: CloudError, arn: str, target: str) -> str:
+    """The service's refusal of a role that it cannot assume, with the likely reason. Raises CloudError where it will not pass."""
+    reason, may_pass = _why_not_assumed(cloud, arn, target)
+    text = f"{error.message.rstrip('.')}. {reason}"
+    if may_pass:
+        return text
+    raise CloudError(text, error.code) from error
+
+
+def _why_not_assumed(cloud: Cloud, arn: str, target: str) -> tuple[str, bool]:
+    """Whether it may pass: a new role, or a new trust policy, reaches all of AWS with a delay."""
+    service, name = SERVICES[target], arn.rpartition("/")[2]
+    owner = arn.split(":")[4]
+    if owner != cloud.account:
+        return f"The role belongs to the account {owner}, and a role must be of the account that deploys, {cloud.account}", False
+    try:
+        found = cloud.find("iam", "get_role", f"looking for the role {name}", RoleName=name)
+    except CloudError as error:
+        return f"Its trust policy must name {service}, which could not be checked ({error.message})", True
+    if found is None:
+        return f"There is no role {name}: correct --role, or have one created with --create-role", False
+    shown = f"`aws iam get-role --role-name {name} --query Role.AssumeRolePolicyDocument` shows it"
+    statements = _trusting(found["Role"]["AssumeRolePolicyDocument"], service)
+    if not statements:
+        sets = f"`aws iam update-assume-role-policy --role-name {name} --policy-document file://infra/iam/trust-{target}.json`"
+        return f"The trust policy of the role does not allow {service} to assume it: {shown}, and {sets} sets the one that is needed", False
+    conditions = ", but its conditions may exclude it" if all("Condition" in each for each in statements) else ""
+    return f"The trust policy of the role names {service}{conditions}: {shown}. A new role can be assumed within a minute", True
+
+
+def _trusting(policy: Mapping[str, Any], service: str) -> list[Mapping[str, Any]]:
+    """The statements that allow a service to assume a role."""
+
+    def listed(value: Any) -> list[Any]:
+        return value if isinstance(value, list) else [value]
+
+    def names(statement: Mapping[str, Any]) -> bool:
+        who = statement.get("Principal", {})
+        services = ["*"] if who == "*" else listed(who.get("Service", []))
+        actions = listed(statement.get("Action", []))
+        return (
+            statement["Effect"] == "Allow"
+            and bool({"*", service} & set(services))
+            and bool({"*", "sts:*", "sts:AssumeRole"} & set(actions))
+        )
+
+    return [each for each in listed(policy["Statement"]) if names(each)]

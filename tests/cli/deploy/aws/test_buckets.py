@@ -1,0 +1,53 @@
+"""Buckets of `tsx deploy`: no call reaches one that belongs to another account."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.deploying import Deploy
+from tests.support.platforms.aws import ACCOUNT, Course
+from tsx_cli.deploy.aws_lambda.resources import resources
+from tsx_cli.deploy.engine.facts import Facts
+from tsx_cli.deploy.spec import DeploySpec
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def deploy(archive: Path, course: Course, capsys: pytest.CaptureFixture[str]) -> Deploy:
+    return Deploy(archive, "sagemaker", capsys)
+
+
+def test_each_call_of_s3_names_the_account_that_the_bucket_must_belong_to(deploy: Deploy, course: Course) -> None:
+    deploy.apply()
+    deploy.verb("destroy", "--yes", "--purge")
+    assert course.owners == dict.fromkeys(
+        ["HeadBucket", "GetPublicAccessBlock", "PutPublicAccessBlock", "PutBucketTagging", "HeadObject", "PutObject", "ListObjectsV2",
+         "DeleteObject"], ACCOUNT
+    )  # fmt: skip
+
+
+def test_a_bucket_of_another_account_is_refused_unless_its_owner_is_named(deploy: Deploy, course: Course) -> None:
+    deploy.apply("--set", "sagemaker.bucket_owner=210987654321", code=1)
+    assert "looking for the bucket tsx-123456789012-eu-central-1: 403: Forbidden. Either the deploying identity lacks" in deploy.err
+    assert "the bucket belongs to another account: choose another with sagemaker.bucket, or name its owner with" in deploy.err
+    assert "CreateBucket" not in course.owners
+    deploy.apply("--set", f"sagemaker.bucket_owner={ACCOUNT}")
+    deploy.apply("--set", "sagemaker.bucket_owner=mine", code=2)
+    assert "sagemaker.bucket_owner: String should match pattern" in deploy.err
+    deploy.verb("destroy", "--yes", "--purge", "--set", "sagemaker.bucket_owner=210987654321", code=1)
+    assert "AccessDenied" in deploy.err
+
+
+@pytest.mark.parametrize(
+    ("queue", "owner"),
+    [({"results": "s3://answers/x"}, ACCOUNT), ({"results": "s3://answers/x", "results_owner": "2" * 12}, "2" * 12), ({}, None)],
+)
+def test_answers_of_a_function_go_to_a_bucket_of_its_account_or_of_the_one_that_is_named(queue: dict[str, str], owner: str | None) -> None:
+    given = {"queue": {"arn": f"arn:aws:sqs:eu-central-1:{ACCOUNT}:q", **queue}, "role": f"arn:aws:iam::{ACCOUNT}:role/r"}
+    spec = DeploySpec.model_validate({"name": "digits", "target": "lambda", "model": "digits.mar", "lambda": given})
+    made = resources(spec, Facts(Path("digits.mar"), "ab" * 32, "digits", "1.0", "image", ACCOUNT, "eu-central-1"))
+    function = next(each.properties for each in made if each.id == "Function")
+    assert function.get("Environment", {}).get("Variables", {}).get("TSX_LAMBDA_RESULTS_OWNER") == owner
