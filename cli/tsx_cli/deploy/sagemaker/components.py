@@ -20,24 +20,11 @@ from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, digest
 from tsx_cli.deploy.preflight.limits import ACCELERATED
+from tsx_cli.deploy.sagemaker import shared_endpoints as shared
 from tsx_cli.deploy.sagemaker.component_kind import COMPONENT, LONGEST_UPDATE, InferenceComponent
 from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget, objects_of
 from tsx_cli.deploy.sagemaker.resources import VARIANT, model_properties, prefix, scaling_rule, uploaded, uploads
-from tsx_cli.deploy.sagemaker.shared_endpoints import (
-    COMPONENTS,
-    ENDPOINT,
-    MODEL,
-    EndpointMembership,
-    common_status,
-    endpoint_belongings,
-    endpoint_resources,
-    former,
-    member_tags,
-    models_of,
-    other_components,
-    superseded,
-    versions_of,
-)
+from tsx_cli.deploy.sagemaker.shared_endpoints import COMPONENTS, ENDPOINT, MODEL, EndpointMembership
 from tsx_cli.deploy.spec import Autoscaling, Component, DeploySpec
 
 LOG = "/aws/sagemaker/InferenceComponents/{}"
@@ -57,7 +44,7 @@ def resources(spec: DeploySpec, facts: Facts, component: Component) -> list[Reso
     """Raises UsageError for what SageMaker does not do."""
     own, member = spec.sagemaker, EndpointMembership(COMPONENTS, component.endpoint)
     _check(spec, component)
-    tags = member_tags(spec, facts, member)
+    tags = shared.member_tags(spec, facts, member)
     made, url = uploaded(spec, facts, tags, f"{uploads(spec.name)}{facts.sha256[:16]}/model.tar.gz")
     # The network is the endpoint's.
     alone = spec.model_copy(update={"sagemaker": own.model_copy(update={"subnets": (), "network_isolation": False})})
@@ -68,7 +55,7 @@ def resources(spec: DeploySpec, facts: Facts, component: Component) -> list[Reso
     name = prefix(spec.name) + digest([properties, takes])
     made.append(Resource("Model", MODEL, name, properties, ("ModelData",), {**tags, RESOURCES: takes}))
     if component.manage_endpoint:
-        made += endpoint_resources(member, _config(spec, component), {}, ("Model",))
+        made += shared.endpoint_resources(member, _config(spec, component), {}, ("Model",))
     watched = _alarms(spec, tags)
     wanted: dict[str, Any] = {"EndpointName": component.endpoint, "VariantName": component.variant}
     wanted["Specification"] = {"ModelName": name, **_specification(takes)}
@@ -229,9 +216,9 @@ class ComponentTarget(SageMakerTarget):
 
     def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
         """A component takes its copies with it; the endpoint goes with the last component."""
-        models = [Resource(f"Model{n}", MODEL, each, {}) for n, each in enumerate(models_of(cloud, name))]
-        is_last = not other_components(cloud, self.member.endpoint, name)
-        endpoint = endpoint_belongings(cloud, self.member, models, is_last=is_last)
+        models = [Resource(f"Model{n}", MODEL, each, {}) for n, each in enumerate(shared.models_of(cloud, name))]
+        is_last = not shared.other_components(cloud, self.member.endpoint, name)
+        endpoint = shared.endpoint_belongings(cloud, self.member, models, is_last=is_last)
         found = [*(objects_of(cloud, name, models) if purge else []), *models, *endpoint]
         if _component(cloud, name) is not None:
             found.append(Resource("Component", COMPONENT, name, {}, tuple(each.id for each in (*models, *endpoint))))
@@ -239,16 +226,18 @@ class ComponentTarget(SageMakerTarget):
 
     def obsolete(self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
         names = {each.name for each in wanted}
-        gone = superseded(self.versions(cloud, spec.name), spec.keep, names)
+        gone = shared.superseded(self.versions(cloud, spec.name), spec.keep, names)
         beside = [each for each in _beside(cloud, spec.name) if each.name not in names]
         beside = [each for each in beside if "Scal" not in each.kind or not is_somebody_elses(cloud, each.name, scaling_rule(spec.name))]
         is_managed = any(each.kind == ENDPOINT for each in wanted)
-        configs = former(cloud, self.member, tuple(names)) if is_managed else []
+        configs = shared.former(cloud, self.member, tuple(names)) if is_managed else []
         return [*(Resource(f"Model{n}", MODEL, each, {}) for n, each in enumerate(gone)), *configs, *beside]
 
     def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:
         found = _component(cloud, name)
-        return versions_of(models_of(cloud, name), None if found is None else found.properties["Specification"].get("ModelName"))
+        return shared.versions_of(
+            shared.models_of(cloud, name), None if found is None else found.properties["Specification"].get("ModelName")
+        )
 
     def going_back(self, cloud: Cloud, name: str, version: DeployedVersion) -> list[Resource]:
         """Raises CliError while SageMaker changes the component: when that is over, another version may be the one before."""
@@ -273,7 +262,7 @@ class ComponentTarget(SageMakerTarget):
             return None
         specification = found.properties["Specification"]
         return {
-            **common_status(cloud, name, found, self.member),
+            **shared.common_status(cloud, name, found, self.member),
             "model name": specification.get("ModelName"),
             "copies": found.outputs["copies"],
             "desired copies": found.properties["RuntimeConfig"]["CopyCount"],

@@ -18,25 +18,12 @@ from tsx_cli.deploy.engine.kind import ResourceKind
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits, digest
 from tsx_cli.deploy.preflight.limits import ACCELERATED, NEURON
+from tsx_cli.deploy.sagemaker import shared_endpoints as shared
 from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget
 from tsx_cli.deploy.sagemaker.kinds import MODEL as MODEL_PROPERTIES
 from tsx_cli.deploy.sagemaker.kinds import Immutable
 from tsx_cli.deploy.sagemaker.resources import config_properties, deployment_config, model_properties, prefix, uploaded, uploads
-from tsx_cli.deploy.sagemaker.shared_endpoints import (
-    MODEL,
-    MODELS,
-    EndpointMembership,
-    common_status,
-    endpoint_belongings,
-    endpoint_prefix,
-    endpoint_resources,
-    endpoint_tags,
-    former,
-    member_tags,
-    models_of,
-    superseded,
-    versions_of,
-)
+from tsx_cli.deploy.sagemaker.shared_endpoints import MODEL, MODELS, EndpointMembership
 from tsx_cli.deploy.spec import DeploySpec, MultiModelEndpoint
 
 VERSION, TARGET_MODEL, OBJECT = "Tsx::SageMaker::ModelVersion", "Tsx::SageMaker::TargetModel", "Tsx::S3::Object"
@@ -47,7 +34,7 @@ def resources(spec: DeploySpec, facts: Facts, multi: MultiModelEndpoint) -> list
     """Raises UsageError for what SageMaker does not do."""
     _check(spec, multi)
     member = EndpointMembership(MODELS, multi.endpoint)
-    tags = member_tags(spec, facts, member)
+    tags = shared.member_tags(spec, facts, member)
     key = f"{archives(multi.endpoint)}{spec.name}-{facts.sha256[:16]}.tar.gz"
     made, url = uploaded(spec, facts, tags, key)
     alone = model_properties(spec, facts, url)
@@ -55,9 +42,10 @@ def resources(spec: DeploySpec, facts: Facts, multi: MultiModelEndpoint) -> list
     container = {**alone["PrimaryContainer"], "ModelDataUrl": url.rpartition("/")[0] + "/", "Mode": "MultiModel"}
     container["MultiModelConfig"] = {"ModelCacheSetting": "Enabled" if multi.cache else "Disabled"}
     whole = {**alone, "PrimaryContainer": container}
-    model = Resource("Model", MODEL, endpoint_prefix(multi.endpoint) + digest(whole), whole, ("ModelVersion",), endpoint_tags(member))
+    own = shared.endpoint_prefix(multi.endpoint) + digest(whole)
+    model = Resource("Model", MODEL, own, whole, ("ModelVersion",), shared.endpoint_tags(member))
     config = config_properties(spec, model.name)
-    endpoint = endpoint_resources(member, config, {"DeploymentConfig": deployment_config(spec, [])}, ("Model",))
+    endpoint = shared.endpoint_resources(member, config, {"DeploymentConfig": deployment_config(spec, [])}, ("Model",))
     current = Resource("TargetModel", TARGET_MODEL, spec.name, {"ModelName": version.name}, ("Endpoint",))
     return [*made, version, model, *endpoint, current]
 
@@ -102,11 +90,11 @@ class TargetModel(ResourceKind):
     traits = Traits(is_tagged=False)
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
-        found = current_of(models_of(cloud, name))
+        found = current_of(shared.models_of(cloud, name))
         return None if found is None else Observed(name, {"ModelName": found.name})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
-        model = models_of(cloud, resource.name)[resource.properties["ModelName"]]
+        model = shared.models_of(cloud, resource.name)[resource.properties["ModelName"]]
         tag = {"Key": SINCE, "Value": datetime.now(timezone.utc).isoformat()}
         cloud.call("sagemaker", "add_tags", f"making {model.name} the current version", ResourceArn=model.outputs["Ref"], Tags=[tag])
 
@@ -126,7 +114,7 @@ class MultiModelTarget(SageMakerTarget):
 
     def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
         """Its archives always: a client can ask for whatever is under the prefix. The endpoint goes with the last archive."""
-        there = models_of(cloud, name)
+        there = shared.models_of(cloud, name)
         models = [Resource(f"Model{n}", MODEL, each, {}) for n, each in enumerate(there)]
         bucket = _url(next(iter(there.values()))).partition("/")[0]
         doing, place = f"listing the models of {self.member.endpoint}", archives(self.member.endpoint)
@@ -134,20 +122,20 @@ class MultiModelTarget(SageMakerTarget):
         own = [each for each in found if re.fullmatch(re.escape(f"{place}{name}-") + r"[0-9a-f]{16}\.tar\.gz", each)]
         needs = tuple(each.id for each in models)
         objects = [Resource(f"ModelData{n}", OBJECT, f"{bucket}/{each}", {}, needs) for n, each in enumerate(own)]
-        return [*models, *objects, *endpoint_belongings(cloud, self.member, [*models, *objects], is_last=len(own) == len(found))]
+        return [*models, *objects, *shared.endpoint_belongings(cloud, self.member, [*models, *objects], is_last=len(own) == len(found))]
 
     def obsolete(self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
         names = {each.name for each in wanted}
-        there = models_of(cloud, spec.name)
-        gone = superseded(self.versions(cloud, spec.name), spec.keep, names)
+        there = shared.models_of(cloud, spec.name)
+        gone = shared.superseded(self.versions(cloud, spec.name), spec.keep, names)
         objects = [Resource(f"FormerData{n}", OBJECT, _url(there[each]), {}, (f"FormerModel{n}",)) for n, each in enumerate(gone)]
         models = [Resource(f"FormerModel{n}", MODEL, each, {}) for n, each in enumerate(gone)]
-        return [*models, *objects, *former(cloud, self.member, tuple(names))]
+        return [*models, *objects, *shared.former(cloud, self.member, tuple(names))]
 
     def versions(self, cloud: Cloud, name: str) -> list[DeployedVersion]:
-        models = models_of(cloud, name)
+        models = shared.models_of(cloud, name)
         current = current_of(models)
-        return versions_of(models, None if current is None else current.name)
+        return shared.versions_of(models, None if current is None else current.name)
 
     def going_back(self, cloud: Cloud, name: str, version: DeployedVersion) -> list[Resource]:
         return [Resource("TargetModel", TARGET_MODEL, name, {"ModelName": version.id})]
@@ -156,13 +144,13 @@ class MultiModelTarget(SageMakerTarget):
         raise CliError(f"{name} is {self.member}, which has no canary: its clients name the version that they want")
 
     def status(self, cloud: Cloud, name: str) -> dict[str, Any] | None:
-        current = current_of(models_of(cloud, name))
+        current = current_of(shared.models_of(cloud, name))
         if current is None:
             return None
-        return {**common_status(cloud, name, current, self.member), "model name": current.name, "target model": _file(current)}
+        return {**shared.common_status(cloud, name, current, self.member), "model name": current.name, "target model": _file(current)}
 
     def address(self, cloud: Cloud, name: str) -> dict[str, str]:
-        current = current_of(models_of(cloud, name))
+        current = current_of(shared.models_of(cloud, name))
         if current is None:
             raise CliError(f"{name} has no current version: deploy it again")
         return {"EndpointName": self.member.endpoint, "TargetModel": _file(current)}

@@ -10,7 +10,7 @@ from typing import Any
 import boto3
 import pytest
 
-from tests.support.deploying import IMAGE, OTHER_IMAGE, ROLE, Deploy, actions
+from tests.support.deploying import OTHER_IMAGE, ROLE, Deploy, actions
 from tests.support.platforms.aws import Course
 from tests.support.platforms.aws_components import count_failure_without_capacity, scale
 from tsx_cli.deploy.sagemaker import component_kind
@@ -20,21 +20,6 @@ pytestmark = pytest.mark.slow
 SHARED = ("--set", "sagemaker.component.endpoint=shared")
 
 
-class Member(Deploy):
-    """The command, for one of several deployments."""
-
-    name = "a"
-    image: tuple[str, ...] = ("--image", IMAGE)
-
-    def wish(self, *words: str) -> list[str]:
-        role = () if {"--role", "--create-role"} & set(words) else ("--role", ROLE)
-        image = () if "--image" in words else self.image
-        return [str(self.archive), "--target", self.target, "--name", self.name, *role, *image, *self.always, *words]
-
-    def verb(self, verb: str, *words: str, code: int = 0) -> str:
-        return self(verb, "--name", self.name, "--target", self.target, *words, code=code)
-
-
 @pytest.fixture(autouse=True)
 def _at_once(course: Course, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(component_kind.InferenceComponent, "poll", 0.0)
@@ -42,12 +27,8 @@ def _at_once(course: Course, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def member(archive: Path, capsys: pytest.CaptureFixture[str]) -> Any:
-    def of(name: str, *always: str) -> Member:
-        made = Member(archive, "sagemaker", capsys, always or SHARED)
-        made.name = name
-        return made
-
-    return of
+    """One of several deployments."""
+    return lambda name, *always: Deploy(archive, "sagemaker", capsys, always or SHARED, name)
 
 
 def sagemaker() -> Any:

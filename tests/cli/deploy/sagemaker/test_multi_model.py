@@ -8,8 +8,7 @@ from typing import Any
 import boto3
 import pytest
 
-from tests.cli.deploy.sagemaker.test_components import Member
-from tests.support.deploying import HANDLER, OTHER_IMAGE, actions
+from tests.support.deploying import HANDLER, OTHER_IMAGE, Deploy, actions
 from tests.support.models import make_model
 from tests.support.platforms.aws import Course
 
@@ -21,12 +20,8 @@ BUCKET = "tsx-123456789012-eu-central-1"
 
 @pytest.fixture
 def member(archive: Path, capsys: pytest.CaptureFixture[str], course: Course) -> Any:
-    def of(name: str, *always: str) -> Member:
-        made = Member(archive, "sagemaker", capsys, always or SHARED)
-        made.name = name
-        return made
-
-    return of
+    """One of several deployments."""
+    return lambda name, *always: Deploy(archive, "sagemaker", capsys, always or SHARED, name)
 
 
 def sagemaker() -> Any:

@@ -15,9 +15,7 @@ from typing import Any
 import boto3
 import pytest
 
-from tests.cli.deploy.sagemaker.test_components import SHARED as COMPONENT
-from tests.cli.deploy.sagemaker.test_components import Member
-from tests.cli.deploy.sagemaker.test_multi_model import SHARED as MULTI_MODEL
+from tests.support.deploying import Deploy
 from tests.support.models import make_model
 from tests.support.platforms.aws import Course
 from tests.support.platforms.aws_components import count_failure_without_capacity, scale
@@ -26,6 +24,8 @@ from tests.support.platforms.sagemaker_runtime import Loader, NoCapacity, runtim
 from tests.support.platforms.sagemaker_transform import run_job
 from tsx_cli.deploy.sagemaker import component_kind
 
+COMPONENT = ("--set", "sagemaker.component.endpoint=shared")
+MULTI_MODEL = ("--set", "sagemaker.multi_model.endpoint=shared")
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("processes")]
 
 
@@ -105,8 +105,7 @@ def test_two_components_of_one_endpoint_answer_scale_change_and_go_by_themselves
 ) -> None:
     monkeypatch.setattr(component_kind.InferenceComponent, "poll", 0.0)
     (tmp_path / "in.json").write_text("{}")
-    a, b = (Member(archive(tmp_path, name), "sagemaker", capsys, COMPONENT) for name in "ab")
-    b.name = "b"
+    a, b = (Deploy(archive(tmp_path, name), "sagemaker", capsys, COMPONENT, name) for name in "ab")
     a.apply("--set", "sagemaker.autoscaling.min=0")
     b.apply()
     with runtime(Host(None, 0, tmp_path), components=containers.of_component) as client:  # type: ignore[arg-type]  # it has none of its own
@@ -137,8 +136,7 @@ def test_models_of_a_multi_model_endpoint_answer_by_the_key_that_status_says(
     containers: Containers, course: Course, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "in.json").write_text("{}")
-    a, b = (Member(archive(tmp_path, name), "sagemaker", capsys, MULTI_MODEL) for name in "ab")
-    b.name = "b"
+    a, b = (Deploy(archive(tmp_path, name), "sagemaker", capsys, MULTI_MODEL, name) for name in "ab")
     a.apply()
     b.apply()
     sagemaker = boto3.client("sagemaker")
@@ -167,7 +165,7 @@ def test_the_model_of_a_deployment_runs_in_a_batch_transform_job_as_the_guide_sh
 ) -> None:
     """The example of docs/deploy/sagemaker.md, with the model that `tsx deploy status` names."""
     handler = "def handle(data, context):\n    return data and [{'n': row['body']['n'] * 2, 'together': len(data)} for row in data]\n"
-    a = Member(make_model(tmp_path / "double.mar", handler, config="batchSize: 8\n"), "sagemaker", capsys)
+    a = Deploy(make_model(tmp_path / "double.mar", handler, config="batchSize: 8\n"), "sagemaker", capsys)
     a.apply()
     s3 = boto3.client("s3")
     s3.create_bucket(Bucket="my-data", CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
