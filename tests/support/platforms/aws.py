@@ -162,12 +162,14 @@ def _update(response: Any, course: Course) -> Any:
     from moto.sagemaker.exceptions import ValidationError
 
     endpoint, config = _endpoint(response), response._get_param("EndpointConfigName")
-    response.sagemaker_backend.describe_endpoint_config(config)
+    found = response.sagemaker_backend.describe_endpoint_config(config)
     name = endpoint.endpoint_name
     if course.left.get(name):
         raise ValidationError(f"Cannot update in-progress endpoint {name}.")
     course.calls.append(f"UpdateEndpoint {config}")
     course.target[name] = (config, "update")
+    if not response._get_param("RetainAllVariantProperties") and not course.failure:
+        endpoint.production_variants = endpoint._process_production_variants(found["ProductionVariants"])
     _begin(endpoint, course, "Updating")
     return ActionResult({"EndpointArn": endpoint.arn})
 

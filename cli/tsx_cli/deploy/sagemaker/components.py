@@ -30,6 +30,8 @@ from tsx_cli.deploy.spec import Autoscaling, Component, DeploySpec
 LOG = "/aws/sagemaker/InferenceComponents/{}"
 RESOURCES = "tsx:resources"  # the tag of a model that says what a copy of it takes, so that a rollback restores that too
 METRIC = "SageMakerInferenceComponentConcurrentRequestsPerCopyHighResolution"
+# As many instances as SageMaker has started for the copies stay when the endpoint gets another configuration.
+KEPT = {"RetainAllVariantProperties": True, "ExcludeRetainedVariantProperties": [{"VariantPropertyType": "DesiredWeight"}]}
 LEAST_STEP = 5  # percent of the copies that an update replaces at a time
 KEYS = {  # by the words of that tag, the place in a component's specification
     "cpus": ("ComputeResourceRequirements", "NumberOfCpuCoresRequired", float),
@@ -55,7 +57,7 @@ def resources(spec: DeploySpec, facts: Facts, component: Component) -> list[Reso
     name = prefix(spec.name) + digest([properties, takes])
     made.append(Resource("Model", MODEL, name, properties, ("ModelData",), {**tags, RESOURCES: takes}))
     if component.manage_endpoint:
-        made += shared.endpoint_resources(member, _config(spec, component), {}, ("Model",))
+        made += shared.endpoint_resources(member, _config(spec, component), KEPT, ("Model",))
     watched = _alarms(spec, tags)
     wanted: dict[str, Any] = {"EndpointName": component.endpoint, "VariantName": component.variant}
     wanted["Specification"] = {"ModelName": name, **_specification(takes)}

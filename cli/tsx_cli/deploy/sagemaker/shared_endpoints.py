@@ -145,6 +145,8 @@ def _check_endpoint(endpoint: Observed, variant: Mapping[str, Any], member: Endp
             f"the endpoint {member.endpoint} already exists, and tsx deploy did not create it for several {member.form}: give another "
             f"name{way}"
         )
+    if endpoint.outputs["status"] == "Deleting":
+        raise CliError(f"the endpoint {member.endpoint} is being deleted: deploy again when it is gone")
     if member.form == COMPONENTS and "ModelName" in variant:
         raise CliError(f"the endpoint {member.endpoint} has a model of its own, and takes no components: give another endpoint")
 
@@ -195,13 +197,12 @@ def endpoint_prefix(endpoint: str) -> str:
 
 
 def endpoint_resources(
-    member: EndpointMembership, config: Mapping[str, Any], deployment: Mapping[str, Any], needs: tuple[str, ...]
+    member: EndpointMembership, config: Mapping[str, Any], update: Mapping[str, Any], needs: tuple[str, ...]
 ) -> list[Resource]:
+    """`update`: how it moves to another configuration."""
     tags = endpoint_tags(member)
     made = Resource("EndpointConfig", CONFIG, endpoint_prefix(member.endpoint) + digest(config), config, needs, tags)
-    properties = {"EndpointConfigName": made.name, **deployment, "RetainAllVariantProperties": True}  # the number of instances stays
-    properties["ExcludeRetainedVariantProperties"] = [{"VariantPropertyType": "DesiredWeight"}]
-    return [made, Resource("Endpoint", ENDPOINT, member.endpoint, properties, ("EndpointConfig",), tags)]
+    return [made, Resource("Endpoint", ENDPOINT, member.endpoint, {"EndpointConfigName": made.name, **update}, ("EndpointConfig",), tags)]
 
 
 def endpoint_belongings(cloud: Cloud, member: EndpointMembership, models: Sequence[Resource], *, is_last: bool) -> list[Resource]:

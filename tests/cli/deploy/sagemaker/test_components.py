@@ -11,7 +11,7 @@ import boto3
 import pytest
 
 from tests.support.deploying import OTHER_IMAGE, ROLE, Deploy, actions
-from tests.support.platforms.aws import Course
+from tests.support.platforms.aws import ACCOUNT, REGION, Course
 from tests.support.platforms.aws_components import count_failure_without_capacity, scale
 from tsx_cli.deploy.sagemaker import component_kind
 
@@ -80,9 +80,13 @@ def test_a_deployment_changes_those_settings_of_the_endpoint_that_it_names_and_n
         "LogGroup": "same", "Component": "same",
         "EndpointConfig0": "delete",
     }  # fmt: skip
+    requests: list[str] = []
+    course.before = lambda operation, said: requests.append(said)
     b.apply(*more)
     [variant] = endpoint_config()["ProductionVariants"]
     assert (variant["InstanceType"], variant["ManagedInstanceScaling"]["MaxInstanceCount"]) == ("ml.m5.xlarge", 8)
+    [update] = [each for each in requests if each.startswith("sagemaker:UpdateEndpoint")]
+    assert '"RetainAllVariantProperties": true' in update  # the instances that run for the copies stay
     assert before not in [each["EndpointConfigName"] for each in sagemaker().list_endpoint_configs()["EndpointConfigs"]]
     assert set(actions(a.plan(code=0)).values()) == {"same"}
 
@@ -99,6 +103,16 @@ def test_a_change_of_the_endpoint_by_another_deployment_is_waited_for(member: An
     b.apply()
     [variant] = endpoint_config()["ProductionVariants"]
     assert variant["ManagedInstanceScaling"]["MaxInstanceCount"] == 7
+
+
+def test_an_endpoint_that_is_being_deleted_takes_no_component(member: Any, course: Course) -> None:
+    from moto.sagemaker.models import sagemaker_backends  # here, as it takes a second to import
+
+    member("a").apply()
+    sagemaker_backends[ACCOUNT][REGION].endpoints["shared"].endpoint_status = "Deleting"
+    b = member("b")
+    b.apply(code=1)
+    assert "the endpoint shared is being deleted: deploy again when it is gone" in b.err
 
 
 def test_an_update_and_a_rollback_of_one_component_leave_the_other_as_it_is(member: Any, course: Course) -> None:

@@ -55,9 +55,10 @@ def test_the_first_model_brings_the_endpoint_and_others_are_archives_beside_it(m
     status = b.reported("status")
     assert (status["target model"], status["endpoint"], status["status"], status["instances"]) == (archives()[1], "shared", "InService", 2)
     assert status["model name"].startswith("tsx-b-")
-    a.apply("--image", OTHER_IMAGE)  # of the endpoint, and so of all of its models
+    a.apply("--image", OTHER_IMAGE, "--set", "sagemaker.instances=3")  # of the endpoint, and so of all of its models
     assert [call.split()[0] for call in course.calls] == ["CreateEndpoint", "UpdateEndpoint"]
     assert set(actions(b.plan(code=0)).values()) == {"same"}
+    assert b.reported("status")["instances"] == 3
 
 
 def test_a_new_archive_has_a_key_of_its_own_and_earlier_ones_stay_until_they_are_not_kept(
