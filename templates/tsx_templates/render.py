@@ -11,11 +11,21 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 SUFFIX = ".j2"
 
 
-def render_tree(tree: str, values: Mapping[str, object]) -> dict[PurePosixPath, str]:
-    """The files of the template directory `tree`, by their path; a value that a template misses is an error."""
+def render_tree(tree: str, values: Mapping[str, object], *, marks: str = "{{ }}") -> dict[PurePosixPath, str]:
+    """The files of the template directory `tree`, by their path; a value that a template misses is an error.
+
+    `marks` stand around the names of values: others than `{{ }}` where those belong to the reader of the file.
+    """
     loader = PackageLoader("tsx_templates", tree)
     # No escaping: the files are no HTML.
-    environment = Environment(loader=loader, undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    environment = Environment(
+        loader=loader,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,
+        variable_start_string=marks.split()[0],
+        variable_end_string=marks.split()[1],
+    )
     names = [name for name in loader.list_templates() if name.endswith(SUFFIX)]
     return {PurePosixPath(name.removesuffix(SUFFIX)): environment.get_template(name).render(values) for name in names}
 

@@ -18,6 +18,7 @@ WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_:=-]*")
 MEMORY = r"^[1-9]\d*(Mi|Gi)$"
 TAINT = re.compile(r"[\w./-]+(=[\w.-]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?", re.ASCII)
 SECRET_KEY = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[\w.-]+", re.ASCII)
+GATEWAY = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?/)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 RETENTIONS = (0, 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653)
 ACCOUNT = r"^\d{12}$"
 ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", re.ASCII)
@@ -255,6 +256,15 @@ class Container(SpecSection):
     grace: Annotated[Seconds, Field(ge=1)] = 30  # from SIGTERM to SIGKILL
 
 
+class Keda(SpecSection):
+    """KEDA scales the pods, by queries to Prometheus, in place of Kubernetes' own autoscaler."""
+
+    prometheus: str = Field(pattern=r"^https?://\S+$")  # of its API, as KEDA reaches it, such as http://prometheus.monitoring:9090
+    rate_target: float | None = Field(default=None, gt=0)  # requests a second, for each pod, above which more start
+    rate_query: str | None = Field(default=None, min_length=1)  # PromQL that gives them; without it, the pods' own count
+    cooldown: Annotated[Seconds, Field(ge=0)] = 300  # without a request, until the last pod is removed
+
+
 class Kubernetes(SpecSection):
     namespace: str = Field(default="default", pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
     context: str | None = None  # of kubectl
@@ -262,6 +272,7 @@ class Kubernetes(SpecSection):
     most_replicas: int = Field(default=8, ge=1)  # as many as `replicas` or fewer: no scaling
     queue_target: int = Field(default=4, ge=0)  # requests that wait, for each replica, above which more start; 0: only the CPU decides
     cpu_target: int = Field(default=80, ge=1)  # percent of `cpu` in use above which more start
+    keda: Keda | None = None  # which with `replicas = 0` removes all pods while there are no requests
     cpu: str = Field(default="2", pattern=r"^[1-9]\d*$|^[1-9]\d*m$")
     memory: str = Field(default="4Gi", pattern=MEMORY)
     disk: str = Field(default="4Gi", pattern=MEMORY)  # of a pod's own: its log, and /tmp
@@ -272,9 +283,13 @@ class Kubernetes(SpecSection):
     secrets: dict[str, str] = Field(default_factory=dict)  # environment variable -> SECRET/KEY that it is read from
     allow_from: Words = ()  # namespaces that may send requests; with one of the two, all others may not
     metrics_from: Words = ()  # namespaces that may read metrics
-    token_secret: str | None = None  # Secret with the keys `inference` and `management`; without it no tokens are asked for
+    tokens: bool = True  # requests must carry one, of `token_secret` or of the Secret NAME-tokens, which is created once
+    token_secret: str | None = None  # an existing Secret with the keys `inference` and `management`
     pull_secret: str | None = None
-    monitoring: bool = True  # a ServiceMonitor, which needs Prometheus' operator
+    grpc: bool | None = None  # a port for gRPC; if not set, where `build.extras` of an image that is built has `grpc`
+    gateway: str | None = Field(default=None, pattern=GATEWAY)  # NAMESPACE/NAME of a Gateway that an HTTPRoute is attached to
+    hostnames: Words = ()  # of that route; without any, all of the Gateway's
+    monitoring: bool | None = None  # a ServiceMonitor; if not set, where the cluster has the Prometheus operator
     monitor_labels: dict[str, str] = Field(default_factory=dict)  # by which the operator selects it, such as release = "prometheus"
     startup_timeout: Annotated[Seconds, Field(ge=10)] = 600
     grace: Annotated[Seconds, Field(ge=10)] = 60
@@ -298,6 +313,33 @@ class Kubernetes(SpecSection):
                 raise ValueError(f"{variable} is '{place}': write SECRET/KEY, the name of a Secret and the key in it")
         return secrets
 
+    @model_validator(mode="after")
+    def _scaling(self) -> Kubernetes:
+        if self.keda is None:
+            return self
+        if not self.queue_target and self.keda.rate_target is None:
+            raise ValueError("keda has nothing to scale by: set queue_target, or keda.rate_target")
+        if self.replicas > self.most_replicas:
+            raise ValueError(
+                f"replicas is {self.replicas}, and most_replicas is {self.most_replicas}: KEDA takes no range from more to less"
+            )
+        if self.replicas == 0 and (self.keda.rate_query is None or self.keda.rate_target is None):
+            raise ValueError(
+                "replicas is 0, and pods that are not there count no requests: set keda.rate_query to a query of what is in front of them, "
+                "such as the gateway's requests a second, and keda.rate_target; or set replicas to 1"
+            )
+        return self
+
+
+class Github(SpecSection):
+    """The workflow of `--emit github`."""
+
+    pack: str | None = None  # the command that packs the archive; without it, the archive is a file of the repository
+    branch: str = Field(default="main", pattern=r"^[\w./-]+$")
+    environment: str = Field(default="production", pattern=r"^[\w.-]+$")  # of GitHub, whose reviewers approve a deployment
+    slo: str | None = None  # bounds of the benchmark, such as p99<100ms
+    fail_if: Words = ("throughput<-10%", "p99>20%")  # changes of the benchmark that fail a pull request
+
 
 class DeploySpec(SpecSection):
     name: str
@@ -318,6 +360,7 @@ class DeploySpec(SpecSection):
     lambda_: Lambda = Field(default_factory=Lambda, alias="lambda")
     container: Container = Field(default_factory=Container)
     kubernetes: Kubernetes = Field(default_factory=Kubernetes)
+    github: Github = Field(default_factory=Github)
 
     @field_validator("name")
     @classmethod

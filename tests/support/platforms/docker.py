@@ -7,6 +7,7 @@ It runs by itself (`python -IS docker.py`), so it imports nothing but the standa
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import io
 import json
 import subprocess
@@ -28,6 +29,7 @@ EMPTY: dict[str, Any] = {
     "calls": [],
     "logins": {},
     "broken": "",
+    "broken_buildx": False,
     "contexts": [],
     "lines": ["loading digits", "RuntimeError: no weights"],
 }
@@ -120,10 +122,24 @@ def image(state: dict[str, Any], words: list[str]) -> int:
         assert words[1:] == ["--format", "{{.Repository}}:{{.Tag}}"]
         print("\n".join([*state["images"], "python:3.12-slim", "<none>:<none>"]))
         return 0
-    if words[1] not in state["images"]:
-        return fail(f"Error: No such image: {words[1]}")
+    if words[-1] not in state["images"]:
+        return fail(f"Error: No such image: {words[-1]}")
     if words[0] == "rm":
-        state["images"].remove(words[1])
+        state["images"].remove(words[-1])
+    elif "--format" in words:
+        print(json.dumps([f"{each.rpartition(':')[0]}@{digest(each)}" for each in state["pushed"] if each == words[-1]]))
+    return 0
+
+
+def digest(reference: str) -> str:
+    """Of what is pushed under this name."""
+    return f"sha256:{hashlib.sha256(reference.encode()).hexdigest()}"
+
+
+def buildx(state: dict[str, Any], words: list[str]) -> int:
+    if words[-1] not in state["pushed"] or state["broken_buildx"]:
+        return fail("not found" if words[-1] not in state["pushed"] else "docker: 'buildx' is not a docker command.")
+    print(digest(words[-1]))
     return 0
 
 
@@ -132,6 +148,7 @@ def push(state: dict[str, Any], words: list[str]) -> int:
     if state["logins"] and registry not in state["logins"]:
         return fail("no basic auth credentials")
     state["pushed"].append(words[-1])
+    print(f"5f4fe3091b70: Pushed\n{words[-1].rpartition(':')[2]}: digest: {digest(words[-1])} size: 524")
     return 0
 
 
@@ -219,7 +236,7 @@ def logs(state: dict[str, Any], words: list[str]) -> int:
     return 0
 
 
-VERBS = {verb.__name__: verb for verb in (build, image, push, manifest, login, run, start, stop, rm, ps, inspect, logs)}
+VERBS = {verb.__name__: verb for verb in (build, buildx, image, push, manifest, login, run, start, stop, rm, ps, inspect, logs)}
 
 if __name__ == "__main__":
     raise SystemExit(main(Path(sys.argv[0]).parent, sys.argv[1:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import subprocess
@@ -15,28 +16,37 @@ from tsx_cli.deploy.image.programs import Program
 REVISION = "deployment.kubernetes.io/revision"
 PLURALS = {
     "deployments": "Deployment",
+    "secrets": "Secret",
     "services": "Service",
     "horizontalpodautoscalers": "HorizontalPodAutoscaler",
+    "scaledobjects": "ScaledObject",
     "poddisruptionbudgets": "PodDisruptionBudget",
     "networkpolicies": "NetworkPolicy",
     "servicemonitors": "ServiceMonitor",
     "clusterservingruntimes": "ClusterServingRuntime",
     "inferenceservices": "InferenceService",
+    "httproutes": "HTTPRoute",
     "replicasets": "ReplicaSet",
     "pods": "Pod",
 }
 
 
 class Cluster:
-    """`looks` is how often a rollout is looked at before it is over; `failure` what its pods wait for, for ever."""
+    """`looks` is how often a rollout is looked at before it is over; `failure` what the pods of `failing`, or of all, wait for, for ever.
+
+    `forwarded` is what `kubectl port-forward` prints, `restarts` how often the containers of canaries have restarted.
+    """
 
     def __init__(self, patch: pytest.MonkeyPatch, *, unknown: frozenset[str] = frozenset()) -> None:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.owners: dict[tuple[str, str], dict[str, set[tuple[str, ...]]]] = {}  # manager -> fields that it has applied
         self.calls: list[list[str]] = []
+        self.applied: list[dict[str, Any]] = []  # in full, by the manager of deployments
         self.unknown = unknown
-        self.looks, self.left, self.failure = 0, 0, ""
-        self.forwarded = ""
+        self.looks, self.left, self.failure, self.failing = 0, 0, "", ""
+        self.forwarded, self.restarts = "", 0
+        self.served: dict[str, Any] = {"conditions": [{"type": "Ready", "status": "True"}]}  # what KServe says of an InferenceService
+        self.taken: tuple[str, str] = ("True", "")  # what a Gateway says of routes; an empty status: nothing yet
         patch.setattr(Program, "try_", lambda program, *words, **more: self.run(list(words), more.get("stdin") or ""))
         patch.setattr(Program, "lines", lambda program, *words: self.stream(list(words)))
 
@@ -50,6 +60,9 @@ class Cluster:
             out, code, err = "", 1, str(error.args[0])
         return subprocess.CompletedProcess(["kubectl", *words], code, out, err)
 
+    def secret(self, name: str, key: str) -> str:
+        return base64.b64decode(self.objects["Secret", name]["data"][key]).decode()
+
     def stream(self, words: list[str]) -> Iterator[str]:
         self.calls.append(words)
         yield self.forwarded if words[0] == "port-forward" else "[pod/digits-1/tsx] loading"
@@ -62,19 +75,39 @@ class Cluster:
 
     def _get(self, words: list[str], stdin: str) -> str:
         kind = self._kind(words[0])
+        for (other, _), each in self.objects.items():
+            if other in ("Deployment", "HTTPRoute", "InferenceService"):
+                getattr(self, f"_get_on_{other.lower()}")(each)
         if "--selector" in words:
-            wanted = words[words.index("--selector") + 1].partition("=")[2]
-            found = [each for (other, _), each in self.objects.items() if other == kind]
-            return json.dumps({"items": [each for each in found if each["metadata"]["labels"].get("app.kubernetes.io/name") == wanted]})
-        each = self.objects.get((kind, words[1]))
-        if each is not None and kind == "Deployment":
-            self._get_on(each)
-        return "" if each is None else json.dumps(each)
+            wanted = dict(pair.split("=") for pair in words[words.index("--selector") + 1].split(",")).items()
+            found = [each for (other, _), each in self.objects.items() if other == kind] + (self._pods() if kind == "Pod" else [])
+            return json.dumps({"items": [each for each in found if wanted <= each["metadata"]["labels"].items()]})
+        found_one = self.objects.get((kind, words[1]))
+        return "" if found_one is None else json.dumps(found_one)
 
-    def _get_on(self, deployment: dict[str, Any]) -> None:
+    def _pods(self) -> list[dict[str, Any]]:
+        """Of all Deployments, as many as they have."""
+        pods = []
+        for (kind, name), each in self.objects.items():
+            for number in range(each["spec"]["replicas"] if kind == "Deployment" else 0):
+                metadata: dict[str, Any] = {"name": f"{name}-pod-{number}", "labels": each["spec"]["template"]["metadata"]["labels"]}
+                status = {"restartCount": self.restarts if name.endswith("-canary") else 0, "state": {"running": {}}}
+                pods.append({"metadata": metadata, "status": {"containerStatuses": [status]}})
+        return pods
+
+    def _get_on_httproute(self, route: dict[str, Any]) -> None:
+        status, reason = self.taken
+        if status:
+            same = {"observedGeneration": route["metadata"]["generation"], "status": status, "reason": reason}
+            route["status"] = {"parents": [{"conditions": [{"type": type_, **same} for type_ in ("Accepted", "ResolvedRefs")]}]}
+
+    def _get_on_inferenceservice(self, service: dict[str, Any]) -> None:
+        service["status"] = {"observedGeneration": service["metadata"]["generation"], **self.served}
+
+    def _get_on_deployment(self, deployment: dict[str, Any]) -> None:
         wanted = deployment["spec"].get("replicas", 1)
         status = {"observedGeneration": deployment["metadata"]["generation"], "replicas": wanted, "updatedReplicas": wanted}
-        if self.failure:
+        if self.failure and self.failing in ("", deployment["metadata"]["name"]):
             failed = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "has timed out"}
             deployment["status"] = {**status, "availableReplicas": 0, "conditions": [failed]}
             return
@@ -86,8 +119,13 @@ class Cluster:
         """By the rules of server-side apply: what a manager applies no more goes, unless another one has applied it too."""
         said, manager = json.loads(stdin), words[words.index("--field-manager") + 1]
         kind, name = said["kind"], said["metadata"]["name"]
+        self.applied += [said] if manager == "tsx" else []
         before = self.objects.get((kind, name))
-        made = copy.deepcopy(before) if before else {"metadata": {}, "spec": {"clusterIP": "10.0.0.1"}}  # what a platform adds
+        if kind == "Deployment" and before and before["spec"]["selector"] != said["spec"].get("selector", before["spec"]["selector"]):
+            raise LookupError(f'The Deployment "{name}" is invalid: spec.selector: Invalid value: field is immutable')
+        made: dict[str, Any] = (
+            copy.deepcopy(before) if before else {"metadata": {}, "spec": {"clusterIP": "10.0.0.1"}}
+        )  # what a platform adds
         owners, now = self.owners.setdefault((kind, name), {}), dict(_fields(said))
         for other in owners.values():
             other.difference_update({field for field in other if field in now and _at(made, field) != now[field]})
@@ -100,7 +138,9 @@ class Cluster:
                 place = place.setdefault(key, {})
             place[field[-1]] = value
         owners[manager] = set(now)
-        made["metadata"]["generation"] = (before["metadata"]["generation"] if before else 0) + 1
+        generation = before["metadata"]["generation"] if before else 0
+        made["metadata"]["generation"] = generation + (before is None or before["spec"] != made["spec"])
+        made["metadata"].setdefault("creationTimestamp", "2026-11-21T20:00:00Z")
         made["metadata"]["managedFields"] = [
             {"manager": owner, "fieldsV1": {"f:spec": {f"f:{field[1]}": {} for field in fields if field[0] == "spec"}}}
             for owner, fields in owners.items()
@@ -114,18 +154,31 @@ class Cluster:
                 self._roll_out(made)
         return ""
 
+    def _create(self, words: list[str], stdin: str) -> str:
+        said = json.loads(stdin)
+        key = (said["kind"], said["metadata"]["name"])
+        self.applied.append(said)
+        if key in self.objects:
+            raise LookupError(f'Error from server (AlreadyExists): {key[0].lower()}s "{key[1]}" already exists')
+        self.objects[key] = said
+        return ""
+
     def _roll_out(self, deployment: dict[str, Any]) -> None:
         self.left = self.looks
         template, name = deployment["spec"]["template"], deployment["metadata"]["name"]
         number = str(int(deployment["metadata"]["annotations"][REVISION]) + 1)
         deployment["metadata"]["annotations"][REVISION] = number
-        same = next(
-            (each for (kind, _), each in self.objects.items() if kind == "ReplicaSet" and each["spec"]["template"] == template), None
-        )
+        sets = [each for (kind, _), each in self.objects.items() if kind == "ReplicaSet"]
+        same = next((each for each in sets if each["spec"]["template"] == template), None)
         if same is not None:
             same["metadata"]["annotations"][REVISION] = number
             return
-        metadata = {"name": f"{name}-{number}", "labels": deployment["metadata"]["labels"], "annotations": {REVISION: number}}
+        labels = template["metadata"]["labels"]
+        metadata = {
+            "name": f"{name}-{number}",
+            "labels": labels,
+            "annotations": {**deployment["metadata"]["annotations"], REVISION: number},
+        }
         made = {"metadata": metadata | {"creationTimestamp": f"2026-11-21T20:00:0{number}Z"}, "spec": {"template": copy.deepcopy(template)}}
         self.objects["ReplicaSet", metadata["name"]] = made
 
@@ -135,6 +188,8 @@ class Cluster:
         sets = [each for (kind, _), each in self.objects.items() if kind == "ReplicaSet"]
         found = next(each for each in sets if each["metadata"]["annotations"][REVISION] == number)
         deployment["spec"]["template"] = copy.deepcopy(found["spec"]["template"])
+        own = {REVISION: deployment["metadata"]["annotations"][REVISION]}
+        deployment["metadata"]["annotations"] |= {**found["metadata"]["annotations"], **own}  # as `kubectl rollout undo` does
         self._roll_out(deployment)
         return "rolled back"
 
@@ -143,7 +198,8 @@ class Cluster:
         self.objects.pop((kind, words[1]), None)
         self.owners.pop((kind, words[1]), None)
         if kind == "Deployment":
-            self.objects = {key: each for key, each in self.objects.items() if key[0] not in ("ReplicaSet", "Pod")}
+            own = [key for key in self.objects if key[0] in ("ReplicaSet", "Pod") and key[1].rpartition("-")[0] == words[1]]
+            self.objects = {key: each for key, each in self.objects.items() if key not in own}
         return ""
 
     def _logs(self, words: list[str], stdin: str) -> str:

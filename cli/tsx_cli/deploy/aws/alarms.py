@@ -24,6 +24,12 @@ class AlarmMetrics(NamedTuple):
     answers: tuple[str, Mapping[str, str]] | None = None  # where it counts answers that are errors apart from failures
 
 
+class AlarmBound(NamedTuple):
+    text: str
+    metric: str  # `5xx`, or a percentile of the latency, such as `p95`
+    limit: float  # answers in a minute, or milliseconds
+
+
 class Alarms(NamedTuple):
     made: list[Resource]
     names: list[str]  # of these, and of those that are there already
@@ -34,7 +40,7 @@ def alarms(texts: Sequence[str], metrics: AlarmMetrics, prefix: str, tags: Mappi
     made: list[Resource] = []
     names: list[str] = []
     for text in texts:
-        bound = _BOUND.fullmatch(text.strip())
+        bound = read_bound(text)
         if bound is None:
             if not _NAME.fullmatch(text):
                 raise UsageError(f"--alarm: '{text}' is not an alarm; write 5xx>0, p95>300ms, or the name of an existing alarm")
@@ -47,24 +53,33 @@ def alarms(texts: Sequence[str], metrics: AlarmMetrics, prefix: str, tags: Mappi
     return Alarms(made, names)
 
 
-def _properties(bound: re.Match[str], metrics: AlarmMetrics) -> dict[str, Any]:
+def read_bound(text: str) -> AlarmBound | None:
+    """None for another text, such as the name of an alarm. Raises UsageError."""
+    bound = _BOUND.fullmatch(text.strip())
+    if bound is None:
+        return None
     what, number, unit = bound[1].lower(), float(bound[2]), bound[3]
     if what == "5xx":
         if unit:
             raise UsageError(f"--alarm: 5xx is a number of answers in a minute and has no unit: 5xx>{bound[2]}")
-        measured = {**_errors(metrics), "Threshold": number}
+        return AlarmBound(bound[0], what, number)
+    if not unit or not 0 < float(what[1:]) <= 100:
+        raise UsageError(f"--alarm: '{bound[0]}' is not a bound of a latency; write p95>300ms")
+    return AlarmBound(bound[0], what, number * (1000 if unit.lower() == "s" else 1))
+
+
+def _properties(bound: AlarmBound, metrics: AlarmMetrics) -> dict[str, Any]:
+    if bound.metric == "5xx":
+        measured = {**_errors(metrics), "Threshold": bound.limit}
     else:
-        if not unit or not 0 < float(what[1:]) <= 100:
-            raise UsageError(f"--alarm: '{bound[0]}' is not a bound of a latency; write p95>300ms")
-        threshold = number * (1000 if unit.lower() == "s" else 1) * metrics.per_millisecond
         measured = {
             **_metric(metrics, metrics.latency, metrics.dimensions),
-            "ExtendedStatistic": what,
+            "ExtendedStatistic": bound.metric,
             "Period": 60,
-            "Threshold": threshold,
+            "Threshold": bound.limit * metrics.per_millisecond,
         }
     return {
-        "AlarmDescription": f"{bound[0]} of what tsx deploy made",
+        "AlarmDescription": f"{bound.text} of what tsx deploy made",
         **measured,
         "EvaluationPeriods": 1,
         "ComparisonOperator": "GreaterThanThreshold",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from tsx_cli.deploy.spec import DeploySpec
 Document = dict[str, Any]
 SERVICES = {"sagemaker": "sagemaker.amazonaws.com", "lambda": "lambda.amazonaws.com"}
 POLICY = "tsx"  # the name of the one policy of a role that is made
+READS = re.compile(r"\w+:(Get|Describe|List|BatchGet|BatchCheck)")
 PULL = ("ecr:BatchCheckLayerAvailability", "ecr:GetDownloadUrlForLayer", "ecr:BatchGetImage")
 PUSH = ("InitiateLayerUpload", "UploadLayerPart", "CompleteLayerUpload", "PutImage", "DescribeRepositories")
 OWN_IMAGES = ("ecr:CreateRepository", "ecr:TagResource", "ecr:ListTagsForResource", "ecr:DeleteRepository")
@@ -78,6 +80,26 @@ def deployer(target: str, account: str, region: str) -> Document:
     return _document([*shared, *own(account, place)])
 
 
+def planner(target: str, account: str, region: str) -> Document:
+    """What a plan asks of AWS: of a deployer's permissions those that only read."""
+    found = [
+        {**each, "Action": [action for action in each["Action"] if READS.match(action)]}
+        for each in deployer(target, account, region)["Statement"]
+    ]
+    return _document(
+        [each for each in found if each["Action"] and each["Sid"] not in ("LookAtItsRole", "PurgeImages", "Logs", "Prices", "SignInToEcr")]
+    )
+
+
+def trusted_workflow() -> Document:
+    """Who may take a role of a workflow's: the jobs of one environment of one repository, by the tokens that GitHub gives them."""
+    issuer = "token.actions.githubusercontent.com"
+    claims = {f"{issuer}:aud": "sts.amazonaws.com", f"{issuer}:sub": "repo:OWNER/REPOSITORY:environment:production"}
+    whose = {"Federated": f"arn:aws:iam::ACCOUNT:oidc-provider/{issuer}"}
+    statement = {"Effect": "Allow", "Principal": whose, "Action": "sts:AssumeRoleWithWebIdentity", "Condition": {"StringEquals": claims}}
+    return _document([statement])
+
+
 def documents() -> dict[str, Document]:
     """The files of infra/iam: ACCOUNT, REGION and NAME stand for what they say."""
     found: dict[str, Document] = {}
@@ -87,12 +109,13 @@ def documents() -> dict[str, Document]:
         )
         text = json.dumps(execution(spec, "ACCOUNT", "REGION", "tsx-ACCOUNT-REGION")).replace(spec.name, "NAME")
         found[f"deployer-{target}"] = deployer(target, "ACCOUNT", "REGION")
+        found[f"planner-{target}"] = planner(target, "ACCOUNT", "REGION")
         found[f"execution-{target}"] = json.loads(text)
         found[f"trust-{target}"] = trust(target)
     caller = [
         _allow("CallByUrl", ["lambda:InvokeFunctionUrl", "lambda:InvokeFunction"], ["arn:aws:lambda:REGION:ACCOUNT:function:NAME:live"])
     ]
-    return {**found, "caller-lambda": _document(caller)}
+    return {**found, "caller-lambda": _document(caller), "trust-github": trusted_workflow()}
 
 
 def _deploys_endpoints(account: str, place: str) -> list[Document]:

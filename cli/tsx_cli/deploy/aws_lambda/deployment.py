@@ -29,7 +29,7 @@ END_OF_HEAD = b"\0" * 8  # of an answer that is streamed: what comes behind it i
 
 
 class LambdaTarget:
-    def wanted(self, spec: DeploySpec, facts: Facts) -> list[Resource]:
+    def wanted(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
         return resources(spec, facts)
 
     def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:

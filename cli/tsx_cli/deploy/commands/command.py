@@ -46,7 +46,8 @@ Emit = Annotated[
     typer.Option(
         "--emit",
         metavar="KIND [DIR]",
-        help="Only write files into DIR, by default ./KIND: dockerfile, compose, cloudformation, kubernetes or any target.",
+        help="Only write files into DIR, by default ./KIND: "
+        "dockerfile, compose, cloudformation, kubernetes, helm, kustomize, github or any target.",
     ),
 ]
 NoCheck = Annotated[

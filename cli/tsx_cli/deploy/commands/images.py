@@ -13,8 +13,7 @@ from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import ResourceKind
 from tsx_cli.deploy.engine.resources import Ref, Resource
 from tsx_cli.deploy.image.programs import Builder
-from tsx_cli.deploy.image.recipe import Local, recipe, tag_in
-from tsx_cli.deploy.preflight.limits import ARM
+from tsx_cli.deploy.image.recipe import Local, machine, recipe, tag_in
 from tsx_cli.deploy.spec import DeploySpec
 
 ECR = re.compile(r"\d{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?")
@@ -40,14 +39,9 @@ def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
             raise UsageError(f"neither image nor repository is given: {ways}")
         name = f"{spec.repository}:{made.tag}"
         pushed = container_kinds.PushedImage(Builder(spec.build.tool), made)
-        return Images(name, [Resource("Image", "Tsx::Registry::Image", name, {})], {"Tsx::Registry::Image": pushed})
+        image = Resource("Image", "Tsx::Registry::Image", name, {})
+        return Images(Ref("Image", "Uri", made.tag), [image], {"Tsx::Registry::Image": pushed})
     return _in_ecr(spec, facts, tag, ecr.EcrImage(Builder(spec.build.tool), made, machine(spec)))
-
-
-def machine(spec: DeploySpec) -> str:
-    """Of AWS: what this machine is does not matter there."""
-    arm = spec.lambda_.architecture == "arm64" if spec.target == "lambda" else bool(ARM.match(spec.sagemaker.instance_type))
-    return "linux/arm64" if arm else "linux/amd64"
 
 
 def own_repository(target: str, name: str) -> str:

@@ -28,6 +28,7 @@ from tsx_cli.deploy.kubernetes.deployment import KubernetesTarget
 from tsx_cli.deploy.kubernetes.kinds import KIND as OBJECT
 from tsx_cli.deploy.kubernetes.kinds import KINDS as OBJECTS
 from tsx_cli.deploy.kubernetes.kinds import Cluster, Revision
+from tsx_cli.deploy.kubernetes.release import Release, WeightedRoute
 from tsx_cli.deploy.sagemaker.component_kind import COMPONENT
 from tsx_cli.deploy.sagemaker.forms import KINDS as SAGEMAKER_KINDS
 from tsx_cli.deploy.sagemaker.forms import AnySageMakerTarget
@@ -111,7 +112,8 @@ def _place(name: str, target: str, fields: Mapping[str, Any]) -> Location:
     elif target == "kubernetes":
         if shutil.which("kubectl") is None:
             raise CliError("kubectl is not installed; install it, or write the manifests with --emit kubernetes and apply them elsewhere")
-        own, kinds = fields["kubernetes"], {**OBJECTS, f"{OBJECT}Revision": Revision()}
+        own, kinds = fields["kubernetes"], {**OBJECTS, f"{OBJECT}Deployment": Release(), f"{OBJECT}HTTPRoute": WeightedRoute()}
+        kinds[f"{OBJECT}Revision"] = Revision()
         cloud = Cluster(Program("kubectl", ("--context", own["context"]) if own["context"] else ()), own["namespace"])
     else:
         cloud, kinds = Cloud(fields.get("region"), fields.get("profile"), fields["sagemaker"]["bucket_owner"]), AWS_KINDS

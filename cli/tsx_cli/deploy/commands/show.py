@@ -14,7 +14,7 @@ from rich.status import Status
 
 from tsx_cli.common.output import one_line, print_table
 from tsx_cli.deploy.engine.engine import Event
-from tsx_cli.deploy.engine.plan import Action, Change, Plan, hidden
+from tsx_cli.deploy.engine.plan import Action, Change, Plan, narrowed
 from tsx_cli.deploy.engine.platform import DeployedVersion
 
 LONGEST = 100  # characters of a value
@@ -51,9 +51,8 @@ def show_plan(planned: Plan) -> None:
         because = f"  ({one_line(change.reason)})" if change.reason else ""
         print(f"{ACTIONS[change.action][0]:>3} {change.resource.short_kind:<15} {one_line(change.resource.name)}{because}")
         if change.action in ("update", "replace"):
-            for field in change.fields:
-                name = field.path.rpartition(".")[2]
-                print(f"      {field.path}: {_value(hidden(field.old, name))} -> {_value(hidden(field.new, name))}")
+            for path, old, new in (row for field in change.fields for row in narrowed(field)):
+                print(f"      {path}: {_value(old)} -> {_value(new)}")
             if change.resource.how and change.action == "update":
                 print(f"      how: {_value(change.resource.how)}")
     counts = [(planned.count(action), words[1]) for action, words in ACTIONS.items()]
@@ -69,7 +68,8 @@ def expected(change: Change) -> float:
     traffic: Mapping[str, float] = shift.get("BlueGreenUpdatePolicy", {}).get("TrafficRoutingConfiguration", {})
     rolling = shift.get("RollingUpdatePolicy")
     steps = 0 if rolling is None else math.ceil(100 / rolling["MaximumBatchSize"]["Value"]) * rolling["WaitIntervalInSeconds"]
-    return usual + traffic.get("WaitIntervalInSeconds", 0) + steps
+    bake = change.resource.how.get("bake", 0) if change.action == "update" else 0
+    return usual + traffic.get("WaitIntervalInSeconds", 0) + steps + bake
 
 
 def minutes(seconds: float) -> str:

@@ -51,10 +51,10 @@ def read_spec(file: Path | None, given: Mapping[str, Any]) -> DeploySpec:
         spec = DeploySpec.model_validate(_values(file, given))
     except ValidationError as error:
         raise UsageError("; ".join(_in_words(problem) for problem in error.errors())) from error
-    asked = {"canary": spec.canary is not None, "create_role": spec.create_role}
-    useless = [key for key, is_asked in asked.items() if is_asked and spec.target in ("container", "kubernetes")]
-    if useless:
-        raise UsageError(f"{useless[0]}: SageMaker and Lambda have that, and the target {spec.target} does not. Remove it")
+    if spec.canary is not None and spec.target == "container":
+        raise UsageError("canary: the target container runs one version at a time. Remove it")
+    if spec.create_role and spec.target in ("container", "kubernetes"):
+        raise UsageError(f"create_role: SageMaker and Lambda have that, and the target {spec.target} does not. Remove it")
     return spec
 
 

@@ -22,6 +22,7 @@ from tsx_cli.deploy.commands.locations import place as place_of
 from tsx_cli.deploy.commands.logs_view import explain, log_of, show_lines, show_why, why
 from tsx_cli.deploy.commands.show import Steps, confirm, show_plan, show_status, show_versions
 from tsx_cli.deploy.commands.spec_file import read_spec, read_target
+from tsx_cli.deploy.emit.github import command_words
 from tsx_cli.deploy.emit.render import check_kind, emit
 from tsx_cli.deploy.emit.write import write
 from tsx_cli.deploy.engine.engine import AGAIN, DeployFailed, Engine
@@ -30,6 +31,7 @@ from tsx_cli.deploy.engine.plan import Plan
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.local import image_builder, this_machine
+from tsx_cli.deploy.image.programs import pinned
 from tsx_cli.deploy.image.recipe import Local
 from tsx_cli.deploy.preflight.preflight import Preflight, load, look_ahead
 from tsx_cli.deploy.preflight.price_list import fetch_prices
@@ -74,7 +76,7 @@ def emit_files(file: Path | None, given: Given, kind: str, directory: Path, *, a
     spec = read_spec(file, {**given, "target": target})
     _, facts = look_at(spec.model, image=spec.image or "")
     with this_machine(spec.build.wheel) as local:
-        emitted = emit(kind, spec, facts, local)
+        emitted = emit(kind, spec, facts, local, command_words(file, given) if kind == "github" else ())
         paths = write(emitted, directory)
     if as_json:
         print_json({"files": [str(path) for path in paths], "next": emitted.next_step})
@@ -200,12 +202,14 @@ def _planned(engine: Engine, place: Location, spec: DeploySpec, local: Local | N
         account = cloud.account
         pushed, image_bytes = _by_digest(spec.image or "", cloud)
         facts = replace(facts, account=account, image=pushed)
+    elif spec.target == "kubernetes" and spec.image is not None:
+        facts = replace(facts, image=pinned(spec.image))
     built: list[Resource] = []
     if local is not None:
         image, built, kinds = images(spec, facts, local, cloud)
         facts, engine.kinds = replace(facts, image=image), {**engine.kinds, **kinds}
-    wanted = [*built, *place.platform.wanted(spec, facts)]
-    ahead = look_ahead(spec, inspection, cloud.region, image_bytes, strict=check)
+    wanted = [*built, *place.platform.wanted(cloud, spec, facts)]
+    ahead = look_ahead(spec, inspection, cloud.region, image_bytes, strict=check).noted(wanted)
     return engine.plan(wanted, place.platform.obsolete(cloud, spec, wanted)), ahead
 
 

@@ -24,7 +24,7 @@ OWN_IMAGE = "tsx.built"  # the label of a container whose image was built for it
 
 
 class ContainerTarget:
-    def wanted(self, spec: DeploySpec, facts: Facts) -> list[Resource]:
+    def wanted(self, cloud: ContainerHost, spec: DeploySpec, facts: Facts) -> list[Resource]:
         """Raises UsageError where others reach it and no token is there for them."""
         missing = [name for name in wants_tokens(spec) if not os.environ.get(name)]
         if missing:
@@ -109,9 +109,9 @@ class ContainerTarget:
         return cloud.follow(_name(current), [*words, *(["--follow"] if follow else [])])
 
 
-def predict(address: str, model: str, body: bytes, content_type: str, accept: str | None) -> Response:
-    """With the token of the environment; the answer has arrived whole. Raises CliError."""
-    token = os.environ.get("TSX_INFERENCE_TOKEN") or None
+def predict(address: str, model: str, body: bytes, content_type: str, accept: str | None, token: str | None = None) -> Response:
+    """With the token, or that of the environment; the answer has arrived whole. Raises CliError."""
+    token = token or os.environ.get("TSX_INFERENCE_TOKEN") or None
     headers = {"Content-Type": content_type, **({"Accept": accept} if accept else {})}
     server = Server(address, token, absent="see `tsx deploy status`")
     response = server.call("POST", path("predictions", model), body, headers)

@@ -192,17 +192,18 @@ class PushedImage(LocalImage):
 
     def __init__(self, builder: Builder, recipe: Recipe) -> None:
         super().__init__(builder, recipe)
-        self._pushed: set[str] = set()
+        self._pushed: dict[str, str] = {}  # by their names, with their digests
 
     def observe(self, cloud: Any, name: str) -> Observed | None:
-        there = name in self._pushed or self._builder.is_pushed(name)
-        return Observed(name, {}, outputs={"Uri": name}) if there else None
+        """Its Uri has the digest, where a program of this machine can tell it."""
+        if name not in self._pushed and self._builder.is_pushed(name):
+            self._pushed[name] = self._builder.pinned(name)
+        return Observed(name, {}, outputs={"Uri": self._pushed[name]}) if name in self._pushed else None
 
     def create(self, cloud: Any, resource: Resource) -> None:
         if not self._builder.is_here(resource.name):
             super().create(cloud, resource)
-        self._builder.push(resource.name)
-        self._pushed.add(resource.name)
+        self._pushed[resource.name] = self._builder.push(resource.name)
 
     def delete(self, cloud: Any, found: Observed) -> None:
         pass  # a registry's images are its administrator's

@@ -1,1 +1,1 @@
-"""Files instead of calls: CloudFormation, manifests, compose files."""
+"""Files instead of calls: CloudFormation, manifests, charts, overlays, compose files, workflows."""

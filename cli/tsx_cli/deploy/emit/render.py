@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import yaml
+from typing import NamedTuple
 
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.container.resources import compose
 from tsx_cli.deploy.emit.cloudformation import NEEDS_NOTE, template
+from tsx_cli.deploy.emit.github import workflow
+from tsx_cli.deploy.emit.helm import chart
+from tsx_cli.deploy.emit.kustomize import kustomize
+from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.image.recipe import Local, Recipe, recipe
-from tsx_cli.deploy.kubernetes.resources import Manifest, kustomization, manifests
+from tsx_cli.deploy.kubernetes.resources import kustomization, manifests
+from tsx_cli.deploy.kubernetes.security import secret_step
 from tsx_cli.deploy.spec import DeploySpec
 
 NAMES = {
     "Deployment": "deployment.yaml",
     "Service": "service.yaml",
     "HorizontalPodAutoscaler": "autoscaler.yaml",
+    "ScaledObject": "scaled-object.yaml",
     "PodDisruptionBudget": "disruption.yaml",
     "NetworkPolicy": "network-policy.yaml",
     "ServiceMonitor": "monitor.yaml",
+    "HTTPRoute": "route.yaml",
     "ClusterServingRuntime": "serving-runtime.yaml",
     "InferenceService": "inference-service.yaml",
 }
@@ -43,19 +48,20 @@ def _compose(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     labels = tags_of(spec, facts)
     if spec.image is not None:
         service = compose(spec, spec.image, stage=None, labels=labels)
-        return EmittedFiles({"compose.yaml": _yaml([service])}, {}, "docker compose up --detach --wait")
+        return EmittedFiles({"compose.yaml": yaml_text([service])}, {}, "docker compose up --detach --wait")
     made = recipe(spec, facts, local)
     service = compose(spec, image_name(spec, made), stage=made.stage, labels=labels)
-    return EmittedFiles({**made.files, "compose.yaml": _yaml([service])}, made.copied, "docker compose up --build --detach --wait")
+    return EmittedFiles({**made.files, "compose.yaml": yaml_text([service])}, made.copied, "docker compose up --build --detach --wait")
 
 
 def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
+    _refuse_canary(spec)
     made = None if spec.image is not None else recipe(spec, facts, local)
     image = spec.image or image_name(spec, made)
-    files = {NAMES[each["kind"]]: _yaml([each]) for each in manifests(spec, image, tags_of(spec, facts))}
+    files = {NAMES[each["kind"]]: yaml_text([each]) for each in manifests(spec, image, tags_of(spec, facts))}
     cluster_wide = {NAMES["ClusterServingRuntime"]: files.pop(NAMES["ClusterServingRuntime"])} if spec.kubernetes.kserve else {}
-    files["kustomization.yaml"] = _yaml([kustomization(spec, list(files))])
-    step = "kubectl apply --server-side --kustomize ."
+    files["kustomization.yaml"] = yaml_text([kustomization(spec, list(files))])
+    step = f"{secret_step(spec)}kubectl apply --server-side --kustomize ."
     if cluster_wide:
         step = f"kubectl apply --server-side --filename {NAMES['ClusterServingRuntime']}, once for the cluster, then {step}"
     if made is None:
@@ -64,11 +70,43 @@ def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     return EmittedFiles({**made.files, **files, **cluster_wide}, made.copied, f"{build}, then {step}")
 
 
+def _helm(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
+    step = f"helm upgrade --install {spec.name} . --namespace {spec.kubernetes.namespace} --wait"
+    return _beside_image(spec, facts, local, lambda image: chart(spec, facts, image, NAMES), f"{secret_step(spec)}{step}")
+
+
+def _kustomize(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
+    step = f"{secret_step(spec)}kubectl apply --server-side --kustomize overlays/production"
+    return _beside_image(spec, facts, local, lambda image: kustomize(spec, image, tags_of(spec, facts), NAMES), step)
+
+
+def _beside_image(spec: DeploySpec, facts: Facts, local: Local, made: Callable[[str], dict[str, str]], step: str) -> EmittedFiles:
+    """The files of an image that is to be built lie in a directory of their own, as all others are read for the cluster."""
+    _refuse_canary(spec)
+    if spec.image is not None:
+        return EmittedFiles(made(spec.image), {}, step)
+    built = recipe(spec, facts, local)
+    image = image_name(spec, built)
+    files = made(image) | {f"image/{name}": text for name, text in built.files.items()}
+    build = f"docker build --target {built.stage} --tag {image} image && docker push {image}"
+    return EmittedFiles(files, {f"image/{name}": path for name, path in built.copied.items()}, f"{build}, then {step}")
+
+
+def _refuse_canary(spec: DeploySpec) -> None:
+    if spec.canary is not None:
+        raise UsageError("canary: files cannot watch one; `tsx deploy --target kubernetes` does. Remove it")
+
+
 def _cloudformation(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
-    text = _yaml([template(spec, facts)])
+    text = yaml_text([template(spec, facts)])
     makes_role = spec.create_role or (spec.target == "lambda" and spec.canary is not None)
     roles = ", and --capabilities CAPABILITY_NAMED_IAM, because it creates a role" if makes_role else ""
     return EmittedFiles({"template.yaml": text}, {}, NEEDS_NOTE.format(name=spec.name) + roles)
+
+
+def _github(spec: DeploySpec, facts: Facts, local: Local, words: Sequence[str] = ()) -> EmittedFiles:
+    files, step = workflow(spec, facts, local, words)
+    return EmittedFiles(files, {}, step)
 
 
 Maker = Callable[[DeploySpec, Facts, Local], EmittedFiles]
@@ -77,6 +115,9 @@ KINDS: Mapping[str, tuple[tuple[str, ...], Maker]] = {  # the targets that it is
     "compose": (("container",), _compose),
     "cloudformation": (("sagemaker", "lambda"), _cloudformation),
     "kubernetes": (("kubernetes",), _kubernetes),
+    "helm": (("kubernetes",), _helm),
+    "kustomize": (("kubernetes",), _kustomize),
+    "github": (("sagemaker", "lambda", "kubernetes"), _github),
     "container": (("container",), _compose),  # the other targets' names
     "sagemaker": (("sagemaker",), _cloudformation),
     "lambda": (("lambda",), _cloudformation),
@@ -92,24 +133,11 @@ def check_kind(kind: str, target: str | None) -> str:
     return target or KINDS[kind][0][0]
 
 
-def emit(kind: str, spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
-    return KINDS[kind][1](spec, facts, local)
+def emit(kind: str, spec: DeploySpec, facts: Facts, local: Local, words: Sequence[str] = ()) -> EmittedFiles:
+    """`words` are the options that were given beside the file of settings, for files that run the command again."""
+    return _github(spec, facts, local, words) if kind == "github" else KINDS[kind][1](spec, facts, local)
 
 
 def image_name(spec: DeploySpec, made: Recipe | None) -> str:
     assert made is not None
     return f"{spec.repository or spec.name}:{made.tag}"
-
-
-class _Dumper(yaml.SafeDumper):
-    """Lists are indented, and nothing is an alias of something else."""
-
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        super().increase_indent(flow, False)
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _yaml(documents: Iterable[Manifest]) -> str:
-    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=140)

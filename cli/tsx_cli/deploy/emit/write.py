@@ -27,6 +27,8 @@ def write(emitted: EmittedFiles, directory: Path) -> list[Path]:
         why = "would be overwritten, but tsx did not write it or it has changed since"
         raise CliError(f"{paths} {why}; move it, or give another directory")
     directory.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
     for name, text in emitted.files.items():
         (directory / name).write_text(text, "utf-8")
     for name, source in emitted.copied.items():

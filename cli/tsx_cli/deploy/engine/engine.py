@@ -150,7 +150,8 @@ class Engine:
 
     def _wait(self, change: Change, start: float, kind: ResourceKind, text: str, patience: float | None = None) -> None:
         seconds = self.clock() - start
-        if seconds > (kind.patience if patience is None else patience):
+        usual = change.resource.patience or kind.patience
+        if seconds > (usual if patience is None else patience):
             raise CloudError(f"{change.resource.name}: it has made no progress for {seconds:.0f} s ({text})")
         self.on_event(Event(change, "waiting", seconds, text))
         self.sleep(kind.poll)

@@ -49,7 +49,7 @@ def look_at(archive: Path, *, image: str = "", region: str = "") -> tuple[Inspec
 
 def tags_of(spec: DeploySpec, facts: Facts) -> dict[str, str]:
     """By what a deployment is found again: there is no other state."""
-    wanted = spec.model_dump(mode="json", exclude={"model", "profile", "tags"})
+    wanted = spec.model_dump(mode="json", exclude={"model", "profile", "tags", "github"})
     return {
         **spec.tags,
         "tsx:name": spec.name,

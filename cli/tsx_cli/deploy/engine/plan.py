@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal
@@ -211,3 +211,28 @@ def hidden(value: Any, name: str = "") -> Any:
     if assigned is not None and not name:
         return f"{assigned[1]}={hidden(assigned[2], assigned[1])}"
     return HIDDEN if _SECRET.search(name) else value
+
+
+def narrowed(field: Field) -> list[tuple[str, Any, Any]]:
+    """What of a field changes, without secrets: of containers and variables, whose lists are one value, each by its name."""
+    name = field.path.rpartition(".")[2]
+    old, new = hidden(field.old, name), hidden(field.new, name)
+    return list(_narrowed(field.path, (field.old, old), (field.new, new))) or [(field.path, old, new)]  # where only the order differs
+
+
+def _narrowed(path: str, old: tuple[Any, Any], new: tuple[Any, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Each side with what is shown of it."""
+    (was, was_shown), (will_be, shown) = old, new
+    if isinstance(was, Mapping) and isinstance(will_be, Mapping):
+        for key, value in will_be.items():
+            yield from _narrowed(f"{path}.{key}", (was.get(key), was_shown.get(key)), (value, shown[key]))
+    elif (before := _by_name(was, was_shown)) and (after := _by_name(will_be, shown)):
+        for key in dict.fromkeys([*before, *after]):
+            yield from _narrowed(f"{path}.{key}", before.get(key, (None, None)), after.get(key, (None, None)))
+    elif was != will_be:
+        yield path, was_shown, shown
+
+
+def _by_name(value: Any, shown: Any) -> dict[str, tuple[Any, Any]]:
+    is_named = isinstance(value, (list, tuple)) and all(isinstance(each, Mapping) and "name" in each for each in value)
+    return {each["name"]: (each, part) for each, part in zip(value, shown, strict=True)} if is_named else {}

@@ -30,7 +30,7 @@ class DeployedVersion(NamedTuple):
 class Platform(Protocol):
     """`cloud` is where its deployments are: an AWS account, this machine's containers, a cluster."""
 
-    def wanted(self, spec: DeploySpec, facts: Facts) -> list[Resource]: ...
+    def wanted(self, cloud: Any, spec: DeploySpec, facts: Facts) -> list[Resource]: ...
 
     def belongings(self, cloud: Any, name: str, *, purge: bool = False) -> list[Resource]:
         """All of a deployment that is there, each with what it needs; with `purge` also files and images."""

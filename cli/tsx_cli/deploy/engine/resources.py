@@ -39,6 +39,8 @@ class Resource:
     needs: tuple[str, ...] = ()  # ids of what must be there before it
     tags: Mapping[str, str] = field(default_factory=dict)
     how: Mapping[str, Any] = field(default_factory=dict)  # how a change of it is made; nothing of that is there afterwards
+    patience: float = 0.0  # seconds after which a change of it is given up; 0: those of its kind
+    notes: tuple[str, ...] = ()  # what a person should know of it, shown below the plan
 
     @property
     def short_kind(self) -> str:

@@ -22,6 +22,12 @@ BUILDERS = ("docker", "podman", "buildah")
 ENGINES = ("docker", "podman")
 SHOWN_LINES = 25  # lines of a program's output that an error shows
 _INNER = re.compile(r"[EWIF]\d{4} \d\d:\d\d:\d\d")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+QUERIES = (  # programs that ask a registry for the digest of a tag
+    ("crane", ("digest",), ""),
+    ("skopeo", ("inspect", "--no-tags", "--format", "{{.Digest}}"), "docker://"),
+    ("docker", ("buildx", "imagetools", "inspect", "--format", "{{.Manifest.Digest}}"), ""),
+)
 MACHINES = {"x86_64": "linux/amd64", "amd64": "linux/amd64", "aarch64": "linux/arm64", "arm64": "linux/arm64"}
 
 
@@ -156,12 +162,49 @@ class Builder:
         words = ("login", "--username", user, "--password-stdin", registry)
         self.program.ask(*words, doing=f"logging in to {registry}", stdin=password)
 
-    def push(self, reference: str) -> None:
-        self.program.ask("push", reference, doing=f"pushing {reference}")
+    def push(self, reference: str) -> str:
+        """Its name by the digest that the registry has of it, where the program tells it."""
+        with tempfile.TemporaryDirectory(prefix="tsx-push-", dir=temporary_place()) as place:
+            file = Path(place, "digest")
+            words = () if self.program.name == "docker" else ("--digestfile", str(file))
+            output = self.program.ask("push", *words, reference, doing=f"pushing {reference}")
+            return _by_digest(reference, file.read_text("utf-8") if file.is_file() else output.partition("digest: ")[2])
+
+    def pinned(self, reference: str) -> str:
+        """An image that was built here and pushed, by its digest: the registry knows it, or this machine from its own push."""
+        found = pinned(reference)
+        if found != reference or self.program.name == "buildah":
+            return found
+        done = self.program.try_("image", "inspect", "--format", "{{json .RepoDigests}}", reference)
+        known = re.search(rf'"({re.escape(_repository(reference))}@{_DIGEST.pattern})"', done.stdout)
+        return reference if known is None else known[1]
 
     def remove(self, reference: str) -> None:
         words = ("rmi", reference) if self.program.name == "buildah" else ("image", "rm", reference)
         self.program.ask(*words, doing=f"removing {reference}")
+
+
+def pinned(reference: str) -> str:
+    """The image by its digest: a tag may mean another image tomorrow. The same name where no program of this machine can tell it."""
+    if "@" in reference:
+        return reference
+    for name, words, scheme in QUERIES:
+        if shutil.which(name) is not None:
+            done = Program(name).try_(*words, f"{scheme}{reference}")
+            found = _by_digest(reference, done.stdout if done.returncode == 0 else "")
+            if found != reference:
+                return found
+    return reference
+
+
+def _by_digest(reference: str, output: str) -> str:
+    found = _DIGEST.search(output)
+    return reference if found is None else f"{_repository(reference)}@{found[0]}"
+
+
+def _repository(reference: str) -> str:
+    path, slash, last = reference.rpartition("/")
+    return f"{path}{slash}{last.partition(':')[0]}"
 
 
 def engine(choice: str) -> Program:

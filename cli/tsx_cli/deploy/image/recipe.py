@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import digest
-from tsx_cli.deploy.preflight.limits import ACCELERATED
+from tsx_cli.deploy.preflight.limits import ACCELERATED, ARM
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_templates.render import locked_requirements, render_tree
 
@@ -66,6 +66,12 @@ def wants_gpu(spec: DeploySpec) -> bool:
     if spec.target == "lambda":
         return spec.lambda_.managed_instances is not None and spec.lambda_.managed_instances.gpu_memory is not None
     return {"container": spec.container.gpus, "kubernetes": spec.kubernetes.gpus}.get(spec.target, 0) > 0
+
+
+def machine(spec: DeploySpec) -> str:
+    """Of AWS: what this machine is does not matter there."""
+    arm = spec.lambda_.architecture == "arm64" if spec.target == "lambda" else bool(ARM.match(spec.sagemaker.instance_type))
+    return "linux/arm64" if arm else "linux/amd64"
 
 
 def _rendered(spec: DeploySpec, facts: Facts, local: Local, archive: str, copied: list[str]) -> dict[str, str]:

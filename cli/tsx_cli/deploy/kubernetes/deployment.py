@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -15,68 +15,119 @@ from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource
-from tsx_cli.deploy.kubernetes.kinds import KIND, REVISION, TYPES, Cluster, selector, waiting
-from tsx_cli.deploy.kubernetes.resources import manifests
+from tsx_cli.deploy.kubernetes.gateway import canary_of
+from tsx_cli.deploy.kubernetes.kinds import KIND, REVISION, TYPES, Cluster, selector, tags_in, waiting
+from tsx_cli.deploy.kubernetes.release import NONE, canary_in, with_share
+from tsx_cli.deploy.kubernetes.resources import HTTP, INSTANCE, MANAGED_BY, NAME, Manifest, manifests
+from tsx_cli.deploy.kubernetes.security import TOKENS, token_secret
 from tsx_cli.deploy.spec import DeploySpec
 
-OWN = ("Deployment", "InferenceService", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "NetworkPolicy", "ServiceMonitor")
-_FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
+OWN = (
+    *("Secret", "Deployment", "InferenceService", "Service", "HorizontalPodAutoscaler", "ScaledObject", "PodDisruptionBudget"),
+    *("NetworkPolicy", "ServiceMonitor", "HTTPRoute"),
+)
+ROUTING = 300  # seconds until a Gateway has taken a route
+MARGIN = 60  # seconds for images to be pulled, beside the time until a model is ready
 
 
 class KubernetesTarget:
-    def wanted(self, spec: DeploySpec, facts: Facts) -> list[Resource]:
-        tags = tags_of(spec, facts)
+    def wanted(self, cloud: Cluster, spec: DeploySpec, facts: Facts) -> list[Resource]:
+        tags, notes = tags_of(spec, facts), _notes(spec, facts)
+        patience = {"InferenceService": spec.kubernetes.startup_timeout + MARGIN, "HTTPRoute": ROUTING}
         made = []
-        for manifest in manifests(spec, str(facts.image), tags):
+        for manifest in manifests(spec, facts.image, tags):
             kind = manifest["kind"]
+            if kind == "ServiceMonitor" and spec.kubernetes.monitoring is None and not cloud.knows(kind, spec.name):
+                notes.append("no ServiceMonitor is created, because the cluster does not have the Prometheus operator")
+                continue
             own = {} if kind == "ClusterServingRuntime" else tags  # which every deployment of the cluster shares
-            made.append(Resource(kind, f"{KIND}{kind}", manifest["metadata"]["name"], manifest, ("Image",), own))
-        return made
+            name = manifest["metadata"]["name"]
+            made.append(Resource(kind, f"{KIND}{kind}", name, manifest, ("Image",), own, patience=patience.get(kind, 0)))
+        made[0] = replace(made[0], notes=tuple(notes))
+        if spec.kubernetes.kserve:
+            return made
+        made = [*_tokens(cloud, spec, tags), *made]
+        stable = cloud.get(TYPES["Deployment"], spec.name, doing=f"looking for the Deployment {spec.name}")
+        if stable is None or tags_in(stable).get("tsx:name") != spec.name:
+            return made
+        return [_continued(cloud, spec, facts, each, made, stable) for each in made]
 
     def belongings(self, cloud: Cluster, name: str, *, purge: bool = False) -> list[Resource]:
         found = []
         for kind in OWN:
-            labelled = [(each, each["metadata"].get("labels") or {}) for each in cloud.listed(TYPES[kind], name)]
-            there = [each for each, labels in labelled if labels.get("app.kubernetes.io/managed-by") == "tsx"]
+            there = [each for each in cloud.listed(TYPES[kind], name) if _is_own(each)]
             found += [Resource(f"{kind}{n}", f"{KIND}{kind}", each["metadata"]["name"], {}) for n, each in enumerate(there)]
         return found
 
     def obsolete(self, cloud: Cluster, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
-        """What was asked for once and is not any more. Earlier versions of its pods Kubernetes itself keeps and removes."""
-        asked_for = {(each.kind, each.name) for each in wanted}
-        return [each for each in self.belongings(cloud, spec.name) if (each.kind, each.name) not in asked_for]
+        """What was asked for once and is not any more. Earlier versions of its pods Kubernetes itself keeps and removes.
+
+        They may read the Secret, so it is kept; and a canary that is under way is removed by the change of the Deployment.
+        """
+        kept = {(each.kind, each.name) for each in wanted} | {(f"{KIND}Secret", f"{spec.name}-tokens")}
+        canary = canary_of(spec.name) if canary_in(cloud, spec.name) is not None else None
+        return [each for each in self.belongings(cloud, spec.name) if (each.kind, each.name) not in kept and each.name != canary]
 
     def versions(self, cloud: Cluster, name: str) -> list[DeployedVersion]:
         deployment = cloud.get(TYPES["Deployment"], name, doing=f"looking for the Deployment {name}")
         if deployment is None:
             return []
         now = _annotations(deployment).get(REVISION)
-        sets = sorted(cloud.listed("replicasets.v1.apps", name), key=lambda each: int(_annotations(each).get(REVISION, 0)))
-        return [
+        sets = [each for each in cloud.listed("replicasets.v1.apps", name) if each["metadata"]["labels"].get(INSTANCE) != canary_of(name)]
+        sets.sort(key=lambda each: int(_annotations(each).get(REVISION, 0)))
+        found = [
             DeployedVersion(
                 int(_annotations(each)[REVISION]),
                 each["metadata"]["name"],
-                datetime.fromisoformat(each["metadata"]["creationTimestamp"].replace("Z", "+00:00")),
+                _made(each),
                 _tags(each),
                 _annotations(each)[REVISION] == now,
             )
             for each in sets
             if REVISION in _annotations(each)
         ]
+        canary, second = canary_in(cloud, name), cloud.get(TYPES["Deployment"], canary_of(name), doing="looking for the canary")
+        if canary is not None and second is not None:
+            number = max((each.number for each in found), default=0) + 1
+            found.append(DeployedVersion(number, canary_of(name), _made(second), _tags(second), False, canary.percent))
+        return found
 
     def going_back(self, cloud: Cluster, name: str, version: DeployedVersion) -> list[Resource]:
+        """With a canary under way, it is removed first: its own version is gone back from by that."""
+        if version.id == canary_of(name):
+            raise CliError(f"version {version.number} of {name} is its canary; `tsx deploy promote` gives it all requests")
+        ending = [] if canary_in(cloud, name) is None else [Resource("Deployment", f"{KIND}Deployment", name, {"Canary": NONE})]
+        if ending and version.is_current:
+            return ending
+        earlier = next(each for each in cloud.listed("replicasets.v1.apps", name) if each["metadata"]["name"] == version.id)
+        service = cloud.get(TYPES["Service"], name, doing=f"looking for the Service {name}") or {"spec": {}}
+        if not (service["spec"].get("selector") or {}).items() <= earlier["spec"]["template"]["metadata"]["labels"].items():
+            raise CliError(
+                f"version {version.number} of {name} was made by an earlier tsx, and the Service would not find its pods; deploy its image"
+            )
         properties = {"ReplicaSet": version.id, "Revision": version.number}
-        return [Resource("Revision", f"{KIND}Revision", name, properties)]
+        return [*ending, Resource("Revision", f"{KIND}Revision", name, properties)]
 
     def promoting(self, cloud: Cluster, name: str) -> list[Resource]:
-        raise CliError("a Deployment has no canary: its pods are replaced one by one as new ones become ready")
+        """The stable Deployment as the canary's is."""
+        doing = f"looking for the canary of {name}"
+        stable, canary = (cloud.get(TYPES["Deployment"], each, doing=doing) for each in (name, canary_of(name)))
+        if stable is None or canary is None or canary_in(cloud, name) is None:
+            raise CliError(f"{name} has no canary: one version has all requests")
+        body = {**canary["spec"], "selector": stable["spec"]["selector"], "replicas": stable["spec"].get("replicas", 1)}
+        if any(cloud.listed(TYPES[each], name) for each in ("HorizontalPodAutoscaler", "ScaledObject")):
+            del body["replicas"]
+        notes = {key: value for key, value in _annotations(canary).items() if key.startswith("tsx/")}
+        metadata = {"name": name, "namespace": cloud.namespace, "labels": canary["metadata"]["labels"], "annotations": notes}
+        whole = _with_instance({"metadata": metadata, "spec": body}, name)
+        properties = {"apiVersion": "apps/v1", "kind": "Deployment", **whole, "Canary": NONE}
+        return [Resource("Deployment", f"{KIND}Deployment", name, properties)]
 
     def status(self, cloud: Cluster, name: str) -> dict[str, Any] | None:
         deployment = cloud.get(TYPES["Deployment"], name, doing=f"looking for the Deployment {name}")
         if deployment is None:
             return self._served(cloud, name)
         status, annotations = deployment.get("status") or {}, _annotations(deployment)
-        scaler = cloud.listed(TYPES["HorizontalPodAutoscaler"], name)
         pods = cloud.listed("pods", name)
         inside = [each for pod in pods for each in (pod.get("status") or {}).get("containerStatuses") or []]
         return {
@@ -87,10 +138,20 @@ class KubernetesTarget:
             "image": deployment["spec"]["template"]["spec"]["containers"][0]["image"],
             "revision": annotations.get(REVISION),
             "pods": f"{status.get('readyReplicas', 0)} of {deployment['spec'].get('replicas', 1)} ready",
-            "scales": [f"{each['spec'].get('minReplicas', 1)} to {each['spec']['maxReplicas']}" for each in scaler],
+            "scales": _scales(cloud, name),
+            "canary": self._canary(cloud, name),
+            "tokens": _secret_of(deployment),
             "waiting": [f"{pod}: {reason}" for pod, reason in waiting(pods)],
             "restarts": sum(each.get("restartCount", 0) for each in inside),
         }
+
+    def _canary(self, cloud: Cluster, name: str) -> list[dict[str, Any]]:
+        canary = canary_in(cloud, name)
+        if canary is None:
+            return []
+        second = cloud.get(TYPES["Deployment"], canary_of(name), doing="looking for the canary") or {"metadata": {}}
+        shown = {"percent": canary.percent, "since": canary.since, "ends because": canary.ended}
+        return [{"model": _annotations(second).get("tsx/model"), **{key: value for key, value in shown.items() if value}}]
 
     def _served(self, cloud: Cluster, name: str) -> dict[str, Any] | None:
         """By KServe."""
@@ -114,19 +175,32 @@ class KubernetesTarget:
                 f"there is no Deployment {name} in {cloud.region}; `tsx deploy status` shows the address of an InferenceService"
             )
         model = _annotations(there).get("tsx/model", name).partition("/")[0]
-        lines = cloud.program.lines("port-forward", "--namespace", cloud.namespace, f"service/{name}", ":8080")
-        with contextlib.closing(lines):
-            first = next(lines, "kubectl port-forward printed nothing")
-            port = _FORWARDED.match(first)
-            if port is None:
-                raise CloudError(f"{name} cannot be reached: {first}")
-            return predict(f"http://127.0.0.1:{port[1]}", model, body, content_type, accept)
+        token = cloud.token(there, "TSX_INFERENCE_TOKEN")
+        with cloud.forwarded(f"service/{name}", HTTP) as address:
+            return predict(address, model, body, content_type, accept, token)
 
     def logs(self, cloud: Cluster, name: str, *, lines: int | None, since: str | None, follow: bool) -> Iterator[str]:
         """Of all its pods, each line with its pod's name."""
-        words = ["--namespace", cloud.namespace, "--selector", selector(name), "--prefix", "--max-log-requests", "50"]
+        words = ["--namespace", cloud.namespace, "--selector", selector({NAME: name}), "--prefix", "--max-log-requests", "50"]
         words += ["--tail", str(-1 if lines is None else lines), *(["--since", since] if since else []), *(["--follow"] if follow else [])]
         return cloud.program.lines("logs", *words)
+
+
+def _is_own(found: Mapping[str, Any]) -> bool:
+    """KEDA makes an autoscaler of its own, with the labels of the ScaledObject, which owns it."""
+    metadata = found["metadata"]
+    return (metadata.get("labels") or {}).get(MANAGED_BY) == "tsx" and not metadata.get("ownerReferences")
+
+
+def _scales(cloud: Cluster, name: str) -> list[str]:
+    own = filter(_is_own, cloud.listed(TYPES["HorizontalPodAutoscaler"], name))
+    found = [f"{each['spec'].get('minReplicas', 1)} to {each['spec']['maxReplicas']}" for each in own]
+    for scaled in cloud.listed(TYPES["ScaledObject"], name):
+        conditions = {each["type"]: each for each in (scaled.get("status") or {}).get("conditions") or []}
+        is_stuck = conditions.get("Ready", {}).get("status") == "False"
+        problem = f", but KEDA cannot scale it: {conditions['Ready'].get('message', '')}" if is_stuck else ""
+        found.append(f"{scaled['spec']['minReplicaCount']} to {scaled['spec']['maxReplicaCount']}{problem}")
+    return found
 
 
 def _annotations(found: Mapping[str, Any]) -> dict[str, str]:
@@ -136,3 +210,82 @@ def _annotations(found: Mapping[str, Any]) -> dict[str, str]:
 def _tags(found: Mapping[str, Any]) -> dict[str, str]:
     template = (found["spec"].get("template") or {}).get("metadata", {}).get("annotations") or {}
     return {key.replace("/", ":", 1): value for key, value in template.items() if key.startswith("tsx/")}
+
+
+def _made(found: Mapping[str, Any]) -> datetime:
+    return datetime.fromisoformat(found["metadata"]["creationTimestamp"].replace("Z", "+00:00"))
+
+
+def _secret_of(deployment: Mapping[str, Any]) -> str | None:
+    variables = deployment["spec"]["template"]["spec"]["containers"][0].get("env") or []
+    places = [(each.get("valueFrom") or {}).get("secretKeyRef") for each in variables if each["name"] in TOKENS]
+    return next((f"in the Secret {place['name']}" for place in places if place), None)
+
+
+def _notes(spec: DeploySpec, facts: Facts) -> list[str]:
+    """What a plan says of what has been left open."""
+    notes = []
+    if spec.kubernetes.kserve:
+        notes.append(f"requests need no token, because KServe's clients send none: whoever reaches {spec.name} can use it")
+    elif token_secret(spec) is None and not {*spec.env, *spec.kubernetes.secrets} & TOKENS.keys():
+        notes.append(f"requests need no token (kubernetes.tokens): every pod that reaches {spec.name} can use it")
+    if isinstance(facts.image, str) and "@" not in facts.image:
+        tools = "crane, skopeo or docker on this machine can find its digest"
+        notes.append(f"{facts.image} is deployed by its tag, which may mean another image tomorrow; {tools} if it is logged in")
+    return notes
+
+
+def _tokens(cloud: Cluster, spec: DeploySpec, tags: Mapping[str, str]) -> list[Resource]:
+    """The Secret that is created where none is named. One that a person has created under its name is used as it is."""
+    name = token_secret(spec)
+    if name is None or spec.kubernetes.token_secret is not None:
+        return []
+    found = cloud.get(TYPES["Secret"], name, doing=f"looking for the Secret {name}")
+    if found is not None and not tags_in(found):
+        return []
+    new = f"requests must carry the token in the Secret {name}, key inference; `tsx deploy invoke` reads it by itself"
+    own = {key: tags[key] for key in ("tsx:name", "tsx:target")}
+    properties = {"Keys": dict.fromkeys(TOKENS.values(), True)}
+    return [Resource("Secret", f"{KIND}Secret", name, properties, (), own, notes=(new,) if found is None else ())]
+
+
+def _continued(
+    cloud: Cluster, spec: DeploySpec, facts: Facts, resource: Resource, made: Sequence[Resource], stable: Mapping[str, Any]
+) -> Resource:
+    """As it fits the existing Deployment, whose selector cannot be changed, and a canary that is under way, which keeps its share."""
+    if resource.id == "HTTPRoute":
+        return replace(resource, properties=with_share(cloud, resource.properties))
+    if resource.id != "Deployment":
+        return resource
+    body = {**resource.properties["spec"], "selector": stable["spec"].get("selector", resource.properties["spec"]["selector"])}
+    properties = {**resource.properties, "spec": body, "Canary": NONE}
+    if spec.canary is None and canary_in(cloud, spec.name) is None:
+        return replace(resource, properties=properties)
+    others = tuple(each.id for each in made if each.id != "Deployment")  # a canary needs its route, and all of them serve both versions
+    if spec.canary is None:
+        return replace(resource, properties=properties, needs=(*resource.needs, *others))
+    properties["Beside"] = _canary(cloud, spec, facts, "ServiceMonitor" in others, stable)
+    how = {"percent": spec.canary.percent, "bake": spec.canary.bake, "alarms": list(spec.canary.alarms)}
+    return replace(resource, properties=properties, needs=(*resource.needs, *others), how=how)
+
+
+def _canary(cloud: Cluster, spec: DeploySpec, facts: Facts, monitored: bool, stable: Mapping[str, Any]) -> list[Manifest]:
+    """The objects of the new version: a deployment of its own, with as many pods as its share needs. Raises CliError."""
+    name = canary_of(spec.name)
+    if INSTANCE not in stable["spec"]["template"]["metadata"].get("labels", {}):
+        raise CliError(f"the pods of {spec.name} have no label {INSTANCE}, which tells a canary's apart; deploy once without a canary")
+    there = cloud.get(TYPES["Deployment"], name, doing=f"looking for the Deployment {name}")
+    if there is not None and tags_in(there).get("tsx:name") != spec.name:
+        raise CliError(f"Deployment {name} already exists, and it is not the canary of {spec.name}; choose another --name")
+    assert spec.canary is not None
+    pods = max(1, math.ceil(stable["spec"].get("replicas", 1) * spec.canary.percent / 100))
+    fields = {"replicas": pods, "most_replicas": pods, "keda": None, "gateway": None, "hostnames": (), "monitoring": monitored}
+    own = spec.kubernetes.model_copy(update={**fields, "token_secret": token_secret(spec)})
+    return manifests(spec.model_copy(update={"name": name, "canary": None, "kubernetes": own}), facts.image, tags_of(spec, facts))
+
+
+def _with_instance(value: Any, name: str) -> Any:
+    """The manifest of another instance: wherever its label stands."""
+    if isinstance(value, Mapping):
+        return {key: name if key == INSTANCE else _with_instance(each, name) for key, each in value.items()}
+    return [_with_instance(each, name) for each in value] if isinstance(value, list) else value

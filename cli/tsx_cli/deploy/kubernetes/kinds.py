@@ -5,28 +5,38 @@ What a pod template was is kept by Kubernetes itself, as replica sets, so going 
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+import secrets
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tsx_cli.deploy.engine.kind import ResourceKind
+from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 from tsx_cli.deploy.image.programs import Program, ProgramError
+from tsx_cli.deploy.kubernetes.resources import MANAGED_BY, NAME
 
 KIND = "Kubernetes::"  # before the name of an object's kind
 TYPES = {  # as kubectl is asked for them
     "Deployment": "deployments.v1.apps",
+    "Secret": "secrets",
     "Service": "services",
     "HorizontalPodAutoscaler": "horizontalpodautoscalers.v2.autoscaling",
+    "ScaledObject": "scaledobjects.v1alpha1.keda.sh",
     "PodDisruptionBudget": "poddisruptionbudgets.v1.policy",
     "NetworkPolicy": "networkpolicies.v1.networking.k8s.io",
     "ServiceMonitor": "servicemonitors.v1.monitoring.coreos.com",
+    "HTTPRoute": "httproutes.v1.gateway.networking.k8s.io",
     "ClusterServingRuntime": "clusterservingruntimes.v1alpha1.serving.kserve.io",
     "InferenceService": "inferenceservices.v1beta1.serving.kserve.io",
 }
 ADVICE = {
+    "HTTPRoute": "The Gateway API is not installed there; remove kubernetes.gateway, or install its CRDs and a controller",
+    "ScaledObject": "KEDA is not installed there; without kubernetes.keda, Kubernetes' own autoscaler scales, though never to no pods",
     "ServiceMonitor": "The Prometheus operator reads it; without the operator, omit it with --set kubernetes.monitoring=false",
     "ClusterServingRuntime": "KServe is not installed there; --set kubernetes.kserve=false creates a Deployment",
     "InferenceService": "KServe is not installed there; --set kubernetes.kserve=false creates a Deployment",
@@ -35,6 +45,11 @@ MANAGER = "tsx"  # the owner of the fields that are applied
 KEEPER = "tsx-replicas"  # that of a Deployment's number of pods between this manager and an autoscaler
 REVISION = "deployment.kubernetes.io/revision"
 UNKNOWN = "doesn't have a resource type"
+LEFT = (
+    "the cluster continues what has started. A canary that has begun keeps its share of the requests, and nobody watches it until this "
+    "command runs again. `tsx deploy promote` gives it all requests, `tsx deploy rollback` removes it"
+)
+_FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
 
 
 @dataclass(frozen=True)
@@ -55,25 +70,67 @@ class Cluster:
         )
         return dict(json.loads(output)) if output.strip() else None
 
-    def listed(self, type_: str, name: str) -> list[dict[str, Any]]:
-        """Of one deployment; none where the cluster does not know this type."""
+    def listed(self, type_: str, name: str, labels: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+        """Of one deployment, those with these labels; none where the cluster does not know this type."""
+        return self._items(type_, name, labels or {}) or []
+
+    def knows(self, kind: str, name: str) -> bool:
+        return self._items(TYPES[kind], name, {}) is not None
+
+    def _items(self, type_: str, name: str, labels: Mapping[str, str]) -> list[dict[str, Any]] | None:
+        words = ("--selector", selector({NAME: name} | dict(labels)))
         try:
-            found = self.get(type_, "--selector", selector(name), doing=f"listing the {type_.partition('.')[0]} of {name}")
+            found = self.get(type_, *words, doing=f"listing the {type_.partition('.')[0]} of {name}")
         except ProgramError as error:
             if UNKNOWN in error.output:
-                return []
+                return None
             raise
         return list((found or {}).get("items", []))
 
+    def token(self, deployment: Mapping[str, Any], variable: str) -> str | None:
+        """What the pods of a Deployment have in this variable, from the Secret that it names. Raises CloudError."""
+        variables = deployment["spec"]["template"]["spec"]["containers"][0].get("env") or []
+        found: Mapping[str, Any] = next((each for each in variables if each["name"] == variable), {})
+        place = (found.get("valueFrom") or {}).get("secretKeyRef")
+        if place is None:
+            return found.get("value")
+        secret = self.get(TYPES["Secret"], place["name"], doing=f"reading the token in the Secret {place['name']}")
+        value = ((secret or {}).get("data") or {}).get(place["key"])
+        if value is None:
+            raise CloudError(f"{self.region} has no Secret {place['name']} with the key {place['key']}, which {variable} is read from")
+        return base64.b64decode(value).decode()
 
-def selector(name: str) -> str:
-    return f"app.kubernetes.io/name={name}"
+    @contextlib.contextmanager
+    def forwarded(self, which: str, port: int) -> Generator[str, None, None]:
+        """The address on this machine of a port of `pod/NAME` or `service/NAME`, through the connection that kubectl has."""
+        lines = self.program.lines("port-forward", "--namespace", self.namespace, which, f":{port}")
+        with contextlib.closing(lines):
+            first = next(lines, "kubectl port-forward printed nothing")
+            found = _FORWARDED.match(first)
+            if found is None:
+                raise CloudError(f"{which.partition('/')[2]} cannot be reached: {first}")
+            yield f"http://127.0.0.1:{found[1]}"
+
+
+def selector(labels: Mapping[str, str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in labels.items())
+
+
+def apply(cloud: Cluster, said: Mapping[str, Any], manager: str = MANAGER, *more: str) -> None:
+    words = ["apply", "--server-side", "--force-conflicts", "--field-manager", manager, *more]
+    words += ["--namespace", cloud.namespace, "--filename", "-"]
+    cloud.program.ask(*words, doing=f"applying the {said['kind']} {said['metadata']['name']}", stdin=json.dumps(said))
+
+
+def remove(cloud: Cluster, kind: str, name: str) -> None:
+    words = ("delete", TYPES[kind], name, "--namespace", cloud.namespace, "--ignore-not-found")
+    cloud.program.ask(*words, doing=f"deleting the {kind} {name}")
 
 
 class KubernetesObject(ResourceKind):
     """An object of one kind. Its properties are the object itself."""
 
-    traits = Traits(is_tagged=False, unseen=frozenset({"apiVersion", "kind"}), updates_failed=True)
+    traits = Traits(is_tagged=False, unseen=frozenset({"apiVersion", "kind"}), updates_failed=True, left=LEFT)
     poll, patience = 2.0, 7200.0
 
     def __init__(self, kind: str) -> None:
@@ -88,20 +145,21 @@ class KubernetesObject(ResourceKind):
             raise
         if found is None:
             return None
-        annotations = found["metadata"].get("annotations") or {}
-        tags = {key.replace("/", ":", 1): value for key, value in annotations.items() if key.startswith("tsx/")}
         state, reason = STATES[self._kind](found) if self._kind in STATES else ("ready", "")
         if state == "failed" and self._kind == "Deployment":
-            reason = "; ".join([reason, *(f"{pod}: {why}" for pod, why in waiting(cloud.listed("pods", name)))])
-        return Observed(name, {"metadata": found["metadata"], "spec": found.get("spec", {})}, tags, {"Ref": name}, state, reason)
+            labels = found["spec"]["selector"].get("matchLabels") or {}
+            pods = cloud.listed("pods", labels.get(NAME, name), labels)
+            reason = "; ".join([reason, *(f"{pod}: {why}" for pod, why in waiting(pods))])
+        return Observed(name, {"metadata": found["metadata"], "spec": found.get("spec", {})}, tags_in(found), {"Ref": name}, state, reason)
 
     def create(self, cloud: Cluster, resource: Resource) -> None:
-        self._apply(cloud, resource.name, resource.properties, MANAGER)
+        apply(cloud, resource.properties)
 
-    def update(self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
+    def update(self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]) -> str | None:
         if self._kind == "Deployment" and "replicas" not in resource.properties["spec"]:
             self._keep_replicas(cloud, resource)
         self.create(cloud, resource)
+        return None
 
     def _keep_replicas(self, cloud: Cluster, resource: Resource) -> None:
         """Until the autoscaler decides: a number of pods that its only owner does not apply any more becomes 1."""
@@ -112,16 +170,43 @@ class KubernetesObject(ResourceKind):
             each.get("manager") == MANAGER and "f:replicas" in each.get("fieldsV1", {}).get("f:spec", {}) for each in owners
         ):
             kept = {key: found[key] for key in ("apiVersion", "kind")} | {"metadata": {"name": resource.name}}
-            self._apply(cloud, resource.name, kept | {"spec": {"replicas": found["spec"]["replicas"]}}, KEEPER, "--validate=false")
-
-    def _apply(self, cloud: Cluster, name: str, said: Mapping[str, Any], manager: str, *more: str) -> None:
-        words = ["apply", "--server-side", "--force-conflicts", "--field-manager", manager, *more]
-        words += ["--namespace", cloud.namespace, "--filename", "-"]
-        cloud.program.ask(*words, doing=f"applying the {self._kind} {name}", stdin=json.dumps(said))
+            apply(cloud, kept | {"spec": {"replicas": found["spec"]["replicas"]}}, KEEPER, "--validate=false")
 
     def delete(self, cloud: Cluster, found: Observed) -> None:
-        words = ("delete", TYPES[self._kind], found.name, "--namespace", cloud.namespace, "--ignore-not-found")
-        cloud.program.ask(*words, doing=f"deleting the {self._kind} {found.name}")
+        remove(cloud, self._kind, found.name)
+
+
+class TokenSecret(KubernetesObject):
+    """Random tokens, created once and kept. Their values are in no plan: `Keys` says which there are."""
+
+    traits = Traits(is_tagged=False)
+
+    def __init__(self) -> None:
+        super().__init__("Secret")
+
+    def observe(self, cloud: Cluster, name: str) -> Observed | None:
+        found = cloud.get(TYPES["Secret"], name, doing=f"looking for the Secret {name}")
+        if found is None:
+            return None
+        return Observed(name, {"Keys": dict.fromkeys(found.get("data") or {}, True)}, tags_in(found), {"Ref": name})
+
+    def create(self, cloud: Cluster, resource: Resource) -> None:
+        """Not by `apply`, which would replace the tokens of one that is there."""
+        notes = {key.replace(":", "/"): value for key, value in resource.tags.items()}
+        labels = {NAME: resource.tags["tsx:name"], MANAGED_BY: "tsx"}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": resource.name, "namespace": cloud.namespace, "labels": labels, "annotations": notes},
+            "type": "Opaque",
+            "data": {key: base64.b64encode(secrets.token_urlsafe(32).encode()).decode() for key in resource.properties["Keys"]},
+        }
+        words = ("create", "--namespace", cloud.namespace, "--filename", "-")
+        cloud.program.ask(*words, doing=f"creating the Secret {resource.name}", stdin=json.dumps(body))
+
+    def update(self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
+        missing = ", ".join(key for key in resource.properties["Keys"] if key not in found.properties["Keys"])
+        raise CloudError(f"the Secret {resource.name} has no {missing}; add it, or delete the Secret: the next run creates new tokens")
 
 
 class Revision(ResourceKind):
@@ -170,14 +255,45 @@ def _deployment(found: Mapping[str, Any]) -> tuple[State, str]:
 
 
 def _service(found: Mapping[str, Any]) -> tuple[State, str]:
-    """KServe's own."""
-    ready = next((each for each in (found.get("status") or {}).get("conditions") or [] if each["type"] == "Ready"), None)
+    """KServe's own: https://kserve.github.io/website/docs/reference/crd-api#servingkserveiov1beta1"""
+    status = found.get("status") or {}
+    model = status.get("modelStatus") or {}
+    generation = found["metadata"].get("generation", 0)
+    if status.get("observedGeneration", generation) < generation:
+        return "changing", "has not been observed yet"
+    if model.get("transitionStatus") in ("BlockedByFailedLoad", "InvalidSpec"):
+        last = model.get("lastFailureInfo") or {}
+        return "failed", f"its model was not loaded ({model['transitionStatus']}): {last.get('message') or last.get('reason', '')}"
+    ready = next((each for each in status.get("conditions") or [] if each["type"] == "Ready"), None)
     if ready is None or ready["status"] == "Unknown":
         return "changing", "is not ready yet" if ready is None else str(ready.get("message") or "is not ready yet")
     return ("ready", "") if ready["status"] == "True" else ("changing", str(ready.get("message") or ready.get("reason") or "is not ready"))
 
 
-STATES: Mapping[str, Callable[[Mapping[str, Any]], tuple[State, str]]] = {"Deployment": _deployment, "InferenceService": _service}
+def _route(found: Mapping[str, Any]) -> tuple[State, str]:
+    """Whether a Gateway has taken this generation of it: https://gateway-api.sigs.k8s.io/guides/implementers/#standard-status-fields-and-conditions"""
+    parents = (found.get("status") or {}).get("parents") or []
+    conditions = [each for parent in parents for each in parent.get("conditions") or [] if each["type"] in ("Accepted", "ResolvedRefs")]
+    if not conditions:
+        return "changing", "no Gateway has taken it yet"
+    for each in conditions:
+        if each.get("observedGeneration", 0) < found["metadata"].get("generation", 0):
+            return "changing", "its Gateway has not taken its newest state yet"
+        if each["status"] != "True":
+            return "changing", f"its Gateway does not take it: {each.get('reason', '')} {each.get('message', '')}".rstrip()
+    return "ready", ""
+
+
+STATES: Mapping[str, Callable[[Mapping[str, Any]], tuple[State, str]]] = {
+    "Deployment": _deployment,
+    "HTTPRoute": _route,
+    "InferenceService": _service,
+}
+
+
+def tags_in(found: Mapping[str, Any]) -> dict[str, str]:
+    annotations = found["metadata"].get("annotations") or {}
+    return {key.replace("/", ":", 1): value for key, value in annotations.items() if key.startswith("tsx/")}
 
 
 def waiting(pods: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -191,4 +307,4 @@ def waiting(pods: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return found
 
 
-KINDS = {f"{KIND}{kind}": KubernetesObject(kind) for kind in TYPES}
+KINDS: Mapping[str, ResourceKind] = {f"{KIND}{kind}": KubernetesObject(kind) for kind in TYPES} | {f"{KIND}Secret": TokenSecret()}

@@ -2,36 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
+from tsx_cli.deploy.aws.alarms import read_bound
+from tsx_cli.deploy.engine.resources import Ref
 from tsx_cli.deploy.image.recipe import UID
+from tsx_cli.deploy.kubernetes.gateway import http_route
+from tsx_cli.deploy.kubernetes.keda import scaled_object
+from tsx_cli.deploy.kubernetes.security import OPEN, credentials, network_policy, secret_variables
 from tsx_cli.deploy.spec import DeploySpec
 
-HTTP, METRICS = 8080, 8082
+HTTP, METRICS, GRPC = 8080, 8082, 7070
+NAME, INSTANCE, MANAGED_BY = "app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by"
+SPREAD = ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
 NOTICE = 5  # seconds for which a pod that is to stop still takes requests, as balancers learn of it late
 MARGIN = 5
 Manifest = dict[str, Any]
+BEHAVIOR = {  # of an autoscaler: up at once, by as many pods as there are; down when it is certain
+    "scaleUp": {"stabilizationWindowSeconds": 0, "policies": [{"type": "Percent", "value": 100, "periodSeconds": 30}]},
+    "scaleDown": {"stabilizationWindowSeconds": 300},
+}
 
 
-def manifests(spec: DeploySpec, image: str, labels: Mapping[str, str]) -> list[Manifest]:
+def manifests(spec: DeploySpec, image: str | Ref, labels: Mapping[str, str]) -> list[Manifest]:
     """In the order in which they are applied. Raises UsageError."""
     own = spec.kubernetes
-    if not spec.name[0].isalpha():
-        raise UsageError(f"name: '{spec.name}' begins with a digit, but the name of a Service must begin with a letter")
+    _check(spec)
     if own.kserve:
         return [serving_runtime(image), inference_service(spec, labels)]
     made = [_deployment(spec, image, labels), _service(spec, labels)]
-    if scales(spec):
+    if own.keda is not None:
+        made.append(scaled_object(spec, _metadata(spec, labels), BEHAVIOR))
+    elif scales(spec):
         made.append(_autoscaler(spec, labels))
     if max(own.replicas, 1) > 1:
         made.append(_budget(spec, labels))
     if own.allow_from or own.metrics_from:
-        made.append(_network_policy(spec, labels))
-    if own.monitoring:
+        requests = ["http", *(["grpc"] if serves_grpc(spec) else [])]
+        made.append(network_policy(spec, _metadata(spec, labels), selector(spec, labels), requests))
+    if own.monitoring is not False:
         made.append(_monitor(spec, labels))
+    if own.gateway is not None:
+        made.append(http_route(spec, _metadata(spec, labels), HTTP))
     return made
+
+
+def _check(spec: DeploySpec) -> None:
+    own = spec.kubernetes
+    if not spec.name[0].isalpha():
+        raise UsageError(f"name: '{spec.name}' begins with a digit, but the name of a Service must begin with a letter")
+    given = {"token_secret": own.token_secret, "gateway": own.gateway, "grpc": own.grpc, "hostnames": own.hostnames}
+    useless = [key for key, value in given.items() if own.kserve and value]
+    if useless:
+        raise UsageError(f"kubernetes.{useless[0]} has no effect on an InferenceService, as KServe decides that itself. Remove it")
+    if own.grpc and spec.image is None and "grpc" not in spec.build.extras:
+        raise UsageError("kubernetes.grpc: the image that is built does not serve gRPC; add --set build.extras=grpc")
+    if own.hostnames and own.gateway is None:
+        raise UsageError("kubernetes.hostnames are those of a route; set kubernetes.gateway to the NAMESPACE/NAME of its Gateway")
+    if spec.canary is None:
+        return
+    if own.gateway is None:
+        instead = "canaryTrafficPercent of an InferenceService" if own.kserve else "--set kubernetes.gateway=NAMESPACE/NAME"
+        raise UsageError(f"canary: a Gateway has to divide the requests between two versions, and none is named: {instead}")
+    named = [text for text in spec.canary.alarms if read_bound(text) is None]
+    if named:
+        raise UsageError(f"--alarm: '{named[0]}' is not a bound; a canary on Kubernetes is watched by 5xx>0 and p95>300ms")
+
+
+def serves_grpc(spec: DeploySpec) -> bool:
+    own = spec.kubernetes.grpc
+    return own if own is not None else spec.image is None and "grpc" in spec.build.extras
 
 
 def kustomization(spec: DeploySpec, files: list[str]) -> Manifest:
@@ -44,21 +86,22 @@ def kustomization(spec: DeploySpec, files: list[str]) -> Manifest:
 
 
 def scales(spec: DeploySpec) -> bool:
-    return spec.kubernetes.most_replicas > max(spec.kubernetes.replicas, 1)
+    return spec.kubernetes.keda is not None or spec.kubernetes.most_replicas > max(spec.kubernetes.replicas, 1)
 
 
 def _metadata(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
     """Labels hold few characters, so what is longer is an annotation."""
-    own = {"app.kubernetes.io/name": spec.name, "app.kubernetes.io/managed-by": "tsx"}
+    own = {**selector(spec, labels), MANAGED_BY: "tsx"}
     body = {key.replace(":", "/"): value for key, value in labels.items() if value}
     return {"name": spec.name, "namespace": spec.kubernetes.namespace, "labels": own, "annotations": body}
 
 
-def _selector(spec: DeploySpec) -> Manifest:
-    return {"app.kubernetes.io/name": spec.name}
+def selector(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
+    """A canary is a second instance of the deployment."""
+    return {NAME: labels.get("tsx:name", spec.name), INSTANCE: spec.name}
 
 
-def _deployment(spec: DeploySpec, image: str, labels: Mapping[str, str]) -> Manifest:
+def _deployment(spec: DeploySpec, image: str | Ref, labels: Mapping[str, str]) -> Manifest:
     own = spec.kubernetes
     pod = {
         "terminationGracePeriodSeconds": own.grace,
@@ -71,7 +114,7 @@ def _deployment(spec: DeploySpec, image: str, labels: Mapping[str, str]) -> Mani
             "fsGroup": UID,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "topologySpreadConstraints": [_spread(spec, over) for over in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")],
+        "topologySpreadConstraints": [_spread(selector(spec, labels), over) for over in SPREAD],
         "containers": [_container(spec, image)],
         "volumes": [
             {"name": "tmp", "emptyDir": {"sizeLimit": canonical(own.disk)}},
@@ -86,7 +129,7 @@ def _deployment(spec: DeploySpec, image: str, labels: Mapping[str, str]) -> Mani
     body: Manifest = {
         "revisionHistoryLimit": spec.keep,
         "progressDeadlineSeconds": own.startup_timeout + 60,
-        "selector": {"matchLabels": _selector(spec)},
+        "selector": {"matchLabels": selector(spec, labels)},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
         "template": {"metadata": {"labels": metadata["labels"], "annotations": shown}, "spec": pod},
     }
@@ -100,32 +143,29 @@ def _nodes(spec: DeploySpec) -> Manifest:
     taints = [*(["nvidia.com/gpu"] if own.gpus else []), *own.tolerations]
     return {
         **({"nodeSelector": own.node_selector} if own.node_selector else {}),
-        **({"tolerations": [_toleration(taint) for taint in taints]} if taints else {}),
+        **({"tolerations": [toleration(taint) for taint in taints]} if taints else {}),
     }
 
 
-def _spread(spec: DeploySpec, over: str) -> Manifest:
+def _spread(chosen: Manifest, over: str) -> Manifest:
     """A preference: where there is one zone, or too few nodes, pods run all the same."""
-    return {"maxSkew": 1, "topologyKey": over, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {"matchLabels": _selector(spec)}}
+    return {"maxSkew": 1, "topologyKey": over, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {"matchLabels": chosen}}
 
 
-def _toleration(taint: str) -> Manifest:
+def toleration(taint: str) -> Manifest:
     named, _, effect = taint.partition(":")
     key, equals, value = named.partition("=")
     matched = {"key": key, "operator": "Equal", "value": value} if equals else {"key": key, "operator": "Exists"}
     return matched | ({"effect": effect} if effect else {})
 
 
-def _container(spec: DeploySpec, image: str) -> Manifest:
+def _container(spec: DeploySpec, image: str | Ref) -> Manifest:
     return {
         "name": "tsx",
         "image": image,
         "args": ["serve"],
         "env": _environment(spec),
-        "ports": [
-            {"name": "http", "containerPort": HTTP, "protocol": "TCP"},
-            {"name": "metrics", "containerPort": METRICS, "protocol": "TCP"},
-        ],
+        "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, (port, _) in _ports(spec).items()],
         "resources": _sizes(spec, limit_cpu=False),
         # Asked where metrics are, as that port answers also while the server drains.
         "startupProbe": _probe("/readyz", period=5, failures=-(-spec.kubernetes.startup_timeout // 5)),
@@ -160,16 +200,15 @@ def _environment(spec: DeploySpec) -> list[Manifest]:
         "TSX_SHUTDOWN_DELAY": str(min(NOTICE, own.grace // 4)),
         "TSX_DRAIN_TIMEOUT": str(max(1, own.grace - NOTICE - MARGIN)),
     }
-    if own.token_secret is None:
-        variables["TSX_DISABLE_TOKEN_AUTHORIZATION"] = "true"
+    if serves_grpc(spec):
+        variables["TSX_GRPC_INFERENCE_ADDRESS"] = "0.0.0.0"
+    if not own.tokens:
+        variables[OPEN] = "true"
     variables |= spec.env
     listed: list[Manifest] = [{"name": name, "value": value} for name, value in variables.items()]
     # What it may count on, rounded up: without a limit of its CPU the pod would take all cores of its node for its own.
     listed.append({"name": "TSX_CPUS", "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}})
-    secrets = dict(own.secrets)
-    if own.token_secret is not None:
-        secrets |= {"TSX_INFERENCE_TOKEN": f"{own.token_secret}/inference", "TSX_MANAGEMENT_TOKEN": f"{own.token_secret}/management"}
-    return listed + _from_secrets(secrets)
+    return listed + _from_secrets(secret_variables(spec))
 
 
 def _from_secrets(secrets: Mapping[str, str]) -> list[Manifest]:
@@ -177,12 +216,18 @@ def _from_secrets(secrets: Mapping[str, str]) -> list[Manifest]:
     return [{"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}} for name, (secret, _, key) in places.items()]
 
 
+def _ports(spec: DeploySpec) -> dict[str, tuple[int, str]]:
+    """By name, with what balancers call the protocol: https://kubernetes.io/docs/concepts/services-networking/service/#application-protocol."""
+    grpc = {"grpc": (GRPC, "kubernetes.io/h2c")} if serves_grpc(spec) else {}
+    return {"http": (HTTP, "http"), **grpc, "metrics": (METRICS, "http")}
+
+
 def _service(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
     ports = [
-        {"name": name, "port": port, "targetPort": name, "protocol": "TCP", "appProtocol": "http"}
-        for name, port in (("http", HTTP), ("metrics", METRICS))
+        {"name": name, "port": port, "targetPort": name, "protocol": "TCP", "appProtocol": protocol}
+        for name, (port, protocol) in _ports(spec).items()
     ]
-    body = {"type": "ClusterIP", "selector": _selector(spec), "ports": ports}
+    body = {"type": "ClusterIP", "selector": selector(spec, labels), "ports": ports}
     return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(spec, labels), "spec": body}
 
 
@@ -195,46 +240,32 @@ def _autoscaler(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
     if own.queue_target:
         target = {"type": "AverageValue", "averageValue": str(own.queue_target)}
         metrics.append({"type": "Pods", "pods": {"metric": {"name": "tsx_queue_depth"}, "target": target}})
-    doubled = {"type": "Percent", "value": 100, "periodSeconds": 30}
     body = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": spec.name},
         "minReplicas": max(own.replicas, 1),
         "maxReplicas": own.most_replicas,
         "metrics": metrics,
-        "behavior": {"scaleUp": {"stabilizationWindowSeconds": 0, "policies": [doubled]}, "scaleDown": {"stabilizationWindowSeconds": 300}},
+        "behavior": BEHAVIOR,
     }
-    return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": _metadata(spec, labels), "spec": body}
+    metadata = _metadata(spec, labels)
+    metadata["annotations"] |= {"validations.keda.sh/hpa-ownership": "false"}  # KEDA refuses to take over while this is there
+    return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": metadata, "spec": body}
 
 
 def _budget(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
-    body = {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow", "selector": {"matchLabels": _selector(spec)}}
+    body = {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow", "selector": {"matchLabels": selector(spec, labels)}}
     return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": _metadata(spec, labels), "spec": body}
 
 
-def _network_policy(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
-    """Probes come from the node, which no policy keeps out."""
-    own = spec.kubernetes
-    ingress = [_ingress(names, port) for names, port in ((own.allow_from, "http"), (own.metrics_from, "metrics")) if names]
-    body = {"podSelector": {"matchLabels": _selector(spec)}, "policyTypes": ["Ingress"], "ingress": ingress}
-    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": _metadata(spec, labels), "spec": body}
-
-
-def _ingress(namespaces: Sequence[str], port: str) -> Manifest:
-    peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}} for name in namespaces]
-    return {"from": peers, "ports": [{"protocol": "TCP", "port": port}]}
-
-
 def _monitor(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
-    endpoint: Manifest = {"port": "metrics", "path": "/metrics", "interval": "15s"}
-    if spec.kubernetes.token_secret is not None:
-        endpoint["authorization"] = {"type": "Bearer", "credentials": {"name": spec.kubernetes.token_secret, "key": "management"}}
-    body = {"selector": {"matchLabels": _selector(spec)}, "endpoints": [endpoint]}
+    endpoint: Manifest = {"port": "metrics", "path": "/metrics", "interval": "15s", **credentials(spec)}
+    body = {"selector": {"matchLabels": selector(spec, labels)}, "endpoints": [endpoint]}
     metadata = _metadata(spec, labels)
     metadata["labels"] = spec.kubernetes.monitor_labels | metadata["labels"]
     return {"apiVersion": "monitoring.coreos.com/v1", "kind": "ServiceMonitor", "metadata": metadata, "spec": body}
 
 
-def serving_runtime(image: str) -> Manifest:
+def serving_runtime(image: str | Ref) -> Manifest:
     """In place of KServe's TorchServe runtime: it is chosen before that one, and takes its layout of /mnt/models as well as one archive."""
     variables = {
         "TSX_MODEL_DIR": "/mnt/models",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mimetypes
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -20,6 +20,7 @@ from tsx_cli.common.failure import CliError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.options import archive_limits
 from tsx_cli.common.output import one_line
+from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.preflight.limits import (
     ACCELERATED,
     GIB,
@@ -59,6 +60,11 @@ class Preflight:
         measured = [f"measured: never; `tsx bench {self.spec.model} --write` finds its best batch size and writes it into the archive"]
         shown = measured if self.outlook is None else self.outlook.lines()
         return [one_line(line) for line in [*shown, *self.cost.lines(today), *(f"note: {each.text}" for each in self.found)]]
+
+    def noted(self, resources: Sequence[Resource]) -> Preflight:
+        """With what the resources of the plan have to say."""
+        more = (LimitFinding(False, note) for resource in resources for note in resource.notes)
+        return replace(self, found=(*self.found, *more))
 
     def loaded(self, result: CheckResult) -> Preflight:
         """With what loading it has shown."""

@@ -24,7 +24,7 @@ BESIDE = frozenset({TARGET, POLICY, "AWS::CloudWatch::Alarm"})
 
 
 class SageMakerTarget:
-    def wanted(self, spec: DeploySpec, facts: Facts) -> list[Resource]:
+    def wanted(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
         return resources(spec, facts)
 
     def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:

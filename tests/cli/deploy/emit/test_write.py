@@ -343,7 +343,7 @@ def test_requirements_of_the_archive_are_installed_in_the_image(deploy: Deploy, 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--emit", "helm", "out"], "--emit: there is no 'helm'; there is dockerfile, compose, cloudformation, kubernetes"),
+        (["--emit", "terraform", "out"], "--emit: there is no 'terraform'; there is dockerfile, compose, cloudformation, kubernetes"),
         (["--emit", "compose", "out", "--target", "docker"], "--target: there is no 'docker'. There are container, sagemaker,"),
         (["--emit", "compose", "out", "--target", "sagemaker"], "--emit compose is for --target container, not sagemaker"),
         (["--emit", "cloudformation", "out"], "sagemaker.role is not given"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tsx_cli.deploy.engine.plan import HIDDEN, Change, Field, Plan, hidden
+from tsx_cli.deploy.engine.plan import HIDDEN, Change, Field, Plan, hidden, narrowed
 from tsx_cli.deploy.engine.resources import Resource
 
 
@@ -35,3 +35,21 @@ def test_a_value_that_stands_alone_is_hidden_by_its_path() -> None:
     change = Change("update", Resource("a", "k", "n", {}), None, (Field("Environment.Variables.HF_TOKEN", "x", "y"),))
     (reported,) = Plan((change,)).as_json()["changes"][0]["fields"]
     assert (reported["old"], reported["new"]) == (HIDDEN, HIDDEN)
+
+
+def test_of_containers_and_their_variables_only_what_changes_is_shown_and_no_secret() -> None:
+    variables = [{"name": "A", "value": "a"}, {"name": "API_TOKEN", "value": "one"}, {"name": "GONE", "value": "x"}]
+    old = [{"name": "tsx", "image": "digits:1", "env": variables, "terminationMessagePath": "/dev/termination-log"}]
+    changed = [{"name": "A", "value": "b"}, {"name": "API_TOKEN", "value": "two"}, {"name": "B", "value": "c"}]
+    new = [{"name": "tsx", "image": "digits:2", "env": changed}]
+    assert narrowed(Field("spec.containers", old, new)) == [
+        ("spec.containers.tsx.image", "digits:1", "digits:2"),
+        ("spec.containers.tsx.env.A.value", "a", "b"),
+        ("spec.containers.tsx.env.API_TOKEN.value", HIDDEN, HIDDEN),
+        ("spec.containers.tsx.env.GONE", {"name": "GONE", "value": "x"}, None),
+        ("spec.containers.tsx.env.B", None, {"name": "B", "value": "c"}),
+    ]
+    assert narrowed(Field("Memory", 1, 2)) == [("Memory", 1, 2)]
+    assert narrowed(Field("Layers", ["a"], ["b"])) == [("Layers", ["a"], ["b"])]
+    turned = [variables[2], *variables[:2]]
+    assert [path for path, _, _ in narrowed(Field("env", variables, turned))] == ["env"]

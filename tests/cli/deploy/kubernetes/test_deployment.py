@@ -4,59 +4,23 @@ from __future__ import annotations
 
 import json
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.models import make_model
+from tests.cli.deploy.kubernetes.conftest import Deploy
 from tests.support.platforms.kubectl import Cluster
+from tsx_cli.deploy.commands import locations
+from tsx_cli.deploy.engine import engine
 from tsx_cli.deploy.image.programs import advice, last_output
-from tsx_cli.deploy.kubernetes import kinds as kubernetes_kinds
 from tsx_cli.main import main
-
-HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
-IMAGE = "registry.example.com/digits:1"
-
-
-class Deploy:
-    """The command, with what all calls say."""
-
-    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.capsys = capsys
-        make_model(directory / "digits.mar", HANDLER)
-
-    def __call__(self, *words: str, code: int = 0) -> str:
-        assert main(["deploy", *words, "--name", "digits", "--target", "kubernetes"]) == code, self.capsys.readouterr()
-        out, self.err = self.capsys.readouterr()
-        return out
-
-    def apply(self, *words: str, code: int = 0) -> str:
-        return self("apply", "digits.mar", "--no-check", "--yes", "--image", IMAGE, *words, code=code)
-
-    def plan(self, *words: str, code: int) -> dict[str, str]:
-        reported = json.loads(self("plan", "digits.mar", "--no-check", "--json", "--image", IMAGE, *words, code=code))
-        return {change["id"]: change["action"] for change in reported["changes"]}
-
-
-@pytest.fixture
-def deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Deploy:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(kubernetes_kinds.KubernetesObject, "poll", 0.0)
-    monkeypatch.setattr(kubernetes_kinds.Revision, "poll", 0.0)
-    (tmp_path / "kubectl").touch(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    return Deploy(tmp_path, capsys)
-
-
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    return Cluster(monkeypatch)
 
 
 def test_a_deployment_is_applied_rolled_out_and_then_as_it_should_be(deploy: Deploy, cluster: Cluster) -> None:
     cluster.looks = 3
-    kinds = ["Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "ServiceMonitor"]
+    kinds = ["Secret", "Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget", "ServiceMonitor"]
     assert deploy.plan(code=2) == dict.fromkeys(kinds, "create")
     out = deploy.apply()
     assert "digits/1.0" in out
@@ -101,11 +65,29 @@ def test_an_autoscaler_takes_over_without_a_loss_of_pods(deploy: Deploy, cluster
     assert cluster.objects["Deployment", "digits"]["spec"]["replicas"] == 3
 
 
+def test_keda_takes_over_from_an_autoscaler_and_its_own_autoscaler_is_left_to_it(deploy: Deploy, cluster: Cluster) -> None:
+    deploy.apply("--set", "kubernetes.replicas=3", "--set", "kubernetes.most_replicas=9")
+    made = cluster.objects["HorizontalPodAutoscaler", "digits"]
+    assert made["metadata"]["annotations"]["validations.keda.sh/hpa-ownership"] == "false"  # else KEDA would refuse its ScaledObject
+    keda = ("--set", "kubernetes.keda.prometheus=http://prometheus:9090")
+    deploy.apply(*keda)
+    assert ("HorizontalPodAutoscaler", "digits") not in cluster.objects
+    theirs = {"name": "keda-hpa-digits", "ownerReferences": [{"kind": "ScaledObject", "name": "digits"}]}
+    labels = dict(cluster.objects["ScaledObject", "digits"]["metadata"]["labels"])  # which KEDA copies
+    spec = {"minReplicas": 2, "maxReplicas": 8}
+    cluster.objects["HorizontalPodAutoscaler", "keda-hpa-digits"] = {"metadata": {**theirs, "labels": labels}, "spec": spec}
+    assert set(deploy.plan(*keda, code=0).values()) == {"same"}
+    assert json.loads(deploy("status", "--json"))["scales"] == ["2 to 8"]
+    condition = {"type": "Ready", "status": "False", "message": "no Prometheus"}
+    cluster.objects["ScaledObject", "digits"]["status"] = {"conditions": [condition]}
+    assert json.loads(deploy("status", "--json"))["scales"] == ["2 to 8, but KEDA cannot scale it: no Prometheus"]
+
+
 def test_a_rollout_that_fails_says_what_its_pods_wait_for_and_is_mended(deploy: Deploy, cluster: Cluster) -> None:
     deploy.apply()
     cluster.failure = "ImagePullBackOff"
     state = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
-    labels = {"app.kubernetes.io/name": "digits"}
+    labels = {"app.kubernetes.io/name": "digits", "app.kubernetes.io/instance": "digits"}
     cluster.objects["Pod", "digits-1"] = {
         "metadata": {"name": "digits-1", "labels": labels}, "status": {"containerStatuses": [{"state": state}]}
     }  # fmt: skip
@@ -134,14 +116,21 @@ def test_destroy_leaves_nothing(deploy: Deploy, cluster: Cluster) -> None:
     assert "there is no deployment 'digits' on the namespace default" in deploy.err or "in the namespace default" in deploy.err
 
 
-def test_what_the_cluster_does_not_know_is_reported_with_what_leaves_it_out(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
-    Cluster(monkeypatch, unknown=frozenset({"ServiceMonitor", "InferenceService", "ClusterServingRuntime"}))
-    deploy.apply(code=1)
+def test_what_the_cluster_does_not_know_is_left_out_or_reported_if_it_was_asked_for(
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Cluster(monkeypatch, unknown=frozenset({"ServiceMonitor", "InferenceService", "ClusterServingRuntime", "HTTPRoute", "ScaledObject"}))
+    deploy.apply("--set", "kubernetes.keda.prometheus=http://prometheus:9090", code=1)
+    assert "has no ScaledObject. KEDA is not installed there; without kubernetes.keda" in deploy.err
+    deploy.apply("--set", "kubernetes.monitoring=true", code=1)
     assert (
         "has no ServiceMonitor. The Prometheus operator reads it; without the operator, omit it with --set kubernetes.monitoring=false"
         in deploy.err
     )
-    deploy.apply("--set", "kubernetes.monitoring=false")
+    deploy.apply("--set", "kubernetes.gateway=web/public", code=1)
+    assert "has no HTTPRoute. The Gateway API is not installed there; remove kubernetes.gateway" in deploy.err
+    assert "no ServiceMonitor is created, because the cluster does not have the Prometheus operator" in deploy.apply()
+    assert set(deploy.plan(code=0).values()) == {"same"}
     deploy("destroy", "--yes")
 
 
@@ -163,6 +152,34 @@ def test_a_model_is_asked_through_the_connection_of_kubectl(deploy: Deploy, clus
 def test_kserve_serves_an_archive_that_lies_elsewhere(deploy: Deploy, cluster: Cluster) -> None:
     words = ("--set", "kubernetes.kserve=true", "--set", "kubernetes.storage=s3://models/digits")
     assert deploy.plan(*words, code=2) == {"ClusterServingRuntime": "create", "InferenceService": "create"}
+    deploy.apply(*words)
+    assert set(deploy.plan(*words, code=0).values()) == {"same"}
+
+
+@pytest.mark.parametrize(
+    ("served", "reason", "seconds"),
+    [
+        ({"conditions": [{"type": "Ready", "status": "False", "message": "no nodes"}]}, "no progress for 130 s (no nodes)", 130),
+        ({"observedGeneration": 0}, "no progress for 130 s (has not been observed yet)", 130),
+        (
+            {"modelStatus": {"transitionStatus": "BlockedByFailedLoad", "lastFailureInfo": {"message": "no such key"}}},
+            "its model was not loaded (BlockedByFailedLoad): no such key", 0,
+        ),
+    ],
+)  # fmt: skip
+def test_an_inference_service_that_does_not_become_ready_is_reported_within_its_own_deadline(
+    deploy: Deploy, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, served: dict[str, Any], reason: str, seconds: float
+) -> None:
+    cluster.served, time = served, [0.0]
+
+    def sleep(duration: float) -> None:
+        time[0] += 10
+
+    monkeypatch.setattr(locations, "Engine", partial(engine.Engine, sleep=sleep, clock=lambda: time[0] - 0.1))
+    words = ("--set", "kubernetes.kserve=true", "--set", "kubernetes.storage=s3://models/digits", "--set", "kubernetes.startup_timeout=60s")
+    deploy.apply(*words, code=1)
+    assert reason in deploy.err
+    assert time[0] == pytest.approx(seconds, abs=10)
 
 
 def test_without_kubectl_and_without_a_place_for_the_image_the_ways_are_reported(deploy: Deploy, cluster: Cluster, tmp_path: Path) -> None:
@@ -189,7 +206,18 @@ def test_a_rollout_that_has_failed_is_applied_again(deploy: Deploy, cluster: Clu
     deploy.apply("--set", "env.A=c")
 
 
-@pytest.mark.parametrize("option", [["--canary", "10%"], ["--create-role"]])
-def test_what_the_target_does_not_have_is_refused(deploy: Deploy, cluster: Cluster, option: list[str]) -> None:
-    deploy.apply(*option, code=2)
-    assert "SageMaker and Lambda have that, and the target kubernetes does not" in deploy.err
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--create-role"], "SageMaker and Lambda have that, and the target kubernetes does not"),
+        (["--canary", "10%"], "none is named: --set kubernetes.gateway=NAMESPACE/NAME"),
+        (["--canary", "10%", "--set", "kubernetes.kserve=true"], "canaryTrafficPercent of an InferenceService"),
+        (["--canary", "10%", "--alarm", "theirs", "--set", "kubernetes.gateway=web"], "'theirs' is not a bound"),
+        (["--set", "kubernetes.hostnames=a.example.com"], "set kubernetes.gateway to the NAMESPACE/NAME"),
+        (["--set", "kubernetes.gateway=Web/"], "kubernetes.gateway: String should match"),
+        (["--set", "kubernetes.kserve=true", "--set", "kubernetes.token_secret=a"], "kubernetes.token_secret has no effect"),
+    ],
+)
+def test_what_the_target_does_not_have_is_refused(deploy: Deploy, cluster: Cluster, words: list[str], reason: str) -> None:
+    deploy.apply(*words, code=2)
+    assert reason in deploy.err

@@ -1,0 +1,222 @@
+"""A Deployment that is updated by way of a canary: carries out the steps of `canary.py`, and watches the canary's pods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+from tsx_cli.common.client import Server
+from tsx_cli.common.failure import CliError
+from tsx_cli.deploy.aws.alarms import AlarmBound, read_bound
+from tsx_cli.deploy.engine.canary import Shift
+from tsx_cli.deploy.engine.kind import CloudError
+from tsx_cli.deploy.engine.plan import Field
+from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, Traits, digest
+from tsx_cli.deploy.kubernetes.canary import (
+    WINDOW,
+    CanaryState,
+    CanaryStep,
+    Counters,
+    Surroundings,
+    next_step,
+    read_canary,
+    read_counters,
+    went_off,
+)
+from tsx_cli.deploy.kubernetes.gateway import ANNOTATION, backends, canary_of, canary_percent, weighted
+from tsx_cli.deploy.kubernetes.kinds import LEFT, TYPES, Cluster, KubernetesObject, apply, remove, selector
+from tsx_cli.deploy.kubernetes.resources import HTTP, INSTANCE, METRICS, NAME
+
+MANAGER = "tsx-canary"  # the owner of the annotation that says how far a canary is
+OWN = ("Deployment", "PodDisruptionBudget", "NetworkPolicy", "ServiceMonitor", "Service")  # a canary's objects, as they are removed
+EVERY = 10.0  # seconds between two looks at the metrics
+STUCK = 300.0  # seconds without metrics, or without a Gateway that takes its share, after which a canary goes back
+LINES = "20"  # of the log of a canary that goes back
+NONE = "none"  # the property `Canary` where there is none
+
+
+class Release(KubernetesObject):
+    """Its property `Canary` is what a canary beside it has of the requests, and `Beside` the canary's objects."""
+
+    traits = Traits(is_tagged=False, unseen=frozenset({"apiVersion", "kind", "Beside"}), updates_failed=True, left=LEFT)
+
+    def __init__(self) -> None:
+        super().__init__("Deployment")
+        self._looks: list[tuple[datetime, dict[str, Counters]]] = []
+        self._stuck: datetime | None = None  # since when its metrics cannot be read, or no Gateway takes its share
+        self._log = ""
+
+    def observe(self, cloud: Cluster, name: str) -> Observed | None:
+        found = super().observe(cloud, name)
+        if found is None:
+            return None
+        canary = canary_in(cloud, name)
+        if canary is None:
+            return replace(found, properties={**found.properties, "Canary": NONE})
+        shown = f"{canary.percent:g} %{f' since {canary.since}' if canary.since else ''}{', which goes back' if canary.ended else ''}"
+        return replace(found, properties={**found.properties, "Canary": shown}, outputs={**found.outputs, UNDER_WAY: canary})
+
+    def create(self, cloud: Cluster, resource: Resource) -> None:
+        super().create(cloud, _alone(resource))
+
+    def update(self, cloud: Cluster, resource: Resource, found: Observed, fields: Sequence[Field]) -> str | None:
+        canary: CanaryState | None = found.outputs.get(UNDER_WAY)
+        shift = Shift(**resource.how) if resource.how else None
+        changes = any(field.path.startswith("spec.template") for field in fields)
+        if canary is None and not (changes and shift is not None):
+            super().update(cloud, _alone(resource), found, fields)
+            return None
+        version = digest(resource.properties["spec"]["template"], 16) if changes else None
+        seen = _surroundings(cloud, resource.name, canary)
+        off, unread = dict[str, str](), ""
+        if shift is not None and canary is not None and canary.since and not canary.ended and canary.version == version:
+            try:
+                off = self._watch(cloud, resource.name, canary, shift)
+            except CliError as error:  # it has its share, and stays where it is until it can be seen again
+                unread = f"the canary's metrics cannot be read: {error.message}"
+        step = CanaryStep("wait", unread) if unread else next_step(version, shift, seen, off, now())
+        is_stuck = bool(unread) or (step.action == "wait" and seen.route[0] != "ready" and version is not None and not seen.ends)
+        self._stuck = (self._stuck or now()) if is_stuck else None
+        if self._stuck is not None and (now() - self._stuck).total_seconds() > STUCK:
+            step = CanaryStep("end", step.text)
+        self._carry_out(cloud, resource, found, canary, version, step)
+        if step.action == "remove" and any(field.path != "Canary" for field in fields):  # such as another number of pods
+            super().update(cloud, _alone(resource), found, fields)
+        return step.text or "the canary is removed"
+
+    def _carry_out(
+        self, cloud: Cluster, resource: Resource, found: Observed, canary: CanaryState | None, version: str | None, step: CanaryStep
+    ) -> None:
+        name = resource.name
+        if step.action == "start":
+            assert version is not None
+            self._looks = []
+            for manifest in resource.properties["Beside"]:
+                apply(cloud, manifest)
+            _note(cloud, name, CanaryState(version, float(resource.how["percent"])))
+        elif step.action == "route":
+            _route(cloud, name, float(resource.how["percent"]))
+        elif step.action == "bake":
+            assert canary is not None
+            _note(cloud, name, replace(canary, since=now().isoformat(timespec="seconds")))
+        elif step.action == "end":
+            assert canary is not None
+            words = ("--selector", selector({NAME: name, INSTANCE: canary_of(name)}), "--prefix", "--tail", LINES)
+            self._log = cloud.program.try_("logs", "--namespace", cloud.namespace, *words).stdout.strip()
+            _note(cloud, name, canary.ending(step.text))
+        elif step.action == "move":
+            super().update(cloud, _alone(resource), found, ())
+        elif step.action == "unroute":
+            _route(cloud, name, 0)
+        elif step.action == "remove":
+            self._remove(cloud, name, canary)
+
+    def _remove(self, cloud: Cluster, name: str, canary: CanaryState | None) -> None:
+        """Raises CloudError where it went back."""
+        _note(cloud, name, None)  # before its pods go: a canary without a note is removed by the next run
+        for kind in OWN:
+            for each in cloud.listed(TYPES[kind], name, {INSTANCE: canary_of(name)}):
+                remove(cloud, kind, each["metadata"]["name"])
+        if canary is not None and canary.ended:
+            log = f". The end of its log:\n{self._log}" if self._log else ""
+            raise CloudError(f"the stable version of {name} has all requests again: {canary.ended}{log}")
+
+    def _watch(self, cloud: Cluster, name: str, canary: CanaryState, shift: Shift) -> dict[str, str]:
+        """What went off in the last minute, or since the canary began. Raises CliError where its pods cannot be asked."""
+        pods = cloud.listed("pods", name, {INSTANCE: canary_of(name)})
+        statuses = [each for pod in pods for each in (pod.get("status") or {}).get("containerStatuses") or []]
+        restarts = sum(each.get("restartCount", 0) for each in statuses)
+        if restarts:
+            return {"restarts>0": f"{restarts} of its containers"}
+        time, since = now(), datetime.fromisoformat(canary.since)
+        is_over = (time - since).total_seconds() >= shift.bake
+        if self._looks and (time - self._looks[-1][0]).total_seconds() < EVERY and not is_over:
+            return {}
+        counters = _counters(cloud, name, [pod["metadata"]["name"] for pod in pods])
+        earlier = [look for look in self._looks if (time - look[0]).total_seconds() >= WINDOW]
+        begin, before = earlier[-1] if earlier else (since, {})
+        self._looks = [*earlier[-1:], *(look for look in self._looks if look not in earlier), (time, counters)]
+        return went_off(_bounds(shift), before, counters, (time - begin).total_seconds())
+
+
+def route_of(cloud: Cluster, name: str) -> dict[str, Any] | None:
+    """None also where the cluster has no Gateway API."""
+    return next((each for each in cloud.listed(TYPES["HTTPRoute"], name) if each["metadata"]["name"] == name), None)
+
+
+def canary_in(cloud: Cluster, name: str) -> CanaryState | None:
+    """Routes are looked at only where there is a canary: not everybody may, or has any."""
+    if cloud.get(TYPES["Deployment"], canary_of(name), doing=f"looking for a canary of {name}") is None:
+        return None
+    route = route_of(cloud, name)
+    return None if route is None else read_canary(route)
+
+
+def with_share(cloud: Cluster, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A route with the share that a canary has now."""
+    name = manifest["metadata"]["name"]
+    route = route_of(cloud, name)
+    percent = 0.0 if route is None or read_canary(route) is None else canary_percent(route, name)
+    return {**manifest, "spec": {**manifest["spec"], "rules": [{"backendRefs": backends(name, HTTP, percent)}]}}
+
+
+class WeightedRoute(KubernetesObject):
+    def __init__(self) -> None:
+        super().__init__("HTTPRoute")
+
+    def create(self, cloud: Cluster, resource: Resource) -> None:
+        """A plan may be older than the end of a canary, whose pods are not there any more."""
+        super().create(cloud, replace(resource, properties=with_share(cloud, resource.properties)))
+
+
+def now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def _alone(resource: Resource) -> Resource:
+    """What is applied of it."""
+    properties = {key: value for key, value in resource.properties.items() if key not in ("Canary", "Beside")}
+    return replace(resource, properties=properties)
+
+
+def _bounds(shift: Shift) -> list[AlarmBound]:
+    return [bound for text in shift.alarms if (bound := read_bound(text)) is not None]
+
+
+def _surroundings(cloud: Cluster, name: str, canary: CanaryState | None) -> Surroundings:
+    pods = KubernetesObject("Deployment").observe(cloud, canary_of(name))
+    route = KubernetesObject("HTTPRoute").observe(cloud, name)
+    return Surroundings(
+        canary,
+        ("changing", "is not visible yet") if pods is None else (pods.state, pods.reason),
+        0.0 if route is None else canary_percent(route.properties, name),
+        ("ready", "") if route is None else (route.state, route.reason),
+    )
+
+
+def _route(cloud: Cluster, name: str, percent: float) -> None:
+    route = route_of(cloud, name)
+    if route is None:
+        raise CloudError(f"{cloud.region} has no HTTPRoute {name} any more, which divides the requests; run the same command again")
+    apply(cloud, weighted(route, name, HTTP, percent))
+
+
+def _note(cloud: Cluster, name: str, canary: CanaryState | None) -> None:
+    notes = {} if canary is None else {"annotations": {ANNOTATION: canary.text}}
+    said = {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute", "metadata": {"name": name, **notes}}
+    apply(cloud, said, MANAGER, "--validate=false")
+
+
+def _counters(cloud: Cluster, name: str, pods: Sequence[str]) -> dict[str, Counters]:
+    deployment: Mapping[str, Any] | None = cloud.get(TYPES["Deployment"], canary_of(name), doing="looking for the canary")
+    if deployment is None or not pods:
+        raise CloudError("it has no pods")
+    token = cloud.token(deployment, "TSX_MANAGEMENT_TOKEN")
+    counters = {}
+    for pod in pods:
+        with cloud.forwarded(f"pod/{pod}", METRICS) as address:
+            text = Server(address, token, role="management", timeout=EVERY).call("GET", "/metrics").body().decode()
+        counters[pod] = read_counters(text)
+    return counters

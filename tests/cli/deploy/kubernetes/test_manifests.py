@@ -1,0 +1,125 @@
+"""The manifests of a deployment, as Kubernetes' own schemas and those of the kinds beside it take them; and what a cluster relies on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.cli.deploy.kubernetes.conftest import check
+from tsx_cli.common.failure import UsageError
+from tsx_cli.deploy.emit.render import emit
+from tsx_cli.deploy.engine.facts import Facts
+from tsx_cli.deploy.image.recipe import Local
+from tsx_cli.deploy.kubernetes.resources import manifests
+from tsx_cli.deploy.spec import DeploySpec
+
+FACTS, LOCAL = Facts(Path("digits.mar"), "ab" * 32, "digits", "1.0", "", "", ""), Local("3.12", "2.9.0+cpu", "0.1.0")
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "open": {"kubernetes": {"tokens": False, "monitoring": False}},
+    "routed": {"kubernetes": {"gateway": "web/public", "hostnames": ["a.example.com", "*.example.org"]}},
+    "grpc": {"build": {"extras": ["grpc"]}, "kubernetes": {"allow_from": "shop", "metrics_from": "monitoring", "token_secret": "tokens"}},
+    "kserve": {"kubernetes": {"kserve": True, "storage": "s3://models/digits", "gpus": 1, "node_selector": {"disk": "ssd"}}},
+}
+
+
+def spec(**more: Any) -> DeploySpec:
+    return DeploySpec.model_validate({"name": "digits", "target": "kubernetes", "model": "digits.mar", **more})
+
+
+def made(**more: Any) -> dict[str, Any]:
+    return {each["kind"]: each for each in manifests(spec(**more), "registry.example.com/digits@sha256:1", {"tsx:name": "digits"})}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_each_manifest_is_what_its_schema_takes(case: str) -> None:
+    for manifest in made(**CASES[case]).values():
+        check(manifest)
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "value"),
+    [
+        ("HTTPRoute", "parentRefs", [{"name": ""}]),
+        ("ServiceMonitor", "endpoints", [{"interval": "often"}]),
+        ("HTTPRoute", "rules", [{"backendRefs": [{"name": "digits"}]}]),
+    ],
+)
+def test_the_schemas_refuse_what_a_cluster_would(kind: str, place: str, value: Any) -> None:
+    manifest = made(**CASES["routed"])[kind]
+    manifest["spec"][place] = value
+    with pytest.raises(jsonschema.ValidationError):
+        check(manifest)
+
+
+def test_every_selector_has_the_instance() -> None:
+    selected = {"app.kubernetes.io/name": "digits", "app.kubernetes.io/instance": "digits"}
+    all_made = made(kubernetes={"allow_from": "shop"})
+    deployment = all_made["Deployment"]["spec"]
+    assert deployment["selector"]["matchLabels"] == selected
+    assert selected.items() <= deployment["template"]["metadata"]["labels"].items()
+    spread = deployment["template"]["spec"]["topologySpreadConstraints"]
+    assert [each["labelSelector"]["matchLabels"] for each in spread] == [selected, selected]
+    assert all_made["Service"]["spec"]["selector"] == selected
+    for kind in ("PodDisruptionBudget", "ServiceMonitor"):
+        assert all_made[kind]["spec"]["selector"]["matchLabels"] == selected
+    assert all_made["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == selected
+    assert all(selected.items() <= each["metadata"]["labels"].items() for each in all_made.values())
+
+
+def test_grpc_has_a_port_where_the_image_serves_it() -> None:
+    served = made(**CASES["grpc"])
+    ports = {each["name"]: (each["port"], each["appProtocol"]) for each in served["Service"]["spec"]["ports"]}
+    assert ports == {"http": (8080, "http"), "grpc": (7070, "kubernetes.io/h2c"), "metrics": (8082, "http")}
+    (container,) = served["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert {each["name"]: each["containerPort"] for each in container["ports"]} == {"http": 8080, "grpc": 7070, "metrics": 8082}
+    assert {"name": "TSX_GRPC_INFERENCE_ADDRESS", "value": "0.0.0.0"} in container["env"]
+    rules = [[port["port"] for port in rule["ports"]] for rule in served["NetworkPolicy"]["spec"]["ingress"]]
+    assert rules == [["http", "grpc"], ["metrics"]]
+    without = [made(), made(image="registry.example.com/digits:1", build={"extras": ["grpc"]})]
+    assert [[each["name"] for each in one["Service"]["spec"]["ports"]] for one in without] == [["http", "metrics"]] * 2
+    asked_for = made(image="registry.example.com/digits:1", kubernetes={"grpc": True})
+    assert len(asked_for["Service"]["spec"]["ports"]) == 3
+    with pytest.raises(UsageError, match=r"add --set build\.extras=grpc"):
+        made(kubernetes={"grpc": True})
+
+
+def test_management_has_no_port_outside_the_pod() -> None:
+    all_made = made(**CASES["grpc"])
+    (container,) = all_made["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert not {8081, 7071} & {each["containerPort"] for each in container["ports"]}
+    assert "TSX_MANAGEMENT_ADDRESS" not in {each["name"] for each in container["env"]}
+
+
+def test_a_route_leads_to_the_gateway_that_is_named() -> None:
+    body = made(**CASES["routed"])["HTTPRoute"]["spec"]
+    assert body["parentRefs"] == [{"name": "public", "namespace": "web"}]
+    assert body["hostnames"] == ["a.example.com", "*.example.org"]
+    assert body["rules"] == [{"backendRefs": [{"name": "digits", "port": 8080}]}]
+    own = made(kubernetes={"gateway": "public", "namespace": "models"})["HTTPRoute"]["spec"]
+    assert own["parentRefs"] == [{"name": "public", "namespace": "models"}]
+    assert "hostnames" not in own
+
+
+def test_a_burst_of_requests_may_double_the_pods_at_once() -> None:
+    body = made()["HorizontalPodAutoscaler"]["spec"]
+    assert body["metrics"][0]["resource"]["target"] == {"type": "Utilization", "averageUtilization": 80}
+    assert body["behavior"]["scaleUp"] == {
+        "stabilizationWindowSeconds": 0,
+        "policies": [{"type": "Percent", "value": 100, "periodSeconds": 30}],
+    }
+
+
+def test_files_name_the_command_that_creates_the_secret_and_hold_no_token() -> None:
+    first, second = (emit("kubernetes", spec(kubernetes={"namespace": "models"}), FACTS, LOCAL) for _ in range(2))
+    assert first.files == second.files
+    step = r"kubectl create secret generic digits-tokens --namespace models --from-literal=inference=\S.* once, then kubectl apply"
+    assert re.search(step, first.next_step)
+    for own in ({"tokens": False}, {"token_secret": "theirs"}):
+        assert "create secret" not in emit("kubernetes", spec(kubernetes=own), FACTS, LOCAL).next_step
+    with pytest.raises(UsageError, match="files cannot watch one"):
+        emit("kubernetes", spec(canary={}, kubernetes={"gateway": "web"}), FACTS, LOCAL)

@@ -1,0 +1,54 @@
+"""Helm, by the program or by the library of helm-python-sdk: the findings of its linter, and the objects of a chart with other values."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+IS_THERE = shutil.which("helm") is not None or importlib.util.find_spec("helm_python") is not None
+LIBRARY = """
+import helm_python, json, sys
+
+directory, name, namespace, *values = sys.argv[1:]
+found = [f"{each['path']}: {each['error']}" for each in helm_python.lint(directory, strict=True)["messages"] if each["severity"] > 1]
+rendered = []
+with helm_python.Chart.load(directory) as chart:
+    for each in values:
+        try:
+            chart.validate_schema(json.loads(each))
+            rendered.append("\\n---\\n".join(text for path, text in chart.render(
+                json.loads(each), name=name, namespace=namespace).items() if path.endswith(".yaml")))
+        except helm_python.HelmError as error:
+            rendered.append(f"# {error}")
+print(json.dumps([found, rendered]))
+"""
+
+
+def render(directory: Path, name: str, namespace: str, cases: Sequence[Any]) -> tuple[list[str], list[str]]:
+    """What the linter finds, and the chart's YAML with each of the values; where Helm refuses them, a comment that says why."""
+    texts = [json.dumps(values) for values in cases]
+    if shutil.which("helm") is None:  # in a process of its own, as the library is a runtime of Go
+        words = [sys.executable, "-c", LIBRARY, str(directory), name, namespace, *texts]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+        found, rendered = json.loads(done.stdout)
+        return found, rendered
+    linted = subprocess.run(["helm", "lint", "--strict", directory], capture_output=True, text=True, timeout=120, check=False)
+    rendered = []
+    for text in texts:
+        (directory.parent / "values.json").write_text(text)
+        more = ["--namespace", namespace, "--values", str(directory.parent / "values.json")]
+        done = subprocess.run(["helm", "template", name, str(directory), *more], capture_output=True, text=True, timeout=120, check=False)
+        rendered.append(done.stdout if done.returncode == 0 else "".join(f"# {line}\n" for line in done.stderr.splitlines()))
+    return [] if linted.returncode == 0 else [linted.stdout], rendered
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    return [each for each in yaml.safe_load_all(text) if each]
