@@ -16,7 +16,7 @@ from tsx_cli.deploy.sagemaker import components, kinds, multi_model
 from tsx_cli.deploy.sagemaker.component_kind import COMPONENT, InferenceComponent
 from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget
 from tsx_cli.deploy.sagemaker.resources import resources as own_endpoint
-from tsx_cli.deploy.sagemaker.shared_endpoints import COMPONENTS, EndpointMembership, membership, wanted_membership
+from tsx_cli.deploy.sagemaker.shared_endpoints import COMPONENTS, EndpointMembership, membership, noted, wanted_membership
 from tsx_cli.deploy.spec import DeploySpec
 
 KINDS: Mapping[str, ResourceKind] = {
@@ -53,8 +53,9 @@ def log_group(cloud: Cloud, name: str) -> str:
 class AnySageMakerTarget:
     """Finds out by its name how a deployment is served."""
 
-    def wanted(self, spec: DeploySpec, facts: Facts) -> list[Resource]:
-        return resources(spec, facts)
+    def wanted(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
+        member = wanted_membership(spec)
+        return resources(spec, facts) if member is None else noted(cloud, member, resources(spec, facts))
 
     def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
         return _there(cloud, name).belongings(cloud, name, purge=purge)

@@ -7,12 +7,14 @@ served and on which endpoint.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.engine import OWNER
 from tsx_cli.deploy.engine.facts import Facts, tags_of
+from tsx_cli.deploy.engine.plan import differences
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Observed, Resource, digest
 from tsx_cli.deploy.sagemaker.deployment import names_of
@@ -203,6 +205,19 @@ def endpoint_resources(
     tags = endpoint_tags(member)
     made = Resource("EndpointConfig", CONFIG, endpoint_prefix(member.endpoint) + digest(config), config, needs, tags)
     return [made, Resource("Endpoint", ENDPOINT, member.endpoint, {"EndpointConfigName": made.name, **update}, ("EndpointConfig",), tags)]
+
+
+def noted(cloud: Cloud, member: EndpointMembership, made: list[Resource]) -> list[Resource]:
+    """With a note of what changes for the other deployments on the endpoint."""
+    endpoint = KINDS[ENDPOINT].observe(cloud, member.endpoint)
+    config = next((each for each in made if each.id == "EndpointConfig"), None)
+    before = None if endpoint is None else KINDS[CONFIG].observe(cloud, endpoint.properties["EndpointConfigName"])
+    if config is None or before is None or before.name == config.name:
+        return made
+    old, new = before.properties["ProductionVariants"][0], config.properties["ProductionVariants"][0]
+    changes = ", ".join(f"{each.path} {each.old} -> {each.new}" for each in differences(old, new, {}, set()))
+    note = f"the endpoint {member.endpoint} changes for all {member.form} on it: {changes or 'its role, network or key'}"
+    return [replace(each, notes=(*each.notes, note)) if each is config else each for each in made]
 
 
 def endpoint_belongings(cloud: Cloud, member: EndpointMembership, models: Sequence[Resource], *, is_last: bool) -> list[Resource]:

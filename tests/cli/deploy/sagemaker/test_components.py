@@ -75,7 +75,10 @@ def test_a_deployment_changes_those_settings_of_the_endpoint_that_it_names_and_n
     b.apply()
     before = endpoint_config()["EndpointConfigName"]
     more = ("--set", "sagemaker.component.max_instances=8")
-    assert actions(b.plan(*more, code=2)) == {
+    planned = b.plan(*more, code=2)
+    change = "the endpoint shared changes for all components on it: ManagedInstanceScaling.MaxInstanceCount 4 -> 8"
+    assert [each["text"] for each in planned["findings"]] == [change]
+    assert actions(planned) == {
         "Bucket": "same", "ModelData": "same", "Model": "same", "EndpointConfig": "create", "Endpoint": "update",
         "LogGroup": "same", "Component": "same",
         "EndpointConfig0": "delete",
