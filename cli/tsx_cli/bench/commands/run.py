@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -16,14 +16,17 @@ from tsx_cli.bench.generator.run import LoadProgress, most_connections
 from tsx_cli.bench.measure.accuracy import AccuracyGuard
 from tsx_cli.bench.measure.environment import NOISY
 from tsx_cli.bench.measure.latency_curve import measure_curve
+from tsx_cli.bench.measure.noise import Watch
 from tsx_cli.bench.measure.trial import RunningCandidate, Servers, TrialFailed, TrialTarget
 from tsx_cli.bench.model.configuration import Configuration, Variant
-from tsx_cli.bench.model.points import best_point, confirmed_best, winner_of, with_round
-from tsx_cli.bench.model.results import OUT_OF_TIME, OfferedLoad, Results, Trial, now
+from tsx_cli.bench.model.disturbance import again, judge, summary
+from tsx_cli.bench.model.points import best_point, choose, confirmed_best, with_round
+from tsx_cli.bench.model.results import OUT_OF_TIME, Curve, OfferedLoad, Results, Trial, now
 from tsx_cli.bench.search import budget
 from tsx_cli.bench.search.confirm import confirm
+from tsx_cli.bench.search.forecast import MOST_CONNECTIONS, State, by_use, ranking
 from tsx_cli.bench.search.run_options import BenchOptions, configurations
-from tsx_cli.bench.search.search import MOST_CONNECTIONS, State, baseline, faster_unmeasured, next_trial, passed_over, ranking
+from tsx_cli.bench.search.search import FIRST, baseline, faster_unmeasured, next_trial, passed_over
 from tsx_cli.bench.search.search import Candidate as Proposal
 from tsx_cli.bench.search.verdict import conclude
 from tsx_cli.bench.storage.journal import Journal
@@ -32,6 +35,7 @@ from tsx_cli.common.output import rounded
 from tsx_runtime.core.placement.devices import cpu_count, gpu_count
 from tsx_runtime.shared.log_format import escaped
 
+BEYOND = 1.5  # times the tightest bound: the time of a batch beyond which larger ones are not timed
 START_GUESS = 4.0  # seconds that a server takes to start, before one did
 
 
@@ -85,7 +89,13 @@ class Bench:
     ends: float  # by time.monotonic
     clock: Callable[[], float] = time.monotonic
     excluded: dict[Variant, str] = field(default_factory=dict)
+    time_curve: Callable[..., Curve] = measure_curve
+    watch: Callable[[list[float]], Watch] = Watch
     _starts: list[float] = field(default_factory=list)
+    _disturbed: list[bool] = field(default_factory=list)  # of each round of this process
+    _probes: list[float] = field(default_factory=list)
+    _running: Configuration | None = None
+    _comparing: bool = False
 
     def __post_init__(self) -> None:
         self._began = self.clock()
@@ -102,12 +112,20 @@ class Bench:
         try:
             self._reference()
             self._curves()
-            while (proposal := next_trial(self._state())) is not None:
-                self._measure(proposal)
+            self._search()
             self._confirm()
+            while self._search():  # with the time that the comparison left over
+                self._confirm()
         finally:
             self.finish()  # first, as Ctrl-C may end the wait for the servers
             self.servers.close()
+
+    def _search(self) -> bool:
+        """Until nothing more is proposed; whether the best has changed."""
+        before = self.order()[:1]
+        while (proposal := next_trial(self._state())) is not None:
+            self._measure(proposal)
+        return self.order()[:1] != before
 
     def finish(self) -> None:
         """The winner, and what to know, of what there is."""
@@ -117,13 +135,20 @@ class Bench:
             trial.best = confirmed_best(trial.points)
         results.faster_unmeasured = faster_unmeasured(self._state())
         self.pass_over()
-        results.winner = None if results.faster_unmeasured else winner_of(self.order(), self.trial)
+        winner, tied = choose(self.order(), self.trial, results.paired)
+        results.winner, results.tied = (None, []) if results.faster_unmeasured else (winner, tied)
+        results.disturbed = summary(results.trials)
         results.baseline = self.first()
         if self.guard.note:
             self.note(self.guard.note)
         if (results.environment.noise or 0.0) > NOISY:
             result = f"a fixed computation varies by {results.environment.noise:.0%}"
             self.note(f"this machine is not quiet: {result}; small differences mean little")
+        curves = sum(bool(curve.disturbed) for curve in results.curves)
+        if curves:
+            self.note(f"{curves} of {len(results.curves)} curves were disturbed: {_first_disturbance(results.curves)}")
+        if results.disturbed.says:
+            self.note(results.disturbed.says)
         conclude(results)
 
     def note(self, text: str) -> None:
@@ -150,12 +175,15 @@ class Bench:
         return sum(self._starts) / len(self._starts) if self._starts else START_GUESS
 
     def _state(self) -> State:
-        left = self.seconds_left()
-        if not self.options.exhaustive:
-            left -= budget.reserved_for_end(self.options.duration, self.options.rounds, self.ends - self._began, self._start)
-        one = self._start + budget.round_cost(self.options.duration or budget.SHORT)
+        left, rounds = self.seconds_left(), self.options.rounds
+        reserved = 0.0  # where there is nothing to compare yet
+        if self.results.paired:
+            reserved = budget.reserved_for_another(rounds, self._start)
+        elif len(self.order()) > 1:
+            reserved = budget.reserved_for_end(self.options.duration, rounds, self.ends - self._began, self._start)
+        one = budget.round_cost(self.options.duration or budget.SHORT)
         if self.first() is None:  # without the baseline there is nothing to tell
-            left = max(left, one)
+            left = max(left, self._start + one)
         return State(
             configurations=self.space,
             curves=self.results.curves,
@@ -169,25 +197,35 @@ class Bench:
             excluded=self.excluded,
             exhaustive=self.options.exhaustive,
             seconds_left=max(0.0, left),
+            seconds_reserved=reserved,
             seconds_per_point=one,
+            seconds_to_start=self._start,
+            running=self._running,
             most_connections=min(MOST_CONNECTIONS, most_connections()),
         )
 
     def _curves(self) -> None:
         """t(n) of each variant, from which the search predicts. Where there can be none, what is measured has to do."""
         known = {curve.variant for curve in self.results.curves}
-        variants = [variant for variant in dict.fromkeys(each.variant for each in self.space) if variant not in known]
+        variants = [variant for variant in by_use(self.space, self._state()) if variant not in known]
         if not variants or (len(self.space) == len(variants) and not self.options.exhaustive):
             return
         if any(variant[0] != "cpu" for variant in variants):
             self.servers.close()  # one that idles takes no core, but memory of the GPU
-        share = budget.of_a_curve(self.seconds_left(), len(variants))
-        for variant in variants:
+        share, most = budget.of_a_curve(self.seconds_left(), len(variants)), budget.FOR_LOADING * self.seconds_left()
+        begun = self.clock()
+        for number, variant in enumerate(variants):
+            if number and (self.clock() - begun) * (number + 1) / number > most:
+                self.note("the time was too short to time batches of each kind of worker; a longer --time-limit predicts more")
+                break
             one = next(each for each in self.space if each.variant == variant)
             sizes = sorted({each.batch_size for each in self.space if each.variant == variant})
             alone = replace(one, workers=1, batch_size=1)
             self.progress.doing(f"timing batches without a server: {alone.worker}")
-            curve = measure_curve(self.target.archive, alone, sizes, self.target.payloads, budget_seconds=share)
+            longest = math.inf if self.slo is None or self.options.exhaustive else BEYOND * self.slo.tightest_ms
+            with self.watch(self._probes) as watch:
+                curve = self.time_curve(self.target.archive, alone, sizes, self.target.payloads, budget_seconds=share, most_ms=longest)
+            curve.noise, curve.disturbed = watch.noise, judge(watch.noise, self.results.environment.cores)
             self.results.curves.append(curve)
             self.journal.curve(curve)
             times = ", ".join(f"{point.batch_size}: {point.median_ms:.3g} ms" for point in curve.points)
@@ -211,6 +249,7 @@ class Bench:
         began = self.clock()
         known = configuration in self.servers
         candidate = self.servers.get(configuration, beside=beside)
+        self._running = configuration
         if not known:
             self._starts.append(self.clock() - began)
         return candidate
@@ -237,14 +276,25 @@ class Bench:
             return self.target.seconds
         predicted = None if proposal.predicted is None else proposal.predicted.throughput
         expected = max((point.throughput.value for point in trial.points), default=predicted)
-        return budget.seconds_in_search(self.options.duration, expected)
+        return budget.seconds_in_search(self.options.duration, expected, self.seconds_left())
 
     def load(self, at: int, candidate: RunningCandidate, offered: OfferedLoad) -> None:
-        """One round, into the trial's point of that load. Raises TrialFailed."""
+        """One round, into the trial's point of that load, and another where the first was disturbed. Raises TrialFailed."""
+        self._round(at, candidate, offered)
+        state = self._state()  # which knows what the time is needed for
+        first = max(0, min(FIRST, len(self.space) - 1) - len(self.results.trials) + 1) * (state.seconds_to_start + state.seconds_per_point)
+        if again(self._disturbed, self.seconds_left() - (0.0 if self._comparing else first + state.seconds_reserved), self.round_seconds):
+            self._round(at, candidate, offered)
+
+    def _round(self, at: int, candidate: RunningCandidate, offered: OfferedLoad) -> None:
         trial = self.results.trials[at]
         self.progress.doing(f"{trial.how()}, {offered}")
-        measurement = candidate.load(offered, self.progress.load, seconds=self._seconds)
-        number = with_round(trial.points, offered, measurement.round, self.slo)
+        with self.watch(self._probes) as watch:
+            measurement = candidate.load(offered, self.progress.load, seconds=self._seconds)
+        disturbed = judge(watch.noise, self.results.environment.cores)
+        self._disturbed.append(bool(disturbed))
+        fresh = measurement.round.model_copy(update={"noise": watch.noise, "disturbed": disturbed})
+        number = with_round(trial.points, offered, fresh, self.slo)
         point = trial.points[number]
         best = best_point(trial.points)
         if best == number or (best is None and number == 0):
@@ -252,11 +302,12 @@ class Bench:
         trial.best = best
         self.journal.point(at, number, point)
         self.journal.trial(at, trial)
-        if measurement.round.generator.limited:
-            self.note(f"{trial.how()}, {offered}: {measurement.round.generator.limited}")
+        if fresh.generator.limited:
+            self.note(f"{trial.how()}, {offered}: {fresh.generator.limited}")
         holds = "" if point.holds else ", which breaks the bounds" if self.slo and not point.error_rate else ", and not all were answered"
         reached = f"{rounded(point.throughput.value)} requests/s, p99 {point.p99_ms.value:.3g} ms"
-        self.progress.found(f"{trial.how()}, {offered}: {reached}{holds}")
+        marked = f"; disturbed: {disturbed[0]}" if disturbed else ""
+        self.progress.found(f"{trial.how()}, {offered}: {reached}{holds}{marked}")
 
     def _trial(self, proposal: Proposal) -> int:
         for at, trial in enumerate(self.results.trials):
@@ -288,9 +339,16 @@ class Bench:
         return True
 
     def _confirm(self) -> None:
-        rounds, starting = self.options.rounds, (budget.COMPARED - 1) * self._start  # one of them runs already, as a rule
+        several, rounds = len(self.order()) > 1, self.options.rounds
+        starting = (budget.COMPARED - 1) * self._start  # one of them runs already, as a rule
         self._seconds = budget.seconds_at_end(self.options.duration, rounds, self.seconds_left(), starting)
+        if not several and faster_unmeasured(self._state()):
+            return  # there is nothing to compare, and nothing that could be chosen
+        if several and self.seconds_left() < self._start + budget.FEWEST * self.round_seconds:
+            return  # what little could be compared would tell nothing
+        self._comparing = True
         self.results.paired = confirm(self)
+        self._comparing = False
 
     def order(self) -> list[int]:
         """Positions of the trials that may win, the best first."""
@@ -312,6 +370,10 @@ class Bench:
 
     def seconds_left(self) -> float:
         return self.ends - self.clock()
+
+
+def _first_disturbance(curves: Sequence[Curve]) -> str:
+    return next(curve.disturbed[0] for curve in curves if curve.disturbed)
 
 
 def _first_line(text: str) -> str:

@@ -27,6 +27,8 @@ FEWEST = 2  # batches of a chunk, however long they take
 LEAST = 3  # batches that a point is made of
 QUICKER = 0.95  # times the median of the chunk before: less, and it is still warming up
 CHUNKS = 10  # of warm-up at most
+AGAIN = 1.5  # times its budget: the most that a curve takes with what is measured again
+FALL = 0.6  # of the throughput of a smaller batch: a larger one that does less was disturbed
 PRECISE = 0.02  # of the median, that it is known by
 
 
@@ -38,21 +40,53 @@ class BatchTiming(NamedTuple):
 
 
 def measure_curve(
-    archive: OpenArchive, variant: Configuration, batch_sizes: Sequence[int], payloads: Sequence[Payload], *, budget_seconds: float
+    archive: OpenArchive,
+    variant: Configuration,
+    batch_sizes: Sequence[int],
+    payloads: Sequence[Payload],
+    *,
+    budget_seconds: float,
+    most_ms: float = math.inf,
 ) -> Curve:
-    """`budget_seconds` are for all sizes, without loading. Of `variant`, workers and batch size do not count. `failed` says what failed."""
+    """`budget_seconds` are for all sizes, without loading; half as many again are for sizes whose times are implausible.
+
+    It ends with the size whose batch takes more than `most_ms`. Of `variant`, workers and batch size do not count. `failed` says what
+    failed.
+    """
     curve = Curve(device=variant.device, precision=variant.precision, compiled=variant.compiled, threads=variant.threads)
     try:
         with start_worker(worker_spec(archive, variant, max(batch_sizes))) as worker:
             _check(worker, variant)
-            spreads = []
-            for point, spread in _points(worker, items_of(payloads), sorted(set(batch_sizes)), budget_seconds):
+            spreads: dict[int, float] = {}
+            items, begun = items_of(payloads), time.monotonic()
+            for point, spread in _points(worker, items, sorted(set(batch_sizes)), budget_seconds):
                 curve.points.append(point)
-                spreads.append(spread)
-                curve.spread = statistics.median(spreads)
+                spreads[point.batch_size] = spread
+                curve.spread = statistics.median(spreads.values())
+                if point.median_ms > most_ms:
+                    break
+            while (doubtful := implausible(curve.points)) and time.monotonic() < begun + AGAIN * budget_seconds:
+                for position in doubtful:
+                    size, before = curve.points[position].batch_size, curve.points[position]
+                    point, spread = _point(worker, items, size, budget_seconds / len(batch_sizes), chunk_of(worker, items, size, 0, 0.0))
+                    if point.median_ms < before.median_ms:
+                        curve.points[position], spreads[size] = point, spread
+                curve.spread = statistics.median(spreads.values())
     except WorkerFailed as error:
         curve.failed = str(error)
     return curve
+
+
+def implausible(points: Sequence[CurvePoint]) -> list[int]:
+    """Positions of the sizes, which are in order, that something else must have slowed down: a batch takes longer than a larger one, by
+    more than both vary, or it does far less for its time than a smaller one."""
+    found = []
+    for position, point in enumerate(points):
+        longer = any(point.low_ms > larger.high_ms for larger in points[position + 1 :])
+        rate = point.batch_size / point.median_ms
+        if longer or any(rate < FALL * smaller.batch_size / smaller.median_ms for smaller in points[:position]):
+            found.append(position)
+    return found
 
 
 def _check(worker: StandaloneWorker, variant: Configuration) -> None:

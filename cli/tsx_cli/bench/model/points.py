@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from tsx_cli.bench.model import statistics
-from tsx_cli.bench.model.results import OfferedLoad, Point, Round, Trial
+from tsx_cli.bench.model.disturbance import worth
+from tsx_cli.bench.model.results import OfferedLoad, PairedComparison, Point, Round, Trial, counted
 from tsx_cli.bench.model.slo import Slo
 
+CHANCE = 0.9  # of the throughput of a load that was measured once: one of another load that is less is not that by chance
+LUCK = 0.7  # of a throughput that was measured once: all that is above this may be luck
+ALIKE = 0.95  # of the winner's throughput: what was measured apart from it and did as much may be as fast
+EQUAL = 0.97  # of it: what does as much, and differs within the noise, is as good
 KEPT_UP = 0.95  # of the requests that were due in an open loop; a server that answers fewer of them in the time is behind for good
 
 
 def point_of(offered: OfferedLoad, rounds: Sequence[Round], slo: Slo | None) -> Point:
+    every, rounds = rounds, counted(rounds)
     throughput, latency = statistics.throughput(rounds), statistics.latency(rounds)
     sent = sum(each.sent for each in rounds)
     error_rate = (sent - sum(each.ok for each in rounds)) / sent if sent else 1.0
@@ -26,7 +32,7 @@ def point_of(offered: OfferedLoad, rounds: Sequence[Round], slo: Slo | None) -> 
         p99_ms=statistics.percentile_figure(rounds, "p99_ms"),
         error_rate=error_rate,
         holds=not broken and not behind and throughput.value > 0,
-        rounds=list(rounds),
+        rounds=list(every),
     )
 
 
@@ -47,15 +53,16 @@ def best_point(points: Sequence[Point]) -> int | None:
 
 
 def confirmed_best(points: Sequence[Point]) -> int | None:
-    """The best of those that were measured again, where one of them holds: of many figures the highest single one is partly luck.
+    """The best of those that were measured again, where one of them holds: of many figures the highest single one is partly luck, unless
+    it is far higher.
 
     So is one that holds the bounds where a lower load did not when it was measured again.
     """
-    again = [each if len(each.rounds) > 1 else each.model_copy(update={"holds": False}) for each in points]
-    best = best_point(again)
-    if best is not None:
+    again = [each if len(each.counted) > 1 else each.model_copy(update={"holds": False}) for each in points]
+    best, once = best_point(again), best_point(points)
+    if best is not None and once is not None and worth(points[best]) >= CHANCE * worth(points[once]):
         return best
-    broken = [each.offered for each in points if len(each.rounds) > 1 and not each.holds]
+    broken = [each.offered for each in points if len(each.counted) > 1 and not each.holds]
     return best_point([each.model_copy(update={"holds": each.holds and not _beyond(each.offered, broken)}) for each in points])
 
 
@@ -68,11 +75,45 @@ def _beyond(offered: OfferedLoad, broken: Iterable[OfferedLoad]) -> bool:
 
 
 def winner_of(order: Iterable[int], trial: Callable[[int], Trial]) -> int | None:
-    """Of trials in their order, the best first: the first that was measured again, where one was; else the first."""
-
-    def rounds(at: int) -> int:
-        best = confirmed_best(trial(at).points)
-        return 0 if best is None else len(trial(at).points[best].rounds)
-
+    """Of trials in their order, the best first: the first that was measured again, where one was that does not do far less; else the
+    first."""
     positions = list(order)
-    return next((at for at in positions if rounds(at) > 1), positions[0] if positions else None)
+    most = _worth(trial(positions[0])) if positions else 0.0
+    again = (at for at in positions if _repeats(trial(at)) > 1 and _worth(trial(at)) >= LUCK * most)
+    return next(again, positions[0] if positions else None)
+
+
+def choose(order: Sequence[int], trial: Callable[[int], Trial], paired: Iterable[PairedComparison]) -> tuple[int | None, list[int]]:
+    """The winner, and those that it is tied with: which one of them is faster, the measurements do not tell.
+
+    Of those that are as fast as far as one can see, the one with the fewest workers wins, and of these the one with the lowest p99.
+    """
+    leader = winner_of(order, trial)
+    if leader is None:
+        return None, []
+    real = {frozenset((pair.first, pair.second)): pair.real for pair in paired}
+    most, repeats = _worth(trial(leader)), _repeats(trial(leader))
+
+    def tied(at: int) -> bool:
+        together = frozenset((leader, at))
+        return at != leader and (not real[together] if together in real else _worth(trial(at)) >= ALIKE * most)
+
+    rivals = [at for at in order if tied(at)]
+    equals = [at for at in rivals if _worth(trial(at)) >= EQUAL * most and _repeats(trial(at)) >= min(2, repeats)]
+
+    def simplest(at: int) -> tuple[int, float]:
+        point = trial(at).points[confirmed_best(trial(at).points) or 0]
+        return trial(at).how().workers, point.latency.p99_ms
+
+    winner = min([leader, *equals], key=simplest)
+    return winner, [at for at in [leader, *rivals] if at != winner]
+
+
+def _repeats(trial: Trial) -> int:
+    best = confirmed_best(trial.points)
+    return 0 if best is None else len(trial.points[best].counted)
+
+
+def _worth(trial: Trial) -> float:
+    best = confirmed_best(trial.points)
+    return 0.0 if best is None else worth(trial.points[best])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import datetime
 from pathlib import Path
@@ -93,6 +93,22 @@ class ServedBatches(Part):
     batches: dict[int, int] = Field(default_factory=dict)  # by their size
 
 
+class Noise(Part):
+    """What else happened on the machine during a measurement. Shares are of its time; None where the system does not tell."""
+
+    cores: float = 0.0  # that the benchmark's own processes used
+    others: float = 0.0  # cores that all other processes used
+    busiest: str = ""  # the name of the one of them that used most
+    steal: float = 0.0  # share that the hypervisor gave to other machines
+    throttled: float = 0.0  # share in which the container's CPU quota was used up
+    cpu_pressure: float | None = None  # share in which a task was ready and waited for a core, its own ones included
+    memory_pressure: float | None = None
+    io_pressure: float | None = None
+    heat: int = 0  # times that a core was slowed down for its temperature
+    mhz: float | None = None  # mean frequency of the cores, afterwards
+    probe: float | None = None  # times as long as the fastest of the run that a fixed computation took, before and after
+
+
 class Round(Part):
     """One repetition, without its warm-up."""
 
@@ -112,6 +128,8 @@ class Round(Part):
     corrected_p99_ms: float | None = None  # of a closed loop with stalls: what clients that arrive at the mean rate would have seen
     generator: GeneratorSide = Field(default_factory=GeneratorSide)
     served: ServedBatches | None = None  # where the server was asked
+    noise: Noise | None = None
+    disturbed: list[str] = Field(default_factory=list)  # by what, each with its figure and its limit; empty where it was quiet
 
 
 class Point(Part):
@@ -124,6 +142,16 @@ class Point(Part):
     error_rate: float = 0.0
     holds: bool = True  # the bounds
     rounds: list[Round] = Field(default_factory=list)
+
+    @property
+    def counted(self) -> list[Round]:
+        """The rounds that its figures are of."""
+        return counted(self.rounds)
+
+
+def counted(rounds: Sequence[Round]) -> list[Round]:
+    """The undisturbed ones, where there are any."""
+    return [each for each in rounds if not each.disturbed] or list(rounds)
 
 
 class Observation(Part):
@@ -221,6 +249,8 @@ class Curve(Part):
     points: list[CurvePoint] = Field(default_factory=list)
     failed: str | None = None  # why there are no more points
     spread: float = 0.0  # coefficient of variation of a batch's time: its noise, for simulations
+    noise: Noise | None = None
+    disturbed: list[str] = Field(default_factory=list)  # as a round's
 
     @property
     def variant(self) -> Variant:
@@ -272,6 +302,16 @@ class ModelInfo(Part):
     size_mib: float | None = None
 
 
+class Disturbed(Part):
+    """How many rounds of a run were disturbed, and by what."""
+
+    rounds: int = 0  # in all
+    disturbed: int = 0
+    repeated: int = 0  # of the disturbed ones: they do not count, as the same load was measured undisturbed as well
+    others: float = 0.0  # the median cores that other processes used in the disturbed ones
+    says: str = ""  # all that in a sentence; empty for a quiet run
+
+
 class Results(Part):
     format: int = FORMAT
     started: str  # ISO 8601, with the offset
@@ -286,10 +326,12 @@ class Results(Part):
     inputs: Inputs
     curves: list[Curve] = Field(default_factory=list)
     trials: list[Trial] = Field(default_factory=list)
-    winner: int | None = None
+    winner: int | None = None  # with `tied` it is recommended, and no faster than they are
+    tied: list[int] = Field(default_factory=list)  # trials whose difference from the winner is within the noise
     faster_unmeasured: int = 0  # configurations that are expected to be faster than all measured ones; with any there is no winner
     baseline: int | None = None  # one worker, batch size 1
     paired: list[PairedComparison] = Field(default_factory=list)  # the winner and others
+    disturbed: Disturbed = Field(default_factory=Disturbed)
     why: str = ""  # the winner, in a sentence or two
     notes: list[str] = Field(default_factory=list)  # what a reader of the figures must know
 
@@ -326,7 +368,7 @@ def read_results(path: Path) -> Results:
     except ValidationError as error:
         first = error.errors()[0]
         raise CliError(f"{path} is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    trials = [found.winner, found.baseline, *(each.first for each in found.paired), *(each.second for each in found.paired)]
+    trials = [found.winner, found.baseline, *found.tied, *(each.first for each in found.paired), *(each.second for each in found.paired)]
     places = [(at, len(found.trials)) for at in trials] + [(trial.best, len(trial.points)) for trial in found.trials]
     if any(at is not None and not 0 <= at < count for at, count in places):
         raise CliError(f"{path} is damaged: it refers to a trial or a point that it does not contain")

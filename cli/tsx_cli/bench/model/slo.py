@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -28,6 +29,11 @@ class Slo(NamedTuple):
     def errors(self) -> float:
         """The share of requests that may fail: none where nothing is said."""
         return next((bound.limit for bound in self.bounds if bound.figure == "errors"), 0.0)
+
+    @property
+    def tightest_ms(self) -> float:
+        """The least bound of time; infinite without one."""
+        return min((bound.limit for bound in self.bounds if bound.figure != "errors"), default=math.inf)
 
     def broken(self, latency: Mapping[str, float], errors: float) -> list[Bound]:
         """The bounds that do not hold. A run with more errors than allowed holds none of them, since failing is fast."""

@@ -51,6 +51,8 @@ def heading(results: Results) -> str:
         return "Measured at"
     if results.winner is None:
         return "No configuration was chosen"
+    if results.tied:
+        return "Recommended, of several that differ within the noise"
     return f"Highest throughput within {results.slo}" if results.slo else "Highest throughput"
 
 

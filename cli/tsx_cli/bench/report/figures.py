@@ -137,7 +137,7 @@ def distribution(results: Results) -> Chart | None:
 
 def _levels(point: Point) -> list[tuple[float, float]]:
     """(share, milliseconds), as far as there are answers to tell."""
-    together = merged([each.histogram for each in point.rounds])
+    together = merged([each.histogram for each in point.counted])
     answers = sum(count for _, count in together)
     if not answers:
         return [(level, value) for name, level in QUANTILES.items() if (value := float(getattr(point.latency, name))) > 0]

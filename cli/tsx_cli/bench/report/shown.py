@@ -69,7 +69,7 @@ class TrialRow(NamedTuple):
     """A row of the table of trials."""
 
     name: str
-    mark: str  # winner, baseline or nothing
+    mark: str  # winner, recommended (of a tie), tie, baseline or nothing
     load: str
     short_load: str
     throughput: str
@@ -102,6 +102,8 @@ def ordered(results: Results) -> list[int]:
 def line(index: int, results: Results) -> TrialRow:
     trial = results.trials[index]
     mark = "winner" if index == results.winner else "baseline" if index == results.baseline else ""
+    if results.tied and index in (results.winner, *results.tied):
+        mark = "recommended" if index == results.winner else "tie"
     point = shown_point(trial)
     if point is None:
         predicted = trial.predicted if trial.state == "predicted" else None
@@ -141,6 +143,9 @@ def note(trial: Trial, results: Results) -> str:
         parts.append(f"answers differ in {trial.accuracy.different} of {trial.accuracy.compared}{text}")
     point = shown_point(trial)
     limited = next((each.generator.limited for each in point.rounds if each.generator.limited), None) if point else None
+    disturbed = sum(bool(each.disturbed) for each in point.rounds) if point else 0
+    if point is not None and disturbed:
+        parts.append(f"{disturbed} of {len(point.rounds)} rounds disturbed")
     if limited:
         parts.append(f"the generator was the limit: {limited}")
     if point is not None and (text := stalls(point)):

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tsx_cli.bench.model.points import confirmed_best, winner_of
+from tsx_cli.bench.model.disturbance import correction
+from tsx_cli.bench.model.points import choose, confirmed_best, winner_of
 from tsx_cli.bench.model.results import OfferedLoad, PairedComparison, Point, Trial
 from tsx_cli.bench.model.statistics import enough, real_difference
 from tsx_cli.bench.search.budget import AT_RANDOM, COMPARED
@@ -54,14 +55,16 @@ def confirm(run: Measurer) -> list[PairedComparison]:
             break
         if turns.stays(_group(run, order)):
             break
-    if (winner := winner_of(run.order(), run.trial)) is not None and run.seconds_left() > 0:
-        turns.measure(turns.loads(_group(run, [winner, *run.order()])))  # nothing, where it was measured often enough
-        winner = winner_of(run.order(), run.trial)
-    if winner is None:
+    if (leader := winner_of(run.order(), run.trial)) is not None and run.seconds_left() >= COMPARED * run.round_seconds:
+        turns.measure(turns.loads(_group(run, [leader, *run.order()])))  # nothing, where it was measured often enough
+        leader = winner_of(run.order(), run.trial)
+    if leader is None:
         return []
+    winner, tied = choose(run.order(), run.trial, turns.compared(leader, _group(run, [leader, *run.order()])))
+    assert winner is not None
     at_random(run, winner)
     with_idle_workers(run, winner)
-    return turns.compared(winner, _group(run, [winner, *run.order()]))
+    return turns.compared(winner, dict.fromkeys([*_group(run, [winner, *run.order()]), *tied]))
 
 
 def _group(run: Measurer, order: Sequence[int]) -> list[int]:
@@ -99,8 +102,11 @@ class ConfirmationRounds:
         winner, begun = next(iter(loads)), self.number
         while not self._enough(winner, loads, self.number - begun):
             for at in list(loads) if self.number % 2 == 0 else list(reversed(loads)):  # so that a steady drift favours none of them
+                if at == self.run.first() != winner and winner in loads and self._known(winner, at, loads):
+                    continue
                 if self.run.attempt(at, loads[at]):
-                    self._of(at, loads[at])[self.number] = _point(self.run, at, loads[at]).rounds[-1].throughput
+                    last = _point(self.run, at, loads[at]).rounds[-1]
+                    self._of(at, loads[at])[self.number] = last.throughput * correction(last)
                 else:
                     del loads[at]
             self.number += 1
@@ -114,11 +120,9 @@ class ConfirmationRounds:
             loads = _best(self.run, winner), _best(self.run, other)
             if other == winner or loads[0] is None or loads[1] is None:
                 continue
-            mine, its = self._of(winner, loads[0]), self._of(other, loads[1])
-            common = sorted(mine.keys() & its.keys())
-            two, one = [its[turn] for turn in common], [mine[turn] for turn in common]
-            if len(common) > 1 and min(*one, *two) > 0:
-                found = real_difference(two, one)
+            pairs_of = self._common(winner, other, {winner: loads[0], other: loads[1]})
+            if len(pairs_of) > 1 and min(map(min, pairs_of)) > 0:
+                found = real_difference(*zip(*pairs_of, strict=True))
                 pairs.append(
                     PairedComparison(first=winner, second=other, ratio=found.ratio, low=found.low, high=found.high, real=found.real)
                 )
@@ -127,19 +131,30 @@ class ConfirmationRounds:
     def _of(self, at: int, load: OfferedLoad) -> dict[int, float]:
         return self.figures[at, load.model_dump_json()]
 
+    def _common(self, winner: int, at: int, loads: dict[int, OfferedLoad]) -> list[tuple[float, float]]:
+        mine, its = self._of(winner, loads[winner]), self._of(at, loads[at])
+        return [(its[turn], mine[turn]) for turn in sorted(mine.keys() & its.keys())]
+
+    def _known(self, winner: int, at: int, loads: dict[int, OfferedLoad]) -> bool:
+        """Whether enough turns say that the winner is not as the baseline is."""
+        pairs = self._common(winner, at, loads)
+        return len(pairs) >= self.run.options.rounds and len(pairs) > 1 and real_difference(*zip(*pairs, strict=True)).real
+
     def _enough(self, winner: int, loads: dict[int, OfferedLoad], turns: int) -> bool:
-        mine, left = self._of(winner, loads[winner]), self.run.seconds_left()
-        common = min(len(mine.keys() & self._of(at, load).keys()) for at, load in loads.items())
+        left, first = self.run.seconds_left(), self.run.first()
+        common = min(
+            len(self._common(winner, at, loads)) for at in loads if at == winner or at != first or not self._known(winner, at, loads)
+        )
         if common < self.run.options.rounds:
-            return left < 0 and (turns > 0 or common > 1)
+            return left < len(loads) * self.run.round_seconds and (turns > 0 or common > 1)
         late = left < (len(loads) + AT_RANDOM) * self.run.round_seconds
-        return late or common >= MOST_ROUNDS or enough(_point(self.run, winner, loads[winner]).rounds, self.run.options.width)
+        return late or common >= MOST_ROUNDS or enough(_point(self.run, winner, loads[winner]).counted, self.run.options.width)
 
 
 def at_random(run: Measurer, at: int) -> None:
     """Open loops: a closed one spaces its requests by itself, clients do not. Where bounds break, a rate is looked for that holds them."""
     best = _best(run, at)
-    if best is None or best.mode == "open" or run.seconds_left() < -run.round_seconds:
+    if best is None or best.mode == "open" or run.seconds_left() < run.round_seconds:
         return
     most = _point(run, at, best).throughput.value
     low, high, share = 0.0, 1.0, CALM
@@ -148,7 +163,7 @@ def at_random(run: Measurer, at: int) -> None:
         if not run.attempt(at, offered):
             return
         low, high = (share, high) if _holds(run, at, offered) else (low, share)
-        if run.seconds_left() < 0:
+        if run.seconds_left() < run.round_seconds:
             return
         share = (low + high) / 2
 
@@ -156,7 +171,7 @@ def at_random(run: Measurer, at: int) -> None:
 def with_idle_workers(run: Measurer, at: int) -> None:
     """A calm open loop, by which `tsx plan` learns what a worker takes longer that has idled."""
     best = _best(run, at)
-    if best is not None and run.seconds_left() > 0:
+    if best is not None and run.seconds_left() >= run.round_seconds:
         most = _point(run, at, best).throughput.value
         run.attempt(at, OfferedLoad(mode="open", rate=float(f"{IDLE * most:.3g}"), arrivals="poisson"))
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from tsx_cli.bench.model.results import OUT_OF_TIME, Point, Results, Trial
 from tsx_cli.common.output import rounded
 
+NAMED = 2  # of the configurations that are tied with the winner
+
 
 def conclude(results: Results) -> None:
     """Fill in `why`."""
@@ -38,8 +40,16 @@ def _winner(results: Results, winner: int) -> str:
     assert point is not None
     bound = f", within {results.slo}" if results.slo else ""
     figures = f"{rounded(point.throughput.value)} requests/s with {point.offered}, {_tail(point)}"
-    sentences = [f"{trial.how()} has the highest throughput{bound}: {figures}."]
-    if winner == results.baseline:
+    got = " for what it got of the processor" if any(each.disturbed for each in point.counted) else ""
+    sentences = [f"{trial.how()} has the highest throughput{bound}{got}: {figures}."]
+    if results.tied:
+        others = " and ".join(str(results.trials[each].how()) for each in results.tied[:NAMED])
+        more = f" and {len(results.tied) - NAMED} more" if len(results.tied) > NAMED else ""
+        tie = f"A tie of {trial.how()} and {others}{more}{bound}: the difference is within the noise."
+        sentences = [f"{tie} Recommended: {trial.how()}, as {_reason(results, winner)}: {figures}."]
+    elif len(results.trials) > 1 and len(point.counted) < 2:
+        sentences.append("It was measured once, as the time ended: --resume with a longer --time-limit compares it with others.")
+    if winner == results.baseline and not results.tied:
         sentences.append(
             "That is the baseline, one worker and one request at a time: no other measured configuration has a higher throughput."
         )
@@ -49,10 +59,23 @@ def _winner(results: Results, winner: int) -> str:
         if pair.real:
             sentences.append(f"{pair.ratio:.2f} times {name} ({pair.low:.2f} to {pair.high:.2f}).")
         else:
-            sentences.append(f"Not significantly different: {name} ({pair.low:.2f} to {pair.high:.2f} times).")
+            sentences.append(f"Not significantly different: {name} ({pair.low:.2f} to {_times(pair.high)} times).")
     if point.offered.mode == "closed":
         sentences += _at_random(results, point, [each for each in trial.points if each.offered.mode == "open"])
     return " ".join(sentences)
+
+
+def _reason(results: Results, winner: int) -> str:
+    """Why it is recommended before those that it is tied with."""
+    one, tied = results.trials[winner], [results.trials[each] for each in results.tied]
+    if all(one.how().workers < each.how().workers for each in tied):
+        return "it has the fewest workers"
+    p99 = [point.latency.p99_ms for each in [one, *tied] if (point := each.chosen) is not None]
+    return "it has the lowest p99" if p99[0] == min(p99) else "it did the most"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio < 100 else "any number of"
 
 
 def _at_random(results: Results, chosen: Point, tried: Sequence[Point]) -> list[str]:

@@ -112,7 +112,7 @@ def loads_of(results: Results) -> list[Observation]:
     """Of the winner, round by round."""
     assert results.winner is not None
     trial = results.trials[results.winner]
-    return [observation_of(trial.how(), point.offered, each) for point in trial.points for each in point.rounds if each.ok == each.sent]
+    return [observation_of(trial.how(), point.offered, each) for point in trial.points for each in point.counted if each.ok == each.sent]
 
 
 def observation_of(configuration: Configuration, offered: OfferedLoad, round: Round) -> Observation:
@@ -142,7 +142,7 @@ def alone_of(results: Results) -> tuple[list[float], float | None]:
         if trial.how().workers != 1 or trial.state != "measured":
             continue
         found = [point for point in trial.points if point.offered.mode == "closed" and point.offered.connections == 1]
-        if found and (quantiles := quantiles_of(found[0].rounds)):
+        if found and (quantiles := quantiles_of(found[0].counted)):
             return quantiles, None if trial.stages is None else trial.stages.transport_ms
     return [], None
 

@@ -155,7 +155,7 @@ def _figure(figure: str, point: Point) -> Figure:
     if figure == "p99":
         return point.p99_ms
     if point.rounds:
-        return statistics.percentile_figure(point.rounds, FIGURES[figure])
+        return statistics.percentile_figure(point.counted, FIGURES[figure])
     value = float(getattr(point.latency, FIGURES[figure]))
     return Figure(value=value, low=value, high=value)
 

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_archiver import open_archive
-from tsx_cli.bench.measure import standalone_worker
-from tsx_cli.bench.measure.latency_curve import BatchTiming, measure_curve, point_of, precise, quartiles, settled, spread_of
+from tsx_cli.bench.measure import latency_curve, standalone_worker
+from tsx_cli.bench.measure.latency_curve import BatchTiming, implausible, measure_curve, point_of, precise, quartiles, settled, spread_of
 from tsx_cli.bench.measure.standalone_worker import batch_of, items_of
 from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.results import Curve
+from tsx_cli.bench.model.results import Curve, CurvePoint
 from tsx_cli.bench.workload.payloads import Payload
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="workers that are programs need Linux or macOS")
@@ -227,3 +227,38 @@ def test_few_or_scattered_times_are_not_precise() -> None:
     assert not precise([1.0, 1.0])
     assert not precise([1.0, 2.0, 3.0, 4.0])
     assert precise([1.0 + 0.001 * position for position in range(20)])
+
+
+def sized(*times: tuple[int, float]) -> list[CurvePoint]:
+    return [CurvePoint(batch_size=size, median_ms=ms, low_ms=0.9 * ms, high_ms=1.1 * ms, samples=9) for size, ms in times]
+
+
+def test_a_time_is_implausible_where_a_larger_batch_takes_less_or_far_less_is_done_in_it() -> None:
+    assert implausible(sized((1, 5), (2, 9), (4, 18), (8, 36))) == []
+    assert implausible(sized((1, 63), (2, 6), (4, 9))) == [0]
+    assert implausible(sized((1, 10), (2, 9.5))) == [], "within what both vary"
+    assert implausible(sized((1, 10), (2, 20), (4, 90))) == [2], "44 a second after 100"
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_size_that_was_disturbed_is_timed_again(model: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, disturbed = latency_curve._point, []
+
+    def slow_at_first(worker: Any, items: Any, size: int, seconds: float, first: Any) -> Any:
+        point, spread = real(worker, items, size, seconds, first)
+        if size == 1 and not disturbed:
+            disturbed.append(size)
+            point = point.model_copy(update={name: 50 * getattr(point, name) for name in ("median_ms", "low_ms", "high_ms")})
+        return point, spread
+
+    monkeypatch.setattr(latency_curve, "_point", slow_at_first)
+    curve = measured(model(TELLING), HERE, (1, 4), 1.0)
+    assert disturbed == [1]
+    assert curve.points[0].median_ms < curve.points[1].median_ms
+
+
+@pytest.mark.usefixtures("processes")
+def test_batches_that_take_longer_than_any_bound_allows_end_the_curve(model: Write) -> None:
+    with open_archive(model(TELLING)) as archive:
+        curve = measure_curve(archive, HERE, (1, 4, 8), PAYLOADS, budget_seconds=0.3, most_ms=10)
+    assert [point.batch_size for point in curve.points] == [1, 4]

@@ -14,8 +14,8 @@ from tsx_cli.bench.model.results import Environment, Inputs, Latency, ModelInfo,
 from tsx_cli.bench.model.slo import parse_slo
 from tsx_cli.bench.search import budget
 from tsx_cli.bench.search.confirm import confirm
+from tsx_cli.bench.search.forecast import ranking
 from tsx_cli.bench.search.run_options import BenchOptions
-from tsx_cli.bench.search.search import ranking
 from tsx_cli.bench.search.verdict import conclude
 
 SLO = parse_slo("p99<50ms")
@@ -264,3 +264,34 @@ def test_the_verdict_names_the_winner_or_says_what_nobody_can() -> None:
 def test_a_steady_drift_of_the_machine_favours_nobody() -> None:
     machine = Machine(lambda at, number: one_round(100 * 0.99**number, 10), trials(100, 101))
     assert not any(pair.real for pair in confirm(machine))
+
+
+def test_a_tie_is_told_as_one_and_has_a_recommendation() -> None:
+    made = trials(100, 200, 199)
+    for trial in made[1:]:
+        with_round(trial.points, OfferedLoad(connections=4), trial.points[0].rounds[0], SLO)
+    results = results_of(made)
+    results.winner, results.tied = 1, [2]
+    conclude(results)
+    assert results.why.startswith(
+        "A tie of cpu, 1 worker, batch 2 and cpu, 1 worker, batch 3, within p99<50ms: the difference is within the noise. "
+        "Recommended: cpu, 1 worker, batch 2, as it has the lowest p99: 200 requests/s"
+    )
+    made[2].configuration["workers"] = 4
+    conclude(results)
+    assert "as it has the fewest workers" in results.why
+
+
+def test_a_winner_that_was_measured_once_is_told_as_that() -> None:
+    results = results_of(trials(100, 200))
+    conclude(results)
+    assert "It was measured once, as the time ended" in results.why
+
+
+def test_the_baseline_is_not_measured_more_often_than_its_difference_needs() -> None:
+    rates = {0: 100.0, 1: 195.0, 2: 200.0}
+    wobble = {number: 1 + (number * 7 % 5 - 2) / 50 for number in range(200)}
+    machine = Machine(lambda at, number: one_round(rates[at] * wobble[number], 20), trials(100, 195, 200))
+    confirm(machine)
+    counts = [machine.attempts.count(at) for at in range(3)]
+    assert counts[0] == 3 < counts[1], counts

@@ -15,23 +15,14 @@ from tsx_archiver import ModelConfig
 from tsx_cli.bench.model.configuration import Configuration, parse_numbers
 from tsx_cli.bench.model.points import best_point
 from tsx_cli.bench.model.predict import predict
-from tsx_cli.bench.model.results import OUT_OF_TIME, Accuracy, Curve, CurvePoint, Figure, Latency, OfferedLoad, Point, Trial
+from tsx_cli.bench.model.results import OUT_OF_TIME, Accuracy, Curve, CurvePoint, Figure, Latency, OfferedLoad, Point, Round, Trial
 from tsx_cli.bench.model.simulate import simulate
 from tsx_cli.bench.model.slo import Slo, parse_slo
+from tsx_cli.bench.search.forecast import State, outlook, ranking, undisturbed
 from tsx_cli.bench.search.ladder import Rung, next_level
 from tsx_cli.bench.search.run_options import BenchOptions
 from tsx_cli.bench.search.run_options import configurations as configurations_of
-from tsx_cli.bench.search.search import (
-    State,
-    baseline,
-    faster_unmeasured,
-    next_trial,
-    outlook,
-    passed_over,
-    ranking,
-    ruled_out,
-    undisturbed,
-)
+from tsx_cli.bench.search.search import baseline, faster_unmeasured, next_trial, passed_over, ruled_out
 from tsx_cli.common.failure import UsageError
 
 pytestmark = pytest.mark.slow
@@ -78,8 +69,12 @@ def run(state: State, machine: Machine, fails: Callable[[Configuration], bool] =
         if fails(candidate.configuration):
             trials[position].state, trials[position].reason = "failed", "out of memory"
         else:
-            assert candidate.offered not in [point.offered for point in trials[position].points], "it asks for the same again"
-            trials[position].points.append(measured(state.slo, candidate.offered, *machine(candidate.configuration, candidate.offered)))
+            point = measured(state.slo, candidate.offered, *machine(candidate.configuration, candidate.offered))
+            again = [each for each in trials[position].points if each.offered == candidate.offered]
+            assert not again or (state.exhaustive and not again[0].rounds), "it asks for the same again"
+            for each in again:
+                each.rounds = 2 * [Round(seconds=1, sent=1, ok=1, throughput=point.throughput.value, latency=point.latency)]
+            trials[position].points += [] if again else [point]
         state = replace(state, trials=trials, seconds_left=None if state.seconds_left is None else state.seconds_left - 1)
     raise AssertionError(f"no end after {limit} points")
 
@@ -352,7 +347,7 @@ def test_the_search_goes_on_where_it_was_interrupted() -> None:
 
 
 def test_the_requests_at_random_that_an_earlier_run_ended_with_are_no_rung_of_its_ladder() -> None:
-    state = State(space((1,), (8,)), [curve(5, 3)], slo=parse_slo("p99<500ms"), cores=2, seconds_left=4.5, seconds_per_point=1)
+    state = State(space((1,), (8,)), [curve(5, 3)], slo=parse_slo("p99<500ms"), cores=2, seconds_left=2.5, seconds_per_point=1)
     machine = modelled(curve(5, 3), 2)
     begun = replace(run(state, machine), seconds_left=None)
     following = next_trial(begun)

@@ -1,0 +1,236 @@
+"""A machine on which `tsx bench` runs without time: servers are formulas, the clock is a number, and other processes come and go.
+
+The search, the comparison at the end and the judgement of noise are the real ones; what each configuration can do on the quiet machine
+is known, so that the choice can be judged.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tsx_archiver import ModelConfig
+from tsx_cli.bench.commands.run import Bench, Progress
+from tsx_cli.bench.measure.trial import LoadMeasurement
+from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.predict import predict
+from tsx_cli.bench.model.results import (
+    Accuracy,
+    Curve,
+    CurvePoint,
+    Environment,
+    Inputs,
+    Latency,
+    ModelInfo,
+    Noise,
+    OfferedLoad,
+    Results,
+    Round,
+    Stages,
+)
+from tsx_cli.bench.search.budget import BESIDE
+from tsx_cli.bench.search.run_options import BenchOptions, configurations
+from tsx_cli.bench.storage.journal import Journal
+
+CORES = 2
+LOADING, STARTING, STEP = 2.5, 3.0, 0.25  # seconds
+GRID = BenchOptions(slo="p99<100ms", workers="1..16", precisions="fp32,bf16")
+Others = Callable[[float], float]  # the cores that other processes are ready to use at a moment
+
+
+def quiet(now: float) -> float:
+    return 0.0
+
+
+def hog(now: float) -> float:
+    return 1.0
+
+
+def bursts(seed: int) -> Others:
+    """For 2 to 8 seconds, every 5 to 30: half of the machine or all of it."""
+    chance, found, at = random.Random(seed), [], 0.0
+    while at < 4000:
+        at += chance.uniform(5, 30)
+        found.append((at, at + chance.uniform(2, 8), chance.choice([1.0, 2.0])))
+        at = found[-1][1]
+    return lambda now: next((cores for begin, end, cores in found if begin <= now < end), 0.0)
+
+
+@dataclass
+class SimulatedMachine:
+    """`drift` is the share by which the machine becomes slower and faster again, within ten minutes."""
+
+    seed: int
+    others: Others = quiet
+    drift: float = 0.0
+    now: float = 0.0
+    running: set[Configuration] = field(default_factory=set)
+    log: list[tuple[float, Configuration, OfferedLoad]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+        model = random.Random(self.seed + 1000)
+        self.first, self.each = model.uniform(1, 6), model.uniform(3, 8)
+        self.half, self.parallel = model.uniform(0.5, 0.95), model.uniform(0.55, 0.8)
+        self.space = configurations(GRID, ModelConfig(), CORES, 0)
+        self.errors = {how: math.exp(model.gauss(0, 0.05)) for how in self.space}
+
+    def curve(self, precision: str, threads: int | None) -> Curve:
+        """Of one worker by itself, on the quiet machine."""
+        one = threads == 1
+        share = (1.0 if one else self.parallel) * (self.half if precision == "bf16" else 1.0)
+        times = {size: share * (self.first + self.each * size) for size in (1, 2, 4, 8, 16, 32)}
+        points = [
+            CurvePoint(batch_size=size, median_ms=ms, low_ms=0.97 * ms, high_ms=1.03 * ms, samples=20, cpu_ms=ms * (1 if one else CORES))
+            for size, ms in times.items()
+        ]
+        return Curve(precision=precision, threads=threads, points=points, spread=0.05)
+
+    def truth(self, how: Configuration, offered: OfferedLoad) -> tuple[float, float]:
+        """Answers a second and p99 on the quiet machine. More workers than cores have a longer tail."""
+        curve = self.curve(how.precision, how.threads_each(CORES))
+        found, error = predict(curve, how, offered, 0.5, CORES), self.errors.get(how, 1.0)
+        crowd = 1 + 0.12 * max(0.0, min(how.workers, offered.connections) / CORES - 1)
+        return found.throughput * error, found.p99_ms / error * crowd if math.isfinite(found.p99_ms) else 5000.0
+
+    def best(self, how: Configuration) -> float:
+        loads = [self.truth(how, OfferedLoad(connections=each)) for each in (*range(1, 24), *range(24, 80, 4))]
+        return max((rate for rate, p99 in loads if p99 <= 100), default=0.0)
+
+    def share(self, how: Configuration) -> float:
+        """Of the cores that it could use, what it gets now: the kernel divides them by what is ready to run."""
+        ready = how.workers * how.threads_each(CORES)
+        wanted, others = min(ready, CORES), self.others(self.now)
+        return min(1.0, max(CORES - others, CORES * ready / (ready + others)) / wanted)
+
+    def passes(self, seconds: float, how: Configuration) -> list[float]:
+        """The share of each step of this time."""
+        shares = []
+        for _ in range(max(1, round(seconds / STEP))):
+            shares.append(self.share(how) * (1 - self.drift * math.sin(self.now / 600 * math.pi) ** 2))
+            self.now += STEP
+        return shares
+
+    def load(self, how: Configuration, offered: OfferedLoad, seconds: float) -> LoadMeasurement:
+        self.log.append((self.now, how, offered))
+        self.now += BESIDE
+        shares = self.passes(2 * seconds, how)
+        rate, p99 = self.truth(how, offered)
+        mean = sum(shares) / len(shares)
+        if offered.mode == "closed" or rate > (offered.rate or 0.0):
+            rate *= mean * math.exp(self.chance.gauss(0, 0.015))
+        p99 *= math.exp(abs(self.chance.gauss(0, 0.06))) / sorted(shares)[len(shares) // 20]
+        answers = max(20, round(rate * 2 * seconds))
+        tail = max(1, round(0.015 * answers))
+        latency = Latency(mean_ms=0.6 * p99, p50_ms=0.6 * p99, p90_ms=0.8 * p99, p95_ms=0.9 * p99, p99_ms=p99, p999_ms=p99, max_ms=p99)
+        histogram = [(0.6 * p99, answers - tail), (p99, tail)]
+        fresh = Round(seconds=2 * seconds, sent=answers, ok=answers, throughput=rate, latency=latency, histogram=histogram)
+        return LoadMeasurement(fresh, Stages(), {}, [])
+
+    def time_curve(self, archive: object, how: Configuration, sizes: Sequence[int], payloads: object, **budget: float) -> Curve:
+        self.now += LOADING
+        curve = self.curve(how.precision, how.threads)
+        for point in list(curve.points):
+            shares = sorted(self.passes(0.5 * budget["budget_seconds"] / len(sizes), how))
+            slow = [point.median_ms / share * math.exp(self.chance.gauss(0, 0.02)) for share in shares]
+            point.median_ms = slow[len(slow) // 2]
+            point.low_ms, point.high_ms = min(slow), max(slow)
+            if point.median_ms > budget["most_ms"]:
+                curve.points = [each for each in curve.points if each.batch_size <= point.batch_size]
+                break
+        return curve
+
+
+class _Watch:
+    def __init__(self, machine: SimulatedMachine) -> None:
+        self._machine = machine
+        self.noise = Noise()
+
+    def __enter__(self) -> _Watch:
+        self._began = self._machine.now
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """What the processes would have counted: the sums of the shares, of the configuration that was measured last."""
+        machine, end = self._machine, self._machine.now
+        how = machine.log[-1][1] if machine.log else Configuration()
+        ready, steps, mine, theirs, waiting = how.workers * how.threads_each(CORES), 0, 0.0, 0.0, 0.0
+        machine.now = self._began
+        while machine.now < end:
+            got = machine.share(how) * min(ready, CORES)
+            mine, theirs = mine + got, theirs + min(machine.others(machine.now), CORES - got)
+            waiting += ready + machine.others(machine.now) > CORES
+            machine.now, steps = machine.now + STEP, steps + 1
+        machine.now, steps = end, max(1, steps)
+        self.noise = Noise(cores=mine / steps, others=theirs / steps, busiest="stress", cpu_pressure=waiting / steps, probe=1.0)
+
+
+class _Candidate:
+    def __init__(self, machine: SimulatedMachine, how: Configuration) -> None:
+        self.configuration, self._machine = how, machine
+
+    def load(self, offered: OfferedLoad, on_progress: object = None, *, seconds: float) -> LoadMeasurement:
+        return self._machine.load(self.configuration, offered, seconds)
+
+
+class _Servers:
+    def __init__(self, machine: SimulatedMachine) -> None:
+        self._machine = machine
+
+    def get(self, how: Configuration, *, beside: bool = False) -> _Candidate:
+        if not beside:
+            self._machine.running &= {how}
+        if how not in self._machine.running:
+            self._machine.now += STARTING
+        self._machine.running.add(how)
+        return _Candidate(self._machine, how)
+
+    def __contains__(self, how: Configuration) -> bool:
+        return how in self._machine.running
+
+    def end(self, how: Configuration) -> None:
+        self._machine.running.discard(how)
+
+    def close(self) -> None:
+        self._machine.running.clear()
+
+
+class _Guard:
+    note = None
+
+    def learn(self, candidate: object) -> None:
+        pass
+
+    def compare(self, candidate: object) -> Accuracy:
+        return Accuracy(same=True)
+
+
+def search(machine: SimulatedMachine, seconds: float, place: Path, **options: Any) -> Results:
+    """What `tsx bench` finds on it in so much of its time."""
+    place.mkdir(parents=True, exist_ok=True)
+    results = Results(
+        started="now",
+        model=ModelInfo(name="m"),
+        slo=GRID.slo,
+        environment=Environment(fingerprint="f", cores=CORES),
+        inputs=Inputs(source="a", count=1),
+    )
+    target = cast(
+        Any, SimpleNamespace(archive=SimpleNamespace(config=ModelConfig()), payloads=[], seconds=3.0, name="m", warm_up="auto", seed=0)
+    )
+    given = BenchOptions.of_json(GRID.as_json() | options)
+    journal = Journal(place, new=True)
+    bench = Bench(given, target, results, journal, Progress(math.inf, quiet=True), seconds, clock=lambda: machine.now)
+    bench.space = configurations(given, ModelConfig(), CORES, 0)
+    bench.servers, bench.guard = cast(Any, _Servers(machine)), cast(Any, _Guard())
+    bench.time_curve, bench.watch = machine.time_curve, cast(Any, lambda probes: _Watch(machine))
+    try:
+        bench.go()
+    finally:
+        journal.close()
+    return results
