@@ -20,8 +20,11 @@ HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
 class Deploy:
     """The command, with what all calls say. `err` is what the last one wrote beside its answer."""
 
-    def __init__(self, archive: Path, target: str, capsys: pytest.CaptureFixture[str], always: Sequence[str] = ()) -> None:
-        self.archive, self.target, self.capsys, self.always, self.err = archive, target, capsys, always, ""
+    def __init__(
+        self, archive: Path, target: str, capsys: pytest.CaptureFixture[str], always: Sequence[str] = (), name: str = "digits"
+    ) -> None:
+        self.archive, self.target, self.capsys, self.always, self.name, self.err = archive, target, capsys, always, name, ""
+        self.image: Sequence[str] = ("--image", IMAGE)  # unless the words name one
 
     def __call__(self, *words: str, code: int = 0) -> str:
         done = main(["deploy", *words])
@@ -30,9 +33,9 @@ class Deploy:
         return out
 
     def wish(self, *words: str) -> list[str]:
-        image = () if "--image" in words else ("--image", IMAGE)
+        image = () if "--image" in words else self.image
         role = () if {"--role", "--create-role"} & set(words) else ("--role", ROLE)
-        return [str(self.archive), "--target", self.target, "--name", "digits", *role, *image, *self.always, *words]
+        return [str(self.archive), "--target", self.target, "--name", self.name, *role, *image, *self.always, *words]
 
     def apply(self, *words: str, code: int = 0) -> str:
         """Without loading the archive, which tests/cli/deploy/preflight/test_preflight.py does."""
@@ -42,7 +45,7 @@ class Deploy:
         return json.loads(self("plan", *self.wish(*words), "--json", code=code))
 
     def verb(self, verb: str, *words: str, code: int = 0) -> str:
-        return self(verb, "--name", "digits", "--target", self.target, *words, code=code)
+        return self(verb, "--name", self.name, "--target", self.target, *words, code=code)
 
     def reported(self, verb: str) -> Any:
         return json.loads(self.verb(verb, "--json"))

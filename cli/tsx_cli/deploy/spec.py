@@ -87,7 +87,7 @@ class Canary(SpecSection):
 class Autoscaling(SpecSection):
     min: int = Field(default=1, ge=0)
     max: int = Field(default=4, ge=1)
-    target: float = Field(default=4, gt=0)  # requests in flight for each instance; asynchronous: that wait
+    target: float = Field(default=4, gt=0)  # requests in flight for each instance, or copy of a component; asynchronous: that wait
     scale_in: Annotated[Seconds, Field(ge=0)] = 300
     scale_out: Annotated[Seconds, Field(ge=0)] = 60
 
@@ -117,6 +117,36 @@ class DataCapture(SpecSection):
     to: str  # s3://bucket/prefix
 
 
+EndpointName = Annotated[str, Field(pattern=f"^{NAME.pattern}$", max_length=LONGEST_NAME)]
+
+
+class Component(SpecSection):
+    """An inference component: a model on an endpoint that other models share, with a part of its instances for each copy."""
+
+    endpoint: EndpointName
+    manage_endpoint: bool = True  # false: it belongs to somebody else, and is neither created nor changed nor removed
+    variant: str = "AllTraffic"  # of an endpoint that is not managed
+    memory: int = Field(default=2048, ge=128)  # MB for each copy
+    cpus: float | None = Field(default=1, ge=0.25)
+    gpus: int | None = Field(default=None, ge=1)
+    copies: int = Field(default=1, ge=0)
+    min_instances: int = Field(default=0, ge=0)  # of the endpoint
+    max_instances: int = Field(default=4, ge=1)
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Component:
+        if self.min_instances > self.max_instances:
+            raise ValueError(f"min_instances is {self.min_instances}, and max_instances is {self.max_instances}: it must not be greater")
+        return self
+
+
+class MultiModelEndpoint(SpecSection):
+    """One of the models of a multi-model endpoint: SageMaker loads a model from S3 when a request names it."""
+
+    endpoint: EndpointName
+    cache: bool = True  # whether a model stays loaded after a request
+
+
 class SageMaker(SpecSection):
     role: Role | None = None  # ARN of the execution role
     bucket: str | None = None
@@ -135,6 +165,8 @@ class SageMaker(SpecSection):
     asynchronous: Asynchronous | None = None
     autoscaling: Autoscaling | None = None
     data_capture: DataCapture | None = None
+    component: Component | None = None
+    multi_model: MultiModelEndpoint | None = None
 
 
 class Queue(SpecSection):

@@ -27,7 +27,12 @@ TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")  # a canary says since when
 READS = ("Describe", "Get", "List", "Head")
 QUEUE = "arn:aws:sqs:eu-central-1:123456789012:images"
 CANARY = ["--canary", "10%", "--bake", "0", "--alarm", "5xx>0", "--alarm", "p95>300ms"]
+SHARED = ["--set", "sagemaker.component.endpoint=shared", "--set", "sagemaker.component.copies=2"]
 LIVES = {  # what is wanted first, and then; by every kind of resource that there is
+    "sagemaker component": (
+        [*CANARY, *SHARED, "--set", "sagemaker.autoscaling.min=0"],
+        [*CANARY[:4], *SHARED, "--set", "sagemaker.component.memory=4096", "--set", "sagemaker.component.max_instances=6"],
+    ),
     "sagemaker": (
         [*CANARY, "--create-role", "--set", "sagemaker.autoscaling.max=3"],
         [*CANARY[:4], "--create-role", "--set", "sagemaker.instances=2"],
@@ -81,9 +86,9 @@ def once(command: list[str]) -> None:
     assert main(["deploy", *command]) == 0
 
 
-def life(deploy: Deploy, course: Course, run: Callable[[list[str]], Any]) -> list[Any]:
+def life(deploy: Deploy, kind: str, run: Callable[[list[str]], Any]) -> list[Any]:
     """Made, changed, gone back and removed; what was there after each."""
-    first, second = LIVES[deploy.target]
+    first, second = LIVES[kind]
     seen = []
     verb = ["--name", "digits", "--target", deploy.target, "--yes"]
     for words in (first, second, ["rollback", *verb, "--to", "1"]):
@@ -103,9 +108,9 @@ def _lasting(reported: Any) -> Any:
     return json.loads(json.dumps(reported), object_hook=lambda part: {key: value for key, value in part.items() if key != "url"})
 
 
-@pytest.mark.parametrize("target", list(LIVES))
+@pytest.mark.parametrize("kind", list(LIVES))
 def test_a_call_that_fails_is_made_again_by_the_next_run(
-    target: str,
+    kind: str,
     archive: Path,
     course: Course,
     account: Account,
@@ -114,13 +119,13 @@ def test_a_call_that_fails_is_made_again_by_the_next_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    deploy = Deploy(archive, target, capsys)
-    expected = life(deploy, course, once)
-    _is_allowed(target, course)
+    deploy = Deploy(archive, kind.split()[0], capsys)
+    expected = life(deploy, kind, once)
+    _is_allowed(deploy.target, course)
     course = account.emptied()
     boto3.client("sqs").create_queue(QueueName="images")
     breaking = Breaking(course, capsys)
-    assert life(deploy, course, breaking) == expected
+    assert life(deploy, kind, breaking) == expected
     assert min(breaking.counts) >= 1
     assert sum(breaking.counts) > 20
     assert not boto3.client("iam").list_roles()["Roles"]

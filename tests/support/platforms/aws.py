@@ -20,6 +20,7 @@ from botocore import handlers
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.exceptions import ClientError
 
+from tests.support.platforms.aws_components import FakeComponent, patch_components
 from tests.support.platforms.aws_lambda import patch_lambda
 
 REGION, ACCOUNT = "eu-central-1", "123456789012"
@@ -45,6 +46,7 @@ class Course:
     calls: list[str] = field(default_factory=list)  # operations of SageMaker, in order
     provisioned: dict[str, dict[str, Any]] = field(default_factory=dict)  # by function:alias
     providers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    components: dict[str, FakeComponent] = field(default_factory=dict)
     alarmed: list[tuple[str, datetime]] = field(default_factory=list)  # alarms that went off, and when
     asked: list[str] = field(default_factory=list)  # what tsx asked of AWS, as `service:Operation`, in order
     before: Callable[[str, str], None] = lambda operation, what: None  # called with each of these and with what it says
@@ -90,6 +92,7 @@ def aws() -> Generator[Account, None, None]:
         for name in ("create_endpoint", "describe_endpoint"):
             patch.setattr(SageMakerResponse, name, _watched(name, getattr(SageMakerResponse, name), account))
         patch_lambda(patch, account)
+        patch_components(patch, account)
         try:
             yield account
         finally:
@@ -127,7 +130,7 @@ def _heard(session: Any, account: Account) -> Any:
     made: dict[Any, Any] = {}
 
     def client(service: str, **how: Any) -> Any:
-        which = (service, how.get("region_name"), os.environ.get("AWS_ENDPOINT_URL"))
+        which = (service, how.get("region_name"), os.environ.get("AWS_ENDPOINT_URL"), os.environ.get("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME"))
         if which not in made:  # it takes as long to make as to use ten times
             made[which] = make(service, **how)
         return made[which]
@@ -159,12 +162,14 @@ def _update(response: Any, course: Course) -> Any:
     from moto.sagemaker.exceptions import ValidationError
 
     endpoint, config = _endpoint(response), response._get_param("EndpointConfigName")
-    response.sagemaker_backend.describe_endpoint_config(config)
+    found = response.sagemaker_backend.describe_endpoint_config(config)
     name = endpoint.endpoint_name
     if course.left.get(name):
         raise ValidationError(f"Cannot update in-progress endpoint {name}.")
     course.calls.append(f"UpdateEndpoint {config}")
     course.target[name] = (config, "update")
+    if not response._get_param("RetainAllVariantProperties") and not course.failure:
+        endpoint.production_variants = endpoint._process_production_variants(found["ProductionVariants"])
     _begin(endpoint, course, "Updating")
     return ActionResult({"EndpointArn": endpoint.arn})
 
@@ -192,11 +197,13 @@ def _watched(name: str, real: Any, account: Account) -> Any:
 
 def _begin(endpoint: Any, course: Course, status: str) -> None:
     endpoint.endpoint_status = status
+    endpoint.pending_deployment_summary = {"EndpointConfigName": course.target[endpoint.endpoint_name][0]}
     course.left[endpoint.endpoint_name] = course.looks
 
 
 def _settle(endpoint: Any, course: Course, config: str, way: str) -> None:
     """A creation that fails is Failed; an update that fails goes back, and says why."""
+    endpoint.pending_deployment_summary = None
     if course.failure:
         endpoint.endpoint_status = "Failed" if way == "create" else "InService"
         endpoint.failure_reason = course.failure

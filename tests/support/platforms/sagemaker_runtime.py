@@ -15,7 +15,7 @@ import struct
 import tarfile
 import threading
 import zlib
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -34,17 +34,26 @@ PASSED_ON = (  # of a client's headers; all others are taken away
     "x-amzn-sagemaker-session-id",
     "x-amzn-sagemaker-inference-id",
     "x-amzn-sagemaker-target-model",
+    "x-amzn-sagemaker-inference-component",
 )
 GIVEN_BACK = ("content-type", "x-amzn-sagemaker-custom-attributes", "x-amzn-sagemaker-new-session-id", "x-amzn-sagemaker-closed-session-id")
 ASYNCHRONOUS = 3600.0  # seconds
 MOST_ASYNCHRONOUS = 1 << 30
 OUT_OF_MEMORY, THERE_ALREADY = 507, 409
+NO_COPY = (
+    "Inference Component has no capacity to process this request. ApplicationAutoScaling may be in-progress (if configured) or try to "
+    "increase the capacity by invoking UpdateInferenceComponentRuntimeConfig API."
+)
 
 
 class ModelFailed(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+class NoCapacity(Exception):
+    """A component has no copy."""
 
 
 class Loader:
@@ -108,6 +117,8 @@ class Runtime(BaseHTTPRequestHandler):
                 self._stream(body, {**given, **({"Accept": accept} if accept else {})})
             else:
                 self._invoke(body, given)
+        except NoCapacity:
+            self._refuse(400, "ValidationError", {"Message": NO_COPY})
         except ModelFailed as failed:
             self._refuse(424, "ModelError", _model_error(failed.status, str(failed)))
 
@@ -116,7 +127,9 @@ class Runtime(BaseHTTPRequestHandler):
         return "/invocations" if target is None or self.server.loader is None else self.server.loader.path_of(target)
 
     def _invoke(self, body: bytes, given: Mapping[str, str]) -> None:
-        answered = self.server.host.post(self._path(), body, given)
+        component = self.headers.get("x-amzn-sagemaker-inference-component")
+        host = self.server.host if component is None else self.server.components(component)
+        answered = host.post(self._path(), body, given)
         if answered.status >= 400:
             raise ModelFailed(answered.status, answered.body.decode("utf-8", "replace"))
         if len(answered.body) > MOST:
@@ -164,12 +177,16 @@ class Runtime(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
+def no_components(name: str) -> Host:
+    raise AssertionError(f"there is no component {name}")
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, host: Host, loader: Loader | None, output: str) -> None:
+    def __init__(self, host: Host, loader: Loader | None, output: str, components: Callable[[str], Host]) -> None:
         super().__init__(("127.0.0.1", 0), Runtime)
-        self.host, self.loader, self.output = host, loader, output
+        self.host, self.loader, self.output, self.components = host, loader, output, components
         self.tasks: list[threading.Thread] = []
 
     def run(self, source: str, to: str, headers: Mapping[str, str]) -> None:
@@ -203,9 +220,14 @@ def event(headers: Mapping[str, str], payload: bytes) -> bytes:
 
 
 @contextmanager
-def runtime(host: Host, loader: Loader | None = None, output: str = "") -> Generator[Any, None, None]:
-    """boto3's client of an endpoint; the name of the endpoint is of no account. `output`: where asynchronous answers go."""
-    server = _Server(host, loader, output)
+def runtime(
+    host: Host, loader: Loader | None = None, output: str = "", components: Callable[[str], Host] = no_components
+) -> Generator[Any, None, None]:
+    """boto3's client of an endpoint; the name of the endpoint is of no account. `output`: where asynchronous answers go.
+
+    `components` has the container of an inference component, and raises NoCapacity where it has no copy.
+    """
+    server = _Server(host, loader, output, components)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     address = cast("tuple[str, int]", server.server_address)

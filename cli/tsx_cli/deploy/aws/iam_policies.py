@@ -104,7 +104,9 @@ def documents() -> dict[str, Document]:
     """The files of infra/iam: ACCOUNT, REGION and NAME stand for what they say."""
     found: dict[str, Document] = {}
     for target in SERVICES:
-        spec = DeploySpec.model_validate({"name": "x-name-x", "target": target, "model": "x.mar", "canary": {}})
+        spec = DeploySpec.model_validate(
+            {"name": "x-name-x", "target": target, "model": "x.mar", "canary": {}, "sagemaker": {"component": {"endpoint": "e"}}}
+        )
         text = json.dumps(execution(spec, "ACCOUNT", "REGION", "tsx-ACCOUNT-REGION")).replace(spec.name, "NAME")
         found[f"deployer-{target}"] = deployer(target, "ACCOUNT", "REGION")
         found[f"planner-{target}"] = planner(target, "ACCOUNT", "REGION")
@@ -117,20 +119,28 @@ def documents() -> dict[str, Document]:
 
 
 def _deploys_endpoints(account: str, place: str) -> list[Document]:
-    kinds = ("model/tsx-*", "endpoint-config/tsx-*", "endpoint/*")
-    verbs = [f"{verb}{kind}" for kind in ("Model", "EndpointConfig", "Endpoint") for verb in ("Create", "Describe", "Delete")]
-    verbs += ["UpdateEndpoint", "InvokeEndpoint", "AddTags", "ListTags"]
+    kinds = ("model/tsx-*", "endpoint-config/tsx-*", "endpoint/*", "inference-component/*")
+    named = ("Model", "EndpointConfig", "Endpoint", "InferenceComponent")
+    verbs = [f"{verb}{kind}" for kind in named for verb in ("Create", "Describe", "Delete")]
+    verbs += [
+        "UpdateEndpoint",
+        "UpdateInferenceComponent",
+        "UpdateInferenceComponentRuntimeConfig",
+        "InvokeEndpoint",
+        "AddTags",
+        "ListTags",
+    ]
     scaling = f"arn:aws:iam::{account}:role/aws-service-role/sagemaker.application-autoscaling.amazonaws.com/*"
     bucket = "arn:aws:s3:::tsx-" + account + "-*"
     on_bucket = ("CreateBucket", "ListBucket", "GetBucketPublicAccessBlock", "PutBucketPublicAccessBlock", "PutBucketTagging")
     on_objects = ("GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload")
     return [
         _allow("Endpoints", [f"sagemaker:{each}" for each in verbs], [f"arn:aws:sagemaker:{place}:{kind}" for kind in kinds]),
-        _allow("Lists", ["sagemaker:ListModels", "sagemaker:ListEndpointConfigs"]),
+        _allow("Lists", ["sagemaker:ListModels", "sagemaker:ListEndpointConfigs", "sagemaker:ListInferenceComponents"]),
         _allow("Bucket", [f"s3:{each}" for each in on_bucket], [bucket]),
         _allow("Models", [f"s3:{each}" for each in on_objects], [f"{bucket}/tsx/*"]),
         _allow("FirstScaling", ["iam:CreateServiceLinkedRole"], [scaling]),
-        *_logs(place, "/aws/sagemaker/Endpoints/*"),
+        *_logs(place, "/aws/sagemaker/Endpoints/*", "/aws/sagemaker/InferenceComponents/*"),
     ]
 
 
@@ -167,11 +177,11 @@ def _watches(place: str) -> list[Document]:
     ]
 
 
-def _logs(place: str, group: str) -> list[Document]:
+def _logs(place: str, *groups: str) -> list[Document]:
     verbs = ["DescribeLogStreams", "FilterLogEvents", "GetLogEvents", "StartLiveTail", "CreateLogGroup", "DeleteLogGroup"]
     verbs += ["PutRetentionPolicy", "TagResource", "ListTagsForResource"]
     return [
-        _allow("Logs", [f"logs:{each}" for each in verbs], [f"arn:aws:logs:{place}:log-group:{group}"]),
+        _allow("Logs", [f"logs:{each}" for each in verbs], [f"arn:aws:logs:{place}:log-group:{each}" for each in groups]),
         _allow("FindLogs", ["logs:DescribeLogGroups"], [f"arn:aws:logs:{place}:log-group:*"]),
     ]
 
@@ -181,7 +191,8 @@ def _endpoint(spec: DeploySpec, account: str, region: str, bucket: str) -> list[
     place = f"{region}:{account}"
     wanted = [_allow("Model", ["s3:GetObject"], [f"arn:aws:s3:::{bucket}/tsx/{spec.name}/*"])]
     wanted += [_allow("Bucket", ["s3:ListBucket"], [f"arn:aws:s3:::{bucket}"]), *_image(place)]
-    wanted.append(_writes_logs(place, f"/aws/sagemaker/Endpoints/{spec.name}"))
+    groups = [f"/aws/sagemaker/Endpoints/{spec.name}", *([f"/aws/sagemaker/InferenceComponents/{spec.name}"] if own.component else [])]
+    wanted.append(_writes_logs(place, *groups))
     wanted.append(_allow("Metrics", ["cloudwatch:PutMetricData"]))
     if spec.canary is not None:
         wanted.append(_allow("LookAtAlarms", ["cloudwatch:DescribeAlarms"]))
@@ -213,9 +224,9 @@ def _image(place: str) -> list[Document]:
     return [_allow("SignInToEcr", ["ecr:GetAuthorizationToken"]), _allow("Image", PULL, [f"arn:aws:ecr:{place}:repository/*"])]
 
 
-def _writes_logs(place: str, group: str) -> Document:
+def _writes_logs(place: str, *groups: str) -> Document:
     verbs = ["logs:CreateLogGroup", "logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"]
-    return _allow("Logs", verbs, [f"arn:aws:logs:{place}:log-group:{group}", f"arn:aws:logs:{place}:log-group:{group}:*"])
+    return _allow("Logs", verbs, [f"arn:aws:logs:{place}:log-group:{group}{end}" for group in groups for end in ("", ":*")])
 
 
 def _writes(places: Sequence[str]) -> list[Document]:

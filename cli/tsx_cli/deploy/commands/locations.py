@@ -10,6 +10,7 @@ from typing import Any
 
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.aws.kinds import autoscaling, cloudwatch, ecr, iam, log_group, s3
+from tsx_cli.deploy.aws.logs import GROUPS
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.aws_lambda.deployment import LambdaTarget
 from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS as LAMBDA_KINDS
@@ -28,15 +29,17 @@ from tsx_cli.deploy.kubernetes.kinds import KIND as OBJECT
 from tsx_cli.deploy.kubernetes.kinds import KINDS as OBJECTS
 from tsx_cli.deploy.kubernetes.kinds import Cluster, Revision
 from tsx_cli.deploy.kubernetes.release import Release, WeightedRoute
-from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget
-from tsx_cli.deploy.sagemaker.kinds import KINDS as SAGEMAKER_KINDS
+from tsx_cli.deploy.sagemaker.component_kind import COMPONENT
+from tsx_cli.deploy.sagemaker.forms import KINDS as SAGEMAKER_KINDS
+from tsx_cli.deploy.sagemaker.forms import AnySageMakerTarget
+from tsx_cli.deploy.sagemaker.forms import log_group as log_group_of
 from tsx_cli.deploy.spec import DeploySpec
 
 PLATFORMS: Mapping[str, Platform] = {
     "container": ContainerTarget(),
     "kubernetes": KubernetesTarget(),
     "lambda": LambdaTarget(),
-    "sagemaker": SageMakerTarget(),
+    "sagemaker": AnySageMakerTarget(),
 }
 AWS_KINDS: Mapping[str, ResourceKind] = {
     "AWS::ApplicationAutoScaling::ScalableTarget": autoscaling.ScalableTarget(),
@@ -71,8 +74,9 @@ class Location:
         """What outlives a deployment in AWS: its log, and the images of all its versions, with the repository that was made for them."""
         if not isinstance(self.cloud, Cloud):
             return []
-        runs = any(each.kind in ("AWS::Lambda::Function", "AWS::SageMaker::Endpoint") for each in there)
-        log = log_group.own_log_group(self.cloud, self.name, self.target, exists=runs)
+        runs = any(each.kind in ("AWS::Lambda::Function", "AWS::SageMaker::Endpoint", COMPONENT) for each in there)
+        group = log_group_of(self.cloud, self.name) if self.target == "sagemaker" else GROUPS[self.target].format(self.name)
+        log = log_group.own_log_group(self.cloud, self.name, group, exists=runs)
         if self.repository is not None:
             return [*log, *ecr.images_of(self.cloud, self.repository, own_tag(self.name))]
         own = Resource("Repository", "AWS::ECR::Repository", own_repository(self.target, self.name), {})

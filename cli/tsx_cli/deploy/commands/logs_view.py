@@ -15,10 +15,17 @@ from tsx_cli.deploy.commands.locations import Location
 from tsx_cli.deploy.engine.engine import DeployFailed
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.preflight.diagnosis import SILENT, diagnose
+from tsx_cli.deploy.sagemaker.forms import log_group
 from tsx_runtime.shared.log_format import escaped
 
 RUN_CODE = frozenset(
-    {"AWS::SageMaker::Endpoint", "AWS::Lambda::Function", "AWS::Lambda::Version", "AWS::Lambda::Alias"}
+    {
+        "AWS::SageMaker::Endpoint",
+        "AWS::SageMaker::InferenceComponent",
+        "AWS::Lambda::Function",
+        "AWS::Lambda::Version",
+        "AWS::Lambda::Alias",
+    }
     | {"Kubernetes::Deployment", "Kubernetes::InferenceService"}
 )
 
@@ -46,6 +53,8 @@ Log = CloudWatch | ProgramLog
 
 
 def log_of(place: Location) -> Log:
+    if place.target == "sagemaker":
+        return CloudWatch(place.cloud, log_group(place.cloud, place.name))
     group = GROUPS.get(place.target)
     return ProgramLog(place) if group is None else CloudWatch(place.cloud, group.format(place.name))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ USUAL: Mapping[tuple[str, str], float] = {  # seconds, from experience: what AWS
     ("AWS::SageMaker::Endpoint", "create"): 360.0,
     ("AWS::SageMaker::Endpoint", "replace"): 420.0,
     ("AWS::SageMaker::Endpoint", "update"): 480.0,
+    ("AWS::SageMaker::InferenceComponent", "create"): 300.0,
+    ("AWS::SageMaker::InferenceComponent", "replace"): 360.0,
+    ("AWS::SageMaker::InferenceComponent", "update"): 300.0,
     ("AWS::Lambda::Function", "create"): 60.0,
     ("AWS::Lambda::Function", "update"): 40.0,
     ("Tsx::Container::Image", "create"): 240.0,
@@ -62,8 +66,10 @@ def expected(change: Change) -> float:
     usual = USUAL.get((change.resource.kind, change.action), 0.0)
     shift = change.resource.properties.get("DeploymentConfig", {}) if change.action == "update" else {}
     traffic: Mapping[str, float] = shift.get("BlueGreenUpdatePolicy", {}).get("TrafficRoutingConfiguration", {})
+    rolling = shift.get("RollingUpdatePolicy")
+    steps = 0 if rolling is None else math.ceil(100 / rolling["MaximumBatchSize"]["Value"]) * rolling["WaitIntervalInSeconds"]
     bake = change.resource.how.get("bake", 0) if change.action == "update" else 0
-    return usual + traffic.get("WaitIntervalInSeconds", 0) + bake
+    return usual + traffic.get("WaitIntervalInSeconds", 0) + steps + bake
 
 
 def minutes(seconds: float) -> str:

@@ -37,6 +37,7 @@ from tsx_cli.deploy.preflight.limits import LimitFinding
 from tsx_cli.deploy.preflight.preflight import Preflight, load, look_ahead
 from tsx_cli.deploy.preflight.price_list import fetch_prices
 from tsx_cli.deploy.preflight.prices import REFRESH, Region, keep_prices, price_file, read_prices
+from tsx_cli.deploy.sagemaker.shared_endpoints import completed
 from tsx_cli.deploy.spec import DeploySpec, span
 
 Given = Mapping[str, Any]
@@ -44,8 +45,7 @@ Given = Mapping[str, Any]
 
 def show_changes(file: Path | None, given: Given, *, check: bool, as_json: bool) -> bool:
     """Whether there are any."""
-    spec = read_spec(file, given)
-    place = place_of(spec)
+    spec, place = _specified(file, given)
     with image_builder(spec) as local:
         planned, ahead = _planned(place.engine(), place, spec, local, check=check)
     if as_json:
@@ -57,8 +57,7 @@ def show_changes(file: Path | None, given: Given, *, check: bool, as_json: bool)
 
 
 def apply(file: Path | None, given: Given, *, ask: bool, check: bool, as_json: bool) -> None:
-    spec = read_spec(file, given)
-    place = place_of(spec)
+    spec, place = _specified(file, given)
     with image_builder(spec) as local, Steps(quiet=as_json) as steps:
         engine = place.engine(steps)
         planned, ahead = _planned(engine, place, spec, local, check=check)
@@ -190,6 +189,12 @@ def show_prices(region: str | None, profile: str | None, *, refresh: bool, as_js
     for name, each in sorted(regions.items()):
         print(f"{name}: {_prices_text(each)}, as of {each.date}")
     print(f"in {price_file()}, of {prices.source}: US dollars, on demand, without taxes, transfer and storage")
+
+
+def _specified(file: Path | None, given: Given) -> tuple[DeploySpec, Location]:
+    spec = read_spec(file, given)
+    place = place_of(spec)
+    return (completed(place.cloud, spec) if spec.target == "sagemaker" else spec), place
 
 
 def _planned(engine: Engine, place: Location, spec: DeploySpec, local: Local | None, *, check: bool) -> tuple[Plan, Preflight]:

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.aws_lambda import resources as aws_lambda
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
-from tsx_cli.deploy.sagemaker import resources as sagemaker
+from tsx_cli.deploy.sagemaker import forms as sagemaker
 from tsx_cli.deploy.spec import Canary, DeploySpec
 
 ACCOUNT, REGION = "${AWS::AccountId}", "${AWS::Region}"
@@ -24,10 +25,13 @@ NAMED = {  # the property that holds a resource's name
     "AWS::S3::Bucket": "BucketName",
     "AWS::SageMaker::Endpoint": "EndpointName",
     "AWS::SageMaker::EndpointConfig": "EndpointConfigName",
+    "AWS::SageMaker::InferenceComponent": "InferenceComponentName",
     "AWS::SageMaker::Model": "ModelName",
 }
-BY_ATTRIBUTE = {"AWS::SageMaker::EndpointConfig", "AWS::SageMaker::Model"}  # `Ref` gives their ARN, `Fn::GetAtt` their name
-REPLACED = {*BY_ATTRIBUTE, "AWS::Lambda::CapacityProvider"}  # where they change, which a name of ours would prevent
+# `Ref` gives their ARN, `Fn::GetAtt` their name
+BY_ATTRIBUTE = {"AWS::SageMaker::Endpoint", "AWS::SageMaker::EndpointConfig", "AWS::SageMaker::Model"}
+# where they change, which a name of ours would prevent
+REPLACED = {"AWS::SageMaker::EndpointConfig", "AWS::SageMaker::Model", "AWS::Lambda::CapacityProvider"}
 BARE = {  # cannot carry tags
     "AWS::ApplicationAutoScaling::ScalableTarget",
     "AWS::ApplicationAutoScaling::ScalingPolicy",
@@ -59,6 +63,10 @@ NEEDS_NOTE = (
 
 def template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
     """Account and region are those of the stack; the image, and the model where it lies in S3, are parameters."""
+    if spec.sagemaker.multi_model is not None:
+        raise UsageError(
+            "--emit cloudformation: the models of a multi-model endpoint are files in S3, and CloudFormation uploads none: use tsx deploy"
+        )
     there = replace(facts, account=ACCOUNT, region=REGION, image=spec.image or IMAGE)
     resources = (sagemaker if spec.target == "sagemaker" else aws_lambda).resources(spec, there)
     parameters: dict[str, Any] = {}
@@ -139,7 +147,7 @@ def _resource(resource: Resource, others: Sequence[Resource], replaced: Mapping[
     for need in resource.needs:
         if need in by_id and by_id[need].kind in NAMED:
             referred[by_id[need].name] = _reference(by_id[need])
-    whole = {**resource.properties, **(resource.how if resource.kind == "AWS::SageMaker::Endpoint" else {})}
+    whole = {**resource.properties, **(resource.how if resource.kind.startswith("AWS::SageMaker::") else {})}
     properties = _written(whole, referred)
     name = NAMED.get(resource.kind)
     if name is not None and name not in properties and resource.kind not in REPLACED:

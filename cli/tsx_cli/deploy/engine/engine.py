@@ -90,18 +90,15 @@ class Engine:
     def _carry_out(self, change: Change, start: float) -> None:
         kind, resource = self.kinds[change.resource.kind], change.resource
         if change.action == "delete":
-            assert change.observed is not None
-            kind.delete(self.cloud, change.observed)
-            self._until_gone(change, start)
+            self._delete(change, start)
             return
         resource = replace(resource, properties=resolved(resource.properties, self.outputs))
         was_under_way = change.observed is not None and change.observed.state == "changing"
         if was_under_way:  # started by an interrupted run, or by another user
             change = replace(change, observed=self._until_settled(change, start))
         assert change.action == "create" or change.observed is not None
-        if change.action == "replace" and change.observed is not None:
-            kind.delete(self.cloud, change.observed)
-            self._until_gone(change, start)
+        if change.action == "replace":
+            self._delete(change, start)
         if change.action in ("create", "replace"):
             begun = self.clock()
             while (text := kind.create(self.cloud, resource)) is not None:
@@ -143,8 +140,11 @@ class Engine:
                 return found
             self._wait(change, start, kind, "is not visible yet" if found is None else found.reason)
 
-    def _until_gone(self, change: Change, start: float) -> None:
+    def _delete(self, change: Change, start: float) -> None:
         kind = self.kinds[change.resource.kind]
+        assert change.observed is not None
+        while (text := kind.delete(self.cloud, change.observed)) is not None:
+            self._wait(change, start, kind, text)
         while kind.observe(self.cloud, change.resource.name) is not None:
             self._wait(change, start, kind, "is being removed")
 

@@ -44,8 +44,8 @@ class ResourceKind(Protocol):
         """
         return self.create(cloud, resource)
 
-    def delete(self, cloud: Any, found: Observed) -> None:
-        """Begin to remove it: `observe` says when it is gone."""
+    def delete(self, cloud: Any, found: Observed) -> str | None:
+        """Begin to remove it: `observe` says when it is gone. A text says what has to be waited for before this is called again."""
         ...
 
 

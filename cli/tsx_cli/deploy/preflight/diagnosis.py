@@ -109,6 +109,12 @@ SAID: tuple[DiagnosisRule, ...] = (
         "Try again later, choose another sagemaker.instance_type, or another region",
     ),
     _rule(
+        r"not enough hardware resources",
+        "no instance of the endpoint has room for a copy of the component",
+        "Lower sagemaker.component.memory, cpus or gpus (an instance keeps a part of its memory for itself), raise max_instances, or "
+        "choose a larger sagemaker.instance_type",
+    ),
+    _rule(
         r"ResourceLimitExceeded|account-level service limit|quota",
         "the account's quota for that instance type is too small",
         "Request an increase in Service Quotas (SageMaker, 'for endpoint usage'), or choose another sagemaker.instance_type",

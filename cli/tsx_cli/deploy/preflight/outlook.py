@@ -102,7 +102,7 @@ def outlook(kept: ArchiveRecord | None, spec: DeploySpec) -> Outlook | None:
     if kept is None:
         return None
     fewest, most, target = _instances(spec)
-    return Outlook(kept, spec.model.name, fewest, most, target, spec.target == "sagemaker")
+    return Outlook(kept, spec.model.name, fewest, most, target, spec.target == "sagemaker" and spec.sagemaker.multi_model is None)
 
 
 def _instances(spec: DeploySpec) -> tuple[int | None, int | None, float | None]:
@@ -114,6 +114,8 @@ def _instances(spec: DeploySpec) -> tuple[int | None, int | None, float | None]:
         return pod.replicas, pod.most_replicas if pod.most_replicas > pod.replicas else None, None
     if spec.target == "lambda" or own.serverless is not None:
         return None, None, None
+    if own.component is not None and own.autoscaling is None:
+        return own.component.copies, None, None
     if own.autoscaling is not None:
         return own.autoscaling.min, own.autoscaling.max, own.autoscaling.target
     return own.instances, None, None

@@ -134,6 +134,11 @@ def _endpoint(spec: DeploySpec, prices: Prices, region: str) -> TargetProfile:
         limits["memory"] = TargetLimit(own.serverless.memory * MIB, SET, "sagemaker.serverless.memory")
         return TargetProfile(kind, limits, spec.env, has_gpu=False)
     limits["start"] = TargetLimit(own.startup_timeout, SET, "sagemaker.startup_timeout")
+    if own.component is not None:  # it has a part of the instance, and no GPU but those that it asks for
+        if own.component.gpus is None:
+            limits["memory"] = TargetLimit(own.component.memory * MIB, SET, "sagemaker.component.memory")
+        kind_of = own.instance_type if own.component.gpus is not None else None
+        return TargetProfile(kind, limits, spec.env, own.component.gpus is not None, kind_of)
     listed = machine(prices, region, own.instance_type)
     if listed.memory is not None:
         limits["memory"] = TargetLimit(listed.memory, "the price list", "sagemaker.instance_type")

@@ -136,8 +136,12 @@ def _endpoint(spec: DeploySpec, known: Region) -> Cost:
         return Cost(on=known.date, why=f"the prices of {known.date} do not include {kind}: check the name, or run {REFRESH}")
     fewest = own.instances if own.autoscaling is None else own.autoscaling.min
     most = None if own.autoscaling is None else own.autoscaling.max
+    shared = own.component or own.multi_model
+    if own.component is not None:  # its instances follow the copies of all components
+        fewest, most = own.component.min_instances, own.component.max_instances
+    of_all = f", which all models on the endpoint {shared.endpoint} share" if shared is not None else ""
     many = f"{fewest}" if most is None else f"{fewest} to {most}"
-    return Cost(fewest * price, None if most is None else most * price, on=known.date, what=f"{many} of {kind} at {money(price)}")
+    return Cost(fewest * price, None if most is None else most * price, on=known.date, what=f"{many} of {kind} at {money(price)}{of_all}")
 
 
 def _serverless(memory: int, provisioned: int | None, known: Region) -> Cost:

@@ -12,29 +12,27 @@ from tsx_cli.deploy.aws.kinds.autoscaling import POLICY, SERVICE, TARGET, is_som
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
-from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import tag_map
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.sagemaker.kinds import KINDS
-from tsx_cli.deploy.sagemaker.resources import VARIANT, own_bucket, prefix, resources, scaling_rule, uploads
+from tsx_cli.deploy.sagemaker.resources import VARIANT, own_bucket, prefix, scaling_rule, uploads
 from tsx_cli.deploy.spec import DeploySpec
 
 BESIDE = frozenset({TARGET, POLICY, "AWS::CloudWatch::Alarm"})
 
 
 class SageMakerTarget:
-    def wanted(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
-        return resources(spec, facts)
+    """A deployment with an endpoint of its own."""
 
     def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
         role = own_role(cloud, name, "sagemaker")
         after = tuple(each.id for each in role)  # the endpoint runs with it to its end
         kind = "AWS::SageMaker::Model"
-        models = [Resource(f"Model{n}", kind, each, {}, after) for n, each in enumerate(_names(cloud, "model", name))]
+        models = [Resource(f"Model{n}", kind, each, {}, after) for n, each in enumerate(names_of(cloud, "model", prefix(name)))]
         needs = tuple(each.id for each in models)
         kind = "AWS::SageMaker::EndpointConfig"
-        configs = [Resource(f"Config{n}", kind, each, {}, needs) for n, each in enumerate(_names(cloud, "endpoint_config", name))]
+        configs = [Resource(f"Config{n}", kind, each, {}, needs) for n, each in enumerate(names_of(cloud, "endpoint_config", prefix(name)))]
         alarms = [
             Resource(f"Alarm{n}", "AWS::CloudWatch::Alarm", each, {}) for n, each in enumerate(alarms_of(cloud, name, "EndpointName"))
         ]
@@ -43,7 +41,7 @@ class SageMakerTarget:
         if endpoint is not None and endpoint.tags.get("tsx:name") == name:
             needs = tuple(each.id for each in (*configs, *alarms))
             found += [Resource("Endpoint", "AWS::SageMaker::Endpoint", name, {}, needs), *_scaling(cloud, name)]
-        return [*(_objects(cloud, name, models) if purge else []), *found]
+        return [*(objects_of(cloud, name, models) if purge else []), *found]
 
     def obsolete(self, cloud: Cloud, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
         """Configurations beyond the newest `keep`, models that no other configuration names, unwanted alarms and scaling."""
@@ -63,7 +61,7 @@ class SageMakerTarget:
         current = None if endpoint is None else endpoint.properties["EndpointConfigName"]
         with translated_errors(f"listing the configurations of {name}"):
             client = cloud.client("sagemaker")
-            found = [client.describe_endpoint_config(EndpointConfigName=each) for each in _names(cloud, "endpoint_config", name)]
+            found = [client.describe_endpoint_config(EndpointConfigName=each) for each in names_of(cloud, "endpoint_config", prefix(name))]
             tags = [tag_map(client.list_tags(ResourceArn=each["EndpointConfigArn"])["Tags"]) for each in found]
         pairs = sorted(zip(found, tags, strict=True), key=lambda pair: pair[0]["CreationTime"])
         return [
@@ -112,18 +110,22 @@ class SageMakerTarget:
             "scales": [each.name.split("|")[2] for each in _scaling(cloud, name) if "ScalableTarget" in each.kind],
         }
 
+    def address(self, cloud: Cloud, name: str) -> dict[str, str]:
+        """What a request must name to reach the deployment."""
+        return {"EndpointName": name}
+
     def invoke(self, cloud: Cloud, name: str, body: bytes, content_type: str, accept: str | None) -> Response:
         with translated_errors(f"asking {name}"):
-            given = {"EndpointName": name, "Body": body, "ContentType": content_type, **({"Accept": accept} if accept else {})}
+            given = {**self.address(cloud, name), "Body": body, "ContentType": content_type, **({"Accept": accept} if accept else {})}
             answer = cloud.client("sagemaker-runtime").invoke_endpoint(**given)
             return Response.whole(answer["Body"].read(), answer.get("ContentType"))
 
 
-def _names(cloud: Cloud, what: str, name: str) -> list[str]:
-    """Of models or configurations that this deployment has made: `tsx-NAME-` and eight digits, so that `a` has none of `a-b`."""
+def names_of(cloud: Cloud, what: str, beginning: str) -> list[str]:
+    """Of models or configurations that begin so: behind it there are eight digits of a hash, so that `tsx-a-` has none of `tsx-a-b-`."""
     key = "".join(map(str.title, what.split("_")))
-    own = re.compile(re.escape(prefix(name)) + "[0-9a-f]{8}")
-    found = cloud.listed("sagemaker", f"list_{what}s", f"{key}s", f"listing what there is of {name}", NameContains=prefix(name))
+    own = re.compile(re.escape(beginning) + "[0-9a-f]{8}")
+    found = cloud.listed("sagemaker", f"list_{what}s", f"{key}s", f"listing what begins with {beginning}", NameContains=beginning)
     return sorted(each[f"{key}Name"] for each in found if own.fullmatch(each[f"{key}Name"]))
 
 
@@ -141,7 +143,7 @@ def _scaling(cloud: Cloud, name: str) -> list[Resource]:
     return [each for n, place in enumerate(places) for each in scaling_of(place, scaling_rule(name), ("Endpoint",), n)]
 
 
-def _objects(cloud: Cloud, name: str, models: Sequence[Resource]) -> list[Resource]:
+def objects_of(cloud: Cloud, name: str, models: Sequence[Resource]) -> list[Resource]:
     """All that was ever uploaded for it, also for versions that are not kept any more."""
     bucket, own = own_bucket(cloud.account, cloud.region), re.compile(re.escape(uploads(name)) + "[0-9a-f]{16}/model.tar.gz")
     doing = f"listing s3://{bucket}/{uploads(name)}"

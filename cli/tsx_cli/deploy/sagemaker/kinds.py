@@ -46,7 +46,7 @@ class Immutable(ResourceKind):
         if found is None:
             return None
         arn = found[f"{self._key}Arn"]
-        return Observed(name, only(found, self._shown), _tags(cloud, arn), {**which, "Ref": arn})
+        return Observed(name, only(found, self._shown), tags_of_arn(cloud, arn), {**which, "Ref": arn, "made": found["CreationTime"]})
 
     def create(self, cloud: Cloud, resource: Resource) -> str | None:
         named = {f"{self._key}Name": resource.name, "Tags": tag_list(resource.tags)}
@@ -60,7 +60,7 @@ class Immutable(ResourceKind):
         return None
 
     def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
-        _tag(cloud, found.outputs["Ref"], resource)
+        put_tags(cloud, found.outputs["Ref"], resource)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
         which = {f"{self._key}Name": found.name}
@@ -84,7 +84,7 @@ class SageMakerEndpoint(ResourceKind):
         outputs = {"EndpointName": name, "Ref": found["EndpointArn"], "status": status, "variants": variants}
         outputs["pending"] = found.get("PendingDeploymentSummary", {}).get("EndpointConfigName")
         config = {"EndpointConfigName": found["EndpointConfigName"]}
-        return Observed(name, config, _tags(cloud, found["EndpointArn"]), outputs, state, reason)
+        return Observed(name, config, tags_of_arn(cloud, found["EndpointArn"]), outputs, state, reason)
 
     def create(self, cloud: Cloud, resource: Resource) -> None:
         wanted = {"EndpointName": resource.name, "Tags": tag_list(resource.tags), **only(resource.properties, ["EndpointConfigName"])}
@@ -94,18 +94,18 @@ class SageMakerEndpoint(ResourceKind):
         if any(field.path == "EndpointConfigName" for field in fields):
             wanted = {"EndpointName": resource.name, **resource.properties}
             cloud.call("sagemaker", "update_endpoint", f"updating the endpoint {resource.name}", **wanted)
-        _tag(cloud, found.outputs["Ref"], resource)
+        put_tags(cloud, found.outputs["Ref"], resource)
 
     def delete(self, cloud: Cloud, found: Observed) -> None:
         if found.outputs["status"] != "Deleting":
             cloud.call("sagemaker", "delete_endpoint", f"deleting the endpoint {found.name}", EndpointName=found.name)
 
 
-def _tags(cloud: Cloud, arn: str) -> dict[str, str]:
+def tags_of_arn(cloud: Cloud, arn: str) -> dict[str, str]:
     return tag_map(cloud.listed("sagemaker", "list_tags", "Tags", "reading tags", ResourceArn=arn))
 
 
-def _tag(cloud: Cloud, arn: str, resource: Resource) -> None:
+def put_tags(cloud: Cloud, arn: str, resource: Resource) -> None:
     cloud.call("sagemaker", "add_tags", f"tagging {resource.name}", ResourceArn=arn, Tags=tag_list(resource.tags))
 
 

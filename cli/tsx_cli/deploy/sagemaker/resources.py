@@ -26,24 +26,20 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     own = spec.sagemaker
     _check(spec)
     tags = tags_of(spec, facts)
+    made, url = uploaded(spec, facts, tags, f"{uploads(spec.name)}{facts.sha256[:16]}/model.tar.gz")
     bucket = own.bucket or own_bucket(facts.account, facts.region)
-    place = f"{bucket}/{uploads(spec.name)}{facts.sha256[:16]}/model.tar.gz"
-    made = [] if own.bucket else [_bucket(bucket, tags)]
-    needs = tuple(each.id for each in made)
-    content = {"Sha256": facts.sha256, "Path": str(facts.archive)}
-    made.append(Resource("ModelData", "Tsx::S3::Object", place, content, needs))
     made += [role(spec, facts.account, facts.region, tags, bucket)] if own.role is None else []
     needs = ("ModelData", *(each.id for each in made if each.id == "Role"))
-    properties = _model(spec, facts, f"s3://{place}")
+    properties = model_properties(spec, facts, url)
     model = Resource("Model", "AWS::SageMaker::Model", prefix(spec.name) + digest(properties), properties, needs, tags)
-    properties = _config(spec, model.name)
+    properties = config_properties(spec, model.name)
     config = Resource(
         "EndpointConfig", "AWS::SageMaker::EndpointConfig", prefix(spec.name) + digest(properties), properties, ("Model",), tags
     )
     watched = _alarms(spec, tags)
     endpoint: dict[str, Any] = {"EndpointConfigName": config.name}
     if own.serverless is None:
-        endpoint["DeploymentConfig"] = _deployment(spec, watched.names)
+        endpoint["DeploymentConfig"] = deployment_config(spec, watched.names)
     if own.autoscaling is not None:
         # A new version starts with as many instances as scaling has come to, not with those of its first day.
         ours = [{"VariantPropertyType": "DesiredWeight"}, {"VariantPropertyType": "DataCaptureConfig"}]
@@ -54,6 +50,16 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     if own.autoscaling is not None:
         made += _scaling(spec, own.autoscaling)
     return made
+
+
+def uploaded(spec: DeploySpec, facts: Facts, tags: Mapping[str, str], key: str) -> tuple[list[Resource], str]:
+    """The archive under that key, with its bucket if that is tsx's own; and its address."""
+    named = spec.sagemaker.bucket
+    bucket = named or own_bucket(facts.account, facts.region)
+    made = [] if named else [_bucket(bucket, tags)]
+    content = {"Sha256": facts.sha256, "Path": str(facts.archive)}
+    data = Resource("ModelData", "Tsx::S3::Object", f"{bucket}/{key}", content, tuple(each.id for each in made))
+    return [*made, data], f"s3://{data.name}"
 
 
 def own_bucket(account: str, region: str) -> str:
@@ -78,7 +84,10 @@ def prefix(name: str) -> str:
 def _check(spec: DeploySpec) -> None:
     own = spec.sagemaker
     if own.autoscaling is not None and own.autoscaling.min == 0 and own.asynchronous is None:
-        raise UsageError("sagemaker.autoscaling.min is 0, which SageMaker allows for asynchronous endpoints only: use 1 or more")
+        raise UsageError(
+            "sagemaker.autoscaling.min is 0, which SageMaker allows for asynchronous endpoints only, and for the copies of a component "
+            "(sagemaker.component): use 1 or more"
+        )
     if own.serverless is None:
         return
     clashes = {
@@ -103,7 +112,7 @@ def _bucket(name: str, tags: Mapping[str, str]) -> Resource:
     return Resource("Bucket", "AWS::S3::Bucket", name, {"PublicAccessBlockConfiguration": closed}, tags=shared)
 
 
-def _model(spec: DeploySpec, facts: Facts, url: str) -> dict[str, Any]:
+def model_properties(spec: DeploySpec, facts: Facts, url: str) -> dict[str, Any]:
     own = spec.sagemaker
     container: dict[str, Any] = {"Image": facts.image, "ModelDataUrl": url, "Mode": "SingleModel"}
     # What the platform does not tell a container: how long a request may take, and how many workers there is room for.
@@ -117,7 +126,7 @@ def _model(spec: DeploySpec, facts: Facts, url: str) -> dict[str, Any]:
     return properties
 
 
-def _config(spec: DeploySpec, model: str) -> dict[str, Any]:
+def config_properties(spec: DeploySpec, model: str) -> dict[str, Any]:
     own = spec.sagemaker
     variant: dict[str, Any] = {"VariantName": VARIANT, "ModelName": model, "InitialVariantWeight": 1.0}
     if own.serverless is not None:
@@ -171,7 +180,7 @@ def _alarms(spec: DeploySpec, tags: Mapping[str, str]) -> Alarms:
     return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", own)
 
 
-def _deployment(spec: DeploySpec, alarm_names: list[str]) -> dict[str, Any]:
+def deployment_config(spec: DeploySpec, alarm_names: list[str]) -> dict[str, Any]:
     if spec.canary is None:
         routing: dict[str, Any] = {"Type": "ALL_AT_ONCE", "WaitIntervalInSeconds": 0}
     else:

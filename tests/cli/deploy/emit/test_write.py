@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from tests.support.models import make_model
 from tests.support.wheels import make_wheel
+from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.container.resources import run_words
 from tsx_cli.deploy.emit.render import emit
 from tsx_cli.deploy.engine.facts import Facts
@@ -63,6 +64,11 @@ STACKS: dict[str, dict[str, Any]] = {
         "env": {"TSX_LOG_FORMAT": "json"}, "tags": {"team": "vision"},
     },
     "serverless": {"sagemaker": {"serverless": {"memory": 2048}}},
+    "component": {
+        "canary": {"percent": 25, "alarms": ["5xx>0"]},
+        "sagemaker": {"component": {"endpoint": "shared", "gpus": 1}, "autoscaling": {"min": 0}, "instance_type": "ml.g5.xlarge"},
+    },
+    "joined": {"sagemaker": {"component": {"endpoint": "theirs", "manage_endpoint": False, "memory": 1024}}},
 }  # fmt: skip
 
 FUNCTIONS: dict[str, dict[str, Any]] = {
@@ -226,6 +232,14 @@ def test_cloudformation_has_nothing_against_the_templates(tmp_path: Path) -> Non
     whole = yaml.safe_load(functions[1].read_text())["Resources"]
     assert whole["Alias"]["Properties"]["ProvisionedConcurrencyConfig"] == {"ProvisionedConcurrentExecutions": 1}
     assert whole["Version"]["Properties"]["Description"]["Fn::Sub"].endswith(" ${Image}")  # another image is another version
+    component = yaml.safe_load((tmp_path / "component" / "template.yaml").read_text())["Resources"]
+    assert component["Component"]["Properties"]["EndpointName"] == {"Fn::GetAtt": ["Endpoint", "EndpointName"]}
+    assert component["Component"]["Properties"]["RuntimeConfig"] == {"CopyCount": 1}
+    assert component["WakeAlarm"]["Properties"]["AlarmActions"] == [{"Ref": "WakePolicy"}]
+    joined = yaml.safe_load((tmp_path / "joined" / "template.yaml").read_text())["Resources"]
+    assert set(joined) == {"Model", "LogGroup", "Component"}  # the endpoint is somebody else's
+    with pytest.raises(UsageError, match="the models of a multi-model endpoint are files in S3"):
+        emit("cloudformation", spec("sagemaker", sagemaker={"multi_model": {"endpoint": "shared"}}), FACTS, LOCAL)
     plain = yaml.safe_load(files[0].read_text())
     assert set(plain["Parameters"]) == {"Image", "ModelDataUrl"}
     assert plain["Resources"]["Model"]["Properties"]["PrimaryContainer"]["ModelDataUrl"] == {"Ref": "ModelDataUrl"}

@@ -26,6 +26,7 @@ PING = "The primary container for production variant AllTraffic did not pass the
         (PING, "tsx.server loading digits", "Nothing answered /ping", "sagemaker.startup_timeout"),
         ("Failed to pull image: CannotPullContainerError: manifest unknown", "", "The image cannot be pulled", "ecr:BatchGetImage"),
         ("Unable to write to /opt/ml/model: S3 403", "", "The model cannot be read from S3", "s3:GetObject"),
+        ("There is not enough hardware resources on the instances", "", "no instance of the endpoint has room", "component.memory"),
         ("InsufficientInstanceCapacity", "", "AWS has no free capacity for that instance type now", "another region"),
         ("Could not assume role arn:aws:iam::1:role/x", "", "the platform may not assume the role", "sagemaker.amazonaws.com"),
         (PING, "ModuleNotFoundError: No module named 'tsx_runtime'", "does not start tsx", "ENTRYPOINT"),

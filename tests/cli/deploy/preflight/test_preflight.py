@@ -121,6 +121,12 @@ def test_scaling_that_comes_too_late_is_reported() -> None:
     function = outlook(kept, read_spec(None, {**given, "target": "lambda"}))
     assert function is not None
     assert function.lines()[-1].strip().startswith("an environment answers one request at a time: ")
+    component = outlook(kept, read_spec(None, {**given, "sagemaker": {"component": {"endpoint": "e", "copies": 2}}}))
+    assert component is not None
+    assert "2 instances like that machine" in component.lines()[-2]
+    model = outlook(kept, read_spec(None, {**given, "sagemaker": {"multi_model": {"endpoint": "e"}}}))
+    assert model is not None
+    assert "autoscaling" not in model.lines()[-1]  # which tsx deploy does not set there
     pods = outlook(kept, read_spec(None, {**given, "target": "kubernetes"}))
     assert pods is not None
     assert "2 instances like that machine" in pods.lines()[-1]
@@ -133,6 +139,19 @@ def test_a_function_has_the_limits_that_it_was_given() -> None:
     assert place.has_gpu is True
     found = findings(place, ModelProfile(packed=1, unpacked=1, p99_ms=25_000.0))
     assert found[0].text.endswith("Lambda ends one after 20 s. Raise lambda.timeout, make batches smaller, or use a faster machine")
+
+
+@pytest.mark.parametrize(
+    ("component", "memory", "gpu"),
+    [({"memory": 1024}, 1 << 30, False), ({"memory": 1024, "gpus": 1}, None, True)],  # with a GPU the weights are in its memory
+)
+def test_a_component_has_the_part_of_an_instance_that_it_asks_for(component: dict[str, Any], memory: int | None, gpu: bool) -> None:
+    own = {"component": {"endpoint": "shared", **component}, "instance_type": "ml.g5.xlarge"}
+    place = place_of(read_spec(None, {"name": "m", "target": "sagemaker", "model": "m.mar", "sagemaker": own}), Prices(), "")
+    assert (place.limits["memory"].most if memory else place.limits.get("memory"), place.has_gpu) == (memory, gpu)
+    assert place.limits["request"].most == 6 << 20
+    found = findings(place, ModelProfile(packed=1, unpacked=2 << 30))
+    assert [each.text.rpartition(": ")[2] for each in found] == (["raise sagemaker.component.memory"] if memory else [])
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,15 @@ def test_prices_are_read_as_aws_gives_them_and_what_has_another_unit_is_left_out
             "cost: unknown, because the prices of 2026-11-21 have none of a serverless endpoint with 2048 MB",
         ),
         ({"serverless": {"provisioned": 1}}, "cost: unknown, because the price list has provisioned concurrency"),
+        (
+            {"component": {"endpoint": "shared", "max_instances": 2}, "instances": 5},
+            "cost: $0.00 to $0.47 an hour, $0.00 to $340.18 a month, for 0 to 2 of ml.c6i.xlarge at $0.23, which all models on "
+            "the endpoint shared share",
+        ),
+        (
+            {"multi_model": {"endpoint": "shared"}, "instances": 2},
+            "cost: $0.47 an hour, $340.18 a month, for 2 of ml.c6i.xlarge at $0.23, which all models on the endpoint shared share",
+        ),
     ],
 )
 def test_an_endpoint_costs_what_its_instances_do(prices: Prices, more: dict[str, Any], said: str) -> None:

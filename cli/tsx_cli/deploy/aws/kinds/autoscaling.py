@@ -41,7 +41,7 @@ class ScalingPolicy(ResourceKind):
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         place, _, policy = name.rpartition("|")
         found = next((each for each in policies(cloud, place) if each["PolicyName"] == policy), None)
-        shown = ("PolicyName", "PolicyType", *PLACE, "TargetTrackingScalingPolicyConfiguration")
+        shown = ("PolicyName", "PolicyType", *PLACE, "TargetTrackingScalingPolicyConfiguration", "StepScalingPolicyConfiguration")
         return None if found is None else Observed(name, only(found, shown), outputs={"Ref": found["PolicyARN"]})
 
     def create(self, cloud: Cloud, resource: Resource) -> None:

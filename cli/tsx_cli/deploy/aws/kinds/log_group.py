@@ -46,16 +46,16 @@ class LogGroup(ResourceKind):
         cloud.call("logs", "delete_log_group", f"deleting the log group {found.name}", logGroupName=found.name)
 
 
-def log_group(spec: DeploySpec, tags: Mapping[str, str]) -> list[Resource]:
-    """None where its lines are to be kept as long as somebody else says."""
+def log_group(spec: DeploySpec, tags: Mapping[str, str], name: str = "") -> list[Resource]:
+    """With the target's usual name, if no other is given. None where its lines are to be kept as long as somebody else says."""
     if spec.log_retention == 0:
         return []
     own = {key: tags[key] for key in (OWNER, "tsx:target")}  # it outlives the version that it was made for
-    return [Resource("LogGroup", KIND, GROUPS[spec.target].format(spec.name), {"RetentionInDays": spec.log_retention}, tags=own)]
+    return [Resource("LogGroup", KIND, name or GROUPS[spec.target].format(spec.name), {"RetentionInDays": spec.log_retention}, tags=own)]
 
 
-def own_log_group(cloud: Cloud, name: str, target: str, *, exists: bool) -> list[Resource]:
+def own_log_group(cloud: Cloud, name: str, group_name: str, *, exists: bool) -> list[Resource]:
     """That of a deployment, where there is one. `exists`: the deployment does, and then a group without an owner is its own."""
-    group = Resource("LogGroup", KIND, GROUPS[target].format(name), {})
+    group = Resource("LogGroup", KIND, group_name, {})
     found = LogGroup().observe(cloud, group.name)
     return [group] if found is not None and found.tags.get(OWNER, name if exists else "") == name else []
