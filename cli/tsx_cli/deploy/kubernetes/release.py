@@ -42,6 +42,7 @@ class LiveCanary(NamedTuple):
 
     state: CanaryState
     deployment: Mapping[str, Any]  # its own
+    share: float  # percent of the requests that it gets now
 
     def is_promoted(self, stable: Mapping[str, Any]) -> bool:
         """Whether the stable Deployment has its version, though not all pods may be replaced yet."""
@@ -169,7 +170,9 @@ def canary_in(cloud: Cluster, name: str) -> LiveCanary | None:
     deployment = cloud.get(TYPES["Deployment"], canary_of(name), doing=f"looking for a canary of {name}")
     route = None if deployment is None else route_of(cloud, name)
     state = None if route is None else read_canary(route)
-    return None if deployment is None or state is None else LiveCanary(state, deployment)
+    if deployment is None or route is None or state is None:
+        return None
+    return LiveCanary(state, deployment, canary_percent(route, name))
 
 
 def with_instance(value: Any, name: str) -> Any:
@@ -180,11 +183,11 @@ def with_instance(value: Any, name: str) -> Any:
 
 
 def with_share(cloud: Cluster, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A route with the share that a canary has now."""
+    """A route with the share that a canary has now: none if its pods have been deleted by hand."""
     name = manifest["metadata"]["name"]
-    route = route_of(cloud, name)
-    percent = 0.0 if route is None or read_canary(route) is None else canary_percent(route, name)
-    return {**manifest, "spec": {**manifest["spec"], "rules": [{"backendRefs": backends(name, HTTP, percent)}]}}
+    canary = canary_in(cloud, name)
+    rules = [{"backendRefs": backends(name, HTTP, 0.0 if canary is None else canary.share)}]
+    return {**manifest, "spec": {**manifest["spec"], "rules": rules}}
 
 
 class WeightedRoute(KubernetesObject):

@@ -362,6 +362,14 @@ def test_a_run_without_a_canary_ends_one_that_is_under_way(deploy: Deploy, clust
     assert watched.steps == ["apply digits", "route digits=1", "delete digits-canary"]
 
 
+def test_a_canary_that_was_deleted_by_hand_gets_no_requests_from_the_next_run(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
+    begun(deploy, watched)
+    del cluster.objects["Deployment", "digits-canary"]
+    deploy.apply(*GATEWAY)
+    assert watched.weights() == {"digits": 1}
+    assert {name for kind, name in cluster.objects if "canary" in name and kind != "ReplicaSet"} == set()
+
+
 def test_a_plan_that_is_older_than_the_end_of_a_canary_changes_nothing(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
     begun(deploy, watched)
     manifest = dict(cluster.objects["HTTPRoute", "digits"])
@@ -414,6 +422,13 @@ def test_a_deployment_without_the_label_of_instances_is_updated_first(deploy: De
     assert "version 1 of digits was made by an earlier tsx, and the Service would not find its pods" in deploy.err
     deploy.apply(*CANARY)
     assert "A" not in variables(cluster)
+
+
+def test_an_object_of_somebody_else_is_not_taken_for_the_canary(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
+    deploy.apply(*CANARY)
+    cluster.objects["Service", "digits-canary"] = {"metadata": {"name": "digits-canary", "labels": {}}, "spec": {}}
+    deploy.apply(*CANARY, *NEW, code=1)
+    assert "Service digits-canary already exists, and it is not the canary of digits" in deploy.err
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["before", "after"])
