@@ -39,9 +39,9 @@ WITHIN, STRESSED = 0.95, 0.9  # of the best of the table, on the quiet machine a
 TENTH = 0.1
 
 
-def bench(words: Sequence[str], *, limit: float | None) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "tsx_cli", "bench", *words]
-    return subprocess.run(command, check=False, timeout=None if limit is None else 2 * limit + 120)
+def bench(words: Sequence[str], limit: float) -> None:
+    command = [sys.executable, "-m", "tsx_cli", "bench", *words, "--time-limit", f"{limit:.0f}s"]
+    subprocess.run(command, check=False, timeout=2 * limit + 120)
 
 
 def exhaustive(archive: Path, directory: Path, limit: float, words: Sequence[str]) -> None:
@@ -52,7 +52,7 @@ def exhaustive(archive: Path, directory: Path, limit: float, words: Sequence[str
         words = ["--resume", str(run)]
     else:
         words = [str(archive), *words, "--exhaustive", "--duration", ROUND, "--output", str(run)]
-    bench([*words, "--time-limit", f"{limit:.0f}s"], limit=limit)
+    bench(words, limit)
     results = read_results(run / "results.json")
     before = json.loads((directory / TABLE).read_text())["seconds"] if (directory / TABLE).exists() else 0.0
     table = rows(results)
@@ -122,7 +122,7 @@ def searches(archive: Path, directory: Path, number: int, limit: float, stress: 
     for at in range(number):
         with tempfile.TemporaryDirectory() as place, stressed(stress, limit):
             began = time.monotonic()
-            bench([str(archive), *words, "--time-limit", f"{limit:.0f}s", "--output", f"{place}/run"], limit=limit)
+            bench([str(archive), *words, "--output", f"{place}/run"], limit)
             took = time.monotonic() - began
             results = read_results(Path(place) / "run" / "results.json")
         how = None if results.winner is None else results.trials[results.winner].how()
