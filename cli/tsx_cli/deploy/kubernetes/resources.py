@@ -80,15 +80,6 @@ def serves_grpc(spec: DeploySpec) -> bool:
     return own if own is not None else spec.image is None and "grpc" in spec.build.extras
 
 
-def kustomization(spec: DeploySpec, files: list[str]) -> Manifest:
-    return {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "namespace": spec.kubernetes.namespace,
-        "resources": files,
-    }
-
-
 def scales(spec: DeploySpec) -> bool:
     return spec.kubernetes.keda is not None or spec.kubernetes.most_replicas > max(spec.kubernetes.replicas, 1)
 
