@@ -11,12 +11,12 @@ from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.aws.kinds.autoscaling import POLICY, SERVICE, TARGET, is_somebody_elses, scaling_of
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
-from tsx_cli.deploy.aws.session import Cloud, translated_errors
+from tsx_cli.deploy.aws.session import Cloud, own_bucket, translated_errors
 from tsx_cli.deploy.engine.kind import tag_map
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.sagemaker.kinds import KINDS
-from tsx_cli.deploy.sagemaker.resources import VARIANT, own_bucket, prefix, scaling_rule, uploads
+from tsx_cli.deploy.sagemaker.resources import VARIANT, prefix, scaling_rule, uploads
 from tsx_cli.deploy.spec import DeploySpec
 
 BESIDE = frozenset({TARGET, POLICY, "AWS::CloudWatch::Alarm"})

@@ -14,6 +14,7 @@ from tsx_cli.deploy.aws.alarms import AlarmMetrics, Alarms, alarms
 from tsx_cli.deploy.aws.iam_policies import role
 from tsx_cli.deploy.aws.kinds.autoscaling import scaling
 from tsx_cli.deploy.aws.kinds.log_group import log_group
+from tsx_cli.deploy.aws.session import own_bucket
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
 from tsx_cli.deploy.spec import Autoscaling, DeploySpec
@@ -60,11 +61,6 @@ def uploaded(spec: DeploySpec, facts: Facts, tags: Mapping[str, str], key: str) 
     content = {"Sha256": facts.sha256, "Path": str(facts.archive)}
     data = Resource("ModelData", "Tsx::S3::Object", f"{bucket}/{key}", content, tuple(each.id for each in made))
     return [*made, data], f"s3://{data.name}"
-
-
-def own_bucket(account: str, region: str) -> str:
-    """Where a deployment names none."""
-    return f"tsx-{account}-{region}"
 
 
 def uploads(name: str) -> str:
