@@ -110,8 +110,7 @@ def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
     variables = {"TSX_LAMBDA_ANSWERS": "streamed"} if own.streaming else {}  # docs/deploy/lambda.md has these
     if own.queue is not None and own.queue.results is not None:
         variables["TSX_LAMBDA_RESULTS"] = own.queue.results
-        if own.queue.results.startswith("s3://"):
-            variables["TSX_LAMBDA_RESULTS_OWNER"] = own.queue.results_owner or facts.account
+        variables["TSX_LAMBDA_RESULTS_OWNER"] = own.queue.results_owner or facts.account
     variables |= spec.env
     if variables:
         properties["Environment"] = {"Variables": variables}

@@ -49,7 +49,12 @@ def test_the_owner_of_a_named_bucket_is_not_that_of_tsx_own_bucket(deploy: Deplo
 
 @pytest.mark.parametrize(
     ("queue", "owner"),
-    [({"results": "s3://answers/x"}, ACCOUNT), ({"results": "s3://answers/x", "results_owner": "2" * 12}, "2" * 12), ({}, None)],
+    [
+        ({"results": "s3://answers/x"}, ACCOUNT),
+        ({"results": "message"}, ACCOUNT),  # of which each may name a bucket
+        ({"results": "message", "results_owner": "2" * 12}, "2" * 12),
+        ({}, None),
+    ],
 )
 def test_answers_of_a_function_go_to_a_bucket_of_its_account_or_of_the_one_that_is_named(queue: dict[str, str], owner: str | None) -> None:
     given = {"queue": {"arn": f"arn:aws:sqs:eu-central-1:{ACCOUNT}:q", **queue}, "role": f"arn:aws:iam::{ACCOUNT}:role/r"}
