@@ -111,7 +111,7 @@ def _takes(spec: DeploySpec, component: Component) -> str:
     own = spec.sagemaker
     words = {"cpus": component.cpus, "memory": component.memory, "gpus": component.gpus}
     words |= {"startup": own.startup_timeout, "download": own.download_timeout}
-    return " ".join(f"{key}={value:g}" for key, value in words.items() if value is not None)
+    return " ".join(f"{key}={value:.9g}" for key, value in words.items() if value is not None)
 
 
 def _specification(takes: str) -> dict[str, Any]:

@@ -124,7 +124,8 @@ def test_an_update_and_a_rollback_of_one_component_leave_the_other_as_it_is(memb
     b.apply()
     there = component("b")
     course.calls.clear()
-    a.apply("--image", OTHER_IMAGE, "--set", "sagemaker.component.memory=4096", "--set", "sagemaker.component.copies=3")
+    a.apply("--image", OTHER_IMAGE, "--set", "sagemaker.component.memory=1048576", "--set", "sagemaker.component.copies=3")
+    assert component("a")["Specification"]["ComputeResourceRequirements"]["MinMemoryRequiredInMb"] == 1 << 20
     assert course.calls == ["UpdateInferenceComponent a", "UpdateInferenceComponentRuntimeConfig a 3"]  # one change at a time
     versions = a.reported("history")
     assert [(each["number"], each["is_current"]) for each in versions] == [(1, False), (2, True)]
