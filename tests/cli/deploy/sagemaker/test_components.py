@@ -260,6 +260,11 @@ def test_an_endpoint_of_somebody_else_is_used_and_neither_changed_nor_removed(me
     a.plan(*theirs, code=0)
     a.verb("destroy", "--yes")
     assert sagemaker().describe_endpoint(EndpointName="shared")["EndpointConfigName"] == "theirs"
+    sagemaker().create_endpoint(EndpointName="Their--Endpoint", EndpointConfigName="theirs")
+    sagemaker().describe_endpoint(EndpointName="Their--Endpoint")
+    b = member("b", *theirs, "--set", "sagemaker.component.endpoint=Their--Endpoint")
+    b.apply()
+    assert component("b")["EndpointName"] == "Their--Endpoint"
 
 
 @pytest.mark.parametrize(
@@ -277,6 +282,7 @@ def test_an_endpoint_of_somebody_else_is_used_and_neither_changed_nor_removed(me
         (["--set", "sagemaker.component.min_instances=9"], "min_instances is 9, and max_instances is 4"),
         (["--set", "sagemaker.multi_model.endpoint=b"], "are two ways to share an endpoint: remove one of them"),
         (["--set", "sagemaker.component.variant=main"], "sagemaker.component.variant is main"),
+        (["--set", "sagemaker.component.endpoint=Shared"], "a name has up to 40 lower-case letters"),
     ],
 )
 def test_what_a_component_does_not_have_is_refused(member: Any, course: Course, words: list[str], said: str) -> None:
