@@ -21,8 +21,8 @@ from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, digest
 from tsx_cli.deploy.preflight.limits import ACCELERATED
 from tsx_cli.deploy.sagemaker import shared_endpoints as shared
-from tsx_cli.deploy.sagemaker.component_kind import COMPONENT, LONGEST_UPDATE, InferenceComponent
 from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget, objects_of
+from tsx_cli.deploy.sagemaker.kinds import COMPONENT, LONGEST_UPDATE, InferenceComponent
 from tsx_cli.deploy.sagemaker.resources import VARIANT, model_properties, prefix, scaling_rule, uploaded, uploads
 from tsx_cli.deploy.sagemaker.shared_endpoints import COMPONENTS, ENDPOINT, MODEL, EndpointMembership
 from tsx_cli.deploy.spec import Autoscaling, Component, DeploySpec
@@ -42,9 +42,11 @@ KEYS = {  # by the words of that tag, the place in a component's specification
 }
 
 
-def resources(spec: DeploySpec, facts: Facts, component: Component) -> list[Resource]:
+def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     """Raises UsageError for what SageMaker does not do."""
-    own, member = spec.sagemaker, EndpointMembership(COMPONENTS, component.endpoint)
+    own, component = spec.sagemaker, spec.sagemaker.component
+    assert component is not None
+    member = EndpointMembership(COMPONENTS, component.endpoint)
     _check(spec, component)
     tags = shared.member_tags(spec, facts, member)
     made, url = uploaded(spec, facts, tags, f"{uploads(spec.name)}{facts.sha256[:16]}/model.tar.gz")
@@ -215,6 +217,12 @@ class ComponentTarget(SageMakerTarget):
 
     def __init__(self, member: EndpointMembership) -> None:
         self.member = member
+
+    def log_group(self, name: str) -> str:
+        return LOG.format(name)
+
+    def wanted(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
+        return shared.noted(cloud, self.member, resources(spec, facts))
 
     def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
         """A component takes its copies with it; the endpoint goes with the last component."""

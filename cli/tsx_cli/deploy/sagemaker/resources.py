@@ -40,7 +40,7 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     watched = _alarms(spec, tags)
     endpoint: dict[str, Any] = {"EndpointConfigName": config.name}
     if own.serverless is None:
-        endpoint["DeploymentConfig"] = deployment_config(spec, watched.names)
+        endpoint["DeploymentConfig"] = _deployment(spec, watched.names)
     if own.autoscaling is not None:
         # A new version starts with as many instances as scaling has come to, not with those of its first day.
         ours = [{"VariantPropertyType": "DesiredWeight"}, {"VariantPropertyType": "DataCaptureConfig"}]
@@ -176,7 +176,7 @@ def _alarms(spec: DeploySpec, tags: Mapping[str, str]) -> Alarms:
     return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", own)
 
 
-def deployment_config(spec: DeploySpec, alarm_names: list[str]) -> dict[str, Any]:
+def _deployment(spec: DeploySpec, alarm_names: list[str]) -> dict[str, Any]:
     if spec.canary is None:
         routing: dict[str, Any] = {"Type": "ALL_AT_ONCE", "WaitIntervalInSeconds": 0}
     else:

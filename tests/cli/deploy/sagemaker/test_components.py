@@ -13,16 +13,10 @@ import pytest
 from tests.support.deploying import OTHER_IMAGE, ROLE, Deploy, actions
 from tests.support.platforms.aws import ACCOUNT, REGION, Course
 from tests.support.platforms.aws_components import count_failure_without_capacity, scale
-from tsx_cli.deploy.sagemaker import component_kind
 
 pytestmark = pytest.mark.slow
 
 SHARED = ("--set", "sagemaker.component.endpoint=shared")
-
-
-@pytest.fixture(autouse=True)
-def _at_once(course: Course, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(component_kind.InferenceComponent, "poll", 0.0)
 
 
 @pytest.fixture
@@ -206,6 +200,17 @@ def test_the_endpoint_goes_with_its_last_component_and_not_before(member: Any, c
     assert not boto3.client("cloudwatch").describe_alarms()["MetricAlarms"]
     b.verb("destroy", "--yes", code=1)
     assert "there is no deployment 'b' in eu-central-1" in b.err
+
+
+def test_the_log_of_a_component_is_removed_by_a_purge_afterwards(member: Any, course: Course) -> None:
+    a = member("a")
+    a.apply()
+    a.verb("destroy", "--yes")
+    logs = boto3.client("logs")
+    logs.create_log_group(logGroupName="/aws/sagemaker/InferenceComponents/b")  # of somebody else
+    a.verb("destroy", "--purge", "--yes")
+    member("b").verb("destroy", "--purge", "--yes", code=1)
+    assert [each["logGroupName"] for each in logs.describe_log_groups()["logGroups"]] == ["/aws/sagemaker/InferenceComponents/b"]
 
 
 def test_a_component_that_changes_is_removed_once_that_has_ended(member: Any, course: Course) -> None:
