@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
+from tsx_cli.deploy.engine.facts import lasting
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec
 
@@ -42,8 +43,7 @@ def role(spec: DeploySpec, account: str, region: str, tags: Mapping[str, str], b
         )
     policies = [{"PolicyName": POLICY, "PolicyDocument": execution(spec, account, region, bucket)}]
     properties = {"AssumeRolePolicyDocument": trust(spec.target), "Policies": policies}
-    own = {key: tags[key] for key in ("tsx:name", "tsx:target")}  # it outlives the version that it was made for
-    return Resource("Role", "AWS::IAM::Role", role_name(spec.name, spec.target), properties, tags=own)
+    return Resource("Role", "AWS::IAM::Role", role_name(spec.name, spec.target), properties, tags=lasting(tags))
 
 
 def trust(target: str) -> Document:

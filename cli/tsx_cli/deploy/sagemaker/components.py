@@ -15,7 +15,7 @@ from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
 from tsx_cli.deploy.aws.kinds.log_group import log_group
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.engine import OWNER
-from tsx_cli.deploy.engine.facts import Facts
+from tsx_cli.deploy.engine.facts import Facts, lasting
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, digest
@@ -152,11 +152,7 @@ def _alarms(spec: DeploySpec, tags: Mapping[str, str]) -> Alarms:
     if spec.canary is None:
         return Alarms([], [])
     metrics = AlarmMetrics("AWS/SageMaker", "Invocation5XXErrors", "ModelLatency", 1000, {"InferenceComponentName": spec.name})
-    return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", _lasting(tags))
-
-
-def _lasting(tags: Mapping[str, str]) -> dict[str, str]:
-    return {key: tags[key] for key in (OWNER, "tsx:target")}
+    return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", lasting(tags))
 
 
 def _rolling(spec: DeploySpec, names: list[str]) -> dict[str, Any]:
@@ -208,7 +204,7 @@ def _scaling(name: str, wanted: Autoscaling, tags: Mapping[str, str]) -> list[Re
     return [
         *made,
         Resource("WakePolicy", POLICY, f"{place}|{policy['PolicyName']}", policy, ("ScalableTarget",)),
-        Resource("WakeAlarm", "AWS::CloudWatch::Alarm", f"tsx-{name}-wake-{digest(alarm, 4)}", alarm, ("WakePolicy",), _lasting(tags)),
+        Resource("WakeAlarm", "AWS::CloudWatch::Alarm", f"tsx-{name}-wake-{digest(alarm, 4)}", alarm, ("WakePolicy",), lasting(tags)),
     ]
 
 

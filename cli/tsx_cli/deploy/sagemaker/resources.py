@@ -15,7 +15,7 @@ from tsx_cli.deploy.aws.iam_policies import role
 from tsx_cli.deploy.aws.kinds.autoscaling import scaling
 from tsx_cli.deploy.aws.kinds.log_group import log_group
 from tsx_cli.deploy.aws.session import own_bucket
-from tsx_cli.deploy.engine.facts import Facts, tags_of
+from tsx_cli.deploy.engine.facts import Facts, lasting, tags_of
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
 from tsx_cli.deploy.spec import Autoscaling, DeploySpec
 
@@ -172,8 +172,7 @@ def _alarms(spec: DeploySpec, tags: Mapping[str, str]) -> Alarms:
         return Alarms([], [])
     where = {"EndpointName": spec.name, "VariantName": VARIANT}
     metrics = AlarmMetrics("AWS/SageMaker", "Invocation5XXErrors", "ModelLatency", 1000, where)  # it counts microseconds
-    own = {key: tags[key] for key in ("tsx:name", "tsx:target")}  # an alarm outlives the version that it was made for
-    return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", own)
+    return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", lasting(tags))
 
 
 def _deployment(spec: DeploySpec, alarm_names: list[str]) -> dict[str, Any]:
