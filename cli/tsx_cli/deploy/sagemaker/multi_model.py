@@ -42,7 +42,8 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     alone = model_properties(spec, facts, url)
     version = Resource("ModelVersion", VERSION, prefix(spec.name) + digest(url), alone, ("ModelData",), tags)
     container = {**alone["PrimaryContainer"], "ModelDataUrl": url.rpartition("/")[0] + "/", "Mode": "MultiModel"}
-    container["MultiModelConfig"] = {"ModelCacheSetting": "Enabled" if multi.cache else "Disabled"}
+    if not multi.cache:
+        container["MultiModelConfig"] = {"ModelCacheSetting": "Disabled"}
     whole = {**alone, "PrimaryContainer": container}
     own = shared.endpoint_prefix(multi.endpoint) + digest(whole)
     model = Resource("Model", MODEL, own, whole, ("ModelVersion",), shared.endpoint_tags(member))
