@@ -194,4 +194,5 @@ def _queue(spec: DeploySpec, own: Lambda, tags: Mapping[str, str]) -> Resource:
     }
     if own.queue.concurrency is not None:
         properties["ScalingConfig"] = {"MaximumConcurrency": own.queue.concurrency}
-    return Resource("Queue", "AWS::Lambda::EventSourceMapping", f"{alias_of(spec.name)}|{own.queue.arn}", properties, ("Alias",), lasting(tags))
+    place = f"{alias_of(spec.name)}|{own.queue.arn}"
+    return Resource("Queue", "AWS::Lambda::EventSourceMapping", place, properties, ("Alias",), lasting(tags))
