@@ -131,18 +131,15 @@ class InferenceComponent(ResourceKind):
         named = {"InferenceComponentName": resource.name, "Tags": tag_list(resource.tags)}
         cloud.call("sagemaker", "create_inference_component", f"creating the component {resource.name}", **named, **wanted)
 
-    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> str | None:
-        """One change at a time: the specification, and then the number of copies."""
+    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
         changed, name = {field.path.split(".")[0] for field in fields}, {"InferenceComponentName": resource.name}
         put_tags(cloud, found.outputs["Ref"], resource)
         if "Specification" in changed:
-            wanted = only(resource.properties, ("Specification", "DeploymentConfig"))
+            wanted = only(resource.properties, ("Specification", "RuntimeConfig", "DeploymentConfig"))
             cloud.call("sagemaker", "update_inference_component", f"updating the component {resource.name}", **name, **wanted)
-            return "has its specification" if "RuntimeConfig" in changed else None
-        if "RuntimeConfig" in changed:
+        elif "RuntimeConfig" in changed:
             doing, wanted = f"setting the copies of {resource.name}", resource.properties["RuntimeConfig"]
             cloud.call("sagemaker", "update_inference_component_runtime_config", doing, **name, DesiredRuntimeConfig=wanted)
-        return None
 
     def delete(self, cloud: Cloud, found: Observed) -> str | None:
         """SageMaker refuses it while the component starts, or gets more copies or fewer."""

@@ -120,7 +120,7 @@ def test_an_update_and_a_rollback_of_one_component_leave_the_other_as_it_is(memb
     course.calls.clear()
     a.apply("--image", OTHER_IMAGE, "--set", "sagemaker.component.memory=1048576", "--set", "sagemaker.component.copies=3")
     assert component("a")["Specification"]["ComputeResourceRequirements"]["MinMemoryRequiredInMb"] == 1 << 20
-    assert course.calls == ["UpdateInferenceComponent a", "UpdateInferenceComponentRuntimeConfig a 3"]  # one change at a time
+    assert course.calls == ["UpdateInferenceComponent a"]
     versions = a.reported("history")
     assert [(each["number"], each["is_current"]) for each in versions] == [(1, False), (2, True)]
     a.verb("rollback", "--yes")
@@ -172,6 +172,11 @@ def test_a_canary_of_a_component_is_a_rolling_update_that_alarms_take_back(membe
         },
         "AutoRollbackConfiguration": {"Alarms": [{"AlarmName": each["AlarmName"]} for each in alarms]},
     }
+    course.failure = " "  # SageMaker need not give a reason
+    course.calls.clear()
+    a.apply(*canary, "--image", OTHER_IMAGE, "--set", "sagemaker.component.copies=5", code=1)
+    assert "a was returned to its previous state" in a.err
+    assert course.calls == ["UpdateInferenceComponent a"]
     course.failure, course.looks = "", 20
     sagemaker().update_inference_component(InferenceComponentName="a", Specification=component("a")["Specification"])
     a.verb("rollback", "--to", "1", "--yes", code=1)
