@@ -61,6 +61,8 @@ def _check(spec: DeploySpec) -> None:
     useless = [key for key in NOT_KSERVE if own.kserve and getattr(own, key)]
     if useless:
         raise UsageError(f"kubernetes.{useless[0]} has no effect on an InferenceService, as KServe decides that itself. Remove it")
+    if own.metrics_from and not own.allow_from:
+        raise UsageError("kubernetes.metrics_from alone would refuse all requests; also set kubernetes.allow_from, to where they come from")
     if own.grpc and spec.image is None and "grpc" not in spec.build.extras:
         raise UsageError("kubernetes.grpc: the image that is built does not serve gRPC; add --set build.extras=grpc")
     if own.hostnames and own.gateway is None:

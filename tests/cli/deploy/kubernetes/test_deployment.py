@@ -214,6 +214,7 @@ def test_a_rollout_that_has_failed_is_applied_again(deploy: Deploy, cluster: Clu
         (["--canary", "10%", "--set", "kubernetes.kserve=true"], "canaryTrafficPercent of an InferenceService"),
         (["--canary", "10%", "--alarm", "theirs", "--set", "kubernetes.gateway=web"], "'theirs' is not a bound"),
         (["--set", "kubernetes.hostnames=a.example.com"], "set kubernetes.gateway to the NAMESPACE/NAME"),
+        (["--set", "kubernetes.metrics_from=monitoring"], "also set kubernetes.allow_from"),
         (["--set", "kubernetes.gateway=Web/"], "kubernetes.gateway: String should match"),
         (["--set", "kubernetes.kserve=true", "--set", "kubernetes.token_secret=a"], "kubernetes.token_secret has no effect"),
         (["--set", "kubernetes.kserve=true", "--set", "kubernetes.allow_from=shop"], "kubernetes.allow_from has no effect"),
