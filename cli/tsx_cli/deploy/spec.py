@@ -317,6 +317,8 @@ class Kubernetes(SpecSection):
     @model_validator(mode="after")
     def _scaling(self) -> Kubernetes:
         if self.keda is None:
+            if self.replicas == 0 and self.most_replicas > 1 and not self.kserve:
+                raise ValueError("replicas is 0, and Kubernetes' autoscaler keeps at least one pod: set keda as well, or replicas to 1")
             return self
         if not self.queue_target and self.keda.rate_target is None:
             raise ValueError("keda has nothing to scale by: set queue_target, or keda.rate_target")
