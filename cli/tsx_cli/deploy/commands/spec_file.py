@@ -89,6 +89,13 @@ def _tables(file: Path | None) -> dict[str, Any]:
         raise CliError(f"{file} is not valid TOML: {error}") from error
     if not isinstance(found, dict):
         raise CliError(f"{file}: deploy is a table, [deploy]")
+    tables = _fields(DeploySpec)
+    for name, value in found.items():
+        unknown = sorted(value.keys() - tables) if _is_deployment(name, value) else []
+        if unknown:  # else a misspelled table would pass for a deployment that nobody has asked for
+            raise UsageError(
+                f"{file}: [deploy.{name}] is no table of tsx, nor a deployment, which has no '{unknown[0]}'{suggestion(name, tables)}"
+            )
     return found
 
 

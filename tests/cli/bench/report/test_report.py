@@ -17,7 +17,7 @@ from tsx_cli.bench.commands.against import show_against
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.parts import PinnedCores
 from tsx_cli.bench.model.points import cost_per_million
-from tsx_cli.bench.model.results import OUT_OF_TIME, PairedComparison, Prediction, Results, ServedBatches, Trial, read_results
+from tsx_cli.bench.model.results import OUT_OF_TIME, Figure, PairedComparison, Prediction, Results, ServedBatches, Trial, read_results
 from tsx_cli.bench.report import show, write_report
 from tsx_cli.bench.report.charts import DECADES, SMALLEST, Axis, ChartMark, Interval, Series, axis, bars, plot, ticks
 from tsx_cli.bench.report.facts import tiles
@@ -342,6 +342,7 @@ def test_no_axis_and_no_error_bar_goes_below_nothing_or_out_of_the_frame() -> No
     rounds = [one_round(rate, 10, 0) for rate in (1, 100)]
     apart = point(1, rounds)
     assert apart.throughput.low == 0
+    assert margin(Figure(value=100.0, low=0.0, high=836.2)) == "± over 100%"
     assert margin(apart.throughput) == f"± {apart.throughput.high / apart.throughput.value - 1:.1%}"
     bar = Interval(apart.throughput.low, apart.throughput.high)
     for log in (False, True):
