@@ -2,8 +2,8 @@
 not quiet: an exhaustive measurement of the grid first, then searches, judged by the exhaustive figures.
 
     python benchmarks/search_quality.py detector.mar --exhaustive 25m --directory docs/bench/detector
-    python benchmarks/search_quality.py detector.mar --searches 5 --time-limit 120s --directory docs/bench/detector
-    python benchmarks/search_quality.py detector.mar --searches 5 --time-limit 120s --stress --directory docs/bench/detector
+    python benchmarks/search_quality.py detector.mar --searches 5 --time-limit 100s --directory docs/bench/detector
+    python benchmarks/search_quality.py detector.mar --searches 5 --time-limit 100s --stress --directory docs/bench/detector
 
 The first can be interrupted; the same command goes on where it ended. It leaves exhaustive.json in the directory, and
 exhaustive.csv for people. `--stress` runs `stress-ng --cpu 1` beside each search, and ends it by its process id.
@@ -39,9 +39,9 @@ WITHIN, STRESSED = 0.95, 0.9  # of the best of the table, on the quiet machine a
 TENTH = 0.1
 
 
-def bench(words: Sequence[str], *, limit: float | None) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "tsx_cli", "bench", *words]
-    return subprocess.run(command, check=False, timeout=None if limit is None else 2 * limit + 120)
+def bench(words: Sequence[str], limit: float) -> None:
+    command = [sys.executable, "-m", "tsx_cli", "bench", *words, "--time-limit", f"{limit:.0f}s"]
+    subprocess.run(command, check=False, timeout=2 * limit + 120)
 
 
 def exhaustive(archive: Path, directory: Path, limit: float, words: Sequence[str]) -> None:
@@ -52,7 +52,7 @@ def exhaustive(archive: Path, directory: Path, limit: float, words: Sequence[str
         words = ["--resume", str(run)]
     else:
         words = [str(archive), *words, "--exhaustive", "--duration", ROUND, "--output", str(run)]
-    bench([*words, "--time-limit", f"{limit:.0f}s"], limit=limit)
+    bench(words, limit)
     results = read_results(run / "results.json")
     before = json.loads((directory / TABLE).read_text())["seconds"] if (directory / TABLE).exists() else 0.0
     table = rows(results)
@@ -122,7 +122,7 @@ def searches(archive: Path, directory: Path, number: int, limit: float, stress: 
     for at in range(number):
         with tempfile.TemporaryDirectory() as place, stressed(stress, limit):
             began = time.monotonic()
-            bench([str(archive), *words, "--time-limit", f"{limit:.0f}s", "--output", f"{place}/run"], limit=limit)
+            bench([str(archive), *words, "--output", f"{place}/run"], limit)
             took = time.monotonic() - began
             results = read_results(Path(place) / "run" / "results.json")
         how = None if results.winner is None else results.trials[results.winner].how()
@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("archive", type=Path)
     parser.add_argument("--exhaustive", metavar="TIME", help="measure the grid, for at most so long")
     parser.add_argument("--searches", type=int, default=0, help="how many searches are judged by it")
-    parser.add_argument("--time-limit", default="120s", help="of each search")
+    parser.add_argument("--time-limit", default="100s", help="of each search")
     parser.add_argument("--stress", action="store_true", help="beside stress-ng --cpu 1")
     parser.add_argument("--directory", type=Path, default=Path("docs/bench/detector"), help="where the table is kept")
     parser.epilog = "Options after -- are those of tsx bench, instead of the detector's grid."

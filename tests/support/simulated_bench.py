@@ -15,7 +15,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tsx_archiver import ModelConfig
-from tsx_cli.bench.commands.run import Bench, Progress
+from tsx_cli.bench.commands.progress import Progress
+from tsx_cli.bench.commands.run import Bench
 from tsx_cli.bench.measure.trial import LoadMeasurement
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.predict import predict

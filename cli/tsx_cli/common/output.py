@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -64,15 +65,16 @@ def one_line(value: object) -> str:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None, *, whole: bool = False) -> None:
     """Where the terminal is narrow, cells are wrapped, between words if these fit; with `whole` those of the first column only."""
-    cells = [["" if cell is None else one_line(cell) for cell in row] for row in rows]
+    cells = [["" if cell is None else one_line(cell) for cell in row] for row in (columns, *rows)]
     console = Console()
     if not console.is_terminal:
-        print_columns([list(columns), *cells])
+        print_columns(cells)
         return
+    title = None if title is None else escape(one_line(title))  # rich takes `[a]` for markup
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column, width in zip(columns, _widths([columns, *cells], console.width, whole=whole), strict=True):
-        table.add_column(column, overflow="fold", width=width)
-    for row in cells:
+    for column, width in zip(cells[0], _widths(cells, console.width, whole=whole), strict=True):
+        table.add_column(Text(column), overflow="fold", width=width)
+    for row in cells[1:]:
         table.add_row(*map(Text, row))
     console.print(table)
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from tsx_cli.common.failure import UsageError
 from tsx_runtime.shared.quantities import parse_percent, parse_seconds, where_text
@@ -57,6 +57,13 @@ def role(value: object) -> object:
     return value
 
 
+def own_name(name: str) -> str:
+    if not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
+        raise ValueError(f"a name has up to {LONGEST_NAME} lower-case letters, digits and single hyphens between them")
+    return name
+
+
+OwnName = Annotated[str, AfterValidator(own_name)]
 Role = Annotated[str, BeforeValidator(role)]
 Words = Annotated[tuple[str, ...], BeforeValidator(words)]
 Percent = Annotated[float, BeforeValidator(where_text(parse_percent))]
@@ -117,13 +124,10 @@ class DataCapture(SpecSection):
     to: str  # s3://bucket/prefix
 
 
-EndpointName = Annotated[str, Field(pattern=f"^{NAME.pattern}$", max_length=LONGEST_NAME)]
-
-
 class Component(SpecSection):
     """An inference component: a model on an endpoint that other models share, with a part of its instances for each copy."""
 
-    endpoint: EndpointName
+    endpoint: str = Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$")
     manage_endpoint: bool = True  # false: it belongs to somebody else, and is neither created nor changed nor removed
     variant: str = "AllTraffic"  # of an endpoint that is not managed
     memory: int = Field(default=2048, ge=128)  # MB for each copy
@@ -135,6 +139,8 @@ class Component(SpecSection):
 
     @model_validator(mode="after")
     def _bounds(self) -> Component:
+        if self.manage_endpoint:
+            own_name(self.endpoint)
         if self.min_instances > self.max_instances:
             raise ValueError(f"min_instances is {self.min_instances}, and max_instances is {self.max_instances}: it must not be greater")
         return self
@@ -143,7 +149,7 @@ class Component(SpecSection):
 class MultiModelEndpoint(SpecSection):
     """One of the models of a multi-model endpoint: SageMaker loads a model from S3 when a request names it."""
 
-    endpoint: EndpointName
+    endpoint: OwnName
     cache: bool = True  # whether a model stays loaded after a request
 
 
@@ -345,7 +351,7 @@ class Github(SpecSection):
 
 
 class DeploySpec(SpecSection):
-    name: str
+    name: OwnName
     target: Target
     model: Path
     region: str | None = None
@@ -364,10 +370,3 @@ class DeploySpec(SpecSection):
     container: Container = Field(default_factory=Container)
     kubernetes: Kubernetes = Field(default_factory=Kubernetes)
     github: Github = Field(default_factory=Github)
-
-    @field_validator("name")
-    @classmethod
-    def _name(cls, name: str) -> str:
-        if not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
-            raise ValueError(f"a name has up to {LONGEST_NAME} lower-case letters, digits and single hyphens between them")
-        return name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tsx_cli.common.output import milliseconds
+from tsx_cli.common.output import milliseconds, print_table
 
 
 @pytest.mark.parametrize(
@@ -14,3 +14,15 @@ from tsx_cli.common.output import milliseconds
 def test_a_duration_has_three_digits_and_no_exponent(value: float, text: str) -> None:
     assert milliseconds(value) == text
     assert milliseconds(1e6 * value + 1730).endswith(" s")
+
+
+@pytest.mark.parametrize("terminal", ["", "1"])
+def test_the_head_and_the_title_of_a_table_are_text_and_no_markup(
+    terminal: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", terminal)
+    print_table(["echo at http://[fe80::1]:8080\x07", ""], [("load", "[b]1")], title="digits[/x]")
+    printed = capsys.readouterr().out
+    assert "http://[fe80::1]:8080\\x07" in printed
+    assert "[b]1" in printed
+    assert not terminal or "digits[/x]" in printed

@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 
 from tests.support.deploying import Deploy, actions
 from tests.support.platforms.aws import NAMED_OTHERWISE, Account, Course
-from tsx_cli.deploy.aws.iam_policies import deployer
+from tsx_cli.deploy.aws.iam_policies import Document, deployer, planner
 from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
 from tsx_cli.main import main
@@ -121,7 +121,7 @@ def test_a_call_that_fails_is_made_again_by_the_next_run(
     monkeypatch.chdir(tmp_path)
     deploy = Deploy(archive, kind.split()[0], capsys)
     expected = life(deploy, kind, once)
-    _is_allowed(deploy.target, course)
+    _is_allowed(deployer, deploy.target, course, 30)
     course = account.emptied()
     boto3.client("sqs").create_queue(QueueName="images")
     breaking = Breaking(course, capsys)
@@ -131,10 +131,21 @@ def test_a_call_that_fails_is_made_again_by_the_next_run(
     assert not boto3.client("iam").list_roles()["Roles"]
 
 
-def _is_allowed(target: str, course: Course) -> None:
-    """Each call that was made is one that infra/iam's policy of who deploys allows."""
-    policy = deployer(target, "123456789012", "eu-central-1")
-    allowed = {action for statement in policy["Statement"] for action in statement["Action"]}
+@pytest.mark.parametrize("kind", list(LIVES))
+def test_a_plan_needs_no_more_than_the_policy_of_who_plans(
+    kind: str, archive: Path, course: Course, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deploy, words = Deploy(archive, kind.split()[0], capsys), LIVES[kind][0]
+    deploy.apply(*words)
+    course.asked.clear()
+    deploy.plan(*words, code=0)
+    _is_allowed(planner, deploy.target, course, 10)
+
+
+def _is_allowed(policy: Callable[[str, str, str], Document], target: str, course: Course, least: int) -> None:
+    """Each call that was made is one that a policy of infra/iam allows."""
+    statements = policy(target, "123456789012", "eu-central-1")["Statement"]
+    allowed = {action for statement in statements for action in statement["Action"]}
     needed = {NAMED_OTHERWISE.get(each, each.replace("monitoring:", "cloudwatch:")) for each in course.asked}
     assert needed <= allowed, needed - allowed
-    assert len(needed) > 30
+    assert len(needed) > least

@@ -34,6 +34,7 @@ class FakeComponent:
     reason: str = ""
     left: int = 0  # looks for which it goes on changing
     coming: dict[str, Any] | None = None  # the specification that an update brings
+    coming_copies: int = 0
     deployment: dict[str, Any] | None = None  # how the last update was made
     made: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
 
@@ -170,8 +171,9 @@ def _describe(account: Any, response: Any) -> Any:
 def _settle(account: Any, response: Any, found: FakeComponent) -> None:
     failure, is_new = account.course.failure, found.status == "Creating"
     found.status = "Failed" if failure and is_new else "InService"
-    found.reason = failure
+    found.reason = failure.strip()
     if not failure:
+        found.desired = found.coming_copies if found.coming else found.desired
         found.specification, found.current = found.coming or found.specification, found.desired
     found.coming = None
     _place(account, response, found.endpoint)
@@ -197,6 +199,7 @@ def _list(account: Any, response: Any) -> Any:
 def _update(account: Any, response: Any) -> Any:
     found = _settled(account, response, "update")
     found.coming, found.deployment = response._get_param("Specification"), response._get_param("DeploymentConfig")
+    found.coming_copies = (response._get_param("RuntimeConfig") or {"CopyCount": found.desired})["CopyCount"]
     response.sagemaker_backend.describe_model(found.coming["ModelName"])
     found.status, found.left = "Updating", account.course.looks
     account.course.calls.append(f"UpdateInferenceComponent {found.name}")

@@ -34,7 +34,8 @@ PLURALS = {
 class Cluster:
     """`looks` is how often a rollout is looked at before it is over; `failure` what the pods of `failing`, or of all, wait for, for ever.
 
-    `forwarded` is what `kubectl port-forward` prints, `restarts` how often the containers of canaries have restarted.
+    `forwarded` is what `kubectl port-forward` prints, `restarts` how often the containers of canaries have restarted,
+    `scaling` the Deployment one of whose pods is not ready.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, *, unknown: frozenset[str] = frozenset()) -> None:
@@ -44,7 +45,7 @@ class Cluster:
         self.applied: list[dict[str, Any]] = []  # in full, by the manager of deployments
         self.unknown = unknown
         self.looks, self.left, self.failure, self.failing = 0, 0, "", ""
-        self.forwarded, self.restarts = "", 0
+        self.forwarded, self.restarts, self.scaling = "", 0, ""
         self.served: dict[str, Any] = {"conditions": [{"type": "Ready", "status": "True"}]}  # what KServe says of an InferenceService
         self.taken: tuple[str, str] = ("True", "")  # what a Gateway says of routes; an empty status: nothing yet
         patch.setattr(Program, "try_", lambda program, *words, **more: self.run(list(words), more.get("stdin") or ""))
@@ -112,7 +113,7 @@ class Cluster:
             deployment["status"] = {**status, "availableReplicas": 0, "conditions": [failed]}
             return
         self.left = max(0, self.left - 1)
-        ready = wanted if self.left == 0 else wanted - 1
+        ready = wanted - (self.left > 0 or self.scaling == deployment["metadata"]["name"])
         deployment["status"] = {**status, "availableReplicas": ready, "readyReplicas": ready}
 
     def _apply(self, words: list[str], stdin: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +20,7 @@ from tsx_cli.bench.search.ramp import to_the_knee
 from tsx_cli.bench.search.run_options import plain
 from tsx_cli.bench.workload.payloads import mix
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.output import milliseconds, print_table
+from tsx_cli.common.output import milliseconds, one_line, print_table
 
 STALLS_SHOWN = 3
 OPEN_CONNECTIONS = 256  # of an open loop: requests that may be under way
@@ -62,13 +60,20 @@ def run_against(
     cores = () if pinning is None else tuple(pinning.generator)
     for _ in range(1 if ramp else rounds):
         load(plan)
+    ended: list[str] = []
     if ramp:
-        most = min(OPEN_CONNECTIONS, most_connections())
+        most, reached = min(OPEN_CONNECTIONS, most_connections()), points[0].throughput.value
+        if reached <= 0:
+            raise CliError(f"--ramp: no answer came within {plan.seconds:g} s, so no rate is known to start from; give a longer --duration")
 
-        def at_rate(rate: float) -> Point:
-            return load(replace(plan, mode="open", arrivals=ramp, connections=most, rate=rate))
+        def at_rate(rate: float) -> Point | None:
+            try:
+                return load(replace(plan, mode="open", arrivals=ramp, connections=most, rate=rate))
+            except CliError as error:  # a server that fails under too high a rate is a result
+                ended.append(f"the ramp ended at {rate:g} requests/s: {error.message}")
+                return None
 
-        to_the_knee(at_rate, points[0].throughput.value, max(rounds, FEWEST))
+        to_the_knee(at_rate, reached, max(rounds, FEWEST))
     held = knee_of(points).held if ramp else None
     best = best_point(points) if held is None else points.index(held)
     return Results(
@@ -84,7 +89,7 @@ def run_against(
         price_per_hour=price_per_hour,
         pinning=pinning,
         trials=[Trial(configuration={}, points=points, best=best)],
-        notes=[*_notes(points[best or 0]), *_note_of_knee(points)],
+        notes=[*_notes(points[best or 0]), *(_note_of_knee(points) if ramp else ()), *ended],
     )
 
 
@@ -135,7 +140,7 @@ def show_against(results: Results) -> None:
     for line in _ramp(results):
         print(line)
     for note in results.notes:
-        print(f"note: {note}")
+        print(f"note: {one_line(note)}")
 
 
 def _ramp(results: Results) -> Iterator[str]:
@@ -153,23 +158,6 @@ def _ramp(results: Results) -> Iterator[str]:
     else:
         ends = "the load ended before one that does not" if broken is None else f"{shown.rate(broken)} does not"
         yield f"knee: {shown.rate(held)} holds, {ends} ({bounds})"
-
-
-def progress_line(rounds: int | None) -> Callable[[int, LoadProgress], None] | None:
-    """One line on a terminal that tells how far it is; None where stderr is none. `rounds` is None where their number is not known."""
-    if not sys.stderr.isatty():
-        return None
-    begun = time.monotonic()
-
-    def show(number: int, progress: LoadProgress) -> None:
-        left = max(0.0, (rounds - number if rounds else 1) * progress.of - progress.seconds)
-        text = f"load {number + 1}: " if rounds is None else f"round {number + 1} of {rounds}: " if rounds > 1 else ""
-        answered = f"{progress.answers:,} answers"
-        print(f"\r\033[K{text}{answered}, {time.monotonic() - begun:.0f} s, {left:.0f} s left", end="", file=sys.stderr, flush=True)
-        if (rounds is None or number == rounds - 1) and left < 1:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-    return show
 
 
 def _failures(rounds: Sequence[Round]) -> list[tuple[str, object]]:

@@ -73,7 +73,8 @@ def bench_against(
         model = ""
     if model is None:
         raise UsageError("--against needs the name of the model: --model NAME")
-    from tsx_cli.bench.commands.against import progress_line, run_against, show_against
+    from tsx_cli.bench.commands.against import run_against, show_against
+    from tsx_cli.bench.commands.progress import progress_line
     from tsx_cli.bench.generator.plan import LoadPlan
     from tsx_cli.bench.measure.pinning import chosen
     from tsx_cli.bench.model.slo import parse_slo

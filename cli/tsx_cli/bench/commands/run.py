@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 
-from rich.console import Console
-from rich.status import Status
-
-from tsx_cli.bench.generator.run import LoadProgress, most_connections
+from tsx_cli.bench.commands.progress import Progress
+from tsx_cli.bench.generator.run import most_connections
 from tsx_cli.bench.measure.accuracy import AccuracyGuard
 from tsx_cli.bench.measure.environment import NOISY
 from tsx_cli.bench.measure.latency_curve import measure_curve
@@ -34,48 +31,9 @@ from tsx_cli.bench.storage.journal import Journal
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.output import milliseconds, rounded
 from tsx_runtime.core.placement.devices import cpu_count, gpu_count
-from tsx_runtime.shared.log_format import escaped
 
 BEYOND = 1.5  # times the tightest bound: the time of a batch beyond which larger ones are not timed
 START_GUESS = 4.0  # seconds that a server takes to start, before one did
-
-
-class Progress:
-    """How far a run is, on stderr: one line that changes on a terminal, a line for each thing that was found elsewhere.
-
-    `ends` is the moment, by time.monotonic, at which the run is to be over.
-    """
-
-    def __init__(self, ends: float, *, quiet: bool = False) -> None:
-        self._ends = ends
-        self._console = Console(stderr=True, quiet=quiet, highlight=False)
-        self._status: Status | None = None
-        self._doing = ""
-
-    def __enter__(self) -> Progress:
-        if self._console.is_terminal and not self._console.quiet:
-            self._status = self._console.status("")
-            self._status.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        if self._status is not None:
-            with suppress(OSError):  # the terminal is gone
-                self._status.stop()
-            self._status = None
-
-    def found(self, text: str) -> None:
-        with suppress(OSError):
-            self._console.print(escaped(text), markup=False, soft_wrap=True)
-
-    def doing(self, text: str, more: str = "") -> None:
-        """What lasts for a while: only a terminal shows it."""
-        self._doing = text
-        if self._status is not None:
-            self._status.update(f"{_clock(self._ends - time.monotonic())} left · {text}{more}".replace("[", r"\["))
-
-    def load(self, progress: LoadProgress) -> None:
-        self.doing(self._doing, f" · {progress.answers:,} answers in {progress.seconds:.0f} s")
 
 
 @dataclass
@@ -122,7 +80,9 @@ class Bench:
             self.ends += kept
             winner, _ = choose(self.order(), self.trial, self.results.paired)
             if self.options.ramp and winner is not None and not ramp_of(self, winner):
-                self.note("the time was too short for --ramp to find the knee; --resume with a longer --time-limit goes on")
+                short = "the time was too short for --ramp to find the knee; --resume with a longer --time-limit goes on"
+                reason = self.trial(winner).reason
+                self.note(f"--ramp ended as {self.trial(winner).how()} failed: {_first_line(reason)}" if reason else short)
         finally:
             self.finish()  # first, as Ctrl-C may end the wait for the servers
             self.servers.close()
@@ -388,11 +348,3 @@ def _first_disturbance(curves: Sequence[Curve]) -> str:
 def _first_line(text: str) -> str:
     lines = text.strip().splitlines()
     return f"{lines[0]} {lines[-1]}" if len(lines) > 1 else text
-
-
-def _clock(left: float) -> str:
-    if math.isinf(left):
-        return "any time"
-    minutes, seconds = divmod(max(0, round(left)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from tsx_archiver import OpenArchive, open_archive
 from tsx_archiver.storage.atomic_file import whole_file
-from tsx_cli.bench.commands.run import Bench, Progress
+from tsx_cli.bench.commands.progress import Progress
+from tsx_cli.bench.commands.run import Bench
 from tsx_cli.bench.measure.environment import environment
+from tsx_cli.bench.measure.noise import Watch
 from tsx_cli.bench.measure.pinning import chosen, pinned
 from tsx_cli.bench.measure.profile import profile_best
 from tsx_cli.bench.measure.server import sweep
@@ -98,7 +101,8 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
             generator = () if pinning is None else tuple(pinning.generator)
             sized = sizes(settings, payloads)
             target = TrialTarget(archive, payloads, seconds, request.options.seed, sizes=sized, generator_cores=generator)
-            bench = Bench(request.options, target, results, journal, progress, ends)
+            watch = partial(Watch, more=generator)
+            bench = Bench(request.options, target, results, journal, progress, ends, watch=watch)
             with interruptible(bench.servers.abandon):
                 try:
                     bench.go()

@@ -1,13 +1,13 @@
 """Reads what else happens on the machine while something is measured: counters before and after, and a short probe.
 
-Linux tells most in /proc and /sys; elsewhere it is the processes and the use of the cores, by psutil.
+On Linux from /proc and /sys; elsewhere psutil has the processes and the use of the cores.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -34,35 +34,38 @@ class MachineCounters(NamedTuple):
     at: float
     mine: Mapping[int, UsedTime]
     processes: Mapping[int, UsedTime] | None
-    busy: float  # of all cores
+    busy: float  # of the cores, by processes
     stolen: float = 0.0
     cores: int = 1
     throttled: float = 0.0
     pressure: Mapping[str, float] = {}
     heat: int = 0
+    partial: bool = False  # whether the cores are those of the benchmark only, and there are others
 
 
-def read(root: Path = Path("/"), own: int | None = None) -> MachineCounters:
-    """Takes a few milliseconds. `own` is the process whose whole family belongs to the benchmark."""
+def read(root: Path = Path("/"), own: int | None = None, cores: Collection[int] = ()) -> MachineCounters:
+    """Takes a few milliseconds. `own` is the process whose whole family belongs to the benchmark, `cores` are those that it may use."""
     own = own or os.getpid()
     stat = _lines(root / "proc/stat")
     if not stat:
         return _by_psutil(own)
     processes = _processes(root / "proc")
-    cores = [line.split()[1:] for line in stat if line.startswith("cpu") and line[3:4].isdigit()]
-    ticks = [list(map(int, core)) for core in cores]
+    there = [line[3:].split() for line in stat if line.startswith("cpu") and line[3:4].isdigit()]
+    used = [core for core in there if int(core[0]) in cores] or there
+    ticks = [list(map(int, core[1:])) for core in used]
     second = os.sysconf("SC_CLK_TCK")
     heat = sum(int(_text(file) or 0) for file in root.glob("sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/core_throttle_count"))
     return MachineCounters(
         time.monotonic(),
         _family(processes, own),
         processes if 1 in processes else None,
-        sum(sum(core[:3] + core[5:7]) for core in ticks) / second,
+        sum(sum(core[:3]) for core in ticks) / second,
         sum(core[7] for core in ticks if len(core) > 7) / second,
         max(1, len(ticks)),
         _throttled(root),
         {name: found for name in PRESSURES if (found := _pressure(root / "proc/pressure" / name)) is not None},
         heat,
+        len(used) < len(there),
     )
 
 
@@ -70,8 +73,9 @@ def between(before: MachineCounters, after: MachineCounters, probe: float | None
     """What happened between two readings."""
     took = max(after.at - before.at, 1e-6)
     own = max(0.0, _total(after.mine) - _total(before.mine))
+    rest = max(0.0, after.busy - before.busy - own)
     if before.processes is None or after.processes is None:
-        others, busiest = max(0.0, after.busy - before.busy - own), ""
+        others, busiest = rest, ""
     else:
         families = before.mine.keys() | after.mine.keys()
         first, last = ({pid: each for pid, each in all_.items() if pid not in families} for all_ in (before.processes, after.processes))
@@ -79,6 +83,8 @@ def between(before: MachineCounters, after: MachineCounters, probe: float | None
         used = {pid: each.seconds - (first[pid].seconds if pid in first else 0.0) for pid, each in last.items()}
         top = max(used, key=lambda pid: used[pid], default=None)
         busiest = last[top].name if top is not None and used[top] > 0.01 * took else ""
+        if after.partial:  # which of them ran on those cores is not known
+            others, busiest = min(others, rest), ""
     pressure = {name: (after.pressure[name] - before.pressure[name]) / took for name in after.pressure if name in before.pressure}
     frequency = None
     with suppress(OSError, NotImplementedError, AttributeError):
@@ -100,19 +106,23 @@ def between(before: MachineCounters, after: MachineCounters, probe: float | None
 
 
 class Watch:
-    """As long as its context lasts; `noise` is there afterwards. `fastest` are the probes of a run, which all watches of it share."""
+    """As long as its context lasts; `noise` is there afterwards. `fastest` are the probes of a run, which all watches of it share.
 
-    def __init__(self, fastest: list[float]) -> None:
+    Other processes count on the cores that this process may use, and on `more` that the benchmark uses.
+    """
+
+    def __init__(self, fastest: list[float], more: Iterable[int] = ()) -> None:
         self.noise = Noise()
         self._fastest = fastest
+        self._cores = {*more, *(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ())}
 
     def __enter__(self) -> Watch:
         self._first = probe()
-        self._before = read()
+        self._before = read(cores=self._cores)
         return self
 
     def __exit__(self, *error: object) -> None:
-        after, last = read(), probe()
+        after, last = read(cores=self._cores), probe()
         self._fastest[:] = [min(*self._fastest, self._first, last)]
         self.noise = between(self._before, after, max(self._first, last) / self._fastest[0])
 

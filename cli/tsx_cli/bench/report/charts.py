@@ -15,6 +15,7 @@ SMALLEST = 1e-9  # anything less is drawn as nothing
 CAP = 3.0  # half the length of the ends of an error bar
 ROOM = 1.4  # times the greatest value, that an axis reaches for the sake of error bars; what goes beyond is cut off
 DECADES = 1e6  # that a logarithmic axis has at most; what is less lies at its end
+WIDE = 5.0  # times: latencies that differ by more are drawn on a logarithmic axis
 
 
 class Axis(NamedTuple):
@@ -96,6 +97,12 @@ def axis(label: str, values: Sequence[float], *, log: bool | None = None, bars: 
     if log if log is not None else high > 20 * low:
         return Axis(label, low / 1.15, high * 1.15, log=True)
     return Axis(label, 0.0, high * 1.06 or 1.0)
+
+
+def latency_axis(label: str, marks: Sequence[ChartMark], others: Sequence[float] = ()) -> Axis:
+    """Of the marks and of `others`, such as bounds."""
+    heights = [value for value in (*(mark.y for mark in marks), *others) if value > 0]
+    return axis(label, heights, log=bool(heights) and max(heights) > WIDE * min(heights), bars=[mark.upright for mark in marks])
 
 
 def ticks(scale: Axis) -> list[tuple[float, str]]:

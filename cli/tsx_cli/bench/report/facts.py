@@ -123,15 +123,16 @@ def tiles(results: Results) -> list[Tile]:
 
 
 def cold(results: Results) -> list[ColdLine]:
-    """Means over the starts of each configuration; warm is its lightest load."""
+    """Means over the starts of each configuration; warm is its least median."""
     rows = []
     for trial in (results.trials[index] for index in shown.ordered(results)):
-        if not trial.starts or not trial.points:
+        warm = [point.latency.p50_ms for point in trial.points if point.latency.p50_ms > 0]
+        if not trial.starts or not warm:
             continue
         first = [start.first_answer_ms for start in trial.starts if start.first_answer_ms is not None]
         ready = shown.with_margin(interval([1000 * start.ready_seconds for start in trial.starts]))
-        warm = milliseconds(min(point.latency.p50_ms for point in trial.points))
-        rows.append(ColdLine(shown.name(trial, results), ready, shown.with_margin(interval(first)) if first else shown.NONE, warm))
+        answered = shown.with_margin(interval(first)) if first else shown.NONE
+        rows.append(ColdLine(shown.name(trial, results), ready, answered, milliseconds(min(warm))))
     return rows
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import groupby
 
 from tsx_cli.bench.model.configuration import Configuration
@@ -23,6 +23,7 @@ from tsx_cli.bench.report.charts import (
     Series,
     axis,
     bars,
+    latency_axis,
     plot,
     stacked,
 )
@@ -31,7 +32,6 @@ from tsx_cli.common.output import milliseconds, number
 NAMED = 5  # configurations that have a colour of their own; the others are drawn without
 MOST_BARS = 8
 OTHERS = 2  # beside the winner and the baseline, where lines would hide each other
-WIDE = 5.0  # times: latencies that differ by more are drawn on a logarithmic axis
 FEWEST_RATES = 3  # of open loops, that make a chart
 BARS = "Error bars are 95 % intervals over the rounds."
 STAGES = tuple(name.removesuffix("_ms") for name in Stages.model_fields)
@@ -80,7 +80,7 @@ def frontier(results: Results) -> Chart | None:
         legend.append(LegendEntry("other", "other configurations"))
     rules = [ReferenceLine(bound.limit, bound.text) for bound in bounds if bound.figure == figure]
     x = axis("accepted answers per second", [mark.x for mark in drawn], log=False, bars=[mark.across for mark in drawn])
-    y = _latency_axis(f"{shown.word(figure)}, ms", drawn, [rule.y for rule in rules])
+    y = latency_axis(f"{shown.word(figure)}, ms", drawn, [rule.y for rule in rules])
     return Chart(
         "Throughput and latency",
         "Each point is a measured load; a line joins the closed loops or the open loops of one configuration. "
@@ -93,11 +93,6 @@ def frontier(results: Results) -> Chart | None:
 def _kind(point: Point) -> tuple[str, str]:
     """Loads of one kind have a line: in an open loop requests wait for no answers."""
     return point.offered.mode, point.offered.arrivals or ""
-
-
-def _latency_axis(label: str, marks: Sequence[ChartMark], others: Sequence[float]) -> Axis:
-    heights = [value for value in (*(mark.y for mark in marks), *others) if value > 0]
-    return axis(label, heights, log=bool(heights) and max(heights) > WIDE * min(heights), bars=[mark.upright for mark in marks])
 
 
 def _bar(figure: Figure) -> Interval:
@@ -144,7 +139,7 @@ def by_rate(results: Results) -> Chart | None:
         spans = [AxisSpan(held.offered.rate or 0.0, broken.offered.rate or 0.0, "bad", knee)]
     rules = [ReferenceLine(bound.limit, bound.text) for bound in shown.bounds(results) if bound.figure in ("p50_ms", "p99_ms")]
     x = axis("requests per second", [mark.x for mark in drawn], log=False)
-    y = _latency_axis("ms", drawn, [rule.y for rule in rules])
+    y = latency_axis("ms", drawn, [rule.y for rule in rules])
     return Chart(
         "Latency by rate",
         f"Open loops of {shown.name(trial, results)}: requests arrive whatever the server does. {knee} {BARS}",

@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 from tsx_cli.bench.model.results import Point, Results, Round, Usage
 from tsx_cli.bench.report import shown
-from tsx_cli.bench.report.charts import AxisSpan, Chart, ChartMark, LegendEntry, Series, axis, plot
+from tsx_cli.bench.report.charts import AxisSpan, Chart, ChartMark, LegendEntry, Series, axis, latency_axis, plot
 from tsx_cli.common.output import milliseconds, number
 
 SIGNS = "▁▂▃▄▅▆▇█"
 SPARKS = 40  # signs of a line in a terminal
-WIDE = 5.0  # times: latencies that differ by more are drawn on a logarithmic axis
 HEIGHT = 220
 
 
@@ -73,8 +72,7 @@ def _of_rounds(point: Point, where: str) -> Iterator[Chart]:
     shaded = ", and rounds that were disturbed" if any(span.style == "disturbed" for span in spans) else ""
     says = f"of intervals of {length:.2g} s, {where}: {rounds}. What is shaded is warm-up{shaded}."
     x = axis("seconds", [offset], log=False)
-    heights = [mark.y for name in ("p50", "p99") for line in lines[name] for mark in line.marks if mark.y > 0]
-    y = axis("ms", heights, log=bool(heights) and max(heights) > WIDE * min(heights))
+    y = latency_axis("ms", [mark for name in ("p50", "p99") for line in lines[name] for mark in line.marks])
     svg = plot("Latency over time", x, y, [*lines["p50"], *lines["p99"]], spans=spans, height=HEIGHT)
     yield Chart("Latency over time", f"p50 and p99 {says}", svg, [LegendEntry("winner", "p99"), LegendEntry("s2", "p50")])
     y = axis("answers/s", [mark.y for line in lines["rate"] for mark in line.marks], log=False)

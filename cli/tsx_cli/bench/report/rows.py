@@ -8,7 +8,6 @@ from dataclasses import fields
 from typing import Any
 
 from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.points import cost_per_million
 from tsx_cli.bench.model.results import Latency, Point, Results, Stages
 from tsx_cli.bench.report import shown
 
@@ -27,7 +26,7 @@ def rows(results: Results) -> list[dict[str, Any]]:
         for index, point in enumerate(trial.points):
             best = index == trial.best
             stages = trial.stages.model_dump() if best and trial.stages is not None else {}
-            cost = {"cost_per_million": None if results.price_per_hour is None else _cost(point, results.price_per_hour)}
+            cost = {"cost_per_million": shown.per_million(point, results)}
             marks = {"best": best, "winner": best and number == results.winner, "baseline": best and number == results.baseline}
             found.append(same | marks | _figures(point) | cost | {key: stages.get(key) for key in STAGES} | ends)
         if not trial.points:
@@ -58,10 +57,6 @@ def _figures(point: Point | None) -> dict[str, Any]:
         "accepted": sum(each.ok for each in point.rounds),
         "refused": sum(each.refused for each in point.rounds),
     }
-
-
-def _cost(point: Point, price: float) -> float | None:
-    return cost_per_million(price, point.throughput.value) if point.throughput.value > 0 else None
 
 
 def csv_text(results: Results) -> str:

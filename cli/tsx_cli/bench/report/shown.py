@@ -76,10 +76,10 @@ class TrialRow(NamedTuple):
 
 
 def shown_point(trial: Trial) -> Point | None:
-    """Its best within the bounds; where there is none, the one of the lowest p99."""
+    """Its best within the bounds; where there is none, the one of the lowest p99 that has answers."""
     if trial.chosen is not None:
         return trial.chosen
-    return min(trial.points, key=lambda point: point.p99_ms.value, default=None)
+    return min(trial.points, key=lambda point: (point.throughput.value <= 0, point.p99_ms.value), default=None)
 
 
 def ordered(results: Results) -> list[int]:
@@ -132,10 +132,15 @@ def cost_column(results: Results) -> tuple[str, ...]:
     return () if results.price_per_hour is None else ("cost/M",)
 
 
-def cost(point: Point, results: Results) -> str:
-    """Of a million requests, where a price is given."""
+def per_million(point: Point, results: Results) -> float | None:
+    """The cost of a million requests; None where no price is given, or nothing was answered."""
     rate = point.throughput.value
-    return NONE if results.price_per_hour is None or rate <= 0 else number(cost_per_million(results.price_per_hour, rate))
+    return None if results.price_per_hour is None or rate <= 0 else cost_per_million(results.price_per_hour, rate)
+
+
+def cost(point: Point, results: Results) -> str:
+    value = per_million(point, results)
+    return NONE if value is None else number(value)
 
 
 def with_margin(figure: Figure) -> str:

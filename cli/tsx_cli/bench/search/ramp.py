@@ -34,9 +34,11 @@ def to_the_knee(attempt: Attempt, throughput: float, rounds: int = FEWEST) -> No
         if (point := attempt(three_digits(broken / 2))) is None:
             return
         held, broken = (three_digits(broken / 2), broken) if point.holds else (0.0, three_digits(broken / 2))
+    if held == 0:
+        return
     held, _ = bisected(lambda rate: _holds(attempt, rate), held, broken, (held + broken) / 2, NEAR * broken)
     for _ in range(LOWERED):
-        point = attempt(held) if held else None
+        point = attempt(held)
         while point is not None and point.holds and len(point.counted) < rounds:
             point = attempt(held)
         if point is None or point.holds:

@@ -45,8 +45,9 @@ def bound_cases(results: Results) -> list[JUnitCase]:
             JUnitCase(group, "a configuration is chosen", None if results.winner is not None else results.why or facts.best(results))
         )
     bounds = [*slo.bounds, *([] if any(bound.figure == "errors" for bound in slo.bounds) else [Bound("errors", 0.0, "errors<=0%")])]
-    if at is None or point is None:
-        return [*cases, *(JUnitCase(group, bound.text, "nothing was measured") for bound in bounds)]
+    if at is None or point is None or point.throughput.value <= 0:  # latencies of no answers are 0, and would pass
+        failure = "nothing was measured" if point is None else f"no request was answered ({point.offered})"
+        return [*cases, *(JUnitCase(group, bound.text, failure) for bound in bounds)]
     where = f"({shown.name(results.trials[at], results)}, {point.offered})"
     broken = slo.broken(point.latency.model_dump(), point.error_rate)
     cases += [JUnitCase(group, bound.text, f"{_exceeds(bound, point)} {where}" if bound in broken else None) for bound in bounds]
@@ -76,9 +77,9 @@ def condition_cases(compared: Compared, results: Results) -> list[JUnitCase]:
 def write_junit(file: str, cases: Sequence[JUnitCase], results: Results) -> None:
     """Raises CliError."""
     failed = sum(case.failure is not None for case in cases)
-    counts = {"tests": str(len(cases)), "failures": str(failed), "errors": "0", "skipped": "0", "time": f"{_seconds(results):.3f}"}
+    counts = {"tests": str(len(cases)), "failures": str(failed), "errors": "0", "time": f"{_seconds(results):.3f}"}
     root = ElementTree.Element("testsuites", {"name": "tsx bench", **counts})
-    suite = ElementTree.SubElement(root, "testsuite", {"name": "tsx bench", "timestamp": results.started[:19], **counts})
+    suite = ElementTree.SubElement(root, "testsuite", {"name": "tsx bench", "timestamp": results.started[:19], "skipped": "0", **counts})
     for case in cases:
         element = ElementTree.SubElement(suite, "testcase", {"classname": one_line(case.group), "name": one_line(case.name), "time": "0"})
         if case.failure is not None:

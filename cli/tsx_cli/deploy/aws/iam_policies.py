@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
+from tsx_cli.deploy.engine.facts import lasting
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.spec import DeploySpec
 
 Document = dict[str, Any]
 SERVICES = {"sagemaker": "sagemaker.amazonaws.com", "lambda": "lambda.amazonaws.com"}
 POLICY = "tsx"  # the name of the one policy of a role that is made
-READS = re.compile(r"\w+:(Get|Describe|List|BatchGet|BatchCheck)")
+READS = re.compile(r"[\w-]+:(Get|Describe|List|BatchGet|BatchCheck)")
 PULL = ("ecr:BatchCheckLayerAvailability", "ecr:GetDownloadUrlForLayer", "ecr:BatchGetImage")
 PUSH = ("InitiateLayerUpload", "UploadLayerPart", "CompleteLayerUpload", "PutImage", "DescribeRepositories")
 OWN_IMAGES = ("ecr:CreateRepository", "ecr:TagResource", "ecr:ListTagsForResource", "ecr:DeleteRepository")
@@ -42,8 +43,7 @@ def role(spec: DeploySpec, account: str, region: str, tags: Mapping[str, str], b
         )
     policies = [{"PolicyName": POLICY, "PolicyDocument": execution(spec, account, region, bucket)}]
     properties = {"AssumeRolePolicyDocument": trust(spec.target), "Policies": policies}
-    own = {key: tags[key] for key in ("tsx:name", "tsx:target")}  # it outlives the version that it was made for
-    return Resource("Role", "AWS::IAM::Role", role_name(spec.name, spec.target), properties, tags=own)
+    return Resource("Role", "AWS::IAM::Role", role_name(spec.name, spec.target), properties, tags=lasting(tags))
 
 
 def trust(target: str) -> Document:
@@ -179,10 +179,10 @@ def _watches(place: str) -> list[Document]:
 
 def _logs(place: str, *groups: str) -> list[Document]:
     verbs = ["DescribeLogStreams", "FilterLogEvents", "GetLogEvents", "StartLiveTail", "CreateLogGroup", "DeleteLogGroup"]
-    verbs += ["PutRetentionPolicy", "TagResource", "ListTagsForResource"]
+    verbs += ["PutRetentionPolicy", "TagResource"]
     return [
         _allow("Logs", [f"logs:{each}" for each in verbs], [f"arn:aws:logs:{place}:log-group:{each}" for each in groups]),
-        _allow("FindLogs", ["logs:DescribeLogGroups"], [f"arn:aws:logs:{place}:log-group:*"]),
+        _allow("FindLogs", ["logs:DescribeLogGroups", "logs:ListTagsForResource"], [f"arn:aws:logs:{place}:log-group:*"]),
     ]
 
 

@@ -55,7 +55,8 @@ class Cloud:
 
     def _expect_owner(self, params: Any, model: Any, **rest: Any) -> None:
         if "ExpectedBucketOwner" in model.input_shape.members:
-            params["ExpectedBucketOwner"] = self._bucket_owner or self.account
+            is_own = params["Bucket"] == own_bucket(self.account, self.region)
+            params["ExpectedBucketOwner"] = self.account if is_own else self._bucket_owner or self.account
 
     def call(self, service: str, operation: str, doing: str, **arguments: Any) -> Any:
         """One call of a service; `doing` begins the message of the CloudError where it fails."""
@@ -85,6 +86,11 @@ class Cloud:
     @cached_property
     def account(self) -> str:
         return str(self.call("sts", "get_caller_identity", "checking the AWS identity (sts:GetCallerIdentity)")["Account"])
+
+
+def own_bucket(account: str, region: str) -> str:
+    """Where a deployment names none."""
+    return f"tsx-{account}-{region}"
 
 
 @contextmanager

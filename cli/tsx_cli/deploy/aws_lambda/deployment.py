@@ -14,6 +14,7 @@ from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.aws.kinds.autoscaling import TARGET, ScalableTarget, is_somebody_elses, scaling_of
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
+from tsx_cli.deploy.aws.logs import GROUPS
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
 from tsx_cli.deploy.aws_lambda.kinds import hash_of, published
 from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS, mappings, statements
@@ -29,6 +30,9 @@ END_OF_HEAD = b"\0" * 8  # of an answer that is streamed: what comes behind it i
 
 
 class LambdaTarget:
+    def log_group(self, name: str) -> str:
+        return GROUPS["lambda"].format(name)
+
     def wanted(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
         return resources(spec, facts)
 

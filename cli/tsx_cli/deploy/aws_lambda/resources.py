@@ -14,7 +14,7 @@ from tsx_cli.deploy.aws.alarms import AlarmMetrics, Alarms, alarms
 from tsx_cli.deploy.aws.iam_policies import role
 from tsx_cli.deploy.aws.kinds.autoscaling import scaling
 from tsx_cli.deploy.aws.kinds.log_group import log_group
-from tsx_cli.deploy.engine.facts import Facts, tags_of
+from tsx_cli.deploy.engine.facts import Facts, lasting, tags_of
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
 from tsx_cli.deploy.spec import DeploySpec, Lambda, ManagedInstances
 
@@ -91,8 +91,7 @@ def _provider(spec: DeploySpec, managed: ManagedInstances, tags: Mapping[str, st
     }
     if managed.most_cpus is not None:
         properties["CapacityProviderScalingConfig"] = {"MaxVCpuCount": managed.most_cpus}
-    own = {key: tags[key] for key in ("tsx:name", "tsx:target")}  # it outlives the version that it was made for
-    return Resource("CapacityProvider", "AWS::Lambda::CapacityProvider", f"tsx-{spec.name}", properties, tags=own)
+    return Resource("CapacityProvider", "AWS::Lambda::CapacityProvider", f"tsx-{spec.name}", properties, tags=lasting(tags))
 
 
 def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
@@ -110,8 +109,7 @@ def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
     variables = {"TSX_LAMBDA_ANSWERS": "streamed"} if own.streaming else {}  # docs/deploy/lambda.md has these
     if own.queue is not None and own.queue.results is not None:
         variables["TSX_LAMBDA_RESULTS"] = own.queue.results
-        if own.queue.results.startswith("s3://"):
-            variables["TSX_LAMBDA_RESULTS_OWNER"] = own.queue.results_owner or facts.account
+        variables["TSX_LAMBDA_RESULTS_OWNER"] = own.queue.results_owner or facts.account
     variables |= spec.env
     if variables:
         properties["Environment"] = {"Variables": variables}
@@ -150,8 +148,7 @@ def _alarms(spec: DeploySpec, tags: Mapping[str, str], content: str) -> Alarms:
     version: dict[str, str | Ref] = {**through, "ExecutedVersion": Ref("Version", "Version", content)}
     answers = None if spec.lambda_.url == "off" else ("Url5xxCount", through)  # a model's error is an answer, and no failed invocation
     metrics = AlarmMetrics("AWS/Lambda", "Errors", "Duration", 1, version, answers)
-    own = {key: tags[key] for key in ("tsx:name", "tsx:target")}
-    return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", own, ("Version",))
+    return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", lasting(tags), ("Version",))
 
 
 def _provisioned(spec: DeploySpec, own: Lambda) -> list[Resource]:
@@ -197,5 +194,5 @@ def _queue(spec: DeploySpec, own: Lambda, tags: Mapping[str, str]) -> Resource:
     }
     if own.queue.concurrency is not None:
         properties["ScalingConfig"] = {"MaximumConcurrency": own.queue.concurrency}
-    same = {key: tags[key] for key in ("tsx:name", "tsx:target")}
-    return Resource("Queue", "AWS::Lambda::EventSourceMapping", f"{alias_of(spec.name)}|{own.queue.arn}", properties, ("Alias",), same)
+    place = f"{alias_of(spec.name)}|{own.queue.arn}"
+    return Resource("Queue", "AWS::Lambda::EventSourceMapping", place, properties, ("Alias",), lasting(tags))

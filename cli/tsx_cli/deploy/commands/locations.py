@@ -6,11 +6,10 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.aws.kinds import autoscaling, cloudwatch, ecr, iam, log_group, s3
-from tsx_cli.deploy.aws.logs import GROUPS
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.aws_lambda.deployment import LambdaTarget
 from tsx_cli.deploy.aws_lambda.lambda_parts import KINDS as LAMBDA_KINDS
@@ -29,18 +28,14 @@ from tsx_cli.deploy.kubernetes.kinds import KIND as OBJECT
 from tsx_cli.deploy.kubernetes.kinds import KINDS as OBJECTS
 from tsx_cli.deploy.kubernetes.kinds import Cluster, Revision
 from tsx_cli.deploy.kubernetes.release import Release, WeightedRoute
-from tsx_cli.deploy.sagemaker.component_kind import COMPONENT
+from tsx_cli.deploy.sagemaker.components import LOG
+from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget
 from tsx_cli.deploy.sagemaker.forms import KINDS as SAGEMAKER_KINDS
-from tsx_cli.deploy.sagemaker.forms import AnySageMakerTarget
-from tsx_cli.deploy.sagemaker.forms import log_group as log_group_of
-from tsx_cli.deploy.spec import DeploySpec
+from tsx_cli.deploy.sagemaker.forms import target_of
+from tsx_cli.deploy.sagemaker.kinds import COMPONENT
+from tsx_cli.deploy.sagemaker.shared_endpoints import membership, wanted_membership
+from tsx_cli.deploy.spec import DeploySpec, Target
 
-PLATFORMS: Mapping[str, Platform] = {
-    "container": ContainerTarget(),
-    "kubernetes": KubernetesTarget(),
-    "lambda": LambdaTarget(),
-    "sagemaker": AnySageMakerTarget(),
-}
 AWS_KINDS: Mapping[str, ResourceKind] = {
     "AWS::ApplicationAutoScaling::ScalableTarget": autoscaling.ScalableTarget(),
     "AWS::ApplicationAutoScaling::ScalingPolicy": autoscaling.ScalingPolicy(),
@@ -66,17 +61,19 @@ class Location:
     cloud: Any
     kinds: Mapping[str, ResourceKind]
     repository: str | None = None  # of images that are built here, where one is named
+    log_name: str = ""  # of its log group in CloudWatch
 
     def engine(self, on_event: OnEvent | None = None) -> Engine:
         return Engine(self.cloud, self.kinds) if on_event is None else Engine(self.cloud, self.kinds, on_event=on_event)
 
     def leftovers(self, there: Sequence[Resource]) -> list[Resource]:
         """What outlives a deployment in AWS: its log, and the images of all its versions, with the repository that was made for them."""
-        if not isinstance(self.cloud, Cloud):
+        if not self.log_name:
             return []
         runs = any(each.kind in ("AWS::Lambda::Function", "AWS::SageMaker::Endpoint", COMPONENT) for each in there)
-        group = log_group_of(self.cloud, self.name) if self.target == "sagemaker" else GROUPS[self.target].format(self.name)
-        log = log_group.own_log_group(self.cloud, self.name, group, exists=runs)
+        log = log_group.own_log_group(self.cloud, self.name, self.log_name, exists=runs)
+        if self.target == "sagemaker" and not log:  # of a component that was removed without it
+            log = log_group.own_log_group(self.cloud, self.name, LOG.format(self.name), exists=False)
         if self.repository is not None:
             return [*log, *ecr.images_of(self.cloud, self.repository, own_tag(self.name))]
         own = Resource("Repository", "AWS::ECR::Repository", own_repository(self.target, self.name), {})
@@ -89,6 +86,7 @@ def place(spec: DeploySpec) -> Location:
         spec.name,
         spec.target,
         spec.model_dump(include={"region", "profile", "repository", "build", "sagemaker", "container", "kubernetes"}),
+        spec,
     )
 
 
@@ -97,10 +95,13 @@ def named(file: Path | None, given: Mapping[str, Any]) -> Location:
     return _place(found["name"], found["target"], found)
 
 
-def _place(name: str, target: str, fields: Mapping[str, Any]) -> Location:
-    if target not in PLATFORMS:  # of tsx.toml, where no model is read that would look at it
-        raise UsageError(f"target is '{target}'; choose one of {', '.join(PLATFORMS)}")
+def _place(name: str, target: str, fields: Mapping[str, Any], spec: DeploySpec | None = None) -> Location:
+    """`spec` says how a model is to be deployed to SageMaker; without it, how it is deployed is asked for."""
+    if target not in get_args(Target):  # of tsx.toml, where no model is read that would look at it
+        raise UsageError(f"target is '{target}'; choose one of {', '.join(get_args(Target))}")
     cloud: Any
+    platform: Platform
+    log_name = ""
     if target == "container":
         program = engine(fields["container"]["engine"])
         # The engine builds the image too, as it is where the image has to be.
@@ -108,13 +109,18 @@ def _place(name: str, target: str, fields: Mapping[str, Any]) -> Location:
             "Tsx::Container::Container": DockerContainer(),
             "Tsx::Container::Image": LocalImage(Builder(program.name)),
         }
-        cloud = ContainerHost(program)
+        cloud, platform = ContainerHost(program), ContainerTarget()
     elif target == "kubernetes":
         if shutil.which("kubectl") is None:
             raise CliError("kubectl is not installed; install it, or write the manifests with --emit kubernetes and apply them elsewhere")
         own, kinds = fields["kubernetes"], {**OBJECTS, f"{OBJECT}Deployment": Release(), f"{OBJECT}HTTPRoute": WeightedRoute()}
         kinds[f"{OBJECT}Revision"] = Revision()
         cloud = Cluster(Program("kubectl", ("--context", own["context"]) if own["context"] else ()), own["namespace"])
+        platform = KubernetesTarget()
     else:
         cloud, kinds = Cloud(fields.get("region"), fields.get("profile"), fields["sagemaker"]["bucket_owner"]), AWS_KINDS
-    return Location(name, target, PLATFORMS[target], cloud, kinds, fields.get("repository"))
+        served: LambdaTarget | SageMakerTarget = LambdaTarget()
+        if target == "sagemaker":
+            served = target_of(membership(cloud, name) if spec is None else wanted_membership(spec))
+        platform, log_name = served, served.log_group(name)
+    return Location(name, target, platform, cloud, kinds, fields.get("repository"), log_name)

@@ -10,12 +10,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.aws.logs import GROUPS, LAST, CloudWatch, LogLine
+from tsx_cli.deploy.aws.logs import LAST, CloudWatch, LogLine
 from tsx_cli.deploy.commands.locations import Location
 from tsx_cli.deploy.engine.engine import DeployFailed
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.preflight.diagnosis import SILENT, diagnose
-from tsx_cli.deploy.sagemaker.forms import log_group
 from tsx_runtime.shared.log_format import escaped
 
 RUN_CODE = frozenset(
@@ -53,10 +52,7 @@ Log = CloudWatch | ProgramLog
 
 
 def log_of(place: Location) -> Log:
-    if place.target == "sagemaker":
-        return CloudWatch(place.cloud, log_group(place.cloud, place.name))
-    group = GROUPS.get(place.target)
-    return ProgramLog(place) if group is None else CloudWatch(place.cloud, group.format(place.name))
+    return CloudWatch(place.cloud, place.log_name) if place.log_name else ProgramLog(place)
 
 
 def show_lines(log: Log, *, since: float | None, count: int, follow: bool, as_json: bool) -> None:

@@ -45,6 +45,7 @@ OUTPUTS = (  # name, the id of a resource, its attribute
     ("EndpointArn", "Endpoint", "Ref"),
     ("EndpointConfigName", "EndpointConfig", "EndpointConfigName"),
     ("ModelName", "Model", "ModelName"),
+    ("InferenceComponentArn", "Component", "InferenceComponentArn"),
     ("FunctionName", "Function", "Ref"),
     ("FunctionArn", "Function", "Arn"),
     ("Version", "Version", "Version"),

@@ -32,6 +32,7 @@ def workflow(spec: DeploySpec, facts: Facts, local: Local, words: Sequence[str])
     own, archive = spec.github, spec.model.as_posix()
     which = ["--name", spec.name, "--target", spec.target, *_place(words)]
     built = spec.image is None
+    registry = (spec.repository or "").partition("/")[0] if built and spec.target == "kubernetes" else ""
     values = {
         "name": spec.name,
         "target": spec.target,
@@ -43,7 +44,7 @@ def workflow(spec: DeploySpec, facts: Facts, local: Local, words: Sequence[str])
         "region": spec.region or "${{ vars.AWS_REGION }}",
         "context": spec.kubernetes.context or "",
         "runner": RUNNERS[machine(spec)] if built and spec.target != "kubernetes" else RUNNERS["linux/amd64"],
-        "registry": (spec.repository or "").partition("/")[0] if built and spec.target == "kubernetes" else "",
+        "registry": registry,
         "branch": own.branch,
         "environment": own.environment,
         "pack": own.pack,
@@ -53,7 +54,7 @@ def workflow(spec: DeploySpec, facts: Facts, local: Local, words: Sequence[str])
         "which": shlex.join(which),
     }
     (text,) = render_tree("github", values, marks="[[ ]]").values()
-    access = CLUSTER if spec.target == "kubernetes" else AWS
+    access = AWS if spec.target != "kubernetes" else f"{CLUSTER}; for ECR, {AWS}" if ".dkr.ecr." in registry else CLUSTER
     return {f".github/workflows/{spec.name}.yml": text}, NEXT.format(access=access, environment=own.environment)
 
 

@@ -117,9 +117,9 @@ PLACES: Mapping[str, Places] = {
         "": 'if and (include "CHART.scales" .) (not .Values.keda.prometheus)',
         "spec minReplicas": "{{ max 1 (int .Values.replicas) }}",
         "spec maxReplicas": "{{ int .Values.mostReplicas }}",
-        "spec metrics 0 resource target averageUtilization": "{{ int .Values.cpuTarget }}",
-        "spec metrics 1": "if .Values.queueTarget",
-        "spec metrics 1 pods target averageValue": "{{ .Values.queueTarget | quote }}",
+        "spec metrics 0": "if .Values.queueTarget",
+        "spec metrics 0 pods target averageValue": "{{ .Values.queueTarget | quote }}",
+        "spec metrics 1 resource target averageUtilization": "{{ int .Values.cpuTarget }}",
     },
     "ScaledObject": {
         "": "if .Values.keda.prometheus",

@@ -11,12 +11,12 @@ from tsx_cli.deploy.container.resources import compose
 from tsx_cli.deploy.emit.cloudformation import NEEDS_NOTE, template
 from tsx_cli.deploy.emit.github import workflow
 from tsx_cli.deploy.emit.helm import chart
-from tsx_cli.deploy.emit.kustomize import kustomize
+from tsx_cli.deploy.emit.kustomize import HEAD, kustomize
 from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.engine.plan import hidden
 from tsx_cli.deploy.image.recipe import Local, Recipe, recipe
-from tsx_cli.deploy.kubernetes.resources import kustomization, manifests
+from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.kubernetes.security import secret_step
 from tsx_cli.deploy.spec import DeploySpec
 
@@ -64,7 +64,7 @@ def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     image = spec.image or image_name(spec, made)
     files = {NAMES[each["kind"]]: yaml_text([each]) for each in manifests(spec, image, tags_of(spec, facts))}
     cluster_wide = {NAMES["ClusterServingRuntime"]: files.pop(NAMES["ClusterServingRuntime"])} if spec.kubernetes.kserve else {}
-    files["kustomization.yaml"] = yaml_text([kustomization(spec, list(files))])
+    files["kustomization.yaml"] = yaml_text([{**HEAD, "namespace": spec.kubernetes.namespace, "resources": list(files)}])
     step = f"{secret_step(spec)}kubectl apply --server-side --kustomize ."
     if cluster_wide:
         step = f"kubectl apply --server-side --filename {NAMES['ClusterServingRuntime']}, once for the cluster, then {step}"

@@ -38,7 +38,7 @@ class CanaryAction(NamedTuple):
 
 
 def decide(wanted: str, shift: Shift | None, baking: Baking | None, went_off: Mapping[str, str], now: datetime) -> CanaryAction:
-    """`went_off` has, by name, what CloudWatch says of each alarm that is off, or that went off since the canary began.
+    """`went_off` has, by name, why each alarm is off, or went off since the canary began.
 
     1. No canary is asked for: all at once.
     2. An alarm is off: back, or not even begun.

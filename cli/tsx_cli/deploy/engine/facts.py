@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gzip
 import tarfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,6 +87,11 @@ def tags_of(spec: DeploySpec, facts: Facts) -> dict[str, str]:
         "tsx:model": f"{facts.model_name}/{facts.model_version}",
         "tsx:image-digest": facts.image_digest,
     }
+
+
+def lasting(tags: Mapping[str, str]) -> dict[str, str]:
+    """The tags of what outlives the version that it was made for."""
+    return {key: tags[key] for key in ("tsx:name", "tsx:target")}
 
 
 def model_data(archive: Path, directory: Path) -> Path:

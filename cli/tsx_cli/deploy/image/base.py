@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
 
 from tsx_archiver.storage.atomic_file import whole_file
 from tsx_archiver.storage.cache import default_cache
 from tsx_archiver.storage.private_directory import private_directory
-from tsx_cli.deploy.engine.kind import CloudError
-from tsx_cli.deploy.image.programs import DIGEST, QUERIES, Program
-
-LOGGED = re.compile(r'level=\w+ msg="(.*)"')  # how skopeo prints an error
-TIMEOUT = 20.0  # seconds
+from tsx_cli.deploy.image.programs import digest_of
 
 
 def pinned_base(base: str) -> tuple[str, str]:
@@ -23,7 +17,7 @@ def pinned_base(base: str) -> tuple[str, str]:
     """
     if "@" in base or base == "scratch":
         return base, ""
-    found, why = _ask(base)
+    found, why = digest_of(base)
     kept = _kept()
     if found:
         if kept.get(base) != found:
@@ -35,27 +29,6 @@ def pinned_base(base: str) -> tuple[str, str]:
         f"the base {base} has no digest, so an image that is built later under the same name may have another one: {why}. "
         "Set build.base to NAME:TAG@sha256:DIGEST, or install skopeo or docker's buildx plugin"
     )
-
-
-def _ask(base: str) -> tuple[str, str]:
-    """The digest, or why there is none."""
-    reasons = []
-    for name, words, scheme in QUERIES:
-        if shutil.which(name) is None:
-            reasons.append(f"{name} is not installed")
-            continue
-        try:
-            done = Program(name).try_(*words, f"{scheme}{base}", timeout=TIMEOUT)
-        except CloudError as error:
-            reasons.append(error.message)
-            continue
-        if done.returncode == 0 and (match := DIGEST.search(done.stdout)):
-            return match[0], ""
-        line = ((done.stderr.strip() or done.stdout.strip()).splitlines() or ["it printed nothing"])[0]
-        logged = LOGGED.search(line)
-        text = logged[1].replace('\\"', "'") if logged else line.removeprefix(f"{name}: ")
-        reasons.append(f"{name}: {text}")
-    return "", "; ".join(reasons)
 
 
 def _kept() -> dict[str, str]:

@@ -28,11 +28,13 @@ QUERIES = (  # programs that ask a registry for the digest of a tag
     ("skopeo", ("--override-os", "linux", "inspect", "--no-tags", "--format", "{{.Digest}}"), "docker://"),
     ("docker", ("buildx", "imagetools", "inspect", "--format", "{{.Manifest.Digest}}"), ""),
 )
+QUERY_TIMEOUT = 20.0  # seconds
+LOGGED = re.compile(r'level=\w+ msg="(.*)"')  # how skopeo prints an error
 MACHINES = {"x86_64": "linux/amd64", "amd64": "linux/amd64", "aarch64": "linux/arm64", "arm64": "linux/arm64"}
 
 
 class ProgramError(CloudError):
-    """A program failed. `said` is its stderr."""
+    """A program failed. `output` is what it printed."""
 
     def __init__(self, message: str, output: str) -> None:
         super().__init__(message, "Program")
@@ -198,15 +200,28 @@ def this_platform() -> str:
 
 def pinned(reference: str) -> str:
     """The image by its digest: a tag may mean another image tomorrow. The same name where no program of this machine can tell it."""
-    if "@" in reference:
-        return reference
+    return reference if "@" in reference else _by_digest(reference, digest_of(reference)[0])
+
+
+def digest_of(reference: str) -> tuple[str, str]:
+    """The digest that the registry has for a tag, or an empty text and why no program of this machine can tell it."""
+    reasons = []
     for name, words, scheme in QUERIES:
-        if shutil.which(name) is not None:
-            done = Program(name).try_(*words, f"{scheme}{reference}")
-            found = _by_digest(reference, done.stdout if done.returncode == 0 else "")
-            if found != reference:
-                return found
-    return reference
+        if shutil.which(name) is None:
+            reasons.append(f"{name} is not installed")
+            continue
+        try:
+            done = Program(name).try_(*words, f"{scheme}{reference}", timeout=QUERY_TIMEOUT)
+        except CloudError as error:
+            reasons.append(error.message)
+            continue
+        if done.returncode == 0 and (match := DIGEST.search(done.stdout)):
+            return match[0], ""
+        line = ((done.stderr.strip() or done.stdout.strip()).splitlines() or ["it printed nothing"])[0]
+        logged = LOGGED.search(line)
+        text = logged[1].replace('\\"', "'") if logged else line.removeprefix(f"{name}: ")
+        reasons.append(f"{name}: {text}")
+    return "", "; ".join(reasons)
 
 
 def _by_digest(reference: str, output: str) -> str:

@@ -15,9 +15,10 @@ from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource
+from tsx_cli.deploy.image.programs import ProgramError
 from tsx_cli.deploy.kubernetes.gateway import canary_of
-from tsx_cli.deploy.kubernetes.kinds import KIND, REVISION, TYPES, Cluster, selector, tags_in, waiting
-from tsx_cli.deploy.kubernetes.release import NONE, canary_in, with_share
+from tsx_cli.deploy.kubernetes.kinds import FORBIDDEN, KIND, REVISION, TYPES, Cluster, replica_sets, selector, tags_in, waiting
+from tsx_cli.deploy.kubernetes.release import NONE, canary_in, with_instance, with_share
 from tsx_cli.deploy.kubernetes.resources import HTTP, INSTANCE, MANAGED_BY, NAME, Manifest, manifests
 from tsx_cli.deploy.kubernetes.security import TOKENS, token_secret
 from tsx_cli.deploy.spec import DeploySpec
@@ -33,9 +34,10 @@ MARGIN = 60  # seconds for images to be pulled, beside the time until a model is
 class KubernetesTarget:
     def wanted(self, cloud: Cluster, spec: DeploySpec, facts: Facts) -> list[Resource]:
         tags, notes = tags_of(spec, facts), _notes(spec, facts)
+        objects = manifests(spec, facts.image, tags)
         patience = {"InferenceService": spec.kubernetes.startup_timeout + MARGIN, "HTTPRoute": ROUTING}
-        made = []
-        for manifest in manifests(spec, facts.image, tags):
+        made = _tokens(cloud, spec, tags, notes)
+        for manifest in objects:
             kind = manifest["kind"]
             if kind == "ServiceMonitor" and spec.kubernetes.monitoring is None and not cloud.knows(kind, spec.name):
                 notes.append("no ServiceMonitor is created, because the cluster does not have the Prometheus operator")
@@ -46,7 +48,6 @@ class KubernetesTarget:
         made[0] = replace(made[0], notes=tuple(notes))
         if spec.kubernetes.kserve:
             return made
-        made = [*_tokens(cloud, spec, tags), *made]
         stable = cloud.get(TYPES["Deployment"], spec.name, doing=f"looking for the Deployment {spec.name}")
         if stable is None or tags_in(stable).get("tsx:name") != spec.name:
             return made
@@ -73,8 +74,7 @@ class KubernetesTarget:
         if deployment is None:
             return []
         now = _annotations(deployment).get(REVISION)
-        sets = [each for each in cloud.listed("replicasets.v1.apps", name) if each["metadata"]["labels"].get(INSTANCE) != canary_of(name)]
-        sets.sort(key=lambda each: int(_annotations(each).get(REVISION, 0)))
+        sets = sorted(replica_sets(cloud, name), key=lambda each: int(_annotations(each).get(REVISION, 0)))
         found = [
             DeployedVersion(
                 int(_annotations(each)[REVISION]),
@@ -86,40 +86,43 @@ class KubernetesTarget:
             for each in sets
             if REVISION in _annotations(each)
         ]
-        canary, second = canary_in(cloud, name), cloud.get(TYPES["Deployment"], canary_of(name), doing="looking for the canary")
-        if canary is not None and second is not None:
+        canary = canary_in(cloud, name)
+        if canary is not None and not canary.is_promoted(deployment):
             number = max((each.number for each in found), default=0) + 1
-            found.append(DeployedVersion(number, canary_of(name), _made(second), _tags(second), False, canary.percent))
+            tags = _tags(canary.deployment)
+            found.append(DeployedVersion(number, canary_of(name), _made(canary.deployment), tags, False, canary.state.percent))
         return found
 
     def going_back(self, cloud: Cluster, name: str, version: DeployedVersion) -> list[Resource]:
-        """With a canary under way, it is removed first: its own version is gone back from by that."""
+        """A canary that is under way is removed first, or last where the stable Deployment has its version already."""
         if version.id == canary_of(name):
             raise CliError(f"version {version.number} of {name} is its canary; `tsx deploy promote` gives it all requests")
-        ending = [] if canary_in(cloud, name) is None else [Resource("Deployment", f"{KIND}Deployment", name, {"Canary": NONE})]
+        canary = canary_in(cloud, name)
+        ending = [] if canary is None else [Resource("Deployment", f"{KIND}Deployment", name, {"Canary": NONE})]
         if ending and version.is_current:
             return ending
-        earlier = next(each for each in cloud.listed("replicasets.v1.apps", name) if each["metadata"]["name"] == version.id)
+        earlier = next(each for each in replica_sets(cloud, name) if each["metadata"]["name"] == version.id)
         service = cloud.get(TYPES["Service"], name, doing=f"looking for the Service {name}") or {"spec": {}}
         if not (service["spec"].get("selector") or {}).items() <= earlier["spec"]["template"]["metadata"]["labels"].items():
             raise CliError(
                 f"version {version.number} of {name} was made by an earlier tsx, and the Service would not find its pods; deploy its image"
             )
-        properties = {"ReplicaSet": version.id, "Revision": version.number}
-        return [*ending, Resource("Revision", f"{KIND}Revision", name, properties)]
+        undo = Resource("Revision", f"{KIND}Revision", name, {"ReplicaSet": version.id, "Revision": version.number})
+        stable = cloud.get(TYPES["Deployment"], name, doing=f"looking for the Deployment {name}")
+        is_promoted = canary is not None and stable is not None and canary.is_promoted(stable)
+        return [undo, *ending] if is_promoted else [*ending, undo]
 
     def promoting(self, cloud: Cluster, name: str) -> list[Resource]:
         """The stable Deployment as the canary's is."""
-        doing = f"looking for the canary of {name}"
-        stable, canary = (cloud.get(TYPES["Deployment"], each, doing=doing) for each in (name, canary_of(name)))
-        if stable is None or canary is None or canary_in(cloud, name) is None:
+        stable, canary = cloud.get(TYPES["Deployment"], name, doing=f"looking for the Deployment {name}"), canary_in(cloud, name)
+        if stable is None or canary is None:
             raise CliError(f"{name} has no canary: one version has all requests")
-        body = {**canary["spec"], "selector": stable["spec"]["selector"], "replicas": stable["spec"].get("replicas", 1)}
+        body = {**canary.deployment["spec"], "selector": stable["spec"]["selector"], "replicas": stable["spec"].get("replicas", 1)}
         if any(cloud.listed(TYPES[each], name) for each in ("HorizontalPodAutoscaler", "ScaledObject")):
             del body["replicas"]
-        notes = {key: value for key, value in _annotations(canary).items() if key.startswith("tsx/")}
-        metadata = {"name": name, "namespace": cloud.namespace, "labels": canary["metadata"]["labels"], "annotations": notes}
-        whole = _with_instance({"metadata": metadata, "spec": body}, name)
+        notes = {key: value for key, value in _annotations(canary.deployment).items() if key.startswith("tsx/")}
+        metadata = {"name": name, "namespace": cloud.namespace, "labels": canary.deployment["metadata"]["labels"]}
+        whole = with_instance({"metadata": {**metadata, "annotations": notes}, "spec": body}, name)
         properties = {"apiVersion": "apps/v1", "kind": "Deployment", **whole, "Canary": NONE}
         return [Resource("Deployment", f"{KIND}Deployment", name, properties)]
 
@@ -149,9 +152,9 @@ class KubernetesTarget:
         canary = canary_in(cloud, name)
         if canary is None:
             return []
-        second = cloud.get(TYPES["Deployment"], canary_of(name), doing="looking for the canary") or {"metadata": {}}
-        shown = {"percent": canary.percent, "since": canary.since, "ends because": canary.ended}
-        return [{"model": _annotations(second).get("tsx/model"), **{key: value for key, value in shown.items() if value}}]
+        state = canary.state
+        shown = {"percent": state.percent, "since": state.since, "ends because": state.ended}
+        return [{"model": _annotations(canary.deployment).get("tsx/model"), **{key: value for key, value in shown.items() if value}}]
 
     def _served(self, cloud: Cluster, name: str) -> dict[str, Any] | None:
         """By KServe."""
@@ -223,10 +226,10 @@ def _secret_of(deployment: Mapping[str, Any]) -> str | None:
 
 
 def _notes(spec: DeploySpec, facts: Facts) -> list[str]:
-    """What a plan says of what has been left open."""
+    """What a plan warns about."""
     notes = []
     if spec.kubernetes.kserve:
-        notes.append(f"requests need no token, because KServe's clients send none: whoever reaches {spec.name} can use it")
+        notes.append(f"requests need no token, because KServe's clients send none: every client that reaches {spec.name} can use it")
     elif token_secret(spec) is None and not {*spec.env, *spec.kubernetes.secrets} & TOKENS.keys():
         notes.append(f"requests need no token (kubernetes.tokens): every pod that reaches {spec.name} can use it")
     if isinstance(facts.image, str) and "@" not in facts.image:
@@ -235,18 +238,24 @@ def _notes(spec: DeploySpec, facts: Facts) -> list[str]:
     return notes
 
 
-def _tokens(cloud: Cluster, spec: DeploySpec, tags: Mapping[str, str]) -> list[Resource]:
-    """The Secret that is created where none is named. One that a person has created under its name is used as it is."""
+def _tokens(cloud: Cluster, spec: DeploySpec, tags: Mapping[str, str], notes: list[str]) -> list[Resource]:
+    """The Secret that is created where none is named. One that a person has created under its name is used as it is. Adds to `notes`."""
     name = token_secret(spec)
     if name is None or spec.kubernetes.token_secret is not None:
         return []
-    found = cloud.get(TYPES["Secret"], name, doing=f"looking for the Secret {name}")
-    if found is not None and not tags_in(found):
+    try:
+        found = cloud.get(TYPES["Secret"], name, doing=f"looking for the Secret {name}")
+    except ProgramError as error:
+        if FORBIDDEN not in error.output:
+            raise
+        notes.append(f"these credentials cannot read the Secret {name}, which the pods need; it is assumed to exist")
         return []
-    new = f"requests must carry the token in the Secret {name}, key inference; `tsx deploy invoke` reads it by itself"
+    if found is None:
+        notes.append(f"requests must carry the token in the Secret {name}, key inference; `tsx deploy invoke` reads it by itself")
+    elif not tags_in(found):
+        return []
     own = {key: tags[key] for key in ("tsx:name", "tsx:target")}
-    properties = {"Keys": dict.fromkeys(TOKENS.values(), True)}
-    return [Resource("Secret", f"{KIND}Secret", name, properties, (), own, notes=(new,) if found is None else ())]
+    return [Resource("Secret", f"{KIND}Secret", name, {"Keys": dict.fromkeys(TOKENS.values(), True)}, (), own)]
 
 
 def _continued(
@@ -274,18 +283,12 @@ def _canary(cloud: Cluster, spec: DeploySpec, facts: Facts, monitored: bool, sta
     name = canary_of(spec.name)
     if INSTANCE not in stable["spec"]["template"]["metadata"].get("labels", {}):
         raise CliError(f"the pods of {spec.name} have no label {INSTANCE}, which tells a canary's apart; deploy once without a canary")
-    there = cloud.get(TYPES["Deployment"], name, doing=f"looking for the Deployment {name}")
-    if there is not None and tags_in(there).get("tsx:name") != spec.name:
-        raise CliError(f"Deployment {name} already exists, and it is not the canary of {spec.name}; choose another --name")
+    for kind in ("Deployment", "Service"):
+        there = cloud.get(TYPES[kind], name, doing=f"looking for the {kind} {name}")
+        if there is not None and tags_in(there).get("tsx:name") != spec.name:
+            raise CliError(f"{kind} {name} already exists, and it is not the canary of {spec.name}; choose another --name")
     assert spec.canary is not None
     pods = max(1, math.ceil(stable["spec"].get("replicas", 1) * spec.canary.percent / 100))
     fields = {"replicas": pods, "most_replicas": pods, "keda": None, "gateway": None, "hostnames": (), "monitoring": monitored}
     own = spec.kubernetes.model_copy(update={**fields, "token_secret": token_secret(spec)})
     return manifests(spec.model_copy(update={"name": name, "canary": None, "kubernetes": own}), facts.image, tags_of(spec, facts))
-
-
-def _with_instance(value: Any, name: str) -> Any:
-    """The manifest of another instance: wherever its label stands."""
-    if isinstance(value, Mapping):
-        return {key: name if key == INSTANCE else _with_instance(each, name) for key, each in value.items()}
-    return [_with_instance(each, name) for each in value] if isinstance(value, list) else value

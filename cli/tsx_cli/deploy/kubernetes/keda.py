@@ -13,7 +13,7 @@ FALLBACK = {"failureThreshold": 3, "replicas": 1, "behavior": "currentReplicasIf
 def scaled_object(spec: DeploySpec, metadata: dict[str, Any], behavior: dict[str, Any]) -> dict[str, Any]:
     """Waiting requests and the rate of requests, each divided by its target for one pod; the larger number of pods counts.
 
-    With none to keep, the rate wakes the first pod: it has to be counted in front of the pods, as there is nobody to count in them.
+    If the minimum is 0, the rate starts the first pod, so it has to be counted in front of the pods.
     """
     own, keda = spec.kubernetes, spec.kubernetes.keda
     assert keda is not None
@@ -33,7 +33,7 @@ def scaled_object(spec: DeploySpec, metadata: dict[str, Any], behavior: dict[str
         "triggers": [_trigger(name, keda.prometheus, query, target) for name, query, target in queries],
     }
     if own.replicas == 0:
-        # An unknown rate wakes a pod; above none, an autoscaler keeps the number of pods that it has while it cannot read a metric.
+        # If the rate is unknown, one pod runs. With at least one pod, an autoscaler keeps their number while it cannot read a metric.
         body |= {"initialCooldownPeriod": keda.cooldown, "fallback": FALLBACK}
     return {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "metadata": metadata, "spec": body}
 

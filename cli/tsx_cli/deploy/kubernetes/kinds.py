@@ -18,7 +18,8 @@ from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
 from tsx_cli.deploy.image.programs import Program, ProgramError
-from tsx_cli.deploy.kubernetes.resources import MANAGED_BY, NAME
+from tsx_cli.deploy.kubernetes.gateway import canary_of
+from tsx_cli.deploy.kubernetes.resources import INSTANCE, MANAGED_BY, NAME
 
 KIND = "Kubernetes::"  # before the name of an object's kind
 TYPES = {  # as kubectl is asked for them
@@ -44,7 +45,7 @@ ADVICE = {
 MANAGER = "tsx"  # the owner of the fields that are applied
 KEEPER = "tsx-replicas"  # that of a Deployment's number of pods between this manager and an autoscaler
 REVISION = "deployment.kubernetes.io/revision"
-UNKNOWN = "doesn't have a resource type"
+UNKNOWN, FORBIDDEN = "doesn't have a resource type", "(Forbidden)"  # how kubectl says it
 LEFT = (
     "the cluster continues what has started. A canary that has begun keeps its share of the requests, and nobody watches it until this "
     "command runs again. `tsx deploy promote` gives it all requests, `tsx deploy rollback` removes it"
@@ -82,7 +83,8 @@ class Cluster:
         try:
             found = self.get(type_, *words, doing=f"listing the {type_.partition('.')[0]} of {name}")
         except ProgramError as error:
-            if UNKNOWN in error.output:
+            # Credentials that may not list Secrets have created none.
+            if UNKNOWN in error.output or (FORBIDDEN in error.output and type_ == TYPES["Secret"]):
                 return None
             raise
         return list((found or {}).get("items", []))
@@ -112,14 +114,20 @@ class Cluster:
             yield f"http://127.0.0.1:{found[1]}"
 
 
+def replica_sets(cloud: Cluster, name: str) -> list[dict[str, Any]]:
+    """Of the stable Deployment. A canary's have the same name label, and may have the same revision."""
+    sets = cloud.listed("replicasets.v1.apps", name)
+    return [each for each in sets if each["metadata"]["labels"].get(INSTANCE) != canary_of(name)]
+
+
 def selector(labels: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
-def apply(cloud: Cluster, said: Mapping[str, Any], manager: str = MANAGER, *more: str) -> None:
+def apply(cloud: Cluster, manifest: Mapping[str, Any], manager: str = MANAGER, *more: str) -> None:
     words = ["apply", "--server-side", "--force-conflicts", "--field-manager", manager, *more]
     words += ["--namespace", cloud.namespace, "--filename", "-"]
-    cloud.program.ask(*words, doing=f"applying the {said['kind']} {said['metadata']['name']}", stdin=json.dumps(said))
+    cloud.program.ask(*words, doing=f"applying the {manifest['kind']} {manifest['metadata']['name']}", stdin=json.dumps(manifest))
 
 
 def remove(cloud: Cluster, kind: str, name: str) -> None:
@@ -220,8 +228,7 @@ class Revision(ResourceKind):
         if deployment is None:
             return None
         now = (deployment.properties["metadata"].get("annotations") or {}).get(REVISION)
-        sets = cloud.listed("replicasets.v1.apps", name)
-        current = next((each for each in sets if each["metadata"]["annotations"].get(REVISION) == now), None)
+        current = next((each for each in replica_sets(cloud, name) if each["metadata"]["annotations"].get(REVISION) == now), None)
         output = {} if current is None else {"ReplicaSet": current["metadata"]["name"]}
         return Observed(name, output, deployment.tags, deployment.outputs, deployment.state, deployment.reason)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, NamedTuple
 
 from tsx_cli.common.client import Server
 from tsx_cli.common.failure import CliError
@@ -26,7 +26,7 @@ from tsx_cli.deploy.kubernetes.canary import (
     went_off,
 )
 from tsx_cli.deploy.kubernetes.gateway import ANNOTATION, backends, canary_of, canary_percent, weighted
-from tsx_cli.deploy.kubernetes.kinds import LEFT, TYPES, Cluster, KubernetesObject, apply, remove, selector
+from tsx_cli.deploy.kubernetes.kinds import LEFT, TYPES, Cluster, KubernetesObject, apply, remove, selector, tags_in
 from tsx_cli.deploy.kubernetes.resources import HTTP, INSTANCE, METRICS, NAME
 
 MANAGER = "tsx-canary"  # the owner of the annotation that says how far a canary is
@@ -35,6 +35,19 @@ EVERY = 10.0  # seconds between two looks at the metrics
 STUCK = 300.0  # seconds without metrics, or without a Gateway that takes its share, after which a canary goes back
 LINES = "20"  # of the log of a canary that goes back
 NONE = "none"  # the property `Canary` where there is none
+
+
+class LiveCanary(NamedTuple):
+    """A canary that is under way."""
+
+    state: CanaryState
+    deployment: Mapping[str, Any]  # its own
+    share: float  # percent of the requests that it gets now
+
+    def is_promoted(self, stable: Mapping[str, Any]) -> bool:
+        """Whether the stable Deployment has its version, though not all pods may be replaced yet."""
+        own, other = (each["spec"]["template"] for each in (with_instance(self.deployment, stable["metadata"]["name"]), stable))
+        return (own["spec"], tags_in(own)) == (other["spec"], tags_in(other))
 
 
 class Release(KubernetesObject):
@@ -55,8 +68,11 @@ class Release(KubernetesObject):
         canary = canary_in(cloud, name)
         if canary is None:
             return replace(found, properties={**found.properties, "Canary": NONE})
-        shown = f"{canary.percent:g} %{f' since {canary.since}' if canary.since else ''}{', which goes back' if canary.ended else ''}"
-        return replace(found, properties={**found.properties, "Canary": shown}, outputs={**found.outputs, UNDER_WAY: canary})
+        state = canary.state
+        shown = f"{state.percent:g} %{f' since {state.since}' if state.since else ''}{', which goes back' if state.ended else ''}"
+        seen = replace(found, properties={**found.properties, "Canary": shown}, outputs={**found.outputs, UNDER_WAY: state})
+        # A stable Deployment that scales, or has failed before, must not keep the canary from being watched.
+        return seen if canary.is_promoted(found.properties) else replace(seen, state="ready", reason="")
 
     def create(self, cloud: Cluster, resource: Resource) -> None:
         super().create(cloud, _alone(resource))
@@ -66,7 +82,8 @@ class Release(KubernetesObject):
         shift = Shift(**resource.how) if resource.how else None
         changes = any(field.path.startswith("spec.template") for field in fields)
         if canary is None and not (changes and shift is not None):
-            super().update(cloud, _alone(resource), found, fields)
+            if "spec" in resource.properties:  # else the canary was to end, and has ended since the plan was made
+                super().update(cloud, _alone(resource), found, fields)
             return None
         version = digest(resource.properties["spec"]["template"], 16) if changes else None
         seen = _surroundings(cloud, resource.name, canary)
@@ -76,9 +93,11 @@ class Release(KubernetesObject):
                 off = self._watch(cloud, resource.name, canary, shift)
             except CliError as error:  # it has its share, and stays where it is until it can be seen again
                 unread = f"the canary's metrics cannot be read: {error.message}"
-        step = CanaryStep("wait", unread) if unread else next_step(version, shift, seen, off, now())
-        is_stuck = bool(unread) or (step.action == "wait" and seen.route[0] != "ready" and version is not None and not seen.ends)
-        self._stuck = (self._stuck or now()) if is_stuck else None
+        step = next_step(version, shift, seen, off, now())
+        if unread and step.action != "end":
+            step = CanaryStep("wait", unread)
+        is_blocked = bool(unread) or (seen.route[0] != "ready" and version is not None and not seen.ends)
+        self._stuck = (self._stuck or now()) if step.action == "wait" and is_blocked else None
         if self._stuck is not None and (now() - self._stuck).total_seconds() > STUCK:
             step = CanaryStep("end", step.text)
         self._carry_out(cloud, resource, found, canary, version, step)
@@ -146,20 +165,29 @@ def route_of(cloud: Cluster, name: str) -> dict[str, Any] | None:
     return next((each for each in cloud.listed(TYPES["HTTPRoute"], name) if each["metadata"]["name"] == name), None)
 
 
-def canary_in(cloud: Cluster, name: str) -> CanaryState | None:
-    """Routes are looked at only where there is a canary: not everybody may, or has any."""
-    if cloud.get(TYPES["Deployment"], canary_of(name), doing=f"looking for a canary of {name}") is None:
+def canary_in(cloud: Cluster, name: str) -> LiveCanary | None:
+    """Reads routes only if the canary has a Deployment: without a Gateway, neither the permission nor the API may exist."""
+    deployment = cloud.get(TYPES["Deployment"], canary_of(name), doing=f"looking for a canary of {name}")
+    route = None if deployment is None else route_of(cloud, name)
+    state = None if route is None else read_canary(route)
+    if deployment is None or route is None or state is None:
         return None
-    route = route_of(cloud, name)
-    return None if route is None else read_canary(route)
+    return LiveCanary(state, deployment, canary_percent(route, name))
+
+
+def with_instance(value: Any, name: str) -> Any:
+    """The manifest of another instance: wherever its label stands."""
+    if isinstance(value, Mapping):
+        return {key: name if key == INSTANCE else with_instance(each, name) for key, each in value.items()}
+    return [with_instance(each, name) for each in value] if isinstance(value, list) else value
 
 
 def with_share(cloud: Cluster, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A route with the share that a canary has now."""
+    """A route with the share that a canary has now: none if its pods have been deleted by hand."""
     name = manifest["metadata"]["name"]
-    route = route_of(cloud, name)
-    percent = 0.0 if route is None or read_canary(route) is None else canary_percent(route, name)
-    return {**manifest, "spec": {**manifest["spec"], "rules": [{"backendRefs": backends(name, HTTP, percent)}]}}
+    canary = canary_in(cloud, name)
+    rules = [{"backendRefs": backends(name, HTTP, 0.0 if canary is None else canary.share)}]
+    return {**manifest, "spec": {**manifest["spec"], "rules": rules}}
 
 
 class WeightedRoute(KubernetesObject):
@@ -167,7 +195,7 @@ class WeightedRoute(KubernetesObject):
         super().__init__("HTTPRoute")
 
     def create(self, cloud: Cluster, resource: Resource) -> None:
-        """A plan may be older than the end of a canary, whose pods are not there any more."""
+        """With the share of now: since the plan was made, the canary may have ended and its pods may be gone."""
         super().create(cloud, replace(resource, properties=with_share(cloud, resource.properties)))
 
 
@@ -205,8 +233,8 @@ def _route(cloud: Cluster, name: str, percent: float) -> None:
 
 def _note(cloud: Cluster, name: str, canary: CanaryState | None) -> None:
     notes = {} if canary is None else {"annotations": {ANNOTATION: canary.text}}
-    said = {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute", "metadata": {"name": name, **notes}}
-    apply(cloud, said, MANAGER, "--validate=false")
+    manifest = {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute", "metadata": {"name": name, **notes}}
+    apply(cloud, manifest, MANAGER, "--validate=false")
 
 
 def _counters(cloud: Cluster, name: str, pods: Sequence[str]) -> dict[str, Counters]:

@@ -21,6 +21,9 @@ SPREAD = ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
 NOTICE = 5  # seconds for which a pod that is to stop still takes requests, as balancers learn of it late
 MARGIN = 5
 CPUS = "REQUESTED_CPUS"
+NOT_KSERVE = (  # what an InferenceService does not have
+    "keda", "token_secret", "gateway", "hostnames", "grpc", "allow_from", "metrics_from", "pull_secret", "monitoring", "monitor_labels",
+)  # fmt: skip
 Manifest = dict[str, Any]
 BEHAVIOR = {  # of an autoscaler: up at once, by as many pods as there are; down when it is certain
     "scaleUp": {"stabilizationWindowSeconds": 0, "policies": [{"type": "Percent", "value": 100, "periodSeconds": 30}]},
@@ -55,8 +58,7 @@ def _check(spec: DeploySpec) -> None:
     own = spec.kubernetes
     if not spec.name[0].isalpha():
         raise UsageError(f"name: '{spec.name}' begins with a digit, but the name of a Service must begin with a letter")
-    given = {"token_secret": own.token_secret, "gateway": own.gateway, "grpc": own.grpc, "hostnames": own.hostnames}
-    useless = [key for key, value in given.items() if own.kserve and value]
+    useless = [key for key in NOT_KSERVE if own.kserve and getattr(own, key)]
     if useless:
         raise UsageError(f"kubernetes.{useless[0]} has no effect on an InferenceService, as KServe decides that itself. Remove it")
     if own.grpc and spec.image is None and "grpc" not in spec.build.extras:
@@ -76,15 +78,6 @@ def _check(spec: DeploySpec) -> None:
 def serves_grpc(spec: DeploySpec) -> bool:
     own = spec.kubernetes.grpc
     return own if own is not None else spec.image is None and "grpc" in spec.build.extras
-
-
-def kustomization(spec: DeploySpec, files: list[str]) -> Manifest:
-    return {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "namespace": spec.kubernetes.namespace,
-        "resources": files,
-    }
 
 
 def scales(spec: DeploySpec) -> bool:
@@ -234,14 +227,14 @@ def _service(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
 
 
 def _autoscaler(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
-    """By requests that wait, which come before a processor that is busy; and by the processor, which needs no adapter."""
+    """By waiting requests, and by the CPU, which needs no adapter and comes last: clusters that store version 1 put it there."""
     own = spec.kubernetes
-    metrics: list[Manifest] = [
-        {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": own.cpu_target}}}
-    ]
+    metrics: list[Manifest] = []
     if own.queue_target:
-        target = {"type": "AverageValue", "averageValue": str(own.queue_target)}
+        target = {"type": "AverageValue", "averageValue": canonical(str(own.queue_target))}
         metrics.append({"type": "Pods", "pods": {"metric": {"name": "tsx_queue_depth"}, "target": target}})
+    busy = {"type": "Utilization", "averageUtilization": own.cpu_target}
+    metrics.append({"type": "Resource", "resource": {"name": "cpu", "target": busy}})
     body = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": spec.name},
         "minReplicas": max(own.replicas, 1),
@@ -329,8 +322,8 @@ def inference_service(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
 
 def canonical(quantity: str) -> str:
     """As Kubernetes gives it back, so that what is applied and what is found are the same text."""
-    for small, large, factor in (("m", "", 1000), ("Mi", "Gi", 1024)):
+    for small, large, factor in (("m", "", 1000), ("", "k", 1000), ("Mi", "Gi", 1024), ("Gi", "Ti", 1024)):
         number = quantity.removesuffix(small)
-        if number != quantity and number.isdigit() and int(number) % factor == 0:
-            return f"{int(number) // factor}{large}"
+        if quantity.endswith(small) and number.isdigit() and int(number) % factor == 0:
+            return canonical(f"{int(number) // factor}{large}")
     return quantity

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tsx_cli.deploy.container.resources import OPEN
 from tsx_cli.deploy.spec import DeploySpec
 
-OPEN = "TSX_DISABLE_TOKEN_AUTHORIZATION"
 TOKENS = {"TSX_INFERENCE_TOKEN": "inference", "TSX_MANAGEMENT_TOKEN": "management"}  # variable -> key of the Secret
 Manifest = dict[str, Any]
 

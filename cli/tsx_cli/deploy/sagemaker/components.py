@@ -15,14 +15,14 @@ from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
 from tsx_cli.deploy.aws.kinds.log_group import log_group
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.engine import OWNER
-from tsx_cli.deploy.engine.facts import Facts
+from tsx_cli.deploy.engine.facts import Facts, lasting
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, digest
 from tsx_cli.deploy.preflight.limits import ACCELERATED
 from tsx_cli.deploy.sagemaker import shared_endpoints as shared
-from tsx_cli.deploy.sagemaker.component_kind import COMPONENT, LONGEST_UPDATE, InferenceComponent
 from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget, objects_of
+from tsx_cli.deploy.sagemaker.kinds import COMPONENT, LONGEST_UPDATE, InferenceComponent
 from tsx_cli.deploy.sagemaker.resources import VARIANT, model_properties, prefix, scaling_rule, uploaded, uploads
 from tsx_cli.deploy.sagemaker.shared_endpoints import COMPONENTS, ENDPOINT, MODEL, EndpointMembership
 from tsx_cli.deploy.spec import Autoscaling, Component, DeploySpec
@@ -42,9 +42,11 @@ KEYS = {  # by the words of that tag, the place in a component's specification
 }
 
 
-def resources(spec: DeploySpec, facts: Facts, component: Component) -> list[Resource]:
+def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     """Raises UsageError for what SageMaker does not do."""
-    own, member = spec.sagemaker, EndpointMembership(COMPONENTS, component.endpoint)
+    own, component = spec.sagemaker, spec.sagemaker.component
+    assert component is not None
+    member = EndpointMembership(COMPONENTS, component.endpoint)
     _check(spec, component)
     tags = shared.member_tags(spec, facts, member)
     made, url = uploaded(spec, facts, tags, f"{uploads(spec.name)}{facts.sha256[:16]}/model.tar.gz")
@@ -111,7 +113,7 @@ def _takes(spec: DeploySpec, component: Component) -> str:
     own = spec.sagemaker
     words = {"cpus": component.cpus, "memory": component.memory, "gpus": component.gpus}
     words |= {"startup": own.startup_timeout, "download": own.download_timeout}
-    return " ".join(f"{key}={value:g}" for key, value in words.items() if value is not None)
+    return " ".join(f"{key}={value:.9g}" for key, value in words.items() if value is not None)
 
 
 def _specification(takes: str) -> dict[str, Any]:
@@ -150,11 +152,7 @@ def _alarms(spec: DeploySpec, tags: Mapping[str, str]) -> Alarms:
     if spec.canary is None:
         return Alarms([], [])
     metrics = AlarmMetrics("AWS/SageMaker", "Invocation5XXErrors", "ModelLatency", 1000, {"InferenceComponentName": spec.name})
-    return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", _lasting(tags))
-
-
-def _lasting(tags: Mapping[str, str]) -> dict[str, str]:
-    return {key: tags[key] for key in (OWNER, "tsx:target")}
+    return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", lasting(tags))
 
 
 def _rolling(spec: DeploySpec, names: list[str]) -> dict[str, Any]:
@@ -206,7 +204,7 @@ def _scaling(name: str, wanted: Autoscaling, tags: Mapping[str, str]) -> list[Re
     return [
         *made,
         Resource("WakePolicy", POLICY, f"{place}|{policy['PolicyName']}", policy, ("ScalableTarget",)),
-        Resource("WakeAlarm", "AWS::CloudWatch::Alarm", f"tsx-{name}-wake-{digest(alarm, 4)}", alarm, ("WakePolicy",), _lasting(tags)),
+        Resource("WakeAlarm", "AWS::CloudWatch::Alarm", f"tsx-{name}-wake-{digest(alarm, 4)}", alarm, ("WakePolicy",), lasting(tags)),
     ]
 
 
@@ -215,6 +213,12 @@ class ComponentTarget(SageMakerTarget):
 
     def __init__(self, member: EndpointMembership) -> None:
         self.member = member
+
+    def log_group(self, name: str) -> str:
+        return LOG.format(name)
+
+    def wanted(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
+        return shared.noted(cloud, self.member, resources(spec, facts))
 
     def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
         """A component takes its copies with it; the endpoint goes with the last component."""

@@ -11,12 +11,14 @@ from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.aws.kinds.autoscaling import POLICY, SERVICE, TARGET, is_somebody_elses, scaling_of
 from tsx_cli.deploy.aws.kinds.cloudwatch import alarm_state, alarms_of
 from tsx_cli.deploy.aws.kinds.iam import own_role
-from tsx_cli.deploy.aws.session import Cloud, translated_errors
+from tsx_cli.deploy.aws.logs import GROUPS
+from tsx_cli.deploy.aws.session import Cloud, own_bucket, translated_errors
+from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import tag_map
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.sagemaker.kinds import CHANGING, KINDS
-from tsx_cli.deploy.sagemaker.resources import VARIANT, own_bucket, prefix, scaling_rule, uploads
+from tsx_cli.deploy.sagemaker.resources import VARIANT, prefix, resources, scaling_rule, uploads
 from tsx_cli.deploy.spec import DeploySpec
 
 BESIDE = frozenset({TARGET, POLICY, "AWS::CloudWatch::Alarm"})
@@ -24,6 +26,12 @@ BESIDE = frozenset({TARGET, POLICY, "AWS::CloudWatch::Alarm"})
 
 class SageMakerTarget:
     """A deployment with an endpoint of its own."""
+
+    def log_group(self, name: str) -> str:
+        return GROUPS["sagemaker"].format(name)
+
+    def wanted(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
+        return resources(spec, facts)
 
     def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
         role = own_role(cloud, name, "sagemaker")

@@ -1,4 +1,4 @@
-"""SageMaker's models, endpoint configurations and endpoints.
+"""SageMaker's models, endpoint configurations, endpoints and inference components.
 
 The first two cannot be changed once they are there, so their names are made of what they say; an endpoint moves from one configuration
 to another.
@@ -29,6 +29,8 @@ CONFIG = (
 UNKNOWN_ROLE = "could not assume role"
 CHANGING = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting"})
 BROKEN = frozenset({"Failed", "OutOfService", "UpdateRollbackFailed"})
+COMPONENT = "AWS::SageMaker::InferenceComponent"
+LONGEST_UPDATE = 28_800  # seconds that SageMaker allows for a rolling update of a component
 
 
 class Immutable(ResourceKind):
@@ -101,6 +103,55 @@ class SageMakerEndpoint(ResourceKind):
             cloud.call("sagemaker", "delete_endpoint", f"deleting the endpoint {found.name}", EndpointName=found.name)
 
 
+class InferenceComponent(ResourceKind):
+    """Another specification replaces its copies as `DeploymentConfig` says; SageMaker restores the former one when an alarm goes off.
+
+    `how` has the number of copies to begin with where scaling decides it afterwards.
+    """
+
+    traits = Traits(fixed=frozenset({"EndpointName", "VariantName"}), unseen=frozenset({"DeploymentConfig"}))
+    poll, patience = 10.0, LONGEST_UPDATE + 3600.0
+
+    def observe(self, cloud: Cloud, name: str) -> Observed | None:
+        doing = f"looking for the component {name}"
+        found = cloud.find("sagemaker", "describe_inference_component", doing, InferenceComponentName=name)
+        if found is None:
+            return None
+        status, copies = found["InferenceComponentStatus"], found.get("RuntimeConfig", {})
+        state: State = "changing" if status in CHANGING else "failed" if status in BROKEN else "ready"
+        reason = found.get("FailureReason") or (status if state != "ready" else "")
+        properties = only(found, ("EndpointName", "VariantName", "Specification"))
+        properties["RuntimeConfig"] = {"CopyCount": copies.get("DesiredCopyCount", 0)}
+        arn = found["InferenceComponentArn"]
+        outputs = {"Ref": arn, "status": status, "copies": copies.get("CurrentCopyCount", 0)}
+        return Observed(name, properties, tags_of_arn(cloud, arn), outputs, state, reason)
+
+    def create(self, cloud: Cloud, resource: Resource) -> None:
+        wanted = only({**resource.properties, **resource.how}, ("EndpointName", "VariantName", "Specification", "RuntimeConfig"))
+        named = {"InferenceComponentName": resource.name, "Tags": tag_list(resource.tags)}
+        cloud.call("sagemaker", "create_inference_component", f"creating the component {resource.name}", **named, **wanted)
+
+    def update(self, cloud: Cloud, resource: Resource, found: Observed, fields: Sequence[Field]) -> None:
+        changed, name = {field.path.split(".")[0] for field in fields}, {"InferenceComponentName": resource.name}
+        put_tags(cloud, found.outputs["Ref"], resource)
+        if "Specification" in changed:
+            wanted = only(resource.properties, ("Specification", "RuntimeConfig", "DeploymentConfig"))
+            cloud.call("sagemaker", "update_inference_component", f"updating the component {resource.name}", **name, **wanted)
+        elif "RuntimeConfig" in changed:
+            doing, wanted = f"setting the copies of {resource.name}", resource.properties["RuntimeConfig"]
+            cloud.call("sagemaker", "update_inference_component_runtime_config", doing, **name, DesiredRuntimeConfig=wanted)
+
+    def delete(self, cloud: Cloud, found: Observed) -> str | None:
+        """SageMaker refuses it while the component starts, or gets more copies or fewer."""
+        now = self.observe(cloud, found.name)
+        if now is None or now.outputs["status"] == "Deleting":
+            return None
+        if now.state == "changing":
+            return f"is {now.outputs['status']}, and can be deleted after that"
+        cloud.call("sagemaker", "delete_inference_component", f"deleting the component {found.name}", InferenceComponentName=found.name)
+        return None
+
+
 def tags_of_arn(cloud: Cloud, arn: str) -> dict[str, str]:
     return tag_map(cloud.listed("sagemaker", "list_tags", "Tags", "reading tags", ResourceArn=arn))
 
@@ -110,6 +161,7 @@ def put_tags(cloud: Cloud, arn: str, resource: Resource) -> None:
 
 
 KINDS: Mapping[str, ResourceKind] = {
+    COMPONENT: InferenceComponent(),
     "AWS::SageMaker::Endpoint": SageMakerEndpoint(),
     "AWS::SageMaker::EndpointConfig": Immutable("configuration", "EndpointConfig", "endpoint_config", CONFIG),
     "AWS::SageMaker::Model": Immutable("model", "Model", "model", MODEL),

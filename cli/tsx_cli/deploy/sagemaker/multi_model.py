@@ -22,7 +22,7 @@ from tsx_cli.deploy.sagemaker import shared_endpoints as shared
 from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget
 from tsx_cli.deploy.sagemaker.kinds import MODEL as MODEL_PROPERTIES
 from tsx_cli.deploy.sagemaker.kinds import Immutable
-from tsx_cli.deploy.sagemaker.resources import config_properties, deployment_config, model_properties, prefix, uploaded, uploads
+from tsx_cli.deploy.sagemaker.resources import config_properties, model_properties, prefix, uploaded, uploads
 from tsx_cli.deploy.sagemaker.shared_endpoints import MODEL, MODELS, EndpointMembership
 from tsx_cli.deploy.spec import DeploySpec, MultiModelEndpoint
 
@@ -30,8 +30,10 @@ VERSION, TARGET_MODEL, OBJECT = "Tsx::SageMaker::ModelVersion", "Tsx::SageMaker:
 SINCE = "tsx:since"  # the tag of a model with the time when it became the current version
 
 
-def resources(spec: DeploySpec, facts: Facts, multi: MultiModelEndpoint) -> list[Resource]:
+def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     """Raises UsageError for what SageMaker does not do."""
+    multi = spec.sagemaker.multi_model
+    assert multi is not None
     _check(spec, multi)
     member = EndpointMembership(MODELS, multi.endpoint)
     tags = shared.member_tags(spec, facts, member)
@@ -40,12 +42,13 @@ def resources(spec: DeploySpec, facts: Facts, multi: MultiModelEndpoint) -> list
     alone = model_properties(spec, facts, url)
     version = Resource("ModelVersion", VERSION, prefix(spec.name) + digest(url), alone, ("ModelData",), tags)
     container = {**alone["PrimaryContainer"], "ModelDataUrl": url.rpartition("/")[0] + "/", "Mode": "MultiModel"}
-    container["MultiModelConfig"] = {"ModelCacheSetting": "Enabled" if multi.cache else "Disabled"}
+    if not multi.cache:
+        container["MultiModelConfig"] = {"ModelCacheSetting": "Disabled"}
     whole = {**alone, "PrimaryContainer": container}
     own = shared.endpoint_prefix(multi.endpoint) + digest(whole)
     model = Resource("Model", MODEL, own, whole, ("ModelVersion",), shared.endpoint_tags(member))
     config = config_properties(spec, model.name)
-    endpoint = shared.endpoint_resources(member, config, {"DeploymentConfig": deployment_config(spec, [])}, ("Model",))
+    endpoint = shared.endpoint_resources(member, config, {}, ("Model",))
     current = Resource("TargetModel", TARGET_MODEL, spec.name, {"ModelName": version.name}, ("Endpoint",))
     return [*made, version, model, *endpoint, current]
 
@@ -111,6 +114,13 @@ class MultiModelTarget(SageMakerTarget):
 
     def __init__(self, member: EndpointMembership) -> None:
         self.member = member
+
+    def log_group(self, name: str) -> str:
+        """That of the endpoint, for all of its models."""
+        return super().log_group(self.member.endpoint)
+
+    def wanted(self, cloud: Cloud, spec: DeploySpec, facts: Facts) -> list[Resource]:
+        return shared.noted(cloud, self.member, resources(spec, facts))
 
     def belongings(self, cloud: Cloud, name: str, *, purge: bool = False) -> list[Resource]:
         """Its archives always: a client can ask for whatever is under the prefix. The endpoint goes with the last archive."""

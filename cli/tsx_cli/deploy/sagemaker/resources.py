@@ -14,7 +14,8 @@ from tsx_cli.deploy.aws.alarms import AlarmMetrics, Alarms, alarms
 from tsx_cli.deploy.aws.iam_policies import role
 from tsx_cli.deploy.aws.kinds.autoscaling import scaling
 from tsx_cli.deploy.aws.kinds.log_group import log_group
-from tsx_cli.deploy.engine.facts import Facts, tags_of
+from tsx_cli.deploy.aws.session import own_bucket
+from tsx_cli.deploy.engine.facts import Facts, lasting, tags_of
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
 from tsx_cli.deploy.spec import Autoscaling, DeploySpec
 
@@ -39,7 +40,7 @@ def resources(spec: DeploySpec, facts: Facts) -> list[Resource]:
     watched = _alarms(spec, tags)
     endpoint: dict[str, Any] = {"EndpointConfigName": config.name}
     if own.serverless is None:
-        endpoint["DeploymentConfig"] = deployment_config(spec, watched.names)
+        endpoint["DeploymentConfig"] = _deployment(spec, watched.names)
     if own.autoscaling is not None:
         # A new version starts with as many instances as scaling has come to, not with those of its first day.
         ours = [{"VariantPropertyType": "DesiredWeight"}, {"VariantPropertyType": "DataCaptureConfig"}]
@@ -60,11 +61,6 @@ def uploaded(spec: DeploySpec, facts: Facts, tags: Mapping[str, str], key: str) 
     content = {"Sha256": facts.sha256, "Path": str(facts.archive)}
     data = Resource("ModelData", "Tsx::S3::Object", f"{bucket}/{key}", content, tuple(each.id for each in made))
     return [*made, data], f"s3://{data.name}"
-
-
-def own_bucket(account: str, region: str) -> str:
-    """Where a deployment names none."""
-    return f"tsx-{account}-{region}"
 
 
 def uploads(name: str) -> str:
@@ -176,11 +172,10 @@ def _alarms(spec: DeploySpec, tags: Mapping[str, str]) -> Alarms:
         return Alarms([], [])
     where = {"EndpointName": spec.name, "VariantName": VARIANT}
     metrics = AlarmMetrics("AWS/SageMaker", "Invocation5XXErrors", "ModelLatency", 1000, where)  # it counts microseconds
-    own = {key: tags[key] for key in ("tsx:name", "tsx:target")}  # an alarm outlives the version that it was made for
-    return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", own)
+    return alarms(spec.canary.alarms, metrics, f"tsx-{spec.name}", lasting(tags))
 
 
-def deployment_config(spec: DeploySpec, alarm_names: list[str]) -> dict[str, Any]:
+def _deployment(spec: DeploySpec, alarm_names: list[str]) -> dict[str, Any]:
     if spec.canary is None:
         routing: dict[str, Any] = {"Type": "ALL_AT_ONCE", "WaitIntervalInSeconds": 0}
     else:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.deploy.aws.session import Cloud
+from tsx_cli.deploy.aws.session import Cloud, own_bucket
 from tsx_cli.deploy.engine.engine import OWNER
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.engine.plan import differences
@@ -19,7 +19,7 @@ from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Observed, Resource, digest
 from tsx_cli.deploy.sagemaker.deployment import names_of
 from tsx_cli.deploy.sagemaker.kinds import CHANGING, KINDS
-from tsx_cli.deploy.sagemaker.resources import own_bucket, prefix
+from tsx_cli.deploy.sagemaker.resources import prefix
 from tsx_cli.deploy.spec import DeploySpec
 
 SHARED = "tsx:shared"  # the tag of such an endpoint that tsx created, and of the models of its deployments: COMPONENTS or MODELS

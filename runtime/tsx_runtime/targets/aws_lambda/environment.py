@@ -22,7 +22,7 @@ NAMES = {  # their values are read in `_own`
     "TSX_LAMBDA_RUNTIME": "the client of Lambda's Runtime API: awslambdaric or tsx",
     "TSX_LAMBDA_ANSWERS": "buffered, or streamed: HTTP answers go out part by part (tsx's own client alone can)",
     "TSX_LAMBDA_RESULTS": "where the answers to SQS messages go: s3://BUCKET/PREFIX, the URL of a queue, or message",
-    "TSX_LAMBDA_RESULTS_OWNER": "account that must own the bucket of TSX_LAMBDA_RESULTS; any if not set",
+    "TSX_LAMBDA_RESULTS_OWNER": "account that must own a bucket that answers go to; any if not set",
     "TSX_LAMBDA_BASE_PATH": "prefix of the paths of requests, such as the mapping of a custom domain",
     "TSX_LAMBDA_INIT_WAIT": "seconds of Lambda's start-up phase in which the model is waited for",
 }

@@ -2,7 +2,7 @@
 
     TSX_MODEL_DIR     where the model lies, /opt/ml/model if not set; KServe puts it into /mnt/models
     TSX_MODEL_NAME    what the one model is called, in place of its archive's own name
-    TSX_DEFAULTS      settings of whoever starts the container, as NAME=VALUE between spaces: any variable or file of the user goes first
+    TSX_DEFAULTS      settings that a deployment derives, as NAME=VALUE separated by spaces; the user's variables and file override them
 
 A directory that holds `model-store` is laid out as KServe's TorchServe runtime has it: archives there, and config/config.properties.
 """

@@ -62,7 +62,7 @@ def encode(value: Any, nan: str = NULL) -> tuple[Buffer, Buffer]:
 
 def encode_answers(results: list[Any], context: Context, limit: int, error_status: int = 500) -> list[Answer]:
     """A result that cannot be encoded fails alone, with `error_status`: its neighbours in the batch are answered."""
-    processors, nan = context.processors, context.json_nan
+    processors, nan, guess = context.processors, context.json_nan, context.guess_content_type
     answers: list[Answer] = []
     for idx, value in enumerate(results):
         try:
@@ -73,12 +73,12 @@ def encode_answers(results: list[Any], context: Context, limit: int, error_statu
                 )
             processor = processors.get(idx)
             if processor is None:
-                answers.append((200, context.typed(headers, body), body))
+                answers.append((200, context.typed(headers, body) if guess else headers, body))
             else:
                 own = processor.header_block()
                 if headers and processor.get_response_header("content-type") is None:
                     own += headers
-                answers.append((_status_of(processor), context.typed(own, body), body))
+                answers.append((_status_of(processor), context.typed(own, body) if guess else own, body))
         except PredictionFailed as error:
             logger.error("the answer of request %s cannot be sent: %s", context.get_request_id(idx), error)
             answers.append(failure(error, error_status))

@@ -24,6 +24,7 @@ from tsx_cli.bench.model.results import Round, read_results
 from tsx_cli.bench.report.shown import rate
 from tsx_cli.bench.search.run_options import command_line
 from tsx_cli.bench.workload.payloads import Payload
+from tsx_cli.common.failure import CliError
 
 pytestmark = pytest.mark.usefixtures("processes")
 
@@ -122,6 +123,33 @@ def test_a_ramp_finds_the_knee_of_a_running_server(run: Run, monkeypatch: pytest
     assert re.search(r"[\d,]+ inputs of 9,150 to 12,044 bytes: p50 ", done.out)
     cases = {case.get("name"): len(case) for case in ElementTree.parse("out.xml").getroot().iter("testcase")}
     assert cases == {"p50<50ms": 0, "errors<1%": 0, "the throughput follows the rate": 0}
+
+
+@pytest.mark.parametrize(("reached", "code"), [(100.0, 0), (0.0, 1)])
+def test_a_ramp_that_ends_the_server_keeps_what_it_measured_and_one_without_answers_says_what_to_do(
+    run: Run, monkeypatch: pytest.MonkeyPatch, reached: float, code: int
+) -> None:
+    def measure(plan: LoadPlan, **_: object) -> Round:
+        if (plan.rate or 0.0) > 50:
+            raise CliError("no server answers")
+        return one_round(plan.rate or 100.0, 10, plan.seed).model_copy(update={} if reached else {"throughput": 0.0})
+
+    monkeypatch.setattr("tsx_cli.bench.commands.against.measure", measure)
+    done = run("bench", *TEXT, "--input-kind", "text", *SHORT, "--ramp", "--slo", "p50<50ms")
+    assert done.code == code, done.err
+    if code:
+        assert "--ramp: no answer came within 0.1 s, so no rate is known to start from; give a longer --duration" in done.err
+    else:
+        assert re.search(r"note: the ramp ended at 5\d\.\d requests/s: no server answers\n", done.out)
+        assert re.search(r"knee: 3\d\.\d/s holds, the load ended before one that does not", done.out)
+
+
+def test_a_rate_alone_has_no_knee_even_where_the_generator_was_the_limit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited = one_round(10, 10, 0, limited="it was late")
+    monkeypatch.setattr("tsx_cli.bench.commands.against.measure", lambda plan, **_: limited.model_copy(update={"sent": 1000}))
+    done = run("bench", *TEXT, "--input-kind", "text", "--duration", 0.1, "--warm-up", 0, "--rate", 100)
+    assert "note: these figures describe the load generator and not the server: it was late" in done.out
+    assert "knee" not in done.out
 
 
 def test_a_bound_that_breaks_is_a_failure_in_the_junit_file(served: Running, run: Run) -> None:

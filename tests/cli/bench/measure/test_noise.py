@@ -73,6 +73,18 @@ def test_where_other_users_processes_are_hidden_the_cores_tell(root: Path) -> No
     assert (found.cores, found.others, found.busiest) == (0.5, 1.0, "")
 
 
+def test_on_a_part_of_the_cores_only_what_runs_there_counts(root: Path) -> None:
+    stat(root, 100)
+    for pid, parent in ((1, 0), (OWN, 1), (20, 1)):
+        process(root, pid, 5, parent)
+    before = read(root, OWN, {0})._replace(at=0)
+    stat(root, 104)
+    process(root, OWN, 6.5)
+    process(root, 20, 8)  # most of it on the other core
+    found = between(before, read(root, OWN, {0})._replace(at=2))
+    assert (found.cores, found.others, found.busiest) == (0.75, 0.25, "")
+
+
 def test_steal_is_a_share_of_all_cores(root: Path) -> None:
     stat(root, 100, 3)
     process(root, 1, 0, 0)

@@ -109,3 +109,10 @@ def test_of_those_that_differ_within_the_noise_the_one_with_fewest_workers_is_re
 def test_a_figure_that_was_measured_again_does_not_win_over_far_higher_ones() -> None:
     made = [trial_of(2, one_round(300, 20)), trial_of(1, one_round(100, 20), one_round(100, 20))]
     assert winner_of([0, 1], made.__getitem__) == 0
+
+
+def test_what_was_measured_in_turn_and_is_slower_does_not_win_by_a_lucky_round_of_the_search() -> None:
+    made = [trial_of(4, one_round(130, 20), one_round(98, 20), one_round(98, 20)), trial_of(2, one_round(100, 20), one_round(100, 20))]
+    slower = PairedComparison(first=0, second=1, ratio=0.98, low=0.97, high=0.99, real=True)
+    assert choose([0, 1], made.__getitem__, [slower]) == (1, [])
+    assert choose([0, 1], made.__getitem__, [PairedComparison(first=1, second=0, ratio=1.02, low=1.01, high=1.03, real=True)]) == (1, [])

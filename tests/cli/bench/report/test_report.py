@@ -16,15 +16,27 @@ from tests.support.benchmarked import one_round, point, results
 from tsx_cli.bench.commands.against import show_against
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.parts import PinnedCores
-from tsx_cli.bench.model.points import cost_per_million
-from tsx_cli.bench.model.results import OUT_OF_TIME, Figure, PairedComparison, Prediction, Results, ServedBatches, Trial, read_results
+from tsx_cli.bench.model.points import cost_per_million, point_of
+from tsx_cli.bench.model.results import (
+    OUT_OF_TIME,
+    Figure,
+    Latency,
+    OfferedLoad,
+    PairedComparison,
+    Prediction,
+    Results,
+    Round,
+    ServedBatches,
+    Trial,
+    read_results,
+)
 from tsx_cli.bench.report import show, write_report
 from tsx_cli.bench.report.charts import DECADES, SMALLEST, Axis, ChartMark, Interval, Series, axis, bars, plot, ticks
-from tsx_cli.bench.report.facts import tiles
+from tsx_cli.bench.report.facts import cold, tiles
 from tsx_cli.bench.report.figures import charts
 from tsx_cli.bench.report.over_time import spark_line
 from tsx_cli.bench.report.rows import rows
-from tsx_cli.bench.report.shown import margin, note
+from tsx_cli.bench.report.shown import margin, note, shown_point
 from tsx_cli.bench.search.verdict import conclude
 from tsx_cli.bench.storage.compare import compare, parse_condition, show_compared
 
@@ -479,3 +491,14 @@ def test_charts_stay_inside_their_frame(points: list[tuple[float, float]]) -> No
 def test_ticks_that_are_given_are_kept_and_bars_of_one_value_are_drawn() -> None:
     assert ticks(Axis("x", 0, 1, ticks=[(0.5, "half")])) == [(0.5, "half")]
     assert len(list(ElementTree.fromstring(bars("t", "x", [("1", 100.0, "all", None)])).iter("rect"))) == 1
+
+
+def test_a_load_without_answers_is_neither_a_warm_median_nor_what_came_closest(found: Results) -> None:
+    failing = found.model_copy(deep=True)
+    trial = failing.trials[0]
+    nothing = Round(seconds=1, sent=9, ok=0, errors={"500": 9}, throughput=0, latency=Latency())
+    trial.points, trial.best = [*trial.points, point_of(OfferedLoad(connections=64), [nothing], None)], None
+    assert shown_point(trial) == trial.points[0]
+    warm = {line.name: line.warm for line in cold(failing)}
+    assert warm["cpu, 1 worker, batch 1"] == {line.name: line.warm for line in cold(found)}["cpu, 1 worker, batch 1"]
+    assert charts(failing)

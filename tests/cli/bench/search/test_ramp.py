@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.benchmarked import one_round
 from tests.support.simulated_bench import SimulatedMachine, search
+from tsx_cli.bench.measure.trial import LoadMeasurement, TrialFailed
+from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.points import confirmed_best, knee_of, open_loops, with_round
 from tsx_cli.bench.model.results import OfferedLoad, Point, Round
 from tsx_cli.bench.model.slo import parse_slo
@@ -75,7 +77,8 @@ def test_a_server_that_stands_no_rate_and_a_run_without_time_end_the_ramp() -> N
     server = Server(0)
     to_the_knee(server.attempt, 100)
     assert knee_of(server.points).held is None
-    assert min(server.rates) < 2
+    assert 0.5 < min(server.rates) < 1
+    assert len(server.rates) == 5, "each lower than the one before, and none between them"
     for rounds in range(12):
         short = Server(93, rounds=rounds)
         to_the_knee(short.attempt, 100)
@@ -131,3 +134,19 @@ def test_a_run_keeps_time_to_ramp_its_winner(tmp_path: Path) -> None:
     assert not [note for note in found.notes if "--ramp" in note]
     short = search(SimulatedMachine(3), 45, tmp_path / "short", ramp=True)
     assert [note for note in short.notes if "the time was too short for --ramp" in note]
+
+
+class FragileMachine(SimulatedMachine):
+    """Its servers die of more requests than they can answer."""
+
+    def load(self, how: Configuration, offered: OfferedLoad, seconds: float) -> LoadMeasurement:
+        if offered.mode == "open" and (offered.rate or 0.0) > self.best(how):
+            raise TrialFailed("a worker died")
+        return super().load(how, offered, seconds)
+
+
+def test_a_ramp_of_which_the_winner_dies_says_so(tmp_path: Path) -> None:
+    found = search(FragileMachine(3), 300, tmp_path, ramp=True)
+    (note,) = [note for note in found.notes if "--ramp" in note]
+    (failed,) = [trial for trial in found.trials if trial.state == "failed"]
+    assert note == f"--ramp ended as {failed.how()} failed: a worker died"

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 from tests.support.benchmarked import one_round, point, results
+from tsx_cli.bench.capacity.report import measured_in
 from tsx_cli.bench.commands.compare_command import compare_command
-from tsx_cli.bench.model.results import Results, Trial
+from tsx_cli.bench.model.results import Results, Trial, read_results
+from tsx_cli.bench.storage.archive_record import ArchiveRecord
 from tsx_cli.bench.storage.compare import BEST, compare, parse_condition, print_compared, show_compared
 from tsx_cli.common.failure import UsageError
 from tsx_cli.main import run
@@ -204,3 +207,19 @@ def test_wrong_files_and_words_are_distinguished_from_a_regression(
 ) -> None:
     assert command(*(files / word if number < 2 else word for number, word in enumerate(words))) == 2
     assert said in capsys.readouterr().err
+
+
+def older(value: Any) -> Any:
+    """As the version before wrote it."""
+    added = {"over_time", "by_size", "noise", "disturbed", "starts", "tied", "price_per_hour", "pinning"}
+    if isinstance(value, dict):
+        return {name: older(each) for name, each in value.items() if name not in added}
+    return [older(each) for each in value] if isinstance(value, list) else value
+
+
+def test_what_the_version_before_has_written_is_compared_and_planned_from(before: Results, tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps(older(before.model_dump(mode="json"))))
+    assert compare(read_results(file), before).pairs == compare(before, before).pairs
+    kept = measured_in(None, file)
+    assert ArchiveRecord.model_validate(older(json.loads(kept.content()))) == kept

@@ -51,6 +51,8 @@ def test_a_server_that_falls_behind_or_fails_requests_is_a_failure() -> None:
         "errors<=0%": "2.00% of the requests failed, the bound is 0 (http://h, 100 requests/s, poisson)",
         "the throughput follows the rate": None,
     }
+    late.throughput.value = 0.0
+    assert set(failures(found).values()) == {"no request was answered (100 requests/s, poisson)"}
 
 
 def test_the_file_is_junit_xml(tmp_path: Path) -> None:
@@ -60,6 +62,7 @@ def test_the_file_is_junit_xml(tmp_path: Path) -> None:
     root = ElementTree.parse(tmp_path / "out.xml").getroot()
     (suite,) = root
     assert (root.tag, suite.tag, suite.get("timestamp")) == ("testsuites", "testsuite", "2026-11-21T15:00:00")
+    assert (root.get("skipped"), suite.get("skipped")) == (None, "0"), "the schema has it for a suite only"
     for each in (root, suite):
         assert (each.get("tests"), each.get("failures"), each.get("errors"), each.get("time")) == ("3", "1", "0", "581.000")
     assert {case.tag for case in suite} == {"testcase"}

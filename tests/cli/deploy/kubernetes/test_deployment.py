@@ -216,6 +216,7 @@ def test_a_rollout_that_has_failed_is_applied_again(deploy: Deploy, cluster: Clu
         (["--set", "kubernetes.hostnames=a.example.com"], "set kubernetes.gateway to the NAMESPACE/NAME"),
         (["--set", "kubernetes.gateway=Web/"], "kubernetes.gateway: String should match"),
         (["--set", "kubernetes.kserve=true", "--set", "kubernetes.token_secret=a"], "kubernetes.token_secret has no effect"),
+        (["--set", "kubernetes.kserve=true", "--set", "kubernetes.allow_from=shop"], "kubernetes.allow_from has no effect"),
     ],
 )
 def test_what_the_target_does_not_have_is_refused(deploy: Deploy, cluster: Cluster, words: list[str], reason: str) -> None:

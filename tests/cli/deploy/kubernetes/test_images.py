@@ -74,6 +74,8 @@ def test_each_program_is_asked_in_its_own_words(monkeypatch: pytest.MonkeyPatch)
 
     def try_(program: Program, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
         asked.append([program.name, *words])
+        if program.name == "crane":
+            raise programs.ProgramError(f"crane had not ended after {more['timeout']:g} s", "")
         return subprocess.CompletedProcess([], 0 if program.name == "skopeo" else 1, f"{DIGEST}\n", "")
 
     monkeypatch.setattr(Program, "try_", try_)

@@ -14,7 +14,7 @@ from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.emit.render import emit
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.image.recipe import Local
-from tsx_cli.deploy.kubernetes.resources import manifests
+from tsx_cli.deploy.kubernetes.resources import canonical, manifests
 from tsx_cli.deploy.spec import DeploySpec
 
 FACTS, LOCAL = Facts(Path("digits.mar"), "ab" * 32, "digits", "1.0", "", "", ""), Local("3.12", "2.9.0+cpu", "0.1.0")
@@ -108,11 +108,19 @@ def test_a_route_leads_to_the_gateway_that_is_named() -> None:
 
 def test_a_burst_of_requests_may_double_the_pods_at_once() -> None:
     body = made()["HorizontalPodAutoscaler"]["spec"]
-    assert body["metrics"][0]["resource"]["target"] == {"type": "Utilization", "averageUtilization": 80}
+    assert body["metrics"][1]["resource"]["target"] == {"type": "Utilization", "averageUtilization": 80}
     assert body["behavior"]["scaleUp"] == {
         "stabilizationWindowSeconds": 0,
         "policies": [{"type": "Percent", "value": 100, "periodSeconds": 30}],
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [("2000m", "2"), ("1500m", "1500m"), ("2048Mi", "2Gi"), ("1048576Mi", "1Ti"), ("2048Gi", "2Ti"), ("1000", "1k"), ("4", "4")],
+)
+def test_quantities_are_written_as_a_cluster_stores_them(given: str, stored: str) -> None:
+    assert canonical(given) == stored
 
 
 def test_files_name_the_command_that_creates_the_secret_and_hold_no_token() -> None:

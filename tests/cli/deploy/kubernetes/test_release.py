@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -242,6 +242,66 @@ def test_a_canary_with_another_share_has_as_many_pods_as_it_needs(deploy: Deploy
     assert watched.weights() == {"digits": 700, "digits-canary": 300}
 
 
+def test_a_canary_whose_pods_are_gone_goes_back_at_once_though_nothing_can_read_their_metrics(
+    deploy: Deploy, cluster: Cluster, watched: Watched
+) -> None:
+    deploy.apply(*CANARY)
+
+    def gone() -> None:
+        cluster.forwarded, cluster.scaling = "error: unable to forward port", "digits-canary"
+
+    watched.at[120] = gone
+    deploy.apply(*CANARY, *NEW, code=1)
+    assert "digits has all requests again: the canary's pods are not ready any more" in deploy.err
+    assert watched.seconds < 200
+
+
+def test_a_canary_is_watched_while_the_stable_deployment_scales(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
+    deploy.apply(*CANARY)
+    watched.at = {120: partial(setattr, cluster, "scaling", "digits"), 200: partial(setattr, watched, "errors", 1)}
+    deploy.apply(*CANARY, *NEW, code=1)
+    assert "the alarm 5xx>0 went off" in deploy.err
+    assert watched.seconds < 300
+
+
+def rolled_out(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, then: Callable[[], None]) -> None:
+    """Calls `then`, once, when the pods of the stable Deployment are to be replaced."""
+    roll_out, calls = cluster._roll_out, iter([then])
+
+    def both(deployment: dict[str, Any]) -> None:
+        if deployment["metadata"]["name"] == "digits":
+            next(calls, lambda: None)()
+        roll_out(deployment)
+
+    monkeypatch.setattr(cluster, "_roll_out", both)
+
+
+def test_a_canary_follows_a_rollout_that_has_failed(
+    deploy: Deploy, cluster: Cluster, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deploy.apply(*GATEWAY)
+    cluster.failure, cluster.failing = "ImagePullBackOff", "digits"
+    deploy.apply(*GATEWAY, *NEW, code=1)
+    watched.steps.clear()
+    rolled_out(cluster, monkeypatch, partial(setattr, cluster, "failure", ""))
+    deploy.apply(*CANARY, "--set", "env.A=c")
+    assert watched.steps == [*BEGUN, "apply digits", "route digits=1", "delete digits-canary"]
+    assert variables(cluster)["A"] == "c"
+
+
+def test_rollback_while_all_pods_get_the_version_of_the_canary_brings_the_previous_one_back(
+    deploy: Deploy, cluster: Cluster, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deploy.apply(*CANARY)
+    rolled_out(cluster, monkeypatch, lambda: watched.at.update({0: interrupt}))
+    deploy.apply(*CANARY, *NEW, code=130)
+    assert variables(cluster)["A"] == "b"
+    watched.steps.clear()
+    deploy("rollback", "--yes")
+    assert "A" not in variables(cluster)
+    assert watched.steps == ["route digits=1", "delete digits-canary"]
+
+
 def begun(deploy: Deploy, watched: Watched) -> None:
     deploy.apply(*CANARY)
     watched.at[300] = interrupt
@@ -302,13 +362,27 @@ def test_a_run_without_a_canary_ends_one_that_is_under_way(deploy: Deploy, clust
     assert watched.steps == ["apply digits", "route digits=1", "delete digits-canary"]
 
 
-def test_a_plan_that_is_older_than_the_end_of_a_canary_sends_nothing_to_it(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
+def test_a_canary_that_was_deleted_by_hand_gets_no_requests_from_the_next_run(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
+    begun(deploy, watched)
+    del cluster.objects["Deployment", "digits-canary"]
+    deploy.apply(*GATEWAY)
+    assert watched.weights() == {"digits": 1}
+    assert {name for kind, name in cluster.objects if "canary" in name and kind != "ReplicaSet"} == set()
+
+
+def test_a_plan_that_is_older_than_the_end_of_a_canary_changes_nothing(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
     begun(deploy, watched)
     manifest = dict(cluster.objects["HTTPRoute", "digits"])
     deploy("rollback", "--yes")
     there = kinds.Cluster(Program("kubectl"), "default")
     release.WeightedRoute().create(there, Resource("HTTPRoute", "Kubernetes::HTTPRoute", "digits", {**manifest, "kind": "HTTPRoute"}))
     assert watched.weights() == {"digits": 1}
+    watched.steps.clear()
+    stable = release.Release()
+    found = stable.observe(there, "digits")
+    assert found is not None
+    stable.update(there, Resource("Deployment", "Kubernetes::Deployment", "digits", {"Canary": release.NONE}), found, [])
+    assert watched.steps == []
 
 
 def test_what_does_not_change_the_pods_needs_no_canary(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
@@ -348,6 +422,13 @@ def test_a_deployment_without_the_label_of_instances_is_updated_first(deploy: De
     assert "version 1 of digits was made by an earlier tsx, and the Service would not find its pods" in deploy.err
     deploy.apply(*CANARY)
     assert "A" not in variables(cluster)
+
+
+def test_an_object_of_somebody_else_is_not_taken_for_the_canary(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
+    deploy.apply(*CANARY)
+    cluster.objects["Service", "digits-canary"] = {"metadata": {"name": "digits-canary", "labels": {}}, "spec": {}}
+    deploy.apply(*CANARY, *NEW, code=1)
+    assert "Service digits-canary already exists, and it is not the canary of digits" in deploy.err
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["before", "after"])
@@ -418,7 +499,7 @@ def needed(words: list[str]) -> set[tuple[str, str]]:
     return by_name.get(verb, set())
 
 
-def test_each_call_is_one_that_the_role_of_who_deploys_allows(deploy: Deploy, cluster: Cluster, watched: Watched, tmp_path: Path) -> None:
+def test_the_role_of_deployers_allows_each_call(deploy: Deploy, cluster: Cluster, watched: Watched, tmp_path: Path) -> None:
     role = yaml.safe_load((Path(__file__).parents[4] / "infra" / "kubernetes" / "deployer.yaml").read_text())
     check(role)
     allowed = {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}

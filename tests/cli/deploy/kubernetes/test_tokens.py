@@ -52,6 +52,23 @@ def test_without_tokens_the_plan_says_so_and_the_secret_is_kept_for_earlier_vers
     assert places(cluster).keys() == TOKENS.keys()
 
 
+def test_credentials_that_may_not_read_secrets_plan_as_if_the_tokens_were_there(
+    deploy: Deploy, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deploy.apply()
+    get = cluster._get
+
+    def refusing(words: list[str], stdin: str) -> str:
+        if words[0] == "secrets":
+            raise LookupError('Error from server (Forbidden): secrets is forbidden: User "ci" cannot list resource "secrets"')
+        return get(words, stdin)
+
+    monkeypatch.setattr(cluster, "_get", refusing)
+    assert "these credentials cannot read the Secret digits-tokens" in deploy("plan", "digits.mar", "--no-check", "--image", IMAGE)
+    deploy("destroy", "--yes")
+    assert set(cluster.objects) == {("Secret", "digits-tokens")}
+
+
 @pytest.mark.parametrize("words", [(), ("--set", "kubernetes.token_secret=theirs")])
 def test_the_secret_of_a_person_is_used_and_left(deploy: Deploy, cluster: Cluster, words: tuple[str, ...]) -> None:
     name = words[1].partition("=")[2] if words else "digits-tokens"  # as the next step of emitted files says

@@ -13,16 +13,10 @@ import pytest
 from tests.support.deploying import OTHER_IMAGE, ROLE, Deploy, actions
 from tests.support.platforms.aws import ACCOUNT, REGION, Course
 from tests.support.platforms.aws_components import count_failure_without_capacity, scale
-from tsx_cli.deploy.sagemaker import component_kind
 
 pytestmark = pytest.mark.slow
 
 SHARED = ("--set", "sagemaker.component.endpoint=shared")
-
-
-@pytest.fixture(autouse=True)
-def _at_once(course: Course, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(component_kind.InferenceComponent, "poll", 0.0)
 
 
 @pytest.fixture
@@ -124,8 +118,9 @@ def test_an_update_and_a_rollback_of_one_component_leave_the_other_as_it_is(memb
     b.apply()
     there = component("b")
     course.calls.clear()
-    a.apply("--image", OTHER_IMAGE, "--set", "sagemaker.component.memory=4096", "--set", "sagemaker.component.copies=3")
-    assert course.calls == ["UpdateInferenceComponent a", "UpdateInferenceComponentRuntimeConfig a 3"]  # one change at a time
+    a.apply("--image", OTHER_IMAGE, "--set", "sagemaker.component.memory=1048576", "--set", "sagemaker.component.copies=3")
+    assert component("a")["Specification"]["ComputeResourceRequirements"]["MinMemoryRequiredInMb"] == 1 << 20
+    assert course.calls == ["UpdateInferenceComponent a"]
     versions = a.reported("history")
     assert [(each["number"], each["is_current"]) for each in versions] == [(1, False), (2, True)]
     a.verb("rollback", "--yes")
@@ -177,6 +172,11 @@ def test_a_canary_of_a_component_is_a_rolling_update_that_alarms_take_back(membe
         },
         "AutoRollbackConfiguration": {"Alarms": [{"AlarmName": each["AlarmName"]} for each in alarms]},
     }
+    course.failure = " "  # SageMaker need not give a reason
+    course.calls.clear()
+    a.apply(*canary, "--image", OTHER_IMAGE, "--set", "sagemaker.component.copies=5", code=1)
+    assert "a was returned to its previous state" in a.err
+    assert course.calls == ["UpdateInferenceComponent a"]
     course.failure, course.looks = "", 20
     sagemaker().update_inference_component(InferenceComponentName="a", Specification=component("a")["Specification"])
     a.verb("rollback", "--to", "1", "--yes", code=1)
@@ -205,6 +205,17 @@ def test_the_endpoint_goes_with_its_last_component_and_not_before(member: Any, c
     assert not boto3.client("cloudwatch").describe_alarms()["MetricAlarms"]
     b.verb("destroy", "--yes", code=1)
     assert "there is no deployment 'b' in eu-central-1" in b.err
+
+
+def test_the_log_of_a_component_is_removed_by_a_purge_afterwards(member: Any, course: Course) -> None:
+    a = member("a")
+    a.apply()
+    a.verb("destroy", "--yes")
+    logs = boto3.client("logs")
+    logs.create_log_group(logGroupName="/aws/sagemaker/InferenceComponents/b")  # of somebody else
+    a.verb("destroy", "--purge", "--yes")
+    member("b").verb("destroy", "--purge", "--yes", code=1)
+    assert [each["logGroupName"] for each in logs.describe_log_groups()["logGroups"]] == ["/aws/sagemaker/InferenceComponents/b"]
 
 
 def test_a_component_that_changes_is_removed_once_that_has_ended(member: Any, course: Course) -> None:
@@ -259,6 +270,11 @@ def test_an_endpoint_of_somebody_else_is_used_and_neither_changed_nor_removed(me
     a.plan(*theirs, code=0)
     a.verb("destroy", "--yes")
     assert sagemaker().describe_endpoint(EndpointName="shared")["EndpointConfigName"] == "theirs"
+    sagemaker().create_endpoint(EndpointName="Their--Endpoint", EndpointConfigName="theirs")
+    sagemaker().describe_endpoint(EndpointName="Their--Endpoint")
+    b = member("b", *theirs, "--set", "sagemaker.component.endpoint=Their--Endpoint")
+    b.apply()
+    assert component("b")["EndpointName"] == "Their--Endpoint"
 
 
 @pytest.mark.parametrize(
@@ -276,6 +292,7 @@ def test_an_endpoint_of_somebody_else_is_used_and_neither_changed_nor_removed(me
         (["--set", "sagemaker.component.min_instances=9"], "min_instances is 9, and max_instances is 4"),
         (["--set", "sagemaker.multi_model.endpoint=b"], "are two ways to share an endpoint: remove one of them"),
         (["--set", "sagemaker.component.variant=main"], "sagemaker.component.variant is main"),
+        (["--set", "sagemaker.component.endpoint=Shared"], "a name has up to 40 lower-case letters"),
     ],
 )
 def test_what_a_component_does_not_have_is_refused(member: Any, course: Course, words: list[str], said: str) -> None:

@@ -22,7 +22,6 @@ from tests.support.platforms.aws_components import count_failure_without_capacit
 from tests.support.platforms.sagemaker_host import Host, container
 from tests.support.platforms.sagemaker_runtime import Loader, NoCapacity, runtime
 from tests.support.platforms.sagemaker_transform import run_job
-from tsx_cli.deploy.sagemaker import component_kind
 
 COMPONENT = ("--set", "sagemaker.component.endpoint=shared")
 MULTI_MODEL = ("--set", "sagemaker.multi_model.endpoint=shared")
@@ -103,7 +102,6 @@ def asked(answer: Any) -> bytes:
 def test_two_components_of_one_endpoint_answer_scale_change_and_go_by_themselves(
     containers: Containers, course: Course, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(component_kind.InferenceComponent, "poll", 0.0)
     (tmp_path / "in.json").write_text("{}")
     a, b = (Deploy(archive(tmp_path, name), "sagemaker", capsys, COMPONENT, name) for name in "ab")
     a.apply("--set", "sagemaker.autoscaling.min=0")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from tsx_cli.deploy.aws.logs import GROUPS
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.engine import OWNER
+from tsx_cli.deploy.engine.facts import lasting
 from tsx_cli.deploy.engine.kind import ResourceKind, only
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
@@ -50,8 +51,8 @@ def log_group(spec: DeploySpec, tags: Mapping[str, str], name: str = "") -> list
     """With the target's usual name, if no other is given. None where its lines are to be kept as long as somebody else says."""
     if spec.log_retention == 0:
         return []
-    own = {key: tags[key] for key in (OWNER, "tsx:target")}  # it outlives the version that it was made for
-    return [Resource("LogGroup", KIND, name or GROUPS[spec.target].format(spec.name), {"RetentionInDays": spec.log_retention}, tags=own)]
+    group = name or GROUPS[spec.target].format(spec.name)
+    return [Resource("LogGroup", KIND, group, {"RetentionInDays": spec.log_retention}, tags=lasting(tags))]
 
 
 def own_log_group(cloud: Cloud, name: str, group_name: str, *, exists: bool) -> list[Resource]:

@@ -1,0 +1,79 @@
+"""Shows on stderr how far a run is."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+
+from rich.console import Console
+from rich.status import Status
+
+from tsx_cli.bench.generator.run import LoadProgress
+from tsx_runtime.shared.log_format import escaped
+
+
+class Progress:
+    """How far a run is, on stderr: one line that changes on a terminal, a line for each thing that was found elsewhere.
+
+    `ends` is the moment, by time.monotonic, at which the run is to be over.
+    """
+
+    def __init__(self, ends: float, *, quiet: bool = False) -> None:
+        self._ends = ends
+        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._status: Status | None = None
+        self._doing = ""
+
+    def __enter__(self) -> Progress:
+        if self._console.is_terminal and not self._console.quiet:
+            self._status = self._console.status("")
+            self._status.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._status is not None:
+            with suppress(OSError):  # the terminal is gone
+                self._status.stop()
+            self._status = None
+
+    def found(self, text: str) -> None:
+        with suppress(OSError):
+            self._console.print(escaped(text), markup=False, soft_wrap=True)
+
+    def doing(self, text: str, more: str = "") -> None:
+        """What lasts for a while: only a terminal shows it."""
+        self._doing = text
+        if self._status is not None:
+            self._status.update(f"{_clock(self._ends - time.monotonic())} left · {text}{more}".replace("[", r"\["))
+
+    def load(self, progress: LoadProgress) -> None:
+        self.doing(self._doing, f" · {progress.answers:,} answers in {progress.seconds:.0f} s")
+
+
+def progress_line(rounds: int | None) -> Callable[[int, LoadProgress], None] | None:
+    """One line on a terminal that tells how far it is; None where stderr is none. `rounds` is None where their number is not known."""
+    if not sys.stderr.isatty():
+        return None
+    begun = time.monotonic()
+
+    def show(number: int, progress: LoadProgress) -> None:
+        left = max(0.0, (rounds - number if rounds else 1) * progress.of - progress.seconds)
+        text = f"load {number + 1}: " if rounds is None else f"round {number + 1} of {rounds}: " if rounds > 1 else ""
+        answered = f"{progress.answers:,} answers"
+        print(f"\r\033[K{text}{answered}, {time.monotonic() - begun:.0f} s, {left:.0f} s left", end="", file=sys.stderr, flush=True)
+        if (rounds is None or number == rounds - 1) and left < 1:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _clock(left: float) -> str:
+    if math.isinf(left):
+        return "any time"
+    minutes, seconds = divmod(max(0, round(left)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
