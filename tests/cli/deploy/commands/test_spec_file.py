@@ -8,6 +8,7 @@ import pytest
 
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.commands.spec_file import read_spec
+from tsx_cli.deploy.emit.github import command_words
 
 HEAD = '[deploy]\ntarget = "kubernetes"\nmodel = "digits.mar"\nimage = "a"\n'
 
@@ -33,3 +34,15 @@ def test_a_table_of_another_deployment_is_left_to_it(tmp_path: Path) -> None:
     (tmp_path / "tsx.toml").write_text(f"{HEAD}[deploy.faces]\nkubernetes = {{replicas = 3}}\n")
     assert read_spec(tmp_path / "tsx.toml", {}).kubernetes.replicas == 2
     assert read_spec(tmp_path / "tsx.toml", {"name": "faces"}).kubernetes.replicas == 3
+
+
+def test_labels_with_dots_can_be_given_as_a_table() -> None:
+    given = {"name": "digits", "target": "kubernetes", "model": "digits.mar", "tags": '{"example.com/team" = "vision"}'}
+    labels = '{"eks.amazonaws.com/capacityType" = "SPOT"}'
+    spec = read_spec(None, {**given, "kubernetes": {"node_selector": labels}})
+    assert spec.kubernetes.node_selector == {"eks.amazonaws.com/capacityType": "SPOT"}
+    assert spec.tags == {"example.com/team": "vision"}
+    assert command_words(None, {"kubernetes": {"node_selector": labels}}) == ["--set", f"kubernetes.node_selector={labels}"]
+    for wrong in ("SPOT", '{"a": "b"}', '{"a" = 1}'):
+        with pytest.raises(UsageError, match=r"kubernetes\.node_selector"):
+            read_spec(None, {**given, "kubernetes": {"node_selector": wrong}})
