@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,6 +11,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from tsx_cli.common.failure import UsageError
 from tsx_runtime.shared.quantities import parse_percent, parse_seconds, where_text
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 Target = Literal["container", "sagemaker", "lambda", "kubernetes"]
 NAME = re.compile(r"[a-z0-9](-?[a-z0-9])*")
@@ -47,6 +53,14 @@ def words(value: object) -> object:
     return [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
 
 
+def table(value: object) -> object:
+    """`{"example.com/pool" = "gpu"}` as TOML reads it, which is how `--set` can give keys with dots."""
+    try:
+        return tomllib.loads(f"value = {value}")["value"] if isinstance(value, str) else value
+    except tomllib.TOMLDecodeError:
+        raise ValueError('write {"KEY" = "VALUE"}') from None
+
+
 def whole(value: object) -> object:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
@@ -67,6 +81,9 @@ OwnName = Annotated[str, AfterValidator(own_name)]
 Role = Annotated[str, BeforeValidator(role)]
 Words = Annotated[tuple[str, ...], BeforeValidator(words)]
 Percent = Annotated[float, BeforeValidator(where_text(parse_percent))]
+
+
+Labels = Annotated[dict[str, str], BeforeValidator(table)]
 
 
 class SpecSection(BaseModel):
@@ -285,7 +302,7 @@ class Kubernetes(SpecSection):
     shared_memory: str = Field(default="1Gi", pattern=MEMORY)  # of /dev/shm, which counts as memory
     gpus: int = Field(default=0, ge=0)
     gpu_resource: str = Field(default="nvidia.com/gpu", pattern=r"^[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][\w.-]*$")  # such as a MIG profile's
-    node_selector: dict[str, str] = Field(default_factory=dict)  # labels of the nodes that it may run on
+    node_selector: Labels = Field(default_factory=dict)  # labels of the nodes that it may run on
     tolerations: Words = ()  # taints of nodes that it may run on all the same, as key, key=value or key=value:effect
     secrets: dict[str, str] = Field(default_factory=dict)  # environment variable -> SECRET/KEY that it is read from
     allow_from: Words = ()  # namespaces that may send requests; with one of the two, all others may not
@@ -297,7 +314,7 @@ class Kubernetes(SpecSection):
     gateway: str | None = Field(default=None, pattern=GATEWAY)  # NAMESPACE/NAME of a Gateway that an HTTPRoute is attached to
     hostnames: Words = ()  # of that route; without any, all of the Gateway's
     monitoring: bool | None = None  # a ServiceMonitor; if not set, where the cluster has the Prometheus operator
-    monitor_labels: dict[str, str] = Field(default_factory=dict)  # by which the operator selects it, such as release = "prometheus"
+    monitor_labels: Labels = Field(default_factory=dict)  # by which the operator selects it, such as release = "prometheus"
     startup_timeout: Annotated[Seconds, Field(ge=10)] = 600
     grace: Annotated[Seconds, Field(ge=10)] = 60
     kserve: bool = False  # an InferenceService instead of a Deployment
@@ -323,6 +340,8 @@ class Kubernetes(SpecSection):
     @model_validator(mode="after")
     def _scaling(self) -> Kubernetes:
         if self.keda is None:
+            if self.replicas == 0 and self.most_replicas > 1 and not self.kserve:
+                raise ValueError("replicas is 0, and Kubernetes' autoscaler keeps at least one pod: set keda as well, or replicas to 1")
             return self
         if not self.queue_target and self.keda.rate_target is None:
             raise ValueError("keda has nothing to scale by: set queue_target, or keda.rate_target")
@@ -357,7 +376,7 @@ class DeploySpec(SpecSection):
     image: str | None = None  # one that is built and pushed already
     repository: str | None = None  # where an image that is built here is pushed to
     env: dict[str, str] = Field(default_factory=dict)
-    tags: dict[str, str] = Field(default_factory=dict)
+    tags: Labels = Field(default_factory=dict)
     create_role: bool = False  # a role to run with is made, with what it needs and no more
     canary: Canary | None = None
     log_retention: Retention = 30  # days that CloudWatch keeps the log of an endpoint or a function

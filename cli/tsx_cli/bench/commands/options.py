@@ -84,7 +84,10 @@ Rates = Annotated[
     str | None, typer.Option(metavar="LIST", help="With --mode open: only at these rates, in requests per second.", rich_help_panel=LOAD)
 ]
 ArrivalsOf = Annotated[
-    Arrivals | None, typer.Option(help="With --mode open: how requests arrive; poisson if not given.", rich_help_panel=LOAD)
+    Arrivals | None,
+    typer.Option(
+        metavar="KIND", help="With --mode open: how requests arrive: poisson, if not given, constant or recorded.", rich_help_panel=LOAD
+    ),
 ]
 Duration = Annotated[str, typer.Option(help="Duration of one round, without its warm-up.", rich_help_panel=LOAD)]
 RoundTime = Annotated[

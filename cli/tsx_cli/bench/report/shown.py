@@ -24,7 +24,9 @@ def share(value: float) -> str:
 def margin(figure: Figure) -> str:
     """Half the confidence interval, as a share of the figure; empty where there is none."""
     width = figure.high - figure.value  # and not of both ends, as the lower one is never below 0
-    return f"± {width / figure.value:.1%}" if width > 0 and figure.value > 0 else ""
+    if width <= 0 or figure.value <= 0:
+        return ""
+    return f"± {width / figure.value:.1%}" if width < figure.value else "± over 100%"  # of few rounds that differ: it says no more
 
 
 def rate(point: Point) -> str:

@@ -99,7 +99,7 @@ class LambdaTarget:
             "target": "lambda",
             "region": cloud.region,
             "status": function.outputs["status"],
-            "reason": function.reason,
+            "reason": "" if function.state == "changing" else function.reason,
             "model": _tags_in_description(running).get("tsx:model"),
             "version": current,
             "canary": [{"version": key, "percent": share, **_model(versions.get(key, {}))} for key, share in canary.items()],

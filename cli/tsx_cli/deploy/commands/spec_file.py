@@ -89,6 +89,13 @@ def _tables(file: Path | None) -> dict[str, Any]:
         raise CliError(f"{file} is not valid TOML: {error}") from error
     if not isinstance(found, dict):
         raise CliError(f"{file}: deploy is a table, [deploy]")
+    tables = _fields(DeploySpec)
+    for name, value in found.items():
+        unknown = sorted(value.keys() - tables) if _is_deployment(name, value) else []
+        if unknown:  # else a misspelled table would pass for a deployment that nobody has asked for
+            raise UsageError(
+                f"{file}: [deploy.{name}] is no table of tsx, nor a deployment, which has no '{unknown[0]}'{suggestion(name, tables)}"
+            )
     return found
 
 
@@ -109,7 +116,10 @@ def _in_words(problem: Mapping[str, Any]) -> str:
         return f"deploy has no key '{place}'{suggestion(str(problem['loc'][-1]), _known(problem['loc'][:-1]))}"
     if problem["type"] == "missing":
         return f"{place} is not given: --{place.replace('_', '-')}, or {place} under [deploy] in tsx.toml"
-    return f"{place}: {str(problem['msg']).removeprefix('Value error, ')} (it is {problem['input']!r})"
+    if problem["type"] == "model_type":
+        return f"{place} has keys of its own, not a value: {', '.join(f'{place}.{key}' for key in _known(problem['loc']))}"
+    said = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{place}: {said}" + ("" if isinstance(problem["input"], Mapping) else f" (it is {problem['input']!r})")
 
 
 def _known(place: tuple[Any, ...]) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 from tsx_cli.archive.packing import check_lines
 from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.output import one_line, print_json
 from tsx_cli.deploy.aws.session import Cloud, translated_errors
 from tsx_cli.deploy.commands.images import images
@@ -22,7 +23,7 @@ from tsx_cli.deploy.commands.locations import place as place_of
 from tsx_cli.deploy.commands.logs_view import explain, log_of, show_lines, show_why, why
 from tsx_cli.deploy.commands.show import Steps, confirm, show_plan, show_status, show_versions
 from tsx_cli.deploy.commands.spec_file import read_spec, read_target
-from tsx_cli.deploy.emit.github import command_words
+from tsx_cli.deploy.emit.github import NO_SAMPLES, command_words
 from tsx_cli.deploy.emit.render import check_kind, emit
 from tsx_cli.deploy.emit.write import write
 from tsx_cli.deploy.engine.engine import AGAIN, DeployFailed, Engine
@@ -75,10 +76,12 @@ def emit_files(file: Path | None, given: Given, kind: str, directory: Path, *, a
     """Asks nothing of any platform, and writes nowhere else."""
     target = check_kind(kind, read_target(file, given))
     spec = read_spec(file, {**given, "target": target})
-    _, facts = look_at(spec.model, image=spec.image or "")
+    inspection, facts = look_at(spec.model, image=spec.image or "")
     with this_machine(spec.build) as local:
         emitted = emit(kind, spec, facts, local, command_words(file, given) if kind == "github" else ())
         paths = write(emitted, directory)
+    if kind == "github" and not any(member.name.startswith(f"{SAMPLES}/") for member in inspection.members):
+        emitted = emitted._replace(notes=[*emitted.notes, NO_SAMPLES])
     if as_json:
         print_json({"files": [str(path) for path in paths], "next": emitted.next_step, "notes": list(emitted.notes)})
         return

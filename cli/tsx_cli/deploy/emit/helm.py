@@ -51,14 +51,21 @@ VALUES = {  # what values.yaml and its schema say of each
     "startupTimeout": "Seconds until a pod must be ready.",
     "grace": "Seconds from SIGTERM to the end of a pod.",
 }
-KEDA_CHECKS = """\
+CHECKS = {
+    "HorizontalPodAutoscaler": """\
+{{- if eq (int .Values.replicas) 0 }}
+{{- fail "replicas is 0, and Kubernetes' autoscaler keeps at least one pod: set keda.prometheus as well, or replicas to 1" }}
+{{- end }}
+""",
+    "ScaledObject": """\
 {{- if not (or .Values.queueTarget .Values.keda.rateTarget) }}
 {{- fail "KEDA has nothing to scale by: set queueTarget, or keda.rateTarget" }}
 {{- end }}
 {{- if and (eq (int .Values.replicas) 0) (not (and .Values.keda.rateTarget .Values.keda.rateQuery)) }}
 {{- fail "replicas is 0, and pods that are not there count no requests: set keda.rateQuery and keda.rateTarget, or replicas to 1" }}
 {{- end }}
-"""
+""",
+}
 
 
 def chart(spec: DeploySpec, facts: Facts, image: str, names: Mapping[str, str]) -> dict[str, str]:
@@ -80,7 +87,7 @@ def chart(spec: DeploySpec, facts: Facts, image: str, names: Mapping[str, str]) 
     static = render_tree("helm", {"name": spec.name, "model": facts.model_name, "uid": UID}, marks="[[ ]]")
     found |= {str(path): text for path, text in static.items()}
     for each in _whole(spec, facts):
-        checks = KEDA_CHECKS if each["kind"] == "ScaledObject" else ""
+        checks = CHECKS.get(each["kind"], "")
         found[f"templates/{names[each['kind']]}"] = template(each, spec.name, checks)
     return found
 

@@ -45,11 +45,13 @@ def kustomize(spec: DeploySpec, image: str, labels: Mapping[str, str], names: Ma
 
 
 def _staging(spec: DeploySpec) -> DeploySpec:
-    """As small as it can be with the same objects, in a namespace of its own."""
+    """As small as it can be with the same objects, in a namespace and under hosts of its own."""
     own = spec.kubernetes
     few = min(own.replicas, 1)
-    sizes = {"namespace": f"{own.namespace[:55]}-staging", "replicas": few, "most_replicas": 2 if scales(spec) else max(few, 1)}
-    return spec.model_copy(update={"kubernetes": own.model_copy(update=sizes)})
+    hosts = tuple(f"*.staging.{host[2:]}" if host.startswith("*.") else f"staging.{host}" for host in own.hostnames)
+    sizes = {"replicas": few, "most_replicas": 2 if scales(spec) else max(few, 1)}
+    changes = {"namespace": f"{own.namespace[:55]}-staging", "hostnames": hosts, **sizes}
+    return spec.model_copy(update={"kubernetes": own.model_copy(update=changes)})
 
 
 def _patch(manifest: Manifest) -> Manifest:

@@ -14,6 +14,7 @@ from tsx_cli.deploy.emit.helm import chart
 from tsx_cli.deploy.emit.kustomize import HEAD, kustomize
 from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.engine.facts import Facts, tags_of
+from tsx_cli.deploy.engine.plan import hidden
 from tsx_cli.deploy.image.recipe import Local, Recipe, recipe
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.kubernetes.security import secret_step
@@ -104,7 +105,8 @@ def _cloudformation(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFile
     text = yaml_text([template(spec, facts)])
     makes_role = spec.create_role or (spec.target == "lambda" and spec.canary is not None)
     roles = ", and --capabilities CAPABILITY_NAMED_IAM, because it creates a role" if makes_role else ""
-    return EmittedFiles({"template.yaml": text}, {}, NEEDS_NOTE.format(name=spec.name) + roles)
+    stack = spec.name if spec.name[0].isalpha() else f"tsx-{spec.name}"  # the name of a stack begins with a letter
+    return EmittedFiles({"template.yaml": text}, {}, NEEDS_NOTE.format(name=stack) + roles)
 
 
 def _github(spec: DeploySpec, facts: Facts, local: Local, words: Sequence[str] = ()) -> EmittedFiles:
@@ -138,7 +140,24 @@ def check_kind(kind: str, target: str | None) -> str:
 
 def emit(kind: str, spec: DeploySpec, facts: Facts, local: Local, words: Sequence[str] = ()) -> EmittedFiles:
     """`words` are the options that were given beside the file of settings, for files that run the command again."""
-    return _github(spec, facts, local, words) if kind == "github" else KINDS[kind][1](spec, facts, local)
+    made = _github(spec, facts, local, words) if kind == "github" else KINDS[kind][1](spec, facts, local)
+    return made._replace(notes=[*made.notes, *_warnings(kind, spec)])
+
+
+def _warnings(kind: str, spec: DeploySpec) -> list[str]:
+    """What the files would do that nobody expects of them."""
+    found, own = [], spec.kubernetes
+    secrets = [name for name, value in spec.env.items() if hidden(value, name) != value]
+    if secrets and kind not in ("dockerfile", "github"):
+        instead = "name a Secret with kubernetes.secrets instead" if spec.target == "kubernetes" else "do not commit them"
+        found.append(f"the files contain the value of {', '.join(secrets)} (env): {instead}")
+    if kind in ("kubernetes", "helm", "kustomize") and spec.image is None and spec.repository is None:
+        found.append(
+            f"the image {spec.name} names no registry of yours: set repository=HOST/NAME, which the cluster can pull from, or --image"
+        )
+    if kind == "kustomize" and "/" in (own.gateway or "") and not own.hostnames:
+        found.append("the routes of both overlays take all hosts of the Gateway: set kubernetes.hostnames, or change one of them")
+    return found
 
 
 def image_name(spec: DeploySpec, made: Recipe | None) -> str:

@@ -17,7 +17,7 @@ from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import tag_map
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource
-from tsx_cli.deploy.sagemaker.kinds import KINDS
+from tsx_cli.deploy.sagemaker.kinds import CHANGING, KINDS
 from tsx_cli.deploy.sagemaker.resources import VARIANT, prefix, resources, scaling_rule, uploads
 from tsx_cli.deploy.spec import DeploySpec
 
@@ -108,7 +108,7 @@ class SageMakerTarget:
             "target": "sagemaker",
             "region": cloud.region,
             "status": endpoint.outputs["status"],
-            "reason": endpoint.reason,
+            "reason": "" if endpoint.reason in CHANGING else endpoint.reason,  # a state on its way needs no diagnosis
             "model": endpoint.tags.get("tsx:model"),
             "image": endpoint.tags.get("tsx:image-digest"),
             "configuration": endpoint.properties["EndpointConfigName"],

@@ -18,7 +18,7 @@ from tsx_cli.deploy.engine.plan import differences
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Observed, Resource, digest
 from tsx_cli.deploy.sagemaker.deployment import names_of
-from tsx_cli.deploy.sagemaker.kinds import KINDS
+from tsx_cli.deploy.sagemaker.kinds import CHANGING, KINDS
 from tsx_cli.deploy.sagemaker.resources import prefix
 from tsx_cli.deploy.spec import DeploySpec
 
@@ -268,7 +268,7 @@ def common_status(cloud: Cloud, name: str, found: Observed, member: EndpointMemb
         "target": "sagemaker",
         "region": cloud.region,
         "status": found.outputs.get("status", there),
-        "reason": found.reason or (endpoint.reason if endpoint else ""),
+        "reason": next((each.reason for each in (found, endpoint) if each and each.reason and each.reason not in CHANGING), ""),
         "model": found.tags.get("tsx:model"),
         "image": found.tags.get("tsx:image-digest"),
         "endpoint": member.endpoint,

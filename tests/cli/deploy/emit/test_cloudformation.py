@@ -76,6 +76,11 @@ def test_a_stack_tells_what_it_made(target: str, more: dict[str, Any], outputs: 
         assert (what if how == "Ref" else what[0]) in made["Resources"]
 
 
+def test_a_stack_gets_a_name_that_cloudformation_takes() -> None:
+    assert "--stack-name digits," in emitted("lambda").next_step
+    assert "--stack-name tsx-9digits," in emitted("lambda", name="9digits").next_step
+
+
 def test_codedeploy_moves_the_requests_of_a_function_as_the_canary_says() -> None:
     canary = {"percent": 20, "bake": "90s", "alarms": ["5xx>0", "theirs"]}
     resources = template("lambda", canary=canary)["Resources"]

@@ -234,7 +234,9 @@ def test_a_cluster_is_reached_by_the_credentials_that_there_are(programs: Progra
     assert "Set the variable EKS_CLUSTER" in missing.stdout
 
 
-def test_the_workflow_deploys_what_the_command_line_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_workflow_deploys_what_the_command_line_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     make_model(tmp_path / "digits.mar", "def handle(data, context):\n    return data and ['{}'] * len(data)\n")
     wheel = make_wheel(tmp_path / "wheels", "tsx_serve", "0.1.0")
@@ -250,6 +252,7 @@ def test_the_workflow_deploys_what_the_command_line_said(tmp_path: Path, monkeyp
     ]
     said += ["--file", "tsx.toml", "--set", "kubernetes.namespace=models", "--set", "github.branch=trunk", "--profile", "mine"]
     assert main(["deploy", *said, "--emit", "github", "."]) == 0
+    assert "note: the archive has no samples" in capsys.readouterr().out
     text = Path(".github/workflows/digits.yml").read_text()
     steps = yaml.safe_load(text)["jobs"]["deploy"]["steps"]
     words = shlex.split(next(step["run"] for step in steps if step.get("name") == "Deploy"))

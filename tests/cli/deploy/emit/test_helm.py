@@ -113,6 +113,7 @@ def test_helm_names_objects_after_the_release_and_refuses_what_cannot_scale(char
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"queueTarget": 0, "keda": KEDA}, "nothing to scale by"),
         ({"replicas": 0, "keda": KEDA}, "pods that are not there count no requests"),
+        ({"replicas": 0}, "keeps at least one pod"),
         ({"replica": 3}, "replica"),
         ({"env": {"A": 1}}, "env"),
     ]

@@ -56,6 +56,20 @@ def test_an_overlay_refers_to_what_is_there(case: str) -> None:
             assert "namespace" not in base[key(patch)]["metadata"]  # else a patch would have to name it too
 
 
+def test_both_environments_may_stand_behind_one_gateway() -> None:
+    """Of two routes with the same host, the Gateway would send all requests to the older."""
+    more = {"image": "a", "kubernetes": {"gateway": "web/public", "hostnames": "a.example.com,*.b.example.com"}}
+    given = {"name": "digits", "target": "kubernetes", "model": "digits.mar"}
+    made = emit("kustomize", DeploySpec.model_validate(given | more), FACTS, LOCAL)
+    hosts = {name: yaml.safe_load(made.files[f"overlays/{name}/route.yaml"])["spec"]["hostnames"] for name in ("staging", "production")}
+    assert hosts["production"] == ["a.example.com", "*.b.example.com"]
+    assert hosts["staging"] == ["staging.a.example.com", "*.staging.b.example.com"]
+    assert made.notes == []
+    for gateway, warned in (("web/public", True), ("public", False)):  # the second is another one in each namespace
+        one = DeploySpec.model_validate(given | {"image": "a", "kubernetes": {"gateway": gateway}})
+        assert ["kubernetes.hostnames" in note for note in emit("kustomize", one, FACTS, LOCAL).notes] == [True] * warned
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("processes")
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl, which has kustomize in it")

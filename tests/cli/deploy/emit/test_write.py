@@ -246,6 +246,34 @@ def test_cloudformation_has_nothing_against_the_templates(tmp_path: Path) -> Non
     assert plain["Resources"]["Endpoint"]["Properties"]["EndpointConfigName"] == {"Fn::GetAtt": ["EndpointConfig", "EndpointConfigName"]}
 
 
+@pytest.mark.parametrize(
+    ("kind", "target", "instead"),
+    [
+        ("compose", "container", "do not commit"),
+        ("cloudformation", "sagemaker", "do not commit"),
+        ("kubernetes", "kubernetes", "kubernetes.secrets"),
+        ("helm", "kubernetes", "kubernetes.secrets"),
+        ("kustomize", "kubernetes", "kubernetes.secrets"),
+        ("dockerfile", "container", ""),
+    ],
+)
+def test_a_secret_that_gets_into_files_is_named(kind: str, target: str, instead: str) -> None:
+    given = {"name": "digits", "target": target, "model": "a.mar", "image": "123456789012.dkr.ecr.eu-central-1.amazonaws.com/tsx:1"}
+    env = {"API_TOKEN": "value", "TSX_LOG_FORMAT": "json"}
+    made = emit(kind, DeploySpec.model_validate({**given, "env": env, "sagemaker": {"role": ROLE}}), FACTS, LOCAL)
+    found = [note for note in made.notes if "API_TOKEN (env)" in note and instead in note]
+    assert len(found) == any("API_TOKEN" in text for text in made.files.values())
+    assert not any("value" in note.replace("the value of", "") or "TSX_LOG_FORMAT" in note for note in made.notes)
+
+
+@pytest.mark.parametrize("kind", ["kubernetes", "helm", "kustomize"])
+def test_an_image_without_a_registry_is_pointed_out(kind: str) -> None:
+    given = {"name": "digits", "target": "kubernetes", "model": "a.mar"}
+    for more, warned in (({}, True), ({"repository": "registry.example.com/digits"}, False), ({"image": "digits:1"}, False)):
+        notes = emit(kind, DeploySpec.model_validate({**given, **more}), FACTS, LOCAL).notes
+        assert any("no registry" in note for note in notes) is warned
+
+
 def test_a_container_that_others_reach_asks_for_tokens() -> None:
     own = yaml.safe_load(emit("compose", spec("container"), FACTS, LOCAL).files["compose.yaml"])["services"]["digits"]
     assert own["environment"] == {"TSX_DEFAULTS": "drain_timeout=25 disable_token_authorization=true"}

@@ -56,6 +56,7 @@ def test_without_requests_all_pods_go_and_what_is_in_front_of_them_wakes_the_fir
     ("kubernetes", "reason"),
     [
         ({"replicas": 0, "keda": {"prometheus": PROMETHEUS, "rate_target": 20}}, "pods that are not there count no requests"),
+        ({"replicas": 0}, "keeps at least one pod"),
         ({"queue_target": 0, "keda": {"prometheus": PROMETHEUS}}, "nothing to scale by"),
         ({"replicas": 9, "keda": {"prometheus": PROMETHEUS}}, "replicas is 9, and most_replicas is 8"),
         ({"keda": {"rate_target": 20}}, "prometheus"),

@@ -112,6 +112,17 @@ def test_a_creation_that_fails_says_why_and_what_is_there_and_is_picked_up(deplo
     assert json.loads(deploy.verb("status", "--json"))["status"] == "InService"
 
 
+def test_an_endpoint_that_is_on_its_way_is_not_diagnosed(deploy: Deploy, course: Course) -> None:
+    def leave(operation: str, said: str) -> None:
+        if operation == "sagemaker:CreateEndpoint":
+            raise KeyboardInterrupt
+
+    course.looks, course.after = 50, leave
+    deploy.apply(code=130)
+    status = json.loads(deploy.verb("status", "--json"))
+    assert (status["status"], status["reason"], "diagnosis" in status) == ("Creating", "", False)
+
+
 def test_an_update_that_aws_takes_back_is_a_failure(deploy: Deploy, course: Course) -> None:
     deploy.apply()
     course.failure = "Alarm tsx-digits-5xx is in ALARM state."
