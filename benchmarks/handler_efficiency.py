@@ -187,6 +187,7 @@ def bare_loop(directory: Path, body: Path, batch: int, seconds: int) -> None:
             mode="batch",
             stateful=False,
             json_nan="null",
+            guess_content_type=False,
             handler_error_status=500,
             sequence_headers=["", "", ""],
         )
