@@ -72,7 +72,7 @@ def summary(trials: Iterable[Trial]) -> Disturbed:
     what = f"by other processes (median {others:.1f} cores)" if others >= 0.05 else f"({bad[0].disturbed[0]})"
     dealt = f"{again} {'was' if again == 1 else 'were'} repeated"
     if len(bad) == len(rounds):
-        dealt = "so they were compared by what each got of the processor"
+        dealt = "so configurations were compared by their throughput for the processor time that they got"
     elif not again:
         dealt = "none was repeated, and they are marked"
     says = f"{len(bad)} of {len(rounds)} rounds {were} disturbed {what}; {dealt}"

@@ -40,7 +40,7 @@ def _winner(results: Results, winner: int) -> str:
     assert point is not None
     bound = f", within {results.slo}" if results.slo else ""
     figures = f"{rounded(point.throughput.value)} requests/s with {point.offered}, {_tail(point)}"
-    got = " for what it got of the processor" if any(each.disturbed for each in point.counted) else ""
+    got = " for the processor time that it got" if any(each.disturbed for each in point.counted) else ""
     sentences = [f"{trial.how()} has the highest throughput{bound}{got}: {figures}."]
     if results.tied:
         others = " and ".join(str(results.trials[each].how()) for each in results.tied[:NAMED])
@@ -71,7 +71,7 @@ def _reason(results: Results, winner: int) -> str:
     if all(one.how().workers < each.how().workers for each in tied):
         return "it has the fewest workers"
     p99 = [point.latency.p99_ms for each in [one, *tied] if (point := each.chosen) is not None]
-    return "it has the lowest p99" if p99[0] == min(p99) else "it did the most"
+    return "it has the lowest p99" if p99[0] == min(p99) else "it has the highest measured throughput"
 
 
 def _times(ratio: float) -> str:
