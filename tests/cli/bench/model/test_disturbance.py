@@ -83,7 +83,7 @@ def test_a_run_says_how_many_rounds_were_disturbed_and_what_became_of_them() -> 
     assert (found.rounds, found.disturbed, found.repeated) == (4, 2, 1)
     assert found.says == "2 of 4 rounds were disturbed by other processes (median 0.9 cores); 1 was repeated"
     assert summary([trial_of(1, one_round(1, 1))]).says == ""
-    assert "so they were compared by what each got" in summary([trial_of(1, *marked)]).says
+    assert "so configurations were compared by their throughput for the processor time" in summary([trial_of(1, *marked)]).says
     stolen = summary([trial_of(1, disturbed(50, 9, steal=0.2)), trial_of(2, one_round(1, 1))])
     assert (
         stolen.says
