@@ -145,7 +145,7 @@ class Component(SpecSection):
     """An inference component: a model on an endpoint that other models share, with a part of its instances for each copy."""
 
     endpoint: str = Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$")
-    manage_endpoint: bool = True  # false: it belongs to somebody else, and is neither created nor changed nor removed
+    manage_endpoint: bool = True  # false: tsx did not make it, and it is neither created nor changed nor removed
     variant: str = "AllTraffic"  # of an endpoint that is not managed
     memory: int = Field(default=2048, ge=128)  # MB for each copy
     cpus: float | None = Field(default=1, ge=0.25)

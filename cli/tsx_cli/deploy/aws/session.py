@@ -47,7 +47,7 @@ class Cloud:
             try:
                 with translated_errors(f"reaching {service}"):
                     self._clients[key] = self._session.client(service, region_name=region, config=config)
-                    # Whoever takes a name first owns the bucket of that name: no call may reach another account's.
+                    # Bucket names are global: no call may reach a bucket of another account.
                     self._clients[key].meta.events.register("provide-client-params.s3", self._expect_owner)
             except ValueError as error:  # of AWS_ENDPOINT_URL
                 raise CliError(f"{str(error).rstrip('.')}: AWS_ENDPOINT_URL must be an address such as http://127.0.0.1:4566") from error

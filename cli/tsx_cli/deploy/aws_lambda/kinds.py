@@ -105,7 +105,7 @@ class PublishedVersion(ResourceKind):
 
     def observe(self, cloud: Cloud, name: str) -> Observed | None:
         function, _, content = name.partition(":")
-        found = next((each for each in published(cloud, function) if hash_of(each) == content), None)  # others are somebody's, with changes
+        found = next((each for each in published(cloud, function) if hash_of(each) == content), None)  # others were published by hand
         if found is None:
             return None
         state, reason = condition(found)

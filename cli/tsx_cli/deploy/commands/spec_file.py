@@ -92,7 +92,7 @@ def _tables(file: Path | None) -> dict[str, Any]:
     tables = _fields(DeploySpec)
     for name, value in found.items():
         unknown = sorted(value.keys() - tables) if _is_deployment(name, value) else []
-        if unknown:  # else a misspelled table would pass for a deployment that nobody has asked for
+        if unknown:  # else a misspelled table would be taken for another deployment
             raise UsageError(
                 f"{file}: [deploy.{name}] is no table of tsx, nor a deployment, which has no '{unknown[0]}'{suggestion(name, tables)}"
             )

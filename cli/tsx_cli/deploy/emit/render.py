@@ -145,7 +145,7 @@ def emit(kind: str, spec: DeploySpec, facts: Facts, local: Local, words: Sequenc
 
 
 def _warnings(kind: str, spec: DeploySpec) -> list[str]:
-    """What the files would do that nobody expects of them."""
+    """Warnings about what the files would do unexpectedly."""
     found, own = [], spec.kubernetes
     secrets = [name for name, value in spec.env.items() if hidden(value, name) != value]
     if secrets and kind not in ("dockerfile", "github"):

@@ -66,7 +66,7 @@ class Traits:
     fixed: frozenset[str] = frozenset()  # properties that cannot be changed: another value makes another resource
     unseen: frozenset[str] = frozenset()  # properties that the platform does not tell again
     removable: frozenset[str] = frozenset()  # properties that are removed where they are not wanted; others belong to the platform
-    exact: frozenset[str] = frozenset()  # of these also what stands within them, such as a variable that somebody has added
+    exact: frozenset[str] = frozenset()  # of these also what stands within them, such as a variable added by hand
     left: str = ""  # what becomes of a change that is left while it goes on, where AWS does not go on by itself
     updates_failed: bool = False  # a failed one is updated, not replaced: part of it still answers
     adopted: bool = False  # one that is there and belongs to no deployment is taken over

@@ -48,7 +48,7 @@ class LogGroup(ResourceKind):
 
 
 def log_group(spec: DeploySpec, tags: Mapping[str, str], name: str = "") -> list[Resource]:
-    """With the target's usual name, if no other is given. None where its lines are to be kept as long as somebody else says."""
+    """With the target's usual name, if no other is given. None where `log_retention` is 0, which leaves the group alone."""
     if spec.log_retention == 0:
         return []
     group = name or GROUPS[spec.target].format(spec.name)
