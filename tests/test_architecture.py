@@ -32,7 +32,7 @@ PRELOADS = {"tsx_runtime.worker.launch.preload", "tsx_runtime.worker.launch.prel
 WORKER_BASE = WIRE | {"tsx_archiver", "tsx_runtime.shared", "tsx_runtime.worker.exceptions", "tsx_runtime.worker.channel"}
 HANDLER_API = WORKER_BASE | {"tsx_runtime.worker.handler_api"}
 CODECS = HANDLER_API | {"tsx_runtime.worker.diagnostics", "tsx_runtime.worker.codecs"}
-HANDLERS = CODECS | {"tsx_runtime.worker.handlers"}
+HANDLERS = CODECS | {"tsx_runtime.worker.forms", "tsx_runtime.worker.handlers"}
 EXECUTION = HANDLERS | {"tsx_runtime.worker.execution"}
 ARCHIVER_BASE = {"tsx_archiver.errors", "tsx_archiver.limits", "tsx_archiver.names"}
 CORE = SETTINGS | PRELOADS | {"tsx_runtime.sources", "tsx_runtime.core", "tsx_runtime.worker.launch.entry"}
@@ -74,7 +74,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.worker.handler_api": WORKER_BASE,
     "tsx_runtime.worker.diagnostics": HANDLER_API,
     "tsx_runtime.worker.codecs": CODECS,
-    "tsx_runtime.worker.handlers": CODECS,
+    "tsx_runtime.worker.forms.build": EXECUTION | {"tsx_runtime.worker.forms", "tsx_runtime.worker.model_loading"},
+    "tsx_runtime.worker.forms": CODECS | {"tsx_runtime.worker.handlers.models"},
+    "tsx_runtime.worker.handlers": CODECS | {"tsx_runtime.worker.forms"},
     "tsx_runtime.worker.execution": HANDLERS,
     "tsx_runtime.worker.model_loading": EXECUTION,
     "tsx_runtime.worker.main": EXECUTION | {"tsx_runtime.worker.model_loading"},
@@ -106,7 +108,7 @@ FLOORS: dict[str, list[set[str]]] = {
 PACKAGES = ("tsx_archiver", "tsx_cli", "tsx_runtime")  # whose files import each other in no circle
 # The floors inside the command line, the lowest first: what stands in one row may import the rows above it, and not its neighbours.
 CLI_FLOORS: Mapping[str, Sequence[str]] = {
-    "tsx_cli": ("common", "archive", "bench cache config init models requests serve", "deploy", "check", "main", "__main__"),
+    "tsx_cli": ("common", "archive", "bench cache config init models requests serve", "deploy optimize", "check", "main", "__main__"),
     "tsx_cli.bench": (
         "model",
         "workload",

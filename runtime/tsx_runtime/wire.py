@@ -18,7 +18,9 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
                                                                             whether it prepares a batch ahead,
                                                                             "input": what the handler takes, or null,
                                                                             "example": whether its description has one,
-                                                                            "precision": that it heeds, or null}, JSON
+                                                                            "precision": that it heeds, or null,
+                                                                            "form": of `forms` that it has, or null,
+                                                                            "forms_passed_over": [why ...]}, JSON
     FAILED    worker    none                                                    {"message", "traceback", "outline",
                                                                             "out_of_memory"}, JSON; the worker exits
     BATCH     front     a row a request: code 0, meta and body as it came       empty

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
+from tsx_archiver.metadata.forms import NAME
 from tsx_archiver.metadata.model_limits import LIMITS
 from tsx_archiver.names import normal, path_fault
 
@@ -89,6 +90,13 @@ def member_file(value: Any) -> tuple[str | None, str | None]:
     return normal(value), None
 
 
+def form_names(value: Any) -> tuple[tuple[str, ...] | None, str | None]:
+    names = [value] if isinstance(value, str) else value
+    if isinstance(names, list) and names and all(isinstance(name, str) and NAME.fullmatch(name) for name in names):
+        return tuple(names), None
+    return None, "it must be a list of names of forms, such as [openvino-int8, bf16]: tsx optimize writes it"
+
+
 def texts(value: Any) -> tuple[dict[str, str] | None, str | None]:
     if isinstance(value, dict) and all(isinstance(name, str) and not isinstance(text, (dict, list)) for name, text in value.items()):
         return {name: str(text) for name, text in value.items() if text is not None}, None
@@ -142,6 +150,7 @@ TSX_KEYS = (
     ConfigKey("init_args", "init_args", plain_arguments),
     ConfigKey("threads", "threads", whole(1)),
     ConfigKey("precision", "precision", one_of("fp32", "fp16", "bf16")),
+    ConfigKey("forms", "forms", form_names),
     ConfigKey("input_shape", "input_shape", shape),
     ConfigKey("warmup", "warmup", sequence),
 )

@@ -86,6 +86,7 @@ class ModelConfig(ModelLimits["int | None"]):
     init_args: dict[str, Any] | None = None  # of the model's class: plain data
     threads: int | None = None
     precision: str | None = None  # fp32, fp16 or bf16
+    forms: tuple[str, ...] | None = None  # of tsx-forms.json, in the order in which they are tried
     input_shape: tuple[int | None, ...] | None = None  # of one row; None where any size fits
     warmup: tuple[WarmUp, ...] | None = None
     raw: dict[str, Any] = field(default_factory=dict)

@@ -33,6 +33,7 @@ INPUT_KINDS = ("image", "text", "json", "file")
 logger = logging.getLogger("tsx.worker")
 
 _HOW_TO_APPLY = "In its initialize, call `self.model = self.in_precision(self.model)`, a method of BaseHandler, or remove the key."
+_HOW_TO_FORM = "In its initialize, call `self.model = self.in_form(load)`, a method of BaseHandler, or remove the key."
 
 
 def load_model(order: LoadOrder) -> ServedModel:
@@ -65,6 +66,8 @@ def load_model(order: LoadOrder) -> ServedModel:
     has_steps = step_times.watch(entry.instance)
     if not applies_precision(entry.instance, context.model_yaml_config):
         logger.warning("precision in model-config.yaml has no effect: %s does not apply it. %s", entry.name, _HOW_TO_APPLY)
+    if context.model_yaml_config.get("forms") is not None and form_of(entry.instance) is None:
+        logger.warning("forms in model-config.yaml has no effect: %s loads its model itself. %s", entry.name, _HOW_TO_FORM)
     if order["mode"] == "async" and order["envelope"]:
         raise LoadError("asyncCommunication and service_envelope exclude each other: requests would run one after the other. Remove one.")
     model = ServedModel(
@@ -116,6 +119,8 @@ def facts_of(model: ServedModel, order: LoadOrder) -> dict[str, Any]:
         "input": input_of(model.entry.instance),
         "example": has_example(model.entry.instance),
         "precision": precision_of(model.entry.instance),
+        "form": form_of(model.entry.instance),
+        "forms_passed_over": list(getattr(model.entry.instance, "forms_passed_over", ())),
     }
 
 
@@ -128,6 +133,12 @@ def precision_of(instance: Any) -> str | None:
     """The precision that the handler has applied, by its attribute `precision`."""
     precision = getattr(instance, "precision", None)
     return precision if isinstance(precision, str) else None
+
+
+def form_of(instance: Any) -> str | None:
+    """The form that the handler's model has; None where no forms are configured, or the handler does not apply them."""
+    form = getattr(instance, "form", None)
+    return form if isinstance(form, str) else None
 
 
 def device_of(instance: Any, order: LoadOrder) -> str:

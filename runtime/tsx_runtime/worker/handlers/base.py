@@ -8,6 +8,7 @@ import logging
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tsx_archiver.storage.private_directory import private_directory
 from tsx_runtime.shared.example_requests import ExampleInput, example_body, printing_command
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors
 from tsx_runtime.worker.exceptions import BadRows, LoadError
+from tsx_runtime.worker.forms.loading import load_form, wanted_forms
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.loader import own_file
 from tsx_runtime.worker.handlers.models.compiling import compiled, load_library
@@ -58,6 +60,8 @@ class BaseHandler:
         self.explain = False
         self.target = 0
         self.precision: str | None = None  # the configured precision, once the model has it
+        self.form: str | None = None  # the one of the configured `forms` that the model has; None where there are none
+        self.forms_passed_over: tuple[str, ...] = ()  # why others before it are not used
         self.profiler_args: dict[str, Any] = {}
 
     # Loading
@@ -78,24 +82,44 @@ class BaseHandler:
                 "or --model-file with a class that loads its weights itself."
             )
         self.model_pt_path = None if path is None else str(path)
-        if path is not None and path.suffix == ".so":
-            self.model = self._load_library(path)
-        elif model_file is not None and (path is None or type(self)._load_pickled_model is not BaseHandler._load_pickled_model):
-            self.model = self._load_pickled_model(str(model_dir), files["modelFile"], self.model_pt_path).to(self.device).eval()
-        elif path is not None and model_file is None and type(self)._load_torchscript_model is not BaseHandler._load_torchscript_model:
-            self.model = self._load_torchscript_model(str(path))
-        elif path is not None:
-            self.model = load_model_file(
-                path,
-                model_file,
-                self.device,
-                weights_only=self._weights_only(),
-                compile_ahead=self._use_torch_export_aot_compile(),
-                init_args=self._init_args(),
-            )
-        self.model = compiled(self.in_precision(self.model), context.model_yaml_config.get("pt2"))
+        self.model = self.in_form(lambda: self._load_model(path, model_file))
         self.mapping = load_label_mapping(model_dir / "index_to_name.json")
         self.initialized = True
+
+    def in_form(self, load: Callable[[], Any]) -> Any:
+        """The model in the first of the configured `forms` that fits this worker, else what `load` returns, in the configured precision
+        and compiled. Handlers that load a model themselves set `context` and `device` before, and pass the function that loads it."""
+
+        @functools.cache
+        def reference() -> Any:
+            return compiled(self.in_precision(load()), self.context.model_yaml_config.get("pt2"))
+
+        names = wanted_forms(self.context.model_yaml_config)
+        if not names:
+            return reference()
+        model, self.form, self.forms_passed_over = load_form(
+            names, Path(self.context.system_properties["model_dir"]), self.context.manifest, reference, torch.device(self.device)
+        )
+        return model
+
+    def _load_model(self, path: Path | None, model_file: Path | None) -> Any:
+        """`path`: the serialized file; one of the two is there."""
+        if path is not None and path.suffix == ".so":
+            return self._load_library(path)
+        if model_file is not None and (path is None or type(self)._load_pickled_model is not BaseHandler._load_pickled_model):
+            model_dir = self.context.system_properties["model_dir"]
+            return self._load_pickled_model(model_dir, self.manifest["model"]["modelFile"], self.model_pt_path).to(self.device).eval()
+        assert path is not None
+        if model_file is None and type(self)._load_torchscript_model is not BaseHandler._load_torchscript_model:
+            return self._load_torchscript_model(str(path))
+        return load_model_file(
+            path,
+            model_file,
+            self.device,
+            weights_only=self._weights_only(),
+            compile_ahead=self._use_torch_export_aot_compile(),
+            init_args=self._init_args(),
+        )
 
     def in_precision(self, model: Any) -> Any:
         """The model in the configured `precision`; handlers that load one themselves set `context` and `device` before."""

@@ -1,0 +1,82 @@
+"""What a built form is bound to: the machine, the versions and the device that it was built and measured on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tsx_runtime.worker.forms.form import Form
+
+# Instructions that kernels for several precisions are chosen by: others would give another loss.
+CPU = (
+    "avx2",
+    "avx512_f",
+    "avx512_vnni",
+    "avx_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_int8",
+    "amx_bf16",
+    "amx_fp16",
+    "sve",
+    "i8mm",
+    "bf16",
+)
+
+
+def bound_of(form: Form, device: torch.device) -> dict[str, Any]:
+    """As JSON, of this machine."""
+    bound: dict[str, Any] = {"device": device.type, "machine": platform.machine()}
+    if "cpu" in form.bound_to and device.type == "cpu":
+        bound["cpu"] = _instructions()
+    if "torch" in form.bound_to:
+        bound["torch"] = _release(torch.__version__)
+    if "gpu" in form.bound_to and device.type == "cuda":
+        bound["gpu"] = _gpu(device)
+    if "packages" in form.bound_to:
+        bound["packages"] = {name: _release(_version(name)) for name in form.packages}
+    return bound
+
+
+def misfit(bound: Mapping[str, Any], device: torch.device) -> str | None:
+    """Why something bound like this cannot be used here; None where it can."""
+    if bound.get("device") != device.type:
+        return f"it was built for {bound.get('device')}, and this worker runs on {device.type}"
+    if bound.get("machine") != platform.machine():
+        return f"it was built for {bound.get('machine')}, and this machine is {platform.machine()}"
+    if lacking := sorted(set(bound.get("cpu", ())) - set(_instructions())):
+        return f"it was built for a CPU with {', '.join(lacking)}, which this one lacks"
+    if "torch" in bound and bound["torch"] != _release(torch.__version__):
+        return f"it was built with torch {bound['torch']}, and this is torch {_release(torch.__version__)}"
+    if "gpu" in bound and bound["gpu"] != _gpu(device):
+        return f"it was built for {bound['gpu']}, and this GPU is {_gpu(device)}"
+    for name, version in dict(bound.get("packages", {})).items():
+        if _release(_version(name)) != version:
+            return f"it was built with {name} {version}, and here is {_version(name) or 'none'}"
+    return None
+
+
+def _instructions() -> list[str]:
+    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return [name for name in CPU if known.get(name) is True]
+
+
+def _gpu(device: torch.device) -> str:
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package.replace("_", "-"))
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _release(version: str) -> str:
+    """2.13 of 2.13.0+cpu: patch releases load what their release has written."""
+    return ".".join(version.split("+")[0].split(".")[:2])

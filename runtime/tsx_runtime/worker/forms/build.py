@@ -1,0 +1,147 @@
+"""The process that builds one form of a model, or says which can be built: `python -m tsx_runtime.worker.forms.build`, for `tsx optimize`.
+
+It reads an `Order` as JSON from standard input, and writes a `Report` as JSON into the file `report`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+from torch.utils._pytree import tree_map
+
+from tsx_archiver.metadata.forms import FormRecord
+from tsx_runtime import wire
+from tsx_runtime.wire import Buffer, Item, Kind, LoadOrder
+from tsx_runtime.worker.exceptions import LoadError, in_words
+from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
+from tsx_runtime.worker.forms.bound import bound_of
+from tsx_runtime.worker.forms.form import REFERENCE, NotBuilt, Subject
+from tsx_runtime.worker.forms.kinds import known_forms
+from tsx_runtime.worker.forms.signature import ModelCall, NoSignature, Signature
+from tsx_runtime.worker.model_loading import load_model
+
+logger = logging.getLogger("tsx.worker")
+
+
+class BuildOrder(TypedDict):
+    load: LoadOrder  # as for a worker; its model_config has `forms: [reference]`
+    batches: str  # a file of BATCH frames: the calibration inputs, in batches of several sizes
+    form: str | None  # None: survey all
+    directory: str  # empty; for the form's files
+    report: str  # the file to write
+
+
+class BuildReport(TypedDict, total=False):
+    """Of a survey `applies`; of a form that was built `record`, else `reason`."""
+
+    applies: dict[str, str | None]  # by the form's name: why it cannot be built, or null
+    record: dict[str, Any]  # of a FormRecord
+    reason: str
+
+
+class RecordingModel:
+    """Stands in a handler's `model`, and notes how the handler calls it."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.rows = 0  # of the batch that runs
+        self.calls: list[ModelCall] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append(ModelCall(_copy(args), _copy(kwargs), self.rows))
+        return self.model(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+def main() -> None:
+    order: BuildOrder = json.load(sys.stdin)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    try:
+        report = run(order)
+    except (NotBuilt, LoadError) as error:
+        report = BuildReport(reason=str(error))
+    except Exception as error:  # the boundary to a compiler or converter, which raises whatever it likes
+        logger.exception("the form %s was not built", order["form"])
+        report = BuildReport(reason=in_words(error))
+    Path(order["report"]).write_text(json.dumps(report), encoding="utf-8")
+
+
+def run(order: BuildOrder) -> BuildReport:
+    """Raises NotBuilt, LoadError, or whatever a form's libraries raise."""
+    subject = subject_of(load_model(order["load"]), Path(order["batches"]))
+    if order["form"] is None:
+        return BuildReport(
+            applies={
+                name: form.missing() or _wrong_device(form.devices, subject) or form.applies(subject)
+                for name, form in known_forms().items()
+            }
+        )
+    form = known_forms()[order["form"]]
+    with torch.no_grad():
+        settings = form.build(subject, Path(order["directory"]))
+    signature = None if subject.signature is None else subject.signature.as_json()
+    return BuildReport(record=asdict(FormRecord(form.name, bound_of(form, subject.device), settings, signature)))
+
+
+def subject_of(served: ServedModel, batches: Path) -> Subject:
+    """Raises NotBuilt where the handler does not load its model by `in_form`, or does not answer the inputs."""
+    handler = served.entry.instance
+    if getattr(handler, "form", None) != REFERENCE:
+        raise NotBuilt(
+            f"{served.entry.name} loads its model itself: in its initialize, call `self.model = self.in_form(load)`, a method of "
+            "BaseHandler, where load() returns the model"
+        )
+    recorder = handler.model = RecordingModel(handler.model)
+    for items in _batches(batches):
+        recorder.rows = len(items)
+        outcome = answer_batch(served, items, _send_nowhere)
+        if failed := next((bytes(body) for status, _, body in outcome.answers if status >= 400), None):
+            raise NotBuilt(f"the archive as it is does not answer an input: {failed[:300].decode(errors='replace')}")
+    handler.model = recorder.model
+    calls = [ModelCall(_copy(call.args), _copy(call.kwargs), call.rows) for call in recorder.calls]  # outside of inference mode
+    signature, reason = None, ""
+    try:
+        signature = Signature.of(recorder.model, calls)
+    except NoSignature as error:
+        reason = str(error)
+    return Subject(recorder.model, calls, signature, reason, torch.device(handler.device))
+
+
+def _wrong_device(devices: frozenset[str], subject: Subject) -> str | None:
+    return (
+        None
+        if subject.device.type in devices
+        else f"it runs on {', '.join(sorted(devices))}, and this worker runs on {subject.device.type}"
+    )
+
+
+def _batches(path: Path) -> Iterator[list[Item]]:
+    content = memoryview(path.read_bytes())
+    while content:
+        header = wire.decode_header(content[: wire.HEADER.size])
+        end = wire.HEADER.size + header.size
+        frame = wire.decode(header, content[wire.HEADER.size : end])
+        assert frame.kind is Kind.BATCH
+        yield [(code, bytes(meta), bytes(body)) for code, meta, body in frame.items]
+        content = content[end:]
+
+
+def _copy(values: Any) -> Any:
+    return tree_map(lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value, values)
+
+
+def _send_nowhere(position: int, headers: Buffer, body: Buffer) -> None:
+    """A part of an answer that streams."""
+
+
+if __name__ == "__main__":
+    main()

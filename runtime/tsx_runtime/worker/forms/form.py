@@ -1,0 +1,73 @@
+"""The interface of a form. Each module of `kinds` defines some, in `FORMS`; a new kind of form is a new module there."""
+
+from __future__ import annotations
+
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from tsx_runtime.worker.forms.signature import ModelCall, Signature
+
+REFERENCE = "reference"  # the archive's own model, which no form may be called
+
+
+class NotBuilt(Exception):
+    """Why there is no such form of a model; the message is for people."""
+
+
+class Subject(NamedTuple):
+    """What a form is built from."""
+
+    model: Any  # the archive's own, as its handler calls it: usually an nn.Module in eval mode
+    calls: Sequence[ModelCall]  # how the handler called it for the calibration inputs, in batches of several sizes
+    signature: Signature | None  # of these calls; None where they have none in common
+    no_signature: str  # why it is None
+    device: torch.device
+
+
+class FormSource(NamedTuple):
+    """What a form is loaded from."""
+
+    directory: Path  # the files that `build` has written
+    settings: Mapping[str, Any]  # what `build` has returned
+    signature: Signature | None
+    reference: Callable[[], Any]  # loads the archive's own model, at the first call; later calls return the same
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Form(ABC):
+    """One form. Heavy packages are imported in its methods only."""
+
+    name: str  # lower-case words joined by hyphens
+    label: str  # in words, for reports
+
+    packages: ClassVar[Mapping[str, str]] = {}  # module to import -> the command that installs it
+    devices: ClassVar[frozenset[str]] = frozenset({"cpu"})  # device types that it runs on
+    bound_to: ClassVar[frozenset[str]] = frozenset({"torch"})  # of "cpu" (its instructions), "torch" (its version), "gpu", "packages"
+    is_graph: ClassVar[bool] = (
+        True  # `load` returns a function of flat tensors, as `Signature` has them; else a model called as the original
+    )
+
+    def missing(self) -> str | None:
+        """How to install what it needs; None where all is there."""
+        return next((f"{name} is not installed: {how}" for name, how in self.packages.items() if not importlib.util.find_spec(name)), None)
+
+    @abstractmethod
+    def applies(self, subject: Subject) -> str | None:
+        """None where it can be built, else why not, in a sentence without a full stop. `build` may still fail. It is quick."""
+
+    @abstractmethod
+    def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
+        """Write its files into the empty `directory`; returns JSON for `load`. Runs in a process of its own, whose torch settings it may
+        change. Raises NotBuilt, or whatever its libraries raise."""
+
+    @abstractmethod
+    def load(self, source: FormSource) -> Callable[..., Any]:
+        """In a worker, before its first batch: a graph (see `is_graph`), which gets tensors on the device and gives a sequence of tensors,
+        or a model to call as the original. Unpickles nothing. May raise whatever its libraries raise."""

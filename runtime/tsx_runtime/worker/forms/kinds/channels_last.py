@@ -1,0 +1,35 @@
+"""The archive's own model with its weights and images in the channels-last memory format, in which convolutions are faster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from tsx_runtime.worker.forms.form import Form, FormSource, Subject
+
+
+class ChannelsLastForm(Form):
+    devices: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
+    bound_to: ClassVar[frozenset[str]] = frozenset()
+    is_graph: ClassVar[bool] = False
+
+    def applies(self, subject: Subject) -> str | None:
+        if not isinstance(subject.model, nn.Module):
+            return f"the model is a {type(subject.model).__name__}, not an nn.Module"
+        if not any(isinstance(layer, nn.Conv2d) for layer in subject.model.modules()):
+            return "the model has no 2D convolution"
+        return None
+
+    def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
+        return {}
+
+    def load(self, source: FormSource) -> Any:
+        """Its first convolution turns the images; later layers keep their format."""
+        return source.reference().to(memory_format=torch.channels_last)
+
+
+FORMS = (ChannelsLastForm("channels-last", "channels last"),)

@@ -1,0 +1,126 @@
+"""Loads the first form of an archive's `forms` that fits this worker; where none does, the archive's own model."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from tsx_archiver.metadata.forms import FORMS_FILE, FormRecord, InvalidForms, KeptForms, parse_forms
+from tsx_runtime.worker.exceptions import LoadError, in_words
+from tsx_runtime.worker.forms.bound import misfit
+from tsx_runtime.worker.forms.form import REFERENCE, FormSource
+from tsx_runtime.worker.forms.kinds import known_forms
+from tsx_runtime.worker.forms.signature import Signature
+
+logger = logging.getLogger("tsx.worker")
+
+
+class LoadedForm(NamedTuple):
+    model: Any  # to call as the archive's own
+    name: str  # REFERENCE where no form fits
+    passed_over: tuple[str, ...]  # why each form before it in `forms` is not used
+
+
+class FormModel:
+    """A graph, called as the archive's own model; a call that it was not built for goes to that model. So do its attributes."""
+
+    def __init__(self, name: str, graph: Callable[..., Sequence[torch.Tensor]], signature: Signature, reference: Callable[[], Any]) -> None:
+        self.form = name
+        self.signature = signature
+        self._graph = graph
+        self._reference = reference
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tensors = self.signature.tensors(args, kwargs)
+        if tensors is None:
+            return self._other_call(args, kwargs)
+        return self.signature.result(self._graph(*tensors))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reference(), name)
+
+    def _other_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        _warn_once(self.form)
+        return self._reference()(*args, **kwargs)
+
+
+@functools.cache
+def _warn_once(name: str) -> None:
+    logger.warning(
+        "the form %s was not built for a call with such arguments, so the archive's own model answers it: "
+        "run tsx optimize again with inputs like these",
+        name,
+    )
+
+
+def wanted_forms(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """`forms` of model-config.yaml. Raises LoadError."""
+    value = config.get("forms")
+    if value is None:
+        return ()
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise LoadError(f"forms in model-config.yaml is {value!r}; it must be a list of names from {FORMS_FILE}")
+    return tuple(names)
+
+
+def load_form(
+    names: Sequence[str], model_dir: Path, manifest: Mapping[str, Any], reference: Callable[[], Any], device: torch.device
+) -> LoadedForm:
+    """`reference` loads the archive's own model, once. Raises LoadError for a tsx-forms.json that cannot be read."""
+    kept, passed_over = _kept(model_dir), list[str]()
+    for name in names:
+        if name == REFERENCE:
+            break
+        record = kept.named(name)
+        reason = f"{FORMS_FILE} has no such form" if record is None else _stale(kept, manifest) or misfit(record.bound, device)
+        if record is not None and reason is None:
+            try:
+                return LoadedForm(_loaded(record, model_dir, reference, device), name, tuple(passed_over))
+            except MemoryError:
+                raise
+            except Exception as error:  # the boundary to a library, which raises whatever it likes
+                reason = f"it cannot be loaded: {in_words(error)}"
+        passed_over.append(f"{name}: {reason}")
+        logger.warning("the form %s is not used: %s", name, reason)
+    return LoadedForm(reference(), REFERENCE, tuple(passed_over))
+
+
+def _loaded(record: FormRecord, model_dir: Path, reference: Callable[[], Any], device: torch.device) -> Any:
+    form = known_forms().get(record.name)
+    if form is None:
+        raise LoadError("this version of tsx does not know it")
+    if missing := form.missing():
+        raise LoadError(missing)
+    signature = None if record.signature is None else Signature.from_json(record.signature)
+    directory = model_dir / record.directory
+    model = form.load(FormSource(directory, record.settings, signature, reference, device))
+    if not form.is_graph:
+        return model
+    if signature is None:
+        raise LoadError("its signature is missing")
+    return FormModel(record.name, model, signature, reference)
+
+
+def _kept(model_dir: Path) -> KeptForms:
+    path = model_dir / FORMS_FILE
+    if not path.is_file():
+        return KeptForms()
+    try:
+        return parse_forms(path.read_bytes())
+    except InvalidForms as error:
+        raise LoadError(str(error)) from error
+
+
+def _stale(kept: KeptForms, manifest: Mapping[str, Any]) -> str | None:
+    """Forms of other weights answer as those did."""
+    now = manifest.get("sha256")
+    if not isinstance(now, Mapping):
+        return None
+    changed = next((name for name, digest in kept.made_of.items() if name in now and now[name] != digest), None)
+    return None if changed is None else f"{changed} has changed since the form was built from it; run tsx optimize again"
