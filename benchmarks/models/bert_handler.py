@@ -1,0 +1,21 @@
+"""From a text to its topic."""
+
+from typing import Any
+
+import torch
+from bert_tokens import padded, tokens_of
+from ts.torch_handler.base_handler import BaseHandler
+
+
+class TopicHandler(BaseHandler):
+    input_kind = "text"
+
+    def preprocess(self, data: Any) -> Any:
+        return padded([tokens_of(bytes(row.get("data") or row.get("body")).decode()) for row in data])
+
+    def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.inference_mode():
+            return self.model(**{name: tensor.to(self.device) for name, tensor in data.items()})
+
+    def postprocess(self, data: Any) -> list[Any]:
+        return [{f"topic {place}": value for place, value in enumerate(row)} for row in torch.softmax(data.float(), 1).tolist()]

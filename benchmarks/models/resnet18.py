@@ -1,0 +1,32 @@
+"""A convolutional network of the shape of ResNet-18: takes float32 (batch, 3, height, width), returns logits (batch, classes)."""
+
+import itertools
+
+import torch
+from torch import nn
+
+WIDTHS = (64, 64, 64, 128, 128, 256, 256, 512, 512)
+
+
+def convolution(before: int, after: int, side: int, stride: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(before, after, side, stride, side // 2, bias=False), nn.BatchNorm2d(after))
+
+
+class ResNet18(nn.Module):
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(convolution(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+        self.first, self.second, self.shortcuts = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        for before, after in itertools.pairwise(WIDTHS):
+            stride = after // before  # where the width doubles, the sides halve
+            self.first.append(nn.Sequential(convolution(before, after, 3, stride), nn.ReLU()))
+            self.second.append(convolution(after, after, 3, 1))
+            self.shortcuts.append(nn.Identity() if stride == 1 else convolution(before, after, 1, stride))
+        self.head = nn.Linear(WIDTHS[-1], classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = self.stem(images)
+        for first, second, shortcut in zip(self.first, self.second, self.shortcuts, strict=True):
+            features = torch.relu(second(first(features)) + shortcut(features))
+        logits: torch.Tensor = self.head(features.mean((2, 3)))
+        return logits

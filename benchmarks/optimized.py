@@ -1,0 +1,217 @@
+"""What `tsx optimize` finds for four models, each trained here or in examples/: which form wins, how much faster it is than the archive's
+own model in the same run, and what it loses.
+
+    python benchmarks/optimized.py [digits] [detector] [resnet18] [bert] [--time-limit 10m] [--directory DIR]
+
+resnet18 and bert are trained once into the directory (minutes), on digits of scikit-learn in 224 x 224 pixels and on made-up texts of
+eight topics. Guarded: the labels of digits, resnet18 and bert by top1>=-0.5%, the boxes of the detector by map>=-0.5%, each on held-out
+rows. Each run leaves its report in the directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import machine
+import servers
+
+ROOT = Path(__file__).resolve().parents[1]
+MODELS = ROOT / "benchmarks" / "models"
+DIGITS, DETECTOR = ROOT / "examples" / "digits", ROOT / "examples" / "detector"
+ROWS = 1600  # inputs of a model: a quarter, at most 256, calibrates, and the others guard
+sys.path[:0] = [str(MODELS)]
+
+
+class Subject(NamedTuple):
+    """An archive, its inputs, and how it is guarded."""
+
+    archive: Path
+    inputs: Path
+    guard: list[str]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("models", nargs="*", metavar="|".join(SUBJECTS))
+    parser.add_argument("--time-limit", default="10m")
+    parser.add_argument("--directory", type=Path, default=Path("optimized"))
+    options = parser.parse_args()
+    print(machine.describe(), flush=True)
+    for name in options.models or SUBJECTS:
+        place = options.directory.absolute() / name
+        place.mkdir(parents=True, exist_ok=True)
+        subject = SUBJECTS[name](place)
+        show(name, optimize(subject, place / "run", options.time_limit))
+
+
+def optimize(subject: Subject, run: Path, limit: str) -> dict[str, Any]:
+    """The results.json of a run, resumed where one has begun."""
+    words = [servers.TSX, "optimize", subject.archive, "--input", subject.inputs, *subject.guard, "--time-limit", limit, "--output", run]
+    if (run / "journal.jsonl").exists():
+        words = [servers.TSX, "optimize", subject.archive, "--resume", run, "--time-limit", limit]
+    subprocess.run(list(map(str, words)), check=False, stdout=sys.stderr)
+    found: dict[str, Any] = json.loads((run / "results.json").read_text())
+    return found
+
+
+def show(name: str, results: dict[str, Any]) -> None:
+    print(f"\n{name}: {results['limit']}, {results['held_out_rows']} held-out rows; best: {results['best'] or 'the archive as it is'}")
+    ratios = "".join(f"{f'x at {size}':>20}" for size in results["batch_sizes"])
+    print(f"{'form':20}{ratios}{'loss':>9}{'at most':>9}{'MiB':>8}{'files':>8}{'load s':>8}  state")
+    for form in sorted(results["forms"], key=lambda each: -(each["speedup"] or 0.0)):
+        if not form["sizes"]:
+            print(f"{form['name']:20}  {form['state']}: {form['reason']}")
+            continue
+        ratios = "".join(f"{each['ratio']:8.2f} [{each['low']:.2f}, {each['high']:.2f}]".rjust(20) for each in form["sizes"])
+        loss = "" if form["guard"] is None else f"{form['guard']['loss']:9.2%}{form['guard']['loss_bound']:9.2%}"
+        needs = f"{form['memory_mib'] or 0:8.0f}{form['size_mib'] or 0:8.1f}{form['load_seconds'] or 0:8.1f}"
+        print(f"{form['name']:20}{ratios}{loss:18}{needs}  {form['state']}", flush=True)
+
+
+def digits(place: Path) -> Subject:
+    labels = _digits_inputs(place / "inputs", 8, json.loads((DIGITS / "index_to_name.json").read_text()))
+    files = ("--serialized-file", DIGITS / "digits.pth", "--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py")
+    archive = servers.archive(place, "digits", *files, "--extra-files", DIGITS / "index_to_name.json")
+    return Subject(archive, place / "inputs", [*_labelled(place, labels), "--max-loss", "top1>=-0.5%"])
+
+
+def detector(place: Path) -> Subject:
+    sys.path.insert(0, str(DETECTOR))
+    from drawings import HELD_OUT_SEED, NAMES, SIZE, draw
+
+    inputs, labels = place / "inputs", {}
+    inputs.mkdir(exist_ok=True)
+    for number in range(ROWS):
+        drawing = draw(HELD_OUT_SEED + number)
+        drawing.image.save(inputs / f"{number:04}.png")
+        labels[f"{number:04}.png"] = [{NAMES[label]: [side / SIZE for side in box]} for label, box in drawing.things]
+    files = ("--serialized-file", DETECTOR / "detector.pth", "--model-file", DETECTOR / "model.py", "--handler", DETECTOR / "handler.py")
+    more = f"{DETECTOR / 'decoding.py'},{DETECTOR / 'index_to_name.json'}"
+    archive = servers.archive(place, "detector", *files, "--extra-files", more)
+    return Subject(archive, inputs, [*_labelled(place, labels), "--max-loss", "map>=-0.5%"])
+
+
+def resnet18(place: Path) -> Subject:
+    import torch
+    from resnet18 import ResNet18
+
+    weights, side = place / "resnet18.pth", 224
+    if not weights.exists():
+        split = _split()
+        pixels = torch.from_numpy(split.train_pixels)[:, None] / 255
+        mean, deviation = (torch.tensor(values)[:, None, None] for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+
+        def batch(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            large = torch.nn.functional.interpolate(pixels[rows], (side, side), mode="bicubic").clamp(0, 1)
+            return (((large - mean) / deviation).to(memory_format=torch.channels_last),)
+
+        _train(ResNet18(), batch, torch.from_numpy(split.train_labels), weights, steps=120, size=24)
+    labels = _digits_inputs(place / "inputs", side, {str(digit): str(digit) for digit in range(10)})
+    files = ("--serialized-file", weights, "--model-file", MODELS / "resnet18.py", "--handler", "image_classifier")
+    return Subject(servers.archive(place, "resnet18", *files), place / "inputs", [*_labelled(place, labels), "--max-loss", "top1>=-0.5%"])
+
+
+def bert(place: Path) -> Subject:
+    import torch
+    from bert import CLASSES, Bert
+    from bert_tokens import padded, tokens_of
+
+    texts, topics = _texts(CLASSES, 6000 + ROWS)
+    weights = place / "bert.pth"
+    if not weights.exists():
+        numbers = [tokens_of(text) for text in texts[:6000]]
+
+        def batch(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return tuple(padded([numbers[row] for row in rows]).values())
+
+        _train(Bert(), batch, torch.tensor(topics[:6000]), weights, steps=400, size=32)
+    inputs, labels = place / "inputs", {}
+    inputs.mkdir(exist_ok=True)
+    for number, (text, topic) in enumerate(zip(texts[6000:], topics[6000:], strict=True)):
+        (inputs / f"{number:04}.txt").write_text(text)
+        labels[f"{number:04}.txt"] = f"topic {topic}"
+    files = ("--serialized-file", weights, "--model-file", MODELS / "bert.py", "--handler", MODELS / "bert_handler.py")
+    archive = servers.archive(place, "bert", *files, "--extra-files", f"{MODELS / 'bert_layer.py'},{MODELS / 'bert_tokens.py'}")
+    return Subject(archive, inputs, [*_labelled(place, labels), "--max-loss", "top1>=-0.5%"])
+
+
+SUBJECTS: dict[str, Callable[[Path], Subject]] = {"digits": digits, "detector": detector, "resnet18": resnet18, "bert": bert}
+
+
+def _split() -> Any:
+    sys.path.insert(0, str(DIGITS))
+    from data import load_split
+
+    return load_split()
+
+
+def _digits_inputs(place: Path, side: int, names: dict[str, str]) -> dict[str, str]:
+    """The held-out pictures, several times with another noise, in that size; returns the label of each file."""
+    import numpy as np
+    from PIL import Image
+
+    place.mkdir(exist_ok=True)
+    split, chance, labels = _split(), np.random.default_rng(0), {}
+    for number in range(ROWS):
+        row = number % len(split.test_pixels)
+        noisy = np.clip(split.test_pixels[row] + chance.normal(0, 8, (8, 8)), 0, 255).astype(np.uint8)
+        Image.fromarray(noisy).resize((side, side), Image.Resampling.BICUBIC).save(place / f"{number:04}.png")
+        labels[f"{number:04}.png"] = names[str(split.test_labels[row])]
+    return labels
+
+
+def _texts(topics: int, count: int) -> tuple[list[str], list[int]]:
+    """Made-up texts of 6 to 60 words: each topic has words of its own, of which a text has a few among common ones and those of others."""
+    chance = random.Random(0)
+    common = [f"word{number}" for number in range(500)]
+    own = [[f"topic{topic}-{number}" for number in range(60)] for topic in range(topics)]
+    texts, found = [], []
+    for _ in range(count):
+        topic, other = chance.sample(range(topics), 2)
+        length = chance.randint(6, 60)
+        words = (
+            chance.choices(common, k=length)
+            + chance.choices(own[topic], k=3 + length // 8)
+            + chance.choices(own[other], k=1 + length // 16)
+        )
+        chance.shuffle(words)
+        texts.append(" ".join(words))
+        found.append(topic)
+    return texts, found
+
+
+def _train(model: Any, batch: Callable[[Any], tuple[Any, ...]], labels: Any, path: Path, *, steps: int, size: int) -> None:
+    import torch
+
+    torch.manual_seed(0)
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), 5e-4)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-4, total_steps=steps)
+    for step in range(steps):
+        rows = torch.randint(len(labels), (size,))
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = torch.nn.functional.cross_entropy(model(*batch(rows)).float(), labels[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        if step % 20 == 0:
+            print(f"training {path.stem}: step {step} of {steps}, loss {loss.item():.3f}", file=sys.stderr, flush=True)
+    torch.save(model.eval().state_dict(), path)
+
+
+def _labelled(place: Path, labels: dict[str, Any]) -> list[str]:
+    path = place / "labels.json"
+    path.write_text(json.dumps(labels))
+    return ["--labels", str(path)]
+
+
+if __name__ == "__main__":
+    main()
