@@ -14,6 +14,8 @@ from tsx_archiver.containers.base import ArchiveFile, Member, root_of
 from tsx_archiver.containers.formats import open_container
 from tsx_archiver.errors import CorruptMember, InvalidConfig, WrongChecksum
 from tsx_archiver.limits import MIB, Limits
+from tsx_archiver.metadata.forms import FORMS_FILE, InvalidForms, KeptForms, parse_forms
+from tsx_archiver.metadata.forms import LARGEST as MOST_FORMS
 from tsx_archiver.metadata.manifest import Manifest
 from tsx_archiver.metadata.modelconfig import ModelConfig, missing_warm_up, parse_model_config
 from tsx_archiver.metadata.modelfile import ModelFile, describe_model_stream
@@ -53,6 +55,7 @@ class Inspection:
     config: ModelConfig
     members: list[MemberInfo]
     model: ModelFile | None
+    forms: KeptForms
     problems: list[str] = field(default_factory=list)
 
 
@@ -86,7 +89,8 @@ def inspect_archive(path: Path, *, limits: Limits = Limits()) -> Inspection:  # 
         ]
         config, problems = _config(source)
         present = {member.name: None for member in members}
-        problems += source.manifest.missing_files(present) + missing_warm_up(config, present)
+        forms, problems_of_forms = _forms(source, config)
+        problems += source.manifest.missing_files(present) + missing_warm_up(config, present) + problems_of_forms
         return Inspection(
             path,
             source.form,
@@ -95,6 +99,7 @@ def inspect_archive(path: Path, *, limits: Limits = Limits()) -> Inspection:  # 
             config,
             members,
             _model(source, path),
+            forms,
             problems,
         )
 
@@ -127,7 +132,7 @@ def verify_archive(path: Path, limits: Limits = Limits()) -> list[Finding]:  # n
         except InvalidConfig as error:
             findings.append(Finding(True, source.manifest.config_file, error.message))
         else:
-            problems += missing_warm_up(config, {source.inside(member) for member in source.container.members})
+            problems += missing_warm_up(config, {source.inside(member) for member in source.container.members}) + _forms(source, config)[1]
             findings += [Finding(False, source.manifest.config_file, text) for text in problems]
         present = {source.inside(member): None for member in source.container.members}
         findings += [Finding(True, None, text) for text in source.manifest.missing_files(present)]
@@ -173,6 +178,15 @@ def _config(source: _Source) -> tuple[ModelConfig, list[str]]:
         return ModelConfig(), []
     config, problems = parse_model_config(load_yaml(content, source=name))
     return config, [f"{name}: {problem.text}" for problem in problems]
+
+
+def _forms(source: _Source, config: ModelConfig) -> tuple[KeptForms, list[str]]:
+    content = source.container.read(f"{source.root}/{FORMS_FILE}" if source.root else FORMS_FILE, MOST_FORMS + 1)
+    try:
+        kept = KeptForms() if content is None else parse_forms(content)
+    except InvalidForms as error:
+        return KeptForms(), [str(error)]
+    return kept, kept.problems(config.forms or (), source.manifest.checksums)
 
 
 def _model(source: _Source, path: Path) -> ModelFile | None:

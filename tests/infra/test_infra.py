@@ -105,8 +105,10 @@ def rendered() -> dict[str, set[str]]:
     stats = Stats()
     count(stats, (1.0, 1.0, 2.0), [FakeJob(1.0)], TIMES.pack(1.0, 1.0, 0.1, 0.1, 0.1))
     stats.refusals["QueueFull"] = 1
-    worker = SimpleNamespace(id="9000", state=WorkerState.READY, load_seconds=1.0)
-    version = SimpleNamespace(name="m", version="1", stats=stats, workers=[worker], pending=0, queue_capacity=100, in_flight=0)
+    worker = SimpleNamespace(id="9000", state=WorkerState.READY, load_seconds=1.0, forms_passed_over=("why",))
+    version = SimpleNamespace(
+        name="m", version="1", stats=stats, workers=[worker], pending=0, queue_capacity=100, in_flight=0, forms={"reference": 1}
+    )
     reading = Reading(
         "host",
         [SimpleNamespace(versions={"1": version})],  # type: ignore[list-item]  # of a model, all that is read

@@ -17,8 +17,20 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, Running
 from tests.ui.looking import TOOLS, expect, look, png, register, send_json
+
+FORMED = """
+class Formed:
+    form, forms_passed_over = "bf16", ("openvino-int8: it was built for cuda",)
+
+    def initialize(self, context):
+        pass
+
+    def handle(self, data, context):
+        return ["" for _ in data]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +56,14 @@ def management(server: Running) -> Iterator[httpx.Client]:
             for version in reversed(client.get(f"/models/{model['modelName']}/all").json()):
                 client.delete(f"/models/{model['modelName']}/{version['modelVersion']}")
             client.delete(f"/models/{model['modelName']}")
+
+
+def test_a_version_shows_its_form_and_those_that_are_not_used(page: Any, server: Running, management: httpx.Client, store: Path) -> None:
+    make_model(store / "formed.mar", FORMED)
+    register(management, "formed.mar")
+    look(page, server, "model/formed/overview")
+    expect(page.get_by_text("form bf16")).to_be_visible()
+    expect(page.get_by_text("Forms that are not used: openvino-int8: it was built for cuda")).to_be_visible()
 
 
 def test_a_model_is_registered_tried_and_removed_by_keyboard_alone(page: Any, server: Running, management: httpx.Client) -> None:

@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 FORMS_FILE = "tsx-forms.json"
 FORMS_DIRECTORY = "tsx-forms"
+REFERENCE = "reference"  # the archive's own model, which no form may be called
 FORMAT = 1
 LARGEST = 4 << 20  # bytes of tsx-forms.json
 NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+PRECISIONS = ("int4", "int8", "pruned", "bf16", "fp16")  # words in names of forms whose answers differ from the original's, coarsest first
 
 
 class InvalidForms(ValueError):
@@ -56,9 +58,26 @@ class KeptForms:
     def named(self, name: str) -> FormRecord | None:
         return next((form for form in self.forms if form.name == name), None)
 
+    def stale_since(self, checksums: Mapping[str, Any]) -> str | None:
+        """The member that the forms were built from and that is another one now. `checksums` are those of the manifest."""
+        return next((name for name, digest in self.made_of.items() if checksums.get(name, digest) != digest), None)
+
+    def problems(self, wanted: Sequence[str], checksums: Mapping[str, Any]) -> list[str]:
+        """Why forms that `forms` of model-config.yaml names cannot be used on any machine."""
+        missing = [name for name in wanted if name != REFERENCE and self.named(name) is None]
+        found = [f"forms names {name}, which {FORMS_FILE} does not have; run tsx optimize, or remove the name" for name in missing]
+        if changed := self.stale_since(checksums) if wanted else None:
+            found.append(f"{changed} has changed since the forms were built from it, so none is used; run tsx optimize again")
+        return found
+
     def content(self) -> bytes:
         given = {"format": FORMAT, "made_of": dict(self.made_of), "forms": [asdict(form) for form in self.forms]}
         return json.dumps(given, indent=1, ensure_ascii=False).encode() + b"\n"
+
+
+def form_precision(name: str) -> str | None:
+    """What a form of this name computes in, where its answers differ by it."""
+    return next((word for word in PRECISIONS if word in name.split("-")), None)
 
 
 def parse_forms(content: bytes) -> KeptForms:

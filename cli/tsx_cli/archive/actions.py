@@ -85,6 +85,7 @@ def inspect(file: Path, as_json: bool) -> None:
         ("model file", manifest.model_file),
         ("requirements", manifest.requirements_file),
         ("form", f"{inspection.form}, {human(inspection.size)}"),
+        ("forms of the model", ", ".join(form.name for form in inspection.forms.forms) or None),
     ]
     facts += [(key, value) for key, value in inspection.config.raw.items()]
     print_table(["archive", str(file)], [(key, value) for key, value in facts if value is not None])
@@ -157,5 +158,6 @@ def _as_data(inspection: Inspection) -> dict[str, object]:
         "manifest": inspection.manifest.data,
         "config": inspection.config.raw,
         "members": [member._asdict() for member in inspection.members],
+        "forms": [asdict(form) for form in inspection.forms.forms],
         "problems": inspection.problems,
     }

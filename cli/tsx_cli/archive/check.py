@@ -46,6 +46,8 @@ class CheckResult:
     samples: list[str]
     batch_sizes: list[int] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
+    form: str | None = None  # of `forms` in model-config.yaml, the one that was checked
+    forms_passed_over: list[str] = field(default_factory=list)
 
 
 def check_archive(path: Path, samples: Sequence[Path], settings: Settings, tolerance: float) -> CheckResult:
@@ -66,7 +68,10 @@ async def _check(path: Path, samples: list[ModelSample], settings: Settings, tol
         for start in range(0, len(samples), version.batch_size):
             found.update(dict.fromkeys(await _compare(version, samples[start : start + version.batch_size], tolerance)))
         sizes = sorted(version.stats.batch_sizes)
-        return CheckResult(version.name, version.version, seconds, [sample.name for sample in samples], sizes, list(found))
+        form, passed_over = next(iter(version.forms), None), version.forms_passed_over
+        return CheckResult(
+            version.name, version.version, seconds, [sample.name for sample in samples], sizes, list(found), form, passed_over
+        )
 
 
 async def _compare(version: ModelVersion, samples: list[ModelSample], tolerance: float) -> list[str]:

@@ -144,6 +144,8 @@ def check(packed: Packed, samples: Sequence[Path], tolerance: float, *, quiet: b
 
 def check_lines(result: CheckResult) -> list[str]:
     lines = [f"check: {result.model} {result.version} loaded in {result.load_seconds:.1f} s"]
+    lines += [f"check: it runs as the form {result.form}"] if result.form else []
+    lines += [f"check: form not used: {reason}" for reason in result.forms_passed_over]
     if not result.samples:
         return [*lines, "check: there is no sample to send; give one with tsx archive --sample FILE"]
     sizes = ", ".join(map(str, result.batch_sizes))

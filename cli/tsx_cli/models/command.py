@@ -240,6 +240,8 @@ def _print_version(answer: dict[str, Any]) -> None:
     ]
     if workers:
         print_table(["worker", "status", "pid", "device", "memory", "since"], workers)
+    for reason in answer.get("formsPassedOver", ()):
+        print(escaped(f"form not used: {reason}"))
     for name in ("status", "lastError"):
         if answer.get(name):
             print(escaped(str(answer[name]).rstrip()))

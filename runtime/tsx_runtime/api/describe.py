@@ -58,6 +58,8 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
         worker_recycles=dict(version.stats.recycled) or None,
         last_error=version.last_error,
         isolation=None if version.isolation is None else version.isolation.describe(),
+        form=", ".join(version.forms) or None,
+        forms_passed_over=version.forms_passed_over or None,
         measured=None if version.measured is None else DescribedMeasurement(**version.measured._asdict()),
         **limits,
     )

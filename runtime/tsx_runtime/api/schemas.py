@@ -198,6 +198,10 @@ class DescribedModel(_TorchServeDescription):
         None, description="how its workers are isolated, and their limits; only if they are isolated"
     )
     measured: DescribedMeasurement | None = None
+    form: str | None = Field(
+        None, description="the form of the model that its workers run, by its name in tsx-forms.json; reference: the original"
+    )
+    forms_passed_over: list[str] | None = Field(None, description="why they do not run forms that model-config.yaml names before it")
 
 
 class DescribedModels(RootModel[list[DescribedModel]]):

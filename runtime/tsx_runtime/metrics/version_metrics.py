@@ -92,6 +92,12 @@ def _add_workers(families: Families, version: ModelVersion, model: Labels) -> No
     states = [worker.state for worker in version.workers]
     samples = [(model | {"state": state.value}, states.count(state)) for state in WorkerState]
     families.add("tsx_workers", "gauge", "workers by state", samples)
+    forms = [(model | {"form": plain_text(form)}, count) for form, count in version.forms.items()]
+    families.add("tsx_model_form", "gauge", "workers by the form of the model that they run", forms)
+    if forms:
+        fallen_back = sum(bool(worker.forms_passed_over) for worker in version.workers)
+        text = "workers that do not run the first form that is configured"
+        families.add("tsx_model_form_fallback", "gauge", text, [(model, fallen_back)])
     families.add("tsx_worker_restarts_total", "counter", "worker restarts", [(model, stats.restarts)])
     recycled = [(model | {"reason": reason}, stats.recycled[reason]) for reason in RECYCLED]
     families.add(

@@ -64,9 +64,10 @@ def load_model(order: LoadOrder) -> ServedModel:
     if order["envelope"]:
         entry = _enveloped(entry, order["envelope"], coroutines)
     has_steps = step_times.watch(entry.instance)
-    if not applies_precision(entry.instance, context.model_yaml_config):
+    form = form_of(entry.instance)  # whose original, where it is loaded, has the precision
+    if form is None and not applies_precision(entry.instance, context.model_yaml_config):
         logger.warning("precision in model-config.yaml has no effect: %s does not apply it. %s", entry.name, _HOW_TO_APPLY)
-    if context.model_yaml_config.get("forms") is not None and form_of(entry.instance) is None:
+    if context.model_yaml_config.get("forms") is not None and form is None:
         logger.warning("forms in model-config.yaml has no effect: %s loads its model itself. %s", entry.name, _HOW_TO_FORM)
     if order["mode"] == "async" and order["envelope"]:
         raise LoadError("asyncCommunication and service_envelope exclude each other: requests would run one after the other. Remove one.")

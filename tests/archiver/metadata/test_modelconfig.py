@@ -38,6 +38,7 @@ sequenceMaxIdleMSec: 1000
 sequenceTimeoutMSec: 1000
 maxSequenceJobQueueSize: 1
 maxNumSequence: 4
+forms: [openvino-int8, bf16]
 useVenv: false
 maxBatchBytes: 1000
 maxQueueBytes: 8589934592
@@ -83,6 +84,7 @@ def test_the_table_and_the_dataclasses_have_the_same_fields() -> None:
         ("jobQueueSize: 99999999999", "job_queue_size", "whole number"),
         ("deviceType: neuron", "device_type", "cpu or gpu"),
         ("precision: int8", "precision", "fp32 or fp16 or bf16"),
+        ("forms: [OpenVINO]", "forms", "a list of names of forms"),
         ("deviceIds: 0", "device_ids", r"\[0, 1\]"),
         ("deviceIds: [a]", "device_ids", r"\[0, 1\]"),
         ("useJobTicket: 'yes'", "use_job_ticket", "true or false"),

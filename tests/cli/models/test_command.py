@@ -43,9 +43,11 @@ def test_a_worker_without_a_process_is_described(capsys: pytest.CaptureFixture[s
         "memoryUsage": 0,
         "startTime": "2026-02-08T11:03:20.974Z",
     }  # the server leaves out its pid
-    _print_version({"modelName": "m", "modelVersion": "1.0", "workers": [worker], "lastError": "ValueError: no weights"})
+    further = {"lastError": "ValueError: no weights", "formsPassedOver": ["onnx: it was built for cuda"]}
+    _print_version({"modelName": "m", "modelVersion": "1.0", "workers": [worker], **further})
     shown = capsys.readouterr().out
     assert "FAILED" in shown
+    assert "form not used: onnx: it was built for cuda\n" in shown
     assert shown.endswith("ValueError: no weights\n")
 
 

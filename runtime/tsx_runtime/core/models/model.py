@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tsx_archiver import ModelConfig, OpenArchive
+from tsx_archiver.metadata.forms import form_precision
 from tsx_runtime import wire
 from tsx_runtime.core.environments.venvs import ModelEnvironment
 from tsx_runtime.core.isolation.config import Sandbox, isolation_of
@@ -150,6 +152,21 @@ class ModelVersion:
     def ready(self) -> bool:
         """Whether a worker serves it now."""
         return any(worker.state is WorkerState.READY for worker in self.workers)
+
+    @property
+    def forms(self) -> Counter[str]:
+        """How many workers run each form of the model; empty where the archive configures no forms, or none has loaded one."""
+        return Counter(worker.form for worker in self.workers if worker.form is not None)
+
+    @property
+    def forms_passed_over(self) -> list[str]:
+        """Why its workers do not run forms that are configured before theirs."""
+        return list(dict.fromkeys(reason for worker in self.workers for reason in worker.forms_passed_over))
+
+    @property
+    def precision(self) -> str | None:
+        """What its form computes in, else what the archive configures."""
+        return next(filter(None, map(form_precision, self.forms)), None) or self.config.precision
 
     @property
     def in_flight(self) -> int:

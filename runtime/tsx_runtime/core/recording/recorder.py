@@ -231,7 +231,7 @@ class _RecordedJob(ObservedJob):
         seconds = time.monotonic() - self.arrived
         answer = None if self._parts is None else b"".join(self._parts)
         headers = b"" if answer is None else self._headers
-        number, precision = self._version.version, self._version.config.precision
+        number, precision = self._version.version, self._version.precision
         self._recorder.note(
             CapturedRequest(time.time() - seconds, number, self.meta, self.body, status, seconds, headers, answer, precision)
         )

@@ -40,6 +40,8 @@ class WorkerInstance:
         self.device: str | None = None  # what the loaded model runs on, by its own account: cpu, cuda:0
         self.input: str | None = None  # what the handler takes, where it says so: image, text, json, file
         self.example = False  # whether the handler's description has an example of a request
+        self.form: str | None = None  # of the configured `forms`, the one that the model has
+        self.forms_passed_over: tuple[str, ...] = ()  # why others before it are not used
         self.cores: list[int] | None = None  # that it was pinned to
         self.loaded_memory = 0  # bytes, when the model was loaded
         self.killed_because: str | None = None
@@ -75,6 +77,7 @@ class WorkerInstance:
         facts = await asyncio.wait_for(asyncio.shield(self.channel.loaded), timeout)
         self.load_seconds, self.device = self.age, str(facts["device"])
         self.input, self.example = facts.get("input"), facts.get("example") is True
+        self.form, self.forms_passed_over = facts.get("form"), tuple(map(str, facts.get("forms_passed_over", ())))
         self.loaded_memory = self.memory()
 
     def kill(self, because: str, *, stuck: bool = False) -> None:

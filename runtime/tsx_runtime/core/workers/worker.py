@@ -66,6 +66,14 @@ class Worker:
     def example(self) -> bool:
         return self.instance is not None and self.instance.example
 
+    @property
+    def form(self) -> str | None:
+        return self.instance.form if self.instance else None
+
+    @property
+    def forms_passed_over(self) -> tuple[str, ...]:
+        return self.instance.forms_passed_over if self.instance else ()
+
     def seconds_until_ready(self, now: float, usual: float | None) -> float | None:
         """None where it is not on its way. `usual` is what a process of this model last took to load it, None before the first has:
         then, or where it takes longer than usual, as long again as it has taken.

@@ -68,6 +68,8 @@ def describe_version(version: ModelVersion, memory: Memory) -> dict[str, Any]:
         "url": version.url,
         "handler": version.handler,
         "input": input_of(version),
+        "form": ", ".join(version.forms) or None,
+        "formsPassedOver": version.forms_passed_over,
         "measured": None if version.measured is None else str(version.measured),
         "limits": {name: getattr(version.plan, name) for name in LIMITS},
         "minWorkers": version.min_workers,

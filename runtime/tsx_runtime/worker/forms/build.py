@@ -16,15 +16,16 @@ from typing import Any, TypedDict
 import torch
 from torch.utils._pytree import tree_map
 
-from tsx_archiver.metadata.forms import FormRecord
+from tsx_archiver.metadata.forms import REFERENCE, FormRecord
 from tsx_runtime import wire
 from tsx_runtime.wire import Buffer, Item, Kind, LoadOrder
 from tsx_runtime.worker.exceptions import LoadError, in_words
 from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
 from tsx_runtime.worker.forms.bound import bound_of
-from tsx_runtime.worker.forms.form import REFERENCE, NotBuilt, Subject
+from tsx_runtime.worker.forms.form import NotBuilt, Subject
 from tsx_runtime.worker.forms.kinds import known_forms
 from tsx_runtime.worker.forms.signature import ModelCall, NoSignature, Signature
+from tsx_runtime.worker.handlers.models.input_spec import InputSpec
 from tsx_runtime.worker.model_loading import load_model
 
 logger = logging.getLogger("tsx.worker")
@@ -100,6 +101,7 @@ def subject_of(served: ServedModel, batches: Path) -> Subject:
             f"{served.entry.name} loads its model itself: in its initialize, call `self.model = self.in_form(load)`, a method of "
             "BaseHandler, where load() returns the model"
         )
+    specs = _input_specs(handler)  # which the handler keeps: before its model is one that says nothing of its inputs
     recorder = handler.model = RecordingModel(handler.model)
     for items in _batches(batches):
         recorder.rows = len(items)
@@ -110,10 +112,15 @@ def subject_of(served: ServedModel, batches: Path) -> Subject:
     calls = [ModelCall(_copy(call.args), _copy(call.kwargs), call.rows) for call in recorder.calls]  # outside of inference mode
     signature, reason = None, ""
     try:
-        signature = Signature.of(recorder.model, calls)
+        signature = Signature.of(recorder.model, calls)._replace(requests=tuple(spec.as_json() for spec in specs))
     except NoSignature as error:
         reason = str(error)
     return Subject(recorder.model, calls, signature, reason, torch.device(handler.device))
+
+
+def _input_specs(handler: Any) -> tuple[InputSpec, ...]:
+    """Of a handler that takes tensors; others read their requests themselves."""
+    return handler._input_specs if getattr(handler, "_takes_tensors", False) else ()
 
 
 def _wrong_device(devices: frozenset[str], subject: Subject) -> str | None:

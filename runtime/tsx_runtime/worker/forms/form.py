@@ -13,8 +13,6 @@ import torch
 
 from tsx_runtime.worker.forms.signature import ModelCall, Signature
 
-REFERENCE = "reference"  # the archive's own model, which no form may be called
-
 
 class NotBuilt(Exception):
     """Why there is no such form of a model; the message is for people."""

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tsx_archiver.metadata.forms import FORMS_FILE, FormRecord, InvalidForms, KeptForms, parse_forms
+from tsx_archiver.metadata.forms import FORMS_FILE, REFERENCE, FormRecord, InvalidForms, KeptForms, parse_forms
 from tsx_runtime.worker.exceptions import LoadError, in_words
 from tsx_runtime.worker.forms.bound import misfit
-from tsx_runtime.worker.forms.form import REFERENCE, FormSource
+from tsx_runtime.worker.forms.form import FormSource
 from tsx_runtime.worker.forms.kinds import known_forms
 from tsx_runtime.worker.forms.signature import Signature
 
@@ -27,7 +27,10 @@ class LoadedForm(NamedTuple):
 
 
 class FormModel:
-    """A graph, called as the archive's own model; a call that it was not built for goes to that model. So do its attributes."""
+    """A graph, called as the archive's own model; a call that it was not built for goes to that model, which is loaded for the first one.
+
+    Attributes are that model's, but for those that handlers use for each request, or to prepare the model that they have loaded.
+    """
 
     def __init__(self, name: str, graph: Callable[..., Sequence[torch.Tensor]], signature: Signature, reference: Callable[[], Any]) -> None:
         self.form = name
@@ -40,6 +43,21 @@ class FormModel:
         if tensors is None:
             return self._other_call(args, kwargs)
         return self.signature.result(self._graph(*tensors))
+
+    forward = __call__
+
+    def to(self, *args: Any, **kwargs: Any) -> FormModel:
+        """It is on its device already."""
+        return self
+
+    def eval(self) -> FormModel:
+        return self
+
+    @property
+    def _orig_mod(self) -> Any:
+        """torch.compile's name for the model behind a compiled one: for gradients, and to look at its layers."""
+        model = self._reference()
+        return getattr(model, "_orig_mod", model)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reference(), name)
@@ -86,8 +104,8 @@ def load_form(
                 raise
             except Exception as error:  # the boundary to a library, which raises whatever it likes
                 reason = f"it cannot be loaded: {in_words(error)}"
-        passed_over.append(f"{name}: {reason}")
-        logger.warning("the form %s is not used: %s", name, reason)
+                logger.warning("the form %s cannot be loaded", name, exc_info=True)
+        passed_over.append(f"{name}: {reason}")  # which the front end logs once for all workers
     return LoadedForm(reference(), REFERENCE, tuple(passed_over))
 
 
@@ -122,5 +140,5 @@ def _stale(kept: KeptForms, manifest: Mapping[str, Any]) -> str | None:
     now = manifest.get("sha256")
     if not isinstance(now, Mapping):
         return None
-    changed = next((name for name, digest in kept.made_of.items() if name in now and now[name] != digest), None)
+    changed = kept.stale_since(now)
     return None if changed is None else f"{changed} has changed since the form was built from it; run tsx optimize again"

@@ -45,6 +45,7 @@ class Signature(NamedTuple):
     inputs: tuple[TensorInput, ...]
     result_spec: str
     outputs: int  # tensors in the result
+    requests: tuple[Mapping[str, Any], ...] = ()  # what BaseHandler reads in a request for the model: `InputSpec.as_json`
 
     @classmethod
     def of(cls, model: Any, calls: Sequence[ModelCall]) -> Signature:
@@ -76,7 +77,7 @@ class Signature(NamedTuple):
     def from_json(cls, given: Mapping[str, Any]) -> Signature:
         inputs = tuple(TensorInput(each["dtype"], tuple(each["shape"]), tuple(each["rows"])) for each in given["inputs"])
         constants = tuple((at, value) for at, value in given["constants"])
-        return cls(given["arguments_spec"], constants, inputs, given["result_spec"], given["outputs"])
+        return cls(given["arguments_spec"], constants, inputs, given["result_spec"], given["outputs"], tuple(given.get("requests", ())))
 
     def as_json(self) -> dict[str, Any]:
         """The same as `from_json` reads."""

@@ -92,7 +92,8 @@ class BaseHandler:
 
         @functools.cache
         def reference() -> Any:
-            return compiled(self.in_precision(load()), self.context.model_yaml_config.get("pt2"))
+            with torch.inference_mode(False):  # a form may load it within a request, and an explanation needs its gradients later
+                return compiled(self.in_precision(load()), self.context.model_yaml_config.get("pt2"))
 
         names = wanted_forms(self.context.model_yaml_config)
         if not names:

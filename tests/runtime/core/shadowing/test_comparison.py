@@ -133,6 +133,7 @@ def test_of_a_list_the_first_difference_is_reported() -> None:
 def test_the_coarser_precision_decides_unless_a_tolerance_is_given() -> None:
     assert tolerance_of(Compare()) == tolerance_of(Compare(), "fp32", None) == (1e-4, 1e-6)
     assert tolerance_of(Compare(), None, "BF16") == tolerance_of(Compare(), "fp16", "fp32") == (1e-2, 1e-3)
+    assert tolerance_of(Compare(), "bf16", "int8") == tolerance_of(Compare(), "pruned") == (1e-1, 1e-2)
     assert tolerance_of(Compare(rtol=0.5), "bf16") == (0.5, 1e-3)
     one, other = answer([0.5]), answer([0.502])
     assert compare(Compare(), b"", one, other).difference is not None

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.formed import doubling
 from tests.support.models import make_model
 from tests.support.platforms.lambda_api import (
     Host,
@@ -218,3 +219,9 @@ def test_what_runs_too_long_is_reported_and_a_fresh_environment_takes_over(tmp_p
         late = running.invoke(messages(['{"n": 1}', json.dumps({"wait": str(tmp_path / "nor this")})])).json()
         assert {"itemIdentifier": "message-1"} in late["batchItemFailures"]
         assert running.ended(DEADLINE) == 1
+
+
+def test_a_model_runs_in_the_form_that_fits_as_it_does_in_a_server(tmp_path: Path) -> None:
+    doubling(tmp_path / "model")
+    with function(tmp_path) as running:
+        assert answer_of(running.invoke(function_url("/invocations", "21", headers=JSON)).json()) == b"42 by channels-last"

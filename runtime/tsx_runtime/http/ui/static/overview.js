@@ -93,11 +93,12 @@ function versionCard(name, { version }) {
   const none = h("p", { class: "quiet" }, "No workers: requests are refused until some are added in Scaling and limits.");
   const about = h("p", { class: "quiet small" });
   const measured = h("p", { class: "quiet small", hidden: true });
+  const passedOver = h("p", { class: "quiet small", hidden: true });
   const why = h("p", { hidden: true }, "Not all of its workers are ready. ", h("a", { href: `#/model/${encodeURIComponent(name)}/errors` }, "Errors and log"), " shows why.");
   const workers = h("details", {}, h("summary", {}, "Workers"), list.node);
   const node = h("section", { class: "card", "aria-label": `Version ${version}` },
     h("div", { class: "row" }, h("h3", {}, `Version ${version}`), state.node, isDefault, h("span", { class: "grow" }), settings, makeDefault, remove),
-    about, measured, why,
+    about, measured, passedOver, why,
     h("dl", { class: "facts" }, Object.entries(FACTS).map(([key, label]) => h("div", {}, h("dt", {}, label), facts[key]))),
     none, workers);
   return {
@@ -105,8 +106,10 @@ function versionCard(name, { version }) {
     update(now) {
       latest = now;
       state.update(now.state);
-      say(about, [now.url, now.handler && `handler ${now.handler}`].filter(Boolean).join(" · "));
+      say(about, [now.url, now.handler && `handler ${now.handler}`, now.form && `form ${now.form}`].filter(Boolean).join(" · "));
       show(measured, now.measured);
+      show(passedOver, now.formsPassedOver.length);
+      say(passedOver, `Forms that are not used: ${now.formsPassedOver.join("; ")}`);
       show(why, now.errors && ["failed", "degraded"].includes(now.state));
       say(measured, now.measured ?? "");
       const devices = [...new Set(now.workers.map(({ device }) => device).filter(Boolean))];

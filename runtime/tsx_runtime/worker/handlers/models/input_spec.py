@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 
 from tsx_runtime.shared.example_requests import ExampleInput
+from tsx_runtime.worker.forms.loading import FormModel
 from tsx_runtime.worker.handlers.models.model_files import FixedBatch, OnnxModel
 from tsx_runtime.worker.handlers.models.precision import Cast
 
@@ -66,6 +67,15 @@ class InputSpec(NamedTuple):
         """As JSON. A free size is null."""
         return {"name": self.name, "shape": None if self.shape is None else list(self.shape), "datatype": self.kind}
 
+    def as_json(self) -> dict[str, Any]:
+        """As `from_json` reads it."""
+        return {**self.described(), "certain": self.certain}
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> InputSpec:
+        shape, kind = given["shape"], given["datatype"]
+        return cls(given["name"], None if shape is None else tuple(shape), None if kind is None else getattr(torch, kind), given["certain"])
+
     def __str__(self) -> str:
         kind = self.kind or "numbers"
         shape = "" if self.shape is None else f" of shape [{', '.join('any' if size is None else str(size) for size in self.shape)}]"
@@ -96,7 +106,9 @@ def examples(specs: Sequence[InputSpec]) -> Iterator[list[ExampleInput]]:
 
 
 def _of_program(model: Any) -> tuple[InputSpec, ...]:
-    """An exported program and an ONNX model say it themselves."""
+    """An exported program and an ONNX model say it themselves; a form has what its original takes."""
+    if isinstance(model, FormModel):
+        return tuple(map(InputSpec.from_json, model.signature.requests))
     while isinstance(model, FixedBatch | Cast):
         model = model.model
     if isinstance(model, OnnxModel):
