@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from tsx_archiver.storage.atomic_file import whole_file
 from tsx_cli.bench.model.results import Results
@@ -35,8 +35,7 @@ def write_report(results: Results, directory: Path) -> list[Path]:
 
 def page(results: Results, directory: Path) -> str:
     """report.html: one self-contained file for any browser, light and dark."""
-    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    return environment.get_template("page.html").render(
+    return page_template(Path(__file__).parent).render(
         title=f"tsx bench: {facts.title(results)}",
         model=facts.title(results),
         subtitle=facts.subtitle(results),
@@ -59,6 +58,12 @@ def page(results: Results, directory: Path) -> str:
         command=results.command,
         files=facts.files(directory),
     )
+
+
+def page_template(directory: Path) -> Template:
+    """`page.html` of that directory, which may extend `base.html` of this one."""
+    loader = FileSystemLoader([directory, Path(__file__).parent])
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True).get_template("page.html")
 
 
 def _tables(results: Results) -> list[tuple[str, str, Sequence[str], Sequence[Sequence[str]]]]:

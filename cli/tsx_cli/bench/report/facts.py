@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from tsx_cli.bench.model.parts import SizeClass
-from tsx_cli.bench.model.results import Point, Results
+from tsx_cli.bench.model.results import Environment, Inputs, ModelInfo, Point, Results
 from tsx_cli.bench.model.statistics import interval
 from tsx_cli.bench.report import shown
 from tsx_cli.common.output import milliseconds, number
@@ -55,12 +55,11 @@ def title(results: Results) -> str:
 
 def subtitle(results: Results) -> str:
     asked = f"bound {results.slo}" if results.slo else "no bound was given"
-    where = f"at {results.against}" if results.against else f"on {machine(results)}"
+    where = f"at {results.against}" if results.against else f"on {machine(results.environment)}"
     return f"tsx bench, {shown.moment(results.started)}, {where}; {asked}"
 
 
-def machine(results: Results) -> str:
-    here = results.environment
+def machine(here: Environment) -> str:
     gpus = f", {', '.join(here.gpus)}" if here.gpus else ""
     return f"{here.cores} core{'s' if here.cores != 1 else ''}, {here.cpu or 'an unknown CPU'}{gpus}"
 
@@ -195,14 +194,23 @@ def _rounds(point: Point) -> str:
 
 def facts(results: Results) -> list[tuple[str, str]]:
     """(name, value) of the environment and of what was sent; what is not known is left out."""
-    here, sent, model = results.environment, results.inputs, results.model
+    rows = [
+        ("protocol", results.protocol),
+        ("price per hour", None if results.price_per_hour is None else number(results.price_per_hour)),
+        ("pinned to cores", pinned(results)),
+        *moments(results.started, results.ended),
+    ]
+    return common_facts(results.model, results.environment, results.inputs) + [(name, value) for name, value in rows if value]
+
+
+def common_facts(model: ModelInfo, here: Environment, sent: Inputs) -> list[tuple[str, str]]:
+    """Of any run on inputs."""
     kinds = ", ".join(f"{kind or 'no type'} ({count})" for kind, count in sent.content_types.items())
     sizes = (
         f"{sent.smallest:,} bytes"
         if sent.smallest == sent.largest
         else f"{sent.smallest:,} to {sent.largest:,} bytes, median {sent.median:,}"
     )
-    noise = None if here.noise is None else f"a fixed computation varied by {here.noise:.1%}"
     versions = {"tsx": here.tsx, "torch": here.torch, "Python": here.python}
     rows = [
         ("model", model.archive or model.name),
@@ -210,18 +218,17 @@ def facts(results: Results) -> list[tuple[str, str]]:
         ("size", None if model.size_mib is None else f"{model.size_mib:,.1f} MiB"),
         ("inputs", f"{sent.count} different from {sent.source}; {sizes}"),
         ("content types", kinds),
-        ("protocol", results.protocol),
-        ("processor", machine(results)),
-        ("price per hour", None if results.price_per_hour is None else number(results.price_per_hour)),
-        ("pinned to cores", pinned(results)),
+        ("processor", machine(here)),
         ("memory", f"{here.memory_mib:,} MiB" if here.memory_mib else None),
         ("system", here.system),
         ("versions", ", ".join(f"{name} {value}" for name, value in versions.items() if value)),
-        ("noise", noise),
-        ("began", shown.moment(results.started)),
-        ("ended", shown.moment(results.ended)),
+        ("noise", None if here.noise is None else f"a fixed computation varied by {here.noise:.1%}"),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def moments(started: str, ended: str | None) -> list[tuple[str, str | None]]:
+    return [("began", shown.moment(started)), ("ended", shown.moment(ended))]
 
 
 def files(directory: Path) -> list[str]:

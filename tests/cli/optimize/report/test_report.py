@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from tsx_cli.bench.model.results import Environment, Inputs, ModelInfo
+from tsx_cli.optimize.report import show, write_report
+from tsx_cli.optimize.results import FormResult, GuardVerdict, OptimizeResults, SizeFigures
+
+SIZES = [1, 8]
+
+
+def form(name: str, state: str, ratio: float, loss: float, memory: float = 300.0, reason: str = "") -> FormResult:
+    guard = GuardVerdict(
+        passed=loss < 0.005,
+        metric="top1",
+        limit="top1>=-0.5%",
+        value=1 - loss,
+        reference=1.0,
+        loss=loss,
+        loss_bound=loss + 0.001,
+        rows=1200,
+        text="",
+    )
+    sizes = [
+        SizeFigures(batch_size=size, median_ms=10 / ratio, reference_ms=10.0, ratio=ratio, low=ratio * 0.95, high=ratio * 1.05)
+        for size in SIZES
+    ]
+    speeds = {"speedup": ratio, "speedup_low": ratio * 0.95, "speedup_high": ratio * 1.05}
+    figures = {"memory_mib": memory, "size_mib": 12.5, "load_seconds": 1.2}
+    return FormResult.model_validate(
+        {"name": name, "label": f"{name} in words", "state": state, "guard": guard, "sizes": sizes, "reason": reason, **speeds, **figures}
+    )
+
+
+def results(*, best: str | None = "openvino-int8") -> OptimizeResults:
+    reference = FormResult(
+        name="reference", label="the archive as it is", state="kept", sizes=form("x", "kept", 1.0, 0.0).sizes, memory_mib=400.0
+    )
+    forms = [
+        form("bf16", "passed", 2.5, 0.0005),
+        form("openvino-int8", "kept", 6.0, 0.002, 250.0),
+        form("onnx", "slower", 0.9, 0.0, reason="not faster than the reference beyond the noise"),
+        form("int8-dynamic", "inaccurate", 4.0, 0.03, reason="top1 loses 3 %"),
+        FormResult(
+            name="cuda-graphs", label="CUDA graphs", state="not applicable", reason="it runs on cuda, and <this> worker runs on cpu"
+        ),
+    ]
+    return OptimizeResults(
+        started="2026-01-01T10:00:00+00:00",
+        command="tsx optimize digits.mar --input pictures",
+        model=ModelInfo(name="digits", version="1.0", archive="digits.mar"),
+        environment=Environment(fingerprint="f", cpu="a CPU", cores=2),
+        inputs=Inputs(source="pictures", count=1600, smallest=100, median=110, largest=120),
+        calibration_rows=256,
+        held_out_rows=1344,
+        limit="top1>=-0.5%",
+        batch_sizes=SIZES,
+        reference=reference,
+        forms=forms,
+        best=best,
+        why="openvino-int8 is 6.00 times as fast as the reference.",
+    )
+
+
+def test_the_files_hold_every_form_and_escape_what_is_not_ours(tmp_path: Path) -> None:
+    write_report(results(), tmp_path)
+    page, text = (tmp_path / "report.html").read_text(), (tmp_path / "report.md").read_text()
+    for name in ("bf16", "openvino-int8", "onnx", "int8-dynamic", "cuda-graphs"):
+        assert name in page
+        assert name in text
+    assert "&lt;this&gt;" in page
+    assert "<this>" not in page
+    assert page.count("<svg") == 3
+    assert "forms: [openvino-int8]" in page
+    assert json.loads((tmp_path / "results.json").read_text())["best"] == "openvino-int8"
+    rows = list(csv.DictReader((tmp_path / "results.csv").open()))
+    assert {(row["name"], row["batch_size"]) for row in rows} >= {("reference", "1"), ("bf16", "8"), ("cuda-graphs", "")}
+
+
+def test_the_terminal_shows_a_table_a_chart_and_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    show(results())
+    shown = capsys.readouterr().out
+    assert "openvino-int8 (best)" in shown
+    assert "6.00x [5.70, 6.30]" in shown
+    assert "+0.20%" in shown
+    assert "cuda-graphs: not applicable: it runs on cuda" in shown
+    assert "a openvino-int8" in shown
+    assert "Best form: openvino-int8 (openvino-int8 in words)" in shown
+
+
+def test_where_the_model_as_it_is_stays_the_reports_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_report(results(best=None), tmp_path)
+    show(results(best=None))
+    assert "The model as it is stays: reference (the archive as it is)" in capsys.readouterr().out
+    assert "chosen none" in (tmp_path / "report.html").read_text()
+
+
+def test_a_run_that_measured_nothing_has_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nothing = results(best=None).model_copy(update={"forms": [], "complete": False})
+    write_report(nothing, tmp_path)
+    show(nothing)
+    assert "incomplete" in (tmp_path / "report.html").read_text()
+    assert "<svg" not in (tmp_path / "report.html").read_text()
