@@ -15,7 +15,7 @@ from tsx_cli.common.options import archive_limits
 from tsx_runtime.core.models.benchmark_record import FILE, LARGEST
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, option: str = "--write", way_out: str = "leave --write out") -> None:
     """Before minutes are spent on what is to be written. Raises CliError where it cannot be."""
     place = path.resolve() / FILE if path.is_dir() else path.resolve()
     try:
@@ -25,7 +25,7 @@ def check_writable(path: Path) -> None:
         if place.exists():
             place.open("r+b").close()
     except OSError as error:
-        raise CliError(f"--write: {path} cannot be written ({error.strerror}); make it writable, or leave --write out") from error
+        raise CliError(f"{option}: {path} cannot be written ({error.strerror}); make it writable, or {way_out}") from error
 
 
 def write(path: Path, results: Results, cache: Path | None) -> str:
