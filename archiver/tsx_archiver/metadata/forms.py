@@ -21,6 +21,7 @@ from typing import Any
 
 FORMS_FILE = "tsx-forms.json"
 FORMS_DIRECTORY = "tsx-forms"
+REFERENCE = "reference"  # the archive's own model, which no form may be called
 FORMAT = 1
 LARGEST = 4 << 20  # bytes of tsx-forms.json
 NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
@@ -55,6 +56,10 @@ class KeptForms:
 
     def named(self, name: str) -> FormRecord | None:
         return next((form for form in self.forms if form.name == name), None)
+
+    def stale_since(self, checksums: Mapping[str, Any]) -> str | None:
+        """The member that the forms were built from and that is another one now. `checksums` are those of the manifest."""
+        return next((name for name, digest in self.made_of.items() if checksums.get(name, digest) != digest), None)
 
     def content(self) -> bytes:
         given = {"format": FORMAT, "made_of": dict(self.made_of), "forms": [asdict(form) for form in self.forms]}

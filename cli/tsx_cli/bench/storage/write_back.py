@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tsx_archiver import open_archive, rewrite_archive
+from tsx_archiver.metadata.forms import REFERENCE
 from tsx_archiver.storage.atomic_file import beside
 from tsx_cli.bench.measure.modelconfig import changes, with_keys
 from tsx_cli.bench.measure.variants import config_name, config_text
@@ -40,6 +41,9 @@ def write(path: Path, results: Results, cache: Path | None) -> str:
         if archive.digest != results.model.sha256:
             raise CliError(f"nothing was written into {path}: it has changed since it was measured. Measure it again")
         name = config_name(archive)
-        config = with_keys(config_text(archive), changes(configuration, archive.config.raw)).encode()
+        keys = changes(configuration, archive.config.raw)
+        if keys.get("forms"):  # the winner first; the others for where it does not fit
+            keys["forms"] += [form for form in archive.config.forms or () if form not in (configuration.form, REFERENCE)]
+        config = with_keys(config_text(archive), keys).encode()
     rewrite_archive(path, {name: config, FILE: content}, model={"configFile": name}, limits=archive_limits())
     return f"{path} now runs with {configuration}, and has what was measured in {FILE}"
