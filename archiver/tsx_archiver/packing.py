@@ -128,15 +128,15 @@ class Members:
             raise InputMissing(f"The {what} {path} is a directory. Name the file in it.")
         if not path.exists():
             raise InputMissing(f"The {what} {path} does not exist. Check the path.")
-        self.add(_planned(path.name, path), str(path))
+        self.add(planned_file(path.name, path), str(path))
         return path.name
 
     def add_tree(self, path: Path) -> None:
         if not path.is_dir():
-            self.add(_planned(path.name, path), str(path))
+            self.add(planned_file(path.name, path), str(path))
             return
         for file in _walk(path, frozenset()):
-            self.add(_planned(file.relative_to(path).as_posix(), file), str(file))
+            self.add(planned_file(file.relative_to(path).as_posix(), file), str(file))
 
     def sorted(self) -> list[PlannedMember]:
         """Also checks that no file has the name of another one's directory."""
@@ -220,7 +220,7 @@ def _walk(directory: Path, above: frozenset[str]) -> Iterator[Path]:
             yield from _walk(path, above | {real})
 
 
-def _planned(name: str, path: Path) -> PlannedMember:
+def planned_file(name: str, path: Path) -> PlannedMember:
     if not path.exists():
         raise InputMissing(f"{path} is a broken link. Remove it, or restore what it points to.")
     if not path.is_file():

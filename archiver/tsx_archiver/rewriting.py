@@ -1,23 +1,23 @@
-"""Adds or replaces files in an existing archive, atomically; the other members and their digests stay unchanged."""
+"""Adds, replaces or removes files in an existing archive, atomically; the other members and their digests stay unchanged."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from tsx_archiver.containers.base import ArchiveFile, root_of
 from tsx_archiver.containers.formats import open_container
 from tsx_archiver.containers.zip import ZipContainer
 from tsx_archiver.errors import CannotPack, CorruptMember
-from tsx_archiver.limits import Limits
-from tsx_archiver.names import MANIFEST_PATH, collision_key, normal, path_fault, shown
+from tsx_archiver.limits import MIB, Limits
+from tsx_archiver.names import MANIFEST_DIRECTORIES, MANIFEST_PATH, collision_key, normal, path_fault, shown
 from tsx_archiver.opening import directory_manifest, is_directory, model_root, open_source, read_manifest, refuse_model_file, wrong_checksum
-from tsx_archiver.packing import PlannedMember
+from tsx_archiver.packing import PlannedMember, planned_file
 from tsx_archiver.storage.atomic_file import beside, whole_file
 from tsx_archiver.storage.digest import file_digest, file_state
 from tsx_archiver.writing import (
@@ -29,31 +29,64 @@ from tsx_archiver.writing import (
     manifest_content,
     new_tar,
     new_zip,
+    opened_source,
     worth_deflating,
 )
 
 _COMPRESSED = 0.95  # of its members' bytes; a .tar.gz that is larger was only wrapped
 
 
-def rewrite_archive(path: Path, replace: Mapping[str, bytes], *, model: Mapping[str, str] | None = None, limits: Limits = Limits()) -> None:  # noqa: B008
+Content: TypeAlias = bytes | Path  # of a new member: its bytes, or the file that has them
+
+
+def rewrite_archive(
+    path: Path,
+    replace: Mapping[str, Content],
+    *,
+    remove: Collection[str] = (),
+    model: Mapping[str, str] | None = None,
+    limits: Limits = Limits(),  # noqa: B008
+) -> None:
     """Give the members named in `replace` these bytes, adding those that are not there; raises ArchiveError and leaves what there was.
 
+    `remove` names members, and directories with all that is in them; it comes first, so that a new member may take a removed one's place.
     `model` is merged into the manifest's `model`, where there is a manifest. The form stays as it is (.mar, .tar.gz or directory), and
     so does each member's compression. The same archive and the same bytes give the same archive. Works in constant memory.
     """
     path = Path(path)
     names = {normal(name): content for name, content in replace.items()}
-    for name in replace:
-        fault = "it is made by the archiver" if normal(name) == MANIFEST_PATH else path_fault(name) or path_fault(normal(name))
+    for name in (*replace, *remove):
+        made = normal(name) == MANIFEST_PATH or (name in remove and normal(name) in MANIFEST_DIRECTORIES)
+        fault = "it is made by the archiver" if made else path_fault(name) or path_fault(normal(name))
         if fault:
-            raise CannotPack(f"{shown(name)} cannot be put into an archive: {fault}.")
+            raise CannotPack(f"{shown(name)} cannot be put into an archive, or removed from one: {fault}.")
     try:
+        change = _Change({name: _planned(name, content) for name, content in names.items()}, frozenset(map(normal, remove)), model or {})
         if is_directory(path):
-            _rewrite_directory(path, names, model or {})
+            _rewrite_directory(path, change)
         else:
-            _rewrite_file(path.resolve(), names, model or {}, limits)
+            _rewrite_file(path.resolve(), change, limits)
     except OSError as error:
         raise CannotPack(f"{path} cannot be written: {error.strerror} ({error.filename or path}).") from error
+
+
+def _planned(name: str, content: Content) -> PlannedMember:
+    return PlannedMember(name, content, len(content)) if isinstance(content, bytes) else planned_file(name, content)
+
+
+class _Change(NamedTuple):
+    new: Mapping[str, PlannedMember]
+    removed: frozenset[str]  # names of members and directories
+    model: Mapping[str, str]  # of the manifest
+
+    def removes(self, name: str) -> bool:
+        return name in self.removed or any(above in self.removed for above in _directories(name))
+
+
+def _directories(name: str) -> Iterator[str]:
+    """That it is in: of `a/b/c`, `a` and `a/b`."""
+    parts = name.split("/")
+    return ("/".join(parts[:depth]) for depth in range(1, len(parts)))
 
 
 class _SourceArchive(NamedTuple):
@@ -70,15 +103,13 @@ class _SourceArchive(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A member of the new archive, by its name inside the root; `old` says that the bytes are the old archive's."""
+    """A member of the new archive, by its name inside the root; its source is the old archive where the bytes are those in it."""
 
-    name: str
-    size: int
+    member: PlannedMember
     stream: BinaryIO
-    old: bool
 
 
-def _rewrite_file(path: Path, replace: Mapping[str, bytes], model: Mapping[str, str], limits: Limits) -> None:
+def _rewrite_file(path: Path, change: _Change, limits: Limits) -> None:
     with open_source(path) as file, ExitStack() as held:
         refuse_model_file(file, path)
         state = file_state(file)
@@ -87,109 +118,138 @@ def _rewrite_file(path: Path, replace: Mapping[str, bytes], model: Mapping[str, 
         root = root_of(container.members)
         manifest = read_manifest(container, root, path.name, path)
         old = _SourceArchive(path, container, root, manifest.data, {normal(name): digest for name, digest in manifest.checksums.items()})
-        _refuse_collisions(old, replace)
+        _refuse_collisions(old, change)
         with whole_file(path) as out:
-            _write(old, replace, model, out, path.stat().st_size)
+            _write(old, change, out, path.stat().st_size)
             shutil.copymode(path, out.name)
             if file_state(file) != state:
                 raise CorruptMember(f"{path} changed while it was read. Try again once nothing writes to it.")
 
 
-def _refuse_collisions(old: _SourceArchive, replace: Mapping[str, bytes]) -> None:
-    """A new name that differs from an old one in its case only would be the same file on some systems."""
-    present = {collision_key(old.inside(member.name)): old.inside(member.name) for member in old.container.members}
-    for name in replace:
-        twin = present.get(collision_key(name), name)
-        if twin != name or any(inner.startswith(f"{collision_key(name)}/") for inner in present):
+def _refuse_collisions(old: _SourceArchive, change: _Change) -> None:
+    """A new name that differs from another in its case only would be the same file on some systems; and no file is a directory as well."""
+    names = (old.inside(member.name) for member in old.container.members if not member.is_directory)
+    present = {collision_key(name): name for name in names if not change.removes(name)}
+    for name in sorted(change.new):
+        key = collision_key(name)
+        twin = next((present[above] for above in _directories(key) if above in present), present.get(key, name))
+        if twin != name or any(inner.startswith(f"{key}/") for inner in present):
             raise CannotPack(f"{old.path} holds {shown(twin)} where {shown(name)} would be added. Rename one of them.")
+        present[key] = name
 
 
-def _write(old: _SourceArchive, replace: Mapping[str, bytes], model: Mapping[str, str], out: BinaryIO, size: int) -> None:
+def _write(old: _SourceArchive, change: _Change, out: BinaryIO, size: int) -> None:
     if isinstance(old.container, ZipContainer):
         kept = old.container.stored()
         all_stored = all(kept.values())
         prefix = f"{old.root}/" if old.root else ""
 
         def stored(member: PlannedMember) -> bool:
-            if isinstance(member.source, bytes):
+            if member.source != old.path:
                 return all_stored or not worth_deflating(member)
             return kept[member.name]
 
         with new_zip(out) as archive:
-            _fill(old, replace, model, ZipSink(archive, out, stored), prefix)
+            _fill(old, change, ZipSink(archive, out, stored), prefix)
         return
     total = sum(member.size for member in old.container.members)
     level = DEFLATE_LEVEL if size < _COMPRESSED * total else 0
     with new_tar(out, level) as tar:
-        _fill(old, replace, model, TarSink(tar, old.root), "")
+        _fill(old, change, TarSink(tar, old.root), "")
 
 
-def _fill(old: _SourceArchive, replace: Mapping[str, bytes], model: Mapping[str, str], sink: Sink, prefix: str) -> None:
+def _fill(old: _SourceArchive, change: _Change, sink: Sink, prefix: str) -> None:
     checksums = {}
-    for part in _parts(old, replace):
-        source: Path | bytes = old.path if part.old else replace[part.name]
-        member = PlannedMember(prefix + part.name, source, part.size)
+    for part in _parts(old, change):
+        name = part.member.name
+        member = part.member._replace(name=prefix + name)
         stream = CountingStream(part.stream, member, lambda count: None)
         sink.add(member, stream)
         stream.check_end()
-        found = checksums[part.name] = stream.digest.hexdigest()
-        said = old.checksums.get(part.name, found) if part.old else found
+        found = checksums[name] = stream.digest.hexdigest()
+        said = old.checksums.get(name, found) if member.source == old.path else found
         if said.lower() != found:
-            raise wrong_checksum(old.path, part.name, said, found)
+            raise wrong_checksum(old.path, name, said, found)
     if any(old.inside(member.name) == MANIFEST_PATH for member in old.container.members):
-        changed = {**old.manifest, "model": {**(old.manifest.get("model") or {}), **model}}
+        changed = {**old.manifest, "model": {**(old.manifest.get("model") or {}), **change.model}}
         content = manifest_content(changed, checksums)
         sink.add(PlannedMember(prefix + MANIFEST_PATH, content, len(content)), BytesIO(content))
 
 
-def _parts(old: _SourceArchive, replace: Mapping[str, bytes]) -> Iterator[_Part]:
+def _parts(old: _SourceArchive, change: _Change) -> Iterator[_Part]:
     """The old members in their order, without the manifest; a new one stands before the first whose name is greater."""
-    new = sorted(replace.keys() - {old.inside(member.name) for member in old.container.members})
+    new = sorted(change.new.keys() - {old.inside(member.name) for member in old.container.members if not member.is_directory})
     for member, stream in old.container.stream():
         name = old.inside(member.name)
         if name == MANIFEST_PATH:
             continue
         while new and new[0] < name:
-            yield _given(new.pop(0), replace)
-        yield _given(name, replace) if name in replace else _Part(name, member.size, stream, True)
+            yield from _given(change.new[new.pop(0)])
+        if name in change.new:
+            yield from _given(change.new[name])
+        elif not change.removes(name):
+            yield _Part(PlannedMember(name, old.path, member.size), stream)
     for name in new:
-        yield _given(name, replace)
+        yield from _given(change.new[name])
 
 
-def _given(name: str, replace: Mapping[str, bytes]) -> _Part:
-    return _Part(name, len(replace[name]), BytesIO(replace[name]), False)
+def _given(member: PlannedMember) -> Iterator[_Part]:
+    with opened_source(member.source) as stream:
+        yield _Part(member, stream)
 
 
-def _rewrite_directory(path: Path, replace: Mapping[str, bytes], model: Mapping[str, str]) -> None:
-    """Every new file is written beside its place first; then all take their names."""
+def _rewrite_directory(path: Path, change: _Change) -> None:
+    """Every new file is written beside its place first; then all take their names, and what is removed goes last."""
     root = model_root(path)
     manifest = directory_manifest(root, path.name, path)
+    gone = {file for name in change.removed for file in _files(root / name)} - {root / name for name in change.new}
     made: dict[str, Path] = {}
     try:
-        for name, content in replace.items():
-            made[name] = _laid(root / name, content)
+        for member in change.new.values():
+            _lay(root, member, made)
         data = dict(manifest.data)
-        if data and (model or manifest.checksums):
-            checksums = dict(manifest.checksums)
-            if checksums:
+        if data and (change.model or manifest.checksums):
+            checksums = {name: digest for name, digest in manifest.checksums.items() if not change.removes(normal(name))}
+            if manifest.checksums:
                 for name, partial in made.items():
                     with partial.open("rb") as file:
                         checksums[name] = file_digest(file, partial)
-            changed = {**data, "model": {**(data.get("model") or {}), **model}}
-            content = manifest_content(changed, checksums) if checksums else json.dumps(changed, indent=2, ensure_ascii=False).encode()
-            made[MANIFEST_PATH] = _laid(root / MANIFEST_PATH, content)
+            changed = {**data, "model": {**(data.get("model") or {}), **change.model}}
+            content = (
+                manifest_content(changed, checksums) if manifest.checksums else json.dumps(changed, indent=2, ensure_ascii=False).encode()
+            )
+            _lay(root, PlannedMember(MANIFEST_PATH, content, len(content)), made)
         for name, partial in made.items():
             partial.replace(root / name)
-    except BaseException:
+        for old in gone:
+            old.unlink()
+    finally:
         for partial in made.values():
             partial.unlink(missing_ok=True)
-        raise
+        for directory in {each.parent for each in (*gone, *made.values())}:
+            _drop_empty(directory, root)
 
 
-def _laid(place: Path, content: bytes) -> Path:
+def _files(path: Path) -> Iterator[Path]:
+    """The file itself, or all in a directory."""
+    if path.is_dir() and not path.is_symlink():
+        yield from (file for file in path.rglob("*") if file.is_symlink() or not file.is_dir())
+    elif path.exists() or path.is_symlink():
+        yield path
+
+
+def _lay(root: Path, member: PlannedMember, made: dict[str, Path]) -> None:
+    place = root / member.name
     place.parent.mkdir(parents=True, exist_ok=True)
-    partial = beside(place)
-    partial.write_bytes(content)
+    partial = made[member.name] = beside(place)
+    with opened_source(member.source) as source, partial.open("xb") as out:
+        shutil.copyfileobj(source, out, MIB)
     if place.exists():
         shutil.copymode(place, partial)
-    return partial
+
+
+def _drop_empty(directory: Path, root: Path) -> None:
+    with suppress(OSError):  # until one is not empty
+        while directory != root:
+            directory.rmdir()
+            directory = directory.parent

@@ -115,7 +115,7 @@ def _fill(plan: PackingPlan, sink: Sink, progress: Progress | None) -> None:
     done = 0
     checksums = {}
     for member in plan.members:
-        with _opened(member.source) as raw:
+        with opened_source(member.source) as raw:
             stream = CountingStream(raw, member, _reporter(progress, member.name, done, total))
             sink.add(member, stream)
             stream.check_end()
@@ -299,7 +299,7 @@ def worth_deflating(member: PlannedMember) -> bool:
     """
     if member.size == 0 or member.name.lower().endswith(WEIGHTS):
         return False
-    with _opened(member.source) as file:
+    with opened_source(member.source) as file:
         packed = size = 0
         step = max(member.size // _SAMPLES, _SAMPLE_SIZE)
         for start in range(0, member.size, step):
@@ -311,7 +311,7 @@ def worth_deflating(member: PlannedMember) -> bool:
 
 
 @contextmanager
-def _opened(source: Path | bytes) -> Iterator[BinaryIO]:
+def opened_source(source: Path | bytes) -> Iterator[BinaryIO]:
     if isinstance(source, bytes):
         yield BytesIO(source)
         return

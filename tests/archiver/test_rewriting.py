@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 import tarfile
+import tracemalloc
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.archiver.conftest import MakeTar, MakeZip
 from tsx_archiver import ArchiveSpec, Format, inspect_archive, open_archive, rewrite_archive, verify_archive, write_archive
-from tsx_archiver.errors import CannotPack, WrongChecksum
+from tsx_archiver.errors import ArchiveError, CannotPack, WrongChecksum
 
 CONFIG = b"batchSize: 16\n"
 NOTES = b'{"measured": true}' * 50
@@ -87,6 +89,86 @@ def test_an_archive_without_a_manifest_gets_none(make_zip: MakeZip) -> None:
     rewrite_archive(path, {"model-config.yaml": CONFIG}, model={"configFile": "model-config.yaml"})
     assert inspect_archive(path).config.batch_size == 16
     assert zipfile.ZipFile(path).namelist() == ["model-config.yaml", "model.py"]
+
+
+@pytest.mark.parametrize("form", ["default", "zip-store", "tgz", "no-archive"])
+def test_what_was_added_can_be_removed_by_its_name_or_its_directory(spec: ArchiveSpec, tmp_path: Path, form: Format) -> None:
+    path = write_archive(spec, tmp_path / "one", format=form)
+    untouched = write_archive(spec, tmp_path / "other", format=form)
+    rewrite_archive(path, {"notes.json": NOTES, "forms/a/weights.bin": NOTES, "forms/b": NOTES, "formsless": NOTES})
+    rewrite_archive(path, {}, remove=["notes.json", "forms", "formsless", "not-there"])
+    assert not verify_archive(path)
+    if form == "no-archive":
+        kept = {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+        assert kept == {file.relative_to(untouched): file.read_bytes() for file in untouched.rglob("*") if file.is_file()}
+        assert not (path / "forms").exists()
+    else:
+        assert path.read_bytes() == untouched.read_bytes()
+
+
+@pytest.mark.parametrize("form", ["default", "tgz", "no-archive"])
+def test_a_new_file_may_stand_where_a_directory_is_removed(spec: ArchiveSpec, tmp_path: Path, cache: Path, form: Format) -> None:
+    path = write_archive(spec, tmp_path / "one", format=form)
+    rewrite_archive(path, {"forms/old/graph.onnx": b"old", "forms/both": b"old"})
+    rewrite_archive(path, {"forms/new/graph.onnx": b"new", "forms/both": b"new"}, remove=["forms/"])
+    with open_archive(path, cache=cache) as opened:
+        found = {file.name: file.read_bytes() for file in (opened.directory / "forms").rglob("*") if file.is_file()}
+        assert found == {"graph.onnx": b"new", "both": b"new"}
+        assert not (opened.directory / "forms" / "old").exists()
+    assert not verify_archive(path)
+
+
+def test_a_new_file_may_have_the_name_of_a_directory_that_is_removed(make_zip: MakeZip) -> None:
+    path = make_zip(("forms/", b""), ("forms/old", b"old"))
+    rewrite_archive(path, {"forms": b"new"}, remove=["forms"])
+    assert sorted(zipfile.ZipFile(path).namelist()) == ["MAR-INF/MANIFEST.json", "forms", "handler.py"]
+
+
+@pytest.mark.parametrize("form", ["default", "zip-store", "tgz", "no-archive"])
+def test_a_file_is_added_as_its_bytes_are_and_in_constant_memory(spec: ArchiveSpec, tmp_path: Path, form: Format) -> None:
+    large = tmp_path / "weights.safetensors"
+    large.write_bytes(os.urandom(32 << 20))
+    text = tmp_path / "labels.txt"
+    text.write_bytes(NOTES * 100)
+    by_path, by_bytes = (write_archive(spec, tmp_path / name, format=form) for name in ("one", "two"))
+    rewrite_archive(by_bytes, {"forms/a.safetensors": large.read_bytes(), "labels.txt": text.read_bytes()})
+    tracemalloc.start()
+    rewrite_archive(by_path, {"forms/a.safetensors": large, "labels.txt": text})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 24 << 20
+    assert not verify_archive(by_path)
+    if form != "no-archive":
+        assert filecmp.cmp(by_path, by_bytes, shallow=False)
+    else:
+        assert filecmp.cmp(by_path / "forms" / "a.safetensors", large, shallow=False)
+
+
+@pytest.mark.parametrize("form", ["default", "no-archive"])
+def test_a_file_that_is_none_leaves_the_archive_as_it_is(spec: ArchiveSpec, tmp_path: Path, form: Format) -> None:
+    path = write_archive(spec, tmp_path / "one", format=form)
+    before = {member.name: member.sha256 for member in inspect_archive(path).members}
+    with pytest.raises(ArchiveError, match="regular file"):
+        rewrite_archive(path, {"forms/a": NOTES, "forms/b": tmp_path}, remove=["handler.py"])
+    assert {member.name: member.sha256 for member in inspect_archive(path).members} == before
+
+
+@pytest.mark.parametrize("name", ["MAR-INF", "MAR-INF/MANIFEST.json", "../outside", ".", ""])
+def test_what_an_archive_needs_or_cannot_hold_is_not_removed(make_zip: MakeZip, name: str) -> None:
+    path = make_zip()
+    before = path.read_bytes()
+    with pytest.raises(CannotPack):
+        rewrite_archive(path, {}, remove=[name])
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("names", [("handler.py/inside",), ("new", "NEW"), ("new", "new/inside")])
+def test_new_names_that_collide_are_refused(make_zip: MakeZip, names: tuple[str, ...]) -> None:
+    path = make_zip()
+    before = path.read_bytes()
+    with pytest.raises(CannotPack, match="Rename one of them"):
+        rewrite_archive(path, dict.fromkeys(names, b"x"))
+    assert path.read_bytes() == before
 
 
 def test_a_link_stays_a_link_and_the_file_keeps_its_rights(spec: ArchiveSpec, tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_the_tightest_bound_says_how_near_the_limit_is() -> None:
         threads=st.none() | st.integers(1, 64),
         workers=st.integers(1, 64),
         batch_size=st.integers(1, 512),
+        form=st.sampled_from([None, "reference", "openvino-int8"]),
     )
 )
 def test_a_configuration_is_keys_that_the_server_reads_and_comes_back_from_json(one: Configuration) -> None:
@@ -82,6 +83,7 @@ def test_a_configuration_is_keys_that_the_server_reads_and_comes_back_from_json(
         one.batch_size,
         one.threads,
     )
+    assert config.forms == (None if one.form in (None, "reference") else (one.form,))
     assert Configuration(**json.loads(json.dumps(one.as_json()))) == one
     assert f"batch {one.batch_size}" in str(one)
 

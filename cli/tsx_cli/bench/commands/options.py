@@ -65,6 +65,14 @@ Compiled = Annotated[
         "--compile", metavar="LIST", help="torch.compile: off, on, or off,on; by default the archive's setting.", rich_help_panel=SPACE
     ),
 ]
+Forms = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST",
+        help="Forms that the archive keeps (tsx optimize), and reference; by default all. Precision and compilation are the reference's.",
+        rich_help_panel=SPACE,
+    ),
+]
 Threads = Annotated[
     str | None,
     typer.Option(

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from tsx_archiver.metadata.forms import REFERENCE, FormRecord
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.generator.run import most_connections
-from tsx_cli.bench.measure.accuracy import AccuracyGuard
+from tsx_cli.bench.measure.accuracy import AccuracyGuard, verdicts_of
 from tsx_cli.bench.measure.environment import NOISY
 from tsx_cli.bench.measure.latency_curve import measure_curve
 from tsx_cli.bench.measure.noise import Watch
@@ -47,6 +48,7 @@ class Bench:
     progress: Progress
     ends: float  # by time.monotonic
     clock: Callable[[], float] = time.monotonic
+    forms: Sequence[FormRecord] = ()  # that the archive keeps
     excluded: dict[Variant, str] = field(default_factory=dict)
     time_curve: Callable[..., Curve] = measure_curve
     watch: Callable[[list[float]], Watch] = Watch
@@ -61,10 +63,14 @@ class Bench:
         self._seconds = self.target.seconds  # of a round
         self.slo = self.options.bounds
         self.servers = Servers(self.target, lambda configuration: self.progress.doing(f"starting {configuration}"))
-        self.guard = AccuracyGuard(self.target.payloads, self.options.compare)
-        self.space = configurations(self.options, self.target.archive.config, cpu_count(), gpu_count())
+        by_numbers = self.options.tolerance is not None or self.options.same_top is not None
+        verdicts = {} if by_numbers else verdicts_of(self.forms)
+        self.guard = AccuracyGuard(self.target.payloads, self.options.compare, verdicts=verdicts)
+        self.space = configurations(self.options, self.target.archive.config, cpu_count(), gpu_count(), self.forms)
         for trial in self.results.trials:
             self._judge(trial)
+        for curve in self.results.curves:
+            self._leave_out(curve)
 
     def go(self) -> None:
         """Whatever ends it, no server stays. Raises what interrupts it."""
@@ -175,13 +181,17 @@ class Bench:
         """t(n) of each variant, from which the search predicts. Where there can be none, what is measured has to do."""
         known = {curve.variant for curve in self.results.curves}
         variants = [variant for variant in by_use(self.space, self._state()) if variant not in known]
-        if not variants or (len(self.space) == len(variants) and not self.options.exhaustive):
+        if len(self.space) == len(variants) and not self.options.exhaustive:  # there is nothing to predict, but forms may not fit
+            variants = [variant for variant in variants if variant.form not in (None, REFERENCE)]
+        if not variants:
             return
-        if any(variant[0] != "cpu" for variant in variants):
+        if any(variant.device != "cpu" for variant in variants):
             self.servers.close()  # one that idles takes no core, but memory of the GPU
         share, most = budget.of_a_curve(self.seconds_left(), len(variants)), budget.FOR_LOADING * self.seconds_left()
         begun = self.clock()
         for number, variant in enumerate(variants):
+            if variant in self.excluded:
+                continue
             if number and (self.clock() - begun) * (number + 1) / number > most:
                 self.note("the time was too short to time batches of each kind of worker; a longer --time-limit predicts more")
                 break
@@ -195,9 +205,17 @@ class Bench:
             curve.noise, curve.disturbed = watch.noise, judge(watch.noise, self.results.environment.cores)
             self.results.curves.append(curve)
             self.journal.curve(curve)
+            self._leave_out(curve)
             times = ", ".join(f"{point.batch_size}: {milliseconds(point.median_ms)}" for point in curve.points)
             failed = f"; no more, since {curve.failed}" if curve.failed else ""
             self.progress.found(f"{alone.worker}, a batch takes {times or 'no measurable time'}{_first_line(failed)}")
+
+    def _leave_out(self, curve: Curve) -> None:
+        """A form that does not run here, with whatever threads."""
+        if curve.failed and not curve.points and curve.form not in (None, REFERENCE):
+            variants = {each.variant for each in self.space}
+            self.excluded |= {each: curve.failed for each in variants if each.kind == curve.variant.kind}
+            self.note(f"the form {curve.form} is not measured: {curve.failed}")
 
     def _as_allowed(self) -> list[Trial]:
         """The search leaves out what answers differently, by what the trials say of it."""
@@ -208,7 +226,8 @@ class Bench:
     def _reference(self) -> None:
         """The answers of the archive as it is. Where it does not even start, that is an end."""
         try:
-            self.guard.learn(self._server(Configuration(device=baseline(self.space).device)))
+            one = baseline(self.space)
+            self.guard.learn(self._server(Configuration(device=one.device, form=one.form)))
         except TrialFailed as error:
             raise CliError(f"{self.target.name} does not run unchanged: {error}") from error
 
@@ -300,7 +319,7 @@ class Bench:
 
     def _judge(self, trial: Trial) -> bool:
         """Whether it answers differently and may not. Its variant is not looked at again, unless that is the archive's own."""
-        if trial.accuracy is None or trial.accuracy.same or self.options.allow_different:
+        if trial.accuracy is None or trial.accuracy.allowed or self.options.allow_different:
             return False
         configuration = trial.how()
         if configuration.variant != baseline(self.space).variant and configuration.variant not in self.excluded:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from tsx_archiver import OpenArchive, open_archive
+from tsx_archiver.metadata.forms import REFERENCE
 from tsx_archiver.storage.atomic_file import whole_file
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.commands.run import Bench
@@ -24,6 +25,7 @@ from tsx_cli.bench.measure.pinning import chosen, pinned
 from tsx_cli.bench.measure.profile import profile_best
 from tsx_cli.bench.measure.server import sweep
 from tsx_cli.bench.measure.trial import TrialTarget
+from tsx_cli.bench.measure.variants import kept_forms
 from tsx_cli.bench.model.results import ModelInfo, Results, now
 from tsx_cli.bench.search.budget import FULL
 from tsx_cli.bench.search.run_options import BenchOptions, command_line, plain
@@ -102,7 +104,14 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
             sized = sizes(settings, payloads)
             target = TrialTarget(archive, payloads, seconds, request.options.seed, sizes=sized, generator_cores=generator)
             watch = partial(Watch, more=generator)
-            bench = Bench(request.options, target, results, journal, progress, ends, watch=watch)
+            kept = kept_forms(archive)
+            stale = kept.stale_since(archive.manifest.checksums)
+            outdated = f"its forms are not measured, as {stale} has changed since they were built: run tsx optimize again"
+            if stale and request.options.forms not in (None, REFERENCE):
+                raise CliError(f"--forms {request.options.forms}: {outdated}")
+            bench = Bench(request.options, target, results, journal, progress, ends, watch=watch, forms=() if stale else kept.forms)
+            if stale:
+                bench.note(outdated)
             with interruptible(bench.servers.abandon):
                 try:
                     bench.go()

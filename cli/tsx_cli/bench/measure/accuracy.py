@@ -1,7 +1,8 @@
 """The accuracy guard: compares a configuration's answers with those of the unchanged archive, one request at a time.
 
 Answers are compared as those of a shadow are (`core/shadowing/comparison.py`). A model that answers the same request differently each time
-cannot be compared; comparing it with itself shows that.
+cannot be compared; comparing it with itself shows that. A form that `tsx optimize` has accepted for its answers to held-out inputs may
+differ here: a tolerance for numbers would refuse int8, whose labels are right. It still has to answer what the archive answers.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
+from tsx_archiver.metadata.forms import FormRecord
 from tsx_cli.bench.measure.trial import RunningCandidate
 from tsx_cli.bench.model.results import Accuracy
 from tsx_cli.bench.workload.payloads import Payload
@@ -57,10 +60,18 @@ def parse_tolerance(tolerance: str | None = None, same_top: int | None = None) -
 class AccuracyGuard:
     """Compares answers with those of the unchanged archive, one request at a time; `note` says why if it does not compare."""
 
-    def __init__(self, payloads: Sequence[Payload], tolerance: Compare, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        payloads: Sequence[Payload],
+        tolerance: Compare,
+        clock: Callable[[], float] = time.monotonic,
+        verdicts: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`verdicts` are those of `tsx optimize`, in words, by the form that it accepted."""
         self._payloads = payloads[:COMPARED]
         self._tolerance = tolerance
         self._clock = clock
+        self._verdicts = verdicts
         self._reference: list[ComparedAnswer] = []
         self.note: str | None = None
 
@@ -86,7 +97,20 @@ class AccuracyGuard:
         if not self._reference:
             return None
         answers = other.answers(self._payloads, other.configuration.batch_size)
-        return compare_answers(self._reference, answers, self._tolerance, self._payloads)
+        found = compare_answers(self._reference, answers, self._tolerance, self._payloads)
+        if not found.same and all(answer.status < 400 for answer in answers):
+            found.accepted = self._verdicts.get(other.configuration.form or "")
+        return found
+
+
+def verdicts_of(forms: Sequence[FormRecord]) -> dict[str, str]:
+    """Of `tsx optimize`, on the forms that it accepted, by their names. What an archive says may be anything."""
+    found = {}
+    for form in forms:
+        guard = form.measured.get("guard")
+        if isinstance(guard, Mapping) and guard.get("passed") is True:
+            found[form.name] = f"tsx optimize: {guard.get('limit')} held for {guard.get('rows')} inputs"
+    return found
 
 
 def compare_answers(

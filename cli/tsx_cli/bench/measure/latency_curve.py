@@ -1,4 +1,4 @@
-"""The latency curve t(n): one worker's time for a batch of n requests, by device, precision, compilation and threads, without a server.
+"""The latency curve t(n): one worker's time for a batch of n requests, by device, precision, compilation, form and threads, without server.
 
 Of each size, batches are repeated until they do not get quicker any more, which is the warm-up, and then until the median is known well
 enough or the size's share of the time is used up. Sizes come in their order, so that what fails for memory ends the curve and nothing else.
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tsx_archiver import OpenArchive
+from tsx_archiver.metadata.forms import REFERENCE
 from tsx_cli.bench.measure.standalone_worker import StandaloneWorker, WorkerFailed, batch_of, items_of, start_worker, worker_spec
 from tsx_cli.bench.model.configuration import AS_IS, Configuration
 from tsx_cli.bench.model.results import Curve, CurvePoint
@@ -53,7 +54,7 @@ def measure_curve(
     It ends with the size whose batch takes more than `most_ms`. Of `variant`, workers and batch size do not count. `failed` says what
     failed.
     """
-    curve = Curve(device=variant.device, precision=variant.precision, compiled=variant.compiled, threads=variant.threads)
+    curve = Curve(**variant.variant._asdict())
     try:
         with start_worker(worker_spec(archive, variant, max(batch_sizes))) as worker:
             _check(worker, variant)
@@ -94,6 +95,9 @@ def _check(worker: StandaloneWorker, variant: Configuration) -> None:
     if variant.precision not in (AS_IS, worker.precision):
         problem = "its handler ignores `precision`: see docs/handlers.md"
         raise WorkerFailed(problem if worker.precision is None else f"its handler computes in {worker.precision} instead")
+    if variant.form not in (None, REFERENCE, worker.form):
+        ignored = "its handler ignores `forms`: see docs/handlers.md"
+        raise WorkerFailed("; ".join(worker.forms_passed_over) or ignored)
     if worker.device.partition(":")[0] != variant.device:
         raise WorkerFailed(f"its handler runs on {worker.device}, not on {variant.device}")
 

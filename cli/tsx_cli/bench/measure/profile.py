@@ -1,7 +1,8 @@
-"""`--profile`: shows where a worker spends its time, as files: a flame graph, a torch trace, and the time of each step.
+"""`--profile`: shows where a worker spends its time, as files: a flame graph, a profile for SnakeViz, a torch trace, the time of each step.
 
-The flame graph is py-spy's where that is installed (the extra `bench`) and may look into other processes; it slows nothing down. Else there
-is a profile by cProfile, from the switch `TS_BENCHMARK`. The trace comes by `ENABLE_TORCH_PROFILER`, for handlers that are BaseHandlers.
+The flame graph is py-spy's where that is installed (the extra `bench`) and may look into other processes; it slows nothing down. The
+profile is cProfile's, from the switch `TS_BENCHMARK`, and the trace comes by `ENABLE_TORCH_PROFILER`, for handlers that are BaseHandlers:
+both slow the worker down, so each has one of its own.
 """
 
 from __future__ import annotations
@@ -62,10 +63,14 @@ def profile(
         written.files.append(steps)
         flame, why_not = _watched(worker, items, configuration.batch_size, directory, seconds)
     if flame is None:
-        written.notes.append(f"There is no flame graph, but a profile by cProfile, which slows Python down: {why_not}")
-        written.files.append(_by_cprofile(spec, items, configuration.batch_size, directory, seconds))
+        written.notes.append(f"There is no flame graph: {why_not}")
     else:
         written.files.append(flame)
+    found = _by_cprofile(spec, items, configuration.batch_size, directory, seconds)
+    if found is None:
+        written.notes.append("There is no profile by cProfile: the worker wrote none.")
+    else:
+        written.files.append(found)
     trace = _traced(spec, items, configuration.batch_size, directory)
     if trace is None:
         written.notes.append("There is no trace of torch's: the handler does not run the steps of BaseHandler.")
@@ -87,6 +92,10 @@ def profile_best(archive: OpenArchive, results: Results, payloads: Sequence[Payl
         return
     results.notes.append(f"{results.trials[at].how()} was profiled: {', '.join(f'{DIRECTORY}/{file.name}' for file in text.files)}")
     results.notes += text.notes
+    if any(file.name == PROFILE for file in text.files):
+        place = f"{DIRECTORY}/{PROFILE}"
+        how = f"`snakeviz {place}` (pip install snakeviz) or `python -m pstats {place}` opens the profile by cProfile"
+        results.notes.append(f"{how}, which slows Python down: look at shares of the time, not at times.")
 
 
 def steps_of(point: CurvePoint, title: str) -> str:
@@ -129,15 +138,13 @@ def _watched(worker: StandaloneWorker, items: Sequence[Item], size: int, directo
     return None, f"py-spy could not look into the worker: {output.strip().splitlines()[-1] if output.strip() else looking.returncode}"
 
 
-def _by_cprofile(spec: WorkerSpec, items: Sequence[Item], size: int, directory: Path, seconds: float) -> Path:
+def _by_cprofile(spec: WorkerSpec, items: Sequence[Item], size: int, directory: Path, seconds: float) -> Path | None:
     """By the switch that TorchServe's users know."""
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         with start_worker(spec, {"TS_BENCHMARK": "true", "TMPDIR": scratch}) as worker:
             chunk_of(worker, items, size, 0, seconds)
         written = next(Path(scratch).glob("tsPythonProfile-*.prof"), None)
-        if written is None:
-            raise WorkerFailed("the worker wrote no profile")
-        return Path(shutil.move(written, directory / PROFILE))
+        return None if written is None else Path(shutil.move(written, directory / PROFILE))
 
 
 def _traced(spec: WorkerSpec, items: Sequence[Item], size: int, directory: Path) -> Path | None:

@@ -129,6 +129,8 @@ class StandaloneWorker:
 
     device = "cpu"  # as it says itself, once it is loaded
     precision: str | None = None  # that its handler says it has
+    form: str | None = None  # that its model has, where forms are configured
+    forms_passed_over: Sequence[str] = ()  # why it has none before that
 
     def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes], log: IO[bytes], response_timeout: float) -> None:
         self.pid = process.pid
@@ -145,6 +147,7 @@ class StandaloneWorker:
         if frame.kind is not Kind.LOADED:
             raise WorkerFailed(reply["message"])
         self.device, self.precision = reply["device"], reply.get("precision")
+        self.form, self.forms_passed_over = reply.get("form"), reply.get("forms_passed_over", ())
 
     def answer(self, batch: Sequence[Item]) -> BatchReply:
         """Raises WorkerFailed where the worker dies of it, or runs out of memory."""

@@ -151,10 +151,14 @@ class RunningCandidate:
         return scrape.parse(self.server.fetch(self.server.metrics, "/metrics"), self.target.name)
 
     def _check(self) -> None:
-        """Workers that died under the load have answered less than they seem to: the configuration does not work."""
+        """Workers that died under the load have answered less than they seem to, and those that run another form tell nothing of this one:
+        the configuration does not work."""
         described = json.loads(self.server.fetch(self.server.management, f"/models/{quote(self.target.name)}"))[0]
         if described["workerRestarts"]:
             raise TrialFailed(f"a worker died: {described.get('lastError') or self.server.last_words()}")
+        wanted, form = self.configuration.form, described.get("form")
+        if wanted is not None and form not in (None, wanted):
+            raise TrialFailed(f"its workers run {form} instead: {'; '.join(described.get('formsPassedOver') or ())}")
 
 
 @contextmanager

@@ -7,10 +7,12 @@ import shutil
 from pathlib import Path
 
 from tsx_archiver import OpenArchive
+from tsx_archiver.metadata.forms import FORMS_FILE, InvalidForms, KeptForms, parse_forms
 from tsx_archiver.names import MANIFEST_PATH
 from tsx_archiver.opening import DEFAULT_CONFIG
 from tsx_cli.bench.measure.modelconfig import changes, with_keys
 from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.common.failure import CliError
 from tsx_runtime.core.models.benchmark_record import FILE as MEASURED
 
 QUEUE = 4096  # requests that may wait where the archive does not say: more than a closed loop has connections
@@ -52,6 +54,15 @@ def _place(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
     else:
         target.symlink_to(source)
+
+
+def kept_forms(archive: OpenArchive) -> KeptForms:
+    """Raises CliError."""
+    path = archive.directory / FORMS_FILE
+    try:
+        return parse_forms(path.read_bytes()) if path.is_file() else KeptForms()
+    except InvalidForms as error:
+        raise CliError(f"{archive.source}: {error}") from error
 
 
 def config_name(archive: OpenArchive) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from tsx_archiver.metadata.forms import REFERENCE
 from tsx_cli.common.failure import UsageError
 
 PRECISIONS = ("fp32", "fp16", "bf16")
@@ -13,7 +14,20 @@ LARGEST = 4096  # of a range of numbers
 AS_IS = "as is"  # the archive's own precision, whatever that is
 _RANGE = re.compile(r"(\d{1,9})(?:\.\.(\d{1,9}))?")
 
-Variant = tuple[str, str, bool | None, int | None]  # device, precision, compiled, threads: what a worker by itself is
+
+class Variant(NamedTuple):
+    """What a worker by itself is."""
+
+    device: str
+    precision: str
+    compiled: bool | None
+    threads: int | None
+    form: str | None
+
+    @property
+    def kind(self) -> Variant:
+        """Whatever its threads."""
+        return self._replace(threads=None)
 
 
 @dataclass(frozen=True, order=True)
@@ -26,11 +40,12 @@ class Configuration:
     threads: int | None = None
     workers: int = 1
     batch_size: int = 1
+    form: str | None = None  # of those that the archive keeps, or REFERENCE; None: as the archive says
 
     @property
     def variant(self) -> Variant:
         """Configurations of one variant share its curve t(n)."""
-        return (self.device, self.precision, self.compiled, self.threads)
+        return Variant(self.device, self.precision, self.compiled, self.threads, self.form)
 
     def threads_each(self, cores: int, own: int | None = None) -> int:
         """Threads of each worker: by default the runtime divides the cores; `own` is the archive's setting."""
@@ -46,6 +61,8 @@ class Configuration:
             keys["precision"] = self.precision
         if self.compiled is not None:
             keys["pt2"] = {"compile": {"enable": True}} if self.compiled else None
+        if self.form is not None:
+            keys["forms"] = None if self.form == REFERENCE else [self.form]
         return keys
 
     def as_json(self) -> dict[str, Any]:
@@ -62,7 +79,7 @@ class Configuration:
     def _description(self, workers: str, batches: str) -> str:
         precision = "" if self.precision == AS_IS else self.precision
         threads = "" if self.threads is None else f"{self.threads} thread{'s' if self.threads != 1 else ''}"
-        return ", ".join(filter(None, [self.device, precision, "compiled" if self.compiled else "", workers, threads, batches]))
+        return ", ".join(filter(None, [self.device, self.form, precision, "compiled" if self.compiled else "", workers, threads, batches]))
 
 
 def parse_numbers(text: str, option: str) -> tuple[int, ...]:

@@ -196,6 +196,11 @@ class Accuracy(Part):
     compared: int = 0
     different: int = 0
     worst: str | None = None  # the first difference, in words
+    accepted: str | None = None  # the verdict of `tsx optimize` by which the answers of a form may differ
+
+    @property
+    def allowed(self) -> bool:
+        return self.same or self.accepted is not None
 
 
 class Prediction(Part):
@@ -247,6 +252,7 @@ class Curve(Part):
     precision: str = AS_IS
     compiled: bool | None = None
     threads: int | None = None
+    form: str | None = None
     points: list[CurvePoint] = Field(default_factory=list)
     failed: str | None = None  # why there are no more points
     spread: float = 0.0  # coefficient of variation of a batch's time: its noise, for simulations
@@ -255,7 +261,7 @@ class Curve(Part):
 
     @property
     def variant(self) -> Variant:
-        return (self.device, self.precision, self.compiled, self.threads)
+        return Variant(self.device, self.precision, self.compiled, self.threads, self.form)
 
 
 class Environment(Part):

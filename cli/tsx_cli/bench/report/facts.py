@@ -231,7 +231,8 @@ def moments(started: str, ended: str | None) -> list[tuple[str, str | None]]:
     return [("began", shown.moment(started)), ("ended", shown.moment(ended))]
 
 
-def files(directory: Path) -> list[str]:
-    """What `--profile` has left beside the report."""
+def files(directory: Path) -> list[tuple[str, str]]:
+    """What `--profile` has left beside the report, and how to open what a browser does not show."""
     place = directory / "profile"
-    return sorted(file.relative_to(directory).as_posix() for file in place.rglob("*") if file.is_file()) if place.is_dir() else []
+    found = sorted(file.relative_to(directory).as_posix() for file in place.rglob("*") if file.is_file()) if place.is_dir() else []
+    return [(file, f"snakeviz {file}" if file.endswith(".prof") else "") for file in found]

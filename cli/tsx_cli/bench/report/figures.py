@@ -301,4 +301,4 @@ def _of_median(point: CurvePoint) -> Interval:
 
 
 def _worker(curve: Curve) -> str:
-    return Configuration(*curve.variant).worker
+    return Configuration(**curve.variant._asdict()).worker

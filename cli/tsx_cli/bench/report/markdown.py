@@ -32,7 +32,9 @@ def markdown(results: Results, directory: Path) -> str:
         parts += ["## How to reproduce it", f"    {results.command}"]
     left = facts.files(directory)
     if left:
-        parts.append("Profiles: " + ", ".join(f"[{plain(file)}]({file})" for file in left))
+        parts.append(
+            "Profiles: " + ", ".join(f"[{plain(file)}]({file})" + (f" (`{command}`)" if command else "") for file, command in left)
+        )
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -164,7 +164,8 @@ def note(trial: Trial, results: Results) -> str:
         parts.append(f"never within {results.slo}" if results.slo else brief(trial.reason or "no answer was accepted"))
     if trial.accuracy is not None and not trial.accuracy.same:
         text = f" ({trial.accuracy.worst})" if trial.accuracy.worst else ""
-        parts.append(f"answers differ in {trial.accuracy.different} of {trial.accuracy.compared}{text}")
+        accepted = f", which is accepted by {trial.accuracy.accepted}" if trial.accuracy.accepted else ""
+        parts.append(f"answers differ in {trial.accuracy.different} of {trial.accuracy.compared}{text}{accepted}")
     point = shown_point(trial)
     limited = next((each.generator.limited for each in point.rounds if each.generator.limited), None) if point else None
     if limited:

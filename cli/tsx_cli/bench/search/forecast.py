@@ -162,7 +162,7 @@ def ranking(trials: Sequence[Trial], excluded: Mapping[Variant, str] | None = No
     may = []
     for position, trial in enumerate(trials):
         point = chosen(trial)
-        wrong = trial.accuracy is not None and not trial.accuracy.same and excluded is not None
+        wrong = trial.accuracy is not None and not trial.accuracy.allowed and excluded is not None
         if point is not None and not wrong and trial.how().variant not in (excluded or {}):
             may.append((-worth(point), trial.how().workers, trial.how().batch_size, position))
     return [position for *_, position in sorted(may)]
@@ -182,9 +182,7 @@ def _nearest_curve(state: State, configuration: Configuration, threads: int) -> 
         alone = curve.threads or state.threads or state.cores  # a worker by itself is given all cores
         return abs(math.log2(alone / threads)), curve.threads != configuration.threads
 
-    like = [
-        curve for curve in state.curves if curve.points and (curve.device, curve.precision, curve.compiled) == configuration.variant[:3]
-    ]
+    like = [curve for curve in state.curves if curve.points and curve.variant.kind == configuration.variant.kind]
     found = min(like, key=off, default=None)
     return None if found is None else undisturbed(found)
 
@@ -213,7 +211,7 @@ def undisturbed(curve: Curve) -> Curve:
 
 def kind_of(state: State, configuration: Configuration) -> tuple[Any, ...]:
     """What its workers are: as the variant, but with the threads that they come to have."""
-    return (*configuration.variant[:3], configuration.threads_each(state.cores, state.threads))
+    return (configuration.variant.kind, configuration.threads_each(state.cores, state.threads))
 
 
 def distance(state: State, one: Configuration, other: Configuration) -> float:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from tsx_archiver import ModelConfig
+from tsx_archiver.metadata.forms import REFERENCE, FormRecord
 from tsx_cli.bench.measure.accuracy import parse_tolerance
 from tsx_cli.bench.model.configuration import AS_IS, PRECISIONS, Configuration, parse_numbers
 from tsx_cli.bench.model.slo import Slo, parse_slo
@@ -38,6 +39,7 @@ class BenchOptions:
     devices: str | None = None  # what the archive says, else a GPU where there is one
     precisions: str | None = None  # the archive's own
     compiled: str | None = None
+    forms: str | None = None  # the reference and all that the archive keeps
     threads: str | None = None  # on a CPU the runtime's share of the cores, and fewer
     mode: Literal["closed", "open"] = "closed"
     loads: tuple[float, ...] = ()  # connections or rates; found where none are given
@@ -126,23 +128,49 @@ def share(text: str, option: str) -> float:
     raise UsageError(f"{option}: '{text}' is not a share between 0 and 1; write 5% or 0.05")
 
 
-def configurations(options: BenchOptions, config: ModelConfig, cores: int, gpus: int) -> list[Configuration]:
-    """All that the options allow, the devices' in the order given. Raises UsageError for what this machine or model cannot have."""
+def configurations(
+    options: BenchOptions, config: ModelConfig, cores: int, gpus: int, kept: Sequence[FormRecord] = ()
+) -> list[Configuration]:
+    """All that the options allow, the devices' in the order given; `kept` are the forms that the archive has. Raises UsageError for what
+    this machine or model cannot have."""
     devices = _devices(options, config, gpus)
     compiled: Sequence[bool | None] = [None]
     if options.compiled is not None:
         compiled = [SWITCHES[word] for word in words(options.compiled, tuple(SWITCHES), "--compile")]
     precisions = [AS_IS] if options.precisions is None else words(options.precisions, PRECISIONS, "--precision")
+    forms = _forms(options, [form.name for form in kept])
     found = []
     for device in devices:
         workers = parse_numbers(options.workers or f"1..{4 if device != 'cpu' else cores}", "--workers")
         sizes = parse_numbers(options.batch_sizes, "--batch-sizes")
-        for compilation, count in itertools.product(compiled, workers):
-            for threads, size, precision in itertools.product(_threads(options, config, device, count, cores), sizes, precisions):
-                found.append(Configuration(device, precision, compilation, threads, count, size))
+        ways: list[tuple[str, bool | None, str | None]] = []
+        if forms[0] in (None, REFERENCE):
+            ways += [(precision, compilation, forms[0]) for compilation in compiled for precision in precisions]
+        ways += [(AS_IS, None, form.name) for form in kept if form.name in forms and form.bound.get("device") == device]
+        for (precision, compilation, name), count in itertools.product(ways, workers):
+            for threads, size in itertools.product(_threads(options, config, device, count, cores), sizes):
+                found.append(Configuration(device, precision, compilation, threads, count, size, name))
+    if not found:
+        raise UsageError(
+            f"--forms: {options.forms} was not built for {' or '.join(devices)}; run tsx optimize with --device, or add reference"
+        )
     if len(found) > MOST_CONFIGURATIONS:
         raise UsageError(f"these ranges are {len(found)} configurations, more than {MOST_CONFIGURATIONS}; make some of them smaller")
     return found
+
+
+def _forms(options: BenchOptions, kept: Sequence[str]) -> list[str | None]:
+    """The reference first; [None] where there is nothing else, and the archive decides. Raises UsageError."""
+    if not kept and options.forms in (None, REFERENCE):
+        return [None]
+    if not kept:
+        raise UsageError(f"--forms {options.forms}: the archive keeps no forms of its model; make some with tsx optimize, or leave it out")
+    given = [REFERENCE, *kept] if options.forms is None else words(options.forms, (REFERENCE, *kept), "--forms")
+    if REFERENCE not in given and (options.precisions or options.compiled):
+        raise UsageError(
+            "--precision and --compile are for the reference, which --forms leaves out: add reference to it, or leave them out"
+        )
+    return sorted(given, key=lambda name: name != REFERENCE)
 
 
 def _threads(options: BenchOptions, config: ModelConfig, device: str, workers: int, cores: int) -> Sequence[int | None]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+from tsx_archiver.metadata.forms import REFERENCE
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.disturbance import worth
 from tsx_cli.bench.model.predict import predict
@@ -45,9 +47,9 @@ class Candidate(NamedTuple):
 
 
 def baseline(configurations: Sequence[Configuration]) -> Configuration:
-    """What everything else is compared with: one worker, one request at a time, otherwise as the first is."""
-    device, precision, compiled, threads = configurations[0].variant
-    return Configuration(device=device, precision=precision, compiled=compiled, threads=threads)
+    """What everything else is compared with: the first, or the reference if that is a form, with one worker and one request at a time."""
+    first = configurations[0]
+    return replace(first, workers=1, batch_size=1, form=first.form and REFERENCE)
 
 
 def next_trial(state: State) -> Candidate | None:

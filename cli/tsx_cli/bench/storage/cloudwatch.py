@@ -72,6 +72,8 @@ def _dimensions(trial: Trial, results: Results) -> dict[str, str]:
         data["Threads"] = str(how.threads)
     if how.compiled is not None:
         data["Compiled"] = "on" if how.compiled else "off"
+    if how.form is not None:
+        data["Form"] = how.form
     return data
 
 

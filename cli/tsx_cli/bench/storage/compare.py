@@ -143,7 +143,8 @@ def _name(trial: Trial, first: Results, second: Results) -> str:
 def _key(configuration: dict[str, Any], point: Point) -> tuple[Any, ...]:
     offered = point.offered
     rate = None if offered.rate is None else round(offered.rate, 3)
-    return (tuple(sorted(configuration.items())), offered.mode, offered.connections if offered.mode == "closed" else rate, offered.arrivals)
+    known = tuple(sorted((key, value) for key, value in configuration.items() if value is not None))  # others have no such key
+    return (known, offered.mode, offered.connections if offered.mode == "closed" else rate, offered.arrivals)
 
 
 def _change(figure: str, first: Point, second: Point) -> FigureChange:

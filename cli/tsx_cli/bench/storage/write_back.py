@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tsx_archiver import open_archive, rewrite_archive
+from tsx_archiver.metadata.forms import REFERENCE
 from tsx_archiver.storage.atomic_file import beside
 from tsx_cli.bench.measure.modelconfig import changes, with_keys
 from tsx_cli.bench.measure.variants import config_name, config_text
@@ -15,7 +16,7 @@ from tsx_cli.common.options import archive_limits
 from tsx_runtime.core.models.benchmark_record import FILE, LARGEST
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, option: str = "--write", way_out: str = "leave --write out") -> None:
     """Before minutes are spent on what is to be written. Raises CliError where it cannot be."""
     place = path.resolve() / FILE if path.is_dir() else path.resolve()
     try:
@@ -25,7 +26,7 @@ def check_writable(path: Path) -> None:
         if place.exists():
             place.open("r+b").close()
     except OSError as error:
-        raise CliError(f"--write: {path} cannot be written ({error.strerror}); make it writable, or leave --write out") from error
+        raise CliError(f"{option}: {path} cannot be written ({error.strerror}); make it writable, or {way_out}") from error
 
 
 def write(path: Path, results: Results, cache: Path | None) -> str:
@@ -40,6 +41,9 @@ def write(path: Path, results: Results, cache: Path | None) -> str:
         if archive.digest != results.model.sha256:
             raise CliError(f"nothing was written into {path}: it has changed since it was measured. Measure it again")
         name = config_name(archive)
-        config = with_keys(config_text(archive), changes(configuration, archive.config.raw)).encode()
+        keys = changes(configuration, archive.config.raw)
+        if keys.get("forms"):  # the winner first; the others for where it does not fit
+            keys["forms"] += [form for form in archive.config.forms or () if form not in (configuration.form, REFERENCE)]
+        config = with_keys(config_text(archive), keys).encode()
     rewrite_archive(path, {name: config, FILE: content}, model={"configFile": name}, limits=archive_limits())
     return f"{path} now runs with {configuration}, and has what was measured in {FILE}"

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_cli.bench.measure.accuracy import AccuracyGuard, compare_answers, parse_tolerance
+from tsx_archiver.metadata.forms import FormRecord
+from tsx_cli.bench.measure.accuracy import AccuracyGuard, compare_answers, parse_tolerance, verdicts_of
 from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.results import Accuracy
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.plugins import ComparedAnswer
@@ -111,6 +113,27 @@ def test_a_configuration_is_compared_in_batches_with_what_the_archive_answers_on
     found = guard.compare(Server(lambda body, _: answer("x" if body == b"b" else body.decode())))
     assert found is not None
     assert (found.compared, found.different, found.worst) == (2, 1, 'input 2: the answer: "b" (archive), "x" (this configuration)')
+
+
+def test_a_form_that_was_accepted_for_its_labels_may_differ_in_numbers_but_has_to_answer() -> None:
+    kept = [FormRecord("int8", measured={"guard": {"passed": True, "limit": "top1>=-0.5%", "rows": 700}}), FormRecord("int4")]
+    guard = AccuracyGuard(INPUTS[:2], parse_tolerance(), verdicts=verdicts_of(kept))
+    guard.learn(Server(lambda body, _: answer({"cat": 0.9})))
+
+    def compared(form: str, given: ComparedAnswer) -> Accuracy:
+        server = Server(lambda *_: given)
+        server.configuration = Configuration(form=form)
+        found = guard.compare(server)
+        assert found is not None
+        return found
+
+    accepted = compared("int8", answer({"cat": 0.7}))
+    assert (accepted.same, accepted.different, accepted.allowed) == (False, 2, True)
+    assert accepted.accepted == "tsx optimize: top1>=-0.5% held for 700 inputs"
+    assert compared("int8", answer({"cat": 0.9})).accepted is None
+    assert not compared("int4", answer({"cat": 0.7})).allowed
+    assert not compared("int8", answer("out of order", 500)).allowed
+    assert verdicts_of([FormRecord("a", measured={"guard": guard}) for guard in (None, 3, {"passed": False}, {})]) == {}
 
 
 def test_a_slow_model_is_compared_by_few_inputs() -> None:

@@ -68,7 +68,9 @@ def with_spy(monkeypatch: pytest.MonkeyPatch, place: Path, script: str | None) -
 
 
 @pytest.mark.usefixtures("processes")
-def test_without_py_spy_there_is_a_profile_by_cprofile(archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_py_spy_there_is_no_graph_but_a_profile_by_cprofile(
+    archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with_spy(monkeypatch, tmp_path / "bin", None)
     monkeypatch.chdir(tmp_path)
     reported = profile(archive, Configuration(batch_size=2), [Payload(b"b", "text/plain")], Path("out"), seconds=0.2)
@@ -85,7 +87,8 @@ def test_without_py_spy_there_is_a_profile_by_cprofile(archive: OpenArchive, tmp
 def test_with_py_spy_the_graph_is_its_own(archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_spy(monkeypatch, tmp_path / "bin", 'kill -0 "$3" && echo "$@" > "$9"')
     reported = profile(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.1)
-    assert [file.name for file in reported.files] == ["steps.txt", "flame.svg"]
+    assert [file.name for file in reported.files] == ["steps.txt", "flame.svg", "worker.prof"]
+    assert "weigh" in {name for _, _, name in pstats.Stats(str(reported.files[2])).stats}  # type: ignore[attr-defined]
     words = reported.files[1].read_text().split()
     assert (words[:2], words[3:]) == (["record", "--pid"], ["--duration", "1", "--rate", "200", "--output", str(reported.files[1])])
     assert reported.notes == ["There is no trace of torch's: the handler does not run the steps of BaseHandler."]
@@ -99,7 +102,7 @@ def test_the_real_py_spy_sees_what_the_handler_calls(archive: OpenArchive, tmp_p
     reported = profile(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.2)
     if any("could not look into the worker" in note for note in reported.notes):
         pytest.skip(reported.notes[0])  # a system may forbid it
-    assert [file.name for file in reported.files] == ["steps.txt", "flame.svg"]
+    assert [file.name for file in reported.files] == ["steps.txt", "flame.svg", "worker.prof"]
     titles = [node.text or "" for node in ElementTree.parse(reported.files[1]).iter("{http://www.w3.org/2000/svg}title")]
     assert any(title.startswith("weigh (") and "samples" in title for title in titles)
 
@@ -130,7 +133,8 @@ def test_the_best_is_what_is_profiled_and_what_fails_is_a_note(
     trials = [Trial(configuration=Configuration(batch_size=size).as_json()).model_dump() for size in (1, 4)]
     results = results_of(trials=trials, baseline=0, winner=1)
     profile_best(archive, results, PAYLOADS, tmp_path / "out")
-    assert results.notes[0] == "cpu, 1 worker, batch 4 was profiled: profile/steps.txt, profile/flame.svg"
+    assert results.notes[0] == "cpu, 1 worker, batch 4 was profiled: profile/steps.txt, profile/flame.svg, profile/worker.prof"
+    assert "`snakeviz profile/worker.prof` (pip install snakeviz) or `python -m pstats profile/worker.prof` opens" in results.notes[-1]
     assert (tmp_path / "out" / "profile" / "steps.txt").read_text().startswith("m: cpu, 1 worker, batch 4\n")
 
     lost = results_of(trials=[Trial(configuration=Configuration(device="cuda").as_json()).model_dump()], baseline=0)

@@ -53,6 +53,7 @@ def report(found: Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("report")
     (directory / "profile").mkdir()
     (directory / "profile" / "flame.svg").write_text("<svg/>")
+    (directory / "profile" / "worker.prof").touch()
     assert [file.name for file in write_report(found, directory)] == ["report.html", "report.md", "results.csv", "results.json"]
     return directory
 
@@ -63,7 +64,8 @@ def test_the_results_are_read_back_as_they_were(found: Results, report: Path) ->
 
 def test_the_page_needs_nothing_from_elsewhere(report: Path) -> None:
     page = (report / "report.html").read_text()
-    assert set(re.findall(r'(?:href|src)="([^"]*)"', page)) == {"results.csv", "results.json", "profile/flame.svg"}
+    assert set(re.findall(r'(?:href|src)="([^"]*)"', page)) == {"results.csv", "results.json", "profile/flame.svg", "profile/worker.prof"}
+    assert "(<code>snakeviz profile/worker.prof</code>)" in page
     assert "<script" not in page
     assert "url(" not in page
     assert "prefers-color-scheme: dark" in page
@@ -140,7 +142,7 @@ def test_markdown_has_the_same_figures(report: Path) -> None:
     assert "Highest throughput within p99\\<100ms: **cpu, 2 workers, 1 thread, batch 4**" in text
     assert "| cpu, 2 workers, 1 thread, batch 4 | winner | 2 connections |" in text
     assert "## Where the time goes" in text
-    assert "[profile/flame.svg](profile/flame.svg)" in text
+    assert "[profile/flame.svg](profile/flame.svg), [profile/worker.prof](profile/worker.prof) (`snakeviz profile/worker.prof`)" in text
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
 

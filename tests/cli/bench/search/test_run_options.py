@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Run
 from tests.support.models import make_model
 from tsx_archiver import ModelConfig
+from tsx_archiver.metadata.forms import FormRecord
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Figure, Latency, OfferedLoad, Point, Trial
 from tsx_cli.bench.search.run_options import BenchOptions, configurations, seconds, share
+from tsx_cli.bench.search.search import baseline
 from tsx_cli.bench.storage.journal import NAME, Journal, read_journal
 from tsx_cli.common.failure import CliError, UsageError
 
@@ -127,6 +131,42 @@ def test_the_ranges_are_every_configuration_of_the_devices_that_are_there() -> N
         configurations(BenchOptions(batch_sizes=many, workers=many, compiled="off,on", threads="1"), ModelConfig(), 6, 0)
     with pytest.raises(UsageError, match="no GPU is visible here"):
         configurations(BenchOptions(devices="cpu,cuda"), ModelConfig(), 6, 0)
+
+
+KEPT = [FormRecord("int8-static", {"device": "cpu"}), FormRecord("tensorrt", {"device": "cuda"}), FormRecord("bf16", {"device": "cpu"})]
+
+
+def test_kept_forms_are_tried_beside_the_reference_and_are_not_multiplied_with_its_settings() -> None:
+    def forms(kept: Sequence[FormRecord] = KEPT, **given: Any) -> list[tuple[str | None, str]]:
+        found = configurations(BenchOptions(workers="1", batch_sizes="1", threads="1", **given), ModelConfig(), 2, 0, kept)
+        return [(each.form, each.precision) for each in found]
+
+    as_it_is = ("reference", "as is")
+    assert forms() == [as_it_is, ("int8-static", "as is"), ("bf16", "as is")], "what was built for a GPU is not for this CPU"
+    assert forms(precisions="fp32,bf16") == [("reference", "fp32"), ("reference", "bf16"), ("int8-static", "as is"), ("bf16", "as is")]
+    assert forms(forms="reference") == [as_it_is]
+    assert forms(forms="bf16, reference") == [as_it_is, ("bf16", "as is")]
+    assert forms(forms="bf16") == [("bf16", "as is")]
+    assert forms([]) == forms([], forms="reference") == [(None, "as is")]
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"forms": "int4"}, "--forms: 'int4' is not one of reference, int8-static, tensorrt, bf16"),
+        ({"forms": "tensorrt"}, "--forms: tensorrt was not built for cpu"),
+        ({"forms": "bf16", "precisions": "fp16"}, "--precision and --compile are for the reference"),
+    ]
+    for given, said in refused:
+        with pytest.raises(UsageError, match=said):
+            forms(**given)
+    with pytest.raises(UsageError, match="the archive keeps no forms"):
+        forms([], forms="bf16")
+
+
+def test_the_baseline_is_the_reference_with_one_worker_whatever_the_forms() -> None:
+    given = BenchOptions(workers="2", batch_sizes="4,8", threads="1", forms="bf16")
+    found = configurations(given, ModelConfig(), 2, 0, KEPT)
+    assert baseline(found) == Configuration(threads=1, form="reference")
+    assert str(baseline(found)) == "cpu, reference, 1 worker, 1 thread, batch 1"
+    assert str(found[0]) == "cpu, bf16, 2 workers, 1 thread, batch 4"
+    assert baseline([Configuration(workers=3, batch_size=8)]) == Configuration()
 
 
 def test_times_and_shares_are_read_as_people_write_them() -> None:

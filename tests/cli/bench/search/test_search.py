@@ -200,6 +200,17 @@ def test_what_is_not_better_by_the_curve_of_its_variant_is_not_measured() -> Non
     assert all("at most" in why and predicted is not None for _, predicted, why in reported)
 
 
+def test_a_form_is_predicted_by_its_own_curve_and_wins_by_it() -> None:
+    curves = [curve(100, 20, form="reference"), curve(20, 2, form="int8")]
+
+    def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
+        return modelled(curves[configuration.form == "int8"], 4)(configuration, offered)
+
+    ended = run(State([*space(form="reference"), *space(form="int8")], curves, cores=4), machine)
+    assert ended.trials[0].how() == Configuration(form="reference")
+    assert {trial.how().form for trial in ended.trials[1:]} == {"int8"}
+
+
 def test_a_failure_is_a_result_and_what_asks_for_more_is_not_tried() -> None:
     truth = curve(20, 0.5, cpu=0.1)
     state = State(space(), [truth], cores=8)

@@ -46,6 +46,13 @@ def test_the_figures_are_there_by_configuration_and_for_the_best(cloud: Any) -> 
     assert dimensions == {"Model": "detector", "Device": "cpu", "Workers": "1", "BatchSize": "1", "Precision": "as is"}
 
 
+def test_a_form_is_a_dimension() -> None:
+    found = results()
+    found.trials[1].configuration["form"] = "openvino-int8"
+    named = [{each["Name"]: each["Value"] for each in metric["Dimensions"]} for metric in metrics(found)]
+    assert {each.get("Form") for each in named} == {None, "openvino-int8"}
+
+
 def test_what_failed_has_no_figures_and_a_server_is_reported_by_its_address() -> None:
     found = results()
     assert {each["MetricName"] for each in metrics(found)} >= {"Throughput", "LatencyP50", "LatencyP99.9", "ErrorRate", "CPU", "Memory"}

@@ -1,0 +1,75 @@
+"""Writes forms of a model into its archive beside the original, which stays as it is, and removes them again; both atomically."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tsx_archiver import OpenArchive, open_archive, rewrite_archive
+from tsx_archiver.metadata.forms import FORMS_DIRECTORY, FORMS_FILE, FormRecord, KeptForms
+from tsx_archiver.names import normal
+from tsx_archiver.storage.digest import file_digest
+from tsx_cli.bench.measure.modelconfig import with_keys
+from tsx_cli.bench.measure.variants import config_name, config_text
+from tsx_cli.common.failure import CliError
+from tsx_cli.common.options import archive_limits
+from tsx_cli.optimize.results import FormResult
+
+
+class BuiltForm(NamedTuple):
+    record: FormRecord  # with what was measured
+    directory: Path  # of its files, as its `build` has left them
+
+
+def measured_of(result: FormResult) -> dict[str, Any]:
+    """What an archive keeps of a form's figures: for people, and the verdict of the guard for `tsx bench`."""
+    return result.model_dump(mode="json", exclude={"name", "state", "reason"}, exclude_none=True)
+
+
+def keep_forms(path: Path, digest: str | None, forms: Sequence[BuiltForm], cache: Path | None) -> str:
+    """What was written, in words; the forms are in the order in which a server is to try them. Those of an earlier run are removed.
+
+    `digest` is that of the archive that the forms were built from. Without forms nothing is written. Raises CliError, ArchiveError.
+    """
+    if not forms:
+        return f"{path} is left as it is"
+    names = [form.record.name for form in forms]
+    with open_archive(path, cache=cache, limits=archive_limits()) as archive:
+        if archive.digest != digest:
+            raise CliError(f"nothing was written into {path}: it has changed since its forms were built. Run tsx optimize again")
+        kept = KeptForms(tuple(form.record for form in forms), made_of(archive))
+        config = config_name(archive)
+        text = with_keys(config_text(archive), {"forms": names})
+    members: dict[str, bytes | Path] = {}
+    for form in forms:
+        files = sorted(file for file in form.directory.rglob("*") if file.is_file())
+        members |= {f"{form.record.directory}/{file.relative_to(form.directory).as_posix()}": file for file in files}
+    members |= {FORMS_FILE: kept.content(), config: text.encode()}  # last: in a directory they name files that are there
+    rewrite_archive(path, members, remove=[FORMS_DIRECTORY], model={"configFile": config}, limits=archive_limits())
+    return f"{path} now runs as {names[0]}" + (f", else as {', '.join(names[1:])}" if names[1:] else "")
+
+
+def remove_forms(path: Path, cache: Path | None) -> str:
+    """What was removed, in words: all forms, and their names in model-config.yaml. Raises CliError, ArchiveError."""
+    with open_archive(path, cache=cache, limits=archive_limits()) as archive:
+        present = [name for name in (FORMS_FILE, FORMS_DIRECTORY) if (archive.directory / name).exists()]
+        if not present and "forms" not in archive.config.raw:
+            return f"{path} has no forms"
+        config = config_name(archive)
+        text = with_keys(config_text(archive), {"forms": None})
+    changed = {config: text.encode()} if "forms" in archive.config.raw else {}
+    rewrite_archive(path, changed, remove=present, limits=archive_limits())
+    return f"{path} has no forms any more, and runs as the original"
+
+
+def made_of(archive: OpenArchive) -> dict[str, str]:
+    """sha-256 of the members that forms are built from: the weights, the model's code and the handler."""
+    manifest, found = archive.manifest, dict[str, str]()
+    handler = manifest.handler_file
+    for name in (manifest.serialized_file, manifest.model_file, handler, f"{handler}.py"):
+        path = archive.directory / normal(name or "")
+        if name and path.is_file():
+            with path.open("rb") as file:
+                found[normal(name)] = file_digest(file, path)
+    return found

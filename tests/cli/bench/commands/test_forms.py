@@ -1,0 +1,76 @@
+"""Forms that an archive keeps, as a benchmark tries them: real workers and servers, and what is written back."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+import pytest
+
+from tests.support.benchmarked import results
+from tests.support.servers import tsx
+from tsx_archiver import ArchiveSpec, inspect_archive, open_archive, write_archive
+from tsx_archiver.metadata.forms import FormRecord
+from tsx_cli.bench.model.results import read_results
+from tsx_cli.bench.storage.write_back import write
+from tsx_cli.optimize.write_back import BuiltForm, keep_forms
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="workers that are programs need Linux or macOS")
+
+DIGITS = Path(__file__).parents[4] / "examples" / "digits"
+FITS = FormRecord("channels-last", {"device": "cpu", "machine": platform.machine()})
+FOREIGN = FormRecord("onnx", {"device": "cpu", "machine": "pdp11"})
+BATCHES = ("--workers", "1", "--batch-sizes", "1", "--connections", "2")
+SHORT = ("--duration", "0.2s", "--rounds", "1", "--confidence-width", "99%")
+
+
+def archive_in(place: Path) -> Path:
+    """With two forms, of which this machine runs the second."""
+    (place / "config.yaml").write_text("threads: 1\n")
+    spec = ArchiveSpec(
+        "digits",
+        str(DIGITS / "handler.py"),
+        serialized_file=DIGITS / "digits.pth",
+        model_file=DIGITS / "model.py",
+        config_file=place / "config.yaml",
+    )
+    path = write_archive(spec, place)
+    (place / "empty").mkdir()
+    with open_archive(path, cache=place / "cache") as archive:
+        digest = archive.digest
+    keep_forms(path, digest, [BuiltForm(record, place / "empty") for record in (FOREIGN, FITS)], place / "cache")
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("processes")
+def test_forms_are_measured_beside_the_reference_and_those_that_do_not_fit_say_why(tmp_path: Path) -> None:
+    archive_in(tmp_path)
+    ended = tsx(["bench", "digits.mar", "--input", DIGITS / "images", *BATCHES, *SHORT, "-o", "out"], tmp_path, {})
+    found = read_results(tmp_path / "out" / "results.json")
+    assert found.baseline == 0, ended.stderr
+    by_form = {trial.how().form: trial for trial in found.trials}
+    assert found.trials[0] is by_form["reference"]
+    assert {form: trial.state for form, trial in by_form.items()} == {
+        "reference": "measured",
+        "channels-last": "measured",
+        "onnx": "predicted",
+    }
+    assert "it was built for pdp11" in str(by_form["onnx"].reason)
+    assert any(note.startswith("the form onnx is not measured: onnx: it was built for pdp11") for note in found.notes)
+    assert {curve.form: bool(curve.points) for curve in found.curves} == {"channels-last": True, "onnx": False}
+    accuracy = by_form["channels-last"].accuracy
+    assert accuracy is not None
+    assert accuracy.same
+
+
+def test_the_form_that_wins_comes_first_and_the_others_follow(tmp_path: Path) -> None:
+    path, found = archive_in(tmp_path), results()
+    assert found.winner is not None
+    for form, expected in (("channels-last", ("channels-last", "onnx")), ("onnx", ("onnx", "channels-last")), ("reference", None)):
+        found.trials[found.winner].configuration["form"] = form
+        found.model.sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        assert form in write(path, found, tmp_path / "cache")
+        assert inspect_archive(path).config.forms == expected
