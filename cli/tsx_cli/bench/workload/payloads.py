@@ -74,7 +74,7 @@ def mix(payloads: Sequence[Payload], source: str) -> Inputs:
     )
 
 
-def _of(source: Path, content_type: str | None) -> Iterator[Payload]:
+def _of(source: Path, content_type: str | None, name: str = "") -> Iterator[Payload]:
     if not source.exists():
         raise CliError(f"there is no input '{source}'")
     try:
@@ -86,7 +86,7 @@ def _of(source: Path, content_type: str | None) -> Iterator[Payload]:
             yield from _of_list(source, content_type)
         else:
             body = _whole(source)
-            yield Payload(body, content_type or guess_content_type(source.name, body), name=source.name)
+            yield Payload(body, content_type or guess_content_type(source.name, body), name=name or source.name)
     except NotARecording as error:
         raise CliError(str(error)) from error
     except OSError as error:
@@ -101,8 +101,7 @@ def _of_directory(source: Path, content_type: str | None) -> Iterator[Payload]:
     if not files:
         raise CliError(f"{source} contains no file to send")
     for file in files:
-        for payload in _of(file, content_type):
-            yield payload._replace(name=payload.name and file.relative_to(source).as_posix())
+        yield from _of(file, content_type, file.relative_to(source).as_posix())
 
 
 def _of_recording(source: Path) -> Iterator[Payload]:

@@ -23,7 +23,7 @@ def share_bound(count: int, rows: int) -> float:
     if count >= rows:
         return 1.0
     if not count:
-        return 1 - (1 - CONFIDENCE) ** (1 / rows)
+        return -math.expm1(math.log(1 - CONFIDENCE) / rows)
     return _crossing(lambda share: _at_most(count, rows, share) - (1 - CONFIDENCE), count / rows, 1.0)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from tsx_cli.bench.measure.accuracy import parse_tolerance
@@ -59,11 +59,10 @@ def load_metric(text: str) -> tuple[str, Custom]:
         raise UsageError(f"--metric {text}: {name} is a metric of tsx optimize; rename the function")
     if not Path(file).is_file():
         raise UsageError(f"--metric {text}: there is no file '{file}'")
-    spec = importlib.util.spec_from_file_location("tsx_optimize_metric", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = ModuleType(Path(file).stem)
+    module.__file__ = file
     try:
-        spec.loader.exec_module(module)
+        exec(compile(Path(file).read_bytes(), file, "exec"), vars(module))
     except Exception as error:  # whatever the user's file raises
         raise UsageError(f"--metric {text}: {file} cannot be imported: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
@@ -79,8 +78,8 @@ def _limit(part: str, custom: str | None) -> Limit:
     name, sign, direction, number, percent = found.groups()
     known: Sequence[str] = METRICS if custom is None else (*METRICS, custom)
     if name not in known:
-        nearest = suggestion(name, known)
-        raise UsageError(f"--max-loss: there is no metric '{name}'{nearest or ''}; there are {', '.join(known)}, or --metric FILE.py:FUNCTION")
+        all_known = f"there are {', '.join(known)}, or --metric FILE.py:FUNCTION"
+        raise UsageError(f"--max-loss: there is no metric '{name}'{suggestion(name, known)}; {all_known}")
     text, less, value = "".join(found.groups()), name == "perplexity", float(number)
     if (sign == "<=") != less:
         right = "less is better: write perplexity<=+1%" if less else f"more is better: write {name}>=-0.5%"
@@ -92,6 +91,6 @@ def _limit(part: str, custom: str | None) -> Limit:
             raise UsageError(f"--max-loss: '{text}': no number of rows shows a loss of {value:g} %; give more than 0 and less than 100")
         return Limit(name, value / 100, True, text)
     value = -value if direction == "-" else value
-    if name in SCORES and not 0 < value < 1 or less and value <= 1:
-        raise UsageError(f"--max-loss: '{text}': {name} is {'above 1' if less else 'from 0 to 1'}, and no rows show the best; {_EXAMPLES}")
+    if not (value > 1 if less else name not in SCORES or 0 < value < 1):
+        raise UsageError(f"--max-loss: '{text}': give a value {'above 1' if less else 'between 0 and 1, as no rows show 1'}; {_EXAMPLES}")
     return Limit(name, value, False, text)
