@@ -68,6 +68,9 @@ def average_precision(images: Sequence[Detections]) -> Callable[[Sequence[int]],
         hits_by_iou = Counter(tuple(hits[level] for _, _, hits in ordered) for level in range(len(THRESHOLDS)))  # most are alike
         classes.append((counts, [row for _, row, _ in ordered], hits_by_iou))
 
+    if not classes:
+        return lambda _: 0.0
+
     def mean_over_classes(times: Sequence[int]) -> float:
         precisions = []
         for counts, rows, hits_by_iou in classes:

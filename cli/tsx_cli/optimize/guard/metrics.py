@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from tsx_cli.common.failure import CliError
 from tsx_cli.optimize.guard import answers, detection
-from tsx_cli.optimize.guard.limits import Custom, Limit
+from tsx_cli.optimize.guard.limits import Custom, Limit, parse_limits
 from tsx_runtime.core.shadowing.comparison import Closeness, differing, same_exactly
 
 Times = Sequence[int]  # how many times each row counts
@@ -20,7 +20,7 @@ GUESS = math.log(100_000)  # of a token without logits: all words of a large voc
 
 
 @dataclass(frozen=True)
-class Metric:
+class GuardMetric:
     """`row` scores an answer by its truth, or raises ValueError; then, and for a failure, the row has what `missing` gives."""
 
     kind: Literal["share", "mean", "corpus"]  # rows that are right; the mean of the rows' scores; one score of all rows
@@ -35,27 +35,28 @@ class Metric:
     whole: bool | None = True  # a row that is unlike those seen may be wholly lost (verdict.py); None: where those seen show no spread
 
 
-def metric_of(limit: Limit, custom: Custom | None) -> Metric:
+def metric_of(limit: Limit, custom: Custom | None) -> GuardMetric:
     if limit.tolerance is not None:
         how = limit.tolerance
         near = Closeness(how.rtol or 0.0, how.atol or 0.0) if how.kind == "numeric" else same_exactly
-        return Metric("share", _same, lambda answer, truth: differing(truth, answer, near) is None)
+        return GuardMetric("share", _same, lambda answer, truth: differing(truth, answer, near) is None)
     if limit.metric in _METRICS:
         return _METRICS[limit.metric]
     assert custom is not None, "a limit of a custom metric comes with it"
     score = partial(_custom, limit.metric, custom)
-    return Metric("corpus", _same, lambda *pair: pair, missing=_same, best=None, score=score, points=False, whole=None)
+    return GuardMetric("corpus", _same, lambda *pair: pair, missing=_same, best=None, score=score, points=False, whole=None)
 
 
-def default_limit(values: Sequence[Any]) -> str:
-    """By the form of the reference's answers."""
+def default_limits(values: Sequence[Any]) -> tuple[Limit, ...]:
+    """By the form of the reference's answers. The cosine of a single number says nothing, and neither does that of token ids."""
     if any(values) and all(map(_is_boxes, values)):
-        return "map>=-0.5%"
+        return parse_limits("map>=-0.5%")
     if all(map(answers.is_probabilities, values)):
-        return "top1>=-0.5%"
+        return parse_limits("top1>=-0.5%")
     found = [answers.numbers(value)[0] for value in values if isinstance(value, dict | list | float)]
-    vectors = len(found) == len(values) and all(len(row) > 1 and any(number % 1 for number in row) for row in found)
-    return "cosine>=0.999" if vectors else "exact>=-0.5%"
+    if len(found) == len(values) and all(found) and any(number % 1 for row in found for number in row):
+        return parse_limits("cosine>=0.999") if all(len(row) > 1 for row in found) else parse_limits(tolerance="rtol=1e-2,atol=1e-3")
+    return parse_limits("exact>=-0.5%")
 
 
 def _is_boxes(value: Any) -> bool:
@@ -125,16 +126,16 @@ def _best_tokens(value: Any) -> list[int]:
     return [max(range(len(row)), key=row.__getitem__) for row in answers.logits(value)]
 
 
-def _ranked(count: int) -> Metric:
-    return Metric("share", answers.best_labels, partial(_in_best, count), of_label=lambda label: frozenset([str(label)]))
+def _ranked(count: int) -> GuardMetric:
+    return GuardMetric("share", answers.best_labels, partial(_in_best, count), of_label=lambda label: frozenset([str(label)]))
 
 
 _METRICS = {
     "top1": _ranked(1),
     "top5": _ranked(5),
-    "exact": Metric("share", _same, lambda answer, truth: differing(truth, answer, same_exactly) is None),
-    "cosine": Metric("mean", answers.numbers, _cosine, of_label=answers.numbers, whole=False),
-    "map": Metric(
+    "exact": GuardMetric("share", _same, lambda answer, truth: differing(truth, answer, same_exactly) is None),
+    "cosine": GuardMetric("mean", answers.numbers, _cosine, of_label=answers.numbers, whole=False),
+    "map": GuardMetric(
         "corpus",
         detection.boxes_of,
         lambda answer, truth: detection.match(detection.boxes_of(answer), truth),
@@ -143,7 +144,7 @@ _METRICS = {
         best=detection.perfect,
         score=detection.average_precision,
     ),
-    "perplexity": Metric(
+    "perplexity": GuardMetric(
         "corpus",
         _best_tokens,
         _likelihood,

@@ -15,15 +15,15 @@ from tsx_cli.common.client import error_text
 from tsx_cli.common.failure import CliError
 from tsx_cli.optimize.guard.answers import decode
 from tsx_cli.optimize.guard.intervals import mean_bound, net_bound, resampled_bound, rows_for, share_bound
-from tsx_cli.optimize.guard.limits import Custom, Limit, parse_limits
-from tsx_cli.optimize.guard.metrics import default_limit, metric_of
+from tsx_cli.optimize.guard.limits import Custom, Limit
+from tsx_cli.optimize.guard.metrics import default_limits, metric_of
 from tsx_cli.optimize.results import GuardVerdict
 from tsx_runtime.plugins import ComparedAnswer
 
 UNLIKE = 10.0  # times what the limit allows
 
 
-class Guard:
+class FormGuard:
     """Judges forms by the reference's answers for the held-out rows, and by labels where there are some.
 
     `reference` and `labels` are in the order of the rows; so are the answers of a form.
@@ -44,7 +44,7 @@ class Guard:
                 raise CliError(f"the model as it is answers a row with {answer.status}: {why}. Correct the handler, or --input")
         self._types = [answer.headers.get("content-type") for answer in reference]
         values = [decode(answer) for answer in reference]
-        self.limits = tuple(limits) or parse_limits(default_limit(values))
+        self.limits = tuple(limits) or default_limits(values)
         self._rules = [_Rule(limit, values, labels, custom, seed) for limit in self.limits]
         self._scored: list[tuple[ComparedAnswer, bool, list[Any]]] = []
 
@@ -91,7 +91,8 @@ class _Rule:
 
     def __init__(self, limit: Limit, values: Sequence[Any], labels: Sequence[Any] | None, custom: Custom | None, seed: int) -> None:
         self.limit, self.metric, self.seed, self.rows = limit, metric_of(limit, custom), seed, len(values)
-        self.agreement = labels is None or limit.tolerance is not None
+        self.exact = limit.tolerance is not None  # no row may be lost
+        self.agreement = labels is None or self.exact
         truth, whose = (self.metric.truth, "an answer") if self.agreement else (self.metric.of_label, "a label or an answer")
         try:
             self.truths = [truth(value) for value in (values if self.agreement or labels is None else labels)]
@@ -105,8 +106,8 @@ class _Rule:
         self.room = self.allowed - self._lost(self.value, self.value)
         if self.value <= 0 if self.metric.points else self.value == 0 and limit.relative:
             option = "--max-loss" if self.agreement else "--labels"
-            raise CliError(f"the model as it is has {limit.metric} 0, of which nothing can be lost; correct {option}")
-        if self.room <= 0 and limit.tolerance is None:
+            raise CliError(f"the model as it is has {limit.metric} {self.value:.5g}, of which nothing can be lost; correct {option}")
+        if self.room <= 0 and not self.exact:
             raise CliError(f"the model as it is has {limit.metric} {self.value:.5g}: no form can keep {limit.text}; change --max-loss")
 
     def row(self, position: int, value: Any, fails: bool) -> Any:
@@ -119,27 +120,36 @@ class _Rule:
     def judge(self, rows: Sequence[Any], failed: int) -> tuple[float, GuardVerdict]:
         """(What is left of the limit, as a share of the room: below 0 where it is broken; the verdict)."""
         if failed and self.metric.best is None:
+            value, loss, point, least = 0.0, 1.0, 1.0, 1.0
             text = f"{failed} of {self.rows} rows failed, which {self.limit.metric} cannot score"
-            return -math.inf, self._verdict(0.0, 1.0, 1.0, text, passed=False)
-        value = self.metric.score(rows)([1] * self.rows)
-        point, bound, unlike = self._bounds(rows)
-        if failed:
-            point, bound = max(point, failed / self.rows), max(bound, share_bound(failed, self.rows))
-        least = max(bound, point + unlike * share_bound(0, self.rows))
-        loss = max(self._change(self.value, value), failed / self.rows)
-        what = self._in_words(value, rows, failed)
-        if self.limit.tolerance is not None:
-            text = f"{what}; with 95 % confidence at most {_percent(least)} of all rows do not"
-            return 1.0 if not point else -math.inf, self._verdict(value, loss, least, text if not point else what, passed=not point)
-        if least <= self.allowed:
-            text = f"{what}; with 95 % confidence {self._sure(least)}"
-        elif point > self.allowed:
-            text = f"{what}, which breaks {self.limit.text}"
         else:
-            needed = self._needed(point, bound, unlike, rows)
-            text = f"{what}; 95 % confidence of {self.limit.text} needs {needed}"
-        slack = (self.allowed - least) / self.room
-        return slack, self._verdict(value, loss, loss + least - point, text, passed=slack >= 0)
+            value = self.metric.score(rows)([1] * self.rows)
+            point, bound, unlike = self._bounds(rows)
+            loss = self._change(self.value, value)
+            if failed:
+                share = failed / self.rows
+                loss, point, bound = max(loss, share), max(point, share), max(bound, share_bound(failed, self.rows))
+            least = max(bound, point + unlike * share_bound(0, self.rows))
+            text = self._in_words(value, rows, failed)
+            if point > self.allowed:
+                text += f", which breaks {self.limit.text}"
+            elif least <= self.allowed or self.exact:
+                text += f"; with 95 % confidence {self._sure(least)}"
+            else:
+                text += f"; 95 % confidence of {self.limit.text} needs {self._needed(point, bound, unlike, rows)}"
+        passed = (point if self.exact else least) <= self.allowed
+        verdict = GuardVerdict(
+            passed=passed,
+            metric=self.limit.metric,
+            limit=self.limit.text,
+            value=value,
+            reference=self.value,
+            loss=loss,
+            loss_bound=loss + least - point,
+            rows=self.rows,
+            text=text,
+        )
+        return (1.0 if passed else -1.0) if self.exact else (self.allowed - least) / self.room, verdict
 
     def hopeless(self, rows: Sequence[Any], failed: int) -> str | None:
         """By the best that the other rows can give. Too few rows for any form (`shortage`) are no reason."""
@@ -154,12 +164,14 @@ class _Rule:
             bound = point + (self.room * UNLIKE if not self.metric.whole else 1.0) * share_bound(0, self.rows)
         if failed:
             point, bound = max(point, failed / self.rows), max(bound, share_bound(failed, self.rows))
-        broken = point > 0 if self.limit.tolerance is not None else (point if self.shortage() else bound) > self.allowed
-        what = self._in_words(self.metric.score(rows)([1] * len(rows)), rows, failed) if broken else ""
-        return f"{what}: {self.limit.text} cannot be kept any more" if broken else None
+        beyond = point > self.allowed
+        if not beyond and (self.exact or bound <= self.allowed or self.shortage()):
+            return None
+        why = f"{self.limit.text} cannot be kept any more" if beyond else f"{self.rows} rows cannot show {self.limit.text} any more"
+        return f"{self._in_words(self.metric.score(rows)([1] * len(rows)), rows, failed)}: {why}"
 
     def shortage(self) -> str | None:
-        if self.limit.tolerance is not None:
+        if self.exact:
             return None
         if self.metric.kind == "share":
             most, bound = self.allowed, net_bound(0, self._pairs([True] * self.rows)[1], self.rows)
@@ -209,33 +221,23 @@ class _Rule:
         return f"{about}{count} rows, {count - self.rows} more" if count < 1e7 else "many millions of rows"
 
     def _sure(self, bound: float) -> str:
+        if self.exact:
+            return f"at most {_percent(bound)} of all rows differ more"
         if self.limit.relative:
             return f"the loss is at most {_percent(max(bound, 0.0))}"
         scale, amount = (1.0, 1.0) if self.metric.points else (abs(self.limit.amount) or 1.0, self.limit.amount)
         return f"it is at {'most' if self.metric.less else 'least'} {amount + (bound if self.metric.less else -bound) * scale:.5g}"
 
     def _in_words(self, value: float, rows: Sequence[Any], failed: int) -> str:
-        name = self.limit.text if self.limit.tolerance is not None else self.limit.metric
+        name = self.limit.text if self.exact else self.limit.metric
         if self.metric.kind == "share":
-            text = f"{name} {'agreed on' if self.agreement else 'is right on'} {sum(map(bool, rows))} of {len(rows)} rows"
+            verb = "holds for" if self.exact else "agreed on" if self.agreement else "is right on"
+            text = f"{name} {verb} {sum(map(bool, rows))} of {len(rows)} rows"
             text += "" if self.agreement else f", the reference on {sum(map(bool, self.own[: len(rows)]))}"
         else:
             own = "" if self.agreement and self.metric.points else f", of the reference {self.value:.5g}"
             text = f"{name} is {value:.5g} on {len(rows)} rows{own}"
         return f"{text}; {failed} failed" if failed else text
-
-    def _verdict(self, value: float, loss: float, bound: float, text: str, *, passed: bool) -> GuardVerdict:
-        return GuardVerdict(
-            passed=passed,
-            metric=self.limit.metric,
-            limit=self.limit.text,
-            value=value,
-            reference=self.value,
-            loss=loss,
-            loss_bound=bound,
-            rows=self.rows,
-            text=text,
-        )
 
 
 def _percent(share: float) -> str:
