@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import runpy
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from tsx_cli.bench.measure.accuracy import parse_tolerance
@@ -59,15 +59,13 @@ def load_metric(text: str) -> tuple[str, Custom]:
         raise UsageError(f"--metric {text}: {name} is a metric of tsx optimize; rename the function")
     if not Path(file).is_file():
         raise UsageError(f"--metric {text}: there is no file '{file}'")
-    module = ModuleType(Path(file).stem)
-    module.__file__ = file
     try:
-        exec(compile(Path(file).read_bytes(), file, "exec"), vars(module))
+        found = runpy.run_path(file)
     except Exception as error:  # whatever the user's file raises
         raise UsageError(f"--metric {text}: {file} cannot be imported: {type(error).__name__}: {error}") from error
-    function = getattr(module, name, None)
+    function = found.get(name)
     if not callable(function):
-        raise UsageError(f"--metric {text}: {file} has no function '{name}'{suggestion(name, vars(module))}")
+        raise UsageError(f"--metric {text}: {file} has no function '{name}'{suggestion(name, found)}")
     return name, function
 
 

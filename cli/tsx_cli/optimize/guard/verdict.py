@@ -1,8 +1,8 @@
 """The accuracy guard of `tsx optimize`: a form passes only if, with 95 % confidence, it loses no more than the limit allows.
 
-Rows that were not held out may be unlike all that were. With 95 % confidence these are at most a share of 1 - 0.05^(1/rows), and such a row
-is taken to be a whole loss where rows are right or wrong, and of other metrics to lose ten times what the limit allows: a form that
-answers 28 rows as the reference does is not yet sure to keep a limit of cosine, and one that answers 29 so is.
+Requests to come may be unlike all held-out rows: with 95 % confidence, a share of 1 - 0.05^(1/rows) of them at most. Such a row is counted as
+wholly lost where rows are right or wrong, and by other metrics as a loss of ten times the limit; so 28 rows are too few to show a limit of
+cosine, even if all answers are equal, and 29 are enough.
 """
 
 from __future__ import annotations
@@ -189,6 +189,8 @@ class _Rule:
         if self.metric.kind == "mean":
             lost = [own - row for own, row in zip(self.base, rows, strict=True)]
             point, bound = math.fsum(lost) / self.rows, mean_bound(lost)
+        elif self.limit.relative and list(rows) == self.own:
+            point = bound = 0.0  # of any rows
         else:
             score = self.metric.score(rows)
             point, bound = resampled_bound(lambda times: self._lost(self.score(times), score(times)), self.rows, self.seed)

@@ -58,7 +58,7 @@ def test_a_wrong_limit_says_what_to_write(given: str, reported: str) -> None:
 
 def test_a_metric_is_a_function_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
-    file.write_text("from __future__ import annotations\ndef f1(answers, labels):\n    return 0.5\n")
+    file.write_text("HALF = 0.5\n\n\ndef f1(answers, labels):\n    return HALF\n")
     name, function = load_metric(f"{file}:f1")
     assert (name, function([], [])) == ("f1", 0.5)
     (tmp_path / "wrong.py").write_text("import nowhere_to_be_found\n")
