@@ -1,6 +1,6 @@
 """The accuracy guard of `tsx optimize`: a form passes only if, with 95 % confidence, it loses no more than the limit allows.
 
-Requests to come may be unlike all held-out rows: with 95 % confidence, a share of 1 - 0.05^(1/rows) of them at most. Such a row is counted as
+Requests to come may be unlike all held-out rows: with 95 % confidence, at most a share of 1 - 0.05^(1/rows) of them. Such a row counts as
 wholly lost where rows are right or wrong, and by other metrics as a loss of ten times the limit; so 28 rows are too few to show a limit of
 cosine, even if all answers are equal, and 29 are enough.
 """
