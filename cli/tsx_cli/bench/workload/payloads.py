@@ -27,13 +27,17 @@ NOT_SENT = {"authorization", "connection", "content-length", "expect", "host", "
 
 
 class Payload(NamedTuple):
-    """One request, whatever the protocol makes of it. `at`: seconds after the first one of its recording."""
+    """One request, whatever the protocol makes of it.
+
+    `at`: seconds after the first one of its recording. `name`: the file it was read from, below the directory that was given.
+    """
 
     body: bytes
     content_type: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
     query: str = ""
     at: float | None = None
+    name: str | None = None
 
 
 def read_payloads(sources: Sequence[Path], *, content_type: str | None = None) -> list[Payload]:
@@ -70,7 +74,7 @@ def mix(payloads: Sequence[Payload], source: str) -> Inputs:
     )
 
 
-def _of(source: Path, content_type: str | None) -> Iterator[Payload]:
+def _of(source: Path, content_type: str | None, name: str = "") -> Iterator[Payload]:
     if not source.exists():
         raise CliError(f"there is no input '{source}'")
     try:
@@ -82,7 +86,7 @@ def _of(source: Path, content_type: str | None) -> Iterator[Payload]:
             yield from _of_list(source, content_type)
         else:
             body = _whole(source)
-            yield Payload(body, content_type or guess_content_type(source.name, body))
+            yield Payload(body, content_type or guess_content_type(source.name, body), name=name or source.name)
     except NotARecording as error:
         raise CliError(str(error)) from error
     except OSError as error:
@@ -97,7 +101,7 @@ def _of_directory(source: Path, content_type: str | None) -> Iterator[Payload]:
     if not files:
         raise CliError(f"{source} contains no file to send")
     for file in files:
-        yield from _of(file, content_type)
+        yield from _of(file, content_type, file.relative_to(source).as_posix())
 
 
 def _of_recording(source: Path) -> Iterator[Payload]:
@@ -141,7 +145,8 @@ def of_line(given: Any, directory: Path, content_type: str | None = None) -> Pay
     wrong = [name for name, value in (*given_headers, ("content-type", kind or "")) if not is_header(name, value)]
     if wrong:
         raise ValueError(f"the header '{wrong[0]}' cannot be sent: a name has no spaces, a value is one line of Latin-1")
-    return Payload(body, kind, given_headers, query.encode().decode("latin-1"))
+    name = given["file"] if named == ["file"] else None
+    return Payload(body, kind, given_headers, query.encode().decode("latin-1"), name=name)
 
 
 def is_header(name: str, value: str) -> bool:

@@ -30,7 +30,11 @@ def test_files_and_directories_are_sent_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "in" / ".hidden").write_text("no")
     (tmp_path / "c").write_bytes(b"\xff")
     found = read_payloads([tmp_path / "in", tmp_path / "c"])
-    assert found == [Payload(b"\x89PNG", "image/png"), Payload(b"[1]", "application/json"), Payload(b"\xff", "application/octet-stream")]
+    assert found == [
+        Payload(b"\x89PNG", "image/png", name="a.png"),
+        Payload(b"[1]", "application/json", name="b.json"),
+        Payload(b"\xff", "application/octet-stream", name="c"),
+    ]
     assert {each.content_type for each in read_payloads([tmp_path / "in"], content_type="a/b")} == {"a/b"}
     reported = mix(found, "somewhere")
     assert (reported.count, reported.smallest, reported.median, reported.largest) == (3, 1, 3, 4)
@@ -50,7 +54,7 @@ def test_a_list_has_a_request_a_line(tmp_path: Path) -> None:
         Payload('{"x":"ä"}'.encode(), "application/json"),
         Payload(b"words", "text/plain; charset=utf-8", (("X-Own", "1"),), "a=1"),
         Payload(b"\xff\xd8", "image/jpeg"),
-        Payload(b"text", "text/plain"),
+        Payload(b"text", "text/plain", name="x.txt"),
     ]
 
 
@@ -191,7 +195,7 @@ def test_an_archive_s_samples_come_first_then_its_warm_up_then_what_its_handler_
     assert (len(found), source) == (2, "generated: 2 different text requests")
     assert choose_payloads(made, shape=(2,), count=1)[0][0].content_type == "application/json"
     (tmp_path / "x").write_text("x")
-    assert choose_payloads(made, [tmp_path / "x"]) == ([Payload(b"x", "text/plain; charset=utf-8")], "x")
+    assert choose_payloads(made, [tmp_path / "x"]) == ([Payload(b"x", "text/plain; charset=utf-8", name="x")], "x")
     with pytest.raises(UsageError, match="has no samples"):
         choose_payloads(make_model(tmp_path / "own.mar", HANDLE))
     (tmp_path / "i" / "MAR-INF").mkdir(parents=True)

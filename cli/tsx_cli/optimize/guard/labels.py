@@ -1,0 +1,74 @@
+"""Labels of --labels FILE, in the order of the requests."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from tsx_cli.bench.workload.payloads import Payload
+from tsx_cli.common.failure import CliError, UsageError
+
+_FORMS = 'a .json object {"FILE": LABEL}, .jsonl lines {"file": "FILE", "label": LABEL}, a .csv of FILE,LABEL, or .jsonl labels in order'
+
+
+def read_labels(file: Path, payloads: Sequence[Payload]) -> list[Any]:
+    """One label a payload. Raises CliError, UsageError."""
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(f"--labels {file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        found = _parse(file.suffix, text)
+    except (ValueError, RecursionError) as error:
+        raise CliError(f"--labels {file}: {error}; it is {_FORMS}") from error
+    if isinstance(found, Mapping):
+        return _by_name(file, found, payloads)
+    if len(found) != len(payloads):
+        raise CliError(f"--labels {file} has {len(found)} labels in order for {len(payloads)} requests; give one a request")
+    return found
+
+
+def _parse(suffix: str, text: str) -> Mapping[str, Any] | list[Any]:
+    if suffix == ".json":
+        found = json.loads(text)
+        if not isinstance(found, dict):
+            raise ValueError("it is not a JSON object")
+        return found
+    if suffix == ".csv":
+        rows = [row for row in csv.reader(text.splitlines()) if row]
+        if wrong := next((row for row in rows if len(row) != 2), None):
+            raise ValueError(f"'{','.join(wrong)}' is not a file and a label")
+        pairs = [(name.strip(), label.strip()) for name, label in rows]
+        return _unique(pairs[1:] if pairs[:1] == [("file", "label")] else pairs)
+    if suffix != ".jsonl":
+        raise ValueError(f"'{suffix}' is not known")
+    lines = [json.loads(line) for line in text.splitlines() if line.strip()]
+    named = [line for line in lines if isinstance(line, dict) and line.keys() == {"file", "label"}]
+    if named and len(named) < len(lines):
+        raise ValueError("some lines have a file, and some do not")
+    return _unique([(str(line["file"]), line["label"]) for line in named]) if named else lines
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    labels = dict(pairs)
+    if len(labels) < len(pairs):
+        raise ValueError("a file has two labels")
+    return labels
+
+
+def _by_name(file: Path, labels: Mapping[str, Any], payloads: Sequence[Payload]) -> list[Any]:
+    names = [payload.name for payload in payloads if payload.name is not None]
+    if len(names) < len(payloads):
+        raise UsageError(f"--labels {file} names files, and the requests are of none; give .jsonl labels in the order of the requests")
+    short = [PurePosixPath(name).name for name in names]
+    unique = len(set(short)) == len(short)
+    keys = [name if name in labels or not unique else last for name, last in zip(names, short, strict=True)]
+    missing = [name for name, key in zip(names, keys, strict=True) if key not in labels]
+    if len(missing) == len(names) and labels:
+        raise CliError(f"--labels {file} has no label for any request: it names '{next(iter(labels))}', and a request is '{names[0]}'")
+    if missing:
+        raise CliError(f"--labels {file} has no label for {len(missing)} of {len(names)} requests, such as '{missing[0]}'; add them")
+    return [labels[key] for key in keys]

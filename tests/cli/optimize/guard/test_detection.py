@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from tsx_cli.optimize.guard.detection import Detections, average_precision, boxes_of, match, perfect
+
+
+def boxes(*items: tuple[str, list[float], float]) -> Any:
+    return boxes_of([{label: box, "score": score} for label, box, score in items])
+
+
+def score(*images: Detections) -> float:
+    return average_precision(images)([1] * len(images))
+
+
+SQUARE: list[float] = [0, 0, 10, 10]
+TRUTH = boxes(("cat", SQUARE, 1.0), ("cat", [20, 20, 30, 30], 1.0), ("dog", [50, 50, 60, 60], 1.0))
+
+
+def test_the_same_boxes_are_perfect() -> None:
+    assert score(match(TRUTH, TRUTH)) == score(perfect(TRUTH)) == 1.0
+
+
+def test_a_missing_class_costs_its_share() -> None:
+    assert score(match({"cat": TRUTH["cat"]}, TRUTH)) == pytest.approx(0.5)
+    assert score(match({}, TRUTH)) == 0.0
+
+
+def test_half_of_the_objects_reach_51_of_101_points_of_recall() -> None:
+    truth = {"cat": TRUTH["cat"]}
+    assert score(match({"cat": TRUTH["cat"][:1]}, truth)) == pytest.approx(51 / 101)
+
+
+def test_a_wrong_box_costs_only_where_it_is_surer_than_right_ones() -> None:
+    truth = boxes(("cat", SQUARE, 1.0))
+    assert score(match(boxes(("cat", SQUARE, 0.9), ("cat", [70, 70, 80, 80], 0.5)), truth)) == 1.0
+    assert score(match(boxes(("cat", SQUARE, 0.5), ("cat", [70, 70, 80, 80], 0.9)), truth)) == pytest.approx(0.5)
+
+
+def test_a_box_counts_up_to_its_overlap() -> None:
+    truth = boxes(("cat", SQUARE, 1.0))
+    assert score(match(boxes(("cat", [0, 0, 10, 7.2], 0.9)), truth)) == pytest.approx(0.5)  # IoU 0.72: right at 0.5 to 0.7
+
+
+def test_one_object_is_found_once() -> None:
+    truth = boxes(("cat", SQUARE, 1.0))
+    twice = match(boxes(("cat", SQUARE, 0.9), ("cat", SQUARE, 0.8)), truth)
+    assert [all(hits) for _, hits in twice.found["cat"]] == [True, False]
+
+
+def test_classes_without_an_object_do_not_count() -> None:
+    truth = boxes(("cat", SQUARE, 1.0))
+    assert score(match(boxes(("cat", SQUARE, 0.9), ("cow", SQUARE, 0.9)), truth)) == 1.0
+    assert score(match({}, {})) == 0.0
+
+
+def test_an_image_that_counts_twice_is_as_two() -> None:
+    chance = random.Random(2)
+    images = []
+    for _ in range(12):
+        truth = boxes(*((chance.choice("ab"), [x, x, x + 10, x + 10], 1.0) for x in chance.sample(range(0, 200, 15), 3)))
+        found = {label: [(chance.random(), [c + chance.gauss(0, 0.7) for c in box]) for _, box in each] for label, each in truth.items()}
+        images.append(match({label: sorted(each, reverse=True) for label, each in found.items()}, truth))
+    times = [chance.randrange(4) for _ in images]
+    several = [image for image, count in zip(images, times, strict=True) for _ in range(count)]
+    assert average_precision(images)(times) == pytest.approx(score(*several))
+    assert 0.1 < score(*several) < 0.9
+
+
+@pytest.mark.parametrize("value", [{"cat": SQUARE}, [{"cat": SQUARE[:3]}], [{"score": 0.3}], [3], [{"cat": [0, 0, float("nan"), 1]}]])
+def test_what_is_no_box_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="box"):
+        boxes_of(value)

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tsx_cli.bench.workload.payloads import Payload, read_payloads
+from tsx_cli.common.failure import CliError
+from tsx_cli.optimize.guard.labels import read_labels
+
+NAMED = [Payload(b"1", name="cats/1.png"), Payload(b"2", name="dogs/2.png")]
+LINES = [{"file": "dogs/2.png", "label": "dog"}, {"file": "cats/1.png", "label": "cat"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", json.dumps({"dogs/2.png": "dog", "1.png": "cat"})),
+        ("a.jsonl", "\n".join(map(json.dumps, LINES))),
+        ("a.csv", "file,label\ncats/1.png,cat\n\n2.png , dog\n"),
+        ("a.csv", "cats/1.png,cat\n2.png,dog\n"),
+        ("a.jsonl", '"cat"\n"dog"\n'),
+    ],
+)
+def test_labels_are_found_by_name_or_order(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert read_labels(tmp_path / name, NAMED) == ["cat", "dog"]
+
+
+def test_the_files_of_a_directory_carry_their_names(tmp_path: Path) -> None:
+    (tmp_path / "in" / "cats").mkdir(parents=True)
+    (tmp_path / "in" / "cats" / "1.txt").write_text("one")
+    (tmp_path / "labels.json").write_text('{"cats/1.txt": [1, 2]}')
+    assert read_labels(tmp_path / "labels.json", read_payloads([tmp_path / "in"])) == [[1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "payloads", "reported"),
+    [
+        ("a.json", '{"1.png": "cat"}', NAMED, "no label for 1 of 2 requests, such as 'dogs/2.png'; add them"),
+        ("a.json", '{"x.png": "cat"}', NAMED, "no label for any request: it names 'x.png', and a request is 'cats/1.png'"),
+        ("a.json", '{"1.png": 3}', [Payload(b"1")], "the requests are of none; give .jsonl labels in the order of the requests"),
+        ("a.json", '{"1.png": 3}', [Payload(b"", name="a/1.png"), Payload(b"", name="b/1.png")], "no label for any request"),
+        ("a.json", "[1, 2]", NAMED, "it is not a JSON object; it is a .json object"),
+        ("a.json", "{", NAMED, "Expecting property name"),
+        ("a.jsonl", "1\n2\n3", NAMED, "3 labels in order for 2 requests"),
+        ("a.jsonl", json.dumps(LINES[0]) + "\n3", NAMED, "some lines have a file, and some do not"),
+        ("a.csv", "a,b,c", NAMED, "'a,b,c' is not a file and a label"),
+        ("a.csv", "1.png,cat\n1.png,dog", NAMED, "a file has two labels"),
+        ("a.txt", "", NAMED, "'.txt' is not known; it is a .json object"),
+    ],
+)
+def test_labels_that_do_not_fit_are_refused(tmp_path: Path, name: str, text: str, payloads: Any, reported: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(CliError, match=reported):
+        read_labels(tmp_path / name, payloads)
+
+
+def test_a_missing_file_of_labels_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(CliError, match="cannot be read: No such file"):
+        read_labels(tmp_path / "a.json", NAMED)
