@@ -14,12 +14,12 @@ from tsx_runtime.worker.forms.signature import FREE, FlatModel, Signature
 LARGEST = 32  # unless the handler called the model with more rows
 
 
-class Buckets(NamedTuple):
+class BatchBuckets(NamedTuple):
     sizes: tuple[int, ...]  # ascending
     results: tuple[tuple[int, ...], ...]  # of each tensor of the result: the dimensions that are the batch
 
     @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> Buckets:
+    def from_json(cls, given: Mapping[str, Any]) -> BatchBuckets:
         return cls(tuple(given["sizes"]), tuple(map(tuple, given["results"])))
 
     def holding(self, rows: int | None) -> int | None:
@@ -42,7 +42,7 @@ def not_fixed(subject: Subject) -> str | None:
     return None if any(each.rows for each in inputs) else "its inputs have no dimension for a batch"
 
 
-def buckets_of(subject: Subject) -> Buckets:
+def buckets_of(subject: Subject) -> BatchBuckets:
     """Powers of two. Calls the model twice. Raises NotBuilt where its results differ in more than the batch."""
     signature = subject.signature
     assert signature is not None
@@ -57,7 +57,7 @@ def buckets_of(subject: Subject) -> Buckets:
         if any(a != b and (a, b) != (2, 3) for a, b in pairs):
             raise NotBuilt("a size of its result is not that of the batch, and depends on it")
         results.append(tuple(at for at, pair in enumerate(pairs) if pair == (2, 3)))
-    return Buckets(sizes, tuple(results))
+    return BatchBuckets(sizes, tuple(results))
 
 
 def example(subject: Subject, rows: int) -> list[torch.Tensor]:
@@ -88,7 +88,7 @@ def padded(signature: Signature, tensors: Sequence[torch.Tensor], size: int) -> 
 
 
 def with_fallback(
-    buckets: Buckets,
+    buckets: BatchBuckets,
     signature: Signature,
     run: Callable[[int, int, Sequence[torch.Tensor]], list[torch.Tensor]],
     reference: Callable[[], Any],

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.support.forms import subject_of, tensor_inputs
-from tsx_runtime.worker.forms.buckets import Buckets, buckets_of, example, not_fixed, padded, rows_of
+from tsx_runtime.worker.forms.buckets import BatchBuckets, buckets_of, example, not_fixed, padded, rows_of
 from tsx_runtime.worker.forms.form import NotBuilt
 
 
@@ -20,7 +20,7 @@ def test_a_batch_runs_in_the_smallest_size_that_holds_it() -> None:
     assert buckets.sizes == (1, 2, 4, 8, 16, 32)
     assert [buckets.holding(rows) for rows in (1, 3, 32, 33, None)] == [1, 4, 32, None, None]
     assert buckets_of(subject_of(nn.Linear(4, 2), tensor_inputs(4), sizes=(2, 48))).sizes[-1] == 64
-    assert Buckets.from_json(buckets._asdict()) == buckets
+    assert BatchBuckets.from_json(buckets._asdict()) == buckets
 
 
 def test_padding_is_cut_off_again() -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from tsx_runtime.worker.forms.buckets import Buckets, buckets_of, example, not_fixed, padded, with_fallback
+from tsx_runtime.worker.forms.buckets import BatchBuckets, buckets_of, example, not_fixed, padded, with_fallback
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.forms.signature import FlatModel, Signature
 
@@ -40,7 +40,7 @@ class CudaGraphsForm(Form):
         return buckets._asdict()
 
     def load(self, source: FormSource) -> Callable[..., Any]:
-        signature, buckets = source.signature, Buckets.from_json(source.settings)
+        signature, buckets = source.signature, BatchBuckets.from_json(source.settings)
         assert signature is not None
         with torch.cuda.device(source.device):
             replayed = ReplayedModel(source, signature, buckets)
@@ -50,7 +50,7 @@ class CudaGraphsForm(Form):
 class ReplayedModel:
     """A graph for each batch size. They share their memory, so only one of them runs at a time."""
 
-    def __init__(self, source: FormSource, signature: Signature, buckets: Buckets) -> None:
+    def __init__(self, source: FormSource, signature: Signature, buckets: BatchBuckets) -> None:
         self._signature = signature
         self._buckets = buckets
         self._device = source.device

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from tsx_runtime.worker.exceptions import LoadError
-from tsx_runtime.worker.forms.buckets import Buckets, buckets_of, example, not_fixed, padded, with_fallback
+from tsx_runtime.worker.forms.buckets import BatchBuckets, buckets_of, example, not_fixed, padded, with_fallback
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.forms.signature import FlatModel
 
@@ -58,7 +58,7 @@ class NeuronForm(Form):
         _take_one_core()
         import torch_neuronx  # noqa: F401  # registers the class that a traced module holds
 
-        signature, buckets = source.signature, Buckets.from_json(source.settings)
+        signature, buckets = source.signature, BatchBuckets.from_json(source.settings)
         assert signature is not None
         models = {size: torch.jit.load(str(source.directory / _file(size))) for size in buckets.sizes}  # type: ignore[no-untyped-call]  # torch's
 
