@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tests.support.forms import SIZES, built, compared, loaded, tensor_inputs
+from tests.support.recorded_graphs import use_recorded_graphs
 from tsx_runtime.worker.forms.kinds import known_forms
 
 GPU = torch.device("cuda", 0)
@@ -20,9 +21,21 @@ def inputs(rows: int) -> Any:
     return (batch.to(GPU),), {}
 
 
-def small() -> nn.Module:
+def small(device: str = "cuda:0") -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval().to(GPU)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Linear(16, 4)).eval().to(device)
+
+
+def test_a_replay_reads_the_batch_pads_it_and_keeps_earlier_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On the CPU, with a stand-in for CUDA's graphs that replays the captured operations."""
+    use_recorded_graphs(monkeypatch)
+    form, model = known_forms()["cuda-graphs"], small("cpu")
+    found = compared(form, lambda: small("cpu"), tensor_inputs(8), tmp_path, sizes=(*SIZES, 32, 40)).loaded
+    ((first,), _), ((second,), _) = (tensor_inputs(8)(rows) for rows in (3, 4))
+    with torch.inference_mode():
+        earlier = found.model(first)
+        assert torch.allclose(found.model(second), model(second))
+        assert torch.allclose(earlier, model(first))  # in the same graph as the second, and not overwritten by it
 
 
 @needs_gpu
