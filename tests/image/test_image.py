@@ -130,7 +130,7 @@ def test_the_image_is_built_pushed_pulled_and_answers(
     facts = Facts(tmp_path / "digits.mar", sha256, inspection.manifest.model_name, inspection.manifest.version, "", "", "")
     build = {"tool": "buildah", "base": base, "torch_index": ""}
     spec = DeploySpec.model_validate({"name": "digits", "target": "kubernetes", "model": facts.archive, "build": build})
-    with this_machine(spec.build) as local:
+    with this_machine(spec) as local:
         assert local.wheel is not None, "tests run from a checkout"
         made = recipe(spec, facts, local)
         image = f"{registry}/digits:{made.tag}"

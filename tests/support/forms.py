@@ -31,37 +31,39 @@ def tensor_inputs(*shape: int) -> Inputs:
     return lambda rows: ((torch.randn(rows, *shape, generator=torch.Generator().manual_seed(rows)),), {})
 
 
-def subject_of(model: Any, inputs: Inputs, sizes: Sequence[int] = (2, 3, 8)) -> Subject:
+def subject_of(model: Any, inputs: Inputs, sizes: Sequence[int] = (2, 3, 8), device: torch.device = CPU) -> Subject:
     calls = [ModelCall(*inputs(rows), rows) for rows in sizes]
     try:
-        return Subject(model, calls, Signature.of(model, calls), "", CPU)
+        return Subject(model, calls, Signature.of(model, calls), "", device)
     except NoSignature as error:
-        return Subject(model, calls, None, str(error), CPU)
+        return Subject(model, calls, None, str(error), device)
 
 
-def built(form: Form, model: Any, inputs: Inputs, place: Path) -> FormRecord:
+def built(form: Form, model: Any, inputs: Inputs, place: Path, device: torch.device = CPU) -> FormRecord:
     """In `place`, as in an archive's directory. Raises AssertionError where it does not apply."""
-    subject = subject_of(model, inputs)
+    subject = subject_of(model, inputs, device=device)
     assert form.applies(subject) is None, form.applies(subject)
     directory = place / FORMS_DIRECTORY / form.name
     directory.mkdir(parents=True)
     with torch.no_grad():
         settings = form.build(subject, directory)
     signature = None if subject.signature is None else subject.signature.as_json()
-    record = FormRecord(form.name, bound_of(form, CPU), settings, signature)
+    record = FormRecord(form.name, bound_of(form, device), settings, signature)
     (place / FORMS_FILE).write_bytes(KeptForms((record,)).content())
     return record
 
 
-def loaded(form: Form, reference: Callable[[], Any], place: Path) -> LoadedForm:
-    return load_form([form.name], place, {}, reference, CPU)
+def loaded(form: Form, reference: Callable[[], Any], place: Path, device: torch.device = CPU) -> LoadedForm:
+    return load_form([form.name], place, {}, reference, device)
 
 
-def compared(form: Form, make: Callable[[], Any], inputs: Inputs, place: Path, sizes: Sequence[int] = SIZES) -> Comparison:
-    """`make` makes the same model each time. Raises AssertionError where the form is not what is loaded."""
+def compared(
+    form: Form, make: Callable[[], Any], inputs: Inputs, place: Path, sizes: Sequence[int] = SIZES, device: torch.device = CPU
+) -> Comparison:
+    """`make` makes the same model each time, on the device. Raises AssertionError where the form is not what is loaded."""
     model = make()
-    built(form, make(), inputs, place)
-    found = loaded(form, make, place)
+    built(form, make(), inputs, place, device)
+    found = loaded(form, make, place, device)
     assert found.name == form.name, found.passed_over
     worst = 0.0
     with torch.inference_mode():

@@ -77,7 +77,7 @@ def emit_files(file: Path | None, given: Given, kind: str, directory: Path, *, a
     target = check_kind(kind, read_target(file, given))
     spec = read_spec(file, {**given, "target": target})
     inspection, facts = look_at(spec.model, image=spec.image or "")
-    with this_machine(spec.build) as local:
+    with this_machine(spec) as local:
         emitted = emit(kind, spec, facts, local, command_words(file, given) if kind == "github" else ())
         paths = write(emitted, directory)
     if kind == "github" and not any(member.name.startswith(f"{SAMPLES}/") for member in inspection.members):

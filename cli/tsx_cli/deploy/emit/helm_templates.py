@@ -60,7 +60,7 @@ TOLERATIONS = """
 {{- if or .Values.gpus .Values.tolerations }}
 tolerations:
   {{- if .Values.gpus }}
-  - key: {{ splitList "/" .Values.gpuResource | first }}/gpu
+  - key: {{ splitList "/" .Values.gpuResource | first }}/{{ ternary "neuron" "gpu" (hasPrefix "aws.amazon.com/" .Values.gpuResource) }}
     operator: Exists
   {{- end }}
   {{- with .Values.tolerations }}

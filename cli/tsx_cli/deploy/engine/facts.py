@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tsx_archiver import Inspection, inspect_archive, read_member
 from tsx_archiver.metadata.compile_settings import needs_compiler
+from tsx_archiver.metadata.forms import FORMS_FILE, LARGEST, FormRecord, InvalidForms, parse_forms
 from tsx_archiver.storage.digest import content_digest
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.options import archive_limits
@@ -31,6 +32,7 @@ class Facts:
     region: str
     requirements: str = ""  # the text of the archive's requirements file, which an image that is built has installed
     compiles: str = ""  # which part of the archive has C++ compiled where it is served
+    forms: tuple[FormRecord, ...] = ()  # those kept in the archive that a server tries, in this order
 
     @property
     def image_digest(self) -> str:
@@ -48,8 +50,20 @@ def look_at(archive: Path, *, image: str = "", region: str = "") -> tuple[Inspec
     with archive.open("rb") as file:
         sha256 = content_digest(file)
     text = requirements.decode("utf-8", "replace")
-    compiles = _compiles(inspection)
-    return inspection, Facts(archive, sha256, manifest.model_name, manifest.version, image, "", region, text, compiles)
+    forms = kept_forms(inspection)
+    compiles = _compiles(inspection) or next((f"the form {form.name}" for form in forms if form.bound.get("compiles") is True), "")
+    return inspection, Facts(archive, sha256, manifest.model_name, manifest.version, image, "", region, text, compiles, forms)
+
+
+def kept_forms(inspection: Inspection) -> tuple[FormRecord, ...]:
+    """Those that `forms` of model-config.yaml names. Raises CliError."""
+    named = inspection.config.raw.get("forms") or []
+    content = read_member(inspection.source, FORMS_FILE, most=LARGEST, limits=archive_limits()) if named else None
+    try:
+        kept = parse_forms(content).named if content is not None else lambda name: None
+    except InvalidForms as error:
+        raise CliError(f"{inspection.source}: {error}") from error
+    return tuple(form for name in ([named] if isinstance(named, str) else named) if (form := kept(name)) is not None)
 
 
 def _read(inspection: Inspection, name: str) -> bytes:

@@ -19,7 +19,7 @@ from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.image.base import pinned_base
 from tsx_cli.deploy.image.programs import this_platform
 from tsx_cli.deploy.image.recipe import Local, base_image
-from tsx_cli.deploy.spec import Build, DeploySpec
+from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.shared.safe_path import run_module
 from tsx_runtime.version import __version__
 
@@ -27,21 +27,21 @@ DISTRIBUTION = "tsx-serve"
 
 
 @contextmanager
-def this_machine(build: Build) -> Generator[Local, None, None]:
+def this_machine(spec: DeploySpec) -> Generator[Local, None, None]:
     """With a wheel of tsx where this is a version that no package index has, built from where it was installed from. Raises CliError."""
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    build, python = spec.build, f"{sys.version_info.major}.{sys.version_info.minor}"
     with tempfile.TemporaryDirectory(prefix="tsx-wheel-", dir=temporary_place()) as place:
         found = build.wheel if build.wheel is not None else _own_wheel(Path(place))
         if found is not None and not (found.is_file() and found.suffix == ".whl"):
             raise CliError(f"build.wheel: {found} is not a wheel; `pip wheel --no-deps DIRECTORY` makes one")
         sha = hashlib.sha256(found.read_bytes()).hexdigest() if found is not None else ""
-        base, note = pinned_base(base_image(build, python))
+        base, note = pinned_base(base_image(spec, python))
         yield Local(python, metadata.version("torch"), __version__, found, sha, this_platform(), base, note)
 
 
 def image_builder(spec: DeploySpec) -> AbstractContextManager[Local | None]:
     """None where the image is there already."""
-    return nullcontext() if spec.image is not None else this_machine(spec.build)
+    return nullcontext() if spec.image is not None else this_machine(spec)
 
 
 def _own_wheel(place: Path) -> Path | None:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.engine.facts import Facts
+from tsx_cli.deploy.engine.kept_forms import GPU, NEURON, ImagePlatform, device_of, form_extras, form_notes, unfit, wants_neuron
 from tsx_cli.deploy.engine.resources import digest
 from tsx_cli.deploy.preflight.limits import ACCELERATED, ARM
-from tsx_cli.deploy.spec import Build, DeploySpec
+from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.shared.suggestions import suggestion
 from tsx_templates.render import locked_names, locked_requirements, render_tree
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 UID = 10001  # of the server's user, by number, as Kubernetes wants to know that it is not root
 COMPILERS = {"g++", "clang", "build-essential"}  # packages of Debian
-UNLOCKED = "torchserve"  # the extra that has no package but tsx's own, which it names by its version
+UNLOCKED = {"torchserve", "tensorrt"}  # extras whose packages follow from tsx's or torch's version
+NEURON_BASE = "public.ecr.aws/neuron/pytorch-inference-neuronx:2.9.0-neuronx-py312-sdk2.31.0-ubuntu24.04"  # the last SDK with torch-neuronx
+NEURON_TORCH = "2.9"  # in that base
 NO_EXTRAS = {"base", "sbom"}
 STAGES: Mapping[str, str] = {"container": "server", "kubernetes": "server", "sagemaker": "sagemaker", "lambda": "lambda"}
 
@@ -54,14 +57,45 @@ def recipe(spec: DeploySpec, facts: Facts, local: Local) -> Recipe:
     copied = {archive: facts.archive} if with_model else {}
     if local.wheel is not None:
         copied[local.wheel.name] = local.wheel
-    files = _rendered(spec, facts, local, archive, list(copied))
     runs_on = machine(spec) if spec.target in ("lambda", "sagemaker") else local.machine
+    place = ImagePlatform(*_device(spec, local), runs_on)
+    _check(spec, facts, place)
+    added = form_extras(facts.forms, place, set(_extras()) - set(spec.build.extras))
+    files = _rendered(spec, facts, local, archive, list(copied), [*spec.build.extras, *sorted(added)])
     made_of = [files, stage, facts.sha256 if with_model else "", local.wheel_sha, runs_on]
-    return Recipe(files, copied, stage, f"tsx-{digest(made_of, 12)}", runs_on, tuple(_notes(spec, facts, local)))
+    return Recipe(files, copied, stage, f"tsx-{digest(made_of, 12)}", runs_on, tuple(_notes(spec, facts, local, place, added)))
 
 
-def base_image(build: Build, python: str) -> str:
-    return build.base or f"python:{python}-slim"
+def base_image(spec: DeploySpec, python: str) -> str:
+    return spec.build.base or (NEURON_BASE if wants_neuron(spec) else f"python:{python}-slim")
+
+
+def _extras() -> list[str]:
+    return sorted({*locked_names(), *UNLOCKED} - NO_EXTRAS)
+
+
+def _device(spec: DeploySpec, local: Local) -> tuple[str, str]:
+    """What the image is for, and the release of its torch."""
+    if wants_neuron(spec):
+        return NEURON, NEURON_TORCH
+    return GPU if wants_gpu(spec) else "cpu", ".".join(re.split(r"[.+]", spec.build.torch or local.torch)[:2])
+
+
+def _check(spec: DeploySpec, facts: Facts, place: ImagePlatform) -> None:
+    if unknown := [extra for extra in spec.build.extras if extra not in _extras()]:
+        near = suggestion(unknown[0], _extras()) or "."
+        raise UsageError(f"build.extras: tsx-serve has no extra '{unknown[0]}' for images{near} There are {', '.join(_extras())}")
+    if place.device != NEURON:
+        return
+    if spec.build.torch or spec.build.torch_index:
+        raise UsageError("build.torch: an image for Neuron has the torch of its base, which torch-neuronx was built for. Set build.base")
+    reasons = {form.name: unfit(form, place) for form in facts.forms if device_of(form) == NEURON}
+    if None not in reasons.values():
+        why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "it has no form neuron or neuron-bf16"
+        raise UsageError(
+            f"{facts.archive} cannot use AWS's Neuron accelerators: {why}. Run tsx optimize on an inf2 or trn1 instance with "
+            f"torch-neuronx {NEURON_TORCH}, or deploy to GPUs (ml.g…) or CPUs (ml.c…)"
+        )
 
 
 def unpinned(requirements: str) -> list[str]:
@@ -75,8 +109,15 @@ def _adds_compiler(spec: DeploySpec, facts: Facts) -> bool:
     return bool(facts.compiles) and COMPILERS.isdisjoint(spec.build.packages)
 
 
-def _notes(spec: DeploySpec, facts: Facts, local: Local) -> list[str]:
+def _notes(spec: DeploySpec, facts: Facts, local: Local, place: ImagePlatform, added: Mapping[str, str]) -> list[str]:
     notes = [local.base_note] if local.base_note else []
+    notes += [f"the image gets the extra {extra} of tsx-serve, which the form {name} needs" for extra, name in sorted(added.items())]
+    notes += form_notes(facts.forms, place)
+    if place.device == NEURON:
+        notes.append(
+            f"AWS's last torch-neuronx needs torch {NEURON_TORCH}, which is older than tsx asks for (2.10): its loading of weights has the "
+            "vulnerability CVE-2026-24747, so deploy archives from sources that you trust only"
+        )
     if _adds_compiler(spec, facts):
         notes.append(f"the image gets g++ if its base has none, because {facts.compiles} compiles the model")
     if left := unpinned(facts.requirements):
@@ -104,7 +145,7 @@ def wants_gpu(spec: DeploySpec) -> bool:
         return spec.sagemaker.serverless is None and bool(ACCELERATED.match(spec.sagemaker.instance_type))
     if spec.target == "lambda":
         return spec.lambda_.managed_instances is not None and spec.lambda_.managed_instances.gpu_memory is not None
-    return {"container": spec.container.gpus, "kubernetes": spec.kubernetes.gpus}.get(spec.target, 0) > 0
+    return {"container": spec.container.gpus, "kubernetes": spec.kubernetes.gpus}.get(spec.target, 0) > 0 and not wants_neuron(spec)
 
 
 def machine(spec: DeploySpec) -> str:
@@ -113,25 +154,22 @@ def machine(spec: DeploySpec) -> str:
     return "linux/arm64" if arm else "linux/amd64"
 
 
-def _rendered(spec: DeploySpec, facts: Facts, local: Local, archive: str, copied: list[str]) -> dict[str, str]:
+def _rendered(spec: DeploySpec, facts: Facts, local: Local, archive: str, copied: list[str], extras: Sequence[str]) -> dict[str, str]:
     own = spec.build
     index = own.torch_index if own.torch_index is not None else "" if wants_gpu(spec) else CPU_INDEX
-    installed = {"base", *own.extras}
+    installed = {"base", *extras}
     texts = locked_requirements(installed | ({"sbom", "lambda"} if archive else {"sbom"}))
-    extras = sorted({*locked_names(), UNLOCKED} - NO_EXTRAS)
-    if unknown := [extra for extra in own.extras if extra not in extras]:
-        near = suggestion(unknown[0], extras) or "."
-        raise UsageError(f"build.extras: tsx-serve has no extra '{unknown[0]}' for images{near} There are {', '.join(extras)}")
     files = {f"locked-{name}.txt": text for name, text in texts.items()}
     if facts.requirements:
         files["requirements.txt"] = facts.requirements
     values = {
-        "base": local.base or base_image(own, local.python),
+        "base": local.base or base_image(spec, local.python),
+        "neuron": wants_neuron(spec),
         "packages": own.packages,
         "compiles": _adds_compiler(spec, facts),
         "torch": own.torch or local.torch.partition("+")[0],
         "torch_index": index,
-        "extras": f"[{','.join(own.extras)}]" if own.extras else "",
+        "extras": f"[{','.join(extras)}]" if extras else "",
         "version": local.version,
         "wheel": local.wheel.name if local.wheel is not None else "",
         "installed": [*local.wheel.name.split("-"), local.version][1] if local.wheel is not None else "${TSX_VERSION}",

@@ -137,7 +137,9 @@ def _deployment(spec: DeploySpec, image: str | Ref, labels: Mapping[str, str]) -
 
 def _nodes(spec: DeploySpec) -> Manifest:
     own = spec.kubernetes
-    taints = [*([f"{own.gpu_resource.partition('/')[0]}/gpu"] if own.gpus else []), *own.tolerations]
+    domain = own.gpu_resource.partition("/")[0]
+    usual = f"{domain}/neuron" if domain == "aws.amazon.com" else f"{domain}/gpu"
+    taints = [*([usual] if own.gpus else []), *own.tolerations]
     return {
         **({"nodeSelector": own.node_selector} if own.node_selector else {}),
         **({"tolerations": [toleration(taint) for taint in taints]} if taints else {}),

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tsx_cli.deploy.engine.kept_forms import NEURON_INSTANCES
+
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 _DOCS = "https://docs.aws.amazon.com"
 _HOSTING = f"{_DOCS}/sagemaker/latest/dg/your-algorithms-inference-code.html"
@@ -83,6 +85,7 @@ class TargetProfile:
     limits: Mapping[str, TargetLimit]
     env: Mapping[str, str] = field(default_factory=dict)
     has_gpu: bool | None = None
+    has_neuron: bool = False
     instance_type: str | None = None
 
     @property
@@ -100,6 +103,7 @@ class ModelProfile:
     measured: Mapping[str, int] = field(default_factory=dict)  # the same of the requests of its benchmark
     p99_ms: float | None = None
     device: str | None = None  # cpu or gpu, as it is configured or was measured
+    has_neuron_form: bool = False
     response_timeout: int | None = None  # seconds
     load_seconds: float | None = None  # on this machine
     image_bytes: int | None = None  # packed, as the registry has it
@@ -213,10 +217,13 @@ def _environment(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFin
 
 def _device(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     kind = place.instance_type or ""
-    if NEURON.match(kind):
-        yield LimitFinding(
-            True, f"{kind} has AWS's own accelerators, which torch in tsx cannot use: choose ml.g… for GPUs, or ml.c… for CPUs"
+    if NEURON.match(kind) and not NEURON_INSTANCES.match(kind):
+        yield LimitFinding(True, f"{kind} has AWS's first accelerators, which torch-neuronx does not compile for: choose ml.inf2…")
+    elif place.has_neuron and not known.has_neuron_form:
+        text = (
+            f"{kind or place.name} has AWS's Neuron accelerators, and the archive has no form for them: run tsx optimize on such a machine"
         )
+        yield LimitFinding(True, f"{text}, or choose ml.g… for GPUs, or ml.c… for CPUs")
     if ARM.match(kind):
         yield LimitFinding(False, f"{kind} is an ARM machine: the image must be built for linux/arm64")
     if known.device == "gpu" and place.has_gpu is False:

@@ -20,6 +20,8 @@ from tsx_cli.common.failure import CliError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.options import archive_limits
 from tsx_cli.common.output import one_line
+from tsx_cli.deploy.engine.facts import kept_forms
+from tsx_cli.deploy.engine.kept_forms import NEURON, device_of, wants_neuron
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.preflight.limits import (
     ACCELERATED,
@@ -110,7 +112,7 @@ def place_of(spec: DeploySpec, prices: Prices, region: str) -> TargetProfile:
         one = spec.container if spec.target == "container" else spec.kubernetes
         own = {"start": TargetLimit(one.startup_timeout, SET, f"{spec.target}.startup_timeout")}
         own |= {"memory": TargetLimit(_bytes(one.memory), SET, f"{spec.target}.memory")} if one.memory else {}
-        return TargetProfile(spec.target, own, spec.env, one.gpus > 0)
+        return TargetProfile(spec.target, own, spec.env, one.gpus > 0 and not wants_neuron(spec), wants_neuron(spec))
     return _function(spec) if spec.target == "lambda" else _endpoint(spec, prices, region)
 
 
@@ -138,11 +140,11 @@ def _endpoint(spec: DeploySpec, prices: Prices, region: str) -> TargetProfile:
         if own.component.gpus is None:
             limits["memory"] = TargetLimit(own.component.memory * MIB, SET, "sagemaker.component.memory")
         kind_of = own.instance_type if own.component.gpus is not None else None
-        return TargetProfile(kind, limits, spec.env, own.component.gpus is not None, kind_of)
+        return TargetProfile(kind, limits, spec.env, own.component.gpus is not None, instance_type=kind_of)
     listed = machine(prices, region, own.instance_type)
     if listed.memory is not None:
         limits["memory"] = TargetLimit(listed.memory, "the price list", "sagemaker.instance_type")
-    return TargetProfile(kind, limits, spec.env, bool(ACCELERATED.match(own.instance_type)), own.instance_type)
+    return TargetProfile(kind, limits, spec.env, bool(ACCELERATED.match(own.instance_type)), wants_neuron(spec), own.instance_type)
 
 
 def _bytes(text: str) -> int:
@@ -162,7 +164,8 @@ def model_profile(inspection: Inspection, kept: ArchiveRecord | None, image_byte
         kinds = kept.inputs.content_types or {"application/octet-stream": 1}
         measured = {max(kinds, key=lambda kind: kinds[kind]): kept.inputs.largest}
     p99 = None if kept is None else kept.best.p99_ms
-    return ModelProfile(inspection.size, unpacked, samples, measured, p99, device, config.response_timeout, image_bytes=image_bytes)
+    neuron = any(device_of(form) == NEURON for form in kept_forms(inspection))
+    return ModelProfile(inspection.size, unpacked, samples, measured, p99, device, neuron, config.response_timeout, image_bytes=image_bytes)
 
 
 def _largest(sizes: Mapping[str, int]) -> dict[str, int]:

@@ -19,7 +19,7 @@ from tsx_cli.deploy.engine.facts import Facts, lasting
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, digest
-from tsx_cli.deploy.preflight.limits import ACCELERATED
+from tsx_cli.deploy.preflight.limits import ACCELERATED, NEURON
 from tsx_cli.deploy.sagemaker import shared_endpoints as shared
 from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget, objects_of
 from tsx_cli.deploy.sagemaker.kinds import COMPONENT, LONGEST_UPDATE, InferenceComponent
@@ -86,6 +86,10 @@ def _check(spec: DeploySpec, component: Component) -> None:
         )
     if component.manage_endpoint and component.variant != VARIANT:
         raise UsageError(f"sagemaker.component.variant is {component.variant}: only an endpoint with manage_endpoint=false has another")
+    if NEURON.match(own.instance_type):
+        raise UsageError(
+            f"sagemaker.component: tsx shares no {own.instance_type} between components; give the model an endpoint of its own"
+        )
     if component.gpus is not None and not ACCELERATED.match(own.instance_type):
         raise UsageError(f"sagemaker.component.gpus is {component.gpus}, and {own.instance_type} has none: set sagemaker.instance_type")
     if canary is None:

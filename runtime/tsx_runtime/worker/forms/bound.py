@@ -29,7 +29,7 @@ CPU = (
 
 
 def bound_of(form: Form, device: torch.device) -> dict[str, Any]:
-    """As JSON, of this machine."""
+    """As JSON, of this machine; `extras` and `compiles` are for the images that `tsx deploy` builds."""
     bound: dict[str, Any] = {"device": device.type, "machine": platform.machine()}
     if "cpu" in form.bound_to and device.type == "cpu":
         bound["cpu"] = _instructions()
@@ -39,6 +39,10 @@ def bound_of(form: Form, device: torch.device) -> dict[str, Any]:
         bound["gpu"] = _gpu(device)
     if "packages" in form.bound_to:
         bound["packages"] = {name: _release(_version(name)) for name in form.packages}
+    if form.extras:
+        bound["extras"] = form.extras
+    if form.compiles:
+        bound["compiles"] = True
     return bound
 
 

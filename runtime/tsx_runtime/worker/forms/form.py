@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from tsx_runtime.worker.forms.signature import ModelCall, Signature
+
+EXTRA = re.compile(r"tsx-serve\[([\w-]+)\]")
 
 
 class NotBuilt(Exception):
@@ -51,6 +54,13 @@ class Form(ABC):
     is_graph: ClassVar[bool] = (
         True  # `load` returns a function of flat tensors, as `Signature` has them; else a model called as the original
     )
+
+    compiles: ClassVar[bool] = False  # `load` has C++ compiled
+
+    @property
+    def extras(self) -> list[str]:
+        """Those of tsx-serve that `packages` come with."""
+        return sorted({extra for how in self.packages.values() for extra in EXTRA.findall(how)})
 
     def missing(self) -> str | None:
         """How to install what it needs; None where all is there."""

@@ -46,6 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
     "near": {"kubernetes": {"gateway": "public", "tokens": False}},
     "open": {"env": {"TSX_DISABLE_TOKEN_AUTHORIZATION": "True"}, "kubernetes": {"secrets": {"TSX_MANAGEMENT_TOKEN": "own/admin"}}},
     "own": {"env": {"TSX_INFERENCE_TOKEN": "a"}, "kubernetes": {"secrets": {"TSX_MANAGEMENT_TOKEN": "own/admin"}}},
+    "neuron": {"kubernetes": {"gpus": 1, "gpu_resource": "aws.amazon.com/neuroncore"}},
     "half": {"env": {"TSX_MANAGEMENT_TOKEN": "a"}},
     "keda": {"kubernetes": {"keda": KEDA}},
     "none": {

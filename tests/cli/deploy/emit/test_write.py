@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 
 from tests.support.models import make_model
 from tests.support.wheels import make_wheel
+from tsx_archiver.metadata.forms import FormRecord
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.container.resources import run_words
 from tsx_cli.deploy.emit.render import emit
@@ -115,7 +117,11 @@ def test_hadolint_has_nothing_against_the_dockerfiles(tmp_path: Path) -> None:
     files = written("dockerfile", CONTAINERS | {"kserve": CLUSTERS["kserve"]}, "container", tmp_path, facts)["Dockerfile"]
     wheel = tmp_path / "Dockerfile.wheel"
     wheel.write_text(recipe(spec("container"), FACTS, LOCAL._replace(wheel=Path("tsx_serve-0.1.0-py3-none-any.whl"))).files["Dockerfile"])
-    run(tool("hadolint"), "--failure-threshold", "style", *files, wheel)
+    neuron = tmp_path / "Dockerfile.neuron"
+    form = FormRecord("neuron", {"device": "cpu", "torch": "2.9", "packages": {"torch_neuronx": "2.9"}})
+    inf2 = spec("sagemaker", sagemaker={"instance_type": "ml.inf2.xlarge"})
+    neuron.write_text(recipe(inf2, replace(facts, forms=(form,)), LOCAL).files["Dockerfile"])
+    run(tool("hadolint"), "--failure-threshold", "style", *files, wheel, neuron)
 
 
 @pytest.mark.usefixtures("processes")

@@ -56,6 +56,12 @@ def test_the_schemas_refuse_what_a_cluster_would(kind: str, place: str, value: A
         check(manifest)
 
 
+def test_pods_for_neuron_tolerate_the_taint_of_its_nodes() -> None:
+    pod = made(kubernetes={"gpus": 1, "gpu_resource": "aws.amazon.com/neuroncore"})["Deployment"]["spec"]["template"]["spec"]
+    assert pod["tolerations"] == [{"key": "aws.amazon.com/neuron", "operator": "Exists"}]
+    assert pod["containers"][0]["resources"]["limits"]["aws.amazon.com/neuroncore"] == "1"
+
+
 def test_every_selector_has_the_instance() -> None:
     selected = {"app.kubernetes.io/name": "digits", "app.kubernetes.io/instance": "digits"}
     all_made = made(kubernetes={"allow_from": "shop"})

@@ -1,0 +1,68 @@
+"""Which of an archive's kept forms a deployment can run, and what its image needs for them: pure functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tsx_archiver.metadata.forms import FormRecord
+from tsx_cli.deploy.spec import DeploySpec
+
+NEURON, GPU = "neuron", "cuda"
+WORDS = {NEURON: "AWS's Neuron accelerators (inf2, trn1)", GPU: "GPUs", "cpu": "CPUs"}
+NEURON_INSTANCES = re.compile(r"ml\.(inf2|trn\d)")  # those that torch-neuronx compiles for
+MACHINES = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
+
+
+def wants_neuron(spec: DeploySpec) -> bool:
+    """Whether it is to run on AWS's Inferentia2 or Trainium."""
+    if spec.target == "sagemaker":
+        return spec.sagemaker.serverless is None and bool(NEURON_INSTANCES.match(spec.sagemaker.instance_type))
+    return spec.target == "kubernetes" and spec.kubernetes.gpus > 0 and spec.kubernetes.gpu_resource.startswith("aws.amazon.com/neuron")
+
+
+class ImagePlatform(NamedTuple):
+    device: str  # of WORDS
+    torch: str  # its release, such as 2.13
+    machine: str = ""  # such as linux/amd64
+
+
+def unfit(form: FormRecord, image: ImagePlatform) -> str | None:
+    """Why a server of that image passes over the form; None where it may use it."""
+    bound, device = form.bound, device_of(form)
+    if device != image.device and (device, image.device) != ("cpu", NEURON):  # beside a Neuron accelerator there is a CPU
+        return f"it runs on {WORDS.get(device, device)}, and the image is for {WORDS[image.device]}"
+    machine = MACHINES.get(str(bound.get("machine")))
+    if machine and image.machine and machine != image.machine:
+        return f"it was built for {machine}, and the image is for {image.machine}"
+    if "torch" in bound and bound["torch"] != image.torch:
+        return f"it was built with torch {bound['torch']}, and the image has torch {image.torch}"
+    return None
+
+
+def device_of(form: FormRecord) -> str:
+    """To torch, a worker with a Neuron accelerator runs on the CPU."""
+    packages = form.bound.get("packages")
+    return NEURON if isinstance(packages, Mapping) and "torch_neuronx" in packages else str(form.bound.get("device"))
+
+
+def form_extras(forms: Sequence[FormRecord], image: ImagePlatform, known: Collection[str]) -> dict[str, str]:
+    """The extras of tsx-serve that the image needs, each with a form that needs it. Archives may come from anybody: only known ones."""
+    found = [(extra, form.name) for form in forms if unfit(form, image) is None for extra in _list(form.bound.get("extras"))]
+    return {extra: name for extra, name in reversed(found) if isinstance(extra, str) and extra in known}
+
+
+def form_notes(forms: Sequence[FormRecord], image: ImagePlatform) -> list[str]:
+    notes = []
+    for form in forms:
+        reason = unfit(form, image)
+        if reason is not None:
+            notes.append(f"the form {form.name} is not used: {reason}")
+        elif needed := [*_list(form.bound.get("cpu")), *([form.bound["gpu"]] if "gpu" in form.bound else [])]:
+            notes.append(f"the form {form.name} is used on machines with {', '.join(map(str, needed))}, and passed over on others")
+    return notes
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

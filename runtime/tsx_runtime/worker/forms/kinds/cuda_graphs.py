@@ -1,0 +1,97 @@
+"""The archive's own model as CUDA graphs: the kernels of a whole batch are launched at once, which small models gain by."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from tsx_runtime.worker.forms.buckets import BatchBuckets, buckets_of, example, not_fixed, padded, with_fallback
+from tsx_runtime.worker.forms.form import Form, FormSource, Subject
+from tsx_runtime.worker.forms.signature import FlatModel, Signature
+
+WARM_UP = 3  # calls before a capture, as torch's notes on CUDA have it: libraries allocate and choose their kernels there
+
+
+class Captured(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    inputs: list[torch.Tensor]  # which a replay reads
+    results: Sequence[torch.Tensor]  # which it writes
+
+
+class CudaGraphsForm(Form):
+    """Nothing of it is kept: a graph holds addresses of its process."""
+
+    devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
+    bound_to: ClassVar[frozenset[str]] = frozenset()
+
+    def applies(self, subject: Subject) -> str | None:
+        return not_fixed(subject)
+
+    def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
+        """Captures the largest batch, so that a model that cannot be captured is found here."""
+        signature, buckets = subject.signature, buckets_of(subject)
+        assert signature is not None
+        with torch.cuda.device(subject.device):
+            _captured(FlatModel(subject.model, signature), example(subject, buckets.sizes[-1]), None)
+        return buckets._asdict()
+
+    def load(self, source: FormSource) -> Callable[..., Any]:
+        signature, buckets = source.signature, BatchBuckets.from_json(source.settings)
+        assert signature is not None
+        with torch.cuda.device(source.device):
+            replayed = ReplayedModel(source, signature, buckets)
+        return with_fallback(buckets, signature, replayed.run, source.reference)
+
+
+class ReplayedModel:
+    """A graph for each batch size. They share their memory, so only one of them runs at a time."""
+
+    def __init__(self, source: FormSource, signature: Signature, buckets: BatchBuckets) -> None:
+        self._signature = signature
+        self._buckets = buckets
+        self._device = source.device
+        self._lock = threading.Lock()
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
+        flat, pool = FlatModel(source.reference(), signature), torch.cuda.graph_pool_handle()
+        self._graphs = {
+            size: _captured(flat, _blank(signature, size, source.device), pool)
+            for size in reversed(buckets.sizes)  # a smaller one fits into the memory of a larger one
+        }
+
+    def run(self, size: int, rows: int, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        captured = self._graphs[size]
+        with self._lock, torch.cuda.device(self._device):
+            torch.cuda.current_stream().wait_event(self._done)  # of the thread that ran before
+            for held, tensor in zip(captured.inputs, padded(self._signature, tensors, size), strict=True):
+                held.copy_(tensor)
+            captured.graph.replay()
+            results = [tensor.clone() for tensor in self._buckets.cut(captured.results, rows)]
+            self._done.record()
+        return results
+
+
+def _captured(flat: FlatModel, inputs: list[torch.Tensor], pool: Any) -> Captured:
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side), torch.no_grad():
+        for _ in range(WARM_UP):
+            flat(*inputs)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool), torch.no_grad():
+        results = flat(*inputs)
+    return Captured(graph, inputs, results)
+
+
+def _blank(signature: Signature, size: int, device: torch.device) -> list[torch.Tensor]:
+    """Zeros of the shapes of a batch: valid as numbers and as indices."""
+    shapes = [[size if at in own.rows else fixed or 0 for at, fixed in enumerate(own.shape)] for own in signature.inputs]
+    types = [getattr(torch, own.dtype) for own in signature.inputs]
+    return [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in zip(shapes, types, strict=True)]
+
+
+FORMS = (CudaGraphsForm("cuda-graphs", "CUDA graphs"),)

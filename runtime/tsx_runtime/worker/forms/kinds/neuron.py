@@ -1,0 +1,87 @@
+"""The model compiled for AWS's accelerators (Inferentia2, Trainium) by torch-neuronx, once for each of several batch sizes.
+
+To torch, such a worker runs on the CPU: the compiled model takes and gives tensors of the CPU, and moves them itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.forms.buckets import BatchBuckets, buckets_of, example, not_fixed, padded, with_fallback
+from tsx_runtime.worker.forms.form import Form, FormSource, Subject
+from tsx_runtime.worker.forms.signature import FlatModel
+
+DEVICES = Path("/dev")
+INDEX = "https://pip.repos.neuron.amazonaws.com"
+NONE_HERE = "this machine has no Neuron device: it needs an instance with Inferentia2 or Trainium (inf2, trn1), as it is measured there"
+
+
+@dataclass(frozen=True)
+class NeuronForm(Form):
+    """See torch_neuronx.trace: each traced module takes tensors of the shapes that it was traced with, and no others."""
+
+    casts: tuple[str, ...] = ()  # arguments of neuronx-cc
+
+    packages: ClassVar[Mapping[str, str]] = {
+        "torch_neuronx": f"pip install --extra-index-url {INDEX} 'torch-neuronx==2.9.*' 'neuronx-cc==2.*', on an inf2 or trn1 instance"
+    }
+    bound_to: ClassVar[frozenset[str]] = frozenset({"torch", "packages"})
+
+    def applies(self, subject: Subject) -> str | None:
+        if not isinstance(subject.model, nn.Module):
+            return f"the model is a {type(subject.model).__name__}, not an nn.Module"
+        return not_fixed(subject) or (None if _has_device() else NONE_HERE)
+
+    def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
+        _take_one_core()
+        import torch_neuronx  # of AWS's own package index
+
+        signature, buckets = subject.signature, buckets_of(subject)
+        assert signature is not None
+        flat = FlatModel(subject.model, signature)
+        for size in buckets.sizes:
+            traced = torch_neuronx.trace(flat, tuple(example(subject, size)), compiler_args=list(self.casts))
+            torch.jit.save(traced, str(directory / _file(size)))
+        return buckets._asdict()
+
+    def load(self, source: FormSource) -> Callable[..., Any]:
+        if not _has_device():
+            raise LoadError(NONE_HERE)
+        _take_one_core()
+        import torch_neuronx  # noqa: F401  # registers the class that a traced module holds
+
+        signature, buckets = source.signature, BatchBuckets.from_json(source.settings)
+        assert signature is not None
+        models = {size: torch.jit.load(str(source.directory / _file(size))) for size in buckets.sizes}  # type: ignore[no-untyped-call]  # torch's
+
+        def run(size: int, rows: int, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            return buckets.cut(models[size](*padded(signature, tensors, size)), rows)
+
+        return with_fallback(buckets, signature, run, source.reference)
+
+
+def _has_device() -> bool:
+    return any(DEVICES.glob("neuron[0-9]*"))
+
+
+def _take_one_core() -> None:
+    """Before the runtime starts: by default the first worker would take all NeuronCores, and no other could have one."""
+    os.environ.setdefault("NEURON_RT_NUM_CORES", "1")
+
+
+def _file(size: int) -> str:
+    return f"batch-{size}.pt"
+
+
+FORMS = (
+    NeuronForm("neuron", "Neuron", ("--auto-cast", "none")),
+    NeuronForm("neuron-bf16", "Neuron, bf16", ("--auto-cast", "all", "--auto-cast-type", "bf16")),
+)

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.forms import SIZES, built, compared, loaded, tensor_inputs
+from tests.support.recorded_graphs import use_recorded_graphs
+from tsx_runtime.worker.forms.kinds import known_forms
+
+GPU = torch.device("cuda", 0)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def inputs(rows: int) -> Any:
+    (batch,), _ = tensor_inputs(8)(rows)
+    return (batch.to(GPU),), {}
+
+
+def small(device: str = "cuda:0") -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Linear(16, 4)).eval().to(device)
+
+
+def test_a_replay_reads_the_batch_pads_it_and_keeps_earlier_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On the CPU, with a stand-in for CUDA's graphs that replays the captured operations."""
+    use_recorded_graphs(monkeypatch)
+    form, model = known_forms()["cuda-graphs"], small("cpu")
+    found = compared(form, lambda: small("cpu"), tensor_inputs(8), tmp_path, sizes=(*SIZES, 32, 40)).loaded
+    ((first,), _), ((second,), _) = (tensor_inputs(8)(rows) for rows in (3, 4))
+    with torch.inference_mode():
+        earlier = found.model(first)
+        assert torch.allclose(found.model(second), model(second))
+        assert torch.allclose(earlier, model(first))  # in the same graph as the second, and not overwritten by it
+
+
+@needs_gpu
+def test_each_batch_size_is_replayed_and_larger_ones_go_to_the_archives_own_model(tmp_path: Path) -> None:
+    found = compared(known_forms()["cuda-graphs"], small, inputs, tmp_path, sizes=(*SIZES, 40), device=GPU)
+    assert found.worst < 1e-5
+
+
+@needs_gpu
+def test_results_of_several_threads_do_not_mix(tmp_path: Path) -> None:
+    form = known_forms()["cuda-graphs"]
+    built(form, small(), inputs, tmp_path, device=GPU)
+    graphs, model = loaded(form, small, tmp_path, device=GPU).model, small()
+    wrong: list[int] = []
+
+    def ask(rows: int) -> None:
+        with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
+            (batch,), _ = inputs(rows)
+            if not all(torch.allclose(graphs(batch), model(batch), atol=1e-5) for _ in range(50)):
+                wrong.append(rows)
+
+    threads = [threading.Thread(target=ask, args=(rows,)) for rows in (3, 4, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_it_runs_on_gpus_alone_and_needs_no_package() -> None:
+    form = known_forms()["cuda-graphs"]
+    assert (form.devices, form.missing()) == ({"cuda"}, None)

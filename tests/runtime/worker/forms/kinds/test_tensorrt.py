@@ -1,0 +1,83 @@
+"""TensorRT as far as the documented interface of torch-tensorrt goes; engines are built and run where there is a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.forms import built, compared, loaded, subject_of, tensor_inputs
+from tests.support.recorders import documented
+from tsx_runtime.worker.forms.kinds import known_forms, tensorrt
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.layer(rows)) * scale
+
+
+def two_inputs(rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return tensor_inputs(4)(rows)[0], {"scale": torch.full((rows, 1), 2.0)}
+
+
+@pytest.fixture
+def torch_tensorrt(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr(tensorrt, "load_aotinductor", lambda path, *_: torch.export.load(path).module())
+    yield from documented("torch_tensorrt", monkeypatch)
+
+
+def test_engines_are_made_for_a_range_of_batches_and_larger_ones_go_to_the_archives_own_model(torch_tensorrt: Any, tmp_path: Path) -> None:
+    form = known_forms()["tensorrt"]
+    found = compared(form, lambda: TwoInputs().eval(), two_inputs, tmp_path, sizes=(1, 3, 17, 40))
+    assert found.worst < 1e-5
+    (call,) = torch_tensorrt.dynamo.CALLS
+    assert call["shapes"] == [
+        {"min_shape": (1, 4), "opt_shape": (8, 4), "max_shape": (32, 4)},
+        {"min_shape": (1, 1), "opt_shape": (8, 1), "max_shape": (32, 1)},
+    ]
+    assert call["weights"] == {"float32"}
+    assert loaded(form, TwoInputs, tmp_path).passed_over == ()
+
+
+def test_fp16_converts_the_weights_and_leaves_the_types_outside_as_they_are(
+    torch_tensorrt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_tensorrt, "save", lambda module, *_, arg_inputs, **__: results.append(module(*arg_inputs)))
+    results: list[tuple[torch.Tensor]] = []
+    built(known_forms()["tensorrt-fp16"], TwoInputs().eval(), two_inputs, tmp_path)
+    assert torch_tensorrt.dynamo.CALLS[0]["weights"] == {"float16"}
+    assert results[0][0].dtype == torch.float32
+
+
+def test_it_says_what_is_missing() -> None:
+    form = known_forms()["tensorrt"]
+    if importlib.util.find_spec("torch_tensorrt") is None:
+        assert form.missing() == "torch_tensorrt is not installed: pip install 'tsx-serve[tensorrt]'"
+    assert form.extras == ["tensorrt"]
+    assert form.devices == {"cuda"}
+    assert form.applies(subject_of(torch.jit.script(nn.Linear(4, 4)), tensor_inputs(4))) == (
+        "the model is a RecursiveScriptModule, which torch.export does not take: it takes an nn.Module"
+    )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("name", "worst"), [("tensorrt", 1e-2), ("tensorrt-fp16", 3e-2)])
+def test_it_answers_as_the_model_does(name: str, worst: float, tmp_path: Path) -> None:
+    pytest.importorskip("torch_tensorrt")
+
+    def inputs(rows: int) -> Any:
+        (batch,), kwargs = two_inputs(rows)
+        return (batch.cuda(),), {name: tensor.cuda() for name, tensor in kwargs.items()}
+
+    device = torch.device("cuda", 0)
+    assert compared(known_forms()[name], lambda: TwoInputs().eval().to(device), inputs, tmp_path, device=device).worst < worst

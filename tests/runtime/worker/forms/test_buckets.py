@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.forms import subject_of, tensor_inputs
+from tsx_runtime.worker.forms.buckets import BatchBuckets, buckets_of, example, not_fixed, padded, rows_of
+from tsx_runtime.worker.forms.form import NotBuilt
+
+
+def flattened(rows: torch.Tensor) -> torch.Tensor:
+    return rows.flatten()
+
+
+def test_a_batch_runs_in_the_smallest_size_that_holds_it() -> None:
+    buckets = buckets_of(subject_of(nn.Linear(4, 2), tensor_inputs(4)))
+    assert buckets.sizes == (1, 2, 4, 8, 16, 32)
+    assert [buckets.holding(rows) for rows in (1, 3, 32, 33, None)] == [1, 4, 32, None, None]
+    assert buckets_of(subject_of(nn.Linear(4, 2), tensor_inputs(4), sizes=(2, 48))).sizes[-1] == 64
+    assert BatchBuckets.from_json(buckets._asdict()) == buckets
+
+
+def test_padding_is_cut_off_again() -> None:
+    subject = subject_of(nn.Linear(4, 2), tensor_inputs(4))
+    assert subject.signature is not None
+    batch = padded(subject.signature, [torch.arange(12.0).view(3, 4)], 4)
+    assert batch[0][3].tolist() == [0, 1, 2, 3]  # a copy of the first row
+    assert rows_of(subject.signature, batch) == 4
+    assert [tensor.shape for tensor in buckets_of(subject).cut([torch.ones(4, 2)], 3)] == [(3, 2)]
+    assert example(subject, 5)[0].shape == (5, 4)
+
+
+def test_calls_of_other_shapes_are_refused_with_the_reason() -> None:
+    def of_any_length(rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (torch.ones(rows, rows + 1),), {}
+
+    assert "each shape would need a graph of its own" in str(not_fixed(subject_of(torch.sum, of_any_length)))
+    assert not_fixed(subject_of(nn.Linear(4, 2), lambda _: ((torch.ones(4),), {}))) == "its inputs have no dimension for a batch"
+    with pytest.raises(NotBuilt, match="a size of its result is not that of the batch"):
+        buckets_of(subject_of(flattened, tensor_inputs(4)))
