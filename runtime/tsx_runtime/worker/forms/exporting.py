@@ -25,12 +25,28 @@ def not_exportable(subject: Subject) -> str | None:
     return subject.no_signature or None
 
 
+def not_convertible(subject: Subject) -> str | None:
+    """As `not_exportable`, for converters that take what `traced` makes of TorchScript too."""
+    return subject.no_signature or None if isinstance(subject.model, torch.jit.ScriptModule) else not_exportable(subject)
+
+
+def flat_calls(subject: Subject) -> list[tuple[torch.Tensor, ...]]:
+    """The flat tensors of each of its calls."""
+    signature = _signature(subject)
+    found = (signature.tensors(call.args, call.kwargs) for call in subject.calls)
+    return [tuple(tensors) for tensors in found if tensors is not None]
+
+
 def example_tensors(subject: Subject) -> tuple[torch.Tensor, ...]:
     """The flat tensors of one of its calls: one whose free sizes are as little 0 or 1 as possible, since those would become constants."""
     signature = _signature(subject)
-    found = (signature.tensors(call.args, call.kwargs) for call in subject.calls)
-    fitting = [tuple(tensors) for tensors in found if tensors is not None]
-    return max(fitting, key=lambda tensors: _least_free(tensors, signature))
+    return max(flat_calls(subject), key=lambda tensors: _least_free(tensors, signature))
+
+
+def traced(subject: Subject) -> Any:
+    """Of a TorchScript model: TorchScript that takes and gives flat tensors. It keeps that model's control flow."""
+    flat = FlatModel(subject.model, _signature(subject)).eval()
+    return torch.jit.trace(flat, example_tensors(subject), check_trace=False)  # type: ignore[no-untyped-call]  # torch's
 
 
 def exported(subject: Subject, model: Any = None) -> torch.export.ExportedProgram:

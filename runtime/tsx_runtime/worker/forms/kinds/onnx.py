@@ -1,45 +1,153 @@
-"""The model as an ONNX graph, run by ONNX Runtime."""
+"""The model as an ONNX graph, run by ONNX Runtime, in float32 or in int8."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib.util
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import torch
 
-from tsx_runtime.worker.forms.exporting import exported, not_exportable
-from tsx_runtime.worker.forms.form import Form, FormSource, Subject
+from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.forms.bound import bound_of
+from tsx_runtime.worker.forms.exporting import example_tensors, exported, flat_calls, not_convertible, traced
+from tsx_runtime.worker.forms.form import Form, FormSource, NotBuilt, Subject
+from tsx_runtime.worker.forms.signature import FREE
 from tsx_runtime.worker.handlers.models.model_files import load_onnx
 
 FILE = "model.onnx"
+INSTALL = "pip install 'tsx-serve[onnx]'"
+ON_GPU = "CUDAExecutionProvider"
 
 
 class OnnxRuntimeForm(Form):
-    packages: ClassVar[Mapping[str, str]] = {
-        "onnxruntime": "pip install 'tsx-serve[onnx]'",
-        "onnxscript": "pip install 'tsx-serve[onnx]'",
-    }
+    packages: ClassVar[Mapping[str, str]] = {"onnxruntime": INSTALL}
+    devices: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
     bound_to: ClassVar[frozenset[str]] = frozenset()
 
     def applies(self, subject: Subject) -> str | None:
-        return not_exportable(subject)
+        if lacking := next((name for name in ("onnx", "onnxscript") if not importlib.util.find_spec(name)), None):
+            return f"{lacking} is not installed: {INSTALL}"
+        return not_convertible(subject)
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
-        program = torch.onnx.export(exported(subject), dynamo=True, verbose=False)
-        assert program is not None
-        program.optimize()
-        program.save(directory / FILE)
+        write_graph(subject, directory / FILE)
         return {}
 
     def load(self, source: FormSource) -> Callable[..., Any]:
         session = load_onnx(source.directory / FILE, source.device)
+        if source.device.type == "cuda" and ON_GPU not in session.get_providers():
+            raise LoadError("this onnxruntime has no CUDA: pip install onnxruntime-gpu")
 
         def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
             results = session(*tensors)
-            return results if isinstance(results, list) else [results]
+            return [each.to(source.device) for each in (results if isinstance(results, list) else [results])]
 
         return run
 
 
-FORMS = (OnnxRuntimeForm("onnx", "ONNX Runtime"),)
+class OnnxInt8Form(OnnxRuntimeForm):
+    devices: ClassVar[frozenset[str]] = frozenset({"cpu"})
+    bound_to: ClassVar[frozenset[str]] = frozenset({"cpu"})  # without VNNI, 8-bit products may saturate
+
+    def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
+        import onnx
+        from onnxruntime.quantization.shape_inference import quant_pre_process
+
+        with TemporaryDirectory() as place:
+            source, prepared = f"{place}/source.onnx", f"{place}/prepared.onnx"
+            write_graph(subject, Path(source))
+            quant_pre_process(source, prepared, skip_symbolic_shape=True)
+            graph = onnx.load(prepared)
+            del graph.graph.value_info[:]  # it has shapes of weights, which quantization turns round; the others are inferred again
+            onnx.save(graph, prepared)
+            self.quantize(subject, prepared, str(directory / FILE), graph.graph)
+        return {}
+
+    @abstractmethod
+    def quantize(self, subject: Subject, source: str, target: str, graph: Any) -> None:
+        """`graph`: of the file `source`."""
+
+    def weights_of_7_bits(self, subject: Subject) -> bool:
+        bound = bound_of(self, subject.device)
+        return _is_x86(bound) and not {"avx512_vnni", "avx_vnni", "amx_int8"} & set(bound["cpu"])
+
+
+class StaticInt8Form(OnnxInt8Form):
+    def quantize(self, subject: Subject, source: str, target: str, graph: Any) -> None:
+        """As onnxruntime advises for CPUs. In transformers only the layers with weights: all else costs more accuracy than time."""
+        from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+
+        names = [each.name for each in graph.input]
+        is_transformer = any(node.op_type == "LayerNormalization" for node in graph.node)
+        quantize_static(
+            source,
+            target,
+            _CalibrationInputs(names, flat_calls(subject)),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=["Conv", "Gemm", "MatMul"] if is_transformer else None,
+            per_channel=True,
+            reduce_range=self.weights_of_7_bits(subject),
+            activation_type=QuantType.QUInt8 if _is_x86(bound_of(self, subject.device)) else QuantType.QInt8,
+            weight_type=QuantType.QInt8,
+            extra_options={"MatMulConstBOnly": True},
+        )
+
+
+class DynamicInt8Form(OnnxInt8Form):
+    def quantize(self, subject: Subject, source: str, target: str, graph: Any) -> None:
+        """Convolutions stay as they are: theirs is slower in dynamic int8."""
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        if not any(node.op_type in ("Gemm", "MatMul") for node in graph.node):
+            raise NotBuilt("the model has no matrix product with weights")
+        quantize_dynamic(
+            source,
+            target,
+            op_types_to_quantize=["MatMul"],
+            per_channel=True,
+            reduce_range=self.weights_of_7_bits(subject),
+            weight_type=QuantType.QInt8,
+        )
+
+
+class _CalibrationInputs:
+    """What onnxruntime calls a CalibrationDataReader."""
+
+    def __init__(self, names: Sequence[str], calls: Sequence[tuple[torch.Tensor, ...]]) -> None:
+        self._names = names
+        self._calls = iter(calls)
+
+    def get_next(self) -> dict[str, Any] | None:
+        tensors = next(self._calls, None)
+        return None if tensors is None else {name: tensor.numpy() for name, tensor in zip(self._names, tensors, strict=True)}
+
+
+def write_graph(subject: Subject, path: Path) -> None:
+    """Of TorchScript by torch's older exporter, which is the one that takes it. Raises NotBuilt, or what torch raises."""
+    if isinstance(subject.model, torch.jit.ScriptModule):
+        assert subject.signature is not None
+        inputs = {f"input_{at}": each for at, each in enumerate(subject.signature.inputs)}
+        free = {name: [at for at, size in enumerate(each.shape) if size is FREE] for name, each in inputs.items()}
+        torch.onnx.export(
+            traced(subject), example_tensors(subject), str(path), dynamo=False, verbose=False, input_names=list(inputs), dynamic_axes=free
+        )
+        return
+    program = torch.onnx.export(exported(subject), dynamo=True, verbose=False)
+    assert program is not None
+    program.optimize()
+    program.save(path)
+
+
+def _is_x86(bound: Mapping[str, Any]) -> bool:
+    return bound["machine"].lower() in ("x86_64", "amd64")
+
+
+FORMS = (
+    OnnxRuntimeForm("onnx", "ONNX Runtime"),
+    StaticInt8Form("onnx-int8", "ONNX Runtime, int8"),
+    DynamicInt8Form("onnx-int8-dynamic", "ONNX Runtime, dynamic int8"),
+)
