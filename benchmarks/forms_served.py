@@ -1,0 +1,161 @@
+"""How much of what a runtime reaches by itself is left when `tsx serve` runs the same graph: ResNet-18's shape in int8.
+
+    python benchmarks/forms_served.py [openvino-int8] [onnx-int8] [--seconds 4] [--rounds 5] [--batch 8] [--threads 1] [--connections 32]
+
+The bare loop is a process that runs the form's graph by the library's own API on one array that is there already, with batches of the same
+size and as many threads. Served, each image is a request over HTTP with its bytes as the body. Both run in turns. `wall` is requests/s
+served by requests/s bare; where there are only two cores, the front end and the load take time from the model, which `cpu` does not see: it
+is the processor's time per request of the bare loop by that of the worker process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import machine
+import numpy as np
+import servers
+from handler_efficiency import Round, served
+
+MODEL = Path(__file__).with_name("models") / "resnet.py"
+FORMS = ("openvino-int8", "onnx-int8")
+CALIBRATION = (1, 4, 8, 8)  # rows of its batches
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("forms", nargs="*", metavar="|".join(FORMS))
+    parser.add_argument("--seconds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--bare", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.bare:
+        bare_loop(options.bare, options)
+        return
+    print(machine.describe())
+    print(f"{'form':16}{'bare/s':>10}{'served/s':>10}{'wall':>8}{'bare us':>10}{'worker us':>10}{'cpu':>8}{'batch':>8}")
+    noise = machine.Noise()
+    for form in options.forms or FORMS:
+        with tempfile.TemporaryDirectory() as place:
+            rounds = measure(form, Path(place), options, noise)
+        rate = [statistics.median(each[kind].rate for each in rounds) for kind in (0, 1)]
+        cpu = [statistics.median(each[kind].cpu for each in rounds) * 1e6 for kind in (0, 1)]
+        wall = statistics.median(after.rate / before.rate for before, after in rounds)
+        processor = statistics.median(before.cpu / after.cpu for before, after in rounds)
+        batch = statistics.median(after.batch for _, after in rounds)
+        print(f"{form:16}{rate[0]:10.0f}{rate[1]:10.0f}{wall:8.1%}{cpu[0]:10.1f}{cpu[1]:10.1f}{processor:8.1%}{batch:8.1f}", flush=True)
+    print(noise)
+
+
+def measure(form: str, place: Path, options: argparse.Namespace, noise: machine.Noise) -> list[tuple[Round, Round]]:
+    files = make_model(form, place, options)
+    body, script = place / "body", place / "post.lua"
+    body.write_bytes(pixels(1).tobytes())
+    script.write_text(
+        f'wrk.method = "POST"\nwrk.headers["Content-Type"] = "application/octet-stream"\nwrk.body = io.open("{body}", "rb"):read("*a")\n'
+    )
+    command = [
+        sys.executable,
+        __file__,
+        "--bare",
+        files,
+        "--batch",
+        options.batch,
+        "--seconds",
+        options.seconds,
+        "--threads",
+        options.threads,
+    ]
+    rounds = []
+    metrics = f"http://127.0.0.1:{servers.free_ports(1)[0]}"
+    with servers.tsx(place, place / "resnet", job_queue_size=1000, metrics_address=metrics) as server:
+        servers.first_answer(server, "/predictions/resnet", body.read_bytes())
+        served(server, metrics, "resnet", script, options)  # warms up
+        if "is not used" in (log := (place / "tsx.log").read_text()):
+            raise RuntimeError(f"the form was not served:\n{log}")
+        for _ in range(options.rounds):
+            noise.sample()
+            bare = Round(**json.loads(subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True).stdout))
+            rounds.append((bare, served(server, metrics, "resnet", script, options)))
+    return rounds
+
+
+def make_model(form: str, place: Path, options: argparse.Namespace) -> Path:
+    """An archive's directory `resnet` that serves this form; returns the directory of the form's files."""
+    import torch
+    from models.resnet import ResNet
+
+    from tsx_archiver.metadata.forms import FORMS_FILE, FormRecord, KeptForms
+    from tsx_runtime.worker.forms.bound import bound_of
+    from tsx_runtime.worker.forms.form import Subject
+    from tsx_runtime.worker.forms.kinds import known_forms
+    from tsx_runtime.worker.forms.signature import ModelCall, Signature
+
+    config = {"batchSize": options.batch, "threads": options.threads, "forms": [form]}
+    archive = servers.archive(place, "resnet", "--handler", MODEL, config=config)
+    directory, device = place / "resnet", torch.device("cpu")
+    subprocess.run([servers.TSX, "archive", "unpack", archive, directory], check=True, stdout=subprocess.DEVNULL)
+    model, kind = ResNet().eval(), known_forms()[form]
+    calls = [ModelCall((torch.from_numpy(pixels(rows)),), {}, rows) for rows in CALIBRATION]
+    signature = Signature.of(model, calls)
+    record = FormRecord(form, bound_of(kind, device), {}, signature.as_json())
+    files = directory / record.directory
+    files.mkdir(parents=True)
+    with torch.no_grad():
+        kind.build(Subject(model, calls, signature, "", device), files)
+    (directory / FORMS_FILE).write_bytes(KeptForms((record,)).content())
+    return files
+
+
+def pixels(rows: int) -> Any:
+    return np.random.default_rng(rows).integers(0, 256, (rows, 3, 224, 224), dtype=np.uint8)
+
+
+def bare_loop(files: Path, options: argparse.Namespace) -> None:
+    """Prints a `Round` as JSON."""
+    run = openvino_loop(files, options.threads) if (files / "model.xml").exists() else onnx_loop(files, options.threads)
+    batch = pixels(options.batch)
+    for _ in range(3):
+        run(batch)
+    done, started, cpu = 0, time.perf_counter(), time.process_time()
+    while (took := time.perf_counter() - started) < options.seconds:
+        run(batch)
+        done += options.batch
+    print(json.dumps(Round(done / took, (time.process_time() - cpu) / done, options.batch)._asdict()), flush=True)
+    os._exit(0)  # no thread of a library is waited for
+
+
+def openvino_loop(files: Path, threads: int) -> Callable[[Any], Any]:
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # no events are sent
+    import openvino
+
+    settings = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "bf16"}
+    request = openvino.compile_model(files / "model.xml", "CPU", settings).create_infer_request()
+    return lambda batch: request.infer([batch], share_inputs=True)[0]
+
+
+def onnx_loop(files: Path, threads: int) -> Callable[[Any], Any]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(str(files / "model.onnx"), options, providers=["CPUExecutionProvider"])
+    (entry,) = session.get_inputs()
+    return lambda batch: session.run(None, {entry.name: batch})[0]
+
+
+if __name__ == "__main__":
+    main()
