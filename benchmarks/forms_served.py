@@ -98,7 +98,7 @@ def make_model(form: str, place: Path, options: argparse.Namespace) -> Path:
     import torch
     from models.resnet import ResNet
 
-    from tsx_archiver.metadata.forms import FORMS_FILE, FormRecord, KeptForms
+    from tsx_archiver.metadata.forms import FORMS_DIRECTORY, FORMS_FILE, FormRecord, KeptForms
     from tsx_runtime.worker.forms.bound import bound_of
     from tsx_runtime.worker.forms.form import Subject
     from tsx_runtime.worker.forms.kinds import known_forms
@@ -111,11 +111,11 @@ def make_model(form: str, place: Path, options: argparse.Namespace) -> Path:
     model, kind = ResNet().eval(), known_forms()[form]
     calls = [ModelCall((torch.from_numpy(pixels(rows)),), {}, rows) for rows in CALIBRATION]
     signature = Signature.of(model, calls)
-    record = FormRecord(form, bound_of(kind, device), {}, signature.as_json())
-    files = directory / record.directory
+    files = directory / FORMS_DIRECTORY / form
     files.mkdir(parents=True)
     with torch.no_grad():
-        kind.build(Subject(model, calls, signature, "", device), files)
+        settings = kind.build(Subject(model, calls, signature, "", device), files)
+    record = FormRecord(form, bound_of(kind, device), settings, signature.as_json())
     (directory / FORMS_FILE).write_bytes(KeptForms((record,)).content())
     return files
 

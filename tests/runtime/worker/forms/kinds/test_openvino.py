@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runtime.worker.forms.kinds.test_onnx import IMAGES, encoder, small, texts
+from tests.runtime.worker.forms.kinds.test_onnx import IMAGES, encoder, scripted, small, texts
 from tests.support.forms import Inputs, compared, subject_of
 from tsx_runtime.worker.forms.kinds import known_forms
 
@@ -20,10 +20,9 @@ pytestmark = pytest.mark.skipif(not all(map(find_spec, ("openvino", "nncf"))), r
 @pytest.mark.parametrize(
     ("name", "make", "inputs", "bound"),
     [
-        ("openvino", lambda: torch.jit.script(small()), IMAGES, 1e-5),
         ("openvino", encoder, texts, 1e-5),
-        ("openvino-bf16", encoder, texts, 0.05),
-        ("openvino-int8", small, IMAGES, 0.2),
+        ("openvino-bf16", scripted, IMAGES, 0.05),
+        ("openvino-int8", scripted, IMAGES, 0.2),
         ("openvino-int8", encoder, texts, 0.4),
     ],
 )
@@ -38,7 +37,7 @@ def test_it_answers_as_the_model_does(
 
 
 def test_an_answer_is_not_overwritten_by_the_next_batch_or_another_thread(tmp_path: Path) -> None:
-    model = compared(known_forms()["openvino"], small, IMAGES, tmp_path, sizes=(2,)).loaded.model
+    model = compared(known_forms()["openvino"], scripted, IMAGES, tmp_path, sizes=(2,)).loaded.model
     with ThreadPoolExecutor(4) as pool, torch.inference_mode():
         batches = [torch.randn(4, 3, 9, 9) for _ in range(40)]
         answers = list(pool.map(model, batches))
