@@ -27,7 +27,7 @@ import numpy as np
 import servers
 from handler_efficiency import Round, served
 
-MODEL = Path(__file__).with_name("models") / "resnet.py"
+MODELS = Path(__file__).with_name("models")
 FORMS = ("openvino-int8", "onnx-int8")
 CALIBRATION = (1, 4, 8, 8)  # rows of its batches
 
@@ -96,7 +96,9 @@ def measure(form: str, place: Path, options: argparse.Namespace, noise: machine.
 def make_model(form: str, place: Path, options: argparse.Namespace) -> Path:
     """An archive's directory `resnet` that serves this form; returns the directory of the form's files."""
     import torch
-    from models.resnet import ResNet
+
+    sys.path.insert(0, str(MODELS))
+    from resnet_bytes import model as make
 
     from tsx_archiver.metadata.forms import FORMS_DIRECTORY, FORMS_FILE, FormRecord, KeptForms
     from tsx_runtime.worker.forms.bound import bound_of
@@ -105,10 +107,12 @@ def make_model(form: str, place: Path, options: argparse.Namespace) -> Path:
     from tsx_runtime.worker.forms.signature import ModelCall, Signature
 
     config = {"batchSize": options.batch, "threads": options.threads, "forms": [form]}
-    archive = servers.archive(place, "resnet", "--handler", MODEL, config=config)
+    archive = servers.archive(
+        place, "resnet", "--handler", MODELS / "resnet_bytes.py", "--extra-files", MODELS / "resnet18.py", config=config
+    )
     directory, device = place / "resnet", torch.device("cpu")
     subprocess.run([servers.TSX, "archive", "unpack", archive, directory], check=True, stdout=subprocess.DEVNULL)
-    model, kind = ResNet().eval(), known_forms()[form]
+    model, kind = make(), known_forms()[form]
     calls = [ModelCall((torch.from_numpy(pixels(rows)),), {}, rows) for rows in CALIBRATION]
     signature = Signature.of(model, calls)
     files = directory / FORMS_DIRECTORY / form
