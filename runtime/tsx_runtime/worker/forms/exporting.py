@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from tsx_runtime.worker.forms.form import NotBuilt, Subject
 from tsx_runtime.worker.forms.signature import FREE, FlatModel, Signature, TensorInput
@@ -98,6 +97,8 @@ def _free(input: TensorInput) -> list[int]:
 
 def _check_free(program: torch.export.ExportedProgram, signature: Signature) -> None:
     """Raises NotBuilt where the program holds a size as a constant that differs between calls."""
+    from torch.fx.experimental.symbolic_shapes import is_concrete_int  # here: sympy, which it needs, takes half a second to import
+
     shapes = {node.name: node.meta["val"].shape for node in program.graph.nodes if node.op == "placeholder"}
     for name, own in zip(program.graph_signature.user_inputs, signature.inputs, strict=True):
         for at in _free(own):
