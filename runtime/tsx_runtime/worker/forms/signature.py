@@ -127,6 +127,7 @@ class FlatModel(nn.Module):
 
     def __init__(self, model: Any, signature: Signature) -> None:
         super().__init__()
+        self.training = False  # eval() would call that of an exported program, which raises
         self.model = model
         self.signature = signature
 

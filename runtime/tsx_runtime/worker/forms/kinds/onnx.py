@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from tsx_runtime.worker.forms.exporting import exported, not_exportable
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
-from tsx_runtime.worker.forms.signature import FlatModel
 from tsx_runtime.worker.handlers.models.model_files import load_onnx
 
 FILE = "model.onnx"
@@ -23,21 +23,10 @@ class OnnxRuntimeForm(Form):
     bound_to: ClassVar[frozenset[str]] = frozenset()
 
     def applies(self, subject: Subject) -> str | None:
-        return subject.no_signature or None
+        return not_exportable(subject)
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
-        signature = subject.signature
-        assert signature is not None
-        call = max(subject.calls, key=lambda each: each.rows)
-        tensors = signature.tensors(call.args, call.kwargs)
-        assert tensors is not None
-        program = torch.onnx.export(
-            FlatModel(subject.model, signature).eval(),
-            tuple(tensors),
-            dynamo=True,
-            dynamic_shapes=(signature.dynamic_shapes(),),
-            verbose=False,
-        )
+        program = torch.onnx.export(exported(subject), dynamo=True, verbose=False)
         assert program is not None
         program.optimize()
         program.save(directory / FILE)

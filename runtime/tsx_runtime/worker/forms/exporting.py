@@ -1,0 +1,89 @@
+"""The model as an exported program over flat tensors with free sizes, which compilers and converters of several kinds of form take."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
+
+from tsx_runtime.worker.forms.form import NotBuilt, Subject
+from tsx_runtime.worker.forms.signature import FREE, FlatModel, Signature, TensorInput
+from tsx_runtime.worker.handlers.models.model_files import FixedBatch
+
+
+def not_exportable(subject: Subject) -> str | None:
+    """Why `exported` cannot take this model, as far as that is known without an attempt: for a form's `applies`."""
+    model = subject.model
+    if isinstance(model, torch.jit.ScriptModule):
+        return "the model is TorchScript, which torch.export does not take: pack its class and its weights, or an exported program"
+    if not isinstance(model, nn.Module | FixedBatch):
+        return f"the model is a {type(model).__name__}, which torch.export does not take: it takes an nn.Module"
+    return subject.no_signature or None
+
+
+def example_tensors(subject: Subject) -> tuple[torch.Tensor, ...]:
+    """The flat tensors of one of its calls: one whose free sizes are as little 0 or 1 as possible, since those would become constants."""
+    signature = _signature(subject)
+    found = (signature.tensors(call.args, call.kwargs) for call in subject.calls)
+    fitting = [tuple(tensors) for tensors in found if tensors is not None]
+    return max(fitting, key=lambda tensors: _least_free(tensors, signature))
+
+
+def exported(subject: Subject, model: Any = None) -> torch.export.ExportedProgram:
+    """Of `subject.model`, or of another model that is called alike; takes and gives flat tensors. Raises NotBuilt, or what torch raises."""
+    if reason := not_exportable(subject):
+        raise NotBuilt(reason)
+    from torch._dynamo.exc import UserError  # here: dynamo takes a second to import, and workers import the kinds of forms
+
+    signature, tensors = _signature(subject), example_tensors(subject)
+    if model is None:
+        model = _without_checks(subject.model) if isinstance(subject.model, FixedBatch) else subject.model
+    flat = FlatModel(model, signature)
+    with torch.no_grad():
+        try:
+            program = torch.export.export(flat, tensors, dynamic_shapes=(signature.dynamic_shapes(),), strict=False)
+        except UserError:  # sizes that depend on each other, which only torch can find out
+            program = torch.export.export(flat, tensors, dynamic_shapes=(_found_by_torch(signature),), strict=False)
+    _check_free(program, signature)
+    return program
+
+
+def _signature(subject: Subject) -> Signature:
+    if subject.signature is None:
+        raise NotBuilt(subject.no_signature)
+    return subject.signature
+
+
+def _least_free(tensors: Sequence[torch.Tensor], signature: Signature) -> int:
+    free = [tensor.shape[at] for tensor, own in zip(tensors, signature.inputs, strict=True) for at in _free(own)]
+    return min(free, default=0)
+
+
+def _found_by_torch(signature: Signature) -> tuple[dict[int, Any], ...]:
+    return tuple(dict.fromkeys(_free(each), torch.export.Dim.AUTO) for each in signature.inputs)
+
+
+def _free(input: TensorInput) -> list[int]:
+    return [at for at, size in enumerate(input.shape) if size is FREE]
+
+
+def _check_free(program: torch.export.ExportedProgram, signature: Signature) -> None:
+    """Raises NotBuilt where the program holds a size as a constant that differs between calls."""
+    shapes = {node.name: node.meta["val"].shape for node in program.graph.nodes if node.op == "placeholder"}
+    for name, own in zip(program.graph_signature.user_inputs, signature.inputs, strict=True):
+        for at in _free(own):
+            if is_concrete_int(size := shapes[name][at]):
+                what = f"batches of {size}" if at in own.rows else f"tensors of size {size} in dimension {at}"
+                raise NotBuilt(f"as an exported program it takes {what} only, since its code makes a constant of that size")
+
+
+def _without_checks(model: FixedBatch) -> nn.Module:
+    """The graph of a program that was exported for one batch size, free of its checks of that size: often it holds no other trace of it."""
+    graph = copy.deepcopy(model.model.graph)
+    for node in graph.find_nodes(op="call_module", target="_guards_fn"):
+        graph.erase_node(node)
+    return torch.fx.GraphModule(model.model, graph)

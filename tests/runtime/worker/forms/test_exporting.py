@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.forms import subject_of, tensor_inputs
+from tsx_runtime.worker.forms.exporting import exported, not_exportable
+from tsx_runtime.worker.forms.form import NotBuilt
+from tsx_runtime.worker.handlers.models.model_files import FixedBatch, load_exported
+
+IMAGES = tensor_inputs(1, 8, 8)
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor, scale: float = 1.0) -> dict[str, Any]:
+        hidden = self.embed(ids) * mask.unsqueeze(-1) * scale
+        return {"logits": self.head(hidden.mean(1)), "hidden": [hidden]}
+
+
+def texts(rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    length = 5 + rows % 4
+    return (torch.randint(0, 50, (rows, length)),), {"mask": torch.ones(rows, length), "scale": 2.0}
+
+
+def convolutions() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)).eval()
+
+
+def archived(model: nn.Module, path: Path, **options: Any) -> Any:
+    torch.export.save(torch.export.export(model, (torch.randn(2, 1, 8, 8),), **options), path)
+    return load_exported(path, torch.device("cpu"))
+
+
+def test_several_tensors_keywords_and_lengths_become_flat_tensors_with_free_sizes() -> None:
+    model = Pair().eval()
+    program = exported(subject_of(model, texts)).module()
+    for rows in (1, 7):
+        args, kwargs = texts(rows)
+        logits, hidden = program(args[0], kwargs["mask"])
+        expected = model(*args, **kwargs)
+        torch.testing.assert_close((logits, hidden), (expected["logits"], expected["hidden"][0]))
+
+
+def test_an_exported_program_is_exported_again(tmp_path: Path) -> None:
+    model = archived(convolutions(), tmp_path / "model.pt2", dynamic_shapes=({0: torch.export.Dim("rows")},))
+    (answer,) = exported(subject_of(model, IMAGES)).module()(*IMAGES(5)[0])
+    torch.testing.assert_close(answer, convolutions()(*IMAGES(5)[0]))
+
+
+def test_a_program_exported_for_one_batch_size_takes_every_size_where_its_graph_allows_it(tmp_path: Path) -> None:
+    model = archived(convolutions(), tmp_path / "model.pt2")
+    assert isinstance(model, FixedBatch)
+    (answer,) = exported(subject_of(model, IMAGES)).module()(*IMAGES(5)[0])
+    torch.testing.assert_close(answer, convolutions()(*IMAGES(5)[0]))
+
+
+def test_a_size_that_the_code_makes_a_constant_is_a_reason() -> None:
+    class OfThree(nn.Module):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return rows + rows.sum() if rows.shape[0] == 3 else rows
+
+    with pytest.raises(NotBuilt, match=r"takes batches of \d only"):
+        exported(subject_of(OfThree(), tensor_inputs(4), sizes=(2, 3)))
+
+
+def test_what_torch_does_not_export_is_a_reason() -> None:
+    script = torch.jit.trace(convolutions(), torch.randn(2, 1, 8, 8))
+    assert (not_exportable(subject_of(script, IMAGES)) or "").startswith("the model is TorchScript, which torch.export does not take")
+    assert not_exportable(subject_of(lambda rows: rows, IMAGES)) == (
+        "the model is a function, which torch.export does not take: it takes an nn.Module"
+    )
