@@ -38,6 +38,7 @@ class FormSource(NamedTuple):
     settings: Mapping[str, Any]  # what `build` has returned
     signature: Signature | None
     reference: Callable[[], Any]  # loads the archive's own model, at the first call; later calls return the same
+    fresh: Callable[[], Any]  # loads another one, which the form may change
     device: torch.device
 
 
