@@ -25,11 +25,22 @@ def not_exportable(subject: Subject) -> str | None:
     return subject.no_signature or None
 
 
+def module_of(model: Any) -> nn.Module:
+    """Of a program that was exported for one batch size, its graph without the checks of that size: often it holds no other trace of it."""
+    if not isinstance(model, FixedBatch):
+        assert isinstance(model, nn.Module)
+        return model
+    graph = copy.deepcopy(model.model.graph)
+    for node in graph.find_nodes(op="call_module", target="_guards_fn"):
+        graph.erase_node(node)
+    return torch.fx.GraphModule(model.model, graph)
+
+
 def example_tensors(subject: Subject) -> tuple[torch.Tensor, ...]:
     """The flat tensors of one of its calls: one whose free sizes are as little 0 or 1 as possible, since those would become constants."""
     signature = _signature(subject)
     found = (signature.tensors(call.args, call.kwargs) for call in subject.calls)
-    fitting = [tuple(tensors) for tensors in found if tensors is not None]
+    fitting = [tuple(each.contiguous() for each in tensors) for tensors in found if tensors is not None]
     return max(fitting, key=lambda tensors: _least_free(tensors, signature))
 
 
@@ -40,9 +51,7 @@ def exported(subject: Subject, model: Any = None) -> torch.export.ExportedProgra
     from torch._dynamo.exc import UserError  # here: dynamo takes a second to import, and workers import the kinds of forms
 
     signature, tensors = _signature(subject), example_tensors(subject)
-    if model is None:
-        model = _without_checks(subject.model) if isinstance(subject.model, FixedBatch) else subject.model
-    flat = FlatModel(model, signature)
+    flat = FlatModel(module_of(subject.model) if model is None else model, signature)
     with torch.no_grad():
         try:
             program = torch.export.export(flat, tensors, dynamic_shapes=(signature.dynamic_shapes(),), strict=False)
@@ -79,11 +88,3 @@ def _check_free(program: torch.export.ExportedProgram, signature: Signature) -> 
             if is_concrete_int(size := shapes[name][at]):
                 what = f"batches of {size}" if at in own.rows else f"tensors of size {size} in dimension {at}"
                 raise NotBuilt(f"as an exported program it takes {what} only, since its code makes a constant of that size")
-
-
-def _without_checks(model: FixedBatch) -> nn.Module:
-    """The graph of a program that was exported for one batch size, free of its checks of that size: often it holds no other trace of it."""
-    graph = copy.deepcopy(model.model.graph)
-    for node in graph.find_nodes(op="call_module", target="_guards_fn"):
-        graph.erase_node(node)
-    return torch.fx.GraphModule(model.model, graph)

@@ -78,5 +78,5 @@ class Form(ABC):
 
     @abstractmethod
     def load(self, source: FormSource) -> Callable[..., Any]:
-        """In a worker, before its first batch: a graph (see `is_graph`), which gets tensors on the device and gives a sequence of tensors,
-        or a model to call as the original. Unpickles nothing. May raise whatever its libraries raise."""
+        """In a worker, before its first batch: a graph (see `is_graph`), which gets contiguous tensors on the device and gives a sequence
+        of tensors, or a model to call as the original. Unpickles nothing. May raise whatever its libraries raise."""

@@ -42,7 +42,7 @@ class FormModel:
         tensors = self.signature.tensors(args, kwargs)
         if tensors is None:
             return self._other_call(args, kwargs)
-        return self.signature.result(self._graph(*tensors))
+        return self.signature.result(self._graph(*(each.contiguous() for each in tensors)))
 
     forward = __call__
 

@@ -102,6 +102,20 @@ class AutocastForm(Form):
         return Autocast(source.reference(), source.device.type, DTYPES[self.precision])
 
 
+class InPrecision(nn.Module):
+    """A model with converted weights that takes and gives float32, for compilers: unlike hooks, its casts are a part of the graph."""
+
+    def __init__(self, model: nn.Module, precision: str) -> None:
+        super().__init__()
+        self.training = False
+        self.dtype = DTYPES[precision]
+        self.model = model.to(self.dtype)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = cast((args, kwargs), self.dtype)
+        return cast(self.model(*args, **kwargs), torch.float32)
+
+
 class Autocast:
     """A model called under autocast, with results in float32.
 
@@ -117,7 +131,7 @@ class Autocast:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device, self.dtype):
-            args, kwargs = tree_map(_normal, (args, kwargs))
+            args, kwargs = tree_map(without_inference, (args, kwargs))
             result = self.model(*args, **kwargs)
         return cast(result, torch.float32)
 
@@ -125,8 +139,8 @@ class Autocast:
         return getattr(self.model, name)
 
 
-def _normal(value: Any) -> Any:
-    """Inference tensors cannot be changed in place outside of inference mode."""
+def without_inference(value: Any) -> Any:
+    """Inference tensors cannot be changed in place outside of inference mode, and are another type for a compiled function."""
     return value.clone() if isinstance(value, torch.Tensor) and value.is_inference() else value
 
 
