@@ -55,7 +55,7 @@ def example_tensors(subject: Subject) -> tuple[torch.Tensor, ...]:
 
 def traced(subject: Subject) -> Any:
     """Of a TorchScript model: TorchScript that takes and gives flat tensors. It keeps that model's control flow."""
-    flat = FlatModel(subject.model, _signature(subject)).eval()
+    flat = FlatModel(subject.model, _signature(subject))
     return torch.jit.trace(flat, example_tensors(subject), check_trace=False)  # type: ignore[no-untyped-call]  # torch's
 
 

@@ -38,6 +38,7 @@ class FormSource(NamedTuple):
     settings: Mapping[str, Any]  # what `build` has returned
     signature: Signature | None
     reference: Callable[[], Any]  # loads the archive's own model, at the first call; later calls return the same
+    fresh: Callable[[], Any]  # loads another one, which the form may change
     device: torch.device
 
 
@@ -77,5 +78,5 @@ class Form(ABC):
 
     @abstractmethod
     def load(self, source: FormSource) -> Callable[..., Any]:
-        """In a worker, before its first batch: a graph (see `is_graph`), which gets tensors on the device and gives a sequence of tensors,
-        or a model to call as the original. Unpickles nothing. May raise whatever its libraries raise."""
+        """In a worker, before its first batch: a graph (see `is_graph`), which gets contiguous tensors on the device and gives a sequence
+        of tensors, or a model to call as the original. Unpickles nothing. May raise whatever its libraries raise."""

@@ -42,7 +42,7 @@ class FormModel:
         tensors = self.signature.tensors(args, kwargs)
         if tensors is None:
             return self._other_call(args, kwargs)
-        return self.signature.result(self._graph(*tensors))
+        return self.signature.result(self._graph(*(each.contiguous() for each in tensors)))
 
     forward = __call__
 
@@ -88,10 +88,11 @@ def wanted_forms(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def load_form(
-    names: Sequence[str], model_dir: Path, manifest: Mapping[str, Any], reference: Callable[[], Any], device: torch.device
+    names: Sequence[str], model_dir: Path, manifest: Mapping[str, Any], load: Callable[[], Any], device: torch.device
 ) -> LoadedForm:
-    """`reference` loads the archive's own model, once. Raises LoadError for a tsx-forms.json that cannot be read."""
+    """`load` loads the archive's own model. Raises LoadError for a tsx-forms.json that cannot be read."""
     kept, passed_over = _kept(model_dir), list[str]()
+    reference = functools.cache(load)
     for name in names:
         if name == REFERENCE:
             break
@@ -99,7 +100,7 @@ def load_form(
         reason = f"{FORMS_FILE} has no such form" if record is None else _stale(kept, manifest) or misfit(record.bound, device)
         if record is not None and reason is None:
             try:
-                return LoadedForm(_loaded(record, model_dir, reference, device), name, tuple(passed_over))
+                return LoadedForm(_loaded(record, model_dir, reference, load, device), name, tuple(passed_over))
             except MemoryError:
                 raise
             except Exception as error:  # the boundary to a library, which raises whatever it likes
@@ -109,7 +110,7 @@ def load_form(
     return LoadedForm(reference(), REFERENCE, tuple(passed_over))
 
 
-def _loaded(record: FormRecord, model_dir: Path, reference: Callable[[], Any], device: torch.device) -> Any:
+def _loaded(record: FormRecord, model_dir: Path, reference: Callable[[], Any], fresh: Callable[[], Any], device: torch.device) -> Any:
     form = known_forms().get(record.name)
     if form is None:
         raise LoadError("this version of tsx does not know it")
@@ -117,7 +118,7 @@ def _loaded(record: FormRecord, model_dir: Path, reference: Callable[[], Any], d
         raise LoadError(missing)
     signature = None if record.signature is None else Signature.from_json(record.signature)
     directory = model_dir / record.directory
-    model = form.load(FormSource(directory, record.settings, signature, reference, device))
+    model = form.load(FormSource(directory, record.settings, signature, reference, fresh, device))
     if not form.is_graph:
         return model
     if signature is None:

@@ -90,7 +90,6 @@ class BaseHandler:
         """The model in the first of the configured `forms` that fits this worker, else what `load` returns, in the configured precision
         and compiled. Handlers that load a model themselves set `context` and `device` before, and pass the function that loads it."""
 
-        @functools.cache
         def reference() -> Any:
             with torch.inference_mode(False):  # a form may load it within a request, and an explanation needs its gradients later
                 return compiled(self.in_precision(load()), self.context.model_yaml_config.get("pt2"))

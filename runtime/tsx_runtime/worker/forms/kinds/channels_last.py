@@ -12,6 +12,10 @@ from torch import nn
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 
 
+def has_convolutions(model: nn.Module) -> bool:
+    return any(isinstance(layer, nn.Conv2d) for layer in model.modules())
+
+
 class ChannelsLastForm(Form):
     devices: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
     bound_to: ClassVar[frozenset[str]] = frozenset()
@@ -20,16 +24,14 @@ class ChannelsLastForm(Form):
     def applies(self, subject: Subject) -> str | None:
         if not isinstance(subject.model, nn.Module):
             return f"the model is a {type(subject.model).__name__}, not an nn.Module"
-        if not any(isinstance(layer, nn.Conv2d) for layer in subject.model.modules()):
-            return "the model has no 2D convolution"
-        return None
+        return None if has_convolutions(subject.model) else "the model has no 2D convolution"
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
         return {}
 
     def load(self, source: FormSource) -> Any:
         """Its first convolution turns the images; later layers keep their format."""
-        return source.reference().to(memory_format=torch.channels_last)
+        return source.fresh().to(memory_format=torch.channels_last)
 
 
 FORMS = (ChannelsLastForm("channels-last", "channels last"),)

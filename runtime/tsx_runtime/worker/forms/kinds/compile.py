@@ -1,0 +1,96 @@
+"""The model by torch.compile, with its weights as constants, compiled for all sizes of a batch when a worker loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from tsx_runtime.worker.forms.exporting import example_tensors, module_of, not_exportable
+from tsx_runtime.worker.forms.form import Form, FormSource, Subject
+from tsx_runtime.worker.forms.kinds.precision import InPrecision, unfit, without_inference
+from tsx_runtime.worker.forms.signature import FREE, Signature
+
+# Of batches that are compiled for. Torch compiles 1 by itself, and may choose other kernels by the size of a batch, such as those of
+# convolutions from 16 on; sizes between these need no code of their own.
+SIZES = (8, 32, 1, 2, 3, 17, 64)
+
+
+def no_compiler() -> str | None:
+    from torch._inductor.cpp_builder import get_cpp_compiler  # as below
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return "no C++ compiler is found: install g++, or set CXX"
+    return None
+
+
+@dataclass(frozen=True)
+class CompileForm(Form):
+    precision: str = ""
+
+    devices: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
+    bound_to: ClassVar[frozenset[str]] = frozenset({"cpu"})
+    compiles: ClassVar[bool] = True
+
+    def applies(self, subject: Subject) -> str | None:
+        return not_exportable(subject) or unfit(self.precision, subject.device) or no_compiler()
+
+    def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
+        """Compiles it once, so that what cannot be compiled is found here."""
+        assert subject.signature is not None
+        shapes = [list(tensor.shape) for tensor in example_tensors(subject)]
+        self._compiled(subject.model, subject.signature, shapes, subject.device)
+        return {"shapes": shapes}
+
+    def load(self, source: FormSource) -> Callable[..., Any]:
+        assert source.signature is not None
+        return self._compiled(source.fresh(), source.signature, source.settings["shapes"], source.device)
+
+    def _compiled(self, model: Any, signature: Signature, shapes: Sequence[Sequence[int]], device: torch.device) -> Callable[..., Any]:
+        """`shapes`: of one call."""
+        import torch._inductor.config  # here: importing the compiler takes seconds
+
+        module: nn.Module = module_of(model)
+        compiled = torch.compile(InPrecision(module, self.precision) if self.precision else module)
+
+        def call(tensors: Sequence[torch.Tensor]) -> list[Any]:
+            with torch.inference_mode(False), torch.no_grad():
+                args, kwargs = signature.arguments([without_inference(each) for each in tensors])
+                return tree_leaves(compiled(*args, **kwargs))
+
+        with torch._inductor.config.patch(freezing=True):
+            for rows in SIZES:
+                call(_example(signature, shapes, rows, device))
+
+        def run(*tensors: torch.Tensor) -> list[Any]:
+            with torch.compiler.set_stance("eager_on_recompile"):  # no client waits for a compiler
+                return call(tensors)
+
+        return run
+
+
+def _example(signature: Signature, shapes: Sequence[Sequence[int]], rows: int, device: torch.device) -> list[torch.Tensor]:
+    """Tensors of a batch with so many rows, marked as free in the sizes that are. Sizes of 1 are constants for the compiler."""
+    tensors = []
+    for own, shape in zip(signature.inputs, shapes, strict=True):
+        sizes = [rows if at in own.rows else size for at, size in enumerate(shape)]
+        tensor = torch.ones(sizes, dtype=getattr(torch, own.dtype), device=device)
+        for at, size in enumerate(own.shape):
+            if size is FREE and sizes[at] > 1:
+                torch._dynamo.mark_dynamic(tensor, at)
+        tensors.append(tensor)
+    return tensors
+
+
+FORMS = (
+    CompileForm("compile", "torch.compile"),
+    CompileForm("compile-bf16", "torch.compile in bf16", "bf16"),
+)

@@ -1,0 +1,160 @@
+"""The archive's own model in half precision: with converted weights, or by autocast, which keeps sensitive operations in float32.
+
+Converted weights are a file of the form that each worker maps, so that workers share its pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.forms.form import Form, FormSource, Subject
+from tsx_runtime.worker.forms.kinds.channels_last import has_convolutions
+from tsx_runtime.worker.handlers.models.model_files import FixedBatch
+from tsx_runtime.worker.handlers.models.precision import DTYPES, cast, in_precision
+
+FILE = "weights.safetensors"
+
+
+def unfit(precision: str, device: torch.device) -> str | None:
+    """Why this machine gains nothing from it, as far as that is known; None where it may."""
+    if device.type == "cuda" and precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return "this GPU does not compute in bf16"
+    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    if device.type == "cpu" and precision == "fp16" and not (known.get("avx512_fp16") or known.get("amx_fp16")):
+        return "this CPU does not compute in fp16: it has neither avx512_fp16 nor amx_fp16"
+    return None
+
+
+@dataclass(frozen=True)
+class ConvertedForm(Form):
+    precision: str
+
+    devices: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
+    bound_to: ClassVar[frozenset[str]] = frozenset({"cpu"})
+    is_graph: ClassVar[bool] = False
+
+    def applies(self, subject: Subject) -> str | None:
+        if not isinstance(subject.model, nn.Module):
+            return f"the model is a {type(subject.model).__name__}, not an nn.Module"
+        if isinstance(subject.model, torch.jit.ScriptModule | torch.fx.GraphModule):
+            return "the model is a graph, in which its precision is fixed"
+        return unfit(self.precision, subject.device)
+
+    def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
+        from safetensors.torch import save_file  # here: most models do not come as safetensors
+
+        model = subject.model.to(DTYPES[self.precision])
+        last = has_convolutions(model)
+        kept, tied, first = dict[str, torch.Tensor](), dict[str, str](), dict[Any, str]()
+        for name, _, _, tensor in _weights(model):
+            same = first.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else name, name)
+            if same == name:
+                kept[name] = (
+                    (tensor.permute(0, 2, 3, 1) if last and tensor.dim() == 4 else tensor)
+                    .cpu()
+                    .clone(memory_format=torch.contiguous_format)
+                )
+            else:
+                tied[name] = same
+        save_file(kept, directory / FILE)
+        return {"tied": tied, "channels_last": last}
+
+    def load(self, source: FormSource) -> Any:
+        from safetensors.torch import load_file  # as above
+
+        model = source.fresh()
+        found = load_file(source.directory / FILE, device=str(source.device))
+        for name, owner, attribute, tensor in list(_weights(model)):
+            given = found[source.settings["tied"].get(name, name)]
+            if source.settings["channels_last"] and given.dim() == 4:
+                given = given.permute(0, 3, 1, 2)
+            if given.shape != tensor.shape:
+                raise LoadError(f"{name} is {tuple(given.shape)} in {FILE}, and {tuple(tensor.shape)} in the model")
+            setattr(owner, attribute, nn.Parameter(given, requires_grad=False) if isinstance(tensor, nn.Parameter) else given)
+        return in_precision(model, self.precision, source.device)
+
+
+@dataclass(frozen=True)
+class AutocastForm(Form):
+    precision: str
+
+    devices: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
+    bound_to: ClassVar[frozenset[str]] = frozenset({"cpu"})
+    is_graph: ClassVar[bool] = False
+
+    def applies(self, subject: Subject) -> str | None:
+        if not isinstance(subject.model, nn.Module | FixedBatch) or isinstance(subject.model, torch.jit.ScriptModule):
+            return f"the model is a {type(subject.model).__name__}, to which autocast does not apply"
+        return unfit(self.precision, subject.device)
+
+    def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
+        return {}
+
+    def load(self, source: FormSource) -> Any:
+        return Autocast(source.reference(), source.device.type, DTYPES[self.precision])
+
+
+class InPrecision(nn.Module):
+    """A model with converted weights that takes and gives float32, for compilers: unlike hooks, its casts are a part of the graph."""
+
+    def __init__(self, model: nn.Module, precision: str) -> None:
+        super().__init__()
+        self.training = False
+        self.dtype = DTYPES[precision]
+        self.model = model.to(self.dtype)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = cast((args, kwargs), self.dtype)
+        return cast(self.model(*args, **kwargs), torch.float32)
+
+
+class Autocast:
+    """A model called under autocast, with results in float32.
+
+    Autocast keeps the weights that it has cast until the outermost context ends, and keeps none in inference mode: by a context that never
+    ends, and calls outside of that mode, each weight is cast once instead of at each call.
+    """
+
+    def __init__(self, model: Any, device: str, dtype: torch.dtype) -> None:
+        self.model = model
+        self.device = device
+        self.dtype = dtype
+        torch.autocast_increment_nesting()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device, self.dtype):
+            args, kwargs = tree_map(without_inference, (args, kwargs))
+            result = self.model(*args, **kwargs)
+        return cast(result, torch.float32)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+def without_inference(value: Any) -> Any:
+    """Inference tensors cannot be changed in place outside of inference mode, and are another type for a compiled function."""
+    return value.clone() if isinstance(value, torch.Tensor) and value.is_inference() else value
+
+
+def _weights(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
+    """(Name, owner, attribute, tensor) of each parameter and buffer; tied ones under each of their names."""
+    for path, owner in model.named_modules():
+        for found in (owner.named_parameters, owner.named_buffers):
+            for attribute, tensor in found(recurse=False, remove_duplicate=False):
+                yield f"{path}.{attribute}" if path else attribute, owner, attribute, tensor
+
+
+FORMS = (
+    ConvertedForm("bf16", "bf16 weights", "bf16"),
+    ConvertedForm("fp16", "fp16 weights", "fp16"),
+    AutocastForm("bf16-autocast", "bf16 by autocast", "bf16"),
+    AutocastForm("fp16-autocast", "fp16 by autocast", "fp16"),
+)

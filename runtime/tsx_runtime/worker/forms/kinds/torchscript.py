@@ -1,0 +1,63 @@
+"""The model as TorchScript, frozen and optimized for inference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from tsx_runtime.worker.forms.exporting import example_tensors, module_of
+from tsx_runtime.worker.forms.form import Form, FormSource, NotBuilt, Subject
+from tsx_runtime.worker.forms.kinds.precision import InPrecision, unfit
+from tsx_runtime.worker.forms.signature import FlatModel
+from tsx_runtime.worker.handlers.models.model_files import FixedBatch, load_torchscript
+
+FILE = "model.pt"
+
+
+@dataclass(frozen=True)
+class TorchScriptForm(Form):
+    precision: str = ""
+
+    devices: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
+    bound_to: ClassVar[frozenset[str]] = frozenset({"cpu", "torch"})
+
+    def applies(self, subject: Subject) -> str | None:
+        if not isinstance(subject.model, nn.Module | FixedBatch):
+            return f"the model is a {type(subject.model).__name__}, which torch.jit.trace does not take: it takes an nn.Module"
+        return subject.no_signature or unfit(self.precision, subject.device)
+
+    def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
+        signature = subject.signature
+        assert signature is not None
+        model = module_of(subject.model)
+        flat = FlatModel(InPrecision(model, self.precision) if self.precision else model, signature)
+        script: Any = torch.jit.trace(flat, example_tensors(subject), check_trace=False)  # type: ignore[no-untyped-call]  # torch's
+        script = torch.jit.freeze(script)
+        for call in subject.calls:
+            _check(script, flat, signature.tensors(call.args, call.kwargs) or [], call.rows)
+        torch.jit.save(script, directory / FILE)
+        return {}
+
+    def load(self, source: FormSource) -> Callable[..., Any]:
+        """Optimized here, since TorchScript does not save the layouts of weights that it chooses for a CPU."""
+        script: Callable[..., Any] = torch.jit.optimize_for_inference(load_torchscript(source.directory / FILE, source.device))
+        return script
+
+
+def _check(script: Any, model: FlatModel, tensors: Sequence[torch.Tensor], rows: int) -> None:
+    """Raises NotBuilt where the trace holds as a constant what differs between calls: a size, or the branch that was taken."""
+    try:
+        torch.testing.assert_close(script(*tensors), model(*tensors), rtol=0.02, atol=0.02)
+    except (RuntimeError, AssertionError) as error:
+        raise NotBuilt(f"its trace for one call does not answer another one, of {rows} rows, as the model does") from error
+
+
+FORMS = (
+    TorchScriptForm("torchscript", "TorchScript"),
+    TorchScriptForm("torchscript-bf16", "TorchScript in bf16", "bf16"),
+)

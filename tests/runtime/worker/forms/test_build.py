@@ -1,0 +1,116 @@
+"""The process that builds, on an archive's directory as a worker has it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runtime.worker.conftest import ORDER
+from tsx_archiver.metadata.forms import FORMS_FILE, FormRecord, KeptForms
+from tsx_runtime import wire
+from tsx_runtime.wire import Kind
+from tsx_runtime.worker.forms.kinds import known_forms
+from tsx_runtime.worker.forms.loading import load_form
+
+DIGITS = Path(__file__).parents[4] / "examples" / "digits"
+SIZES = (1, 2, 3, 4)
+POSTPROCESS = """
+from handler import DigitClassifier
+class Other(DigitClassifier):
+    def postprocess(self, data):
+        {}
+"""
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    place = tmp_path / "model"
+    place.mkdir()
+    for name in ("handler.py", "model.py", "digits.pth", "index_to_name.json"):
+        shutil.copy(DIGITS / name, place)
+    return place
+
+
+def batches(place: Path) -> Path:
+    images = [path.read_bytes() for path in sorted((DIGITS / "images").iterdir())]
+    frames = []
+    for number, rows in enumerate(SIZES):
+        items = [(0, wire.request_meta("id", b"", ()), body) for body in images[:rows]]
+        frames.append(b"".join(wire.encode(Kind.BATCH, number, items)))
+    path = place / "batches"
+    path.write_bytes(b"".join(frames))
+    return path
+
+
+def order(model: Path, form: str | None, place: Path, handler: str = "handler.py") -> dict[str, Any]:
+    manifest = {"model": {"modelName": "digits", "modelFile": "model.py", "serializedFile": "digits.pth"}}
+    load = {**ORDER, "model_dir": str(model), "manifest": manifest, "handler": handler, "model_config": "forms: [reference]"}
+    directory = place / "tsx-forms" / str(form)
+    directory.mkdir(parents=True)
+    return {"load": load, "batches": str(batches(place)), "form": form, "directory": str(directory), "report": str(place / "report.json")}
+
+
+def run(given: dict[str, Any]) -> tuple[int, dict[str, Any] | None]:
+    """The exit code, and the report where there is one."""
+    process = subprocess.run(
+        [sys.executable, "-m", "tsx_runtime.worker.forms.build"], input=json.dumps(given), text=True, capture_output=True, timeout=120
+    )
+    report = Path(given["report"])
+    return process.returncode, json.loads(report.read_text()) if report.is_file() else None
+
+
+def test_a_survey_says_of_every_form_whether_it_can_be_built(digits: Path, tmp_path: Path) -> None:
+    code, report = run(order(digits, None, tmp_path))
+    assert code == 0
+    assert report is not None
+    assert list(report["applies"]) == list(known_forms())
+    assert report["applies"]["channels-last"] is None
+    assert report["applies"]["torchscript"] is None
+
+
+def test_a_built_form_is_loaded_and_answers_as_the_archive_does(digits: Path, tmp_path: Path) -> None:
+    code, report = run(order(digits, "torchscript", tmp_path))
+    assert code == 0
+    assert report is not None
+    record = FormRecord(**report["record"])
+    (tmp_path / FORMS_FILE).write_bytes(KeptForms((record,)).content())
+    found = load_form(["torchscript"], tmp_path, {}, lambda: pytest.fail("the form is enough"), torch.device("cpu"))
+    assert found.name == "torchscript"
+    assert found.model(torch.rand(7, 1, 8, 8)).shape == (7, 10)
+
+
+@pytest.mark.parametrize(
+    ("handler", "reason"),
+    [
+        (
+            "def handle(data, context):\n    return data",
+            "loads its model itself: in its initialize, call `self.model = self.in_form(load)`",
+        ),
+        (
+            POSTPROCESS.format("raise ValueError('no digit')"),
+            "the archive as it is does not answer an input: ",
+        ),
+        ("raise ImportError('no such thing')", "no such thing"),
+    ],
+    ids=["loads its model itself", "does not answer", "does not load"],
+)
+def test_what_keeps_an_archive_from_having_forms_is_reported(digits: Path, tmp_path: Path, handler: str, reason: str) -> None:
+    (digits / "other.py").write_text(handler)
+    code, report = run(order(digits, None, tmp_path, "other.py"))
+    assert code == 0
+    assert report is not None
+    assert reason in report["reason"]
+
+
+def test_the_crash_of_a_build_leaves_no_report(digits: Path, tmp_path: Path) -> None:
+    (digits / "other.py").write_text(POSTPROCESS.format("__import__('os').abort()"))
+    code, report = run(order(digits, "torchscript", tmp_path, "other.py"))
+    assert code != 0
+    assert report is None

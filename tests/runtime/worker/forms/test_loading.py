@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runtime.worker.forms.kinds.subjects import images, texts, tied
+from tests.support.forms import CPU, built, loaded, subject_of, tensor_inputs
+from tsx_archiver.metadata.forms import FORMS_FILE, FormRecord, KeptForms, parse_forms
+from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.forms.kinds import known_forms
+from tsx_runtime.worker.forms.loading import FormModel, LoadedForm, load_form
+from tsx_runtime.worker.forms.signature import Signature
+
+IMAGES = tensor_inputs(3, 9, 9)
+TORCH = ".".join(torch.__version__.split(".")[:2])
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of an archive that holds one graph."""
+    place = tmp_path_factory.mktemp("archive")
+    built(known_forms()["torchscript"], images(), IMAGES, place)
+    return place
+
+
+def changed(archive: Path, change: Callable[[FormRecord], FormRecord], **kept: Any) -> None:
+    (record,) = parse_forms((archive / FORMS_FILE).read_bytes()).forms
+    (archive / FORMS_FILE).write_bytes(KeptForms((change(record),), **kept).content())
+
+
+@pytest.fixture
+def edit(archive: Path) -> Any:
+    content = (archive / FORMS_FILE).read_bytes()
+    yield lambda change=lambda record: record, **kept: changed(archive, change, **kept)
+    (archive / FORMS_FILE).write_bytes(content)
+
+
+def bound(**differing: Any) -> Callable[[FormRecord], FormRecord]:
+    return lambda record: replace(record, bound={**record.bound, **differing})
+
+
+def load(archive: Path, *names: str, manifest: Mapping[str, Any] | None = None) -> LoadedForm:
+    return load_form(names, archive, manifest or {}, images, CPU)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (bound(torch="1.0"), f"torchscript: it was built with torch 1.0, and this is torch {TORCH}"),
+        (bound(cpu=["avx9", "sse9"]), "torchscript: it was built for a CPU with avx9, sse9, which this one lacks"),
+        (bound(device="cuda"), "torchscript: it was built for cuda, and this worker runs on cpu"),
+        (bound(machine="s390x"), "torchscript: it was built for s390x, and this machine is "),
+        (bound(packages={"no_such_package": "1.2"}), "torchscript: it was built with no_such_package 1.2, and here is none"),
+        (lambda record: replace(record, signature=None), "torchscript: it cannot be loaded: LoadError: its signature is missing"),
+        (lambda record: replace(record, name="gone"), "torchscript: tsx-forms.json has no such form"),
+    ],
+)
+def test_a_form_that_does_not_fit_is_passed_over_with_the_reason(archive: Path, edit: Any, change: Any, reason: str) -> None:
+    edit(change)
+    found = load(archive, "torchscript")
+    assert found.name == "reference"
+    assert found.passed_over[0].startswith(reason)
+    assert torch.equal(found.model(*IMAGES(3)[0]), images()(*IMAGES(3)[0]))
+
+
+def test_a_form_of_another_version_of_tsx_is_passed_over(archive: Path, edit: Any) -> None:
+    edit(lambda record: replace(record, name="of-the-future"))
+    found = load(archive, "of-the-future")
+    assert found.passed_over == ("of-the-future: it cannot be loaded: LoadError: this version of tsx does not know it",)
+
+
+def test_a_form_of_other_weights_is_passed_over(archive: Path, edit: Any) -> None:
+    edit(made_of={"model.pth": "a"})
+    assert load(archive, "torchscript", manifest={"sha256": {"model.pth": "a"}}).name == "torchscript"
+    found = load(archive, "torchscript", manifest={"sha256": {"model.pth": "b"}})
+    assert found.passed_over == ("torchscript: model.pth has changed since the form was built from it; run tsx optimize again",)
+
+
+def test_the_next_form_that_fits_is_taken(archive: Path) -> None:
+    found = load(archive, "no-such-form", "torchscript", "reference")
+    assert (found.name, found.passed_over) == ("torchscript", ("no-such-form: tsx-forms.json has no such form",))
+
+
+def test_reference_in_the_list_ends_it(archive: Path) -> None:
+    assert load(archive, "reference", "torchscript").name == "reference"
+
+
+def test_an_index_that_cannot_be_read_fails_the_load(tmp_path: Path) -> None:
+    (tmp_path / FORMS_FILE).write_text(json.dumps({"format": 99}))
+    with pytest.raises(LoadError, match="it is of format 99"):
+        load(tmp_path, "torchscript")
+
+
+def test_a_call_with_another_signature_goes_to_the_archives_own_model(archive: Path, caplog: pytest.LogCaptureFixture) -> None:
+    calls = []
+
+    def model(*args: Any) -> Any:
+        calls.append(args)
+        return "its own"
+
+    found = load_form(["torchscript"], archive, {}, lambda: model, CPU)
+    with caplog.at_level(logging.WARNING):
+        assert found.model(torch.ones(2, 3, 9, 9)).shape == (2, 4)
+        assert calls == []
+        for other in ((torch.ones(2, 3, 9, 8),), (torch.ones(2, 3, 9, 9).double(),), (torch.ones(2, 3, 9, 9), 1)):
+            assert found.model(*other) == "its own"
+    assert len(calls) == 3
+    assert sum("was not built for a call with such arguments" in record.message for record in caplog.records) <= 1
+
+
+def test_the_archives_own_model_is_not_loaded_until_it_is_needed(archive: Path) -> None:
+    loads = []
+
+    def fresh() -> Any:
+        loads.append(1)
+        return images()
+
+    found = load_form(["torchscript"], archive, {}, fresh, CPU)
+    found.model(*IMAGES(2)[0])
+    assert loads == []
+    assert found.model.training is False
+    assert found.model.training is False
+    assert len(loads) == 1
+
+
+def test_a_signature_survives_json_and_brings_nested_results_back() -> None:
+    subject = subject_of(tied(), texts)
+    assert subject.signature is not None
+    signature = Signature.from_json(json.loads(json.dumps(subject.signature.as_json())))
+    assert signature == subject.signature
+    args, kwargs = texts(5)
+    tensors = signature.tensors(args, kwargs)
+    assert tensors is not None
+    assert [len(each) for each in signature.arguments(tensors)] == [1, 1]
+    assert signature.result([torch.ones(1)]) == {"logits": torch.ones(1)}
+    model = FormModel("any", lambda ids, mask: (ids * mask,), signature, tied)
+    assert torch.equal(model(*args, **kwargs)["logits"], args[0] * kwargs["mask"])
+
+
+def test_a_form_that_changes_the_model_and_fails_leaves_the_reference_untouched(tmp_path: Path) -> None:
+    form = known_forms()["bf16"]
+    built(form, images(), IMAGES, tmp_path)
+    (tmp_path / "tsx-forms" / "bf16" / "weights.safetensors").write_bytes(b"no weights")
+    found = loaded(form, images, tmp_path)
+    assert found.name == "reference"
+    assert next(found.model.parameters()).dtype == torch.float32
