@@ -1,0 +1,43 @@
+"""Weights of linear layers in int4, in groups of 32 with a scale each, and float activations: for models that wait for their weights."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from tsx_runtime.worker.forms.exporting import exported
+from tsx_runtime.worker.forms.form import NotBuilt, Subject
+from tsx_runtime.worker.forms.kinds.int8_dynamic import no_linear
+from tsx_runtime.worker.forms.machine_code import MachineCodeForm
+
+GROUP = 32  # of weights that share a scale
+OUTPUTS = 16  # torch's kernel takes multiples of this
+
+
+class Int4WeightsForm(MachineCodeForm):
+    """torchao's own packed tensors would have to be unpickled; compiled ahead, they are constants of the package. An eighth of the memory
+    of the float32 weights of these layers."""
+
+    def applies(self, subject: Subject) -> str | None:
+        return super().applies(subject) or no_linear(subject)
+
+    def program(self, subject: Subject) -> torch.export.ExportedProgram:
+        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+        from torchao.quantization import quantize_
+
+        model = copy.deepcopy(subject.model)
+        if not any(_fits(layer) for layer in model.modules()):
+            raise NotBuilt(
+                f"it has no linear layer with a multiple of {GROUP} inputs and of {OUTPUTS} outputs, as torch's kernel for int4 needs"
+            )
+        quantize_(model, PrototypeInt4WeightOnlyConfig(GROUP, set_inductor_config=False), lambda layer, name: _fits(layer))
+        return exported(subject, model)
+
+
+def _fits(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Linear) and layer.in_features % GROUP == 0 and layer.out_features % OUTPUTS == 0
+
+
+FORMS = (Int4WeightsForm("int4-weights", "int4 weights"),)

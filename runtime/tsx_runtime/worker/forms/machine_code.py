@@ -1,0 +1,48 @@
+"""Forms whose calculation AOTInductor compiles ahead of time into one package: a worker loads machine code, and needs torch alone."""
+
+from __future__ import annotations
+
+import importlib.util
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from tsx_runtime.worker.forms.exporting import not_exportable
+from tsx_runtime.worker.forms.form import Form, FormSource, Subject
+from tsx_runtime.worker.handlers.models.model_files import load_aotinductor
+
+FILE = "model.pt2"
+OPTIONS = {"freezing": True, "cpp.dynamic_threads": True}  # weights are constants; a worker's share of the cores changes
+INSTALL = "pip install 'tsx-serve[optimize]'"
+
+
+class MachineCodeForm(Form):
+    """Its weights lie in the package, beside the archive's own. `build` needs `tools` and a C++ compiler; `load` needs neither."""
+
+    tools: ClassVar[tuple[str, ...]] = ("torchao",)
+    bound_to: ClassVar[frozenset[str]] = frozenset({"cpu", "torch"})
+
+    @abstractmethod
+    def program(self, subject: Subject) -> torch.export.ExportedProgram:
+        """Takes and gives the signature's flat tensors. Raises NotBuilt, or whatever its libraries raise."""
+
+    def applies(self, subject: Subject) -> str | None:
+        missing = (f"{name} is not installed: {INSTALL}" for name in self.tools if not importlib.util.find_spec(name))
+        return next(missing, None) or not_exportable(subject)
+
+    def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
+        from torch._inductor import aoti_compile_and_package  # here: importing the compiler takes seconds
+
+        aoti_compile_and_package(self.program(subject), package_path=str(directory / FILE), inductor_configs=OPTIONS)
+        return {}
+
+    def load(self, source: FormSource) -> Callable[..., Any]:
+        loader = load_aotinductor(source.directory / FILE, source.device, source.device.type).loader
+
+        def run(*tensors: torch.Tensor) -> Any:
+            return loader.boxed_run(list(tensors))
+
+        return run

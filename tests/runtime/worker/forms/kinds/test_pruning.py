@@ -1,0 +1,74 @@
+"""Pruned forms have smaller layers, and leave alone what other code gives a meaning to."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tests.support.forms import compared, subject_of, tensor_inputs
+from tsx_runtime.worker.forms.form import NotBuilt
+from tsx_runtime.worker.forms.kinds import known_forms
+from tsx_runtime.worker.forms.kinds.pruning import _prune
+
+pytest.importorskip("torch_pruning")
+
+IMAGES, TOKENS = tensor_inputs(3, 16, 16), tensor_inputs(8, 32)
+
+
+class Residual(nn.Module):
+    """Half of the inner channels are without effect, so that pruning them costs nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.second = nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.Conv2d(32, 3, 3, padding=1)
+        self.head = nn.Linear(3, 5)
+        for weights in (self.first.weight[16:], self.first.bias[16:], self.norm.weight[16:], self.second.weight[:, 16:]):
+            weights.data.zero_()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        images = images + self.second(functional.relu(self.norm(self.first(images))))
+        return self.head(images.mean((2, 3)))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.out, self.norm = nn.Linear(32, 96), nn.Linear(32, 32), nn.LayerNorm(32)
+        self.inner, self.outer, self.answer = nn.Linear(32, 64), nn.Linear(64, 32), nn.Linear(32, 2)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        rows, length, width = tokens.shape
+        query, key, value = self.heads(tokens).view(rows, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4).unbind(0)
+        attended = functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(rows, length, width)
+        tokens = self.norm(tokens + self.out(attended))
+        return self.answer((tokens + self.outer(functional.gelu(self.inner(tokens))))[:, 0])
+
+
+def test_channels_without_effect_go_and_the_answers_stay_for_every_batch_size(tmp_path: Path) -> None:
+    form = known_forms()["pruned-50"]
+    assert compared(form, lambda: Residual().eval(), IMAGES, tmp_path).worst < 1e-4
+    assert known_forms()["pruned-25"].applies(subject_of(Residual().eval(), IMAGES)) is None
+
+
+@pytest.mark.parametrize(("share", "hidden"), [(0.25, 48), (0.5, 32)])
+def test_of_an_attention_block_only_the_hidden_units_go(share: float, hidden: int) -> None:
+    model = Attention().eval()
+    pruned = copy.deepcopy(model)
+    assert _prune(pruned, subject_of(model, TOKENS), share) == 1
+    sizes = {name: (layer.in_features, layer.out_features) for name, layer in pruned.named_modules() if isinstance(layer, nn.Linear)}
+    assert sizes == {"heads": (32, 96), "out": (32, 32), "inner": (32, hidden), "outer": (hidden, 32), "answer": (32, 2)}
+    assert pruned(torch.randn(3, 8, 32)).shape == (3, 2)
+
+
+def test_a_model_with_nothing_to_prune_says_so(tmp_path: Path) -> None:
+    form = known_forms()["pruned-25"]
+    assert form.applies(subject_of(nn.Linear(16, 16), tensor_inputs(16))) == "the model has no two convolutions or linear layers in a row"
+    narrow = nn.Sequential(nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 16)).eval()
+    with pytest.raises(NotBuilt, match="only the next layers see"):
+        form.build(subject_of(narrow, tensor_inputs(16)), tmp_path)
