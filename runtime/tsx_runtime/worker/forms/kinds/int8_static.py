@@ -63,7 +63,7 @@ class StaticInt8Form(MachineCodeForm):
 
 def _has_vnni() -> bool:
     """Without these instructions, sums of 8-bit products overflow."""
-    known = torch.cpu.get_capabilities()
+    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return bool(known.get("avx512_vnni") or known.get("avx_vnni"))
 
 
