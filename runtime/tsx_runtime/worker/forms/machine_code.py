@@ -19,6 +19,17 @@ OPTIONS = {"freezing": True, "cpp.dynamic_threads": True}  # weights are constan
 INSTALL = "pip install 'tsx-serve[optimize]'"
 
 
+def no_compiler() -> str | None:
+    from torch._inductor.cpp_builder import get_cpp_compiler  # here: importing the compiler takes seconds
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return "no C++ compiler is found: install g++, or set CXX"
+    return None
+
+
 class MachineCodeForm(Form):
     """Its weights lie in the package, beside the archive's own. `build` needs `tools` and a C++ compiler; `load` needs neither."""
 
@@ -31,10 +42,10 @@ class MachineCodeForm(Form):
 
     def applies(self, subject: Subject) -> str | None:
         missing = (f"{name} is not installed: {INSTALL}" for name in self.tools if not importlib.util.find_spec(name))
-        return next(missing, None) or not_exportable(subject)
+        return next(missing, None) or not_exportable(subject) or no_compiler()
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
-        from torch._inductor import aoti_compile_and_package  # here: importing the compiler takes seconds
+        from torch._inductor import aoti_compile_and_package  # as above
 
         aoti_compile_and_package(self.program(subject), package_path=str(directory / FILE), inductor_configs=OPTIONS)
         return {}

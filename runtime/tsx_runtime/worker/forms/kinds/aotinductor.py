@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from tsx_runtime.worker.forms.exporting import exported, module_of, not_exportable
-from tsx_runtime.worker.forms.form import Form, FormSource, Subject
-from tsx_runtime.worker.forms.kinds.compile import no_compiler
+from tsx_runtime.worker.forms.exporting import exported, module_of
+from tsx_runtime.worker.forms.form import Subject
 from tsx_runtime.worker.forms.kinds.precision import InPrecision, unfit
-from tsx_runtime.worker.handlers.models.model_files import load_aotinductor
-
-FILE = "model.pt2"
-OPTIONS = {"freezing": True, "cpp.dynamic_threads": True}  # weights are constants; a worker's share of the cores changes
+from tsx_runtime.worker.forms.machine_code import MachineCodeForm
 
 
 @dataclass(frozen=True)
-class AotInductorForm(Form):
+class AotInductorForm(MachineCodeForm):
     precision: str = ""
 
+    tools: ClassVar[tuple[str, ...]] = ()
     devices: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
     bound_to: ClassVar[frozenset[str]] = frozenset({"cpu", "torch", "gpu"})
 
     def applies(self, subject: Subject) -> str | None:
-        return not_exportable(subject) or unfit(self.precision, subject.device) or no_compiler()
+        return unfit(self.precision, subject.device) or super().applies(subject)
 
-    def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
-        from torch._inductor import aoti_compile_and_package  # here: importing the compiler takes seconds
-
+    def program(self, subject: Subject) -> torch.export.ExportedProgram:
         model = module_of(subject.model)
-        program = exported(subject, InPrecision(model, self.precision) if self.precision else model)
-        aoti_compile_and_package(program, package_path=str(directory / FILE), inductor_configs=OPTIONS)
-        return {}
-
-    def load(self, source: FormSource) -> Callable[..., Any]:
-        loader = load_aotinductor(source.directory / FILE, source.device, source.device.type).loader
-
-        def run(*tensors: torch.Tensor) -> Any:
-            return loader.boxed_run(list(tensors))
-
-        return run
+        return exported(subject, InPrecision(model, self.precision) if self.precision else model)
 
 
 FORMS = (

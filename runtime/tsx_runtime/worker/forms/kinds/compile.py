@@ -14,22 +14,12 @@ from torch.utils._pytree import tree_leaves
 from tsx_runtime.worker.forms.exporting import example_tensors, module_of, not_exportable
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.forms.kinds.precision import InPrecision, unfit, without_inference
+from tsx_runtime.worker.forms.machine_code import no_compiler
 from tsx_runtime.worker.forms.signature import FREE, Signature
 
 # Of batches that are compiled for. Torch compiles 1 by itself, and may choose other kernels by the size of a batch, such as those of
 # convolutions from 16 on; sizes between these need no code of their own.
 SIZES = (8, 32, 1, 2, 3, 17, 64)
-
-
-def no_compiler() -> str | None:
-    from torch._inductor.cpp_builder import get_cpp_compiler  # as below
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler:
-        return "no C++ compiler is found: install g++, or set CXX"
-    return None
 
 
 @dataclass(frozen=True)

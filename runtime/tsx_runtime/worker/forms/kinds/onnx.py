@@ -76,7 +76,7 @@ class OnnxInt8Form(OnnxRuntimeForm):
         return _is_x86(bound) and not {"avx512_vnni", "avx_vnni", "amx_int8"} & set(bound["cpu"])
 
 
-class StaticInt8Form(OnnxInt8Form):
+class OnnxStaticInt8Form(OnnxInt8Form):
     def quantize(self, subject: Subject, source: str, target: str, graph: Any) -> None:
         """As onnxruntime advises for CPUs. In transformers only the layers with weights: all else costs more accuracy than time."""
         from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
@@ -97,7 +97,7 @@ class StaticInt8Form(OnnxInt8Form):
         )
 
 
-class DynamicInt8Form(OnnxInt8Form):
+class OnnxDynamicInt8Form(OnnxInt8Form):
     def quantize(self, subject: Subject, source: str, target: str, graph: Any) -> None:
         """Convolutions stay as they are: theirs is slower in dynamic int8."""
         from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -148,6 +148,6 @@ def _is_x86(bound: Mapping[str, Any]) -> bool:
 
 FORMS = (
     OnnxRuntimeForm("onnx", "ONNX Runtime"),
-    StaticInt8Form("onnx-int8", "ONNX Runtime, int8"),
-    DynamicInt8Form("onnx-int8-dynamic", "ONNX Runtime, dynamic int8"),
+    OnnxStaticInt8Form("onnx-int8", "ONNX Runtime, int8"),
+    OnnxDynamicInt8Form("onnx-int8-dynamic", "ONNX Runtime, dynamic int8"),
 )
