@@ -40,9 +40,10 @@ def optimize_command(
 ) -> None:
     """Find the fastest form of a model that still answers right: `tsx optimize model.mar --input DIR --max-loss 'top1>=-0.5%'`.
 
-    Other ways to run the model (ONNX Runtime, OpenVINO, int8, bf16, ...) are built, proven on inputs that they were not built with, and
-    measured beside the model as it is. The best is written into the archive, next to the original, which serves wherever it does not fit.
-    Ctrl-C ends the run and reports what was measured. Exit code 0 also where the model as it is stays the fastest.
+    Builds other ways to run the model (ONNX Runtime, OpenVINO, int8, bf16, ...), and measures each beside the model as it is.
+    A form may only win if it answers inputs that it was not built with as well as the model does, within the loss that you accept.
+    The best is written into the archive, next to the original, which serves wherever the form does not fit.
+    Ctrl-C ends the run and reports what was measured. If no form is better, the archive stays as it is, and the exit code is 0.
     """
     from tsx_cli.bench.search.run_options import seconds  # here, as they import a server, and help must be quick
     from tsx_cli.bench.storage.write_back import check_writable
