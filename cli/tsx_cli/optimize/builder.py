@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from tsx_archiver import OpenArchive, open_archive
 from tsx_archiver.metadata.forms import FORMS_DIRECTORY, REFERENCE, FormRecord, KeptForms
@@ -39,11 +39,6 @@ class BuildFailed(Exception):
 
 class BuildTimeout(BuildFailed):
     """The time was too short."""
-
-
-class Survey(NamedTuple):
-    applies: dict[str, str | None]  # by the form's name: why it cannot be built, or None
-    labels: dict[str, str]
 
 
 @dataclass
@@ -71,11 +66,11 @@ class FormBuilder:
             (directory / form.record.directory).symlink_to(form.directory.absolute())
         return worker_spec(open_archive(directory), Configuration(device=self.device), self.largest)
 
-    def survey(self, seconds: float) -> Survey:
-        """Which forms can be built. Raises BuildFailed, WorkerFailed."""
+    def survey(self, seconds: float) -> tuple[dict[str, str | None], dict[str, str]]:
+        """By the form's name: why it cannot be built, or None; and its label. Raises BuildFailed, WorkerFailed."""
         with tempfile.TemporaryDirectory(dir=self.place) as empty:
             report = self._run(None, Path(empty), seconds)
-        return Survey(report["applies"], report["labels"])
+        return report["applies"], report["labels"]
 
     def built(self, name: str) -> BuiltForm | None:
         """The form, if this run has built it or can take it from an earlier one."""

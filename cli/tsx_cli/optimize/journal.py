@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tsx_cli.bench.model.parts import Part
 from tsx_cli.common.run_directory import JournalFile, read_journal_file
 from tsx_cli.optimize.results import FORMAT, FormResult
 
@@ -23,11 +24,23 @@ class OptimizeJournal(JournalFile):
     def begin(self, asked: dict[str, Any], **entry: Any) -> None:
         self.write("begin", format=FORMAT, asked=asked, **entry)
 
+    def survey(self, survey: Survey) -> None:
+        self.write("survey", survey=survey.model_dump(mode="json"))
+
     def form(self, form: FormResult) -> None:
         self.write("form", form=form.model_dump(mode="json"))
 
     def written(self, sha256: str | None) -> None:
         self.write("written", sha256=sha256)
+
+
+class Survey(Part):
+    """What there is to try, and how."""
+
+    applies: dict[str, str | None]  # by the form's name: why it cannot be built, or None
+    labels: dict[str, str]
+    limit: str  # of the loss
+    rows: int  # held-out ones that are compared
 
 
 @dataclass
@@ -38,6 +51,7 @@ class PastOptimization:
     sha256: str | None  # of the archive, as it was found or written last
     fingerprint: str
     started: str
+    survey: Survey | None = None
     forms: dict[str, FormResult] = field(default_factory=dict)
 
 
@@ -51,7 +65,9 @@ def _read(entry: dict[str, Any], past: PastOptimization | None) -> PastOptimizat
         if entry["kind"] != "begin" or entry["format"] != FORMAT:
             raise ValueError(entry["kind"])
         return PastOptimization(entry["asked"], entry["sha256"], entry["fingerprint"], entry["started"])
-    if entry["kind"] == "form":
+    if entry["kind"] == "survey":
+        past.survey = Survey.model_validate(entry["survey"])
+    elif entry["kind"] == "form":
         form = FormResult.model_validate(entry["form"])
         past.forms[form.name] = form
     elif entry["kind"] == "written":

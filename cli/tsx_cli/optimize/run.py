@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
 import psutil
 
@@ -21,7 +22,7 @@ from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.failure import CliError
 from tsx_cli.optimize.builder import BuildFailed, BuildTimeout, FormBuilder, size_of
 from tsx_cli.optimize.choose import explained, in_order, ranked, speedup_of
-from tsx_cli.optimize.journal import OptimizeJournal
+from tsx_cli.optimize.journal import OptimizeJournal, PastOptimization, Survey
 from tsx_cli.optimize.measure import RoundTimes, measure_pair
 from tsx_cli.optimize.options import OptimizeOptions
 from tsx_cli.optimize.prove import Criteria, OutOfTime, Proof
@@ -45,7 +46,7 @@ class Optimization:
     journal: OptimizeJournal
     progress: Progress
     ends: float  # by time.monotonic
-    past: Mapping[str, FormResult] = field(default_factory=dict)
+    past: PastOptimization | None = None
     _rounds: list[RoundTimes] = field(default_factory=list)
     _probes: list[float] = field(default_factory=list)
 
@@ -53,45 +54,42 @@ class Optimization:
         """Raises CliError, UsageError, and what interrupts it."""
         name = self.builder.archive.manifest.model_name
         try:
+            if self.past is not None and self.past.survey is not None:
+                self._list(self.past.survey)
+                if not any(may_be_tried(form) for form in self.results.forms):
+                    return
             self.progress.doing("starting the model as it is")
             with start_worker(self.builder.spec()) as reference:
-                known = self.past.get(REFERENCE)
-                self.results.reference.memory_mib = (
-                    known.memory_mib if known is not None else memory_of(psutil.Process(reference.pid)) / MEBI
-                )
                 self.results.reference.load_seconds = reference.load_seconds
                 self.progress.doing("the answers of the model as it is")
                 proof = Proof(self.criteria, self.held_out, reference, self.ends, self.progress.rows)
-                self.results.limit, self.results.held_out_rows = proof.guard.limit, proof.rows
                 if proof.rows < len(self.held_out):
                     self.results.notes.append(f"{proof.rows} of {len(self.held_out)} held-out rows were used, as the time was short")
                 self.progress.found(f"{name}: {proof.rows} held-out rows; a form has to keep {proof.guard.limit}")
-                self._forms(reference, proof)
-        except WorkerFailed as error:
+                self.progress.doing("looking which forms apply")
+                applies, labels = self.builder.survey(max(LEAST_BUILD, self._left()))
+                survey = Survey(applies=applies, labels=labels, limit=proof.guard.limit, rows=proof.rows)
+                self._list(survey)
+                self.journal.survey(survey)
+                for form in self.results.forms:
+                    if form.state == "not tried":
+                        self._try(form, reference, proof)
+        except (WorkerFailed, BuildFailed) as error:
             raise CliError(f"{name} cannot be optimized: {error}") from error
         finally:
             self._finish()
 
-    def _forms(self, reference: StandaloneWorker, proof: Proof) -> None:
-        """All that apply, the most promising first. Raises CliError, UsageError."""
-        self.progress.doing("looking which forms apply")
-        try:
-            applies, labels = self.builder.survey(max(LEAST_BUILD, self._left()))
-        except BuildFailed as error:
-            raise CliError(f"{self.builder.archive.manifest.model_name} cannot be optimized: {error}") from error
-        wanted = in_order(list(applies), self.options.forms)
-        forms = {name: FormResult(name=name, label=labels[name], state="not tried") for name in wanted}
-        for name, form in forms.items():
-            if reason := applies[name]:
-                form.state, form.reason = "not applicable", reason
-            else:
-                form.reason = "the run ended before"
-        self.results.forms = list(forms.values())
-        for at, form in enumerate(self.results.forms):
-            if form.name in self.past:
-                self.results.forms[at] = self.past[form.name]
-            elif form.state == "not tried":
-                self._try(form, reference, proof)
+    def _list(self, survey: Survey) -> None:
+        """All that are asked for, the most promising first; those that an earlier run has tried as it found them. Raises UsageError."""
+        past = {} if self.past is None else self.past.forms
+        self.results.limit, self.results.held_out_rows = survey.limit, survey.rows
+        self.results.reference = past.get(REFERENCE, self.results.reference)
+        self.results.forms = []
+        for name in in_order(list(survey.applies), self.options.forms):
+            reason = survey.applies[name]
+            state: Literal["not applicable", "not tried"] = "not applicable" if reason else "not tried"
+            form = FormResult(name=name, label=survey.labels[name], state=state, reason=reason or "the run ended before")
+            self.results.forms.append(past.get(name, form))
 
     def _try(self, form: FormResult, reference: StandaloneWorker, proof: Proof) -> None:
         try:
@@ -178,6 +176,11 @@ class Optimization:
     def _check_time(self, when: str) -> None:
         if self._left() <= 0:
             raise OutOfTime(f"the time limit ended {when}")
+
+
+def may_be_tried(form: FormResult) -> bool:
+    """By a later run; what was not installed may be by now (`Form.missing`)."""
+    return form.state == "not tried" or (form.state == "not applicable" and " is not installed: " in form.reason)
 
 
 def outcome(form: FormResult) -> str:

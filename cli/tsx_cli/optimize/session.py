@@ -125,9 +125,7 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
                 (request.directory / FORMS_DIRECTORY).absolute(),
                 past is not None,
             )
-            run = Optimization(
-                options, criteria, rows.held_out, builder, results, journal, progress, ends, {} if past is None else past.forms
-            )
+            run = Optimization(options, criteria, rows.held_out, builder, results, journal, progress, ends, past)
             with interruptible(builder.abandon):
                 try:
                     run.go()
