@@ -32,6 +32,7 @@ from tsx_cli.optimize.write_back import BuiltForm
 BUILD_SHARE = 0.5  # of the time that is left, for one form
 LEAST_BUILD = 60.0  # seconds that it gets if there are as many, and that the survey gets in any case
 MEASURE = 4.0  # seconds for a batch size
+UNTOUCHED = "the run ended before"
 
 
 @dataclass
@@ -72,8 +73,9 @@ class Optimization:
                 self._list(survey)
                 self.journal.survey(survey)
                 for form in self.results.forms:
-                    if form.state == "not tried":
+                    if form.state == "not tried" and self._left() > 0:
                         self._try(form, reference, proof)
+                self._end_of_time()
         except (WorkerFailed, BuildFailed) as error:
             raise CliError(f"{name} cannot be optimized: {error}") from error
         finally:
@@ -88,20 +90,30 @@ class Optimization:
         for name in in_order(list(survey.applies), self.options.forms):
             reason = survey.applies[name]
             state: Literal["not applicable", "not tried"] = "not applicable" if reason else "not tried"
-            form = FormResult(name=name, label=survey.labels[name], state=state, reason=reason or "the run ended before")
+            form = FormResult(name=name, label=survey.labels[name], state=state, reason=reason or UNTOUCHED)
             self.results.forms.append(past.get(name, form))
 
     def _try(self, form: FormResult, reference: StandaloneWorker, proof: Proof) -> None:
         try:
             self._examine(form, reference, proof)
         except (OutOfTime, BuildTimeout) as error:
-            form.reason = f"{error}; --resume with a longer --time-limit goes on"
+            form.reason = str(error)
         except (BuildFailed, WorkerFailed, OSError) as error:
             form.state, form.reason = "failed", str(error)
         if form.state != "not tried":
             self.journal.form(form)
             self.journal.form(self.results.reference)
         self.progress.found(outcome(form))
+
+    def _end_of_time(self) -> None:
+        left = [form for form in self.results.forms if form.state == "not tried"]
+        for form in left:
+            form.reason = "the time limit ended before it was built" if form.reason == UNTOUCHED else form.reason
+        if left:
+            several = f"{len(left)} forms were" if len(left) > 1 else "One form was"
+            note = f"{several} not tried, as the time limit ended; --resume with a longer --time-limit goes on"
+            self.results.notes.append(note)
+            self.progress.found(note)
 
     def _examine(self, form: FormResult, reference: StandaloneWorker, proof: Proof) -> None:
         built = self._built(form)
@@ -133,7 +145,6 @@ class Optimization:
     def _built(self, form: FormResult) -> BuiltForm:
         built = self.builder.built(form.name)
         if built is None:
-            self._check_time("before it was built")
             self.progress.doing(f"{form.name}: building")
             built = self.builder.build(form.name, min(self._left(), max(LEAST_BUILD, BUILD_SHARE * self._left())))
         form.build_seconds = built.record.measured.get("build_seconds")
