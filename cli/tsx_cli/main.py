@@ -20,6 +20,7 @@ class Commands(LazyGroup):
         "archive": ("tsx_cli.archive.command", "Pack a trained model into one .mar file; inspect, verify, unpack or check one."),
         "serve": ("tsx_cli.serve.command", "Serve archives, model directories or bare model files on this machine."),
         "bench": ("tsx_cli.bench.command", "Find the best way to run a model within a latency bound, by measuring it."),
+        "optimize": ("tsx_cli.optimize.command", "Find the fastest form of a model that still answers right, and keep it in the archive."),
         "deploy": (
             "tsx_cli.deploy.commands.command",
             "Deploy an archive to a container, Kubernetes, SageMaker or Lambda, after showing the plan.",

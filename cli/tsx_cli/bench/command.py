@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 from tsx_cli.bench.commands import options
 from tsx_cli.common.failure import FAILED, INTERRUPTED, UsageError
 from tsx_cli.common.lazy import command_of
-from tsx_cli.common.options import AsJson
+from tsx_cli.common.options import AsJson, read_settings, refuse_others
 from tsx_cli.common.output import one_line
 
 app = typer.Typer(add_completion=False)
@@ -107,17 +107,13 @@ def bench_command(
     from tsx_cli.bench.storage.junit import bound_cases, check_junit, write_junit
     from tsx_cli.bench.storage.write_back import check_writable
     from tsx_cli.bench.storage.write_back import write as keep
-    from tsx_cli.common.options import read_settings
     from tsx_cli.common.output import print_json
 
     namespace = None if upload is None else read_target(upload)
     limit = None if time_limit is None else seconds(time_limit, "--time-limit")
     settings, _ = read_settings(None)
     if resume is not None:
-        for parameter in context.command.params:
-            source = context.get_parameter_source(parameter.name or "")
-            if source is not None and source.name == "COMMANDLINE" and parameter.name not in WITH_RESUME:
-                raise UsageError(f"--resume uses the options of the original run; leave {parameter.opts[0]} out")
+        refuse_others(context, WITH_RESUME, "--resume uses the options of the original run")
         request = resumed_run(resume, model, limit, quiet=as_json)
     else:
         if model is None:

@@ -102,3 +102,11 @@ def read_pair(text: str, usage: str) -> tuple[str, str]:
     if not equals or not name:
         raise UsageError(f"{usage}, not '{text}'")
     return name, value
+
+
+def refuse_others(context: typer.Context, known: Iterable[str], reason: str) -> None:
+    """Raises UsageError where the command line has an option whose parameter is not `known`."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE" and parameter.name not in known:
+            raise UsageError(f"{reason}; leave {parameter.opts[0]} out")

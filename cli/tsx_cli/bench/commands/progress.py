@@ -53,6 +53,9 @@ class Progress:
     def load(self, progress: LoadProgress) -> None:
         self.doing(self._doing, f" · {progress.answers:,} answers in {progress.seconds:.0f} s")
 
+    def rows(self, count: int) -> None:
+        self.doing(self._doing, f" · {count:,} rows")
+
 
 def progress_line(rounds: int | None) -> Callable[[int, LoadProgress], None] | None:
     """One line on a terminal that tells how far it is; None where stderr is none. `rounds` is None where their number is not known."""

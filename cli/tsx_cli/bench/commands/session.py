@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 from tsx_archiver import OpenArchive, open_archive
 from tsx_archiver.metadata.forms import REFERENCE
-from tsx_archiver.storage.atomic_file import whole_file
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.commands.run import Bench
 from tsx_cli.bench.measure.environment import environment
@@ -29,15 +24,14 @@ from tsx_cli.bench.measure.variants import kept_forms
 from tsx_cli.bench.model.results import ModelInfo, Results, now
 from tsx_cli.bench.search.budget import FULL
 from tsx_cli.bench.search.run_options import BenchOptions, command_line, plain
-from tsx_cli.bench.storage.journal import Journal, PastRun, has_run, read_journal
+from tsx_cli.bench.storage.journal import Journal, PastRun, read_journal
 from tsx_cli.bench.workload.inputs import choose_payloads, parse_shape
 from tsx_cli.bench.workload.payloads import Payload, mix
-from tsx_cli.common.failure import INTERRUPTED, CliError, UsageError
+from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import is_workflow
+from tsx_cli.common.interruption import interruptible
+from tsx_cli.common.run_directory import has_run, write_results
 from tsx_runtime.settings.schema import Settings
-
-RESULTS = "results.json"
-SIGNALS = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
 
 
 @dataclass(frozen=True)
@@ -55,15 +49,20 @@ class RunRequest:
 
 def new_run(model: Path, options: BenchOptions, output: Path | None, time_limit: float | None, *, quiet: bool) -> RunRequest:
     """Raises UsageError."""
+    return RunRequest(model, options, new_directory("bench", model, output), time_limit, quiet=quiet)
+
+
+def new_directory(command: str, model: Path, output: Path | None) -> Path:
+    """Of a run of `tsx bench` or the like: the one that is named, else a new one. Raises CliError where the model is none, or there is a
+    run in the directory."""
     if is_workflow(model):
-        raise UsageError(f"'{model}' is a workflow; measure its models one by one")
+        raise UsageError(f"'{model}' is a workflow; name its models one by one")
     if not model.exists():
         raise CliError(f"there is no file '{model}'; name an archive or a model's directory")
-    named = f"bench-{model.name.removesuffix('.mar')}-{datetime.now():%Y%m%d-%H%M%S}"
-    directory = output or Path(named)
+    directory = output or Path(f"{command}-{model.name.removesuffix('.mar')}-{datetime.now():%Y%m%d-%H%M%S}")
     if has_run(directory):
         raise UsageError(f"--output: '{directory}' holds a run already; --resume {directory} goes on with it, or name another directory")
-    return RunRequest(model, options, directory, time_limit, quiet=quiet)
+    return directory
 
 
 def resumed_run(directory: Path, model: Path | None, time_limit: float | None, *, quiet: bool) -> RunRequest:
@@ -88,7 +87,7 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
             raise CliError(f"--resume: {request.model} has changed since that run started; start a new run without --resume")
         begun = time.monotonic()
         ends = begun + (float("inf") if request.time_limit is None else request.time_limit)
-        with Progress(ends, quiet=request.quiet) as progress, _journal(request) as journal:
+        with Progress(ends, quiet=request.quiet) as progress, Journal(request.directory, new=request.past is None) as journal:
             progress.doing("examining this machine")
             results = _results(request, archive, payloads, source)
             results.pinning = pinning
@@ -148,30 +147,24 @@ def sizes(settings: Settings, payloads: Sequence[Payload]) -> dict[str, int]:
     return {"max_request_size": max(settings.max_request_size, largest), "max_response_size": settings.max_response_size}
 
 
-def write_results(results: Results, directory: Path) -> None:
-    """Raises CliError."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)  # it may have been removed meanwhile
-        with whole_file(directory / RESULTS) as file:
-            file.write(results.model_dump_json(indent=1).encode() + b"\n")
-    except OSError as error:
-        raise CliError(f"'{directory / RESULTS}' cannot be written: {error.strerror or error}") from error
+def model_info(path: Path, archive: OpenArchive) -> ModelInfo:
+    """`path`: as it was named."""
+    size = path.stat().st_size if path.is_file() else None
+    return ModelInfo(
+        name=archive.manifest.model_name,
+        version=archive.manifest.version,
+        archive=plain(path.name),
+        sha256=archive.digest,
+        size_mib=None if size is None else round(size / (1 << 20), 3),
+    )
 
 
 def _results(request: RunRequest, archive: OpenArchive, payloads: Sequence[Payload], source: str) -> Results:
     past = request.past
-    size = request.model.stat().st_size if request.model.is_file() else None
-    manifest = archive.manifest
     results = Results(
         started=past.started if past is not None else now(),
         command=command_line(),
-        model=ModelInfo(
-            name=manifest.model_name,
-            version=manifest.version,
-            archive=plain(request.model.name),
-            sha256=archive.digest,
-            size_mib=None if size is None else round(size / (1 << 20), 3),
-        ),
+        model=model_info(request.model, archive),
         slo=request.options.slo,
         environment=environment(),
         inputs=mix(payloads, plain(source)),
@@ -183,41 +176,3 @@ def _results(request: RunRequest, archive: OpenArchive, payloads: Sequence[Paylo
             "--resume: the run was begun on another machine, whose figures cannot be combined with those of this machine; start a new run"
         )
     return results
-
-
-@contextmanager
-def _journal(request: RunRequest) -> Iterator[Journal]:
-    try:
-        request.directory.mkdir(parents=True, exist_ok=True)
-        journal = Journal(request.directory, new=request.past is None)
-    except OSError as error:
-        raise CliError(f"'{request.directory}' cannot be written ({error.strerror}); name another directory with --output") from error
-    try:
-        yield journal
-    finally:
-        journal.close()
-
-
-@contextmanager
-def interruptible(abandon: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and the end of the terminal: the first raises KeyboardInterrupt where the run is, which reports what there is; the
-    second ends this process once `abandon` is done."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came = 0
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        nonlocal came
-        came += 1
-        if came == 1:
-            raise KeyboardInterrupt
-        abandon()
-        os._exit(INTERRUPTED)
-
-    before = {number: signal.signal(number, on_signal) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

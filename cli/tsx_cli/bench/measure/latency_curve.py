@@ -145,9 +145,9 @@ def chunk_of(worker: StandaloneWorker, items: Sequence[Item], size: int, first: 
     ends = time.monotonic() + seconds
     while len(samples) < FEWEST or time.monotonic() < ends:
         reply = worker.answer(batch_of(items, size, first + len(samples)))
-        refused = next(((status, body) for status, body in reply.answers if status >= 400), None)
+        refused = next((each for each in reply.answers if each.status >= 400), None)
         if refused is not None:
-            raise WorkerFailed(f"a batch of {size} was answered {refused[0]}: {error_text(refused[1])}")
+            raise WorkerFailed(f"a batch of {size} was answered {refused.status}: {error_text(refused.body)}")
         samples.append(BatchTiming(reply.seconds, reply.stages))
     return samples
 

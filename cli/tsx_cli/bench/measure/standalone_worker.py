@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -29,8 +31,9 @@ from tsx_runtime.core.placement.devices import cpu_count, gpu_count
 from tsx_runtime.core.placement.placement import Machine, placement_of
 from tsx_runtime.core.workers.launch import Launch, launch_of
 from tsx_runtime.errors import BadRequest
+from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.wire import Item, Kind, LoadOrder
+from tsx_runtime.wire import Buffer, Item, Kind, LoadOrder
 
 LAST_LINES = 6  # of its log, in the reason of a failure
 PATIENCE = 5.0  # seconds that it may take to end
@@ -50,10 +53,9 @@ class WorkerSpec(NamedTuple):
 
 
 class BatchReply(NamedTuple):
-    """Of one batch: the status and the body, of an answer that streams its last part, of each item. The seconds are the worker's own:
-    in all, and in preprocess, inference and postprocess (NaN: it has no such step)."""
+    """Of one batch. The seconds are the worker's own: in all, and in preprocess, inference and postprocess (NaN: it has no such step)."""
 
-    answers: list[tuple[int, bytes]]
+    answers: list[ComparedAnswer]
     seconds: float
     stages: tuple[float, float, float]
 
@@ -131,6 +133,7 @@ class StandaloneWorker:
     precision: str | None = None  # that its handler says it has
     form: str | None = None  # that its model has, where forms are configured
     forms_passed_over: Sequence[str] = ()  # why it has none before that
+    load_seconds = 0.0  # from the load order to readiness
 
     def __init__(self, sock: socket.socket, process: subprocess.Popen[bytes], log: IO[bytes], response_timeout: float) -> None:
         self.pid = process.pid
@@ -141,11 +144,13 @@ class StandaloneWorker:
         self._batches = itertools.count(1)
 
     def load(self, spec: WorkerSpec) -> None:
+        begun = time.monotonic()
         self._send(Kind.LOAD, 0, extra=json.dumps(spec.load).encode())
         frame = self._receive(spec.startup_timeout, f"it was not loaded within {spec.startup_timeout:g} seconds (startupTimeout)")
         reply = json.loads(bytes(frame.extra))
         if frame.kind is not Kind.LOADED:
             raise WorkerFailed(reply["message"])
+        self.load_seconds = time.monotonic() - begun
         self.device, self.precision = reply["device"], reply.get("precision")
         self.form, self.forms_passed_over = reply.get("form"), reply.get("forms_passed_over", ())
 
@@ -153,13 +158,16 @@ class StandaloneWorker:
         """Raises WorkerFailed where the worker dies of it, or runs out of memory."""
         self._send(Kind.BATCH, next(self._batches), batch)
         late = f"a batch of {len(batch)} was not answered within {self._response_timeout:g} seconds (responseTimeout)"
-        while (frame := self._receive(self._response_timeout, late)).kind is Kind.PIECE:
-            pass  # the time of the whole answer counts
+        pieces: defaultdict[int, bytes] = defaultdict(bytes)
+        while (frame := self._receive(self._response_timeout, late)).kind is Kind.PIECE:  # the time of the whole answer counts
+            for at, _, body in frame.items:
+                pieces[at] += bytes(body)
         extra = bytes(frame.extra)
         _, seconds, *stages = wire.TIMES.unpack_from(extra)
         if any(metric["name"] == OUT_OF_MEMORY for metric in json.loads(extra[wire.TIMES.size :] or b"[]")):
             raise WorkerFailed(f"a batch of {len(batch)} does not fit the memory of {self.device}")
-        return BatchReply([(status, bytes(body)) for status, _, body in frame.items], seconds, (stages[0], stages[1], stages[2]))
+        answers = [ComparedAnswer(status, _headers(meta), pieces[at] + bytes(body)) for at, (status, meta, body) in enumerate(frame.items)]
+        return BatchReply(answers, seconds, (stages[0], stages[1], stages[2]))
 
     def cpu_seconds(self) -> float:
         """Of the process and all that it has started, so far."""
@@ -171,11 +179,6 @@ class StandaloneWorker:
                     times = process.cpu_times()
                     total += times.user + times.system
         return total
-
-    def last_words(self) -> str:
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return "\n".join(lines[-LAST_LINES:])
 
     def _send(self, kind: Kind, batch: int, items: Sequence[Item] = (), extra: bytes = b"") -> None:
         self._sock.settimeout(self._response_timeout)
@@ -213,12 +216,25 @@ class StandaloneWorker:
             code = self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             return "the worker closed its connection"
-        how = f"exit code {code}"
-        if code < 0:
-            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-            how = f"{name}, which is what a system that is out of memory sends" if name == "SIGKILL" else name
-        words = self.last_words()
-        return f"the worker ended ({how})" + (f": {words}" if words else "")
+        words = last_lines(self._log)
+        return f"the worker ended ({how_it_ended(code)})" + (f": {words}" if words else "")
+
+
+def _headers(block: Buffer) -> dict[str, str]:
+    return {name.lower(): value for name, value in wire.parse_header_block(str(block, "latin-1"))}
+
+
+def how_it_ended(code: int) -> str:
+    """A process with this return code, in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return f"{name}, which is what a system that is out of memory sends" if name == "SIGKILL" else name
+
+
+def last_lines(log: IO[bytes]) -> str:
+    log.seek(0)
+    return "\n".join(log.read().decode(errors="replace").strip().splitlines()[-LAST_LINES:])
 
 
 def items_of(payloads: Sequence[Payload]) -> list[Item]:

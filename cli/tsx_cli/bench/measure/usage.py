@@ -51,23 +51,17 @@ class UsageSampler:
         self._cpu()
         while not self._over.wait(INTERVAL):
             now = time.monotonic()
-            cpu, memory = self._cpu(), self._memory()
+            cpu, memory = self._cpu(), memory_of(self._root)
             share, held = self._gpu.read() if self._gpu is not None else (None, None)
             self.samples.append(
                 Usage(at_seconds=now - self._began, cpu=cpu / (now - last), memory_mib=memory / MEBI, gpu=share, gpu_memory_mib=held)
             )
             last = now
 
-    def _family(self) -> list[psutil.Process]:
-        try:
-            return [self._root, *self._root.children(recursive=True)]
-        except psutil.Error:
-            return []
-
     def _cpu(self) -> float:
         """Seconds of all processes since it was last asked."""
         now: dict[int, float] = {}
-        for process in self._family():
+        for process in family_of(self._root):
             try:
                 times = process.cpu_times()
             except psutil.Error:
@@ -77,15 +71,24 @@ class UsageSampler:
         self._before = now
         return used
 
-    def _memory(self) -> int:
-        total = 0
-        for process in self._family():
-            try:
-                info = process.memory_full_info()
-            except psutil.Error:  # it has ended, or is another user's
-                continue
-            total += getattr(info, "pss", None) or info.uss
-        return total
+
+def family_of(root: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def memory_of(root: psutil.Process) -> int:
+    """Bytes, of what it has started as well. Pages that several processes share count in part (PSS), or, outside of Linux, not (USS)."""
+    total = 0
+    for process in family_of(root):
+        try:
+            info = process.memory_full_info()
+        except psutil.Error:  # it has ended, or is another user's
+            continue
+        total += getattr(info, "pss", None) or info.uss
+    return total
 
 
 class _Gpu:

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from tsx_archiver import OpenArchive
-from tsx_archiver.metadata.forms import FORMS_FILE, InvalidForms, KeptForms, parse_forms
+from tsx_archiver.metadata.forms import FORMS_DIRECTORY, FORMS_FILE, InvalidForms, KeptForms, parse_forms
 from tsx_archiver.names import MANIFEST_PATH
 from tsx_archiver.opening import DEFAULT_CONFIG
 from tsx_cli.bench.measure.modelconfig import changes, with_keys
@@ -18,17 +18,24 @@ from tsx_runtime.core.models.benchmark_record import FILE as MEASURED
 QUEUE = 4096  # requests that may wait where the archive does not say: more than a closed loop has connections
 
 
-def lay_out(archive: OpenArchive, configuration: Configuration, place: Path) -> Path:
-    """A directory called as the model is, new in `place`, which `tsx serve` and a worker take as they take the archive."""
+def lay_out(archive: OpenArchive, configuration: Configuration, place: Path, *, forms: KeptForms | None = None) -> Path:
+    """A directory called as the model is, new in `place`, which `tsx serve` and a worker take as they take the archive.
+
+    `forms`: instead of those of the archive, in their order; the directory FORMS_DIRECTORY of their files is for the caller to make.
+    """
     directory = place / archive.manifest.model_name
     directory.mkdir(parents=True)
     config = config_name(archive)
+    left_out = {Path(MANIFEST_PATH).parts[0], config, MEASURED, "__pycache__"} | (set() if forms is None else {FORMS_FILE, FORMS_DIRECTORY})
     for file in archive.directory.iterdir():
-        if file.name not in (Path(MANIFEST_PATH).parts[0], config, MEASURED, "__pycache__"):
+        if file.name not in left_out:
             _place(file, directory / file.name)
     keys = changes(configuration, archive.config.raw)
     if archive.config.job_queue_size is None:
         keys["jobQueueSize"] = QUEUE
+    if forms is not None:
+        keys["forms"] = [form.name for form in forms.forms] or None
+        (directory / FORMS_FILE).write_bytes(forms.content())
     text = config_text(archive)
     if "/" in config:
         config = DEFAULT_CONFIG

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from tsx_cli.bench.commands.session import interruptible
 from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.generator.run import measure
 from tsx_cli.bench.measure.environment import environment
@@ -25,6 +24,7 @@ from tsx_cli.bench.workload.payloads import mix, read_payloads
 from tsx_cli.bench.workload.protocols import read_target
 from tsx_cli.common.client import Server, path
 from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.interruption import interruptible
 from tsx_runtime.version import __version__
 
 PILOT = 2.0  # seconds that tell how fast it is, and warm it up

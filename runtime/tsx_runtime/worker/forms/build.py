@@ -40,9 +40,10 @@ class BuildOrder(TypedDict):
 
 
 class BuildReport(TypedDict, total=False):
-    """Of a survey `applies`; of a form that was built `record`, else `reason`."""
+    """Of a survey `applies` and `labels`; of a form that was built `record`, else `reason`."""
 
     applies: dict[str, str | None]  # by the form's name: why it cannot be built, or null
+    labels: dict[str, str]  # by the form's name, in words
     record: dict[str, Any]  # of a FormRecord
     reason: str
 
@@ -84,7 +85,8 @@ def run(order: BuildOrder) -> BuildReport:
             applies={
                 name: form.missing() or _wrong_device(form.devices, subject) or form.applies(subject)
                 for name, form in known_forms().items()
-            }
+            },
+            labels={name: form.label for name, form in known_forms().items()},
         )
     form = known_forms()[order["form"]]
     with torch.no_grad():

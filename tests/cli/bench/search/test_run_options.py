@@ -16,8 +16,9 @@ from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Figure, Latency, OfferedLoad, Point, Trial
 from tsx_cli.bench.search.run_options import BenchOptions, configurations, seconds, share
 from tsx_cli.bench.search.search import baseline
-from tsx_cli.bench.storage.journal import NAME, Journal, read_journal
+from tsx_cli.bench.storage.journal import Journal, read_journal
 from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.run_directory import NAME
 
 HANDLER = "def handle(data, context):\n    return None if data is None else ['ok'] * len(data)\n"
 

@@ -1,0 +1,121 @@
+"""Which forms are tried first, and which of them is the best. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tsx_cli.common.failure import UsageError
+from tsx_cli.optimize.results import FormResult, SizeFigures
+from tsx_runtime.shared.suggestions import suggestion
+
+# Where the time is short, the first of these have been tried: those that have brought most for what building them takes.
+ORDER = (
+    "tensorrt-fp16",
+    "neuron-bf16",
+    "openvino-int8",
+    "bf16",
+    "fp16",
+    "channels-last",
+    "openvino-bf16",
+    "onnx",
+    "openvino",
+    "int8-static-bf16",
+    "int8-static",
+    "aotinductor-bf16",
+    "aotinductor-fp16",
+    "cuda-graphs",
+    "tensorrt",
+    "neuron",
+    "onnx-int8",
+    "torchscript-bf16",
+    "compile-bf16",
+    "bf16-autocast",
+    "fp16-autocast",
+    "aotinductor",
+    "torchscript",
+    "compile",
+    "int8-dynamic",
+    "onnx-int8-dynamic",
+    "int4-weights",
+    "pruned-25",
+    "pruned-50",
+)
+
+
+class Speedup(NamedTuple):
+    ratio: float
+    low: float
+    high: float
+
+
+def in_order(known: Sequence[str], wanted: Sequence[str] = ()) -> list[str]:
+    """All forms, or those of --forms. Those that ORDER does not know come last. Raises UsageError."""
+    for name in wanted:
+        if name not in known:
+            raise UsageError(f"--forms: there is no form '{name}'{suggestion(name, known)}; there are {', '.join(known)}")
+    return sorted(wanted or known, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+
+
+def speedup_of(sizes: Sequence[SizeFigures]) -> Speedup:
+    """The geometric mean of the ratios, with its 95 % interval: the sizes were measured one after the other."""
+    middle = math.fsum(math.log(each.ratio) for each in sizes) / len(sizes)
+    halves = [math.log(each.high / each.ratio) if math.isfinite(each.high) else math.inf for each in sizes]
+    half = math.hypot(*halves) / len(sizes)
+    return Speedup(math.exp(middle), math.exp(middle - half), math.exp(min(middle + half, 700.0)))
+
+
+def ranked(forms: Iterable[FormResult]) -> list[FormResult]:
+    """Those that answer right and are faster beyond the noise, the best first. Among those whose speed is the same within the noise the
+    smaller loss goes first, then the smaller memory."""
+    left = [form for form in forms if is_better(form)]
+    found: list[FormResult] = []
+    while left:
+        fastest = max(left, key=lambda form: form.speedup or 0.0)
+        tied = [form for form in left if same_speed(form, fastest)]
+        best = min(tied, key=lambda form: (_loss(form), form.memory_mib or math.inf, -(form.speedup or 0.0)))
+        found.append(best)
+        left.remove(best)
+    return found
+
+
+def is_better(form: FormResult) -> bool:
+    return form.guard is not None and form.guard.passed and form.batches_agree is True and (form.speedup_low or 0.0) > 1
+
+
+def same_speed(one: FormResult, other: FormResult) -> bool:
+    """Whether the difference lies within the noise of both."""
+    return abs(_log(one.speedup) - _log(other.speedup)) <= math.hypot(_half(one), _half(other))
+
+
+def _half(form: FormResult) -> float:
+    """Of the interval of the logarithm."""
+    return _log(form.speedup_high) - _log(form.speedup)
+
+
+def _log(value: float | None) -> float:
+    return math.log(value or 1.0)
+
+
+def _loss(form: FormResult) -> float:
+    return 0.0 if form.guard is None else form.guard.loss
+
+
+def explained(forms: Sequence[FormResult], batch_sizes: Sequence[int]) -> str:
+    """The choice in a sentence or two."""
+    best = next(iter(ranked(forms)), None)
+    if best is None:
+        tried = [form for form in forms if form.speedup is not None]
+        if not tried:
+            return "The reference stays: no form was measured."
+        accurate = [form for form in tried if form.guard is not None and form.guard.passed]
+        why = "no form that is accurate enough is faster than it beyond the noise" if accurate else "no form is accurate enough"
+        return f"The reference stays: {why}."
+    assert best.guard is not None
+    sizes = ", ".join(map(str, batch_sizes))
+    speed = f"{best.speedup:.2f} times ({best.speedup_low:.2f} to {best.speedup_high:.2f}) as fast as the reference"
+    found = f"{best.name} is {speed} over batches of {sizes}, and {best.guard.text}"
+    faster = [form.name for form in ranked(forms)[1:] if (form.speedup or 0) > (best.speedup or 0)]
+    tied = f" {' and '.join(faster)} is as fast within the noise, and loses or takes more." if faster else ""
+    return f"{found.rstrip('.')}.{tied}"

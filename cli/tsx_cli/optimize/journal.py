@@ -1,0 +1,75 @@
+"""The journal of a run of `tsx optimize`, a line of JSON per result: `--resume` continues from it.
+
+{"kind": "begin", "format": 1, "asked": {...}, "sha256": ..., "fingerprint": ..., "started": ...}
+{"kind": "form", "form": {...}}                        what a form was found to be
+{"kind": "written", "sha256": ...}                     the archive, with the forms that were kept
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tsx_cli.bench.model.parts import Part
+from tsx_cli.common.run_directory import JournalFile, read_journal_file
+from tsx_cli.optimize.results import FORMAT, FormResult
+
+COMMAND = "tsx optimize"
+
+
+class OptimizeJournal(JournalFile):
+    command = COMMAND
+
+    def begin(self, asked: dict[str, Any], **entry: Any) -> None:
+        self.write("begin", format=FORMAT, asked=asked, **entry)
+
+    def survey(self, survey: Survey) -> None:
+        self.write("survey", survey=survey.model_dump(mode="json"))
+
+    def form(self, form: FormResult) -> None:
+        self.write("form", form=form.model_dump(mode="json"))
+
+    def written(self, sha256: str | None) -> None:
+        self.write("written", sha256=sha256)
+
+
+class Survey(Part):
+    """What there is to try, and how."""
+
+    applies: dict[str, str | None]  # by the form's name: why it cannot be built, or None
+    labels: dict[str, str]
+    limit: str  # of the loss
+    rows: int  # held-out ones that are compared
+
+
+@dataclass
+class PastOptimization:
+    """The content of a journal."""
+
+    asked: dict[str, Any]
+    sha256: str | None  # of the archive, as it was found or written last
+    fingerprint: str
+    started: str
+    survey: Survey | None = None
+    forms: dict[str, FormResult] = field(default_factory=dict)
+
+
+def read_optimize_journal(directory: Path) -> PastOptimization:
+    """Raises CliError where there is none to go on from."""
+    return read_journal_file(directory, COMMAND, _read)
+
+
+def _read(entry: dict[str, Any], past: PastOptimization | None) -> PastOptimization:
+    if past is None:
+        if entry["kind"] != "begin" or entry["format"] != FORMAT:
+            raise ValueError(entry["kind"])
+        return PastOptimization(entry["asked"], entry["sha256"], entry["fingerprint"], entry["started"])
+    if entry["kind"] == "survey":
+        past.survey = Survey.model_validate(entry["survey"])
+    elif entry["kind"] == "form":
+        form = FormResult.model_validate(entry["form"])
+        past.forms[form.name] = form
+    elif entry["kind"] == "written":
+        past.sha256 = entry["sha256"]
+    return past

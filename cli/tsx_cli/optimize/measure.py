@@ -1,0 +1,96 @@
+"""Times two workers in turn: how many times as fast as the reference a form answers batches of one size."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tsx_cli.bench.measure.latency_curve import CHUNK, CHUNKS, FEWEST, chunk_of, settled
+from tsx_cli.bench.measure.noise import Watch
+from tsx_cli.bench.measure.standalone_worker import StandaloneWorker
+from tsx_cli.bench.model.disturbance import judge
+from tsx_cli.bench.model.statistics import RatioInterval, real_difference
+from tsx_cli.optimize.results import SizeFigures
+from tsx_runtime.wire import Item
+
+LEAST = 5  # rounds, each a chunk of batches of either worker
+MOST = 40
+PRECISE = 0.03  # of the ratio, that either end of its interval is away
+
+
+class RoundTimes(NamedTuple):
+    """Of the batches of a round, in seconds: the median, or, since what disturbs only adds time, the least of a disturbed round."""
+
+    reference: float
+    form: float
+    disturbed: str = ""  # by what
+
+
+class PairedTiming(NamedTuple):
+    figures: SizeFigures
+    rounds: list[RoundTimes]
+
+
+def measure_pair(
+    reference: StandaloneWorker,
+    form: StandaloneWorker,
+    items: Sequence[Item],
+    size: int,
+    seconds: float,
+    *,
+    watch: Callable[[], Watch],
+    cores: int,
+) -> PairedTiming:
+    """After a warm-up, until the ratio is known well enough, or the time is over and there are enough rounds. Raises WorkerFailed."""
+    ends = time.monotonic() + seconds
+    chunk = min(CHUNK, seconds / LEAST / 4)
+    for worker in (reference, form):
+        _warm_up(worker, items, size, chunk, time.monotonic() + seconds / 4)
+    rounds: list[RoundTimes] = []
+    while len(rounds) < LEAST or (len(rounds) < MOST and time.monotonic() < ends and not _precise(ratio_of(rounds))):
+        order = (reference, form) if len(rounds) % 2 else (form, reference)  # so that neither is always the second
+        with watch() as watched:
+            times = {worker: _times(worker, items, size, len(rounds), chunk) for worker in order}
+        disturbed = judge(watched.noise, cores)
+        figure = min if disturbed else statistics.median
+        rounds.append(RoundTimes(figure(times[reference]), figure(times[form]), disturbed[0] if disturbed else ""))
+    found, used = ratio_of(rounds), counted(rounds)
+    figures = SizeFigures(
+        batch_size=size,
+        median_ms=1000 * statistics.median(each.form for each in used),
+        reference_ms=1000 * statistics.median(each.reference for each in used),
+        ratio=found.ratio,
+        low=found.low,
+        high=found.high,
+    )
+    return PairedTiming(figures, rounds)
+
+
+def counted(rounds: Sequence[RoundTimes]) -> Sequence[RoundTimes]:
+    """The undisturbed ones, if there are enough; else all."""
+    quiet = [each for each in rounds if not each.disturbed]
+    return quiet if len(quiet) >= LEAST else rounds
+
+
+def ratio_of(rounds: Sequence[RoundTimes]) -> RatioInterval:
+    """How many times the form's time the reference's is."""
+    used = counted(rounds)
+    return real_difference([each.form for each in used], [each.reference for each in used])
+
+
+def _precise(found: RatioInterval) -> bool:
+    return found.high <= (1 + PRECISE) * found.ratio
+
+
+def _warm_up(worker: StandaloneWorker, items: Sequence[Item], size: int, seconds: float, ends: float) -> None:
+    chunks: list[list[float]] = []
+    while not settled(chunks) and len(chunks) < CHUNKS and (len(chunks) < FEWEST or time.monotonic() < ends):
+        chunks.append([each.seconds for each in chunk_of(worker, items, size, len(chunks), seconds if chunks else 0.0)])
+
+
+def _times(worker: StandaloneWorker, items: Sequence[Item], size: int, number: int, seconds: float) -> list[float]:
+    """Without the first batch, before which the worker was idle."""
+    _, *samples = chunk_of(worker, items, size, number, seconds)
+    return [each.seconds for each in samples]

@@ -1,0 +1,141 @@
+"""Proves that a form answers right: alike in batches of all sizes, and like the reference, or the labels, on inputs held out for that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import accumulate
+from pathlib import Path
+
+from tsx_cli.bench.measure.accuracy import compare_answers, parse_tolerance
+from tsx_cli.bench.measure.standalone_worker import StandaloneWorker, WorkerFailed, batch_of, items_of
+from tsx_cli.bench.workload.payloads import Payload
+from tsx_cli.common.client import error_text
+from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.optimize.guard.labels import read_labels
+from tsx_cli.optimize.guard.limits import load_metric, parse_limits
+from tsx_cli.optimize.guard.verdict import FormGuard
+from tsx_cli.optimize.options import OptimizeOptions
+from tsx_cli.optimize.results import GuardVerdict
+from tsx_runtime.core.shadowing.comparison import compare
+from tsx_runtime.plugins import ComparedAnswer
+from tsx_runtime.wire import Item
+
+SIZES = (1, 2, 3, 5, 8, 17, 32)  # of the batches that a form is proven with
+LARGEST_PROVEN = max(SIZES)
+TOGETHER = 8  # rows of a batch whose answers are compared
+TWICE = 8  # rows that the reference answers a second time
+SHARE = 0.05  # of the time, for the reference's answers
+LEAST_ROWS = 32  # that it answers however long it takes
+ALIKE = 0.005  # the loss up to which two answers of one form count as the same, where their numbers differ
+
+
+class OutOfTime(Exception):
+    """Says what was being done, for people."""
+
+
+class Criteria:
+    """What the options say of right answers. Raises UsageError, CliError."""
+
+    def __init__(self, options: OptimizeOptions, held_out: Sequence[Payload]) -> None:
+        custom = None if options.metric is None else load_metric(options.metric)
+        self._custom = custom and custom[1]
+        self._limits = parse_limits(options.max_loss, options.tolerance, custom and custom[0])
+        self.labels = None if options.labels is None else read_labels(Path(options.labels), held_out)
+        self._seed = options.seed
+
+    def guard(self, reference: Sequence[ComparedAnswer]) -> FormGuard:
+        """Of answers for the first of the rows. Raises CliError."""
+        return FormGuard(reference, self._limits, self.labels and self.labels[: len(reference)], self._custom, self._seed)
+
+
+class Proof:
+    """Of the forms of one model. `reference` answers the held-out rows once, for all of them."""
+
+    def __init__(
+        self, criteria: Criteria, held_out: Sequence[Payload], reference: StandaloneWorker, ends: float, on_rows: Callable[[int], None]
+    ) -> None:
+        """`ends`: by time.monotonic. Raises CliError, UsageError, WorkerFailed."""
+        self._criteria, self._ends, self._on_rows, self._same = criteria, ends, on_rows, parse_tolerance()
+        begun, items = time.monotonic(), items_of(held_out)
+        enough = begun + SHARE * (ends - begun)
+        answers: list[ComparedAnswer] = []
+        while len(answers) < len(items) and (len(answers) < LEAST_ROWS or time.monotonic() < enough):
+            batch = items[len(answers) : len(answers) + TOGETHER]
+            answers += answered(reference, batch, "the archive as it is", CliError)
+            on_rows(len(answers))
+        self._items, self._reference = items[: len(answers)], answers
+        self.rows = len(answers)
+        self.guard = criteria.guard(answers)
+        if self.guard.shortage is not None:
+            if self.rows == len(items):
+                more = "a quarter of the inputs calibrates forms; give more of them, or accept more by --max-loss"
+                raise UsageError(f"--input: {self.guard.shortage} ({more})")
+            raise UsageError(f"--time-limit: it leaves time for {self.rows} of {len(items)} held-out rows only; {self.guard.shortage}")
+        again = answered(reference, self._items[:TWICE], "the archive as it is", CliError)
+        same = compare_answers(answers[: len(again)], again, self._same)
+        if not same.same:
+            raise CliError(
+                f"the archive as it is answers the same request differently each time, so no form can be compared with it ({same.worst}); "
+                "make it deterministic, for example by a fixed seed in its handler"
+            )
+
+    def batch_difference(self, worker: StandaloneWorker) -> str | None:
+        """How a row was answered otherwise in a batch than alone; None where none was, by its numbers or by what they rank first. Raises
+        WorkerFailed, OutOfTime."""
+        starts = list(accumulate(SIZES, initial=0))
+        rows = batch_of(self._items, starts[-1], 0)
+        alone: dict[bytes, ComparedAnswer] = {}
+        expected, actual, names = list[ComparedAnswer](), list[ComparedAnswer](), list[str]()
+        for size, start in zip(SIZES, starts, strict=False):
+            batch = rows[start : start + size]
+            for _, meta, body in batch:
+                key = bytes(meta) + bytes(body)
+                if key not in alone:
+                    self._check_time("while it answered batches of all sizes")
+                    alone[key] = answered(worker, [(0, meta, body)], "it")[0]
+                expected.append(alone[key])
+            actual += answered(worker, batch, "it")
+            names += [f"row {at + 1} of a batch of {size}" for at in range(size)]
+        found = [compare(self._same, b"", one, other).difference for one, other in zip(expected, actual, strict=True)]
+        wrong = [at for at, difference in enumerate(found) if difference is not None]
+        if not wrong:
+            return None
+        with suppress(CliError):  # so few rows cannot be judged
+            if FormGuard([expected[at] for at in wrong]).judge([actual[at] for at in wrong]).loss <= ALIKE:
+                return None
+        first = found[wrong[0]]
+        assert first is not None
+        others = f" and {len(wrong) - 1} others" if wrong[1:] else ""
+        return f"{names[wrong[0]]}{others}: {first.between('alone', 'in the batch')}"
+
+    def verdict(self, worker: StandaloneWorker) -> GuardVerdict:
+        """Of the answers for the held-out rows, of which no more are asked for once it cannot pass. Raises WorkerFailed, OutOfTime."""
+        answers: list[ComparedAnswer] = []
+        look = 4 * TOGETHER
+        while len(answers) < self.rows:
+            self._check_time(f"after {len(answers)} of {self.rows} held-out rows were compared")
+            answers += answered(worker, self._items[len(answers) : len(answers) + TOGETHER], "it")
+            self._on_rows(len(answers))
+            if len(answers) >= look and len(answers) < self.rows:
+                look *= 2
+                with suppress(CliError):  # so few rows cannot be judged
+                    if why := self.guard.hopeless(answers):
+                        verdict = self._criteria.guard(self._reference[: len(answers)]).judge(answers)
+                        return verdict.model_copy(update={"passed": False, "text": why})
+        return self.guard.judge(answers)
+
+    def _check_time(self, when: str) -> None:
+        if time.monotonic() > self._ends:
+            raise OutOfTime(f"the time limit ended {when}")
+
+
+def answered(
+    worker: StandaloneWorker, batch: Sequence[Item], name: str, failure: Callable[[str], Exception] = WorkerFailed
+) -> list[ComparedAnswer]:
+    """Raises `failure` where one is refused, WorkerFailed."""
+    answers = worker.answer(batch).answers
+    if refused := next((each for each in answers if each.status >= 400), None):
+        raise failure(f"{name} answers an input with {refused.status}: {error_text(refused.body)}")
+    return answers

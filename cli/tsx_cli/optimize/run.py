@@ -1,0 +1,201 @@
+"""A run: builds, proves and measures one form after the other beside the reference; each result is kept at once."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+import psutil
+
+from tsx_archiver.metadata.forms import REFERENCE
+from tsx_cli.bench.commands.progress import Progress
+from tsx_cli.bench.measure.environment import NOISY
+from tsx_cli.bench.measure.noise import Watch
+from tsx_cli.bench.measure.standalone_worker import StandaloneWorker, WorkerFailed, items_of, start_worker
+from tsx_cli.bench.measure.usage import MEBI, memory_of
+from tsx_cli.bench.model.results import now
+from tsx_cli.bench.workload.payloads import Payload
+from tsx_cli.common.failure import CliError
+from tsx_cli.optimize.builder import BuildFailed, BuildTimeout, FormBuilder, size_of
+from tsx_cli.optimize.choose import explained, in_order, ranked, speedup_of
+from tsx_cli.optimize.journal import OptimizeJournal, PastOptimization, Survey
+from tsx_cli.optimize.measure import RoundTimes, measure_pair
+from tsx_cli.optimize.options import OptimizeOptions
+from tsx_cli.optimize.prove import Criteria, OutOfTime, Proof
+from tsx_cli.optimize.results import FormResult, OptimizeResults, SizeFigures
+from tsx_cli.optimize.write_back import BuiltForm
+
+BUILD_SHARE = 0.5  # of the time that is left, for one form
+LEAST_BUILD = 60.0  # seconds that it gets if there are as many, and that the survey gets in any case
+MEASURE = 4.0  # seconds for a batch size
+UNTOUCHED = "the run ended before"
+
+
+@dataclass
+class Optimization:
+    """`results` is filled as the run goes on, and is sound whenever it is interrupted."""
+
+    options: OptimizeOptions
+    criteria: Criteria
+    held_out: Sequence[Payload]
+    builder: FormBuilder
+    results: OptimizeResults
+    journal: OptimizeJournal
+    progress: Progress
+    ends: float  # by time.monotonic
+    past: PastOptimization | None = None
+    _rounds: list[RoundTimes] = field(default_factory=list)
+    _probes: list[float] = field(default_factory=list)
+
+    def go(self) -> None:
+        """Raises CliError, UsageError, and what interrupts it."""
+        name = self.builder.archive.manifest.model_name
+        try:
+            if self.past is not None and self.past.survey is not None:
+                self._list(self.past.survey)
+                if not any(may_be_tried(form) for form in self.results.forms):
+                    return
+            self.progress.doing("starting the model as it is")
+            with start_worker(self.builder.spec()) as reference:
+                self.results.reference.load_seconds = reference.load_seconds
+                self.progress.doing("the answers of the model as it is")
+                proof = Proof(self.criteria, self.held_out, reference, self.ends, self.progress.rows)
+                if proof.rows < len(self.held_out):
+                    self.results.notes.append(f"{proof.rows} of {len(self.held_out)} held-out rows were used, as the time was short")
+                self.progress.found(f"{name}: {proof.rows} held-out rows; a form has to keep {proof.guard.limit}")
+                self.progress.doing("looking which forms apply")
+                applies, labels = self.builder.survey(max(LEAST_BUILD, self._left()))
+                survey = Survey(applies=applies, labels=labels, limit=proof.guard.limit, rows=proof.rows)
+                self._list(survey)
+                self.journal.survey(survey)
+                for form in self.results.forms:
+                    if form.state == "not tried" and self._left() > 0:
+                        self._try(form, reference, proof)
+                self._end_of_time()
+        except (WorkerFailed, BuildFailed) as error:
+            raise CliError(f"{name} cannot be optimized: {error}") from error
+        finally:
+            self._finish()
+
+    def _list(self, survey: Survey) -> None:
+        """All that are asked for, the most promising first; those that an earlier run has tried as it found them. Raises UsageError."""
+        past = {} if self.past is None else self.past.forms
+        self.results.limit, self.results.held_out_rows = survey.limit, survey.rows
+        self.results.reference = past.get(REFERENCE, self.results.reference)
+        self.results.forms = []
+        for name in in_order(list(survey.applies), self.options.forms):
+            reason = survey.applies[name]
+            state: Literal["not applicable", "not tried"] = "not applicable" if reason else "not tried"
+            form = FormResult(name=name, label=survey.labels[name], state=state, reason=reason or UNTOUCHED)
+            self.results.forms.append(past.get(name, form))
+
+    def _try(self, form: FormResult, reference: StandaloneWorker, proof: Proof) -> None:
+        try:
+            self._examine(form, reference, proof)
+        except (OutOfTime, BuildTimeout) as error:
+            form.reason = str(error)
+        except (BuildFailed, WorkerFailed, OSError) as error:
+            form.state, form.reason = "failed", str(error)
+        if form.state != "not tried":
+            self.journal.form(form)
+            self.journal.form(self.results.reference)
+        self.progress.found(outcome(form))
+
+    def _end_of_time(self) -> None:
+        left = [form for form in self.results.forms if form.state == "not tried"]
+        for form in left:
+            form.reason = "the time limit ended before it was built" if form.reason == UNTOUCHED else form.reason
+        if left:
+            several = f"{len(left)} forms were" if len(left) > 1 else "One form was"
+            note = f"{several} not tried, as the time limit ended; --resume with a longer --time-limit goes on"
+            self.results.notes.append(note)
+            self.progress.found(note)
+
+    def _examine(self, form: FormResult, reference: StandaloneWorker, proof: Proof) -> None:
+        built = self._built(form)
+        self._check_time("before a worker was started with it")
+        self.progress.doing(f"{form.name}: starting a worker")
+        with start_worker(self.builder.spec(built)) as worker:
+            form.load_seconds = worker.load_seconds
+            if worker.form != form.name:
+                reasons = " ".join(worker.forms_passed_over).removeprefix(f"{form.name}: ")
+                raise WorkerFailed(f"a worker does not run it: {reasons}")
+            self.progress.doing(f"{form.name}: batches of all sizes")
+            difference = proof.batch_difference(worker)
+            form.batches_agree = difference is None
+            if difference is not None:
+                raise WorkerFailed(f"it answers a row otherwise in a batch than alone: {difference}")
+            self.progress.doing(f"{form.name}: comparing answers")
+            form.guard = proof.verdict(worker)
+            form.sizes = self._measured(form.name, reference, worker)
+            form.memory_mib = memory_of(psutil.Process(worker.pid)) / MEBI
+            self.results.reference.memory_mib = memory_of(psutil.Process(reference.pid)) / MEBI  # beside it: they share pages
+        form.speedup, form.speedup_low, form.speedup_high = speedup_of(form.sizes)
+        if not form.guard.passed:
+            form.state, form.reason = "inaccurate", form.guard.text
+        elif form.speedup_low > 1:
+            form.state, form.reason = "passed", ""
+        else:
+            form.state, form.reason = "slower", "it is not faster than the reference beyond the noise"
+
+    def _built(self, form: FormResult) -> BuiltForm:
+        built = self.builder.built(form.name)
+        if built is None:
+            self.progress.doing(f"{form.name}: building")
+            built = self.builder.build(form.name, min(self._left(), max(LEAST_BUILD, BUILD_SHARE * self._left())))
+        form.build_seconds = built.record.measured.get("build_seconds")
+        form.size_mib = size_of(built.directory) / MEBI
+        return built
+
+    def _measured(self, name: str, reference: StandaloneWorker, worker: StandaloneWorker) -> list[SizeFigures]:
+        items, found = items_of(self.held_out), []
+        for at, size in enumerate(self.results.batch_sizes):
+            self._check_time("before it was measured")
+            self.progress.doing(f"{name}: batches of {size} beside the reference")
+            share = min(MEASURE, self._left() / (len(self.results.batch_sizes) - at))
+            watch, cores = partial(Watch, self._probes), self.results.environment.cores
+            timing = measure_pair(reference, worker, items, size, share, watch=watch, cores=cores)
+            self._rounds += timing.rounds
+            found.append(timing.figures)
+        return found
+
+    def _finish(self) -> None:
+        results = self.results
+        results.ended = now()
+        best = ranked(results.forms)[:1]
+        results.best = best[0].name if best else None
+        results.why = explained(results.forms, results.batch_sizes)
+        measured = [each for form in results.forms for each in form.sizes]
+        for size in results.batch_sizes:
+            if times := [each.reference_ms for each in measured if each.batch_size == size]:
+                middle = statistics.median(times)
+                figures = SizeFigures(batch_size=size, median_ms=middle, reference_ms=middle, ratio=1, low=1, high=1)
+                results.reference.sizes.append(figures)
+        if disturbed := [each.disturbed for each in self._rounds if each.disturbed]:
+            results.notes.append(f"{len(disturbed)} of {len(self._rounds)} rounds were disturbed, the first since {disturbed[0]}")
+        if (results.environment.noise or 0.0) > NOISY:
+            varies = f"a fixed computation varies by {results.environment.noise:.0%}"
+            results.notes.append(f"this machine is not quiet: {varies}; small differences mean little")
+
+    def _left(self) -> float:
+        return self.ends - time.monotonic()
+
+    def _check_time(self, when: str) -> None:
+        if self._left() <= 0:
+            raise OutOfTime(f"the time limit ended {when}")
+
+
+def may_be_tried(form: FormResult) -> bool:
+    """By a later run; what was not installed may be by now (`Form.missing`)."""
+    return form.state == "not tried" or (form.state == "not applicable" and " is not installed: " in form.reason)
+
+
+def outcome(form: FormResult) -> str:
+    """One line of progress."""
+    speed = "" if form.speedup is None else f", {form.speedup:.2f} times as fast ({form.speedup_low:.2f} to {form.speedup_high:.2f})"
+    reason = f": {form.reason.splitlines()[0]}" if form.reason else ""
+    return f"{form.name}: {form.state}{speed}{reason}"

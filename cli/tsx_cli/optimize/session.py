@@ -1,0 +1,198 @@
+"""Prepares a run from the command line, carries it out, and writes what it found into the archive."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from tsx_archiver import OpenArchive, open_archive
+from tsx_archiver.metadata.forms import FORMS_DIRECTORY, REFERENCE
+from tsx_cli.bench.commands.progress import Progress
+from tsx_cli.bench.commands.session import model_info, new_directory
+from tsx_cli.bench.measure.environment import environment
+from tsx_cli.bench.measure.standalone_worker import items_of
+from tsx_cli.bench.model.configuration import parse_numbers
+from tsx_cli.bench.model.results import now
+from tsx_cli.bench.search.run_options import DEVICES, command_line, plain, words
+from tsx_cli.bench.workload.inputs import choose_payloads
+from tsx_cli.bench.workload.payloads import Payload, mix
+from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.interruption import interruptible
+from tsx_cli.common.run_directory import write_results
+from tsx_cli.optimize.builder import FormBuilder
+from tsx_cli.optimize.choose import ranked
+from tsx_cli.optimize.journal import OptimizeJournal, PastOptimization, read_optimize_journal
+from tsx_cli.optimize.options import Keep, OptimizeOptions
+from tsx_cli.optimize.prove import LARGEST_PROVEN, Criteria
+from tsx_cli.optimize.results import FormResult, OptimizeResults
+from tsx_cli.optimize.run import Optimization
+from tsx_cli.optimize.write_back import BuiltForm, keep_forms, measured_of
+from tsx_runtime.core.placement.devices import gpu_count
+from tsx_runtime.settings.schema import Settings
+
+FEWEST = 8  # rows
+CALIBRATION = 256  # rows at most; a quarter of what there is
+
+
+@dataclass(frozen=True)
+class OptimizeRequest:
+    """One run, new or resumed."""
+
+    model: Path
+    options: OptimizeOptions
+    directory: Path
+    time_limit: float  # seconds
+    keep: Keep
+    past: PastOptimization | None = None
+    quiet: bool = False
+
+
+class Rows(NamedTuple):
+    """The inputs; none is in both."""
+
+    calibration: list[Payload]
+    held_out: list[Payload]
+
+
+def new_optimization(
+    model: Path, options: OptimizeOptions, output: Path | None, time_limit: float, keep: Keep, *, quiet: bool
+) -> OptimizeRequest:
+    """Raises UsageError, CliError."""
+    return OptimizeRequest(model, options, new_directory("optimize", model, output), time_limit, keep, quiet=quiet)
+
+
+def resumed_optimization(directory: Path, model: Path | None, time_limit: float, keep: Keep, *, quiet: bool) -> OptimizeRequest:
+    """Raises CliError."""
+    past = read_optimize_journal(directory)
+    given = dict(past.asked)
+    try:
+        measured, options = Path(given.pop("model")), OptimizeOptions.of_json(given)
+    except (KeyError, TypeError, AttributeError) as error:  # of another version of tsx
+        raise CliError(f"--resume: what the run in '{directory}' was given cannot be read ({error}); start a new run") from error
+    return OptimizeRequest(model or measured, options, directory, time_limit, keep, past, quiet)
+
+
+def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
+    """Try forms until all are, the time is over, or the run is interrupted: `complete` says which. The directory has results.json."""
+    options, past = request.options, request.past
+    sizes = parse_numbers(options.batch_sizes, "--batch-sizes")
+    with (
+        open_archive(request.model, cache=settings.cache_dir, limits=settings.archive_limits()) as archive,
+        tempfile.TemporaryDirectory() as place,
+    ):
+        inputs = [Path(each) for each in options.inputs]
+        payloads, source = choose_payloads(archive.source, inputs, seed=options.seed, content_type=options.content_type)
+        rows = divided(payloads, options.seed, options.rows)
+        criteria = Criteria(options, rows.held_out)
+        if past is not None and past.sha256 != archive.digest:
+            raise CliError(f"--resume: {request.model} has changed since that run started; start a new run without --resume")
+        ends = time.monotonic() + request.time_limit
+        with Progress(ends, quiet=request.quiet) as progress, OptimizeJournal(request.directory, new=past is None) as journal:
+            progress.doing("examining this machine")
+            results = OptimizeResults(
+                started=now() if past is None else past.started,
+                command=command_line(),
+                model=model_info(request.model, archive),
+                environment=environment(),
+                inputs=mix(payloads, plain(source)),
+                calibration_rows=len(rows.calibration),
+                held_out_rows=len(rows.held_out),
+                limit="",
+                batch_sizes=list(sizes),
+                reference=FormResult(name=REFERENCE, label="the model as it is", state="passed", size_mib=_size(archive)),
+            )
+            fingerprint = results.environment.fingerprint
+            if past is None:
+                asked = options.as_json() | {"model": str(request.model.absolute())}
+                journal.begin(asked, sha256=archive.digest, fingerprint=fingerprint, started=results.started)
+            elif past.fingerprint != fingerprint:
+                raise CliError(
+                    "--resume: the run was begun on another machine, whose figures cannot be combined with those of this machine; "
+                    "start a new run"
+                )
+            builder = FormBuilder(
+                archive,
+                device_of(options.device, archive),
+                items_of(rows.calibration),
+                max(*sizes, LARGEST_PROVEN),
+                Path(place),
+                (request.directory / FORMS_DIRECTORY).absolute(),
+                past is not None,
+            )
+            run = Optimization(options, criteria, rows.held_out, builder, results, journal, progress, ends, past)
+            with interruptible(builder.abandon):
+                try:
+                    run.go()
+                except KeyboardInterrupt:
+                    results.complete = False
+                    results.notes.append("The run was interrupted, and nothing was written into the archive. --resume continues it.")
+                except BaseException:
+                    results.complete = False
+                    with suppress(CliError):  # the reason that ended the run is reported
+                        write_results(results, request.directory)
+                    raise
+            write_results(results, request.directory)
+            if results.complete and request.keep is not Keep.NONE:
+                _keep(request, results, builder, journal, settings)
+    return results
+
+
+def divided(payloads: Sequence[Payload], seed: int, most: int | None = None) -> Rows:
+    """A quarter of the different ones, by chance, and the rest. Raises UsageError where they are too few."""
+    different = list({(each.body, each.content_type, each.query): each for each in payloads}.values())
+    random.Random(seed).shuffle(different)
+    different = different[:most]
+    if len(different) < FEWEST:
+        raise UsageError(
+            f"--input: {len(different)} different inputs are too few; {FEWEST} are the least, and a loss of half a percent takes hundreds"
+        )
+    share = min(len(different) // 4, CALIBRATION)
+    return Rows(different[:share], different[share:])
+
+
+def device_of(given: str | None, archive: OpenArchive) -> str:
+    """Raises UsageError."""
+    if given is None:
+        return "cuda" if gpu_count() and archive.config.device_type != "cpu" else "cpu"
+    device, *others = words(given, DEVICES, "--device")
+    if others:
+        raise UsageError(f"--device: '{given}' is more than one; forms are built for one device")
+    if device == "cuda" and not gpu_count():
+        raise UsageError("--device cuda: no GPU is visible here (`nvidia-smi` shows what the driver sees); leave it out")
+    return device
+
+
+def _keep(request: OptimizeRequest, results: OptimizeResults, builder: FormBuilder, journal: OptimizeJournal, settings: Settings) -> None:
+    """Raises CliError, ArchiveError."""
+    chosen = ranked(results.forms)[: 1 if request.keep is Keep.BEST else None]
+    if not chosen:
+        if builder.archive.config.forms:
+            results.notes.append(
+                f"{request.model} still runs with forms of an earlier run: tsx optimize {request.model} --remove removes them"
+            )
+        return
+    built: list[BuiltForm] = []
+    for form in chosen:
+        found = builder.built(form.name)
+        if found is None:
+            raise CliError(
+                f"nothing was written into {request.model}: the files of {form.name} are gone from {request.directory / FORMS_DIRECTORY}"
+            )
+        built.append(found._replace(record=replace(found.record, measured=measured_of(form))))
+    results.notes.append(keep_forms(request.model, builder.archive.digest, built, settings.cache_dir))
+    for form in chosen:
+        form.state = "kept"
+    with open_archive(request.model, cache=settings.cache_dir, limits=settings.archive_limits()) as archive:
+        journal.written(archive.digest)
+
+
+def _size(archive: OpenArchive) -> float | None:
+    """MiB of the file with its weights."""
+    file = archive.directory / (archive.manifest.serialized_file or "")
+    return file.stat().st_size / (1 << 20) if file.is_file() else None

@@ -1,0 +1,72 @@
+"""The order in which forms are tried, their speedup over several batch sizes, and the choice among them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tsx_cli.common.failure import UsageError
+from tsx_cli.optimize.choose import ORDER, explained, in_order, ranked, same_speed, speedup_of
+from tsx_cli.optimize.results import FormResult, GuardVerdict, SizeFigures
+
+
+def verdict(loss: float = 0.0, *, passed: bool = True) -> GuardVerdict:
+    text = f"it loses {loss:.1%}"
+    return GuardVerdict(passed=passed, metric="top1", limit="l", value=1 - loss, reference=1, loss=loss, loss_bound=loss, rows=9, text=text)
+
+
+def form(name: str, speedup: float, half: float = 0.02, **more: Any) -> FormResult:
+    given = {"guard": verdict(), "batches_agree": True, "memory_mib": 100.0, "state": "passed", **more}
+    return FormResult(name=name, label=name, speedup=speedup, speedup_low=speedup / (1 + half), speedup_high=speedup * (1 + half), **given)
+
+
+def names(*forms: FormResult) -> list[str]:
+    return [each.name for each in ranked(forms)]
+
+
+def size(batch: int, ratio: float, half: float) -> SizeFigures:
+    return SizeFigures(batch_size=batch, median_ms=1, reference_ms=ratio, ratio=ratio, low=ratio / (1 + half), high=ratio * (1 + half))
+
+
+def test_the_speedup_is_the_geometric_mean_and_several_sizes_make_it_more_certain() -> None:
+    alone = speedup_of([size(1, 2.0, 0.1)])
+    assert alone == pytest.approx((2.0, 2.0 / 1.1, 2.2))
+    several = speedup_of([size(1, 1.0, 0.1), size(8, 4.0, 0.1)])
+    assert several.ratio == pytest.approx(2.0)
+    assert alone.low < several.low < several.ratio < several.high < alone.high
+
+
+def test_only_what_answers_right_and_is_faster_beyond_the_noise_may_be_chosen() -> None:
+    wrong = form("wrong", 9.0, guard=verdict(0.1, passed=False))
+    rows = form("rows", 9.0, batches_agree=False)
+    unproven = form("unproven", 9.0, guard=None)
+    noisy = form("noisy", 1.1, half=0.2)
+    assert names(wrong, rows, unproven, noisy, form("sound", 1.1)) == ["sound"]
+
+
+def test_the_fastest_goes_first_and_within_the_noise_the_smaller_loss_then_the_smaller_memory() -> None:
+    fast = form("fast", 3.0, guard=verdict(0.003))
+    assert names(form("slow", 2.0), fast) == ["fast", "slow"]
+    assert same_speed(fast, near := form("near", 2.98))
+    assert names(fast, near) == ["near", "fast"]
+    assert names(near, small := form("small", 2.97, memory_mib=50.0)) == ["small", "near"]
+    assert "fast is as fast within the noise" in explained([fast, near], [1, 8])
+    assert explained([small], [1, 8]).startswith("small is 2.97 times (2.91 to 3.03) as fast as the reference over batches of 1, 8")
+
+
+def test_where_nothing_is_better_the_reference_stays_and_the_reason_says_why() -> None:
+    assert "no form was measured" in explained([FormResult(name="a", label="a", state="failed")], [1])
+    assert "no form is accurate enough" in explained([form("a", 3.0, guard=verdict(0.1, passed=False))], [1])
+    assert "no form that is accurate enough is faster" in explained([form("a", 1.0)], [1])
+
+
+def test_a_form_that_the_order_does_not_know_is_tried_last() -> None:
+    assert in_order(["later", "onnx", "openvino-int8"]) == ["openvino-int8", "onnx", "later"]
+    assert len(set(ORDER)) == len(ORDER)
+
+
+def test_only_forms_that_are_named_are_tried_and_for_one_that_is_none_the_nearest_is_named() -> None:
+    assert in_order(["bf16", "onnx", "compile"], ["onnx", "bf16"]) == ["bf16", "onnx"]
+    with pytest.raises(UsageError, match="no form 'onx'; did you mean 'onnx'"):
+        in_order(["bf16", "onnx"], ["onx"])

@@ -1,0 +1,70 @@
+"""The proof that a form answers right, with real workers whose handlers answer as such forms would."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.models import make_model
+from tsx_archiver import open_archive
+from tsx_cli.bench.measure.standalone_worker import StandaloneWorker, WorkerFailed, start_worker, worker_spec
+from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.workload.payloads import Payload
+from tsx_cli.optimize.options import OptimizeOptions
+from tsx_cli.optimize.prove import LARGEST_PROVEN, Criteria, OutOfTime, Proof
+
+ROWS = [Payload(b"x" * number) for number in range(200)]
+HANDLER = """
+def handle(data, context):
+    lengths = [len(row.get("data") or row.get("body")) for row in data or []]
+    return [{{"name": {name}}} for length in lengths]
+"""
+RIGHT = "('even' if length % 2 == 0 else 'odd')"
+
+
+@contextmanager
+def worker_of(place: Path, name: str) -> Iterator[StandaloneWorker]:
+    """One that answers each row with this expression of its `length`, and of all `lengths`."""
+    model = make_model(place / f"m{len(list(place.iterdir()))}", HANDLER.format(name=name))
+    with open_archive(model) as archive, start_worker(worker_spec(archive, Configuration(), LARGEST_PROVEN)) as worker:
+        yield worker
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_form_is_refused_for_answers_that_depend_on_the_batch_for_wrong_ones_and_for_errors(tmp_path: Path) -> None:
+    options, counts = OptimizeOptions(max_loss="exact>=-5%"), list[int]()
+    with ExitStack() as stack:
+        reference, in_batches, wrong, refusing = (
+            stack.enter_context(worker_of(tmp_path, name))
+            for name in (
+                RIGHT,
+                f"{RIGHT} if len(lengths) < 17 else 'many'",
+                f"{RIGHT} if length % 3 else 'none'",
+                f"1 / (length - 50) and {RIGHT}",
+            )
+        )
+        proof = Proof(Criteria(options, ROWS), ROWS, reference, math.inf, counts.append)
+        assert (proof.rows, counts[-1]) == (200, 200)
+
+        assert proof.batch_difference(reference) is None
+        right = proof.verdict(reference)
+        assert (right.passed, right.loss, right.rows) == (True, 0, 200)
+
+        assert "row 1 of a batch of 17 and 48 others: name: " in str(proof.batch_difference(in_batches))
+
+        assert proof.batch_difference(wrong) is None
+        verdict = proof.verdict(wrong)
+        assert not verdict.passed
+        assert verdict.loss == pytest.approx(1 / 3, abs=0.1)
+        assert counts[-1] < 100, "no more rows are compared once it cannot pass"
+        assert "exact>=-5% cannot be kept any more" in verdict.text
+
+        with pytest.raises(WorkerFailed, match="it answers an input with 5"):
+            proof.verdict(refusing)
+        proof._ends = 0.0
+        with pytest.raises(OutOfTime, match="after 0 of 200 held-out rows"):
+            proof.verdict(reference)
