@@ -11,7 +11,8 @@ class TopicHandler(BaseHandler):
     input_kind = "text"
 
     def preprocess(self, data: Any) -> Any:
-        return padded([tokens_of(bytes(row.get("data") or row.get("body")).decode()) for row in data])
+        texts = (row.get("data") or row.get("body") for row in data)
+        return padded([tokens_of(text if isinstance(text, str) else bytes(text).decode()) for text in texts])
 
     def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
         with torch.inference_mode():
