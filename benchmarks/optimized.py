@@ -25,7 +25,7 @@ import servers
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "benchmarks" / "models"
 DIGITS, DETECTOR = ROOT / "examples" / "digits", ROOT / "examples" / "detector"
-ROWS = 1600  # inputs of a model: a quarter, at most 256, calibrates, and the others guard
+ROWS = 3200  # inputs of a model, of a larger one half as many: 256 calibrate, the others guard
 sys.path[:0] = [str(MODELS)]
 
 
@@ -76,7 +76,7 @@ def show(name: str, results: dict[str, Any]) -> None:
 
 
 def digits(place: Path) -> Subject:
-    labels = _digits_inputs(place / "inputs", 8, json.loads((DIGITS / "index_to_name.json").read_text()))
+    labels = _digits_inputs(place / "inputs", ROWS, 8, json.loads((DIGITS / "index_to_name.json").read_text()))
     files = ("--serialized-file", DIGITS / "digits.pth", "--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py")
     archive = servers.archive(place, "digits", *files, "--extra-files", DIGITS / "index_to_name.json")
     return Subject(archive, place / "inputs", [*_labelled(place, labels), "--max-loss", "top1>=-0.5%"])
@@ -88,7 +88,7 @@ def detector(place: Path) -> Subject:
 
     inputs, labels = place / "inputs", {}
     inputs.mkdir(exist_ok=True)
-    for number in range(ROWS):
+    for number in range(ROWS // 2):
         drawing = draw(HELD_OUT_SEED + number)
         drawing.image.save(inputs / f"{number:04}.png")
         labels[f"{number:04}.png"] = [{NAMES[label]: [side / SIZE for side in box]} for label, box in drawing.things]
@@ -113,7 +113,7 @@ def resnet18(place: Path) -> Subject:
             return (((large - mean) / deviation).to(memory_format=torch.channels_last),)
 
         _train(ResNet18(), batch, torch.from_numpy(split.train_labels), weights, steps=120, size=24)
-    labels = _digits_inputs(place / "inputs", side, {str(digit): str(digit) for digit in range(10)})
+    labels = _digits_inputs(place / "inputs", ROWS // 2, side, {str(digit): str(digit) for digit in range(10)})
     files = ("--serialized-file", weights, "--model-file", MODELS / "resnet18.py", "--handler", "image_classifier")
     return Subject(servers.archive(place, "resnet18", *files), place / "inputs", [*_labelled(place, labels), "--max-loss", "top1>=-0.5%"])
 
@@ -152,14 +152,14 @@ def _split() -> Any:
     return load_split()
 
 
-def _digits_inputs(place: Path, side: int, names: dict[str, str]) -> dict[str, str]:
+def _digits_inputs(place: Path, rows: int, side: int, names: dict[str, str]) -> dict[str, str]:
     """The held-out pictures, several times with another noise, in that size; returns the label of each file."""
     import numpy as np
     from PIL import Image
 
     place.mkdir(exist_ok=True)
     split, chance, labels = _split(), np.random.default_rng(0), {}
-    for number in range(ROWS):
+    for number in range(rows):
         row = number % len(split.test_pixels)
         noisy = np.clip(split.test_pixels[row] + chance.normal(0, 8, (8, 8)), 0, 255).astype(np.uint8)
         Image.fromarray(noisy).resize((side, side), Image.Resampling.BICUBIC).save(place / f"{number:04}.png")
