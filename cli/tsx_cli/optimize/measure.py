@@ -5,11 +5,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from tsx_cli.bench.measure.latency_curve import CHUNK, CHUNKS, FEWEST, chunk_of, settled
 from tsx_cli.bench.measure.noise import Watch
-from tsx_cli.bench.measure.standalone_worker import StandaloneWorker
+from tsx_cli.bench.measure.standalone_worker import StandaloneWorker, WorkerFailed
 from tsx_cli.bench.model.disturbance import judge
 from tsx_cli.bench.model.statistics import RatioInterval, real_difference
 from tsx_cli.optimize.results import SizeFigures
@@ -18,6 +19,10 @@ from tsx_runtime.wire import Item
 LEAST = 5  # rounds, each a chunk of batches of either worker
 MOST = 40
 PRECISE = 0.03  # of the ratio, that either end of its interval is away
+
+
+class ReferenceFailed(Exception):
+    """It failed, not the form beside it. Says how, for people."""
 
 
 class RoundTimes(NamedTuple):
@@ -43,16 +48,26 @@ def measure_pair(
     watch: Callable[[], Watch],
     cores: int,
 ) -> PairedTiming:
-    """After a warm-up, until the ratio is known well enough, or the time is over and there are enough rounds. Raises WorkerFailed."""
+    """After a warm-up, until the ratio is known well enough, or the time is over and there are enough rounds. Raises WorkerFailed,
+    ReferenceFailed."""
+
+    def times_of(worker: StandaloneWorker, number: int, seconds: float) -> list[float]:
+        try:
+            return [each.seconds for each in chunk_of(worker, items, size, number, seconds)]
+        except WorkerFailed as error:
+            if worker is reference:
+                raise ReferenceFailed(str(error)) from error
+            raise
+
     ends = time.monotonic() + seconds
     chunk = min(CHUNK, seconds / LEAST / 4)
     for worker in (reference, form):
-        _warm_up(worker, items, size, chunk, time.monotonic() + seconds / 4)
+        _warm_up(partial(times_of, worker), chunk, time.monotonic() + seconds / 4)
     rounds: list[RoundTimes] = []
     while len(rounds) < LEAST or (len(rounds) < MOST and time.monotonic() < ends and not _precise(ratio_of(rounds))):
         order = (reference, form) if len(rounds) % 2 else (form, reference)  # so that neither is always the second
         with watch() as watched:
-            times = {worker: _times(worker, items, size, len(rounds), chunk) for worker in order}
+            times = {worker: times_of(worker, len(rounds), chunk)[1:] for worker in order}  # before the first, the worker was idle
         disturbed = judge(watched.noise, cores)
         figure = min if disturbed else statistics.median
         rounds.append(RoundTimes(figure(times[reference]), figure(times[form]), disturbed[0] if disturbed else ""))
@@ -84,13 +99,7 @@ def _precise(found: RatioInterval) -> bool:
     return found.high <= (1 + PRECISE) * found.ratio
 
 
-def _warm_up(worker: StandaloneWorker, items: Sequence[Item], size: int, seconds: float, ends: float) -> None:
+def _warm_up(times: Callable[[int, float], list[float]], seconds: float, ends: float) -> None:
     chunks: list[list[float]] = []
     while not settled(chunks) and len(chunks) < CHUNKS and (len(chunks) < FEWEST or time.monotonic() < ends):
-        chunks.append([each.seconds for each in chunk_of(worker, items, size, len(chunks), seconds if chunks else 0.0)])
-
-
-def _times(worker: StandaloneWorker, items: Sequence[Item], size: int, number: int, seconds: float) -> list[float]:
-    """Without the first batch, before which the worker was idle."""
-    _, *samples = chunk_of(worker, items, size, number, seconds)
-    return [each.seconds for each in samples]
+        chunks.append(times(len(chunks), seconds if chunks else 0.0))

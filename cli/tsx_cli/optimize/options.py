@@ -9,11 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
+from tsx_cli.bench.commands.options import INPUTS, OUTPUT, ContentType, Model, Output, Resume
+
+__all__ = ["ContentType", "Model", "Output", "Resume"]  # as those of tsx bench
+
 DEFAULT_TIME = "15m"
 DEFAULT_SIZES = "1,8,32"
 
-# The parts of the help.
-INPUTS, ACCURACY, FORMS, OUTPUT = "Inputs", "Accuracy", "Forms and time", "Output"
+# Parts of the help, besides those of tsx bench.
+ACCURACY, FORMS = "Accuracy", "Forms and time"
 
 
 class Keep(str, Enum):
@@ -47,7 +51,6 @@ class OptimizeOptions:
         return cls(**plain)
 
 
-Model = Annotated[Path | None, typer.Argument(metavar="MODEL", help="An archive, or a model's directory.")]
 Inputs = Annotated[
     list[Path] | None,
     typer.Option(
@@ -56,9 +59,6 @@ Inputs = Annotated[
         help="Typical inputs: a directory, a recording, or a .jsonl file of requests. A quarter calibrates forms, the rest tests them.",
         rich_help_panel=INPUTS,
     ),
-]
-ContentType = Annotated[
-    str | None, typer.Option(help="Content type of the inputs; by default guessed from their names.", rich_help_panel=INPUTS)
 ]
 Rows = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Use only so many of the inputs, drawn by --seed.", rich_help_panel=INPUTS)
@@ -101,8 +101,3 @@ KeepOf = Annotated[
 Remove = Annotated[
     bool, typer.Option("--remove", help="Only remove the forms that an earlier run has written into the archive.", rich_help_panel=OUTPUT)
 ]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", metavar="DIR", help="Directory for the results; by default a new one.", rich_help_panel=OUTPUT),
-]
-Resume = Annotated[Path | None, typer.Option(metavar="DIR", help="Continue an earlier run.", rich_help_panel=OUTPUT)]

@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import accumulate
-from pathlib import Path
+from typing import Any
 
 from tsx_cli.bench.measure.accuracy import compare_answers, parse_tolerance
-from tsx_cli.bench.measure.standalone_worker import StandaloneWorker, WorkerFailed, batch_of, items_of
+from tsx_cli.bench.measure.standalone_worker import StandaloneWorker, WorkerFailed, items_of
+from tsx_cli.bench.model.configuration import parse_numbers
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.client import error_text
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.optimize.guard.labels import read_labels
-from tsx_cli.optimize.guard.limits import load_metric, parse_limits
+from tsx_cli.optimize.guard.limits import Limit, load_metric, parse_limits
 from tsx_cli.optimize.guard.verdict import FormGuard
 from tsx_cli.optimize.options import OptimizeOptions
 from tsx_cli.optimize.results import GuardVerdict
@@ -22,13 +22,11 @@ from tsx_runtime.core.shadowing.comparison import compare
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.wire import Item
 
-SIZES = (1, 2, 3, 5, 8, 17, 32)  # of the batches that a form is proven with
-LARGEST_PROVEN = max(SIZES)
+SIZES = (1, 2, 3, 5, 8, 17, 32)  # of the batches that a form is proven with, besides those that are measured
 TOGETHER = 8  # rows of a batch whose answers are compared
 TWICE = 8  # rows that the reference answers a second time
 SHARE = 0.05  # of the time, for the reference's answers
 LEAST_ROWS = 32  # that it answers however long it takes
-ALIKE = 0.005  # the loss up to which two answers of one form count as the same, where their numbers differ
 
 
 class OutOfTime(Exception):
@@ -36,18 +34,29 @@ class OutOfTime(Exception):
 
 
 class Criteria:
-    """What the options say of right answers. Raises UsageError, CliError."""
+    """What the options say of right answers; the labels are those of the held-out rows. Raises UsageError, CliError."""
 
-    def __init__(self, options: OptimizeOptions, held_out: Sequence[Payload]) -> None:
+    def __init__(self, options: OptimizeOptions, labels: Sequence[Any] | None = None) -> None:
         custom = None if options.metric is None else load_metric(options.metric)
         self._custom = custom and custom[1]
         self._limits = parse_limits(options.max_loss, options.tolerance, custom and custom[0])
-        self.labels = None if options.labels is None else read_labels(Path(options.labels), held_out)
-        self._seed = options.seed
+        self.labels, self._seed = labels, options.seed
+        self.sizes = sorted({*SIZES, *parse_numbers(options.batch_sizes, "--batch-sizes")})
 
     def guard(self, reference: Sequence[ComparedAnswer]) -> FormGuard:
         """Of answers for the first of the rows. Raises CliError."""
         return FormGuard(reference, self._limits, self.labels and self.labels[: len(reference)], self._custom, self._seed)
+
+    def alike(
+        self, limits: Sequence[Limit], rows: Sequence[int], alone: Sequence[ComparedAnswer], together: Sequence[ComparedAnswer]
+    ) -> bool:
+        """Whether a form that answers these rows so in a batch keeps the limits, by what it answers alone; only a metric of the user's
+        needs labels."""
+        labels = self.labels and self._custom and [self.labels[row] for row in rows]
+        try:
+            return FormGuard(alone, limits, labels, self._custom, self._seed).keeps(together)
+        except CliError:  # they have no score
+            return False
 
 
 class Proof:
@@ -82,33 +91,24 @@ class Proof:
             )
 
     def batch_difference(self, worker: StandaloneWorker) -> str | None:
-        """How a row was answered otherwise in a batch than alone; None where none was, by its numbers or by what they rank first. Raises
-        WorkerFailed, OutOfTime."""
-        starts = list(accumulate(SIZES, initial=0))
-        rows = batch_of(self._items, starts[-1], 0)
-        alone: dict[bytes, ComparedAnswer] = {}
-        expected, actual, names = list[ComparedAnswer](), list[ComparedAnswer](), list[str]()
-        for size, start in zip(SIZES, starts, strict=False):
-            batch = rows[start : start + size]
-            for _, meta, body in batch:
-                key = bytes(meta) + bytes(body)
-                if key not in alone:
+        """How a row was answered otherwise in a batch than alone, in the first batch whose rows, where they differ beyond rounding, do not
+        keep the limits; None if all do. Raises WorkerFailed, OutOfTime."""
+        alone: dict[int, ComparedAnswer] = {}
+        for size, start in zip(self._criteria.sizes, accumulate(self._criteria.sizes, initial=0), strict=False):
+            rows = [position % self.rows for position in range(start, start + size)]
+            for row in rows:
+                if row not in alone:
                     self._check_time("while it answered batches of all sizes")
-                    alone[key] = answered(worker, [(0, meta, body)], "it")[0]
-                expected.append(alone[key])
-            actual += answered(worker, batch, "it")
-            names += [f"row {at + 1} of a batch of {size}" for at in range(size)]
-        found = [compare(self._same, b"", one, other).difference for one, other in zip(expected, actual, strict=True)]
-        wrong = [at for at, difference in enumerate(found) if difference is not None]
-        if not wrong:
-            return None
-        with suppress(CliError):  # so few rows cannot be judged
-            if FormGuard([expected[at] for at in wrong]).judge([actual[at] for at in wrong]).loss <= ALIKE:
-                return None
-        first = found[wrong[0]]
-        assert first is not None
-        others = f" and {len(wrong) - 1} others" if wrong[1:] else ""
-        return f"{names[wrong[0]]}{others}: {first.between('alone', 'in the batch')}"
+                    alone[row] = answered(worker, [self._items[row]], "it")[0]
+            expected, actual = [alone[row] for row in rows], answered(worker, [self._items[row] for row in rows], "it")
+            found = [compare(self._same, b"", one, other).difference for one, other in zip(expected, actual, strict=True)]
+            wrong = [(at, difference) for at, difference in enumerate(found) if difference is not None]
+            judged = [other if difference else one for one, other, difference in zip(expected, actual, found, strict=True)]
+            if wrong and not self._criteria.alike(self.guard.limits, rows, expected, judged):
+                at, first = wrong[0]
+                others = f" and {len(wrong) - 1} others" if wrong[1:] else ""
+                return f"row {at + 1} of a batch of {size}{others}: {first.between('alone', 'in the batch')}"
+        return None
 
     def verdict(self, worker: StandaloneWorker) -> GuardVerdict:
         """Of the answers for the held-out rows, of which no more are asked for once it cannot pass. Raises WorkerFailed, OutOfTime."""

@@ -23,7 +23,7 @@ from tsx_cli.common.failure import CliError
 from tsx_cli.optimize.builder import BuildFailed, BuildTimeout, FormBuilder, size_of
 from tsx_cli.optimize.choose import explained, in_order, ranked, speedup_of
 from tsx_cli.optimize.journal import OptimizeJournal, PastOptimization, Survey
-from tsx_cli.optimize.measure import RoundTimes, measure_pair
+from tsx_cli.optimize.measure import ReferenceFailed, RoundTimes, measure_pair
 from tsx_cli.optimize.options import OptimizeOptions
 from tsx_cli.optimize.prove import Criteria, OutOfTime, Proof
 from tsx_cli.optimize.results import FormResult, OptimizeResults, SizeFigures
@@ -78,6 +78,9 @@ class Optimization:
                 self._end_of_time()
         except (WorkerFailed, BuildFailed) as error:
             raise CliError(f"{name} cannot be optimized: {error}") from error
+        except ReferenceFailed as error:
+            found = f"{self.builder.kept.parent} has the results so far, and --resume goes on with it"
+            raise CliError(f"the run ended, as the model as it is failed: {error}. {found}") from error
         finally:
             self._finish()
 

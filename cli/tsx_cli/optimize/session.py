@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tsx_archiver import OpenArchive, open_archive
 from tsx_archiver.metadata.forms import FORMS_DIRECTORY, REFERENCE
@@ -27,9 +27,11 @@ from tsx_cli.common.interruption import interruptible
 from tsx_cli.common.run_directory import write_results
 from tsx_cli.optimize.builder import FormBuilder
 from tsx_cli.optimize.choose import ranked
+from tsx_cli.optimize.guard.labels import read_labels
 from tsx_cli.optimize.journal import OptimizeJournal, PastOptimization, read_optimize_journal
 from tsx_cli.optimize.options import Keep, OptimizeOptions
-from tsx_cli.optimize.prove import LARGEST_PROVEN, Criteria
+from tsx_cli.optimize.prove import Criteria
+from tsx_cli.optimize.report import write_report
 from tsx_cli.optimize.results import FormResult, OptimizeResults
 from tsx_cli.optimize.run import Optimization
 from tsx_cli.optimize.write_back import BuiltForm, keep_forms, measured_of
@@ -58,6 +60,7 @@ class Rows(NamedTuple):
 
     calibration: list[Payload]
     held_out: list[Payload]
+    labels: list[Any] | None  # of the held-out ones
 
 
 def new_optimization(
@@ -88,8 +91,9 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
     ):
         inputs = [Path(each) for each in options.inputs]
         payloads, source = choose_payloads(archive.source, inputs, seed=options.seed, content_type=options.content_type)
-        rows = divided(payloads, options.seed, options.rows)
-        criteria = Criteria(options, rows.held_out)
+        labels = None if options.labels is None else read_labels(Path(options.labels), payloads)
+        rows = divided(payloads, labels, options.seed, options.rows)
+        criteria = Criteria(options, rows.labels)
         if past is not None and past.sha256 != archive.digest:
             raise CliError(f"--resume: {request.model} has changed since that run started; start a new run without --resume")
         ends = time.monotonic() + request.time_limit
@@ -120,7 +124,7 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
                 archive,
                 device_of(options.device, archive),
                 items_of(rows.calibration),
-                max(*sizes, LARGEST_PROVEN),
+                criteria.sizes[-1],
                 Path(place),
                 (request.directory / FORMS_DIRECTORY).absolute(),
                 past is not None,
@@ -134,8 +138,8 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
                     results.notes.append("The run was interrupted, and nothing was written into the archive. --resume continues it.")
                 except BaseException:
                     results.complete = False
-                    with suppress(CliError):  # the reason that ended the run is reported
-                        write_results(results, request.directory)
+                    with suppress(OSError):  # the reason that ended the run is reported
+                        write_report(results, request.directory)
                     raise
             write_results(results, request.directory)
             if results.complete and request.keep is not Keep.NONE:
@@ -143,9 +147,10 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
     return results
 
 
-def divided(payloads: Sequence[Payload], seed: int, most: int | None = None) -> Rows:
-    """A quarter of the different ones, by chance, and the rest. Raises UsageError where they are too few."""
-    different = list({(each.body, each.content_type, each.query): each for each in payloads}.values())
+def divided(payloads: Sequence[Payload], labels: Sequence[Any] | None, seed: int, most: int | None = None) -> Rows:
+    """A quarter of the different ones, by chance, and the rest, with their labels. Raises UsageError where they are too few."""
+    pairs = zip(payloads, [None] * len(payloads) if labels is None else labels, strict=True)
+    different = list({(each.body, each.content_type, each.query): (each, label) for each, label in pairs}.values())
     random.Random(seed).shuffle(different)
     different = different[:most]
     if len(different) < FEWEST:
@@ -153,7 +158,9 @@ def divided(payloads: Sequence[Payload], seed: int, most: int | None = None) -> 
             f"--input: {len(different)} different inputs are too few; {FEWEST} are the least, and a loss of half a percent takes hundreds"
         )
     share = min(len(different) // 4, CALIBRATION)
-    return Rows(different[:share], different[share:])
+    held_out = different[share:]
+    kept = None if labels is None else [label for _, label in held_out]
+    return Rows([each for each, _ in different[:share]], [each for each, _ in held_out], kept)
 
 
 def device_of(given: str | None, archive: OpenArchive) -> str:

@@ -15,7 +15,7 @@ from tsx_cli.bench.measure.standalone_worker import StandaloneWorker, WorkerFail
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.optimize.options import OptimizeOptions
-from tsx_cli.optimize.prove import LARGEST_PROVEN, Criteria, OutOfTime, Proof
+from tsx_cli.optimize.prove import Criteria, OutOfTime, Proof
 
 ROWS = [Payload(b"x" * number) for number in range(200)]
 HANDLER = """
@@ -30,7 +30,7 @@ RIGHT = "('even' if length % 2 == 0 else 'odd')"
 def worker_of(place: Path, name: str) -> Iterator[StandaloneWorker]:
     """One that answers each row with this expression of its `length`, and of all `lengths`."""
     model = make_model(place / f"m{len(list(place.iterdir()))}", HANDLER.format(name=name))
-    with open_archive(model) as archive, start_worker(worker_spec(archive, Configuration(), LARGEST_PROVEN)) as worker:
+    with open_archive(model) as archive, start_worker(worker_spec(archive, Configuration(), 64)) as worker:
         yield worker
 
 
@@ -47,14 +47,14 @@ def test_a_form_is_refused_for_answers_that_depend_on_the_batch_for_wrong_ones_a
                 f"1 / (length - 50) and {RIGHT}",
             )
         )
-        proof = Proof(Criteria(options, ROWS), ROWS, reference, math.inf, counts.append)
+        proof = Proof(Criteria(options), ROWS, reference, math.inf, counts.append)
         assert (proof.rows, counts[-1]) == (200, 200)
 
         assert proof.batch_difference(reference) is None
         right = proof.verdict(reference)
         assert (right.passed, right.loss, right.rows) == (True, 0, 200)
 
-        assert "row 1 of a batch of 17 and 48 others: name: " in str(proof.batch_difference(in_batches))
+        assert "row 1 of a batch of 17 and 16 others: name: " in str(proof.batch_difference(in_batches))
 
         assert proof.batch_difference(wrong) is None
         verdict = proof.verdict(wrong)
@@ -68,3 +68,29 @@ def test_a_form_is_refused_for_answers_that_depend_on_the_batch_for_wrong_ones_a
         proof._ends = 0.0
         with pytest.raises(OutOfTime, match="after 0 of 200 held-out rows"):
             proof.verdict(reference)
+
+
+@pytest.mark.usefixtures("processes")
+def test_numbers_that_differ_in_a_batch_beyond_rounding_have_to_keep_the_limit_in_each_batch(tmp_path: Path) -> None:
+    near, far, last, sixty_four = (
+        f"[0.25 + length, 5.0 + {off}]"
+        for off in (
+            "0.1 * (len(lengths) == 17)",
+            "9 * (len(lengths) == 17)",
+            "99 * (len(lengths) == 32 and length == lengths[-1])",
+            "99 * (len(lengths) == 64)",
+        )
+    )
+    rows = ROWS[20:]
+    loose = OptimizeOptions(max_loss="cosine>=0.8", batch_sizes="1")
+    with ExitStack() as stack:
+        workers = [stack.enter_context(worker_of(tmp_path, name)) for name in (near, far, last, sixty_four)]
+
+        def found(options: OptimizeOptions) -> list[str | None]:
+            proof = Proof(Criteria(options), rows, workers[0], math.inf, lambda _: None)
+            return [difference and difference.split(":")[0] for difference in map(proof.batch_difference, workers)]
+
+        row = "row 32 of a batch of 32"
+        assert found(OptimizeOptions()) == [None, "row 1 of a batch of 17 and 16 others", row, None]
+        assert found(loose) == [None, None, None, None], "the user's limit decides"
+        assert found(OptimizeOptions(batch_sizes="64"))[3] == "row 1 of a batch of 64 and 63 others"

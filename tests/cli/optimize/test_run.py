@@ -124,3 +124,18 @@ def test_what_the_time_limit_leaves_no_time_for_is_reported_and_the_run_can_go_o
     assert "onnx: not tried: the time limit ended before it was built" in ended.stdout
     assert "One form was not tried, as the time limit ended; --resume with a longer --time-limit goes on" in ended.stderr
     assert "tsx optimize --resume short" in ended.stderr
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_reference_that_fails_beside_a_form_ends_the_run_and_the_form_is_not_blamed(place: Path) -> None:
+    dies = "        torch.compiler.is_exporting() or len(images) != 6 or __import__('os')._exit(3)\n"
+    model = place / "dying.py"
+    model.write_text((DIGITS / "model.py").read_text().replace("        return self.classify", f"{dies}        return self.classify"))
+    write_archive(ArchiveSpec("dying", str(DIGITS / "handler.py"), model_file=model, serialized_file=DIGITS / "digits.pth"), place)
+    words = ["optimize", "dying.mar", "--input", "in", "--forms", "onnx", "--batch-sizes", "6", "--max-loss", "cosine>=0.5", "-o", "died"]
+    ended = tsx(words, place, {})
+    assert ended.returncode == 1
+    assert "the run ended, as the model as it is failed: the worker ended (exit code 3)" in ended.stderr
+    results = OptimizeResults.model_validate_json((place / "died" / "results.json").read_text())
+    assert (results.complete, [form.state for form in results.forms]) == (False, ["not tried"])
+    assert (place / "died" / "report.html").is_file()

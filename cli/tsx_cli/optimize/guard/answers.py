@@ -77,10 +77,16 @@ def logits(value: Any) -> Sequence[Sequence[float]]:
 
 
 def is_probabilities(value: Any) -> bool:
-    """Whether it ranks labels with scores from 0 to 1; a list of numbers does if they add up to 1."""
+    """Whether it ranks labels with scores from 0 to 1; a list of numbers does if they add up to 1.
+
+    One label is a ranking only beside its score, as in {"label": "cat", "score": 0.9}: in {"value": 0.37} it names a number.
+    """
     try:
         scores = ranking(value)
     except ValueError:
+        return False
+    found, rest = numbers(value)
+    if not found or (len(scores) == 1 and not any(isinstance(each, str) for each in rest)):
         return False
     positions = list(scores) == [str(number) for number in range(len(scores))]
     return all(0 <= score <= 1 for score in scores.values()) and (not positions or abs(sum(scores.values()) - 1) < 0.01)

@@ -18,6 +18,7 @@ from tsx_cli.optimize.guard.intervals import mean_bound, net_bound, resampled_bo
 from tsx_cli.optimize.guard.limits import Custom, Limit
 from tsx_cli.optimize.guard.metrics import default_limits, metric_of
 from tsx_cli.optimize.results import GuardVerdict
+from tsx_runtime.core.shadowing.difference import excerpt
 from tsx_runtime.plugins import ComparedAnswer
 
 UNLIKE = 10.0  # times what the limit allows
@@ -65,6 +66,13 @@ class FormGuard:
         verdicts = [rule.judge(rows, failed) for rule, rows in zip(self._rules, self._columns(len(answers)), strict=True)]
         return min(verdicts, key=lambda each: each[0])[1]
 
+    def keeps(self, answers: Sequence[ComparedAnswer]) -> bool:
+        """Whether these answers keep every limit, whatever can be said of other rows."""
+        failed = self._score(answers)
+        return not failed and all(
+            rule.point(rows) <= rule.allowed for rule, rows in zip(self._rules, self._columns(len(answers)), strict=True)
+        )
+
     def hopeless(self, answers: Sequence[ComparedAnswer]) -> str | None:
         """Why a form with these answers for the first rows cannot pass, whatever it answers for the others."""
         failed = self._score(answers)
@@ -105,8 +113,13 @@ class _Rule:
         self.allowed = limit.amount if limit.relative else 1 - limit.amount if self.metric.points else 0.0
         self.room = self.allowed - self._lost(self.value, self.value)
         if self.value <= 0 if self.metric.points else self.value == 0 and limit.relative:
-            option = "--max-loss" if self.agreement else "--labels"
-            raise CliError(f"the model as it is has {limit.metric} {self.value:.5g}, of which nothing can be lost; correct {option}")
+            beside = "; correct --max-loss"
+            if labels and not self.agreement:
+                best, its = self.metric.truth(values[0]), self.truths[0]
+                ranks = isinstance(best, frozenset)
+                says, label = (" or ".join(sorted(each)) for each in (best, its)) if ranks else map(excerpt, (values[0], labels[0]))
+                beside = f": for the first row the model says '{says}', the file says '{label}'; correct --labels"
+            raise CliError(f"the model as it is has {limit.metric} {self.value:.5g}, of which nothing can be lost{beside}")
         if self.room <= 0 and not self.exact:
             raise CliError(f"the model as it is has {limit.metric} {self.value:.5g}: no form can keep {limit.text}; change --max-loss")
 
@@ -156,11 +169,10 @@ class _Rule:
         if self.metric.best is None:
             return f"{failed} rows failed, which {self.limit.metric} cannot score" if failed else None
         whole = [*rows, *map(self.metric.best, self.truths[len(rows) :])]
+        point = self.point(whole)
         if self.metric.kind == "share":
-            losses, gains = self._pairs(whole)
-            point, bound = (losses - gains) / self.rows, net_bound(losses, gains, self.rows)
+            bound = net_bound(*self._pairs(whole), self.rows)
         else:
-            point = self._lost(self.value, self.metric.score(whole)([1] * self.rows))
             bound = point + (self.room * UNLIKE if not self.metric.whole else 1.0) * share_bound(0, self.rows)
         if failed:
             point, bound = max(point, failed / self.rows), max(bound, share_bound(failed, self.rows))
@@ -181,11 +193,17 @@ class _Rule:
             return None
         return f"{self.limit.text} needs at least {rows_for(most)} held-out rows to be shown with 95 % confidence; there are {self.rows}"
 
+    def point(self, rows: Sequence[Any]) -> float:
+        """The loss of these rows."""
+        if self.metric.kind == "share":
+            losses, gains = self._pairs(rows)
+            return (losses - gains) / self.rows
+        return self._lost(self.value, self.metric.score(rows)([1] * self.rows))
+
     def _bounds(self, rows: Sequence[Any]) -> tuple[float, float, float]:
         """(Loss, bound, what a row that is unlike all others may lose besides)."""
         if self.metric.kind == "share":
-            losses, gains = self._pairs(rows)
-            return (losses - gains) / self.rows, net_bound(losses, gains, self.rows), 0.0
+            return self.point(rows), net_bound(*self._pairs(rows), self.rows), 0.0
         if self.metric.kind == "mean":
             lost = [own - row for own, row in zip(self.base, rows, strict=True)]
             point, bound = math.fsum(lost) / self.rows, mean_bound(lost)

@@ -15,6 +15,8 @@ from tsx_cli.optimize.report.figures import charts, scatter
 from tsx_cli.optimize.report.lines import COLUMNS, best_line, formed, heading, line, ordered, subtitle, tiles, title
 from tsx_cli.optimize.results import OptimizeResults
 
+BY_ITSELF = "Each form is judged by itself with 95 % confidence: of 20 that lose just more than that, about one passes by chance."
+
 
 def write_report(results: OptimizeResults, directory: Path) -> list[Path]:
     """The files that it has written, each whole or as it was. Raises OSError."""
@@ -98,7 +100,7 @@ def _facts(results: OptimizeResults) -> list[tuple[str, str]]:
     rows = f"{results.calibration_rows} inputs calibrated forms, {results.held_out_rows} others tested them"
     moments = [(name, value) for name, value in facts.moments(results.started, results.ended) if value]
     return [
-        ("accepted loss", results.limit),
+        ("accepted loss", f"{results.limit}. {BY_ITSELF}"),
         ("rows", rows),
         *facts.common_facts(results.model, results.environment, results.inputs),
         *moments,

@@ -46,7 +46,14 @@ def vectors(count: int, width: int = 8, seed: int = 0, noise: float = 0.0) -> li
         (BOX, "map>=-0.5%"),
         ([1.5, -0.3, 7.0], "cosine>=0.999"),
         (tensor([1, 3], [1.5, -0.3, 7.0], id="a"), "cosine>=0.999"),
+        ({"label": "cat", "score": 0.9}, "top1>=-0.5%"),
+        ([0.25, 0.25], "cosine>=0.999"),
         ({"price": 12.5}, "tolerance rtol=1e-2,atol=1e-3"),
+        ({"value": 0.37}, "tolerance rtol=1e-2,atol=1e-3"),
+        ([0.37], "tolerance rtol=1e-2,atol=1e-3"),
+        (0.37, "tolerance rtol=1e-2,atol=1e-3"),
+        (tensor([1, 1], [0.37]), "tolerance rtol=1e-2,atol=1e-3"),
+        (["a"], "exact>=-0.5%"),
         ([3, 17, 29], "exact>=-0.5%"),
         (["a", "b"], "exact>=-0.5%"),
         ("words", "exact>=-0.5%"),
@@ -140,8 +147,17 @@ def test_a_label_may_be_the_position_of_the_best_number() -> None:
     reference = answers([[0.1, 2.0, 0.3]] * 600)
     for label in (1, "1"):
         assert FormGuard(reference, parse_limits("top1>=0.9"), [label] * 600).judge(reference).value == 1.0
-    with pytest.raises(CliError, match="has top1 0, of which nothing can be lost; correct --labels"):
+    with pytest.raises(
+        CliError, match="has top1 0, of which nothing can be lost: for the first row the model says '1', the file says 'cat'"
+    ):
         FormGuard(reference, parse_limits("top1>=-1%"), ["cat"] * 600)
+
+
+def test_answers_keep_a_limit_by_their_loss_however_few_they_are() -> None:
+    guard = FormGuard(answers([CAT] * 10), parse_limits("top1>=-10%,cosine>=0.9"))
+    assert guard.keeps(answers([CAT] * 9 + [DOG]))
+    assert not guard.keeps(answers([CAT] * 8 + [DOG] * 2))
+    assert not guard.keeps([*answers([CAT] * 9), answer(CAT, 500)])
 
 
 def test_a_value_to_keep_is_of_the_form_itself() -> None:
