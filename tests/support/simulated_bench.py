@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -226,7 +226,7 @@ def search(machine: SimulatedMachine, seconds: float, place: Path, **options: An
     target = cast(
         Any, SimpleNamespace(archive=SimpleNamespace(config=ModelConfig()), payloads=[], seconds=3.0, name="m", warm_up="auto", seed=0)
     )
-    given = BenchOptions.of_json(GRID.as_json() | options)
+    given = replace(GRID, **options)
     journal = Journal(place, new=True)
     bench = Bench(given, target, results, journal, Progress(math.inf, quiet=True), seconds, clock=lambda: machine.now)
     bench.space = configurations(given, ModelConfig(), CORES, 0)

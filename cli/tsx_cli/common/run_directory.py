@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -15,12 +16,13 @@ from pydantic import BaseModel, ValidationError
 from tsx_archiver.storage.atomic_file import whole_file
 from tsx_archiver.storage.locks import FileLock
 from tsx_archiver.storage.private_directory import private_opener
-from tsx_cli.common.failure import CliError
+from tsx_cli.common.failure import CliError, UsageError
 
 NAME = "journal.jsonl"
 RESULTS = "results.json"
 Self = TypeVar("Self", bound="JournalFile")
 Past = TypeVar("Past")
+Options = TypeVar("Options")
 
 
 class JournalFile:
@@ -72,6 +74,34 @@ def has_run(directory: Path) -> bool:
             return len(list(islice(lines, 2))) > 1
     except OSError:
         return False
+
+
+@dataclass
+class BegunRun:
+    """The first line of a journal."""
+
+    asked: dict[str, Any]
+    sha256: str | None  # of the archive
+    fingerprint: str  # of the machine
+    started: str
+
+    def given(self, directory: Path, options: Callable[..., Options]) -> tuple[Path, Options]:
+        """The model and the options. Raises CliError."""
+        try:
+            found: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in self.asked.items()}
+            return Path(found.pop("model")), options(**found)
+        except (KeyError, TypeError, AttributeError, UsageError) as error:  # of another version of tsx
+            raise CliError(f"--resume: what the run in '{directory}' was given cannot be read ({error}); start a new run") from error
+
+    def check(self, model: Path, sha256: str | None, fingerprint: str) -> None:
+        """Raises CliError where results of now cannot be combined with those of then."""
+        if self.sha256 != sha256:
+            raise CliError(f"--resume: {model} has changed since that run started; start a new run without --resume")
+        if self.fingerprint != fingerprint:
+            raise CliError(
+                "--resume: the run was begun on another machine, whose figures cannot be combined with those of this machine; "
+                "start a new run"
+            )
 
 
 def read_journal_file(directory: Path, command: str, read: Callable[[dict[str, Any], Past | None], Past]) -> Past:

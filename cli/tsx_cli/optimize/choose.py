@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
+from tsx_cli.bench.model.statistics import RatioInterval
 from tsx_cli.common.failure import UsageError
 from tsx_cli.optimize.results import FormResult, SizeFigures
 from tsx_runtime.shared.suggestions import suggestion
@@ -44,12 +44,6 @@ ORDER = (
 )
 
 
-class Speedup(NamedTuple):
-    ratio: float
-    low: float
-    high: float
-
-
 def in_order(known: Sequence[str], wanted: Sequence[str] = ()) -> list[str]:
     """All forms, or those of --forms. Those that ORDER does not know come last. Raises UsageError."""
     for name in wanted:
@@ -58,12 +52,12 @@ def in_order(known: Sequence[str], wanted: Sequence[str] = ()) -> list[str]:
     return sorted(wanted or known, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
 
-def speedup_of(sizes: Sequence[SizeFigures]) -> Speedup:
+def speedup_of(sizes: Sequence[SizeFigures]) -> RatioInterval:
     """The geometric mean of the ratios, with its 95 % interval: the sizes were measured one after the other."""
     middle = math.fsum(math.log(each.ratio) for each in sizes) / len(sizes)
     halves = [math.log(each.high / each.ratio) if math.isfinite(each.high) else math.inf for each in sizes]
     half = math.hypot(*halves) / len(sizes)
-    return Speedup(math.exp(middle), math.exp(middle - half), math.exp(min(middle + half, 700.0)))
+    return RatioInterval(math.exp(middle), math.exp(middle - half), math.exp(min(middle + half, 700.0)), abs(middle) > half)
 
 
 def ranked(forms: Iterable[FormResult]) -> list[FormResult]:

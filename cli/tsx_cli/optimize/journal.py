@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_cli.bench.model.parts import Part
-from tsx_cli.common.run_directory import JournalFile, read_journal_file
+from tsx_cli.common.run_directory import BegunRun, JournalFile, read_journal_file
 from tsx_cli.optimize.results import FORMAT, FormResult
 
 COMMAND = "tsx optimize"
@@ -44,13 +44,9 @@ class Survey(Part):
 
 
 @dataclass
-class PastOptimization:
+class PastOptimization(BegunRun):
     """The content of a journal."""
 
-    asked: dict[str, Any]
-    sha256: str | None  # of the archive, as it was found or written last
-    fingerprint: str
-    started: str
     survey: Survey | None = None
     forms: dict[str, FormResult] = field(default_factory=dict)
 

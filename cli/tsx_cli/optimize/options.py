@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -41,14 +41,6 @@ class OptimizeOptions:
     rows: int | None = None
     device: str | None = None
     seed: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def of_json(cls, given: dict[str, Any]) -> OptimizeOptions:
-        plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-        return cls(**plain)
 
 
 Inputs = Annotated[

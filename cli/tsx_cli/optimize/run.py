@@ -137,7 +137,7 @@ class Optimization:
             form.sizes = self._measured(form.name, reference, worker)
             form.memory_mib = memory_of(psutil.Process(worker.pid)) / MEBI
             self.results.reference.memory_mib = memory_of(psutil.Process(reference.pid)) / MEBI  # beside it: they share pages
-        form.speedup, form.speedup_low, form.speedup_high = speedup_of(form.sizes)
+        form.speedup, form.speedup_low, form.speedup_high, _ = speedup_of(form.sizes)
         if not form.guard.passed:
             form.state, form.reason = "inaccurate", form.guard.text
         elif form.speedup_low > 1:

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,11 +73,7 @@ def new_optimization(
 def resumed_optimization(directory: Path, model: Path | None, time_limit: float, keep: Keep, *, quiet: bool) -> OptimizeRequest:
     """Raises CliError."""
     past = read_optimize_journal(directory)
-    given = dict(past.asked)
-    try:
-        measured, options = Path(given.pop("model")), OptimizeOptions.of_json(given)
-    except (KeyError, TypeError, AttributeError) as error:  # of another version of tsx
-        raise CliError(f"--resume: what the run in '{directory}' was given cannot be read ({error}); start a new run") from error
+    measured, options = past.given(directory, OptimizeOptions)
     return OptimizeRequest(model or measured, options, directory, time_limit, keep, past, quiet)
 
 
@@ -94,8 +90,6 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
         labels = None if options.labels is None else read_labels(Path(options.labels), payloads)
         rows = divided(payloads, labels, options.seed, options.rows)
         criteria = Criteria(options, rows.labels)
-        if past is not None and past.sha256 != archive.digest:
-            raise CliError(f"--resume: {request.model} has changed since that run started; start a new run without --resume")
         ends = time.monotonic() + request.time_limit
         with Progress(ends, quiet=request.quiet) as progress, OptimizeJournal(request.directory, new=past is None) as journal:
             progress.doing("examining this machine")
@@ -113,13 +107,10 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
             )
             fingerprint = results.environment.fingerprint
             if past is None:
-                asked = options.as_json() | {"model": str(request.model.absolute())}
+                asked = asdict(options) | {"model": str(request.model.absolute())}
                 journal.begin(asked, sha256=archive.digest, fingerprint=fingerprint, started=results.started)
-            elif past.fingerprint != fingerprint:
-                raise CliError(
-                    "--resume: the run was begun on another machine, whose figures cannot be combined with those of this machine; "
-                    "start a new run"
-                )
+            else:
+                past.check(request.model, archive.digest, fingerprint)
             builder = FormBuilder(
                 archive,
                 device_of(options.device, archive),

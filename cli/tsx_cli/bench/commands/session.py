@@ -68,11 +68,7 @@ def new_directory(command: str, model: Path, output: Path | None) -> Path:
 def resumed_run(directory: Path, model: Path | None, time_limit: float | None, *, quiet: bool) -> RunRequest:
     """Raises CliError."""
     past = read_journal(directory)
-    given = dict(past.asked)
-    try:
-        measured, options = Path(given.pop("model")), BenchOptions.of_json(given)
-    except (KeyError, TypeError, AttributeError, UsageError) as error:  # of another version of tsx
-        raise CliError(f"--resume: what the run in '{directory}' was given cannot be read ({error}); start a new run") from error
+    measured, options = past.given(directory, BenchOptions)
     return RunRequest(model or measured, options, directory, time_limit, past, quiet)
 
 
@@ -83,8 +79,6 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
     cores = () if pinning is None else tuple(pinning.server)  # of this process, which waits while the generator runs, as well
     with pinned(cores), open_archive(request.model, cache=settings.cache_dir, limits=settings.archive_limits()) as archive:
         payloads, source = chosen_inputs(request.options, archive)
-        if request.past is not None and request.past.sha256 != archive.digest:
-            raise CliError(f"--resume: {request.model} has changed since that run started; start a new run without --resume")
         begun = time.monotonic()
         ends = begun + (float("inf") if request.time_limit is None else request.time_limit)
         with Progress(ends, quiet=request.quiet) as progress, Journal(request.directory, new=request.past is None) as journal:
@@ -171,8 +165,6 @@ def _results(request: RunRequest, archive: OpenArchive, payloads: Sequence[Paylo
         curves=past.curves if past is not None else [],
         trials=past.trials if past is not None else [],
     )
-    if past is not None and past.fingerprint != results.environment.fingerprint:
-        raise CliError(
-            "--resume: the run was begun on another machine, whose figures cannot be combined with those of this machine; start a new run"
-        )
+    if past is not None:
+        past.check(request.model, archive.digest, results.environment.fingerprint)
     return results

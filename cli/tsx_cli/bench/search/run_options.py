@@ -77,11 +77,6 @@ class BenchOptions:
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def of_json(cls, given: dict[str, Any]) -> BenchOptions:
-        plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-        return cls(**plain)
-
 
 def words(text: str, known: Sequence[str], option: str) -> list[str]:
     """`cpu,cuda`: each once, in the order given."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_cli.bench.model.results import FORMAT, Curve, Point, Trial
-from tsx_cli.common.run_directory import JournalFile, read_journal_file
+from tsx_cli.common.run_directory import BegunRun, JournalFile, read_journal_file
 
 COMMAND = "tsx bench"
 
@@ -35,13 +35,9 @@ class Journal(JournalFile):
 
 
 @dataclass
-class PastRun:
+class PastRun(BegunRun):
     """The content of a journal."""
 
-    asked: dict[str, Any]
-    sha256: str | None
-    fingerprint: str
-    started: str
     curves: list[Curve] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
 

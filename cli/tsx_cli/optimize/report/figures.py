@@ -1,4 +1,4 @@
-"""The charts of a run: speed against loss and against memory, and the speed by batch size; for a page, and for a terminal."""
+"""The charts of a run: speed against loss and against memory, for a page; speed against loss for a terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def charts(results: OptimizeResults) -> list[Chart]:
             lambda form: form.memory_mib or 0.0, "Further right is faster, lower takes less memory."
         ),
     ]  # fmt: skip
-    return [chart for chart in [*found, _by_size(results, measured)] if chart is not None]
+    return [chart for chart in found if chart is not None]
 
 
 def _pareto(
@@ -67,29 +67,6 @@ def _mark(form: FormResult, y: float) -> ChartMark:
     hint = f"{form.name}: {form.speedup or 0:.2f} times as fast{loss}, {form.state}"
     bar = None if form.speedup_low is None or form.speedup_high is None else Interval(form.speedup_low, form.speedup_high)
     return ChartMark(form.speedup or 0.0, y, hint, guard is None or not guard.passed, bar)
-
-
-def _by_size(results: OptimizeResults, measured: Sequence[FormResult]) -> Chart | None:
-    """Of the best six forms."""
-    if len(results.batch_sizes) < 2:
-        return None
-    shown = sorted(measured, key=lambda form: (form.name != results.best, form.state not in GOOD, -(form.speedup or 0.0)))[:6]
-    styles = ["winner" if form.name == results.best else f"s{number + 1}" for number, form in enumerate(shown, 1)]
-    styles = [style if style != "s7" else "other" for style in styles]
-    series = [
-        Series(form.name, style, [_size_mark(form.name, each.batch_size, each.ratio, each.low, each.high) for each in form.sizes])
-        for form, style in zip(shown, styles, strict=True)
-    ]
-    marks = [mark for each in series for mark in each.marks]
-    x = axis("batch size", [mark.x for mark in marks], log=True)
-    y = axis("times as fast as the reference", [mark.y for mark in marks], log=False, bars=[mark.upright for mark in marks])
-    says = "How many times as fast as the reference batches of each size are. Bars are 95 % intervals."
-    legend = [LegendEntry(style, form.name) for form, style in zip(shown, styles, strict=True)]
-    return Chart("Speed by batch size", says, plot("Speed by batch size", x, y, series), legend)
-
-
-def _size_mark(name: str, size: int, ratio: float, low: float, high: float) -> ChartMark:
-    return ChartMark(size, ratio, f"{name}, batch {size}: {ratio:.2f} ({low:.2f} to {high:.2f})", upright=Interval(low, high))
 
 
 def scatter(results: OptimizeResults) -> str:
