@@ -73,6 +73,8 @@ def test_the_files_hold_every_form_and_escape_what_is_not_ours(tmp_path: Path) -
         assert name in page
         assert name in text
     assert "&lt;this&gt;" in page
+    assert "judged by itself with 95 % confidence" in page
+    assert "judged by itself with 95 % confidence" in text
     assert "<this>" not in page
     assert page.count("<svg") == 2
     assert "forms: [openvino-int8]" in page
