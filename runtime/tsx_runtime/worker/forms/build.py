@@ -22,8 +22,9 @@ from tsx_runtime.wire import Buffer, Item, Kind, LoadOrder
 from tsx_runtime.worker.exceptions import LoadError, in_words
 from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
 from tsx_runtime.worker.forms.bound import bound_of
-from tsx_runtime.worker.forms.form import NotBuilt, Subject
+from tsx_runtime.worker.forms.form import FormSource, NotBuilt, Subject
 from tsx_runtime.worker.forms.kinds import known_forms
+from tsx_runtime.worker.forms.resemblance import ModelResults
 from tsx_runtime.worker.forms.signature import ModelCall, NoSignature, Signature
 from tsx_runtime.worker.handlers.models.input_spec import InputSpec
 from tsx_runtime.worker.model_loading import load_model
@@ -88,11 +89,13 @@ def run(order: BuildOrder) -> BuildReport:
             },
             labels={name: form.label for name, form in known_forms().items()},
         )
-    form = known_forms()[order["form"]]
+    form, directory, signature = known_forms()[order["form"]], Path(order["directory"]), subject.signature
     with torch.no_grad():
-        settings = form.build(subject, Path(order["directory"]))
-    signature = None if subject.signature is None else subject.signature.as_json()
-    return BuildReport(record=asdict(FormRecord(form.name, bound_of(form, subject.device), settings, signature)))
+        wanted = ModelResults.of(subject) if form.is_graph and signature is not None and not form.compiles else None
+        settings = form.build(subject, directory)
+        if wanted is not None:
+            wanted.check(form, FormSource(directory, settings, signature, lambda: subject.model, lambda: subject.model, subject.device))
+    return BuildReport(record=asdict(FormRecord(form.name, bound_of(form, subject.device), settings, signature and signature.as_json())))
 
 
 def subject_of(served: ServedModel, batches: Path) -> Subject:

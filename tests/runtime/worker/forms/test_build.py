@@ -86,6 +86,15 @@ def test_a_built_form_is_loaded_and_answers_as_the_archive_does(digits: Path, tm
     assert found.model(torch.rand(7, 1, 8, 8)).shape == (7, 10)
 
 
+def test_a_form_whose_results_are_not_the_models_is_not_built(digits: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    model = (digits / "model.py").read_text()
+    (digits / "model.py").write_text(model.replace("return self.classify(", "return torch.rand_like(self.classify(") + ")")
+    _, report = run(order(digits, "onnx", tmp_path))
+    assert report is not None
+    assert "its results have little in common with the model's" in report["reason"]
+
+
 @pytest.mark.parametrize(
     ("handler", "reason"),
     [

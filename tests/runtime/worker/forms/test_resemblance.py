@@ -1,0 +1,51 @@
+"""A form that gives other results than its model is not built, whatever the cause."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.forms import CPU, subject_of, tensor_inputs
+from tsx_runtime.worker.forms.form import FormSource, NotBuilt
+from tsx_runtime.worker.forms.kinds import known_forms
+from tsx_runtime.worker.forms.resemblance import ModelResults, explained
+
+ROWS = torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
+
+
+def model(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+
+
+def test_results_are_compared_by_the_variance_of_the_rows_that_they_explain() -> None:
+    assert explained([[ROWS]], [[ROWS]]) == 1
+    assert explained([[ROWS]], [[ROWS + 0.01]]) > 0.99
+    assert explained([[ROWS]], [[ROWS.mean(0).expand(8, 5)]]) == pytest.approx(0)
+    assert explained([[ROWS]], [[ROWS.flip(0)]]) < 0
+    assert explained([[ROWS]], [[torch.full((8, 5), math.nan)]]) <= 0
+    assert explained([[ROWS[:2]], [ROWS[2:, :3]]], [[ROWS[:2]], [ROWS[2:, :3]]]) == 1
+
+
+def test_rows_that_hardly_differ_are_compared_by_their_size() -> None:
+    alike = 1000 + 0.01 * ROWS
+    assert explained([[alike]], [[alike + 5]]) > 0.99
+    assert explained([[alike]], [[-alike]]) < 0
+
+
+def test_results_that_are_no_floats_or_infinite_in_the_model_say_nothing() -> None:
+    masked = ROWS.masked_fill(ROWS > 1, -math.inf)
+    assert explained([[masked, ROWS > 0]], [[masked.clamp(min=-1e4), ROWS < 0]]) == 1
+
+
+def test_a_form_that_gives_another_models_results_is_not_built(tmp_path: Path) -> None:
+    form, subject = known_forms()["torchscript"], subject_of(model(1), tensor_inputs(6))
+    source = FormSource(tmp_path, form.build(subject, tmp_path), subject.signature, lambda: None, lambda: None, CPU)
+    with torch.no_grad():
+        ModelResults.of(subject).check(form, source)
+        with pytest.raises(NotBuilt, match="they explain 0% of the variance"):
+            ModelResults.of(subject_of(model(2), tensor_inputs(6))).check(form, source)
