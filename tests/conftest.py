@@ -59,7 +59,14 @@ def with_torch_for_workers(request: pytest.FixtureRequest) -> Iterator[None]:
 def forked_programs() -> Iterator[None]:
     """Programs that commands start when a test calls them in its own process."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("bench.generator.run", "bench.measure.server", "check.entry", "check.lambda_host"):
+        for module in (
+            "bench.generator.run",
+            "bench.measure.server",
+            "bench.measure.standalone_worker",
+            "check.entry",
+            "check.lambda_host",
+            "optimize.builder",
+        ):
             patch.setattr(f"tsx_cli.{module}.subprocess", forked.SUBPROCESS)
         yield
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
+import itertools
 import json
 import logging
 import os
@@ -47,6 +49,7 @@ IMPORTED = (
     "uvloop",
 )
 NUMBER = struct.Struct("!I")
+MOST_FILES = 16  # that a program is given
 
 
 class Popen(subprocess.Popen[Any]):
@@ -59,7 +62,7 @@ class Popen(subprocess.Popen[Any]):
     ) -> None:
         in_shell, in_session = rest[2], any(rest[14:15])
         finds_others = env is not None and env.get("PYTHONPATH") != os.environ.get("PYTHONPATH")  # a sitecustomize, for one
-        cannot = preexec_fn or pass_fds or in_shell or finds_others or sys.platform != "linux"
+        cannot = preexec_fn or in_shell or finds_others or sys.platform != "linux"
         program = None if cannot else _program(args)
         if program is None:
             super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)  # type: ignore[misc]
@@ -71,8 +74,8 @@ class Popen(subprocess.Popen[Any]):
         sys.audit("subprocess.Popen", executable, args, cwd, env)  # as where it is started
         with theirs:
             order = {"program": program, "cwd": os.fspath(cwd or Path.cwd()), "environment": environment, "session": in_session}
-            order["files"] = resource.getrlimit(resource.RLIMIT_NOFILE)
-            self.pid = _forker().fork(order, [*streams, theirs.fileno()])
+            order |= {"files": resource.getrlimit(resource.RLIMIT_NOFILE), "passed": list(pass_fds)}
+            self.pid = _forker().fork(order, [*streams, *pass_fds, theirs.fileno()])
         self._child_created = True
         self._close_pipe_fds(*rest[3:9])  # type: ignore[attr-defined]  # private
 
@@ -192,7 +195,7 @@ def serve(orders: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, report)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
-        head, files, _, _ = socket.recv_fds(orders, NUMBER.size, 4)
+        head, files, _, _ = socket.recv_fds(orders, NUMBER.size, MOST_FILES)
         if not head:
             return
         order = json.loads(_receive(orders, NUMBER.unpack(head)[0]))
@@ -209,9 +212,12 @@ def serve(orders: socket.socket) -> None:
 
 def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
     """The program of an order, in a process that has just been forked."""
-    for at, file in enumerate(files[:3]):
-        os.dup2(file, at)
-    os.closerange(3, 1024)
+    numbers = [0, 1, 2, *order["passed"]]
+    moved = [fcntl.fcntl(file, fcntl.F_DUPFD, max(numbers) + 1) for file in files]  # out of the way
+    for number, file in zip(numbers, moved, strict=False):
+        os.dup2(file, number)
+    for number, following in itertools.pairwise([*sorted(numbers), max(1024, *moved) + 1]):
+        os.closerange(number + 1, following)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])

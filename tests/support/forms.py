@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,12 +47,19 @@ def built(form: Form, model: Any, inputs: Inputs, place: Path, device: torch.dev
     assert form.applies(subject) is None, form.applies(subject)
     directory = place / FORMS_DIRECTORY / form.name
     directory.mkdir(parents=True)
-    with torch.no_grad():
+    with torch.no_grad(), _quick_compiles():
         settings = form.build(subject, directory)
     signature = None if subject.signature is None else subject.signature.as_json()
     record = FormRecord(form.name, bound_of(form, device), settings, signature)
     (place / FORMS_FILE).write_bytes(KeptForms((record,)).content())
     return record
+
+
+def _quick_compiles() -> AbstractContextManager[object]:
+    """Torch does not try how this machine compiles vectors, and compiles none of its headers for later: for few models neither pays."""
+    if "torch._inductor" not in sys.modules:  # which takes seconds, and which other forms do without
+        return nullcontext()
+    return torch._inductor.config.patch({"cpp.vec_isa_ok": True, "aot_inductor.precompile_headers": False})
 
 
 def loaded(form: Form, reference: Callable[[], Any], place: Path, device: torch.device = CPU) -> LoadedForm:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Run
 from tests.support.benchmarked import results
-from tests.support.servers import tsx
 from tsx_archiver import ArchiveSpec, inspect_archive, open_archive, write_archive
 from tsx_archiver.metadata.forms import FormRecord
 from tsx_cli.bench.model.results import read_results
@@ -46,11 +46,11 @@ def archive_in(place: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("processes")
-def test_forms_are_measured_beside_the_reference_and_those_that_do_not_fit_say_why(tmp_path: Path) -> None:
+def test_forms_are_measured_beside_the_reference_and_those_that_do_not_fit_say_why(run: Run, tmp_path: Path) -> None:
     archive_in(tmp_path)
-    ended = tsx(["bench", "digits.mar", "--input", DIGITS / "images", *BATCHES, *SHORT, "-o", "out"], tmp_path, {})
+    ended = run("bench", "digits.mar", "--input", DIGITS / "images", *BATCHES, *SHORT, "-o", "out")
     found = read_results(tmp_path / "out" / "results.json")
-    assert found.baseline == 0, ended.stderr
+    assert found.baseline == 0, ended.err
     by_form = {trial.how().form: trial for trial in found.trials}
     assert found.trials[0] is by_form["reference"]
     assert {form: trial.state for form, trial in by_form.items()} == {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from tests.runtime.worker.conftest import ORDER
+from tests.support import forked
 from tsx_archiver.metadata.forms import FORMS_FILE, FormRecord, KeptForms
 from tsx_runtime import wire
 from tsx_runtime.wire import Kind
@@ -59,7 +59,7 @@ def order(model: Path, form: str | None, place: Path, handler: str = "handler.py
 
 def run(given: dict[str, Any]) -> tuple[int, dict[str, Any] | None]:
     """The exit code, and the report where there is one."""
-    process = subprocess.run(
+    process = forked.run(
         [sys.executable, "-m", "tsx_runtime.worker.forms.build"], input=json.dumps(given), text=True, capture_output=True, timeout=120
     )
     report = Path(given["report"])

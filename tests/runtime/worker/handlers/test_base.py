@@ -117,11 +117,12 @@ def test_without_onnxruntime_the_pip_command_is_named(start_worker: StartWorker,
     assert "pip install 'tsx-serve[onnx]'" in worker.report["message"]
 
 
-# One program is compiled: to make torch's headers ready for many would take as long again.
+# One program is compiled: to make torch's headers ready for many would take as long again, and so would to try how vectors compile here.
 QUICK = """
 import torch._inductor.config
 if hasattr(torch._inductor.config.aot_inductor, "precompile_headers"):  # older releases make none ready
     torch._inductor.config.aot_inductor.precompile_headers = False
+torch._inductor.config.cpp.vec_isa_ok = True
 """
 
 

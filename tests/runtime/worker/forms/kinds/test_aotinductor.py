@@ -1,26 +1,53 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 from tests.runtime.worker.forms.kinds.subjects import images, texts, tied
 from tests.support.forms import compared, subject_of, tensor_inputs
 from tsx_runtime.worker.forms.kinds import known_forms
+from tsx_runtime.worker.forms.kinds.aotinductor import AotInductorForm
+
+
+def scaled() -> nn.Module:
+    return Scaled().eval()
+
+
+class Scaled(nn.Module):
+    """Takes images and a keyword, and returns a structure."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = images()
+
+    def forward(self, rows: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"scores": self.model(rows) * scale}
+
+
+def scaled_images(rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return tensor_inputs(3, 9, 9)(rows)[0], {"scale": torch.full((rows, 1), 2.0)}
 
 
 def test_it_answers_as_the_model_does_and_takes_images_of_any_memory_format(tmp_path: Path) -> None:
-    found = compared(known_forms()["aotinductor"], images, tensor_inputs(3, 9, 9), tmp_path)
+    found = compared(known_forms()["aotinductor"], scaled, scaled_images, tmp_path)
     assert found.worst < 1e-5
-    turned = torch.randn(4, 3, 9, 9).to(memory_format=torch.channels_last)
-    torch.testing.assert_close(found.loaded.model(turned), images()(turned), rtol=1e-4, atol=1e-4)
+    turned, scale = torch.randn(4, 3, 9, 9).to(memory_format=torch.channels_last), torch.ones(4, 1)
+    torch.testing.assert_close(found.loaded.model(turned, scale=scale), scaled()(turned, scale=scale), rtol=1e-4, atol=1e-4)
 
 
-def test_in_bf16_it_takes_several_tensors_and_gives_float32(tmp_path: Path) -> None:
-    found = compared(known_forms()["aotinductor-bf16"], tied, texts, tmp_path)
-    assert 0 < found.worst < 0.02
-    args, kwargs = texts(2)
-    assert found.loaded.model(*args, **kwargs)["logits"].dtype == torch.float32
+def test_in_bf16_what_it_compiles_takes_several_tensors_and_gives_float32() -> None:
+    form = known_forms()["aotinductor-bf16"]
+    assert isinstance(form, AotInductorForm)
+    program = form.program(subject_of(tied(), texts))
+    assert {weights.dtype for name, weights in program.state_dict.items() if "weight" in name} == {torch.bfloat16}
+    for rows in (1, 5, 17):
+        (ids,), kwargs = texts(rows)
+        (logits,) = program.module()(ids, kwargs["mask"])
+        assert logits.dtype == torch.float32
+        torch.testing.assert_close(logits, tied()(ids, **kwargs)["logits"], atol=0.3, rtol=0.02)
 
 
 def test_it_does_not_apply_to_torchscript() -> None:

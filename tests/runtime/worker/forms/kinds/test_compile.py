@@ -1,30 +1,36 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tests.runtime.worker.forms.kinds.subjects import images, texts, tied
-from tests.support.forms import SIZES, Inputs, compared, subject_of, tensor_inputs
+from tests.support.forms import SIZES, built, compared, loaded, subject_of, tensor_inputs
 from tsx_runtime.worker.forms.kinds import known_forms
 
 
-@pytest.mark.parametrize(
-    ("name", "make", "inputs", "worst"),
-    [("compile", images, tensor_inputs(3, 9, 9), 1e-5), ("compile-bf16", tied, texts, 0.02)],
-    ids=["images", "texts in bf16"],
-)
-def test_every_size_of_a_batch_runs_what_was_compiled_at_load(name: str, make: Any, inputs: Inputs, worst: float, tmp_path: Path) -> None:
-    found = compared(known_forms()[name], make, inputs, tmp_path)
-    assert found.worst < worst
+def test_every_size_of_a_batch_runs_what_was_compiled_at_load(tmp_path: Path) -> None:
+    inputs = tensor_inputs(3, 9, 9)
+    built(known_forms()["compile"], images(), inputs, tmp_path)
+    model = loaded(known_forms()["compile"], images, tmp_path).model
     with torch.inference_mode(), torch.compiler.set_stance("default"):
         for rows in (*SIZES, 64, 100):
-            args, kwargs = inputs(rows)
+            args, _ = inputs(rows)
             with torch.profiler.profile() as profile:
-                found.loaded.model(*args, **kwargs)
+                answer = model(*args)
             assert any("Call CompiledFxGraph" in event.key for event in profile.key_averages()), rows
+            torch.testing.assert_close(answer, images()(*args), atol=1e-5, rtol=1e-5)
+
+
+def test_in_bf16_it_takes_several_tensors_and_gives_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By dynamo without its compiler: the machine code is that of the other forms."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    found = compared(known_forms()["compile-bf16"], tied, texts, tmp_path)
+    assert 0 < found.worst < 0.02
+    args, kwargs = texts(2)
+    assert found.loaded.model(*args, **kwargs)["logits"].dtype == torch.float32
 
 
 def test_it_needs_a_compiler() -> None:

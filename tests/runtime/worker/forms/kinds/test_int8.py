@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support import forked
 from tests.support.forms import compared, subject_of, tensor_inputs
 from tsx_runtime.worker.forms.form import NotBuilt
 from tsx_runtime.worker.forms.kinds import known_forms
@@ -71,9 +71,10 @@ def test_a_row_in_dynamic_int8_keeps_its_answer_beside_an_outlier(tmp_path: Path
 
 def assert_served_without_torchao(name: str, place: Path) -> None:
     code = "import sys; from pathlib import Path; from torch import device, randn; from tsx_runtime.worker.forms.loading import load_form\n"
-    code += f"found = load_form([{name!r}], Path({str(place)!r}), {{}}, None, device('cpu'))\n"
+    code += f"found = load_form([{name!r}], Path({str(place)!r}), {{}}, lambda: None, device('cpu'))\n"
     code += "print(found.name, found.model(randn(5, 8, 64)).shape[0], 'torchao' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == [name, "5", "False"]
+    done = forked.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == [name, "5", "False"], done.stderr
 
 
 def test_forms_of_linear_layers_do_not_apply_where_the_arithmetic_is_in_convolutions() -> None:

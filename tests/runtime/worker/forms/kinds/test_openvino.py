@@ -23,7 +23,6 @@ pytestmark = pytest.mark.skipif(not all(map(find_spec, ("openvino", "nncf"))), r
         ("openvino", encoder, texts, 1e-5),
         ("openvino-bf16", scripted, IMAGES, 0.05),
         ("openvino-int8", scripted, IMAGES, 0.2),
-        ("openvino-int8", encoder, texts, 0.4),
     ],
 )
 def test_it_answers_as_the_model_does(
