@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tsx_archiver.metadata.forms import FORMS_FILE, REFERENCE, FormRecord, InvalidForms, KeptForms, parse_forms
+from tsx_archiver.storage.digest import content_digest
 from tsx_runtime.worker.exceptions import LoadError, in_words
 from tsx_runtime.worker.forms.bound import misfit
 from tsx_runtime.worker.forms.form import FormSource
@@ -121,7 +122,7 @@ def _fitting(name: str, model_dir: Path, manifest: Mapping[str, Any], device: to
     record = kept.named(name)
     if record is None:
         raise _Misfit(f"{FORMS_FILE} has no such form")
-    if reason := _stale(kept, manifest) or misfit(record.bound, device):
+    if reason := _stale(kept, model_dir, manifest) or misfit(record.bound, device):
         raise _Misfit(reason)
     return record
 
@@ -142,10 +143,15 @@ def _loaded(record: FormRecord, model_dir: Path, reference: Callable[[], Any], f
     return FormModel(record.name, model, signature, reference)
 
 
-def _stale(kept: KeptForms, manifest: Mapping[str, Any]) -> str | None:
-    """Forms of other weights answer as those did."""
+def _stale(kept: KeptForms, model_dir: Path, manifest: Mapping[str, Any]) -> str | None:
+    """Forms of other weights answer as those did. Without checksums in the manifest the files themselves are read."""
     now = manifest.get("sha256")
     if not isinstance(now, Mapping):
-        return None
+        now = {name: _digest(model_dir / name) for name in kept.made_of if (model_dir / name).is_file()}
     changed = kept.stale_since(now)
     return None if changed is None else f"{changed} has changed since the form was built from it; run tsx optimize again"
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return content_digest(file)

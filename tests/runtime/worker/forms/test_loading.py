@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -81,6 +82,14 @@ def test_a_form_of_other_weights_is_passed_over(archive: Path, edit: Any) -> Non
     assert load(archive, "torchscript", manifest={"sha256": {"model.pth": "a"}}).name == "torchscript"
     found = load(archive, "torchscript", manifest={"sha256": {"model.pth": "b"}})
     assert found.passed_over == ("torchscript: model.pth has changed since the form was built from it; run tsx optimize again",)
+
+
+def test_without_checksums_in_the_manifest_the_weights_themselves_are_compared(archive: Path, edit: Any) -> None:
+    (archive / "model.pth").write_bytes(b"weights")
+    edit(made_of={"model.pth": hashlib.sha256(b"weights").hexdigest()})
+    assert load(archive, "torchscript").name == "torchscript"
+    (archive / "model.pth").write_bytes(b"others")
+    assert load(archive, "torchscript").passed_over[0].startswith("torchscript: model.pth has changed since")
 
 
 def test_the_next_form_that_fits_is_taken(archive: Path) -> None:
