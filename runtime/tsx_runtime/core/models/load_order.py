@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from tsx_archiver import OpenArchive
 from tsx_runtime import wire
@@ -36,7 +38,7 @@ def load_order(
         model_name=name,
         model_version=version,
         model_dir=str(archive.directory),
-        manifest=archive.manifest.data,
+        manifest=archive.manifest.data if archive.digest else _without_checksums(archive.manifest.data),
         model_config=archive.config.text,
         handler=handler,
         worker=worker,
@@ -74,3 +76,8 @@ def load_order(
 def envelope_of(archive: OpenArchive, settings: Settings) -> str:
     """What stands around its requests: what its manifest says goes before the setting."""
     return str((archive.manifest.data.get("model") or {}).get("envelope") or settings.service_envelope or "")
+
+
+def _without_checksums(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a directory, whose files nobody has compared with them: they may have been edited since."""
+    return {key: value for key, value in manifest.items() if key != "sha256"}

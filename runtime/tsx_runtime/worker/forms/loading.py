@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tsx_archiver.metadata.forms import FORMS_FILE, REFERENCE, FormRecord, InvalidForms, KeptForms, parse_forms
+from tsx_archiver.storage.digest import content_digest
 from tsx_runtime.worker.exceptions import LoadError, in_words
 from tsx_runtime.worker.forms.bound import misfit
 from tsx_runtime.worker.forms.form import FormSource
@@ -90,24 +91,40 @@ def wanted_forms(config: Mapping[str, Any]) -> tuple[str, ...]:
 def load_form(
     names: Sequence[str], model_dir: Path, manifest: Mapping[str, Any], load: Callable[[], Any], device: torch.device
 ) -> LoadedForm:
-    """`load` loads the archive's own model. Raises LoadError for a tsx-forms.json that cannot be read."""
-    kept, passed_over = _kept(model_dir), list[str]()
+    """`load` loads the archive's own model."""
+    passed_over = list[str]()
     reference = functools.cache(load)
     for name in names:
         if name == REFERENCE:
             break
-        record = kept.named(name)
-        reason = f"{FORMS_FILE} has no such form" if record is None else _stale(kept, manifest) or misfit(record.bound, device)
-        if record is not None and reason is None:
-            try:
-                return LoadedForm(_loaded(record, model_dir, reference, load, device), name, tuple(passed_over))
-            except MemoryError:
-                raise
-            except Exception as error:  # the boundary to a library, which raises whatever it likes
-                reason = f"it cannot be loaded: {in_words(error)}"
-                logger.warning("the form %s cannot be loaded", name, exc_info=True)
+        try:
+            model = _loaded(_fitting(name, model_dir, manifest, device), model_dir, reference, load, device)
+            return LoadedForm(model, name, tuple(passed_over))
+        except MemoryError:
+            raise
+        except (_Misfit, InvalidForms) as error:
+            reason = str(error)
+        except Exception as error:  # the boundary to a library, which raises whatever it likes
+            reason = f"it cannot be loaded: {error if isinstance(error, LoadError) else in_words(error)}"
+            logger.warning("the form %s cannot be loaded", name, exc_info=True)
         passed_over.append(f"{name}: {reason}")  # which the front end logs once for all workers
     return LoadedForm(reference(), REFERENCE, tuple(passed_over))
+
+
+class _Misfit(Exception):
+    """Why a form of the archive is not for this worker."""
+
+
+def _fitting(name: str, model_dir: Path, manifest: Mapping[str, Any], device: torch.device) -> FormRecord:
+    """Raises _Misfit, InvalidForms, or anything where the values of the index are not what they should be."""
+    path = model_dir / FORMS_FILE
+    kept = parse_forms(path.read_bytes()) if path.is_file() else KeptForms()
+    record = kept.named(name)
+    if record is None:
+        raise _Misfit(f"{FORMS_FILE} has no such form")
+    if reason := _stale(kept, model_dir, manifest) or misfit(record.bound, device):
+        raise _Misfit(reason)
+    return record
 
 
 def _loaded(record: FormRecord, model_dir: Path, reference: Callable[[], Any], fresh: Callable[[], Any], device: torch.device) -> Any:
@@ -126,20 +143,15 @@ def _loaded(record: FormRecord, model_dir: Path, reference: Callable[[], Any], f
     return FormModel(record.name, model, signature, reference)
 
 
-def _kept(model_dir: Path) -> KeptForms:
-    path = model_dir / FORMS_FILE
-    if not path.is_file():
-        return KeptForms()
-    try:
-        return parse_forms(path.read_bytes())
-    except InvalidForms as error:
-        raise LoadError(str(error)) from error
-
-
-def _stale(kept: KeptForms, manifest: Mapping[str, Any]) -> str | None:
-    """Forms of other weights answer as those did."""
+def _stale(kept: KeptForms, model_dir: Path, manifest: Mapping[str, Any]) -> str | None:
+    """Forms of other weights answer as those did. Without checksums in the manifest the files themselves are read."""
     now = manifest.get("sha256")
     if not isinstance(now, Mapping):
-        return None
+        now = {name: _digest(model_dir / name) for name in kept.made_of if (model_dir / name).is_file()}
     changed = kept.stale_since(now)
     return None if changed is None else f"{changed} has changed since the form was built from it; run tsx optimize again"
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return content_digest(file)

@@ -38,7 +38,7 @@ def test_a_damaged_file_leaves_the_archives_own_model(tmp_path: Path) -> None:
     (tmp_path / "tsx-forms" / "torchscript" / "model.pt").write_bytes(b"PK no archive")
     found = loaded(form, images, tmp_path)
     assert found.name == "reference"
-    assert found.passed_over[0].startswith("torchscript: it cannot be loaded: LoadError: model.pt cannot be loaded as TorchScript")
+    assert found.passed_over[0].startswith("torchscript: it cannot be loaded: model.pt cannot be loaded as TorchScript")
 
 
 def test_a_function_does_not_apply() -> None:
