@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import Any
 
-from tsx_cli.bench.measure.accuracy import compare_answers, parse_tolerance
+from tsx_cli.bench.measure.accuracy import parse_tolerance
 from tsx_cli.bench.measure.standalone_worker import StandaloneWorker, WorkerFailed, items_of
 from tsx_cli.bench.model.configuration import parse_numbers
 from tsx_cli.bench.workload.payloads import Payload
@@ -83,11 +83,11 @@ class Proof:
                 raise UsageError(f"--input: {self.guard.shortage} ({more})")
             raise UsageError(f"--time-limit: it leaves time for {self.rows} of {len(items)} held-out rows only; {self.guard.shortage}")
         again = answered(reference, self._items[:TWICE], "the archive as it is", CliError)
-        same = compare_answers(answers[: len(again)], again, self._same)
-        if not same.same:
+        pairs = zip(answers, again, strict=False)
+        if found := next((found for first, second in pairs if (found := compare(self._same, b"", first, second).difference)), None):
             raise CliError(
-                f"the archive as it is answers the same request differently each time, so no form can be compared with it ({same.worst}); "
-                "make it deterministic, for example by a fixed seed in its handler"
+                "the archive as it is answers the same request differently each time, so no form can be compared with it "
+                f"({found.between('the first time', 'the second time')}); make it deterministic, for example by a fixed seed in its handler"
             )
 
     def batch_difference(self, worker: StandaloneWorker) -> str | None:

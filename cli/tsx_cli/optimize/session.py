@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tsx_archiver import OpenArchive, open_archive
+from tsx_archiver import OpenArchive, inspect_archive, open_archive
 from tsx_archiver.metadata.forms import FORMS_DIRECTORY, REFERENCE
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.commands.session import model_info, new_directory
@@ -20,13 +20,13 @@ from tsx_cli.bench.measure.standalone_worker import items_of
 from tsx_cli.bench.model.configuration import parse_numbers
 from tsx_cli.bench.model.results import now
 from tsx_cli.bench.search.run_options import DEVICES, command_line, plain, words
-from tsx_cli.bench.workload.inputs import choose_payloads
+from tsx_cli.bench.workload.inputs import choose_payloads, of_archive
 from tsx_cli.bench.workload.payloads import Payload, mix
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.interruption import interruptible
 from tsx_cli.common.run_directory import write_results
 from tsx_cli.optimize.builder import FormBuilder
-from tsx_cli.optimize.choose import ranked
+from tsx_cli.optimize.choose import ORDER, in_order, ranked
 from tsx_cli.optimize.guard.labels import read_labels
 from tsx_cli.optimize.journal import OptimizeJournal, PastOptimization, read_optimize_journal
 from tsx_cli.optimize.options import Keep, OptimizeOptions
@@ -67,6 +67,7 @@ def new_optimization(
     model: Path, options: OptimizeOptions, output: Path | None, time_limit: float, keep: Keep, *, quiet: bool
 ) -> OptimizeRequest:
     """Raises UsageError, CliError."""
+    in_order(ORDER, options.forms)
     return OptimizeRequest(model, options, new_directory("optimize", model, output), time_limit, keep, quiet=quiet)
 
 
@@ -86,6 +87,8 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
         tempfile.TemporaryDirectory() as place,
     ):
         inputs = [Path(each) for each in options.inputs]
+        if not inputs and of_archive(inspect_archive(archive.source, limits=settings.archive_limits())) is None:
+            raise UsageError(f"name typical inputs, since made-up ones prove nothing: tsx optimize {request.model} --input DIR")
         payloads, source = choose_payloads(archive.source, inputs, seed=options.seed, content_type=options.content_type)
         labels = None if options.labels is None else read_labels(Path(options.labels), payloads)
         rows = divided(payloads, labels, options.seed, options.rows)

@@ -74,10 +74,10 @@ def scatter(results: OptimizeResults) -> str:
     forms = sorted((form for form in results.forms if form.speedup and form.guard is not None), key=lambda form: -(form.speedup or 0.0))[
         :25
     ]
-    if len(forms) < 2:
+    most = max((form.guard.loss for form in forms if form.guard), default=0.0)
+    if len(forms) < 2 or most <= 0:
         return ""
     fastest = max(1.0, *(form.speedup or 0.0 for form in forms))
-    most = max((max(0.0, form.guard.loss) for form in forms if form.guard), default=0.0) or 0.01
     rows = [[" "] * (WIDTH + 1) for _ in range(HEIGHT + 1)]
     legend = []
     for letter, form in [*zip(string.ascii_lowercase, forms, strict=False), ("*", None)][::-1]:

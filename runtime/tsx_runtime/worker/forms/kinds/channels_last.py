@@ -24,6 +24,8 @@ class ChannelsLastForm(Form):
     def applies(self, subject: Subject) -> str | None:
         if not isinstance(subject.model, nn.Module):
             return f"the model is a {type(subject.model).__name__}, not an nn.Module"
+        if isinstance(subject.model, torch.jit.ScriptModule | torch.fx.GraphModule):
+            return "the model is a graph, in which its memory format is fixed"
         return None if has_convolutions(subject.model) else "the model has no 2D convolution"
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
