@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
+from torch.nn import functional
 
-from tsx_runtime.worker.forms.exporting import not_exportable
+from tsx_runtime.worker.forms.exporting import module_of, not_exportable
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.handlers.models.model_files import load_aotinductor
 
 FILE = "model.pt2"
 OPTIONS = {"freezing": True, "cpp.dynamic_threads": True}  # weights are constants; a worker's share of the cores changes
+_CHANNEL = (0, 0, 0, 0, 0, 1)  # behind the channels of images, and of weights
 INSTALL = "pip install 'tsx-serve[optimize]'"
 
 
@@ -28,6 +31,35 @@ def no_compiler() -> str | None:
     except InvalidCxxCompiler:
         return "no C++ compiler is found: install g++, or set CXX"
     return None
+
+
+class TwoChannels(nn.Module):
+    """A convolution over one channel, calculated over two of which the second is zero.
+
+    Of one channel and a free batch size, the inductor of torch 2.13 with frozen weights cannot tell the memory format
+    (`_prepare_convolution_fusion_create` in mkldnn_ir.py), and the layers behind it read its result in the wrong one.
+    """
+
+    def __init__(self, layer: nn.Conv2d) -> None:
+        super().__init__()
+        self.training = False
+        self.layer = layer
+        layer.in_channels = 2
+        layer.weight = nn.Parameter(functional.pad(layer.weight, _CHANNEL), requires_grad=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(functional.pad(images, _CHANNEL))
+        return result
+
+
+def for_inductor(model: Any) -> nn.Module:
+    """The model, changed in place, as a module that inductor compiles rightly."""
+    module = module_of(model)
+    for owner in list(module.modules()):
+        for name, layer in owner.named_children():
+            if isinstance(layer, nn.Conv2d) and layer.in_channels == 1:
+                setattr(owner, name, TwoChannels(layer))
+    return module
 
 
 class MachineCodeForm(Form):

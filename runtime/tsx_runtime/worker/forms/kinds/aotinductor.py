@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 
-from tsx_runtime.worker.forms.exporting import exported, module_of
+from tsx_runtime.worker.forms.exporting import exported
 from tsx_runtime.worker.forms.form import Subject
 from tsx_runtime.worker.forms.kinds.precision import InPrecision, unfit
-from tsx_runtime.worker.forms.machine_code import MachineCodeForm
+from tsx_runtime.worker.forms.machine_code import MachineCodeForm, for_inductor
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class AotInductorForm(MachineCodeForm):
         return unfit(self.precision, subject.device) or super().applies(subject)
 
     def program(self, subject: Subject) -> torch.export.ExportedProgram:
-        model = module_of(subject.model)
+        model = for_inductor(subject.model)
         return exported(subject, InPrecision(model, self.precision) if self.precision else model)
 
 

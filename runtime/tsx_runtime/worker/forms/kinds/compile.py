@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from tsx_runtime.worker.forms.exporting import example_tensors, module_of, not_exportable
+from tsx_runtime.worker.forms.exporting import example_tensors, not_exportable
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.forms.kinds.precision import InPrecision, unfit, without_inference
-from tsx_runtime.worker.forms.machine_code import no_compiler
+from tsx_runtime.worker.forms.machine_code import for_inductor, no_compiler
 from tsx_runtime.worker.forms.signature import FREE, Signature
 
 # Of batches that are compiled for. Torch compiles 1 by itself, and may choose other kernels by the size of a batch, such as those of
@@ -48,7 +47,7 @@ class CompileForm(Form):
         """`shapes`: of one call."""
         import torch._inductor.config  # here: importing the compiler takes seconds
 
-        module: nn.Module = module_of(model)
+        module = for_inductor(model)
         compiled = torch.compile(InPrecision(module, self.precision) if self.precision else module)
 
         def call(tensors: Sequence[torch.Tensor]) -> list[Any]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from tsx_runtime.worker.forms.exporting import exported
 from tsx_runtime.worker.forms.form import Subject
-from tsx_runtime.worker.forms.machine_code import MachineCodeForm
+from tsx_runtime.worker.forms.machine_code import MachineCodeForm, for_inductor
 
 LEAST_LINEAR = 0.5  # of the arithmetic: below, there is nothing to win
 
@@ -43,7 +43,7 @@ class DynamicInt8Form(MachineCodeForm):
 
         model = copy.deepcopy(subject.model)
         quantize_(model, Int8DynamicActivationInt8WeightConfig(set_inductor_config=False))
-        return exported(subject, model)
+        return exported(subject, for_inductor(model))
 
 
 FORMS = (DynamicInt8Form("int8-dynamic", "int8, dynamic"),)

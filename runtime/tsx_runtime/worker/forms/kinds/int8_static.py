@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from tsx_runtime.worker.forms.exporting import exported
 from tsx_runtime.worker.forms.form import NotBuilt, Subject
-from tsx_runtime.worker.forms.machine_code import MachineCodeForm
+from tsx_runtime.worker.forms.machine_code import MachineCodeForm, for_inductor
 
 
 class FlatGraph(nn.Module):
@@ -33,10 +33,6 @@ class FlatGraph(nn.Module):
 
 @dataclass(frozen=True)
 class StaticInt8Form(MachineCodeForm):
-    """Convolutions over one channel stay in float: of such a tensor Inductor cannot tell channels-last from contiguous, and takes the
-    result of `onednn.qconv_pointwise`, which is channels-last, for contiguous (`_prepare_convolution_fusion_create` in mkldnn_ir.py).
-    They have little arithmetic."""
-
     bf16: bool = False
 
     def applies(self, subject: Subject) -> str | None:
@@ -51,14 +47,10 @@ class StaticInt8Form(MachineCodeForm):
 
         signature = subject.signature
         assert signature is not None
-        program = exported(subject)
-        graph = program.module()
-        for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.conv2d.default):
-            if node.args[0].meta["val"].shape[1] == 1:  # torch 2.13 lowers it wrongly where the batch size is free
-                x86._annotate_nodes_not_quantize(node)
+        program = exported(subject, for_inductor(subject.model))
         quantizer = x86.X86InductorQuantizer()
         quantizer.set_global(x86.get_default_x86_inductor_quantization_config(reduce_range=not _has_vnni()))
-        prepared = prepare_pt2e(graph, quantizer)
+        prepared = prepare_pt2e(program.module(), quantizer)
         for call in subject.calls:
             if (tensors := signature.tensors(call.args, call.kwargs)) is not None:
                 prepared(*tensors)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from tsx_runtime.worker.forms.exporting import exported
 from tsx_runtime.worker.forms.form import NotBuilt, Subject
-from tsx_runtime.worker.forms.machine_code import MachineCodeForm
+from tsx_runtime.worker.forms.machine_code import MachineCodeForm, for_inductor
 
 WIDTH = 8  # layers keep a multiple of this many channels, for vector instructions
 REGROUPING = re.compile(
@@ -46,7 +46,7 @@ class PrunedForm(MachineCodeForm):
             raise NotBuilt(f"its code holds the sizes of layers as constants: {error}") from error
         if found != expected:
             raise NotBuilt("its result holds the channels of an inner layer")
-        return exported(subject, model)
+        return exported(subject, for_inductor(model))
 
 
 def _prune(model: nn.Module, subject: Subject, share: float) -> int:
