@@ -48,7 +48,7 @@ def in_order(known: Sequence[str], wanted: Sequence[str] = ()) -> list[str]:
     """All forms, or those of --forms. Those that ORDER does not know come last. Raises UsageError."""
     for name in wanted:
         if name not in known:
-            raise UsageError(f"--forms: there is no form '{name}'{suggestion(name, known)}; there are {', '.join(known)}")
+            raise UsageError(f"--forms: there is no form '{name}'{suggestion(name, known) or '.'} There are {', '.join(known)}")
     return sorted(wanted or known, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
 
