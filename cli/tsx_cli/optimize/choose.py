@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from tsx_cli.bench.model.statistics import RatioInterval
 from tsx_cli.common.failure import UsageError
-from tsx_cli.optimize.results import FormResult, SizeFigures
+from tsx_cli.optimize.results import MANY, FormResult, GuardVerdict, SizeFigures, FormState
 from tsx_runtime.shared.suggestions import suggestion
 
 # Where the time is short, the first of these have been tried: those that have brought most for what building them takes.
@@ -60,6 +60,13 @@ def speedup_of(sizes: Sequence[SizeFigures]) -> RatioInterval:
     return RatioInterval(math.exp(middle), math.exp(middle - half), math.exp(min(middle + half, 700.0)), abs(middle) > half)
 
 
+def judged(guard: GuardVerdict, speedup_low: float) -> tuple[FormState, str]:
+    """The state of a form that was measured, and the reason."""
+    if not guard.passed:
+        return "inaccurate" if guard.rows_needed is None else "unproven", guard.text
+    return ("passed", "") if speedup_low > 1 else ("slower", "it is not faster than the reference beyond the noise")
+
+
 def ranked(forms: Iterable[FormResult]) -> list[FormResult]:
     """Those that answer right and are faster beyond the noise, the best first. Among those whose speed is the same within the noise the
     smaller loss goes first, then the smaller memory."""
@@ -97,19 +104,38 @@ def _loss(form: FormResult) -> float:
 
 
 def explained(forms: Sequence[FormResult], batch_sizes: Sequence[int]) -> str:
-    """The choice in a sentence or two."""
+    """The choice in a few sentences."""
     best = next(iter(ranked(forms)), None)
     if best is None:
-        tried = [form for form in forms if form.speedup is not None]
-        if not tried:
-            return "The reference stays: no form was measured."
-        accurate = [form for form in tried if form.guard is not None and form.guard.passed]
-        why = "no form that is accurate enough is faster than it beyond the noise" if accurate else "no form is accurate enough"
-        return f"The reference stays: {why}."
+        return f"{_no_choice(forms)}{_more_rows(forms, 1.0)}"
     assert best.guard is not None
     sizes = ", ".join(map(str, batch_sizes))
     speed = f"{best.speedup:.2f} times ({best.speedup_low:.2f} to {best.speedup_high:.2f}) as fast as the reference"
     found = f"{best.name} is {speed} over batches of {sizes}, and {best.guard.text}"
     faster = [form.name for form in ranked(forms)[1:] if (form.speedup or 0) > (best.speedup or 0)]
     tied = f" {' and '.join(faster)} is as fast within the noise, and loses or takes more." if faster else ""
-    return f"{found.rstrip('.')}.{tied}"
+    return f"{found.rstrip('.')}.{tied}{_more_rows(forms, best.speedup or 1.0)}"
+
+
+def _no_choice(forms: Sequence[FormResult]) -> str:
+    tried = [form for form in forms if form.speedup is not None]
+    if not tried:
+        return "The reference stays: no form was measured."
+    if any(form.guard is not None and form.guard.passed for form in tried):
+        return "The reference stays: no form that is accurate enough is faster than it beyond the noise."
+    proven = "proven to be " if any(form.state == "unproven" for form in tried) else ""
+    return f"The reference stays: no form is {proven}accurate enough."
+
+
+def _more_rows(forms: Sequence[FormResult], speed: float) -> str:
+    """What would prove the fastest of the unproven forms, if it is faster than that."""
+    unproven = [
+        (form.speedup or 0.0, form.name, form.guard)
+        for form in forms
+        if form.state == "unproven" and (form.speedup_low or 0.0) > speed and form.guard is not None and form.guard.rows_needed is not None
+    ]
+    if not unproven:
+        return ""
+    ratio, name, guard = max(unproven, key=lambda each: each[0])
+    rows = f"about {guard.rows_needed:,}" if (guard.rows_needed or 0) < MANY else "many millions of"
+    return f" {name} is {ratio:.2f} times as fast and unproven: {rows} held-out rows would settle {guard.limit}; there are {guard.rows:,}."

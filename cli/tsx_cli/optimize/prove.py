@@ -111,7 +111,7 @@ class Proof:
         return None
 
     def verdict(self, worker: StandaloneWorker) -> GuardVerdict:
-        """Of the answers for the held-out rows, of which no more are asked for once it cannot pass. Raises WorkerFailed, OutOfTime."""
+        """Of the answers for the held-out rows, of which no more are asked for once a limit is broken. Raises WorkerFailed, OutOfTime."""
         answers: list[ComparedAnswer] = []
         look = 4 * TOGETHER
         while len(answers) < self.rows:
@@ -123,7 +123,7 @@ class Proof:
                 with suppress(CliError):  # so few rows cannot be judged
                     if why := self.guard.hopeless(answers):
                         verdict = self._criteria.guard(self._reference[: len(answers)]).judge(answers)
-                        return verdict.model_copy(update={"passed": False, "text": why})
+                        return verdict.model_copy(update={"passed": False, "rows_needed": None, "text": why})
         return self.guard.judge(answers)
 
     def _check_time(self, when: str) -> None:

@@ -10,6 +10,12 @@ from tsx_cli.bench.model.parts import Part
 from tsx_cli.bench.model.results import Environment, Inputs, ModelInfo
 
 FORMAT = 1
+MANY = 10_000_000  # rows: more than can be had
+
+
+# kept: written into the archive, or the best; passed: accurate, and faster; slower: accurate, and not faster beyond the noise;
+# unproven: the held-out rows keep the limit, and are too few to prove it; inaccurate: they break it
+FormState = Literal["kept", "passed", "slower", "unproven", "inaccurate", "failed", "not applicable", "not tried"]
 
 
 class SizeFigures(Part):
@@ -34,14 +40,14 @@ class GuardVerdict(Part):
     loss: float  # reference - value, or value - reference where less is better; as a share of it for unbounded metrics
     loss_bound: float  # the loss is not larger, with 95 % confidence
     rows: int
+    rows_needed: int | None = None  # where these rows keep the limit, and are too few to prove it: about how many would
     text: str  # the verdict in a sentence: why it is not passed, or what it rests on
 
 
 class FormResult(Part):
     name: str
     label: str
-    state: Literal["kept", "passed", "slower", "inaccurate", "failed", "not applicable", "not tried"]
-    # kept: written into the archive, or the best; passed: accurate, and faster; slower: accurate, and not faster beyond the noise
+    state: FormState
     reason: str = ""  # in words, of all states but kept and passed
     guard: GuardVerdict | None = None
     batches_agree: bool | None = None  # whether rows were answered alike in batches of all sizes

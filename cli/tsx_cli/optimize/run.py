@@ -21,7 +21,7 @@ from tsx_cli.bench.model.results import now
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.failure import CliError
 from tsx_cli.optimize.builder import BuildFailed, BuildTimeout, FormBuilder, size_of
-from tsx_cli.optimize.choose import explained, in_order, ranked, speedup_of
+from tsx_cli.optimize.choose import explained, in_order, judged, ranked, speedup_of
 from tsx_cli.optimize.journal import OptimizeJournal, PastOptimization, Survey
 from tsx_cli.optimize.measure import ReferenceFailed, RoundTimes, measure_pair
 from tsx_cli.optimize.options import OptimizeOptions
@@ -138,12 +138,7 @@ class Optimization:
             form.memory_mib = memory_of(psutil.Process(worker.pid)) / MEBI
             self.results.reference.memory_mib = memory_of(psutil.Process(reference.pid)) / MEBI  # beside it: they share pages
         form.speedup, form.speedup_low, form.speedup_high, _ = speedup_of(form.sizes)
-        if not form.guard.passed:
-            form.state, form.reason = "inaccurate", form.guard.text
-        elif form.speedup_low > 1:
-            form.state, form.reason = "passed", ""
-        else:
-            form.state, form.reason = "slower", "it is not faster than the reference beyond the noise"
+        form.state, form.reason = judged(form.guard, form.speedup_low)
 
     def _built(self, form: FormResult) -> BuiltForm:
         built = self.builder.built(form.name)

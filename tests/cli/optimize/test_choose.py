@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.optimize.choose import ORDER, explained, in_order, ranked, same_speed, speedup_of
+from tsx_cli.optimize.choose import ORDER, explained, in_order, judged, ranked, same_speed, speedup_of
 from tsx_cli.optimize.results import FormResult, GuardVerdict, SizeFigures
 from tsx_runtime.worker.forms.kinds import known_forms
 
@@ -60,6 +60,26 @@ def test_where_nothing_is_better_the_reference_stays_and_the_reason_says_why() -
     assert "no form was measured" in explained([FormResult(name="a", label="a", state="failed")], [1])
     assert "no form is accurate enough" in explained([form("a", 3.0, guard=verdict(0.1, passed=False))], [1])
     assert "no form that is accurate enough is faster" in explained([form("a", 1.0)], [1])
+
+
+def test_what_is_faster_and_not_proven_is_not_called_inaccurate() -> None:
+    lost = verdict(0.002, passed=False)
+    assert judged(lost, 2.0) == ("inaccurate", "it loses 0.2%")
+    assert judged(lost.model_copy(update={"rows_needed": 900}), 2.0)[0] == "unproven"
+    assert [judged(verdict(), low)[0] for low in (1.2, 1.0)] == ["passed", "slower"]
+
+
+def test_the_choice_says_how_many_rows_would_settle_the_fastest_unproven_form() -> None:
+    def unproven(name: str, speedup: float, rows_needed: int) -> FormResult:
+        guard = verdict(0.002, passed=False).model_copy(update={"rows_needed": rows_needed, "limit": "top1>=-0.5%"})
+        return form(name, speedup, guard=guard, state="unproven")
+
+    fast, faster = unproven("fast", 3.0, 900), unproven("faster", 4.0, 1500)
+    more = " faster is 4.00 times as fast and unproven: about 1,500 held-out rows would settle top1>=-0.5%; there are 9."
+    assert explained([fast, faster], [1]) == f"The reference stays: no form is proven to be accurate enough.{more}"
+    assert explained([fast, faster, form("best", 2.0)], [1]).endswith(f"it loses 0.0%.{more}")
+    assert "unproven" not in explained([fast, form("best", 5.0)], [1])
+    assert "many millions of held-out rows" in explained([unproven("fast", 3.0, 10**9)], [1])
 
 
 def test_a_form_that_the_order_does_not_know_is_tried_last() -> None:

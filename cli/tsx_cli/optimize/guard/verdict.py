@@ -17,7 +17,7 @@ from tsx_cli.optimize.guard.answers import decode
 from tsx_cli.optimize.guard.intervals import mean_bound, net_bound, resampled_bound, rows_for, share_bound
 from tsx_cli.optimize.guard.limits import Custom, Limit
 from tsx_cli.optimize.guard.metrics import default_limits, metric_of
-from tsx_cli.optimize.results import GuardVerdict
+from tsx_cli.optimize.results import MANY, GuardVerdict
 from tsx_runtime.core.shadowing.difference import excerpt
 from tsx_runtime.plugins import ComparedAnswer
 
@@ -59,12 +59,14 @@ class FormGuard:
         return next((text for rule in self._rules if (text := rule.shortage())), None)
 
     def judge(self, answers: Sequence[ComparedAnswer]) -> GuardVerdict:
-        """Of several limits, the one that is broken, else that which comes closest."""
+        """Of several limits, one that is broken, else that which comes closest."""
         if len(answers) != len(self._types):
             raise ValueError(f"there are {len(answers)} answers for {len(self._types)} rows")
         failed = self._score(answers)
         verdicts = [rule.judge(rows, failed) for rule, rows in zip(self._rules, self._columns(len(answers)), strict=True)]
-        return min(verdicts, key=lambda each: each[0])[1]
+        verdict = min(verdicts, key=lambda each: each[0])[1]
+        needed = [each.rows_needed for _, each in verdicts if each.rows_needed is not None]
+        return verdict if verdict.rows_needed is None else verdict.model_copy(update={"rows_needed": max(needed)})
 
     def keeps(self, answers: Sequence[ComparedAnswer]) -> bool:
         """Whether these answers keep every limit, whatever can be said of other rows."""
@@ -74,7 +76,7 @@ class FormGuard:
         )
 
     def hopeless(self, answers: Sequence[ComparedAnswer]) -> str | None:
-        """Why a form with these answers for the first rows cannot pass, whatever it answers for the others."""
+        """Why a form with these answers for the first rows breaks a limit, whatever it answers for the others."""
         failed = self._score(answers)
         columns = self._columns(len(answers))
         return next((why for rule, rows in zip(self._rules, columns, strict=True) if (why := rule.hopeless(rows, failed))), None)
@@ -130,8 +132,9 @@ class _Rule:
         except ValueError:
             return self.metric.missing(truth)
 
-    def judge(self, rows: Sequence[Any], failed: int) -> tuple[float, GuardVerdict]:
-        """(What is left of the limit, as a share of the room: below 0 where it is broken; the verdict)."""
+    def judge(self, rows: Sequence[Any], failed: int) -> tuple[tuple[bool, float], GuardVerdict]:
+        """((Whether these rows keep the limit, what is left of it as a share of the room: below 0 where it is not proven), the verdict)."""
+        needed = None
         if failed and self.metric.best is None:
             value, loss, point, least = 0.0, 1.0, 1.0, 1.0
             text = f"{failed} of {self.rows} rows failed, which {self.limit.metric} cannot score"
@@ -149,7 +152,9 @@ class _Rule:
             elif least <= self.allowed or self.exact:
                 text += f"; with 95 % confidence {self._sure(least)}"
             else:
-                text += f"; 95 % confidence of {self.limit.text} needs {self._needed(point, bound, unlike, rows)}"
+                needed, about = self._needed(point, bound, unlike, rows)
+                more = f"{about}{needed} rows, {needed - self.rows} more" if needed < MANY else "many millions of rows"
+                text += f"; 95 % confidence of {self.limit.text} needs {more}"
         passed = (point if self.exact else least) <= self.allowed
         verdict = GuardVerdict(
             passed=passed,
@@ -160,27 +165,20 @@ class _Rule:
             loss=loss,
             loss_bound=loss + least - point,
             rows=self.rows,
+            rows_needed=needed,
             text=text,
         )
-        return (1.0 if passed else -1.0) if self.exact else (self.allowed - least) / self.room, verdict
+        return (point <= self.allowed, 1.0 if self.exact else (self.allowed - least) / self.room), verdict
 
     def hopeless(self, rows: Sequence[Any], failed: int) -> str | None:
-        """By the best that the other rows can give. Too few rows for any form (`shortage`) are no reason."""
+        """By the best that the other rows can give."""
         if self.metric.best is None:
             return f"{failed} rows failed, which {self.limit.metric} cannot score" if failed else None
         whole = [*rows, *map(self.metric.best, self.truths[len(rows) :])]
-        point = self.point(whole)
-        if self.metric.kind == "share":
-            bound = net_bound(*self._pairs(whole), self.rows)
-        else:
-            bound = point + (self.room * UNLIKE if not self.metric.whole else 1.0) * share_bound(0, self.rows)
-        if failed:
-            point, bound = max(point, failed / self.rows), max(bound, share_bound(failed, self.rows))
-        beyond = point > self.allowed
-        if not beyond and (self.exact or bound <= self.allowed or self.shortage()):
+        if max(self.point(whole), failed / self.rows) <= self.allowed:
             return None
-        why = f"{self.limit.text} cannot be kept any more" if beyond else f"{self.rows} rows cannot show {self.limit.text} any more"
-        return f"{self._in_words(self.metric.score(rows)([1] * len(rows)), rows, failed)}: {why}"
+        found = self._in_words(self.metric.score(rows)([1] * len(rows)), rows, failed)
+        return f"{found}: {self.limit.text} cannot be kept any more"
 
     def shortage(self) -> str | None:
         if self.exact:
@@ -230,15 +228,15 @@ class _Rule:
         worse = value - own if self.metric.less else own - value
         return worse if self.metric.points else worse / (abs(own) or 1.0)
 
-    def _needed(self, point: float, bound: float, unlike: float, rows: Sequence[Any]) -> str:
+    def _needed(self, point: float, bound: float, unlike: float, rows: Sequence[Any]) -> tuple[int, str]:
+        """How many rows would show the limit; "about ", unless that is certain."""
         if self.metric.kind == "share" and self._pairs(rows) == (0, 0):
             count, about = rows_for(self.allowed), ""
         else:
             left = max(self.allowed - point, 1e-9)
             spread = math.ceil(self.rows * ((bound - point) / left) ** 2)  # the interval shrinks with the root of their number
             count, about = max(spread, rows_for(min(left / unlike, 1.0)) if unlike else 0), "about "
-        count = max(count, self.rows + 1)
-        return f"{about}{count} rows, {count - self.rows} more" if count < 1e7 else "many millions of rows"
+        return max(count, self.rows + 1), about
 
     def _sure(self, bound: float) -> str:
         if self.exact:

@@ -12,7 +12,7 @@ from tsx_cli.optimize.results import FormResult, OptimizeResults
 
 WIDTH, HEIGHT = 56, 12  # characters of the chart in a terminal
 STYLES = ("winner", "s2", "other", "baseline")
-NAMES = ("the best", "accurate and faster", "not accurate enough, or not faster", "the reference")
+NAMES = ("the best", "accurate and faster", "not accurate enough, not proven to be, or not faster", "the reference")
 
 
 def charts(results: OptimizeResults) -> list[Chart]:

@@ -260,6 +260,27 @@ def test_of_several_limits_the_broken_one_is_reported() -> None:
     assert guard.judge(reference).passed
 
 
+def test_a_form_is_unproven_where_its_rows_keep_every_limit_and_are_too_few_to_prove_it() -> None:
+    reference = answers([CAT] * 600)
+    guard = FormGuard(reference, parse_limits("top1>=-0.5%,exact>=-1%"))
+    one_lost = [answer(DOG), *reference[1:]]
+    verdict = guard.judge(one_lost)
+    assert (verdict.passed, verdict.metric) == (False, "top1")
+    assert verdict.rows_needed is not None
+    assert verdict.rows_needed > 600
+    assert f"needs about {verdict.rows_needed} rows" in verdict.text
+    assert guard.hopeless(one_lost[:32]) is None, "how many rows would settle it takes all that there are"
+    assert guard.judge(reference).rows_needed is None
+    assert guard.judge([answer(DOG)] * 4 + reference[4:]).rows_needed is None, "it breaks the limit"
+
+
+def test_of_a_limit_that_is_broken_and_one_that_is_unproven_the_broken_one_is_reported() -> None:
+    reference = answers([CAT] * 40)
+    guard = FormGuard(reference, parse_limits("top1>=-0.1%,exact>=-20%"))
+    changed = answers([{"cat": 0.8, "dog": 0.2}] * 9) + reference[9:]
+    assert (guard.judge(changed).metric, guard.judge(changed).rows_needed) == ("exact", None)
+
+
 def test_a_reference_that_fails_is_reported() -> None:
     with pytest.raises(CliError, match="the model as it is answers a row with 400"):
         FormGuard([answer(CAT), answer({"error": "no"}, 400)])
