@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from tsx_cli.bench.model.statistics import RatioInterval
 from tsx_cli.common.failure import UsageError
-from tsx_cli.optimize.results import MANY, FormResult, GuardVerdict, SizeFigures, FormState
+from tsx_cli.optimize.results import MANY, FormResult, FormState, GuardVerdict, SizeFigures
 from tsx_runtime.shared.suggestions import suggestion
 
 # Where the time is short, the first of these have been tried: those that have brought most for what building them takes.
