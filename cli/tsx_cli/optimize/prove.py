@@ -124,7 +124,10 @@ class Proof:
                     if why := self.guard.hopeless(answers):
                         verdict = self._criteria.guard(self._reference[: len(answers)]).judge(answers)
                         return verdict.model_copy(update={"passed": False, "rows_needed": None, "text": why})
-        return self.guard.judge(answers)
+        try:
+            return self.guard.judge(answers)
+        except CliError as error:  # a metric of the user's that takes the reference's answers does not take these
+            raise WorkerFailed(f"its answers have no score: {error}") from error
 
     def _check_time(self, when: str) -> None:
         if time.monotonic() > self._ends:

@@ -71,6 +71,19 @@ def test_a_form_is_refused_for_answers_that_depend_on_the_batch_for_wrong_ones_a
 
 
 @pytest.mark.usefixtures("processes")
+def test_a_form_whose_answers_a_metric_does_not_take_fails_and_nothing_else(tmp_path: Path) -> None:
+    metric = tmp_path / "metrics.py"
+    metric.write_text(
+        "def known(answers, labels):\n    return sum({'even': 1, 'odd': 1}[each['name']] for each in answers) / len(answers)\n"
+    )
+    (models := tmp_path / "models").mkdir()
+    with worker_of(models, RIGHT) as reference, worker_of(models, f"{RIGHT} if length % 3 else 'none'") as wrong:
+        proof = Proof(Criteria(OptimizeOptions(metric=f"{metric}:known")), ROWS[:40], reference, math.inf, lambda _: None)
+        with pytest.raises(WorkerFailed, match=r"its answers have no score: --metric: known.* raised KeyError: 'none'"):
+            proof.verdict(wrong)
+
+
+@pytest.mark.usefixtures("processes")
 def test_numbers_that_differ_in_a_batch_beyond_rounding_have_to_keep_the_limit_in_each_batch(tmp_path: Path) -> None:
     near, far, last, sixty_four = (
         f"[0.25 + length, 5.0 + {off}]"
