@@ -1,6 +1,6 @@
 """The journal of a run of `tsx optimize`, a line of JSON per result: `--resume` continues from it.
 
-{"kind": "begin", "format": 1, "asked": {...}, "sha256": ..., "fingerprint": ..., "started": ...}
+{"kind": "begin", "format": 1, "asked": {...}, "sha256": ..., "inputs": ..., "fingerprint": ..., "started": ...}
 {"kind": "form", "form": {...}}                        what a form was found to be
 {"kind": "written", "sha256": ...}                     the archive, with the forms that were kept
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_cli.bench.model.parts import Part
+from tsx_cli.common.failure import CliError
 from tsx_cli.common.run_directory import BegunRun, JournalFile, read_journal_file
 from tsx_cli.optimize.results import FORMAT, FormResult
 
@@ -47,8 +48,14 @@ class Survey(Part):
 class PastOptimization(BegunRun):
     """The content of a journal."""
 
+    inputs: str = ""  # their digest
     survey: Survey | None = None
     forms: dict[str, FormResult] = field(default_factory=dict)
+
+    def check_inputs(self, digest: str) -> None:
+        """Raises CliError where they are others: an input that has calibrated a form would test it."""
+        if self.inputs != digest:
+            raise CliError("--resume: the inputs or their labels have changed since that run started; start a new run without --resume")
 
 
 def read_optimize_journal(directory: Path) -> PastOptimization:
@@ -60,7 +67,7 @@ def _read(entry: dict[str, Any], past: PastOptimization | None) -> PastOptimizat
     if past is None:
         if entry["kind"] != "begin" or entry["format"] != FORMAT:
             raise ValueError(entry["kind"])
-        return PastOptimization(entry["asked"], entry["sha256"], entry["fingerprint"], entry["started"])
+        return PastOptimization(entry["asked"], entry["sha256"], entry["fingerprint"], entry["started"], entry["inputs"])
     if entry["kind"] == "survey":
         past.survey = Survey.model_validate(entry["survey"])
     elif entry["kind"] == "form":

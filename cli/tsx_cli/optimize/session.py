@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 import tempfile
 import time
@@ -34,7 +36,7 @@ from tsx_cli.optimize.prove import Criteria
 from tsx_cli.optimize.report import write_report
 from tsx_cli.optimize.results import FormResult, OptimizeResults
 from tsx_cli.optimize.run import Optimization
-from tsx_cli.optimize.write_back import BuiltForm, keep_forms, measured_of
+from tsx_cli.optimize.write_back import BuiltForm, digest_of, keep_forms, measured_of
 from tsx_runtime.core.placement.devices import gpu_count
 from tsx_runtime.settings.schema import Settings
 
@@ -61,6 +63,14 @@ class Rows(NamedTuple):
     calibration: list[Payload]
     held_out: list[Payload]
     labels: list[Any] | None  # of the held-out ones
+
+    def digest(self) -> str:
+        """Another one where a row, a label, or the division is another."""
+        found = hashlib.sha256(json.dumps([len(self.calibration), self.labels]).encode())
+        for each in (*self.calibration, *self.held_out):
+            found.update(json.dumps([each.content_type, each.headers, each.query, len(each.body)]).encode())
+            found.update(each.body)
+        return found.hexdigest()
 
 
 def new_optimization(
@@ -108,12 +118,13 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
                 batch_sizes=list(sizes),
                 reference=FormResult(name=REFERENCE, label="the model as it is", state="passed", size_mib=_size(archive)),
             )
-            fingerprint = results.environment.fingerprint
+            fingerprint, digest, inputs_digest = results.environment.fingerprint, digest_of(archive), rows.digest()
             if past is None:
                 asked = asdict(options) | {"model": str(request.model.absolute())}
-                journal.begin(asked, sha256=archive.digest, fingerprint=fingerprint, started=results.started)
+                journal.begin(asked, sha256=digest, inputs=inputs_digest, fingerprint=fingerprint, started=results.started)
             else:
-                past.check(request.model, archive.digest, fingerprint)
+                past.check(request.model, digest, fingerprint)
+                past.check_inputs(inputs_digest)
             builder = FormBuilder(
                 archive,
                 device_of(options.device, archive),
@@ -137,7 +148,7 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
                     raise
             write_results(results, request.directory)
             if results.complete and request.keep is not Keep.NONE:
-                _keep(request, results, builder, journal, settings)
+                _keep(request, results, builder, digest, journal, settings)
     return results
 
 
@@ -169,8 +180,10 @@ def device_of(given: str | None, archive: OpenArchive) -> str:
     return device
 
 
-def _keep(request: OptimizeRequest, results: OptimizeResults, builder: FormBuilder, journal: OptimizeJournal, settings: Settings) -> None:
-    """Raises CliError, ArchiveError."""
+def _keep(
+    request: OptimizeRequest, results: OptimizeResults, builder: FormBuilder, digest: str, journal: OptimizeJournal, settings: Settings
+) -> None:
+    """`digest` is that of the archive as the run found it. Raises CliError, ArchiveError."""
     chosen = ranked(results.forms)[: 1 if request.keep is Keep.BEST else None]
     if not chosen:
         if builder.archive.config.forms:
@@ -186,11 +199,11 @@ def _keep(request: OptimizeRequest, results: OptimizeResults, builder: FormBuild
                 f"nothing was written into {request.model}: the files of {form.name} are gone from {request.directory / FORMS_DIRECTORY}"
             )
         built.append(found._replace(record=replace(found.record, measured=measured_of(form))))
-    results.notes.append(keep_forms(request.model, builder.archive.digest, built, settings.cache_dir))
+    results.notes.append(keep_forms(request.model, digest, built, settings.cache_dir))
     for form in chosen:
         form.state = "kept"
     with open_archive(request.model, cache=settings.cache_dir, limits=settings.archive_limits()) as archive:
-        journal.written(archive.digest)
+        journal.written(digest_of(archive))
 
 
 def _size(archive: OpenArchive) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +11,7 @@ from typing import Any, NamedTuple
 from tsx_archiver import OpenArchive, open_archive, rewrite_archive
 from tsx_archiver.metadata.forms import FORMS_DIRECTORY, FORMS_FILE, FormRecord, KeptForms
 from tsx_archiver.names import normal
+from tsx_archiver.opening import MODEL_SUFFIXES
 from tsx_archiver.storage.digest import file_digest
 from tsx_cli.bench.measure.modelconfig import with_keys
 from tsx_cli.bench.measure.variants import config_name, config_text
@@ -27,16 +30,16 @@ def measured_of(result: FormResult) -> dict[str, Any]:
     return result.model_dump(mode="json", exclude={"name", "state", "reason"}, exclude_none=True)
 
 
-def keep_forms(path: Path, digest: str | None, forms: Sequence[BuiltForm], cache: Path | None) -> str:
+def keep_forms(path: Path, digest: str, forms: Sequence[BuiltForm], cache: Path | None) -> str:
     """What was written, in words; the forms are in the order in which a server is to try them. Those of an earlier run are removed.
 
-    `digest` is that of the archive that the forms were built from. Without forms nothing is written. Raises CliError, ArchiveError.
+    `digest` is the `digest_of` the archive that the forms were built from. Without forms nothing is written. Raises CliError, ArchiveError.
     """
     if not forms:
         return f"{path} is left as it is"
     names = [form.record.name for form in forms]
     with open_archive(path, cache=cache, limits=archive_limits()) as archive:
-        if archive.digest != digest:
+        if digest_of(archive) != digest:
             raise CliError(f"nothing was written into {path}: it has changed since its forms were built. Run tsx optimize again")
         kept = KeptForms(tuple(form.record for form in forms), made_of(archive))
         config = config_name(archive)
@@ -63,13 +66,20 @@ def remove_forms(path: Path, cache: Path | None) -> str:
     return f"{path} has no forms any more, and runs as the original"
 
 
+def digest_of(archive: OpenArchive) -> str:
+    """The sha-256 of the archive file; of a directory, that of the members that forms are built from."""
+    return archive.digest or hashlib.sha256(json.dumps(made_of(archive)).encode()).hexdigest()
+
+
 def made_of(archive: OpenArchive) -> dict[str, str]:
-    """sha-256 of the members that forms are built from: the weights, the model's code and the handler."""
-    manifest, found = archive.manifest, dict[str, str]()
-    handler = manifest.handler_file
-    for name in (manifest.serialized_file, manifest.model_file, handler, f"{handler}.py"):
-        path = archive.directory / normal(name or "")
-        if name and path.is_file():
+    """sha-256 of the members that forms are built from: weights and code, wherever they are."""
+    manifest, handler, found = archive.manifest, archive.manifest.handler_file, dict[str, str]()
+    named = {normal(name) for name in (manifest.serialized_file, manifest.model_file, handler) if name}
+    for path in sorted(archive.directory.rglob("*")):
+        name = normal(path.relative_to(archive.directory).as_posix())
+        first, *rest = name.split("/")
+        hidden = first == FORMS_DIRECTORY or any(part.startswith(".") for part in (first, *rest))
+        if not hidden and (name in named or path.suffix in (".py", *MODEL_SUFFIXES)) and path.is_file():
             with path.open("rb") as file:
-                found[normal(name)] = file_digest(file, path)
+                found[name] = file_digest(file, path)
     return found

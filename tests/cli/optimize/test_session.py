@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tsx_cli.bench.workload.payloads import read_payloads
+import pytest
+
+from tsx_cli.bench.workload.payloads import Payload, read_payloads
+from tsx_cli.common.failure import CliError
 from tsx_cli.optimize.guard.labels import read_labels
+from tsx_cli.optimize.journal import PastOptimization
 from tsx_cli.optimize.session import divided
 
 
@@ -23,3 +27,13 @@ def test_labels_in_the_order_of_the_inputs_stay_with_them_when_they_are_shuffled
         assert rows.labels != sorted(rows.labels)
         assert not {each.body for each in rows.calibration} & {each.body for each in rows.held_out}
     assert divided(payloads, None, 3).labels is None
+
+
+def test_a_run_goes_on_only_with_the_inputs_that_it_began_with() -> None:
+    """Among others an input that has calibrated a form would test it."""
+    payloads = [Payload(bytes([number])) for number in range(40)]
+    past = PastOptimization({}, None, "", "", divided(payloads, list(range(40)), 3).digest())
+    past.check_inputs(divided(payloads, list(range(40)), 3).digest())
+    for more, labels in (([Payload(b"new")], list(range(41))), ([], [1, *range(39)])):
+        with pytest.raises(CliError, match="the inputs or their labels have changed since that run started"):
+            past.check_inputs(divided([*payloads, *more], labels, 3).digest())

@@ -13,7 +13,7 @@ from tsx_archiver.metadata.forms import FORMS_FILE, FormRecord, parse_forms
 from tsx_cli.bench.storage.write_back import check_writable
 from tsx_cli.common.failure import CliError
 from tsx_cli.optimize.results import FormResult, GuardVerdict
-from tsx_cli.optimize.write_back import BuiltForm, keep_forms, measured_of, remove_forms
+from tsx_cli.optimize.write_back import BuiltForm, digest_of, keep_forms, made_of, measured_of, remove_forms
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 VERDICT = GuardVerdict(
@@ -44,8 +44,9 @@ def members(path: Path) -> dict[str, str | None]:
     return {member.name: member.sha256 for member in inspect_archive(path).members}
 
 
-def digest_of(path: Path) -> str | None:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+def digest(path: Path, cache: Path) -> str:
+    with open_archive(path, cache=cache) as archive:
+        return digest_of(archive)
 
 
 @pytest.mark.parametrize("form", ["default", "tgz", "no-archive"])
@@ -53,7 +54,7 @@ def test_forms_are_written_beside_the_original_and_go_without_a_trace(tmp_path: 
     path = archive_in(tmp_path, form)
     before, cache = members(path), tmp_path / "cache"
     forms = [built(tmp_path / "built", name) for name in ("openvino-int8", "onnx")]
-    assert keep_forms(path, digest_of(path), forms, cache) == f"{path} now runs as openvino-int8, else as onnx"
+    assert keep_forms(path, digest(path, cache), forms, cache) == f"{path} now runs as openvino-int8, else as onnx"
     assert not [finding for finding in verify_archive(path) if finding.is_fault]
     kept = parse_forms(read_member(path, FORMS_FILE, most=1 << 20) or b"")
     assert [each.name for each in kept.forms] == ["openvino-int8", "onnx"]
@@ -75,8 +76,8 @@ def test_forms_are_written_beside_the_original_and_go_without_a_trace(tmp_path: 
 
 def test_forms_of_an_earlier_run_go(tmp_path: Path) -> None:
     path, cache = archive_in(tmp_path, config_file=None), tmp_path / "cache"
-    keep_forms(path, digest_of(path), [built(tmp_path / "first", "onnx"), built(tmp_path / "first", "bf16")], cache)
-    keep_forms(path, digest_of(path), [built(tmp_path / "second", "bf16", b"better")], cache)
+    keep_forms(path, digest(path, cache), [built(tmp_path / "first", "onnx"), built(tmp_path / "first", "bf16")], cache)
+    keep_forms(path, digest(path, cache), [built(tmp_path / "second", "bf16", b"better")], cache)
     assert {name for name in members(path) if name.startswith("tsx-forms/")} == {
         "tsx-forms/bf16/model.onnx",
         "tsx-forms/bf16/more/weights.bin",
@@ -89,12 +90,29 @@ def test_forms_of_an_earlier_run_go(tmp_path: Path) -> None:
         assert archive.problems == []
 
 
+def test_a_directory_whose_weights_have_changed_is_refused(tmp_path: Path) -> None:
+    path, cache = archive_in(tmp_path, "no-archive"), tmp_path / "cache"
+    before = digest(path, cache)
+    (path / "digits.pth").write_bytes(b"trained again")
+    with pytest.raises(CliError, match="it has changed since its forms were built"):
+        keep_forms(path, before, [built(tmp_path / "built", "onnx")], cache)
+
+
+def test_forms_are_of_all_code_and_weights_of_the_archive(tmp_path: Path) -> None:
+    more = tmp_path / "blocks.py", tmp_path / "adapter.safetensors", tmp_path / "labels.txt"
+    for file in more:
+        file.write_bytes(b"x = 1")
+    path, cache = archive_in(tmp_path, extra_files=[str(file) for file in more]), tmp_path / "cache"
+    with open_archive(path, cache=cache) as archive:
+        assert sorted(made_of(archive)) == ["adapter.safetensors", "blocks.py", "digits.pth", "handler.py", "model.py"]
+
+
 def test_an_archive_that_has_changed_is_refused_and_nothing_to_keep_changes_nothing(tmp_path: Path) -> None:
     path = archive_in(tmp_path)
     before = path.read_bytes()
     with pytest.raises(CliError, match=r"it has changed since its forms were built\. Run tsx optimize again"):
         keep_forms(path, "0" * 64, [built(tmp_path / "built", "onnx")], tmp_path / "cache")
-    assert keep_forms(path, digest_of(path), [], tmp_path / "cache") == f"{path} is left as it is"
+    assert keep_forms(path, "0" * 64, [], tmp_path / "cache") == f"{path} is left as it is"
     assert path.read_bytes() == before
 
 
