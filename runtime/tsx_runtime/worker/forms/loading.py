@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,7 +94,7 @@ def load_form(
 ) -> LoadedForm:
     """`load` loads the archive's own model."""
     passed_over = list[str]()
-    reference = functools.cache(load)
+    reference = _once(load)
     for name in names:
         if name == REFERENCE:
             break
@@ -144,14 +145,26 @@ def _loaded(record: FormRecord, model_dir: Path, reference: Callable[[], Any], f
 
 
 def _stale(kept: KeptForms, model_dir: Path, manifest: Mapping[str, Any]) -> str | None:
-    """Forms of other weights answer as those did. Without checksums in the manifest the files themselves are read."""
-    now = manifest.get("sha256")
-    if not isinstance(now, Mapping):
-        now = {name: _digest(model_dir / name) for name in kept.made_of if (model_dir / name).is_file()}
-    changed = kept.stale_since(now)
+    """Forms of other weights answer as those did. What the manifest has no checksum of, as in a directory, is read."""
+    given = manifest.get("sha256")
+    known = given if isinstance(given, Mapping) else {}
+    changed = kept.stale_since({name: known.get(name) or _digest(model_dir / name) for name in kept.made_of})
     return None if changed is None else f"{changed} has changed since the form was built from it; run tsx optimize again"
 
 
 def _digest(path: Path) -> str:
+    if not path.is_file():
+        return "none"
     with path.open("rb") as file:
         return content_digest(file)
+
+
+def _once(load: Callable[[], Any]) -> Callable[[], Any]:
+    """Loads at the first call, also where several threads call it at once: two copies may not fit the memory."""
+    lock, cached = threading.RLock(), functools.cache(load)
+
+    def reference() -> Any:
+        with lock:
+            return cached()
+
+    return reference

@@ -3,7 +3,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,12 +87,33 @@ def test_a_form_of_other_weights_is_passed_over(archive: Path, edit: Any) -> Non
     assert found.passed_over == ("torchscript: model.pth has changed since the form was built from it; run tsx optimize again",)
 
 
-def test_without_checksums_in_the_manifest_the_weights_themselves_are_compared(archive: Path, edit: Any) -> None:
-    (archive / "model.pth").write_bytes(b"weights")
-    edit(made_of={"model.pth": hashlib.sha256(b"weights").hexdigest()})
+def test_what_the_manifest_has_no_checksum_of_is_read(archive: Path, edit: Any) -> None:
+    weights = archive / "model.pth"
+    weights.write_bytes(b"as they were")
+    edit(made_of={"model.pth": hashlib.sha256(b"as they were").hexdigest()})
+    stale = ("torchscript: model.pth has changed since the form was built from it; run tsx optimize again",)
     assert load(archive, "torchscript").name == "torchscript"
-    (archive / "model.pth").write_bytes(b"others")
-    assert load(archive, "torchscript").passed_over[0].startswith("torchscript: model.pth has changed since")
+    weights.write_bytes(b"trained again")
+    assert load(archive, "torchscript").passed_over == stale
+    assert load(archive, "torchscript", manifest={"sha256": {"other": "a"}}).passed_over == stale
+    weights.unlink()
+    assert load(archive, "torchscript").passed_over == stale
+
+
+def test_threads_that_need_the_archives_own_model_at_once_load_it_once(archive: Path) -> None:
+    loads, both = [], threading.Barrier(2)
+
+    def meeting() -> Any:
+        loads.append(1)
+        with suppress(threading.BrokenBarrierError):  # nobody else comes
+            both.wait(0.3)
+        return lambda rows: rows
+
+    found = load_form(["torchscript"], archive, {}, meeting, CPU)
+    with ThreadPoolExecutor(2) as threads:
+        for answer in threads.map(found.model, [torch.ones(1)] * 2):
+            assert answer.shape == (1,)
+    assert len(loads) == 1
 
 
 def test_the_next_form_that_fits_is_taken(archive: Path) -> None:
