@@ -12,7 +12,7 @@ import torch
 from tsx_runtime.worker.forms.form import Form
 
 # Instructions that kernels for several precisions are chosen by: others would give another loss.
-CPU = (
+KERNELS = (
     "avx2",
     "avx512_f",
     "avx512_vnni",
@@ -26,13 +26,17 @@ CPU = (
     "i8mm",
     "bf16",
 )
+# What a compiler for this very CPU does not choose by itself.
+UNUSED = ("aes", "clflush", "clflushopt", "clwb", "sha")
 
 
 def bound_of(form: Form, device: torch.device) -> dict[str, Any]:
     """As JSON, of this machine; `extras` and `compiles` are for the images that `tsx deploy` builds."""
     bound: dict[str, Any] = {"device": device.type, "machine": platform.machine()}
-    if "cpu" in form.bound_to and device.type == "cpu":
-        bound["cpu"] = _instructions()
+    if "native" in form.bound_to:
+        bound["cpu"] = sorted(_instructions() - set(UNUSED))
+    elif "cpu" in form.bound_to and device.type == "cpu":
+        bound["cpu"] = [name for name in KERNELS if name in _instructions()]
     if "torch" in form.bound_to:
         bound["torch"] = _release(torch.__version__)
     if "gpu" in form.bound_to and device.type == "cuda":
@@ -52,7 +56,7 @@ def misfit(bound: Mapping[str, Any], device: torch.device) -> str | None:
         return f"it was built for {bound.get('device')}, and this worker runs on {device.type}"
     if bound.get("machine") != platform.machine():
         return f"it was built for {bound.get('machine')}, and this machine is {platform.machine()}"
-    if lacking := sorted(set(bound.get("cpu", ())) - set(_instructions())):
+    if lacking := sorted(set(bound.get("cpu", ())) - _instructions()):
         return f"it was built for a CPU with {', '.join(lacking)}, which this one lacks"
     if "torch" in bound and bound["torch"] != _release(torch.__version__):
         return f"it was built with torch {bound['torch']}, and this is torch {_release(torch.__version__)}"
@@ -64,9 +68,9 @@ def misfit(bound: Mapping[str, Any], device: torch.device) -> str | None:
     return None
 
 
-def _instructions() -> list[str]:
+def _instructions() -> set[str]:
     known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return [name for name in CPU if known.get(name) is True]
+    return {name for name, here in known.items() if here is True}
 
 
 def _gpu(device: torch.device) -> str:

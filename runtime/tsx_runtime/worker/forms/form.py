@@ -51,7 +51,9 @@ class Form(ABC):
 
     packages: ClassVar[Mapping[str, str]] = {}  # module to import -> the command that installs it
     devices: ClassVar[frozenset[str]] = frozenset({"cpu"})  # device types that it runs on
-    bound_to: ClassVar[frozenset[str]] = frozenset({"torch"})  # of "cpu" (its instructions), "torch" (its version), "gpu", "packages"
+    # Of "cpu" (its instructions by which libraries choose kernels), "native" (all of its instructions: files compiled for this very CPU
+    # end the process where one is missing), "torch" (its version), "gpu", "packages".
+    bound_to: ClassVar[frozenset[str]] = frozenset({"torch"})
     is_graph: ClassVar[bool] = (
         True  # `load` returns a function of flat tensors, as `Signature` has them; else a model called as the original
     )

@@ -66,7 +66,7 @@ class MachineCodeForm(Form):
     """Its weights lie in the package, beside the archive's own. `build` needs `tools` and a C++ compiler; `load` needs neither."""
 
     tools: ClassVar[tuple[str, ...]] = ("torchao",)
-    bound_to: ClassVar[frozenset[str]] = frozenset({"cpu", "torch"})
+    bound_to: ClassVar[frozenset[str]] = frozenset({"native", "torch"})
 
     @abstractmethod
     def program(self, subject: Subject) -> torch.export.ExportedProgram:

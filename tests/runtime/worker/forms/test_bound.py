@@ -31,6 +31,19 @@ def test_cuda_graphs_run_on_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert misfit(bound, GPU) is None
 
 
+def test_machine_code_runs_only_where_all_instructions_are_that_the_compiler_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a library ends the process by SIGILL where one is missing; other kinds choose their kernels as they run."""
+    ice_lake = {"avx2": True, "avx512_f": True, "avx512_vnni": True, "avx512_vbmi2": True, "clwb": True, "l1": 32}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: ice_lake)
+    gpu(monkeypatch, "NVIDIA L4", (8, 9))
+    forms, cpu = known_forms(), torch.device("cpu")
+    code, kernels = bound_of(forms["aotinductor"], cpu), bound_of(forms["openvino-int8"], cpu)
+    assert bound_of(forms["aotinductor"], GPU)["cpu"] == bound_of(forms["tensorrt"], GPU)["cpu"] == code["cpu"], "its host code as well"
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {**ice_lake, "avx512_vbmi2": False, "clwb": False})  # Cascade Lake
+    assert misfit(code, cpu) == "it was built for a CPU with avx512_vbmi2, which this one lacks"
+    assert misfit(kernels, cpu) is None
+
+
 def test_a_form_that_compiles_where_it_is_loaded_says_so() -> None:
     """Images get a compiler for it."""
     assert all(form.compiles for name, form in known_forms().items() if name.split("-")[0] == "compile")

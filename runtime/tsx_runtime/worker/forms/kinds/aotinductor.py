@@ -19,7 +19,7 @@ class AotInductorForm(MachineCodeForm):
 
     tools: ClassVar[tuple[str, ...]] = ()
     devices: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
-    bound_to: ClassVar[frozenset[str]] = frozenset({"cpu", "torch", "gpu"})
+    bound_to: ClassVar[frozenset[str]] = frozenset({"native", "torch", "gpu"})
 
     def applies(self, subject: Subject) -> str | None:
         return unfit(self.precision, subject.device) or super().applies(subject)

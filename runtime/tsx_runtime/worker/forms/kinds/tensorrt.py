@@ -24,7 +24,7 @@ class TensorRtForm(Form):
 
     packages: ClassVar[Mapping[str, str]] = {"torch_tensorrt": "pip install 'tsx-serve[tensorrt]'"}
     devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
-    bound_to: ClassVar[frozenset[str]] = frozenset({"torch", "gpu", "packages"})
+    bound_to: ClassVar[frozenset[str]] = frozenset({"native", "torch", "gpu", "packages"})
 
     def applies(self, subject: Subject) -> str | None:
         if not isinstance(subject.model, torch.nn.Module) or isinstance(subject.model, torch.jit.ScriptModule):
