@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -12,6 +13,18 @@ from torch import nn
 from tsx_runtime.worker.forms.form import NotBuilt, Subject
 from tsx_runtime.worker.forms.signature import FREE, FlatModel, Signature, TensorInput
 from tsx_runtime.worker.handlers.models.model_files import FixedBatch
+
+
+class SizeRange(NamedTuple):
+    """Of sizes of inputs that are equal in each call."""
+
+    places: tuple[tuple[int, int], ...]  # (number of the input, dimension)
+    least: int
+    most: int | None
+
+    def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
+        sizes = {tensors[number].shape[at] for number, at in self.places}
+        return len(sizes) == 1 and all(self.least <= size and (self.most is None or size <= self.most) for size in sizes)
 
 
 def not_exportable(subject: Subject) -> str | None:
@@ -74,6 +87,25 @@ def exported(subject: Subject, model: Any = None) -> torch.export.ExportedProgra
             program = torch.export.export(flat, tensors, dynamic_shapes=(_found_by_torch(signature),), strict=False)
     _check_free(program, signature)
     return program
+
+
+def size_ranges(program: torch.export.ExportedProgram, signature: Signature) -> list[SizeRange]:
+    """Of the free sizes of what `exported` returns. Raises NotBuilt where one depends on another."""
+    from torch.utils._sympy.value_ranges import bound_sympy  # here: as below
+
+    shapes = {node.name: node.meta["val"].shape for node in program.graph.nodes if node.op == "placeholder"}
+    places: dict[Any, list[tuple[int, int]]] = {}
+    for number, (name, own) in enumerate(zip(program.graph_signature.user_inputs, signature.inputs, strict=True)):
+        for at in _free(own):
+            places.setdefault(shapes[name][at].node.expr, []).append((number, at))
+    ranges = []
+    for size, found in places.items():
+        if not size.is_Symbol:
+            raise NotBuilt(f"a size of its inputs is calculated from another one ({size}), which compiled code does not check")
+        limits = bound_sympy(size, program.range_constraints)
+        least, most = (None if math.isinf(each) else int(each) for each in (limits.lower, limits.upper))
+        ranges.append(SizeRange(tuple(found), 1 if least is None or least <= 2 else least, most))  # torch notes 1 as 2
+    return ranges
 
 
 def _signature(subject: Subject) -> Signature:

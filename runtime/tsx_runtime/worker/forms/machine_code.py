@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tsx_runtime.worker.forms.exporting import module_of, not_exportable
+from tsx_runtime.worker.forms.exporting import SizeRange, module_of, not_exportable, size_ranges
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
+from tsx_runtime.worker.forms.signature import FlatModel
 from tsx_runtime.worker.handlers.models.model_files import load_aotinductor
 
 FILE = "model.pt2"
@@ -79,13 +80,22 @@ class MachineCodeForm(Form):
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
         from torch._inductor import aoti_compile_and_package  # as above
 
-        aoti_compile_and_package(self.program(subject), package_path=str(directory / FILE), inductor_configs=OPTIONS)
-        return {}
+        program = self.program(subject)
+        assert subject.signature is not None
+        ranges = size_ranges(program, subject.signature)
+        aoti_compile_and_package(program, package_path=str(directory / FILE), inductor_configs=OPTIONS)
+        return {"sizes": [each._asdict() for each in ranges]}
 
     def load(self, source: FormSource) -> Callable[..., Any]:
+        """The code does not look at sizes, and would read beyond a tensor's end: those that it is not made for go to the archive's own
+        model."""
         loader = load_aotinductor(source.directory / FILE, source.device, source.device.type).loader
+        ranges, signature = [SizeRange(**each) for each in source.settings["sizes"]], source.signature
+        assert signature is not None
 
         def run(*tensors: torch.Tensor) -> Any:
+            if not all(each.holds(tensors) for each in ranges):
+                return FlatModel(source.reference(), signature)(*tensors)
             return loader.boxed_run(list(tensors))
 
         return run

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from tests.support.forms import subject_of, tensor_inputs
-from tsx_runtime.worker.forms.exporting import exported, not_exportable
+from tsx_runtime.worker.forms.exporting import SizeRange, exported, not_exportable, size_ranges
 from tsx_runtime.worker.forms.form import NotBuilt
+from tsx_runtime.worker.forms.signature import LARGEST_BATCH
 from tsx_runtime.worker.handlers.models.model_files import FixedBatch, load_exported
 
 IMAGES = tensor_inputs(1, 8, 8)
@@ -49,6 +50,27 @@ def test_several_tensors_keywords_and_lengths_become_flat_tensors_with_free_size
         logits, hidden = program(args[0], kwargs["mask"])
         expected = model(*args, **kwargs)
         torch.testing.assert_close((logits, hidden), (expected["logits"], expected["hidden"][0]))
+
+
+class Positions(Pair):
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(1, 12, 8))
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor, scale: float = 1.0) -> dict[str, Any]:
+        hidden = (self.embed(ids) + self.places[:, : ids.shape[1]]) * mask.unsqueeze(-1) * scale
+        return {"logits": self.head(hidden.mean(1)), "hidden": [hidden]}
+
+
+def test_what_compiled_code_takes_without_a_look_is_known_by_its_sizes() -> None:
+    subject = subject_of(Positions().eval(), texts)
+    assert subject.signature is not None
+    rows, length = size_ranges(exported(subject), subject.signature)
+    assert rows == SizeRange(((0, 0), (1, 0)), 1, LARGEST_BATCH)
+    assert length == SizeRange(((0, 1), (1, 1)), 1, 12)
+    assert length.holds([torch.ones(2, 12), torch.ones(2, 12)])
+    for ids, mask in ((13, 13), (12, 11), (0, 0)):
+        assert not length.holds([torch.ones(2, ids), torch.ones(2, mask)])
 
 
 def test_an_exported_program_is_exported_again(tmp_path: Path) -> None:

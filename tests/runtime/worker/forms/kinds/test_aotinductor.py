@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -36,6 +37,8 @@ def test_it_answers_as_the_model_does_and_takes_images_of_any_memory_format(tmp_
     assert found.worst < 1e-5
     turned, scale = torch.randn(4, 3, 9, 9).to(memory_format=torch.channels_last), torch.ones(4, 1)
     torch.testing.assert_close(found.loaded.model(turned, scale=scale), scaled()(turned, scale=scale), rtol=1e-4, atol=1e-4)
+    with pytest.raises(RuntimeError, match=r"size of tensor a \(4\) must match the size of tensor b \(3\)"):  # as the model itself does
+        found.loaded.model(turned, scale=torch.ones(3, 1))
 
 
 def test_in_bf16_what_it_compiles_takes_several_tensors_and_gives_float32() -> None:
