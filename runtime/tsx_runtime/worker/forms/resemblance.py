@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-from tsx_runtime.worker.forms.exporting import flat_calls
 from tsx_runtime.worker.forms.form import Form, FormSource, NotBuilt, Subject
 from tsx_runtime.worker.forms.signature import FlatModel
 
@@ -27,14 +26,16 @@ class ModelResults(NamedTuple):
     @classmethod
     def of(cls, subject: Subject) -> ModelResults:
         """Of the last calls."""
-        assert subject.signature is not None
+        signature = subject.signature
+        assert signature is not None
         calls: list[tuple[torch.Tensor, ...]] = []
         rows = 0
-        for call, tensors in reversed(list(zip(subject.calls, flat_calls(subject), strict=True))):
-            if rows < ROWS:
-                calls.append(tensors)
+        for call in reversed(subject.calls):
+            tensors = signature.tensors(call.args, call.kwargs)
+            if tensors is not None and rows < ROWS:
+                calls.append(tuple(each.contiguous() for each in tensors))
                 rows += call.rows
-        model = FlatModel(subject.model, subject.signature)
+        model = FlatModel(subject.model, signature)
         return cls(calls, [model(*tensors) for tensors in calls])
 
     def check(self, form: Form, source: FormSource) -> None:

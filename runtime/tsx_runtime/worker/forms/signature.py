@@ -7,7 +7,10 @@ from one to the other: it takes the tensors out of the arguments, and builds the
 from __future__ import annotations
 
 import functools
+import importlib
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -77,6 +80,8 @@ class Signature(NamedTuple):
     def from_json(cls, given: Mapping[str, Any]) -> Signature:
         inputs = tuple(TensorInput(each["dtype"], tuple(each["shape"]), tuple(each["rows"])) for each in given["inputs"])
         constants = tuple((at, value) for at, value in given["constants"])
+        for spec in (given["arguments_spec"], given["result_spec"]):
+            _loaded(spec)  # a structure that is not known here fails the load, not each request
         return cls(given["arguments_spec"], constants, inputs, given["result_spec"], given["outputs"], tuple(given.get("requests", ())))
 
     def as_json(self) -> dict[str, Any]:
@@ -145,12 +150,21 @@ def _dumped(spec: pytree.TreeSpec) -> str:
 
 @functools.cache
 def _loaded(spec: str) -> pytree.TreeSpec:
+    """Torch knows classes of results, such as those of Hugging Face, once their module is imported. Loading the model does that, which a
+    graph does without. Raises NotImplementedError for a class that is not known."""
+    with suppress(NotImplementedError):
+        return pytree.treespec_loads(spec)
+    for module in re.findall(r'"type": "([\w.]+)\.\w+"', spec):
+        with suppress(ImportError):
+            importlib.import_module(module)
     return pytree.treespec_loads(spec)
 
 
 def _input(tensors: Sequence[Any], rows: Sequence[int]) -> TensorInput:
     """Raises NoSignature."""
     first = tensors[0]
+    if not all(isinstance(each, torch.Tensor) for each in tensors):
+        raise NoSignature("an argument of the model is a tensor in some calls, and none in others")
     if any(each.dtype != first.dtype or each.dim() != first.dim() for each in tensors):
         raise NoSignature("a tensor that the model gets differs in its type or its number of dimensions between calls")
     sizes = list(zip(*(each.shape for each in tensors), strict=True))
@@ -160,10 +174,12 @@ def _input(tensors: Sequence[Any], rows: Sequence[int]) -> TensorInput:
 
 
 def _fits(tensor: torch.Tensor, input: TensorInput) -> bool:
+    """A graph has no gradients, and may not be made for no rows."""
     return (
         str(tensor.dtype)[6:] == input.dtype
         and tensor.dim() == len(input.shape)
-        and all(own is FREE or own == size for own, size in zip(input.shape, tensor.shape, strict=True))
+        and all(size > 0 if own is FREE else own == size for own, size in zip(input.shape, tensor.shape, strict=True))
+        and not tensor.requires_grad
     )
 
 

@@ -15,7 +15,7 @@ from tests.support.forms import built, tensor_inputs
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.forms.kinds import known_forms
 from tsx_runtime.worker.forms.loading import FormModel
-from tsx_runtime.worker.forms.signature import ModelCall, Signature
+from tsx_runtime.worker.forms.signature import ModelCall, NoSignature, Signature
 from tsx_runtime.worker.handlers.base import BaseHandler
 from tsx_runtime.worker.handlers.models.input_spec import input_specs
 from tsx_runtime.worker.handlers.object_detector import _wants_list
@@ -67,6 +67,40 @@ def test_a_call_that_the_graph_was_not_built_for_gets_the_originals_answer(form:
     with torch.inference_mode():
         torch.testing.assert_close(form(torch.ones(2, 3, 4)), small()(torch.ones(2, 3, 4)))
     assert loads
+
+
+def test_gradients_and_no_rows_are_for_the_original(form: FormModel, loads: list[nn.Module]) -> None:
+    form(torch.ones(2, 4, requires_grad=True)).sum().backward()
+    assert loads
+    assert form(torch.empty(0, 4)).shape == (0, 3)
+    assert form.signature.tensors((torch.empty(0, 4),), {}) is None
+
+
+def test_a_result_of_a_class_that_its_module_tells_torch_of_needs_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of Hugging Face's models do."""
+    (tmp_path / "outputs_of_a_library.py").write_text(
+        "from torch.utils import _pytree\n"
+        "class Output(dict):\n    pass\n"
+        "_pytree._register_pytree_node(Output, lambda it: (list(it.values()), list(it)), lambda values, keys: Output(zip(keys, values)),\n"
+        "    serialized_type_name='outputs_of_a_library.Output')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    model, inputs = small(), tensor_inputs(4)
+    known = Signature.of(lambda rows: {"logits": model(rows)}, [ModelCall(*inputs(rows), rows) for rows in (2, 3)]).as_json()
+    named = {**known, "result_spec": known["result_spec"].replace("builtins.dict", "outputs_of_a_library.Output")}
+    result = Signature.from_json(named).result([torch.ones(1)])
+    assert (type(result).__name__, list(result)) == ("Output", ["logits"])
+    with pytest.raises(NotImplementedError, match=r"of_no_library\.Output"):  # when a form is loaded, which is passed over then
+        Signature.from_json({**named, "result_spec": named["result_spec"].replace("outputs_of_a", "outputs_of_no")})
+
+
+def test_an_argument_that_is_a_tensor_in_some_calls_only_is_a_reason() -> None:
+    def masked(rows: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        return rows if mask is None else rows * mask
+
+    for masks in ((torch.ones(4), None), (None, torch.ones(4))):
+        with pytest.raises(NoSignature, match="an argument of the model "):
+            Signature.of(masked, [ModelCall((torch.ones(rows, 4), mask), {}, rows) for rows, mask in zip((2, 3), masks, strict=True)])
 
 
 class EagerGraph(Form):

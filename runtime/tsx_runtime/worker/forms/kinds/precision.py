@@ -135,6 +135,11 @@ class Autocast:
             result = self.model(*args, **kwargs)
         return cast(result, torch.float32)
 
+    @property
+    def _orig_mod(self) -> Any:
+        """As in a compiled model: the one that has gradients."""
+        return getattr(self.model, "_orig_mod", self.model)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 

@@ -39,7 +39,8 @@ class TorchScriptForm(Form):
         script: Any = torch.jit.trace(flat, example_tensors(subject), check_trace=False)  # type: ignore[no-untyped-call]  # torch's
         script = torch.jit.freeze(script)
         for call in subject.calls:
-            _check(script, flat, signature.tensors(call.args, call.kwargs) or [], call.rows)
+            if (tensors := signature.tensors(call.args, call.kwargs)) is not None:
+                _check(script, flat, tensors, call.rows)
         torch.jit.save(script, directory / FILE)
         return {}
 

@@ -13,6 +13,7 @@ from tests.runtime.worker.forms.kinds.subjects import images, texts, tied
 from tests.support.forms import Inputs, built, compared, loaded, subject_of, tensor_inputs
 from tsx_runtime.worker.forms.kinds import known_forms
 from tsx_runtime.worker.forms.kinds.precision import FILE, unfit
+from tsx_runtime.worker.handlers.steps.explaining import input_attributions
 
 CPU = torch.device("cpu")
 PRECISIONS = [
@@ -74,6 +75,13 @@ def test_autocast_casts_each_weight_once(tmp_path: Path) -> None:
             model(images_of_inference_mode)
     assert (4, 392) not in casts.shapes
     assert (2, 3, 9, 9) in casts.shapes
+
+
+def test_what_runs_by_autocast_is_explained_by_the_archives_own_model(tmp_path: Path) -> None:
+    pytest.importorskip("captum")
+    form, rows = known_forms()["bf16-autocast"], torch.randn(1, 3, 9, 9)
+    built(form, images(), tensor_inputs(3, 9, 9), tmp_path)
+    torch.testing.assert_close(input_attributions(loaded(form, images, tmp_path).model, rows, 1), input_attributions(images(), rows, 1))
 
 
 class Casts(TorchDispatchMode):
