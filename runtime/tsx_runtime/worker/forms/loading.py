@@ -123,7 +123,7 @@ def _fitting(name: str, model_dir: Path, manifest: Mapping[str, Any], device: to
     record = kept.named(name)
     if record is None:
         raise _Misfit(f"{FORMS_FILE} has no such form")
-    if reason := _stale(kept, model_dir, manifest) or misfit(record.bound, device):
+    if reason := misfit(record.bound, device) or _stale(kept, model_dir, manifest):  # the second may read the weights
         raise _Misfit(reason)
     return record
 
