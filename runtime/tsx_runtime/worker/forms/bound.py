@@ -26,8 +26,8 @@ KERNELS = (
     "i8mm",
     "bf16",
 )
-# What a compiler for this very CPU does not choose by itself.
-UNUSED = ("aes", "clflush", "clflushopt", "clwb", "sha")
+# What a compiler for this very CPU does not choose by itself; AVX10.1 has no instructions besides those of AVX-512.
+UNUSED = ("aes", "avx10_1", "clflush", "clflushopt", "clwb", "sha")
 
 
 def bound_of(form: Form, device: torch.device) -> dict[str, Any]:
