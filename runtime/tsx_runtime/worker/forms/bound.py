@@ -1,4 +1,4 @@
-"""What a built form is bound to: the machine, the versions and the device that it was built and measured on."""
+"""What a built form is bound to: the machine, device and versions that it was built with."""
 
 from __future__ import annotations
 
@@ -11,28 +11,18 @@ import torch
 
 from tsx_runtime.worker.forms.form import Form
 
-# Instructions that kernels for several precisions are chosen by: others would give another loss.
-CPU = (
-    "avx2",
-    "avx512_f",
-    "avx512_vnni",
-    "avx_vnni",
-    "avx512_bf16",
-    "avx512_fp16",
-    "amx_int8",
-    "amx_bf16",
-    "amx_fp16",
-    "sve",
-    "i8mm",
-    "bf16",
-)
+# Libraries choose kernels by these instructions, and another kernel may lose more.
+INSTRUCTIONS = {
+    "avx2", "avx512_f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16", "amx_fp16", "sve", "i8mm", "bf16",
+}  # fmt: skip
+VNNI = {"avx512_vnni", "avx_vnni"}  # without these, sums of products of 8 bits overflow or saturate
 
 
 def bound_of(form: Form, device: torch.device) -> dict[str, Any]:
     """As JSON, of this machine; `extras` and `compiles` are for the images that `tsx deploy` builds."""
     bound: dict[str, Any] = {"device": device.type, "machine": platform.machine()}
     if "cpu" in form.bound_to and device.type == "cpu":
-        bound["cpu"] = _instructions()
+        bound["cpu"] = sorted(cpu_instructions())
     if "torch" in form.bound_to:
         bound["torch"] = _release(torch.__version__)
     if "gpu" in form.bound_to and device.type == "cuda":
@@ -46,13 +36,13 @@ def bound_of(form: Form, device: torch.device) -> dict[str, Any]:
     return bound
 
 
-def misfit(bound: Mapping[str, Any], device: torch.device) -> str | None:
-    """Why something bound like this cannot be used here; None where it can."""
+def mismatch(bound: Mapping[str, Any], device: torch.device) -> str | None:
+    """Why a form with this bound cannot be used here; None if it can."""
     if bound.get("device") != device.type:
         return f"it was built for {bound.get('device')}, and this worker runs on {device.type}"
     if bound.get("machine") != platform.machine():
         return f"it was built for {bound.get('machine')}, and this machine is {platform.machine()}"
-    if lacking := sorted(set(bound.get("cpu", ())) - set(_instructions())):
+    if lacking := sorted(set(bound.get("cpu", ())) - cpu_instructions()):
         return f"it was built for a CPU with {', '.join(lacking)}, which this one lacks"
     if "torch" in bound and bound["torch"] != _release(torch.__version__):
         return f"it was built with torch {bound['torch']}, and this is torch {_release(torch.__version__)}"
@@ -60,13 +50,18 @@ def misfit(bound: Mapping[str, Any], device: torch.device) -> str | None:
         return f"it was built for {bound['gpu']}, and this GPU is {_gpu(device)}"
     for name, version in dict(bound.get("packages", {})).items():
         if _release(_version(name)) != version:
-            return f"it was built with {name} {version}, and here is {_version(name) or 'none'}"
+            return f"it was built with {name} {version}, and this machine has {_version(name) or 'none'}"
     return None
 
 
-def _instructions() -> list[str]:
+def cpu_instructions() -> set[str]:
+    """Those of `INSTRUCTIONS` that this machine has; none with a torch that cannot tell."""
     known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return [name for name in CPU if known.get(name) is True]
+    return {name for name in INSTRUCTIONS if known.get(name) is True}
+
+
+def is_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def _gpu(device: torch.device) -> str:
@@ -82,5 +77,5 @@ def _version(package: str) -> str:
 
 
 def _release(version: str) -> str:
-    """2.13 of 2.13.0+cpu: patch releases load what their release has written."""
+    """2.13 of 2.13.0+cpu: patch releases load each other's files."""
     return ".".join(version.split("+")[0].split(".")[:2])

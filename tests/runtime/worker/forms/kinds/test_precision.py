@@ -12,14 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.runtime.worker.forms.kinds.subjects import images, texts, tied
 from tests.support.forms import Inputs, built, compared, loaded, subject_of, tensor_inputs
 from tsx_runtime.worker.forms.kinds import known_forms
-from tsx_runtime.worker.forms.kinds.precision import FILE, unfit
+from tsx_runtime.worker.forms.kinds.precision import FILE, unsupported
 
 CPU = torch.device("cpu")
 PRECISIONS = [
     "bf16",
     "bf16-autocast",
     *(
-        pytest.param(name, marks=pytest.mark.skipif(unfit("fp16", CPU) is not None, reason=str(unfit("fp16", CPU))))
+        pytest.param(name, marks=pytest.mark.skipif(unsupported("fp16", CPU) is not None, reason=str(unsupported("fp16", CPU))))
         for name in ("fp16", "fp16-autocast")
     ),
 ]
