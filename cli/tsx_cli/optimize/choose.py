@@ -10,7 +10,7 @@ from tsx_cli.common.failure import UsageError
 from tsx_cli.optimize.results import FormResult, SizeFigures
 from tsx_runtime.shared.suggestions import suggestion
 
-# Where the time is short, the first of these have been tried: those that have brought most for what building them takes.
+# The forms that gained most for the time that building them takes come first, in case the time limit ends the run.
 ORDER = (
     "tensorrt-fp16",
     "neuron-bf16",
@@ -45,7 +45,7 @@ ORDER = (
 
 
 def in_order(known: Sequence[str], wanted: Sequence[str] = ()) -> list[str]:
-    """All forms, or those of --forms. Those that ORDER does not know come last. Raises UsageError."""
+    """All forms, or those of --forms, by ORDER; unknown ones last. Raises UsageError."""
     for name in wanted:
         if name not in known:
             raise UsageError(f"--forms: there is no form '{name}'{suggestion(name, known) or '.'} There are {', '.join(known)}")
@@ -61,8 +61,8 @@ def speedup_of(sizes: Sequence[SizeFigures]) -> RatioInterval:
 
 
 def ranked(forms: Iterable[FormResult]) -> list[FormResult]:
-    """Those that answer right and are faster beyond the noise, the best first. Among those whose speed is the same within the noise the
-    smaller loss goes first, then the smaller memory."""
+    """The forms that answer right and are faster beyond the noise, the best first. Of forms that are equally fast within the noise, the one
+    with the smaller loss is first, then the one with less memory."""
     left = [form for form in forms if is_better(form)]
     found: list[FormResult] = []
     while left:
@@ -79,12 +79,12 @@ def is_better(form: FormResult) -> bool:
 
 
 def same_speed(one: FormResult, other: FormResult) -> bool:
-    """Whether the difference lies within the noise of both."""
+    """Whether the difference is within the noise of both."""
     return abs(_log(one.speedup) - _log(other.speedup)) <= math.hypot(_half(one), _half(other))
 
 
 def _half(form: FormResult) -> float:
-    """Of the interval of the logarithm."""
+    """Half the interval of the logarithm."""
     return _log(form.speedup_high) - _log(form.speedup)
 
 
@@ -96,7 +96,7 @@ def _loss(form: FormResult) -> float:
     return 0.0 if form.guard is None else form.guard.loss
 
 
-def explained(forms: Sequence[FormResult], batch_sizes: Sequence[int]) -> str:
+def describe_choice(forms: Sequence[FormResult], batch_sizes: Sequence[int]) -> str:
     """The choice in a sentence or two."""
     best = next(iter(ranked(forms)), None)
     if best is None:
@@ -111,5 +111,6 @@ def explained(forms: Sequence[FormResult], batch_sizes: Sequence[int]) -> str:
     speed = f"{best.speedup:.2f} times ({best.speedup_low:.2f} to {best.speedup_high:.2f}) as fast as the reference"
     found = f"{best.name} is {speed} over batches of {sizes}, and {best.guard.text}"
     faster = [form.name for form in ranked(forms)[1:] if (form.speedup or 0) > (best.speedup or 0)]
-    tied = f" {' and '.join(faster)} is as fast within the noise, and loses or takes more." if faster else ""
+    verb = "is" if len(faster) == 1 else "are"
+    tied = f" {' and '.join(faster)} {verb} as fast within the noise, with more loss or memory." if faster else ""
     return f"{found.rstrip('.')}.{tied}"

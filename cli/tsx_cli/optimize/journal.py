@@ -1,7 +1,8 @@
 """The journal of a run of `tsx optimize`, a line of JSON per result: `--resume` continues from it.
 
 {"kind": "begin", "format": 1, "asked": {...}, "sha256": ..., "fingerprint": ..., "started": ...}
-{"kind": "form", "form": {...}}                        what a form was found to be
+{"kind": "survey", "survey": {...}}                    which forms apply
+{"kind": "form", "form": {...}}                        the result of a form
 {"kind": "written", "sha256": ...}                     the archive, with the forms that were kept
 """
 
@@ -12,17 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from tsx_cli.bench.model.parts import Part
-from tsx_cli.common.run_directory import BegunRun, JournalFile, read_journal_file
+from tsx_cli.common.run_directory import JournaledRun, JournalFile, read_journal_file
 from tsx_cli.optimize.results import FORMAT, FormResult
-
-COMMAND = "tsx optimize"
 
 
 class OptimizeJournal(JournalFile):
-    command = COMMAND
-
-    def begin(self, asked: dict[str, Any], **entry: Any) -> None:
-        self.write("begin", format=FORMAT, asked=asked, **entry)
+    command, format = "tsx optimize", FORMAT
 
     def survey(self, survey: Survey) -> None:
         self.write("survey", survey=survey.model_dump(mode="json"))
@@ -35,16 +31,16 @@ class OptimizeJournal(JournalFile):
 
 
 class Survey(Part):
-    """What there is to try, and how."""
+    """Which forms can be built, and how they are judged."""
 
     applies: dict[str, str | None]  # by the form's name: why it cannot be built, or None
     labels: dict[str, str]
     limit: str  # of the loss
-    rows: int  # held-out ones that are compared
+    rows: int  # held-out rows that are compared
 
 
 @dataclass
-class PastOptimization(BegunRun):
+class PastOptimization(JournaledRun):
     """The content of a journal."""
 
     survey: Survey | None = None
@@ -52,15 +48,11 @@ class PastOptimization(BegunRun):
 
 
 def read_optimize_journal(directory: Path) -> PastOptimization:
-    """Raises CliError where there is none to go on from."""
-    return read_journal_file(directory, COMMAND, _read)
+    """Raises CliError if there is nothing to resume."""
+    return read_journal_file(directory, OptimizeJournal, PastOptimization, _add)
 
 
-def _read(entry: dict[str, Any], past: PastOptimization | None) -> PastOptimization:
-    if past is None:
-        if entry["kind"] != "begin" or entry["format"] != FORMAT:
-            raise ValueError(entry["kind"])
-        return PastOptimization(entry["asked"], entry["sha256"], entry["fingerprint"], entry["started"])
+def _add(entry: dict[str, Any], past: PastOptimization) -> None:
     if entry["kind"] == "survey":
         past.survey = Survey.model_validate(entry["survey"])
     elif entry["kind"] == "form":
@@ -68,4 +60,3 @@ def _read(entry: dict[str, Any], past: PastOptimization | None) -> PastOptimizat
         past.forms[form.name] = form
     elif entry["kind"] == "written":
         past.sha256 = entry["sha256"]
-    return past

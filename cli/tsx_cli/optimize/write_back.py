@@ -1,4 +1,4 @@
-"""Writes forms of a model into its archive beside the original, which stays as it is, and removes them again; both atomically."""
+"""Writes forms of a model into its archive beside the original, and removes them; both atomically."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tsx_cli.optimize.results import FormResult
 
 
 class BuiltForm(NamedTuple):
-    record: FormRecord  # with what was measured
-    directory: Path  # of its files, as its `build` has left them
+    record: FormRecord  # with its measurements
+    directory: Path  # of the files that its `build` has written
 
 
 def measured_of(result: FormResult) -> dict[str, Any]:
-    """What an archive keeps of a form's figures: for people, and the verdict of the guard for `tsx bench`."""
+    """The figures of a form that an archive keeps. `tsx bench` reads the guard's verdict."""
     return result.model_dump(mode="json", exclude={"name", "state", "reason"}, exclude_none=True)
 
 
 def keep_forms(path: Path, digest: str | None, forms: Sequence[BuiltForm], cache: Path | None) -> str:
-    """What was written, in words; the forms are in the order in which a server is to try them. Those of an earlier run are removed.
+    """Says what was written. A server tries the forms in this order. Forms of an earlier run are removed.
 
     `digest` is that of the archive that the forms were built from. Without forms nothing is written. Raises CliError, ArchiveError.
     """
@@ -51,7 +51,7 @@ def keep_forms(path: Path, digest: str | None, forms: Sequence[BuiltForm], cache
 
 
 def remove_forms(path: Path, cache: Path | None) -> str:
-    """What was removed, in words: all forms, and their names in model-config.yaml. Raises CliError, ArchiveError."""
+    """Removes all forms, and their names in model-config.yaml; says so. Raises CliError, ArchiveError."""
     with open_archive(path, cache=cache, limits=archive_limits()) as archive:
         present = [name for name in (FORMS_FILE, FORMS_DIRECTORY) if (archive.directory / name).exists()]
         if not present and "forms" not in archive.config.raw:
@@ -60,11 +60,11 @@ def remove_forms(path: Path, cache: Path | None) -> str:
         text = with_keys(config_text(archive), {"forms": None})
     changed = {config: text.encode()} if "forms" in archive.config.raw else {}
     rewrite_archive(path, changed, remove=present, limits=archive_limits())
-    return f"{path} has no forms any more, and runs as the original"
+    return f"{path} has no forms any more; a server runs the original"
 
 
 def made_of(archive: OpenArchive) -> dict[str, str]:
-    """sha-256 of the members that forms are built from: the weights, the model's code and the handler."""
+    """The sha-256 of each member that forms are built from: the weights, the model's code and the handler."""
     manifest, found = archive.manifest, dict[str, str]()
     handler = manifest.handler_file
     for name in (manifest.serialized_file, manifest.model_file, handler, f"{handler}.py"):
