@@ -21,7 +21,7 @@ from tsx_runtime.worker.forms.signature import FlatModel
 
 DEVICES = Path("/dev")
 INDEX = "https://pip.repos.neuron.amazonaws.com"
-NO_DEVICE = "this machine has no Neuron device: run tsx optimize on an instance with Inferentia2 or Trainium (inf2, trn1)"
+NO_DEVICE = "this machine has no Neuron device: it needs an instance with Inferentia2 or Trainium (inf2, trn1)"
 
 
 @dataclass(frozen=True)
