@@ -59,7 +59,9 @@ def test_weights_of_another_shape_leave_the_archives_own_model_as_it_is(tmp_path
     built(form, nn.Linear(4, 3).eval(), tensor_inputs(4), tmp_path)
     found = loaded(form, lambda: nn.Linear(4, 2).eval(), tmp_path)
     assert found.name == "reference"
-    assert found.passed_over == ("bf16: it cannot be loaded: weight is (3, 4) in weights.safetensors, and (2, 4) in the model; run tsx optimize again",)
+    assert found.passed_over == (
+        "bf16: it cannot be loaded: weight is (3, 4) in weights.safetensors, and (2, 4) in the model; run tsx optimize again",
+    )
     assert found.model.weight.dtype == torch.float32
 
 
