@@ -2,10 +2,10 @@
 
     python benchmarks/forms_served.py [openvino-int8] [onnx-int8] [--seconds 4] [--rounds 5] [--batch 8] [--threads 1] [--connections 32]
 
-The bare loop is a process that runs the form's graph by the library's own API on one array that is there already, with batches of the same
-size and as many threads. Served, each image is a request over HTTP with its bytes as the body. Both run in turns. `wall` is requests/s
-served by requests/s bare; where there are only two cores, the front end and the load take time from the model, which `cpu` does not see: it
-is the processor's time per request of the bare loop by that of the worker process.
+The bare loop is a process that runs the form's graph by the library's own API on one array in memory, with batches of the same size and as
+many threads. Served, each image is a request over HTTP with its bytes as the body. Both run in turns. `wall` is requests/s served divided
+by requests/s bare. With only two cores, the front end and the load generator take time from the model; `cpu` leaves that out: it is the
+processor time per request of the bare loop divided by that of the worker process.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def bare_loop(files: Path, options: argparse.Namespace) -> None:
         run(batch)
         done += options.batch
     print(json.dumps(Round(done / took, (time.process_time() - cpu) / done, options.batch)._asdict()), flush=True)
-    os._exit(0)  # no thread of a library is waited for
+    os._exit(0)  # does not wait for threads of the library
 
 
 def openvino_loop(files: Path, threads: int) -> Callable[[Any], Any]:

@@ -1,11 +1,11 @@
-"""What `tsx optimize` finds for four models, each trained here or in examples/: which form wins, how much faster it is than the archive's
-own model in the same run, and what it loses.
+"""What `tsx optimize` finds for four models, each trained here or in examples/: which form wins, how much faster than the archive's own
+model it is in the same run, and what it loses.
 
     python benchmarks/optimized.py [digits] [detector] [resnet18] [bert] [--time-limit 10m] [--directory DIR]
 
-resnet18 and bert are trained once into the directory (minutes), on digits of scikit-learn in 224 x 224 pixels and on made-up texts of
-eight topics. Guarded: the labels of digits, resnet18 and bert by top1>=-0.5%, the boxes of the detector by map>=-0.5%, each on held-out
-rows. Each run leaves its report in the directory.
+resnet18 and bert are trained once into the directory (minutes): on the digits of scikit-learn in 224 x 224 pixels, and on synthetic texts
+of eight topics. The guard compares held-out rows with labels: top1>=-0.5% for digits, resnet18 and bert, map>=-0.5% for the boxes of the
+detector. Each run leaves its report in the directory.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _split() -> Any:
 
 
 def _digits_inputs(place: Path, rows: int, side: int, names: dict[str, str]) -> dict[str, str]:
-    """The held-out pictures, several times with another noise, in that size; returns the label of each file."""
+    """Writes the held-out images in that size, several times with different noise; returns the label of each file."""
     import numpy as np
     from PIL import Image
 
@@ -168,7 +168,7 @@ def _digits_inputs(place: Path, rows: int, side: int, names: dict[str, str]) -> 
 
 
 def _texts(topics: int, count: int) -> tuple[list[str], list[int]]:
-    """Made-up texts of 6 to 60 words: each topic has words of its own, of which a text has a few among common ones and those of others."""
+    """Synthetic texts: 6 to 60 common words, some words of one topic, and fewer of another topic."""
     chance = random.Random(0)
     common = [f"word{number}" for number in range(500)]
     own = [[f"topic{topic}-{number}" for number in range(60)] for topic in range(topics)]

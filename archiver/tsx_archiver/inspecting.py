@@ -14,8 +14,7 @@ from tsx_archiver.containers.base import ArchiveFile, Member, root_of
 from tsx_archiver.containers.formats import open_container
 from tsx_archiver.errors import CorruptMember, InvalidConfig, WrongChecksum
 from tsx_archiver.limits import MIB, Limits
-from tsx_archiver.metadata.forms import FORMS_FILE, InvalidForms, KeptForms, parse_forms
-from tsx_archiver.metadata.forms import LARGEST as MOST_FORMS
+from tsx_archiver.metadata.forms import FORMS_FILE, LARGEST_FILE, InvalidForms, KeptForms, parse_forms
 from tsx_archiver.metadata.manifest import Manifest
 from tsx_archiver.metadata.modelconfig import ModelConfig, missing_warm_up, parse_model_config
 from tsx_archiver.metadata.modelfile import ModelFile, describe_model_stream
@@ -181,7 +180,7 @@ def _config(source: _Source) -> tuple[ModelConfig, list[str]]:
 
 
 def _forms(source: _Source, config: ModelConfig) -> tuple[KeptForms, list[str]]:
-    content = source.container.read(f"{source.root}/{FORMS_FILE}" if source.root else FORMS_FILE, MOST_FORMS + 1)
+    content = source.container.read(f"{source.root}/{FORMS_FILE}" if source.root else FORMS_FILE, LARGEST_FILE + 1)
     try:
         kept = KeptForms() if content is None else parse_forms(content)
     except InvalidForms as error:

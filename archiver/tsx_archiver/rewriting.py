@@ -57,7 +57,7 @@ def rewrite_archive(
     names = {normal(name): content for name, content in replace.items()}
     for name in (*replace, *remove):
         made = normal(name) == MANIFEST_PATH or (name in remove and normal(name) in MANIFEST_DIRECTORIES)
-        fault = "it is made by the archiver" if made else path_fault(name) or path_fault(normal(name))
+        fault = "the archiver writes it" if made else path_fault(name) or path_fault(normal(name))
         if fault:
             raise CannotPack(f"{shown(name)} cannot be put into an archive, or removed from one: {fault}.")
     try:
@@ -84,7 +84,7 @@ class _Change(NamedTuple):
 
 
 def _directories(name: str) -> Iterator[str]:
-    """That it is in: of `a/b/c`, `a` and `a/b`."""
+    """Those above a member: `a` and `a/b` of `a/b/c`."""
     parts = name.split("/")
     return ("/".join(parts[:depth]) for depth in range(1, len(parts)))
 
@@ -103,7 +103,7 @@ class _SourceArchive(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A member of the new archive, by its name inside the root; its source is the old archive where the bytes are those in it."""
+    """A member of the new archive, by its name inside the root. Its source is the old archive if its bytes are unchanged."""
 
     member: PlannedMember
     stream: BinaryIO
@@ -127,7 +127,7 @@ def _rewrite_file(path: Path, change: _Change, limits: Limits) -> None:
 
 
 def _refuse_collisions(old: _SourceArchive, change: _Change) -> None:
-    """A new name that differs from another in its case only would be the same file on some systems; and no file is a directory as well."""
+    """On some systems, names that differ only in case are the same file. No name may be both a file and a directory."""
     names = (old.inside(member.name) for member in old.container.members if not member.is_directory)
     present = {collision_key(name): name for name in names if not change.removes(name)}
     for name in sorted(change.new):
@@ -231,7 +231,7 @@ def _rewrite_directory(path: Path, change: _Change) -> None:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """The file itself, or all in a directory."""
+    """The file, or all files of the directory."""
     if path.is_dir() and not path.is_symlink():
         yield from (file for file in path.rglob("*") if file.is_symlink() or not file.is_dir())
     elif path.exists() or path.is_symlink():

@@ -19,7 +19,7 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
                                                                             "input": what the handler takes, or null,
                                                                             "example": whether its description has one,
                                                                             "precision": that it heeds, or null,
-                                                                            "form": of `forms` that it has, or null,
+                                                                            "form": which of `forms` it has, or null,
                                                                             "forms_passed_over": [why ...]}, JSON
     FAILED    worker    none                                                    {"message", "traceback", "outline",
                                                                             "out_of_memory"}, JSON; the worker exits

@@ -21,15 +21,15 @@ from typing import Any
 
 FORMS_FILE = "tsx-forms.json"
 FORMS_DIRECTORY = "tsx-forms"
-REFERENCE = "reference"  # the archive's own model, which no form may be called
+REFERENCE = "reference"  # the name of the archive's own model
 FORMAT = 1
-LARGEST = 4 << 20  # bytes of tsx-forms.json
+LARGEST_FILE = 4 << 20  # bytes of tsx-forms.json
 NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
-PRECISIONS = ("int4", "int8", "pruned", "bf16", "fp16")  # words in names of forms whose answers differ from the original's, coarsest first
+PRECISIONS = ("int4", "int8", "pruned", "bf16", "fp16")  # words in names of forms, the coarsest first
 
 
 class InvalidForms(ValueError):
-    """Says what is wrong with a tsx-forms.json."""
+    """A tsx-forms.json cannot be read; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class FormRecord:
 
     @property
     def directory(self) -> str:
-        """Of its files, in the archive."""
+        """Where its files are in the archive."""
         return f"{FORMS_DIRECTORY}/{self.name}"
 
 
@@ -59,11 +59,11 @@ class KeptForms:
         return next((form for form in self.forms if form.name == name), None)
 
     def stale_since(self, checksums: Mapping[str, Any]) -> str | None:
-        """The member that the forms were built from and that is another one now. `checksums` are those of the manifest."""
+        """A member that has changed since the forms were built from it. `checksums` are those of the manifest."""
         return next((name for name, digest in self.made_of.items() if checksums.get(name, digest) != digest), None)
 
     def problems(self, wanted: Sequence[str], checksums: Mapping[str, Any]) -> list[str]:
-        """Why forms that `forms` of model-config.yaml names cannot be used on any machine."""
+        """Why forms that model-config.yaml names can be used on no machine."""
         missing = [name for name in wanted if name != REFERENCE and self.named(name) is None]
         found = [f"forms names {name}, which {FORMS_FILE} does not have; run tsx optimize, or remove the name" for name in missing]
         if changed := self.stale_since(checksums) if wanted else None:
@@ -76,14 +76,15 @@ class KeptForms:
 
 
 def form_precision(name: str) -> str | None:
-    """What a form of this name computes in, where its answers differ by it."""
+    """The precision in a form's name; None if the form answers as precisely as the original."""
     return next((word for word in PRECISIONS if word in name.split("-")), None)
 
 
 def parse_forms(content: bytes) -> KeptForms:
-    """Raises InvalidForms. The archive may come from anybody: only the types are trusted."""
+    """Raises InvalidForms. Types are checked; values inside `bound`, `settings`, `signature` and `measured` are not: anybody may have
+    written the archive."""
     try:
-        if len(content) > LARGEST:
+        if len(content) > LARGEST_FILE:
             raise ValueError("it is too large")
         given = json.loads(content)
         if given["format"] != FORMAT:

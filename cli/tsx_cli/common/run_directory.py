@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -26,12 +26,13 @@ Options = TypeVar("Options")
 
 
 class JournalFile:
-    """Later lines take the place of earlier ones; a line that was cut short by the end of the process is passed over."""
+    """Later lines replace earlier ones; an incomplete last line is ignored."""
 
-    command = "tsx"  # that has such runs
+    command = "tsx"  # whose runs it records
+    format = 1
 
     def __init__(self, directory: Path, *, new: bool = False) -> None:
-        """Appends to the directory's journal, or begins it where the run is `new`. Raises CliError, also where another run has it."""
+        """Appends to the directory's journal, or starts it if the run is `new`. Raises CliError, also if another run writes it."""
         self._path = directory / NAME
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -53,9 +54,12 @@ class JournalFile:
         self.close()
 
     def close(self) -> None:
-        with suppress(OSError):  # that it could not be written was reported
+        with suppress(OSError):  # `write` has reported it
             self._file.close()
         self._lock.close()
+
+    def begin(self, asked: dict[str, Any], **entry: Any) -> None:
+        self.write("begin", format=self.format, asked=asked, **entry)
 
     def write(self, kind: str, **entry: Any) -> None:
         """Raises CliError."""
@@ -68,7 +72,7 @@ class JournalFile:
 
 
 def has_run(directory: Path) -> bool:
-    """Whether there is anything to go on from: a run that found nothing, since its input was refused, is none."""
+    """Whether there is a run to resume. One whose input was refused has no more than its first line."""
     try:
         with (directory / NAME).open("rb") as lines:
             return len(list(islice(lines, 2))) > 1
@@ -77,45 +81,52 @@ def has_run(directory: Path) -> bool:
 
 
 @dataclass
-class BegunRun:
-    """The first line of a journal."""
+class JournaledRun:
+    """A run as the first line of its journal describes it."""
 
-    asked: dict[str, Any]
+    asked: dict[str, Any]  # the model and the options
     sha256: str | None  # of the archive
     fingerprint: str  # of the machine
     started: str
 
-    def given(self, directory: Path, options: Callable[..., Options]) -> tuple[Path, Options]:
+    def arguments(self, directory: Path, options: Callable[..., Options]) -> tuple[Path, Options]:
         """The model and the options. Raises CliError."""
         try:
             found: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in self.asked.items()}
             return Path(found.pop("model")), options(**found)
         except (KeyError, TypeError, AttributeError, UsageError) as error:  # of another version of tsx
-            raise CliError(f"--resume: what the run in '{directory}' was given cannot be read ({error}); start a new run") from error
+            raise CliError(f"--resume: the options of the run in '{directory}' cannot be read ({error}); start a new run") from error
 
     def check(self, model: Path, sha256: str | None, fingerprint: str) -> None:
-        """Raises CliError where results of now cannot be combined with those of then."""
+        """Raises CliError if new results cannot be combined with those of the run."""
         if self.sha256 != sha256:
             raise CliError(f"--resume: {model} has changed since that run started; start a new run without --resume")
         if self.fingerprint != fingerprint:
             raise CliError(
-                "--resume: the run was begun on another machine, whose figures cannot be combined with those of this machine; "
-                "start a new run"
+                "--resume: the run started on another machine, whose figures cannot be combined with those of this one; start a new run"
             )
 
 
-def read_journal_file(directory: Path, command: str, read: Callable[[dict[str, Any], Past | None], Past]) -> Past:
-    """`read` adds an entry to what the earlier ones have given, None before the first. Raises CliError where there is nothing to resume."""
+def read_journal_file(
+    directory: Path, journal: type[JournalFile], begin: Callable[..., Past], add: Callable[[dict[str, Any], Past], None]
+) -> Past:
+    """`begin` makes a JournaledRun, to which `add` adds the later entries. Raises CliError if there is nothing to resume."""
     path = directory / NAME
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise CliError(f"--resume: '{path}' cannot be read ({error.strerror}); name the directory of a run of {command}") from error
-    lines = text.removesuffix("\n").split("\n") if text else []  # and nowhere else: JSON may hold what str.splitlines takes for an end
+        raise CliError(f"--resume: '{path}' cannot be read ({error.strerror}); name the directory of a run of {journal.command}") from error
+    lines = text.removesuffix("\n").split("\n") if text else []  # JSON may contain what str.splitlines takes for line ends
     past: Past | None = None
     for number, line in enumerate(lines, 1):
         try:
-            past = read(json.loads(line), past)
+            entry = json.loads(line)
+            if past is not None:
+                add(entry, past)
+            elif entry["kind"] == "begin" and entry["format"] == journal.format:
+                past = begin(entry["asked"], entry["sha256"], entry["fingerprint"], entry["started"])
+            else:
+                raise ValueError(entry["kind"])
         except (ValueError, KeyError, TypeError, IndexError, ValidationError, RecursionError) as error:
             if number == len(lines) and past is not None:
                 break
@@ -125,10 +136,19 @@ def read_journal_file(directory: Path, command: str, read: Callable[[dict[str, A
     return past
 
 
+def write_files(contents: Mapping[str, str], directory: Path) -> list[Path]:
+    """Each file is written as a whole or stays as it was. Raises OSError."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in contents.items():
+        with whole_file(directory / name, durable=False) as file:
+            file.write(text.encode())
+    return [directory / name for name in contents]
+
+
 def write_results(results: BaseModel, directory: Path) -> None:
     """Raises CliError."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)  # it may have been removed meanwhile
+        directory.mkdir(parents=True, exist_ok=True)  # it may have been removed during the run
         with whole_file(directory / RESULTS) as file:
             file.write(results.model_dump_json(indent=1).encode() + b"\n")
     except OSError as error:
@@ -136,7 +156,7 @@ def write_results(results: BaseModel, directory: Path) -> None:
 
 
 def _cut(path: Path, *, whole: bool) -> None:
-    """Without a last line that has no end, or without any."""
+    """Removes an incomplete last line, or, unless `whole`, everything."""
     content = path.read_bytes()
     kept = content.rfind(b"\n") + 1 if whole else 0
     if kept < len(content):

@@ -30,34 +30,33 @@ from tsx_runtime.shared.safe_path import CLEAN
 from tsx_runtime.wire import Item, Kind
 
 PROGRAM = CLEAN + "from tsx_runtime.worker.forms.build import main; main()"
-SIZES = (2, 3, 8)  # of calibration batches: the last one's until all inputs are in, the others once, so that the batch is seen to vary
+SIZES = (2, 3, 8)  # of calibration batches: all inputs in batches of 8, and two smaller batches, so that the batch size differs
 
 
 class BuildFailed(Exception):
-    """Says why, for people."""
+    """The message says why."""
 
 
 class BuildTimeout(BuildFailed):
-    """The time was too short."""
+    """The build took longer than it may."""
 
 
 @dataclass
 class FormBuilder:
-    """`place` is a directory for what is needed as long as the run lasts, `kept` the one for the forms, of which a run that goes on with
-    an earlier one takes those that are there."""
+    """`place` is a temporary directory. `kept` is the directory of built forms, in which a resumed run finds those of the earlier one."""
 
     archive: OpenArchive
     device: str
     calibration: Sequence[Item]
-    largest: int  # batch of its workers
+    largest: int  # batch that its workers get
     place: Path
     kept: Path
-    goes_on: bool = False
+    resumed: bool = False
     _fresh: dict[str, BuiltForm] = field(default_factory=dict)
     _process: subprocess.Popen[bytes] | None = None
 
     def spec(self, form: BuiltForm | None = None) -> WorkerSpec:
-        """Of a worker that runs this form; without one the archive's own model. Raises WorkerFailed where there can be none."""
+        """A worker that runs this form, or the archive's own model. Raises WorkerFailed if there can be none."""
         place = Path(tempfile.mkdtemp(dir=self.place))
         forms = KeptForms(() if form is None else (form.record,))
         directory = lay_out(self.archive, Configuration(device=self.device), place, forms=forms)
@@ -67,17 +66,17 @@ class FormBuilder:
         return worker_spec(open_archive(directory), Configuration(device=self.device), self.largest)
 
     def survey(self, seconds: float) -> tuple[dict[str, str | None], dict[str, str]]:
-        """By the form's name: why it cannot be built, or None; and its label. Raises BuildFailed, WorkerFailed."""
+        """(Why it cannot be built, or None; label), each by the name of the form. Raises BuildFailed, WorkerFailed."""
         with tempfile.TemporaryDirectory(dir=self.place) as empty:
             report = self._run(None, Path(empty), seconds)
         return report["applies"], report["labels"]
 
     def built(self, name: str) -> BuiltForm | None:
-        """The form, if this run has built it or can take it from an earlier one."""
-        if name in self._fresh or not self.goes_on:
+        """The form, if this run or the one that it resumes has built it."""
+        if name in self._fresh or not self.resumed:
             return self._fresh.get(name)
         try:
-            given = json.loads(self._note(name).read_text(encoding="utf-8"))
+            given = json.loads(self._record_file(name).read_text(encoding="utf-8"))
             return BuiltForm(FormRecord(**given), self.kept / name)
         except (OSError, ValueError, TypeError):
             return None
@@ -94,20 +93,20 @@ class FormBuilder:
             shutil.rmtree(directory, ignore_errors=True)
             raise
         record = replace(FormRecord(**report["record"]), measured={"build_seconds": time.monotonic() - begun})
-        with whole_file(self._note(name)) as file:  # last: without it the form is not there
+        with whole_file(self._record_file(name)) as file:  # last: a form without its record was not built completely
             file.write(json.dumps(asdict(record)).encode())
         self._fresh[name] = BuiltForm(record, directory)
         return self._fresh[name]
 
     def abandon(self) -> None:
-        """Ends the process that builds, if there is one, and whatever it has started."""
+        """Kills the build process, if there is one, and its children."""
         if self._process is not None:
-            with suppress(ProcessLookupError, PermissionError):  # its process group is empty
+            with suppress(ProcessLookupError, PermissionError):  # the process group is empty
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
 
-    def _note(self, name: str) -> Path:
+    def _record_file(self, name: str) -> Path:
         return self.kept / f"{name}.json"
 
     def _run(self, name: str | None, directory: Path, seconds: float) -> dict[str, Any]:
@@ -126,13 +125,13 @@ class FormBuilder:
                 if code is None:
                     raise BuildTimeout(f"it was not built within {seconds:.0f} seconds") from error
                 words = last_lines(log)
-                raise BuildFailed(f"the process that builds it ended ({how_it_ended(code)})" + (f": {words}" if words else "")) from error
+                raise BuildFailed(f"the build process ended ({how_it_ended(code)})" + (f": {words}" if words else "")) from error
         if "reason" in found:
             raise BuildFailed(found["reason"])
         return found
 
     def _code(self, order: bytes, seconds: float, log: IO[bytes]) -> int | None:
-        """The return code of the process that builds; None: it was still running, and was ended."""
+        """The return code of the build process; None if it ran out of time and was killed."""
         command, environment = [sys.executable, "-c", PROGRAM], {**DEFAULTS, **os.environ}
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True)
         self._process = process
@@ -151,7 +150,7 @@ def size_of(directory: Path) -> int:
 
 
 def calibration_frames(items: Sequence[Item]) -> bytes:
-    """Batches of several sizes, in which each item is at least once, as frames of a worker."""
+    """Batches of several sizes, as a worker's frames; each item is in at least one."""
     *few, usual = SIZES
     batches = [batch_of(items, size, 0) for size in few]
     batches += [batch_of(items, usual, number) for number in range(-(-len(items) // usual))]

@@ -10,7 +10,7 @@ from tsx_cli.common.failure import UsageError
 from tsx_cli.optimize.results import MANY, FormResult, FormState, GuardVerdict, SizeFigures
 from tsx_runtime.shared.suggestions import suggestion
 
-# Where the time is short, the first of these have been tried: those that have brought most for what building them takes.
+# The forms that gained most for the time that building them takes come first, in case the time limit ends the run.
 ORDER = (
     "tensorrt-fp16",
     "neuron-bf16",
@@ -45,7 +45,7 @@ ORDER = (
 
 
 def in_order(known: Sequence[str], wanted: Sequence[str] = ()) -> list[str]:
-    """All forms, or those of --forms. Those that ORDER does not know come last. Raises UsageError."""
+    """All forms, or those of --forms, by ORDER; unknown ones last. Raises UsageError."""
     for name in wanted:
         if name not in known:
             raise UsageError(f"--forms: there is no form '{name}'{suggestion(name, known) or '.'} There are {', '.join(known)}")
@@ -68,8 +68,8 @@ def judged(guard: GuardVerdict, speedup_low: float) -> tuple[FormState, str]:
 
 
 def ranked(forms: Iterable[FormResult]) -> list[FormResult]:
-    """Those that answer right and are faster beyond the noise, the best first. Among those whose speed is the same within the noise the
-    smaller loss goes first, then the smaller memory."""
+    """The forms that answer right and are faster beyond the noise, the best first. Of forms that are equally fast within the noise, the one
+    with the smaller loss is first, then the one with less memory."""
     left = [form for form in forms if is_better(form)]
     found: list[FormResult] = []
     while left:
@@ -86,12 +86,12 @@ def is_better(form: FormResult) -> bool:
 
 
 def same_speed(one: FormResult, other: FormResult) -> bool:
-    """Whether the difference lies within the noise of both."""
+    """Whether the difference is within the noise of both."""
     return abs(_log(one.speedup) - _log(other.speedup)) <= math.hypot(_half(one), _half(other))
 
 
 def _half(form: FormResult) -> float:
-    """Of the interval of the logarithm."""
+    """Half the interval of the logarithm."""
     return _log(form.speedup_high) - _log(form.speedup)
 
 

@@ -16,14 +16,9 @@ from tsx_cli.common.failure import CliError
 from tsx_cli.common.run_directory import BegunRun, JournalFile, read_journal_file
 from tsx_cli.optimize.results import FORMAT, FormResult
 
-COMMAND = "tsx optimize"
-
 
 class OptimizeJournal(JournalFile):
-    command = COMMAND
-
-    def begin(self, asked: dict[str, Any], **entry: Any) -> None:
-        self.write("begin", format=FORMAT, asked=asked, **entry)
+    command, format = "tsx optimize", FORMAT
 
     def survey(self, survey: Survey) -> None:
         self.write("survey", survey=survey.model_dump(mode="json"))
@@ -36,16 +31,16 @@ class OptimizeJournal(JournalFile):
 
 
 class Survey(Part):
-    """What there is to try, and how."""
+    """Which forms can be built, and how they are judged."""
 
     applies: dict[str, str | None]  # by the form's name: why it cannot be built, or None
     labels: dict[str, str]
     limit: str  # of the loss
-    rows: int  # held-out ones that are compared
+    rows: int  # held-out rows that are compared
 
 
 @dataclass
-class PastOptimization(BegunRun):
+class PastOptimization(JournaledRun):
     """The content of a journal."""
 
     inputs: str = ""  # their digest
@@ -59,8 +54,8 @@ class PastOptimization(BegunRun):
 
 
 def read_optimize_journal(directory: Path) -> PastOptimization:
-    """Raises CliError where there is none to go on from."""
-    return read_journal_file(directory, COMMAND, _read)
+    """Raises CliError if there is nothing to resume."""
+    return read_journal_file(directory, OptimizeJournal, PastOptimization, _add)
 
 
 def _read(entry: dict[str, Any], past: PastOptimization | None) -> PastOptimization:
@@ -75,4 +70,3 @@ def _read(entry: dict[str, Any], past: PastOptimization | None) -> PastOptimizat
         past.forms[form.name] = form
     elif entry["kind"] == "written":
         past.sha256 = entry["sha256"]
-    return past

@@ -18,19 +18,19 @@ from tsx_runtime.wire import Item
 
 LEAST = 5  # rounds, each a chunk of batches of either worker
 MOST = 40
-PRECISE = 0.03  # of the ratio, that either end of its interval is away
+PRECISE = 0.03  # half the width of the interval that is narrow enough, as a share of the ratio
 
 
 class ReferenceFailed(Exception):
-    """It failed, not the form beside it. Says how, for people."""
+    """The reference failed, not the form. The message says how."""
 
 
 class RoundTimes(NamedTuple):
-    """Of the batches of a round, in seconds: the median, or, since what disturbs only adds time, the least of a disturbed round."""
+    """Seconds of a batch in a round: the median, or, in a disturbed round, the minimum, since disturbances only add time."""
 
     reference: float
     form: float
-    disturbed: str = ""  # by what
+    disturbed: str = ""  # what disturbed it
 
 
 class PairedTiming(NamedTuple):
@@ -48,7 +48,7 @@ def measure_pair(
     watch: Callable[[], Watch],
     cores: int,
 ) -> PairedTiming:
-    """After a warm-up, until the ratio is known well enough, or the time is over and there are enough rounds. Raises WorkerFailed,
+    """Warms up, then measures until the ratio is precise enough, or the time is over and there are enough rounds. Raises WorkerFailed,
     ReferenceFailed."""
 
     def times_of(worker: StandaloneWorker, number: int, seconds: float) -> list[float]:
@@ -71,7 +71,7 @@ def measure_pair(
         disturbed = judge(watched.noise, cores)
         figure = min if disturbed else statistics.median
         rounds.append(RoundTimes(figure(times[reference]), figure(times[form]), disturbed[0] if disturbed else ""))
-    found, used = ratio_of(rounds), counted(rounds)
+    found, used = ratio_of(rounds), undisturbed(rounds)
     figures = SizeFigures(
         batch_size=size,
         median_ms=1000 * statistics.median(each.form for each in used),
@@ -83,15 +83,15 @@ def measure_pair(
     return PairedTiming(figures, rounds)
 
 
-def counted(rounds: Sequence[RoundTimes]) -> Sequence[RoundTimes]:
-    """The undisturbed ones, if there are enough; else all."""
+def undisturbed(rounds: Sequence[RoundTimes]) -> Sequence[RoundTimes]:
+    """The rounds without disturbances, if there are enough; else all."""
     quiet = [each for each in rounds if not each.disturbed]
     return quiet if len(quiet) >= LEAST else rounds
 
 
 def ratio_of(rounds: Sequence[RoundTimes]) -> RatioInterval:
-    """How many times the form's time the reference's is."""
-    used = counted(rounds)
+    """The reference's time divided by the form's."""
+    used = undisturbed(rounds)
     return real_difference([each.form for each in used], [each.reference for each in used])
 
 

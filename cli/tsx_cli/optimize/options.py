@@ -1,4 +1,4 @@
-"""The options of `tsx optimize`: their help, and what a run keeps of them."""
+"""The options of `tsx optimize`: their help, and the record of them that a run keeps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Keep(str, Enum):
 
 @dataclass(frozen=True)
 class OptimizeOptions:
-    """As the journal keeps it; the texts are the options' own."""
+    """As the journal keeps them; texts are not parsed yet."""
 
     inputs: tuple[str, ...] = ()
     content_type: str | None = None
@@ -36,7 +36,7 @@ class OptimizeOptions:
     max_loss: str | None = None
     tolerance: str | None = None
     metric: str | None = None
-    forms: tuple[str, ...] = ()  # all that apply
+    forms: tuple[str, ...] = ()  # empty: all that apply
     batch_sizes: str = DEFAULT_SIZES
     rows: int | None = None
     device: str | None = None
@@ -79,7 +79,7 @@ Tolerance = Annotated[
 Metric = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE.py:FUNCTION", help="Also your own metric, a function of (answers, labels): more is better.", rich_help_panel=ACCURACY
+        metavar="FILE.py:FUNCTION", help="Also your own metric, a function of (answers, labels); more is better.", rich_help_panel=ACCURACY
     ),
 ]
 Forms = Annotated[str | None, typer.Option("--forms", metavar="LIST", help="Only these forms, such as bf16,onnx.", rich_help_panel=FORMS)]

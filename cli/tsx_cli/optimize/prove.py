@@ -1,4 +1,4 @@
-"""Proves that a form answers right: alike in batches of all sizes, and like the reference, or the labels, on inputs held out for that."""
+"""Proves that a form answers right: in batches of all sizes, and as the reference or the labels do."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from tsx_runtime.core.shadowing.comparison import compare
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.wire import Item
 
-SIZES = (1, 2, 3, 5, 8, 17, 32)  # of the batches that a form is proven with, besides those that are measured
+SIZES = (1, 2, 3, 5, 8, 17, 32)  # batches that every form is proven with, besides those that are measured
 TOGETHER = 8  # rows of a batch whose answers are compared
 TWICE = 8  # rows that the reference answers a second time
-SHARE = 0.05  # of the time, for the reference's answers
-LEAST_ROWS = 32  # that it answers however long it takes
+SHARE = 0.05  # of the time limit, for the reference's answers
+LEAST_ROWS = 32  # that the reference answers however long it takes
 
 
 class OutOfTime(Exception):
-    """Says what was being done, for people."""
+    """The time limit has ended; the message says during what."""
 
 
 class Criteria:
-    """What the options say of right answers; the labels are those of the held-out rows. Raises UsageError, CliError."""
+    """The options that decide whether answers are right. `labels` are those of the held-out rows. Raises UsageError, CliError."""
 
     def __init__(self, options: OptimizeOptions, labels: Sequence[Any] | None = None) -> None:
         custom = None if options.metric is None else load_metric(options.metric)
@@ -44,23 +44,23 @@ class Criteria:
         self.sizes = sorted({*SIZES, *parse_numbers(options.batch_sizes, "--batch-sizes")})
 
     def guard(self, reference: Sequence[ComparedAnswer]) -> FormGuard:
-        """Of answers for the first of the rows. Raises CliError."""
+        """For the first rows, of which these are the answers. Raises CliError."""
         return FormGuard(reference, self._limits, self.labels and self.labels[: len(reference)], self._custom, self._seed)
 
-    def alike(
+    def batch_keeps(
         self, limits: Sequence[Limit], rows: Sequence[int], alone: Sequence[ComparedAnswer], together: Sequence[ComparedAnswer]
     ) -> bool:
-        """Whether a form that answers these rows so in a batch keeps the limits, by what it answers alone; only a metric of the user's
-        needs labels."""
+        """Whether a form's answers to these rows in a batch keep the limits, compared with its answers to each row alone. Only a custom
+        metric needs labels."""
         labels = self.labels and self._custom and [self.labels[row] for row in rows]
         try:
             return FormGuard(alone, limits, labels, self._custom, self._seed).keeps(together)
-        except CliError:  # they have no score
+        except CliError:  # these rows have no score
             return False
 
 
 class Proof:
-    """Of the forms of one model. `reference` answers the held-out rows once, for all of them."""
+    """Proves the forms of one model, whose reference answers the held-out rows once for all of them."""
 
     def __init__(
         self, criteria: Criteria, held_out: Sequence[Payload], reference: StandaloneWorker, ends: float, on_rows: Callable[[int], None]
@@ -91,8 +91,8 @@ class Proof:
             )
 
     def batch_difference(self, worker: StandaloneWorker) -> str | None:
-        """How a row was answered otherwise in a batch than alone, in the first batch whose rows, where they differ beyond rounding, do not
-        keep the limits; None if all do. Raises WorkerFailed, OutOfTime."""
+        """The first difference between answers in a batch and alone, in the first batch whose differences exceed rounding and break the
+        limits; None if there is none. Raises WorkerFailed, OutOfTime."""
         alone: dict[int, ComparedAnswer] = {}
         for size, start in zip(self._criteria.sizes, accumulate(self._criteria.sizes, initial=0), strict=False):
             rows = [position % self.rows for position in range(start, start + size)]
@@ -104,7 +104,7 @@ class Proof:
             found = [compare(self._same, b"", one, other).difference for one, other in zip(expected, actual, strict=True)]
             wrong = [(at, difference) for at, difference in enumerate(found) if difference is not None]
             judged = [other if difference else one for one, other, difference in zip(expected, actual, found, strict=True)]
-            if wrong and not self._criteria.alike(self.guard.limits, rows, expected, judged):
+            if wrong and not self._criteria.batch_keeps(self.guard.limits, rows, expected, judged):
                 at, first = wrong[0]
                 others = f" and {len(wrong) - 1} others" if wrong[1:] else ""
                 return f"row {at + 1} of a batch of {size}{others}: {first.between('alone', 'in the batch')}"
@@ -120,7 +120,7 @@ class Proof:
             self._on_rows(len(answers))
             if len(answers) >= look and len(answers) < self.rows:
                 look *= 2
-                with suppress(CliError):  # so few rows cannot be judged
+                with suppress(CliError):  # too few rows to judge
                     if why := self.guard.hopeless(answers):
                         verdict = self._criteria.guard(self._reference[: len(answers)]).judge(answers)
                         return verdict.model_copy(update={"passed": False, "rows_needed": None, "text": why})
@@ -137,7 +137,7 @@ class Proof:
 def answered(
     worker: StandaloneWorker, batch: Sequence[Item], name: str, failure: Callable[[str], Exception] = WorkerFailed
 ) -> list[ComparedAnswer]:
-    """Raises `failure` where one is refused, WorkerFailed."""
+    """Raises `failure` if an answer is an error, WorkerFailed."""
     answers = worker.answer(batch).answers
     if refused := next((each for each in answers if each.status >= 400), None):
         raise failure(f"{name} answers an input with {refused.status}: {error_text(refused.body)}")

@@ -19,7 +19,7 @@ FormState = Literal["kept", "passed", "slower", "unproven", "inaccurate", "faile
 
 
 class SizeFigures(Part):
-    """A worker's batches of one size, and the reference's, which took turns with them."""
+    """Batches of one size, of a form and of the reference, which took turns."""
 
     batch_size: int
     median_ms: float
@@ -36,8 +36,8 @@ class GuardVerdict(Part):
     metric: str  # top1
     limit: str  # top1>=-0.5%
     value: float  # of the form
-    reference: float  # of the reference: 1 where its own answers are the truth
-    loss: float  # reference - value, or value - reference where less is better; as a share of it for unbounded metrics
+    reference: float  # of the reference: 1 if its own answers are the truth
+    loss: float  # reference - value, or value - reference if less is better; as a share of the reference for unbounded metrics
     loss_bound: float  # the loss is not larger, with 95 % confidence
     rows: int
     rows_needed: int | None = None  # where these rows keep the limit, and are too few to prove it: about how many would
@@ -50,7 +50,7 @@ class FormResult(Part):
     state: FormState
     reason: str = ""  # in words, of all states but kept and passed
     guard: GuardVerdict | None = None
-    batches_agree: bool | None = None  # whether rows were answered alike in batches of all sizes
+    batches_agree: bool | None = None  # whether answers in batches of all sizes agree with those to single rows
     sizes: list[SizeFigures] = Field(default_factory=list)
     speedup: float | None = None  # geometric mean of the ratios
     speedup_low: float | None = None

@@ -1,4 +1,4 @@
-"""A run: builds, proves and measures one form after the other beside the reference; each result is kept at once."""
+"""A run: builds, proves and measures one form after the other beside the reference, and keeps each result."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tsx_cli.optimize.results import FormResult, OptimizeResults, SizeFigures
 from tsx_cli.optimize.write_back import BuiltForm
 
 BUILD_SHARE = 0.5  # of the time that is left, for one form
-LEAST_BUILD = 60.0  # seconds that it gets if there are as many, and that the survey gets in any case
+LEAST_BUILD = 60.0  # seconds for one form, if there are as many; the survey always gets them
 MEASURE = 4.0  # seconds for a batch size
-UNTOUCHED = "the run ended before"
+NOT_REACHED = "the run ended before it was tried"
 
 
 @dataclass
 class Optimization:
-    """`results` is filled as the run goes on, and is sound whenever it is interrupted."""
+    """`results` is filled during the run, and valid whenever the run is interrupted."""
 
     options: OptimizeOptions
     criteria: Criteria
@@ -52,7 +52,7 @@ class Optimization:
     _probes: list[float] = field(default_factory=list)
 
     def go(self) -> None:
-        """Raises CliError, UsageError, and what interrupts it."""
+        """Raises CliError, UsageError, KeyboardInterrupt."""
         name = self.builder.archive.manifest.model_name
         try:
             if self.past is not None and self.past.survey is not None:
@@ -67,7 +67,7 @@ class Optimization:
                 if proof.rows < len(self.held_out):
                     self.results.notes.append(f"{proof.rows} of {len(self.held_out)} held-out rows were used, as the time was short")
                 self.progress.found(f"{name}: {proof.rows} held-out rows; a form has to keep {proof.guard.limit}")
-                self.progress.doing("looking which forms apply")
+                self.progress.doing("finding the forms that apply")
                 applies, labels = self.builder.survey(max(LEAST_BUILD, self._left()))
                 survey = Survey(applies=applies, labels=labels, limit=proof.guard.limit, rows=proof.rows)
                 self._list(survey)
@@ -79,13 +79,13 @@ class Optimization:
         except (WorkerFailed, BuildFailed) as error:
             raise CliError(f"{name} cannot be optimized: {error}") from error
         except ReferenceFailed as error:
-            found = f"{self.builder.kept.parent} has the results so far, and --resume goes on with it"
-            raise CliError(f"the run ended, as the model as it is failed: {error}. {found}") from error
+            found = f"{self.builder.kept.parent} has the results so far; --resume continues the run"
+            raise CliError(f"the model as it is failed, which ended the run: {error}. {found}") from error
         finally:
             self._finish()
 
     def _list(self, survey: Survey) -> None:
-        """All that are asked for, the most promising first; those that an earlier run has tried as it found them. Raises UsageError."""
+        """Fills in all wanted forms, the most promising first, with the results of the run that this one resumes. Raises UsageError."""
         past = {} if self.past is None else self.past.forms
         self.results.limit, self.results.held_out_rows = survey.limit, survey.rows
         self.results.reference = past.get(REFERENCE, self.results.reference)
@@ -93,7 +93,7 @@ class Optimization:
         for name in in_order(list(survey.applies), self.options.forms):
             reason = survey.applies[name]
             state: Literal["not applicable", "not tried"] = "not applicable" if reason else "not tried"
-            form = FormResult(name=name, label=survey.labels[name], state=state, reason=reason or UNTOUCHED)
+            form = FormResult(name=name, label=survey.labels[name], state=state, reason=reason or NOT_REACHED)
             self.results.forms.append(past.get(name, form))
 
     def _try(self, form: FormResult, reference: StandaloneWorker, proof: Proof) -> None:
@@ -111,15 +111,15 @@ class Optimization:
     def _end_of_time(self) -> None:
         left = [form for form in self.results.forms if form.state == "not tried"]
         for form in left:
-            form.reason = "the time limit ended before it was built" if form.reason == UNTOUCHED else form.reason
+            form.reason = "the time limit ended before it was built" if form.reason == NOT_REACHED else form.reason
         if left:
             several = f"{len(left)} forms were" if len(left) > 1 else "One form was"
-            note = f"{several} not tried, as the time limit ended; --resume with a longer --time-limit goes on"
+            note = f"{several} not tried, as the time limit ended; --resume with a longer --time-limit continues"
             self.results.notes.append(note)
             self.progress.found(note)
 
     def _examine(self, form: FormResult, reference: StandaloneWorker, proof: Proof) -> None:
-        built = self._built(form)
+        built = self._build(form)
         self._check_time("before a worker was started with it")
         self.progress.doing(f"{form.name}: starting a worker")
         with start_worker(self.builder.spec(built)) as worker:
@@ -131,16 +131,16 @@ class Optimization:
             difference = proof.batch_difference(worker)
             form.batches_agree = difference is None
             if difference is not None:
-                raise WorkerFailed(f"it answers a row otherwise in a batch than alone: {difference}")
+                raise WorkerFailed(f"it answers a row differently in a batch than alone: {difference}")
             self.progress.doing(f"{form.name}: comparing answers")
             form.guard = proof.verdict(worker)
-            form.sizes = self._measured(form.name, reference, worker)
+            form.sizes = self._measure(form.name, reference, worker)
             form.memory_mib = memory_of(psutil.Process(worker.pid)) / MEBI
             self.results.reference.memory_mib = memory_of(psutil.Process(reference.pid)) / MEBI  # beside it: they share pages
         form.speedup, form.speedup_low, form.speedup_high, _ = speedup_of(form.sizes)
         form.state, form.reason = judged(form.guard, form.speedup_low)
 
-    def _built(self, form: FormResult) -> BuiltForm:
+    def _build(self, form: FormResult) -> BuiltForm:
         built = self.builder.built(form.name)
         if built is None:
             self.progress.doing(f"{form.name}: building")
@@ -149,7 +149,7 @@ class Optimization:
         form.size_mib = size_of(built.directory) / MEBI
         return built
 
-    def _measured(self, name: str, reference: StandaloneWorker, worker: StandaloneWorker) -> list[SizeFigures]:
+    def _measure(self, name: str, reference: StandaloneWorker, worker: StandaloneWorker) -> list[SizeFigures]:
         items, found = items_of(self.held_out), []
         for at, size in enumerate(self.results.batch_sizes):
             self._check_time("before it was measured")
@@ -166,7 +166,7 @@ class Optimization:
         results.ended = now()
         best = ranked(results.forms)[:1]
         results.best = best[0].name if best else None
-        results.why = explained(results.forms, results.batch_sizes)
+        results.why = describe_choice(results.forms, results.batch_sizes)
         measured = [each for form in results.forms for each in form.sizes]
         for size in results.batch_sizes:
             if times := [each.reference_ms for each in measured if each.batch_size == size]:
@@ -188,7 +188,7 @@ class Optimization:
 
 
 def may_be_tried(form: FormResult) -> bool:
-    """By a later run; what was not installed may be by now (`Form.missing`)."""
+    """Whether a resumed run tries it: a package that was missing (`Form.missing`) may be installed now."""
     return form.state == "not tried" or (form.state == "not applicable" and " is not installed: " in form.reason)
 
 

@@ -20,7 +20,7 @@ from tsx_cli.bench.commands.session import model_info, new_directory
 from tsx_cli.bench.measure.environment import environment
 from tsx_cli.bench.measure.standalone_worker import items_of
 from tsx_cli.bench.model.configuration import parse_numbers
-from tsx_cli.bench.model.results import now
+from tsx_cli.bench.model.results import Inputs, now
 from tsx_cli.bench.search.run_options import DEVICES, command_line, plain, words
 from tsx_cli.bench.workload.inputs import choose_payloads, of_archive
 from tsx_cli.bench.workload.payloads import Payload, mix
@@ -58,11 +58,11 @@ class OptimizeRequest:
 
 
 class Rows(NamedTuple):
-    """The inputs; none is in both."""
+    """The inputs, divided: none is in both parts."""
 
     calibration: list[Payload]
     held_out: list[Payload]
-    labels: list[Any] | None  # of the held-out ones
+    labels: list[Any] | None  # of the held-out rows
 
     def digest(self) -> str:
         """Another one where a row, a label, or the division is another."""
@@ -84,14 +84,13 @@ def new_optimization(
 def resumed_optimization(directory: Path, model: Path | None, time_limit: float, keep: Keep, *, quiet: bool) -> OptimizeRequest:
     """Raises CliError."""
     past = read_optimize_journal(directory)
-    measured, options = past.given(directory, OptimizeOptions)
+    measured, options = past.arguments(directory, OptimizeOptions)
     return OptimizeRequest(model or measured, options, directory, time_limit, keep, past, quiet)
 
 
 def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
-    """Try forms until all are, the time is over, or the run is interrupted: `complete` says which. The directory has results.json."""
+    """Tries all forms, unless the time ends or the run is interrupted (not `complete`), and writes results.json and what --keep says."""
     options, past = request.options, request.past
-    sizes = parse_numbers(options.batch_sizes, "--batch-sizes")
     with (
         open_archive(request.model, cache=settings.cache_dir, limits=settings.archive_limits()) as archive,
         tempfile.TemporaryDirectory() as place,
@@ -152,15 +151,30 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
     return results
 
 
+def _results(request: OptimizeRequest, archive: OpenArchive, inputs: Inputs, rows: Rows) -> OptimizeResults:
+    return OptimizeResults(
+        started=now() if request.past is None else request.past.started,
+        command=command_line(),
+        model=model_info(request.model, archive),
+        environment=environment(),
+        inputs=inputs,
+        calibration_rows=len(rows.calibration),
+        held_out_rows=len(rows.held_out),
+        limit="",
+        batch_sizes=list(parse_numbers(request.options.batch_sizes, "--batch-sizes")),
+        reference=FormResult(name=REFERENCE, label="the model as it is", state="passed", size_mib=_size(archive)),
+    )
+
+
 def divided(payloads: Sequence[Payload], labels: Sequence[Any] | None, seed: int, most: int | None = None) -> Rows:
-    """A quarter of the different ones, by chance, and the rest, with their labels. Raises UsageError where they are too few."""
+    """A random quarter of the different payloads, and the rest with their labels. Raises UsageError if there are too few."""
     pairs = zip(payloads, [None] * len(payloads) if labels is None else labels, strict=True)
     different = list({(each.body, each.content_type, each.query): (each, label) for each, label in pairs}.values())
     random.Random(seed).shuffle(different)
     different = different[:most]
     if len(different) < FEWEST:
         raise UsageError(
-            f"--input: {len(different)} different inputs are too few; {FEWEST} are the least, and a loss of half a percent takes hundreds"
+            f"--input: {len(different)} different inputs are too few; give at least {FEWEST}, or hundreds to show a loss of half a percent"
         )
     share = min(len(different) // 4, CALIBRATION)
     held_out = different[share:]
@@ -188,7 +202,7 @@ def _keep(
     if not chosen:
         if builder.archive.config.forms:
             results.notes.append(
-                f"{request.model} still runs with forms of an earlier run: tsx optimize {request.model} --remove removes them"
+                f"{request.model} still has the forms of an earlier run: tsx optimize {request.model} --remove removes them"
             )
         return
     built: list[BuiltForm] = []
@@ -196,7 +210,8 @@ def _keep(
         found = builder.built(form.name)
         if found is None:
             raise CliError(
-                f"nothing was written into {request.model}: the files of {form.name} are gone from {request.directory / FORMS_DIRECTORY}"
+                f"nothing was written into {request.model}: {request.directory / FORMS_DIRECTORY} has no files of {form.name}; "
+                "run tsx optimize again"
             )
         built.append(found._replace(record=replace(found.record, measured=measured_of(form))))
     results.notes.append(keep_forms(request.model, digest, built, settings.cache_dir))
@@ -207,6 +222,6 @@ def _keep(
 
 
 def _size(archive: OpenArchive) -> float | None:
-    """MiB of the file with its weights."""
+    """MiB of the serialized file."""
     file = archive.directory / (archive.manifest.serialized_file or "")
     return file.stat().st_size / (1 << 20) if file.is_file() else None

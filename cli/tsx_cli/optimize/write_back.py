@@ -1,4 +1,4 @@
-"""Writes forms of a model into its archive beside the original, which stays as it is, and removes them again; both atomically."""
+"""Writes forms of a model into its archive beside the original, and removes them; both atomically."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tsx_cli.optimize.results import FormResult
 
 
 class BuiltForm(NamedTuple):
-    record: FormRecord  # with what was measured
-    directory: Path  # of its files, as its `build` has left them
+    record: FormRecord  # with its measurements
+    directory: Path  # of the files that its `build` has written
 
 
 def measured_of(result: FormResult) -> dict[str, Any]:
-    """What an archive keeps of a form's figures: for people, and the verdict of the guard for `tsx bench`."""
+    """The figures of a form that an archive keeps. `tsx bench` reads the guard's verdict."""
     return result.model_dump(mode="json", exclude={"name", "state", "reason"}, exclude_none=True)
 
 
@@ -54,7 +54,7 @@ def keep_forms(path: Path, digest: str, forms: Sequence[BuiltForm], cache: Path 
 
 
 def remove_forms(path: Path, cache: Path | None) -> str:
-    """What was removed, in words: all forms, and their names in model-config.yaml. Raises CliError, ArchiveError."""
+    """Removes all forms, and their names in model-config.yaml; says so. Raises CliError, ArchiveError."""
     with open_archive(path, cache=cache, limits=archive_limits()) as archive:
         present = [name for name in (FORMS_FILE, FORMS_DIRECTORY) if (archive.directory / name).exists()]
         if not present and "forms" not in archive.config.raw:
@@ -63,7 +63,7 @@ def remove_forms(path: Path, cache: Path | None) -> str:
         text = with_keys(config_text(archive), {"forms": None})
     changed = {config: text.encode()} if "forms" in archive.config.raw else {}
     rewrite_archive(path, changed, remove=present, limits=archive_limits())
-    return f"{path} has no forms any more, and runs as the original"
+    return f"{path} has no forms any more; a server runs the original"
 
 
 def digest_of(archive: OpenArchive) -> str:

@@ -201,7 +201,9 @@ class DescribedModel(_TorchServeDescription):
     form: str | None = Field(
         None, description="the form of the model that its workers run, by its name in tsx-forms.json; reference: the original"
     )
-    forms_passed_over: list[str] | None = Field(None, description="why they do not run forms that model-config.yaml names before it")
+    forms_passed_over: list[str] | None = Field(
+        None, description="for each form that model-config.yaml names before it, why it is not used"
+    )
 
 
 class DescribedModels(RootModel[list[DescribedModel]]):

@@ -33,7 +33,7 @@ INPUT_KINDS = ("image", "text", "json", "file")
 logger = logging.getLogger("tsx.worker")
 
 _HOW_TO_APPLY = "In its initialize, call `self.model = self.in_precision(self.model)`, a method of BaseHandler, or remove the key."
-_HOW_TO_FORM = "In its initialize, call `self.model = self.in_form(load)`, a method of BaseHandler, or remove the key."
+_HOW_TO_USE_FORMS = "In its initialize, call `self.model = self.in_form(load)`, a method of BaseHandler, or remove the key."
 
 
 def load_model(order: LoadOrder) -> ServedModel:
@@ -64,11 +64,11 @@ def load_model(order: LoadOrder) -> ServedModel:
     if order["envelope"]:
         entry = _enveloped(entry, order["envelope"], coroutines)
     has_steps = step_times.watch(entry.instance)
-    form = form_of(entry.instance)  # whose original, where it is loaded, has the precision
+    form = form_of(entry.instance)  # a form's original, if it is loaded, has the precision
     if form is None and not applies_precision(entry.instance, context.model_yaml_config):
         logger.warning("precision in model-config.yaml has no effect: %s does not apply it. %s", entry.name, _HOW_TO_APPLY)
     if context.model_yaml_config.get("forms") is not None and form is None:
-        logger.warning("forms in model-config.yaml has no effect: %s loads its model itself. %s", entry.name, _HOW_TO_FORM)
+        logger.warning("forms in model-config.yaml has no effect: %s loads its model itself. %s", entry.name, _HOW_TO_USE_FORMS)
     if order["mode"] == "async" and order["envelope"]:
         raise LoadError("asyncCommunication and service_envelope exclude each other: requests would run one after the other. Remove one.")
     model = ServedModel(
@@ -137,7 +137,7 @@ def precision_of(instance: Any) -> str | None:
 
 
 def form_of(instance: Any) -> str | None:
-    """The form that the handler's model has; None where no forms are configured, or the handler does not apply them."""
+    """The form that the handler's model has; None if no forms are configured, or the handler ignores them."""
     form = getattr(instance, "form", None)
     return form if isinstance(form, str) else None
 

@@ -52,14 +52,14 @@ def test_the_fastest_goes_first_and_within_the_noise_the_smaller_loss_then_the_s
     assert same_speed(fast, near := form("near", 2.98))
     assert names(fast, near) == ["near", "fast"]
     assert names(near, small := form("small", 2.97, memory_mib=50.0)) == ["small", "near"]
-    assert "fast is as fast within the noise" in explained([fast, near], [1, 8])
-    assert explained([small], [1, 8]).startswith("small is 2.97 times (2.91 to 3.03) as fast as the reference over batches of 1, 8")
+    assert "fast is as fast within the noise" in describe_choice([fast, near], [1, 8])
+    assert describe_choice([small], [1, 8]).startswith("small is 2.97 times (2.91 to 3.03) as fast as the reference over batches of 1, 8")
 
 
 def test_where_nothing_is_better_the_reference_stays_and_the_reason_says_why() -> None:
-    assert "no form was measured" in explained([FormResult(name="a", label="a", state="failed")], [1])
-    assert "no form is accurate enough" in explained([form("a", 3.0, guard=verdict(0.1, passed=False))], [1])
-    assert "no form that is accurate enough is faster" in explained([form("a", 1.0)], [1])
+    assert "no form was measured" in describe_choice([FormResult(name="a", label="a", state="failed")], [1])
+    assert "no form is accurate enough" in describe_choice([form("a", 3.0, guard=verdict(0.1, passed=False))], [1])
+    assert "no form that is accurate enough is faster" in describe_choice([form("a", 1.0)], [1])
 
 
 def test_what_is_faster_and_not_proven_is_not_called_inaccurate() -> None:

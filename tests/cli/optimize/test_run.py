@@ -135,7 +135,7 @@ def test_what_the_time_limit_leaves_no_time_for_is_reported_and_the_run_can_go_o
     ended = optimize("digits.mar", "--input", "in", "--max-loss", "cosine>=0.5", "--time-limit", "0.1s", "-o", "short")
     assert ended.code == 1
     assert "onnx: not tried: the time limit ended before it was built" in ended.out
-    assert "One form was not tried, as the time limit ended; --resume with a longer --time-limit goes on" in ended.err
+    assert "One form was not tried, as the time limit ended; --resume with a longer --time-limit continues" in ended.err
     assert "tsx optimize --resume short" in ended.err
 
 
@@ -149,7 +149,7 @@ def test_a_reference_that_fails_beside_a_form_ends_the_run_and_the_form_is_not_b
     write_archive(ArchiveSpec("dying", str(DIGITS / "handler.py"), model_file=model, serialized_file=DIGITS / "digits.pth"), place)
     ended = optimize("dying.mar", "--input", "in", "--batch-sizes", "6", "--max-loss", "cosine>=0.5", "-o", "died")
     assert ended.code == 1
-    assert "the run ended, as the model as it is failed: the worker ended (exit code 3)" in ended.err
+    assert "the model as it is failed, which ended the run: the worker ended (exit code 3)" in ended.err
     results = OptimizeResults.model_validate_json((place / "died" / "results.json").read_text())
     assert (results.complete, [form.state for form in results.forms]) == (False, ["not tried"])
     assert (place / "died" / "report.html").is_file()

@@ -69,7 +69,7 @@ def test_forms_are_written_beside_the_original_and_go_without_a_trace(tmp_path: 
     assert {name: now[name] for name in before if name not in changed} == {name: before[name] for name in before if name not in changed}
     assert inspect_archive(path).config.forms == ("openvino-int8", "onnx")
     assert (read_member(path, "model-config.yaml", most=4096) or b"").startswith(b"# What the server reads about this model")
-    assert remove_forms(path, cache) == f"{path} has no forms any more, and runs as the original"
+    assert remove_forms(path, cache) == f"{path} has no forms any more; a server runs the original"
     assert members(path) == before
     assert remove_forms(path, cache) == f"{path} has no forms"
 

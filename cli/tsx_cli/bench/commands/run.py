@@ -48,7 +48,7 @@ class Bench:
     progress: Progress
     ends: float  # by time.monotonic
     clock: Callable[[], float] = time.monotonic
-    forms: Sequence[FormRecord] = ()  # that the archive keeps
+    forms: Sequence[FormRecord] = ()  # kept in the archive, to measure
     excluded: dict[Variant, str] = field(default_factory=dict)
     time_curve: Callable[..., Curve] = measure_curve
     watch: Callable[[list[float]], Watch] = Watch
@@ -211,7 +211,7 @@ class Bench:
             self.progress.found(f"{alone.worker}, a batch takes {times or 'no measurable time'}{_first_line(failed)}")
 
     def _leave_out(self, curve: Curve) -> None:
-        """A form that does not run here, with whatever threads."""
+        """Excludes a form that does not run here, with any number of threads."""
         if curve.failed and not curve.points and curve.form not in (None, REFERENCE):
             variants = {each.variant for each in self.space}
             self.excluded |= {each: curve.failed for each in variants if each.kind == curve.variant.kind}

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from tsx_archiver import OpenArchive, open_archive
-from tsx_archiver.metadata.forms import REFERENCE
+from tsx_archiver.metadata.forms import REFERENCE, FormRecord
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.commands.run import Bench
 from tsx_cli.bench.measure.environment import environment
@@ -53,8 +53,7 @@ def new_run(model: Path, options: BenchOptions, output: Path | None, time_limit:
 
 
 def new_directory(command: str, model: Path, output: Path | None) -> Path:
-    """Of a run of `tsx bench` or the like: the one that is named, else a new one. Raises CliError where the model is none, or there is a
-    run in the directory."""
+    """The directory of a new run of `tsx bench` or `tsx optimize`: `output`, or one with a name of its own. Raises CliError, UsageError."""
     if is_workflow(model):
         raise UsageError(f"'{model}' is a workflow; name its models one by one")
     if not model.exists():
@@ -68,7 +67,7 @@ def new_directory(command: str, model: Path, output: Path | None) -> Path:
 def resumed_run(directory: Path, model: Path | None, time_limit: float | None, *, quiet: bool) -> RunRequest:
     """Raises CliError."""
     past = read_journal(directory)
-    measured, options = past.given(directory, BenchOptions)
+    measured, options = past.arguments(directory, BenchOptions)
     return RunRequest(model or measured, options, directory, time_limit, past, quiet)
 
 
@@ -97,13 +96,9 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
             sized = sizes(settings, payloads)
             target = TrialTarget(archive, payloads, seconds, request.options.seed, sizes=sized, generator_cores=generator)
             watch = partial(Watch, more=generator)
-            kept = kept_forms(archive)
-            stale = kept.stale_since(archive.manifest.checksums)
-            outdated = f"its forms are not measured, as {stale} has changed since they were built: run tsx optimize again"
-            if stale and request.options.forms not in (None, REFERENCE):
-                raise CliError(f"--forms {request.options.forms}: {outdated}")
-            bench = Bench(request.options, target, results, journal, progress, ends, watch=watch, forms=() if stale else kept.forms)
-            if stale:
+            forms, outdated = _forms(archive, request.options)
+            bench = Bench(request.options, target, results, journal, progress, ends, watch=watch, forms=forms)
+            if outdated is not None:
                 bench.note(outdated)
             with interruptible(bench.servers.abandon):
                 try:
@@ -121,6 +116,18 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
                     raise
                 write_results(results, request.directory)
     return results
+
+
+def _forms(archive: OpenArchive, options: BenchOptions) -> tuple[Sequence[FormRecord], str | None]:
+    """The kept forms to measure, and why there are none if they are out of date. Raises CliError."""
+    kept = kept_forms(archive)
+    changed = kept.stale_since(archive.manifest.checksums)
+    if changed is None:
+        return kept.forms, None
+    outdated = f"its forms are not measured, as {changed} has changed since they were built: run tsx optimize again"
+    if options.forms not in (None, REFERENCE):
+        raise CliError(f"--forms {options.forms}: {outdated}")
+    return (), outdated
 
 
 def chosen_inputs(options: BenchOptions, archive: OpenArchive) -> tuple[list[Payload], str]:
@@ -142,7 +149,6 @@ def sizes(settings: Settings, payloads: Sequence[Payload]) -> dict[str, int]:
 
 
 def model_info(path: Path, archive: OpenArchive) -> ModelInfo:
-    """`path`: as it was named."""
     size = path.stat().st_size if path.is_file() else None
     return ModelInfo(
         name=archive.manifest.model_name,

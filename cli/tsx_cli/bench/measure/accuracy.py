@@ -1,8 +1,8 @@
 """The accuracy guard: compares a configuration's answers with those of the unchanged archive, one request at a time.
 
 Answers are compared as those of a shadow are (`core/shadowing/comparison.py`). A model that answers the same request differently each time
-cannot be compared; comparing it with itself shows that. A form that `tsx optimize` has accepted for its answers to held-out inputs may
-differ here: a tolerance for numbers would refuse int8, whose labels are right. It still has to answer what the archive answers.
+cannot be compared; comparing it with itself shows that. A form that `tsx optimize` has accepted may differ here: a tolerance for numbers
+would refuse int8, whose labels are right. It must still answer every request that the archive answers.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class AccuracyGuard:
         clock: Callable[[], float] = time.monotonic,
         verdicts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`verdicts` are those of `tsx optimize`, in words, by the form that it accepted."""
+        """`verdicts` are those of `tsx optimize` on the forms that it accepted, in words, by the form's name."""
         self._payloads = payloads[:COMPARED]
         self._tolerance = tolerance
         self._clock = clock
@@ -104,7 +104,7 @@ class AccuracyGuard:
 
 
 def verdicts_of(forms: Sequence[FormRecord]) -> dict[str, str]:
-    """Of `tsx optimize`, on the forms that it accepted, by their names. What an archive says may be anything."""
+    """The verdicts of `tsx optimize` on the forms that it accepted, by name. Values are checked: anybody may have written the archive."""
     found = {}
     for form in forms:
         guard = form.measured.get("guard")

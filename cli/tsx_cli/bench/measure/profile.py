@@ -2,7 +2,7 @@
 
 The flame graph is py-spy's where that is installed (the extra `bench`) and may look into other processes; it slows nothing down. The
 profile is cProfile's, from the switch `TS_BENCHMARK`, and the trace comes by `ENABLE_TORCH_PROFILER`, for handlers that are BaseHandlers:
-both slow the worker down, so each has one of its own.
+both slow the worker down, so each gets a worker of its own.
 """
 
 from __future__ import annotations

@@ -151,8 +151,7 @@ class RunningCandidate:
         return scrape.parse(self.server.fetch(self.server.metrics, "/metrics"), self.target.name)
 
     def _check(self) -> None:
-        """Workers that died under the load have answered less than they seem to, and those that run another form tell nothing of this one:
-        the configuration does not work."""
+        """Raises TrialFailed if a worker died, which answers less than it seems to, or runs another form than that of the configuration."""
         described = json.loads(self.server.fetch(self.server.management, f"/models/{quote(self.target.name)}"))[0]
         if described["workerRestarts"]:
             raise TrialFailed(f"a worker died: {described.get('lastError') or self.server.last_words()}")

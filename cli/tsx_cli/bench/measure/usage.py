@@ -80,7 +80,7 @@ def family_of(root: psutil.Process) -> list[psutil.Process]:
 
 
 def memory_of(root: psutil.Process) -> int:
-    """Bytes, of what it has started as well. Pages that several processes share count in part (PSS), or, outside of Linux, not (USS)."""
+    """Bytes of the process and its children. Shared pages count in part (PSS) or, outside Linux, not at all (USS)."""
     total = 0
     for process in family_of(root):
         try:

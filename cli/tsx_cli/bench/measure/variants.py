@@ -21,7 +21,7 @@ QUEUE = 4096  # requests that may wait where the archive does not say: more than
 def lay_out(archive: OpenArchive, configuration: Configuration, place: Path, *, forms: KeptForms | None = None) -> Path:
     """A directory called as the model is, new in `place`, which `tsx serve` and a worker take as they take the archive.
 
-    `forms`: instead of those of the archive, in their order; the directory FORMS_DIRECTORY of their files is for the caller to make.
+    `forms` replace those of the archive, in their order; the caller makes the directory FORMS_DIRECTORY with their files.
     """
     directory = place / archive.manifest.model_name
     directory.mkdir(parents=True)

@@ -26,7 +26,7 @@ class Variant(NamedTuple):
 
     @property
     def kind(self) -> Variant:
-        """Whatever its threads."""
+        """The variant without its threads."""
         return self._replace(threads=None)
 
 

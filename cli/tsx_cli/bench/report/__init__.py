@@ -7,30 +7,26 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from tsx_archiver.storage.atomic_file import whole_file
 from tsx_cli.bench.model.results import Results
 from tsx_cli.bench.report import facts, over_time, shown
 from tsx_cli.bench.report.figures import charts
 from tsx_cli.bench.report.markdown import markdown
 from tsx_cli.bench.report.rows import csv_text
 from tsx_cli.common.output import one_line, print_table
+from tsx_cli.common.run_directory import write_files
 
 MOST = 12  # configurations on a terminal
 
 
 def write_report(results: Results, directory: Path) -> list[Path]:
     """The files that it has written, each whole or as it was. What lies in `directory`/profile is linked. Raises OSError."""
-    directory.mkdir(parents=True, exist_ok=True)
     contents = {
         "report.html": page(results, directory),
         "report.md": markdown(results, directory),
         "results.csv": csv_text(results),
         "results.json": results.model_dump_json(indent=1) + "\n",
     }
-    for name, text in contents.items():
-        with whole_file(directory / name, durable=False) as file:
-            file.write(text.encode())
-    return [directory / name for name in contents]
+    return write_files(contents, directory)
 
 
 def page(results: Results, directory: Path) -> str:

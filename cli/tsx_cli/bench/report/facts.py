@@ -204,7 +204,7 @@ def facts(results: Results) -> list[tuple[str, str]]:
 
 
 def common_facts(model: ModelInfo, here: Environment, sent: Inputs) -> list[tuple[str, str]]:
-    """Of any run on inputs."""
+    """The facts that reports of `tsx bench` and `tsx optimize` share."""
     kinds = ", ".join(f"{kind or 'no type'} ({count})" for kind, count in sent.content_types.items())
     sizes = (
         f"{sent.smallest:,} bytes"
@@ -232,7 +232,7 @@ def moments(started: str, ended: str | None) -> list[tuple[str, str | None]]:
 
 
 def files(directory: Path) -> list[tuple[str, str]]:
-    """What `--profile` has left beside the report, and how to open what a browser does not show."""
+    """The files of `--profile` beside the report, with a command for those that a browser does not show."""
     place = directory / "profile"
     found = sorted(file.relative_to(directory).as_posix() for file in place.rglob("*") if file.is_file()) if place.is_dir() else []
     return [(file, f"snakeviz {file}" if file.endswith(".prof") else "") for file in found]

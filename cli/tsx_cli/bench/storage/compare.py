@@ -143,7 +143,7 @@ def _name(trial: Trial, first: Results, second: Results) -> str:
 def _key(configuration: dict[str, Any], point: Point) -> tuple[Any, ...]:
     offered = point.offered
     rate = None if offered.rate is None else round(offered.rate, 3)
-    known = tuple(sorted((key, value) for key, value in configuration.items() if value is not None))  # others have no such key
+    known = tuple(sorted((key, value) for key, value in configuration.items() if value is not None))  # older results lack some keys
     return (known, offered.mode, offered.connections if offered.mode == "closed" else rate, offered.arrivals)
 
 

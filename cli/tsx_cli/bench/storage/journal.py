@@ -13,16 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from tsx_cli.bench.model.results import FORMAT, Curve, Point, Trial
-from tsx_cli.common.run_directory import BegunRun, JournalFile, read_journal_file
-
-COMMAND = "tsx bench"
+from tsx_cli.common.run_directory import JournaledRun, JournalFile, read_journal_file
 
 
 class Journal(JournalFile):
-    command = COMMAND
-
-    def begin(self, asked: dict[str, Any], **entry: Any) -> None:
-        self.write("begin", format=FORMAT, asked=asked, **entry)
+    command, format = "tsx bench", FORMAT
 
     def curve(self, curve: Curve) -> None:
         self.write("curve", curve=curve.model_dump(mode="json"))
@@ -35,7 +30,7 @@ class Journal(JournalFile):
 
 
 @dataclass
-class PastRun(BegunRun):
+class PastRun(JournaledRun):
     """The content of a journal."""
 
     curves: list[Curve] = field(default_factory=list)
@@ -43,15 +38,11 @@ class PastRun(BegunRun):
 
 
 def read_journal(directory: Path) -> PastRun:
-    """Raises CliError where there is none to go on from."""
-    return read_journal_file(directory, COMMAND, _read)
+    """Raises CliError if there is nothing to resume."""
+    return read_journal_file(directory, Journal, PastRun, _add)
 
 
-def _read(entry: dict[str, Any], past: PastRun | None) -> PastRun:
-    if past is None:
-        if entry["kind"] != "begin" or entry["format"] != FORMAT:
-            raise ValueError(entry["kind"])
-        return PastRun(entry["asked"], entry["sha256"], entry["fingerprint"], entry["started"])
+def _add(entry: dict[str, Any], past: PastRun) -> None:
     if entry["kind"] == "curve":
         past.curves.append(Curve.model_validate(entry["curve"]))
     elif entry["kind"] == "trial":
@@ -60,4 +51,3 @@ def _read(entry: dict[str, Any], past: PastRun | None) -> PastRun:
         past.trials[entry["at"] : entry["at"] + 1] = [trial]
     elif entry["kind"] == "point":
         past.trials[entry["at"]].points[entry["number"] : entry["number"] + 1] = [Point.model_validate(entry["point"])]
-    return past

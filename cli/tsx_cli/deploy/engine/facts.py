@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tsx_archiver import Inspection, inspect_archive, read_member
 from tsx_archiver.metadata.compile_settings import needs_compiler
-from tsx_archiver.metadata.forms import FORMS_FILE, LARGEST, FormRecord, InvalidForms, parse_forms
+from tsx_archiver.metadata.forms import FORMS_FILE, LARGEST_FILE, FormRecord, InvalidForms, KeptForms, parse_forms
 from tsx_archiver.storage.digest import content_digest
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.options import archive_limits
@@ -57,13 +57,13 @@ def look_at(archive: Path, *, image: str = "", region: str = "") -> tuple[Inspec
 
 def kept_forms(inspection: Inspection) -> tuple[FormRecord, ...]:
     """Those that `forms` of model-config.yaml names. Raises CliError."""
-    named = inspection.config.raw.get("forms") or []
-    content = read_member(inspection.source, FORMS_FILE, most=LARGEST, limits=archive_limits()) if named else None
+    names = inspection.config.forms or ()
+    content = read_member(inspection.source, FORMS_FILE, most=LARGEST_FILE, limits=archive_limits()) if names else None
     try:
-        kept = parse_forms(content).named if content is not None else lambda name: None
+        kept = KeptForms() if content is None else parse_forms(content)
     except InvalidForms as error:
         raise CliError(f"{inspection.source}: {error}") from error
-    return tuple(form for name in ([named] if isinstance(named, str) else named) if (form := kept(name)) is not None)
+    return tuple(form for form in map(kept.named, names) if form is not None)
 
 
 def _read(inspection: Inspection, name: str) -> bytes:

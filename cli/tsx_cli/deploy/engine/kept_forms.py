@@ -1,4 +1,4 @@
-"""Which of an archive's kept forms a deployment can run, and what its image needs for them: pure functions."""
+"""Which of an archive's kept forms a deployment can run, and what its image needs for them. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tsx_archiver.metadata.forms import FormRecord
 from tsx_cli.deploy.spec import DeploySpec
 
 NEURON, GPU = "neuron", "cuda"
-WORDS = {NEURON: "AWS's Neuron accelerators (inf2, trn1)", GPU: "GPUs", "cpu": "CPUs"}
+DEVICES = {NEURON: "AWS's Neuron accelerators (inf2, trn1)", GPU: "GPUs", "cpu": "CPUs"}
 NEURON_INSTANCES = re.compile(r"ml\.(inf2|trn\d)")  # those that torch-neuronx compiles for
 MACHINES = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
@@ -23,16 +23,16 @@ def wants_neuron(spec: DeploySpec) -> bool:
 
 
 class ImagePlatform(NamedTuple):
-    device: str  # of WORDS
+    device: str  # of DEVICES
     torch: str  # its release, such as 2.13
     machine: str = ""  # such as linux/amd64
 
 
-def unfit(form: FormRecord, image: ImagePlatform) -> str | None:
-    """Why a server of that image passes over the form; None where it may use it."""
+def mismatch(form: FormRecord, image: ImagePlatform) -> str | None:
+    """Why a server in that image does not use the form; None if it may."""
     bound, device = form.bound, device_of(form)
     if device != image.device and (device, image.device) != ("cpu", NEURON):  # beside a Neuron accelerator there is a CPU
-        return f"it runs on {WORDS.get(device, device)}, and the image is for {WORDS[image.device]}"
+        return f"it runs on {DEVICES.get(device, device)}, and the image is for {DEVICES[image.device]}"
     machine = MACHINES.get(str(bound.get("machine")))
     if machine and image.machine and machine != image.machine:
         return f"it was built for {machine}, and the image is for {image.machine}"
@@ -48,19 +48,19 @@ def device_of(form: FormRecord) -> str:
 
 
 def form_extras(forms: Sequence[FormRecord], image: ImagePlatform, known: Collection[str]) -> dict[str, str]:
-    """The extras of tsx-serve that the image needs, each with a form that needs it. Archives may come from anybody: only known ones."""
-    found = [(extra, form.name) for form in forms if unfit(form, image) is None for extra in _list(form.bound.get("extras"))]
+    """Extras of tsx-serve that the image needs, each with a form that needs it. Only known extras: anybody may have written the archive."""
+    found = [(extra, form.name) for form in forms if mismatch(form, image) is None for extra in _list(form.bound.get("extras"))]
     return {extra: name for extra, name in reversed(found) if isinstance(extra, str) and extra in known}
 
 
 def form_notes(forms: Sequence[FormRecord], image: ImagePlatform) -> list[str]:
     notes = []
     for form in forms:
-        reason = unfit(form, image)
+        reason = mismatch(form, image)
         if reason is not None:
             notes.append(f"the form {form.name} is not used: {reason}")
         elif needed := [*_list(form.bound.get("cpu")), *([form.bound["gpu"]] if "gpu" in form.bound else [])]:
-            notes.append(f"the form {form.name} is used on machines with {', '.join(map(str, needed))}, and passed over on others")
+            notes.append(f"the form {form.name} is used only on machines with {', '.join(map(str, needed))}")
     return notes
 
 

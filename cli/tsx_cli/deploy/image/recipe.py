@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.engine.facts import Facts
-from tsx_cli.deploy.engine.kept_forms import GPU, NEURON, ImagePlatform, device_of, form_extras, form_notes, unfit, wants_neuron
+from tsx_cli.deploy.engine.kept_forms import GPU, NEURON, ImagePlatform, device_of, form_extras, form_notes, mismatch, wants_neuron
 from tsx_cli.deploy.engine.resources import digest
 from tsx_cli.deploy.preflight.limits import ACCELERATED, ARM
 from tsx_cli.deploy.spec import DeploySpec
@@ -89,7 +89,7 @@ def _check(spec: DeploySpec, facts: Facts, place: ImagePlatform) -> None:
         return
     if spec.build.torch or spec.build.torch_index:
         raise UsageError("build.torch: an image for Neuron has the torch of its base, which torch-neuronx was built for. Set build.base")
-    reasons = {form.name: unfit(form, place) for form in facts.forms if device_of(form) == NEURON}
+    reasons = {form.name: mismatch(form, place) for form in facts.forms if device_of(form) == NEURON}
     if None not in reasons.values():
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "it has no form neuron or neuron-bf16"
         raise UsageError(
@@ -116,7 +116,7 @@ def _notes(spec: DeploySpec, facts: Facts, local: Local, place: ImagePlatform, a
     if place.device == NEURON:
         notes.append(
             f"AWS's last torch-neuronx needs torch {NEURON_TORCH}, which is older than tsx asks for (2.10): its loading of weights has the "
-            "vulnerability CVE-2026-24747, so deploy archives from sources that you trust only"
+            "vulnerability CVE-2026-24747, so deploy only archives from sources that you trust"
         )
     if _adds_compiler(spec, facts):
         notes.append(f"the image gets g++ if its base has none, because {facts.compiles} compiles the model")

@@ -1,4 +1,4 @@
-"""What metrics read of an answer: its JSON value, ranked labels, numbers or logits."""
+"""What metrics read in an answer: its JSON value, ranked labels, numbers or logits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tsx_runtime.plugins import ComparedAnswer
 
 
 def decode(answer: ComparedAnswer) -> Any:
-    """JSON, else bytes. Of an answer of the Open Inference Protocol, each output as rows of its last axis; of a single one, these alone."""
+    """The JSON value, else the bytes. An answer of the Open Inference Protocol becomes its only output, or a dict of several, each as rows
+    of its last axis."""
     value = read_answer(answer)
     if value is NO_JSON:
         return answer.body
@@ -25,7 +26,7 @@ def decode(answer: ComparedAnswer) -> Any:
 
 
 def ranking(value: Any) -> Mapping[str, float]:
-    """Label, or position, to score; also where it is all that lists and objects around it contain. Raises ValueError."""
+    """Label or position -> score. Lists and objects with nothing else in them may stand around it. Raises ValueError."""
     found = ranking_of(value)
     while found is None and isinstance(value, list | dict) and len(value) == 1:
         value = _only(value)
@@ -36,21 +37,21 @@ def ranking(value: Any) -> Mapping[str, float]:
 
 
 def best_labels(value: Any) -> frozenset[str]:
-    """One, or those that are equally good. Raises ValueError."""
+    """The label with the highest score, or all that share it. Raises ValueError."""
     scores = ranking(value)
     best = max((score for score in scores.values() if score == score), default=None)
     return frozenset(label for label, score in scores.items() if score == best)
 
 
-def place(value: Any, labels: frozenset[str]) -> float:
-    """Of the best of these labels, from 1 on, behind all others with the same score. Raises ValueError."""
+def rank_of(value: Any, labels: frozenset[str]) -> float:
+    """The rank of the best of these labels, from 1, behind all others with the same score. Raises ValueError."""
     scores = ranking(value)
     own = max((scores[label] for label in labels if label in scores and scores[label] == scores[label]), default=None)
     return math.inf if own is None else 1 + sum(not score < own for label, score in scores.items() if label not in labels)
 
 
 def numbers(value: Any) -> tuple[array[float], list[Any]]:
-    """All numbers, however deep, and all else that must be equal: keys, lengths, texts."""
+    """All numbers at any depth, and everything else, which must be equal: keys, lengths, texts."""
     found, rest, todo = array("d"), list[Any](), [value]
     while todo:
         item = todo.pop()
@@ -72,7 +73,7 @@ def logits(value: Any) -> Sequence[Sequence[float]]:
     while isinstance(value, list | dict) and len(value) == 1 and not _is_vector(inner := _only(value)):
         value = inner
     if not isinstance(value, list) or not value or not all(map(_is_vector, value)) or len({len(row) for row in value}) > 1:
-        raise ValueError("it is no array of logits (tokens, vocabulary)")
+        raise ValueError("it is not an array of logits (tokens, vocabulary)")
     return value
 
 

@@ -1,6 +1,7 @@
-"""Mean average precision as COCO computes it: of 101 points of recall, the mean over IoU 0.5, 0.55, ..., 0.95 and over classes.
+"""The mean average precision of boxes, as COCO computes it.
 
-A class without an object in the truth does not count: its recall is undefined.
+It is the mean of the precision at 101 points of recall, over IoU 0.5, 0.55, ..., 0.95 and over classes. A class without an object in the
+ground truth does not count: its recall is undefined.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ Boxes = Mapping[str, Sequence[tuple[float, Box]]]  # label -> scores and boxes, 
 
 
 class Detections(NamedTuple):
-    """Of one image, by label: how many objects there are, and the score of each detection with whether it is right at each IoU."""
+    """One image, by label: the number of objects, and the score of each detection with whether it matches at each IoU."""
 
     objects: Mapping[str, int]
     found: Mapping[str, Sequence[tuple[float, Sequence[bool]]]]
 
 
 def boxes_of(value: Any) -> Boxes:
-    """Of [{"cat": [x0, y0, x1, y1], "score": 0.9}], as the handler object_detector answers; labels need no scores. Raises ValueError."""
+    """From [{"cat": [x0, y0, x1, y1], "score": 0.9}], as the handler object_detector answers; labels need no scores. Raises ValueError."""
     found: dict[str, list[tuple[float, Box]]] = defaultdict(list)
     if not isinstance(value, list):
-        raise ValueError("it is no list of boxes")
+        raise ValueError("it is not a list of boxes")
     for item in value:
         named = [(label, box) for label, box in item.items() if label != "score"] if isinstance(item, dict) else []
         if len(named) != 1 or not isinstance(named[0][1], list) or len(named[0][1]) != 4:
@@ -48,13 +49,13 @@ def match(found: Boxes, truth: Boxes) -> Detections:
 
 
 def perfect(truth: Boxes) -> Detections:
-    """All objects, found with more certainty than anything else."""
+    """All objects, detected with higher scores than anything else."""
     counts = {label: len(boxes) for label, boxes in truth.items()}
     return Detections(counts, {label: [(math.inf, _ALL)] * count for label, count in counts.items()})
 
 
 def average_precision(images: Sequence[Detections]) -> Callable[[Sequence[int]], float]:
-    """As a function of how many times each image counts."""
+    """A function of how many times each image counts."""
     objects: dict[str, list[tuple[int, int]]] = defaultdict(list)
     found: dict[str, list[tuple[float, int, Sequence[bool]]]] = defaultdict(list)
     for row, image in enumerate(images):

@@ -14,12 +14,12 @@ CONFIDENCE = 0.95
 DRAWS = 400  # of a bootstrap
 FEWEST_DRAWS = 40  # of a metric that is slow
 PATIENCE = 10.0  # seconds for a bootstrap
-SKEWED = 3.0  # the least skewness of a row's loss, about that of a squared error: few rows show too little of it
+LEAST_SKEWNESS = 3.0  # of a row's loss, about that of a squared error: few rows underestimate it
 _Z = NormalDist().inv_cdf(CONFIDENCE)
 
 
 def share_bound(count: int, rows: int) -> float:
-    """Of the share of rows that differ, where `count` of `rows` did: Clopper and Pearson's (1934), which is exact."""
+    """The share of all rows that differ, if `count` of `rows` do: the exact interval of Clopper and Pearson (1934)."""
     if count >= rows:
         return 1.0
     if not count:
@@ -28,15 +28,14 @@ def share_bound(count: int, rows: int) -> float:
 
 
 def rows_for(share: float) -> int:
-    """How many rows, none of which differs, show that at most this share of all rows do."""
+    """How many rows without a difference show that at most this share of all rows differ."""
     return math.ceil(math.log(1 - CONFIDENCE) / math.log1p(-share)) if share < 1 else 1
 
 
 def net_bound(losses: int, gains: int, rows: int) -> float:
-    """Of the share of rows that are lost less the share that are gained.
+    """The share of rows that are lost minus the share that are gained.
 
-    Without gains it is exact; with them it is the score interval for paired proportions (Tango, Statistics in Medicine 17, 1998), whose
-    notation `b`, `c` is kept.
+    Exact without gains; with them the score interval for paired proportions (Tango, Statistics in Medicine 17, 1998), in its notation.
     """
     b, c, n = losses, gains, rows
     if not c:
@@ -52,17 +51,17 @@ def net_bound(losses: int, gains: int, rows: int) -> float:
 
 
 def mean_bound(losses: Sequence[float]) -> float:
-    """Of the mean of paired losses, of which a few may be much larger than the others."""
+    """The mean of paired losses, a few of which may be much larger than the others."""
     if len(losses) < 2:
         return fmean(losses) + 1
     mean, spread, root = fmean(losses), stdev(losses), math.sqrt(len(losses))
-    return mean if not spread else _bound(mean, spread / root, max(SKEWED, _skewness(losses)) / root, len(losses) - 1)
+    return mean if not spread else _bound(mean, spread / root, max(LEAST_SKEWNESS, _skewness(losses)) / root, len(losses) - 1)
 
 
 def resampled_bound(
     loss: Callable[[Sequence[int]], float], rows: int, seed: int, clock: Callable[[], float] = time.monotonic
 ) -> tuple[float, float]:
-    """(Loss, bound) of a metric of all rows together, by a bootstrap of the rows; `loss` takes how many times each row counts."""
+    """(Loss, bound) of a metric of all rows together, by a bootstrap over rows. `loss` takes how many times each row counts."""
     chance, ends, found, drawn = random.Random(seed), clock() + PATIENCE, loss([1] * rows), list[float]()
     while len(drawn) < DRAWS and (len(drawn) < FEWEST_DRAWS or clock() < ends):
         counts = [0] * rows
@@ -70,7 +69,7 @@ def resampled_bound(
             counts[row] += 1
         drawn.append(loss(counts))
     error = stdev(drawn) * math.sqrt(rows / max(1, rows - 1))  # resampled rows differ less than rows do
-    skewness = max(SKEWED / math.sqrt(rows), _skewness(drawn))
+    skewness = max(LEAST_SKEWNESS / math.sqrt(rows), _skewness(drawn))
     return found, found if not error else _bound(found, error, skewness, max(1, min(rows, len(drawn)) - 1))
 
 

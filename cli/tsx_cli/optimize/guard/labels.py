@@ -11,11 +11,11 @@ from typing import Any
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.failure import CliError, UsageError
 
-_FORMS = 'a .json object {"FILE": LABEL}, .jsonl lines {"file": "FILE", "label": LABEL}, a .csv of FILE,LABEL, or .jsonl labels in order'
+_FORMATS = 'a .json object {"FILE": LABEL}, .jsonl lines {"file": "FILE", "label": LABEL}, a .csv of FILE,LABEL, or .jsonl labels in order'
 
 
 def read_labels(file: Path, payloads: Sequence[Payload]) -> list[Any]:
-    """One label a payload. Raises CliError, UsageError."""
+    """A label for each payload. Raises CliError, UsageError."""
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -23,11 +23,11 @@ def read_labels(file: Path, payloads: Sequence[Payload]) -> list[Any]:
     try:
         found = _parse(file.suffix, text)
     except (ValueError, RecursionError) as error:
-        raise CliError(f"--labels {file}: {error}; it is {_FORMS}") from error
+        raise CliError(f"--labels {file}: {error}; it is {_FORMATS}") from error
     if isinstance(found, Mapping):
         return _by_name(file, found, payloads)
     if len(found) != len(payloads):
-        raise CliError(f"--labels {file} has {len(found)} labels in order for {len(payloads)} requests; give one a request")
+        raise CliError(f"--labels {file} has {len(found)} labels in order for {len(payloads)} requests; give one for each request")
     return found
 
 
@@ -62,7 +62,7 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def _by_name(file: Path, labels: Mapping[str, Any], payloads: Sequence[Payload]) -> list[Any]:
     names = [payload.name for payload in payloads if payload.name is not None]
     if len(names) < len(payloads):
-        raise UsageError(f"--labels {file} names files, and the requests are of none; give .jsonl labels in the order of the requests")
+        raise UsageError(f"--labels {file} names files, but the requests have no file names; give .jsonl labels in their order")
     short = [PurePosixPath(name).name for name in names]
     unique = len(set(short)) == len(short)
     keys = [name if name in labels or not unique else last for name, last in zip(names, short, strict=True)]

@@ -23,17 +23,17 @@ Custom = Callable[[list[Any], list[Any]], float]
 
 
 class Limit(NamedTuple):
-    """`amount` is the most that may be lost (0.005), or, unless `relative`, the value that must be kept."""
+    """`amount` is the largest loss that is accepted (0.005), or, unless `relative`, the lowest value of the metric."""
 
     metric: str
     amount: float
     relative: bool
     text: str
-    tolerance: Compare | None = None  # of the metric `tolerance`
+    tolerance: Compare | None = None  # only of the metric `tolerance`
 
 
 def parse_limits(max_loss: str | None = None, tolerance: str | None = None, custom: str | None = None) -> tuple[Limit, ...]:
-    """Of --max-loss and --tolerance; `custom` is the name of the --metric. Empty: the form of the answers decides. Raises UsageError."""
+    """From --max-loss and --tolerance; `custom` is the name of the --metric. Empty if none is given. Raises UsageError."""
     limits = [_limit(part, custom) for part in max_loss.split(",")] if max_loss is not None else []
     for number, limit in enumerate(limits):
         if limit.metric in {other.metric for other in limits[:number]}:
@@ -49,8 +49,8 @@ def parse_limits(max_loss: str | None = None, tolerance: str | None = None, cust
 def load_metric(text: str) -> tuple[str, Custom]:
     """(Name, function) of `--metric FILE.py:FUNCTION`. Runs the file in this process, with the rights of the user. Raises UsageError.
 
-    FUNCTION(answers, labels) gives a number, of which more is better. Answers are decoded where they are JSON, else bytes; without --labels
-    the reference's answers are the labels.
+    FUNCTION(answers, labels) returns a number; more is better. Answers are decoded if they are JSON, else bytes. Without --labels, the
+    reference's answers are the labels.
     """
     file, _, name = text.rpartition(":")
     if not file.endswith(".py") or not name.isidentifier():
@@ -80,8 +80,8 @@ def _limit(part: str, custom: str | None) -> Limit:
         raise UsageError(f"--max-loss: there is no metric '{name}'{suggestion(name, known)}; {all_known}")
     text, less, value = "".join(found.groups()), name == "perplexity", float(number)
     if (sign == "<=") != less:
-        right = "less is better: write perplexity<=+1%" if less else f"more is better: write {name}>=-0.5%"
-        raise UsageError(f"--max-loss: '{text}': of {name} {right}")
+        right = "less perplexity is better: write perplexity<=+1%" if less else f"more {name} is better: write {name}>=-0.5%"
+        raise UsageError(f"--max-loss: '{text}': {right}")
     if percent:
         if direction != ("+" if less else "-"):
             raise UsageError(f"--max-loss: '{text}' does not say whether it is a loss; {_EXAMPLES}")

@@ -1,4 +1,4 @@
-"""The metrics of the guard: what a row gives, and how the rows give a score."""
+"""The metrics of the guard: how a row is scored, and how the rows together are."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from tsx_runtime.core.shadowing.comparison import Closeness, differing, same_exa
 
 Times = Sequence[int]  # how many times each row counts
 Score = Callable[[Times], float]
-GUESS = math.log(100_000)  # of a token without logits: all words of a large vocabulary are as likely
+GUESS = math.log(100_000)  # loss of a token without logits: all words of a large vocabulary are equally likely
 
 
 @dataclass(frozen=True)
 class GuardMetric:
-    """`row` scores an answer by its truth, or raises ValueError; then, and for a failure, the row has what `missing` gives."""
+    """`row` scores an answer by the truth, or raises ValueError; then, and if the request fails, `missing` scores the row."""
 
     kind: Literal["share", "mean", "corpus"]  # rows that are right; the mean of the rows' scores; one score of all rows
     truth: Callable[[Any], Any]  # of the reference's answer
     row: Callable[[Any, Any], Any]
     of_label: Callable[[Any], Any] = lambda label: label
     missing: Callable[[Any], Any] = lambda _: 0.0
-    best: Callable[[Any], Any] | None = lambda _: 1.0  # what a row can give at most
+    best: Callable[[Any], Any] | None = lambda _: 1.0  # the highest score of a row
     score: Callable[[Sequence[Any]], Score] = lambda rows: lambda _: fmean(rows)
     points: bool = True  # a score up to 1, whose loss is given in percentage points, else as a share of the reference's
     less: bool = False  # less is better
-    whole: bool | None = True  # a row that is unlike those seen may be wholly lost (verdict.py); None: where those seen show no spread
+    whole: bool | None = True  # a row unlike those seen may be lost entirely (verdict.py); None: only if those seen do not differ
 
 
 def metric_of(limit: Limit, custom: Custom | None) -> GuardMetric:
     if limit.tolerance is not None:
         how = limit.tolerance
         near = Closeness(how.rtol or 0.0, how.atol or 0.0) if how.kind == "numeric" else same_exactly
-        return GuardMetric("share", _same, lambda answer, truth: differing(truth, answer, near) is None)
+        return GuardMetric("share", _identity, lambda answer, truth: differing(truth, answer, near) is None)
     if limit.metric in _METRICS:
         return _METRICS[limit.metric]
     assert custom is not None, "a limit of a custom metric comes with it"
     score = partial(_custom, limit.metric, custom)
-    return GuardMetric("corpus", _same, lambda *pair: pair, missing=_same, best=None, score=score, points=False, whole=None)
+    return GuardMetric("corpus", _identity, lambda *pair: pair, missing=_identity, best=None, score=score, points=False, whole=None)
 
 
 def default_limits(values: Sequence[Any]) -> tuple[Limit, ...]:
-    """By the form of the reference's answers. The cosine of a single number says nothing, and neither does that of token ids."""
+    """By the kind of the reference's answers. A cosine means nothing for a single number or for token ids."""
     if any(values) and all(map(_is_boxes, values)):
         return parse_limits("map>=-0.5%")
     if all(map(answers.is_probabilities, values)):
@@ -66,12 +66,12 @@ def _is_boxes(value: Any) -> bool:
         return False
 
 
-def _same(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
 def _in_best(count: int, answer: Any, labels: frozenset[str]) -> bool:
-    return answers.place(answer, labels) <= count
+    return answers.rank_of(answer, labels) <= count
 
 
 def _cosine(answer: Any, truth: tuple[Sequence[float], Any]) -> float:
@@ -87,7 +87,7 @@ def _cosine(answer: Any, truth: tuple[Sequence[float], Any]) -> float:
 
 
 def _likelihood(answer: Any, ids: Sequence[Any]) -> tuple[float, int]:
-    """Negative logarithm of the likelihood of the tokens, and how many there are."""
+    """Negative log-likelihood of the tokens, and their number."""
     rows = answers.logits(answer)
     if len(rows) != len(ids) or not all(type(token) is int and 0 <= token < len(rows[0]) for token in ids):
         raise ValueError("there is not one token of the vocabulary for each row of logits")
@@ -116,7 +116,7 @@ def _custom(name: str, function: Custom, rows: Sequence[tuple[Any, Any]]) -> Sco
         except Exception as error:  # whatever the user's function raises
             raise CliError(f"--metric: {name}(answers, labels) raised {type(error).__name__}: {error}") from error
         if not math.isfinite(value):
-            raise CliError(f"--metric: {name}(answers, labels) returned {value}; it must return a finite number, of which more is better")
+            raise CliError(f"--metric: {name}(answers, labels) returned {value}; it must return a finite number; more is better")
         return value
 
     return score
@@ -133,7 +133,7 @@ def _ranked(count: int) -> GuardMetric:
 _METRICS = {
     "top1": _ranked(1),
     "top5": _ranked(5),
-    "exact": GuardMetric("share", _same, lambda answer, truth: differing(truth, answer, same_exactly) is None),
+    "exact": GuardMetric("share", _identity, lambda answer, truth: differing(truth, answer, same_exactly) is None),
     "cosine": GuardMetric("mean", answers.numbers, _cosine, of_label=answers.numbers, whole=False),
     "map": GuardMetric(
         "corpus",

@@ -1,8 +1,8 @@
-"""The accuracy guard of `tsx optimize`: a form passes only if, with 95 % confidence, it loses no more than the limit allows.
+"""The accuracy guard: decides whether a form loses no more than the limit allows, with 95 % confidence.
 
-Requests to come may be unlike all held-out rows: with 95 % confidence, at most a share of 1 - 0.05^(1/rows) of them. Such a row counts as
-wholly lost where rows are right or wrong, and by other metrics as a loss of ten times the limit; so 28 rows are too few to show a limit of
-cosine, even if all answers are equal, and 29 are enough.
+Later requests may be unlike all held-out rows: with 95 % confidence, at most a share of 1 - 0.05^(1/rows) of them is. Such a row counts as
+lost entirely by metrics of right and wrong rows, and as a loss of ten times the limit by others. So a limit of cosine needs 29 rows, even
+if all answers are equal.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tsx_cli.optimize.results import MANY, GuardVerdict
 from tsx_runtime.core.shadowing.difference import excerpt
 from tsx_runtime.plugins import ComparedAnswer
 
-UNLIKE = 10.0  # times what the limit allows
+UNLIKE = 10.0  # times the accepted loss
 
 
 class FormGuard:
-    """Judges forms by the reference's answers for the held-out rows, and by labels where there are some.
+    """Judges forms by the reference's answers for the held-out rows, and by labels if there are any.
 
     `reference` and `labels` are in the order of the rows; so are the answers of a form.
     """
@@ -33,7 +33,7 @@ class FormGuard:
     def __init__(
         self,
         reference: Sequence[ComparedAnswer],
-        limits: Sequence[Limit] = (),  # none: by the form of the answers
+        limits: Sequence[Limit] = (),  # none: by the kind of the answers
         labels: Sequence[Any] | None = None,
         custom: Custom | None = None,
         seed: int = 0,
@@ -69,7 +69,7 @@ class FormGuard:
         return verdict if verdict.rows_needed is None else verdict.model_copy(update={"rows_needed": max(needed)})
 
     def keeps(self, answers: Sequence[ComparedAnswer]) -> bool:
-        """Whether these answers keep every limit, whatever can be said of other rows."""
+        """Whether these answers by themselves keep every limit, without confidence for other rows."""
         failed = self._score(answers)
         return not failed and all(
             rule.point(rows) <= rule.allowed for rule, rows in zip(self._rules, self._columns(len(answers)), strict=True)
@@ -85,7 +85,7 @@ class FormGuard:
         return [[rows[number] for _, _, rows in self._scored[:count]] for number in range(len(self._rules))]
 
     def _score(self, answers: Sequence[ComparedAnswer]) -> int:
-        """How many are failures. Those of the last call are not scored again."""
+        """The number of failures. Answers of the last call are not scored again."""
         for position, answer in enumerate(answers):
             if position < len(self._scored) and self._scored[position][0] is answer:
                 continue
@@ -97,7 +97,7 @@ class FormGuard:
 
 
 class _Rule:
-    """A limit, applied to the rows' scores. `allowed` is the most that the loss may be, `room` what of it is left to the reference."""
+    """A limit, applied to the rows' scores. `allowed` is the largest loss; `room` is what the reference leaves of it."""
 
     def __init__(self, limit: Limit, values: Sequence[Any], labels: Sequence[Any] | None, custom: Custom | None, seed: int) -> None:
         self.limit, self.metric, self.seed, self.rows = limit, metric_of(limit, custom), seed, len(values)
@@ -115,15 +115,18 @@ class _Rule:
         self.allowed = limit.amount if limit.relative else 1 - limit.amount if self.metric.points else 0.0
         self.room = self.allowed - self._lost(self.value, self.value)
         if self.value <= 0 if self.metric.points else self.value == 0 and limit.relative:
-            beside = "; correct --max-loss"
-            if labels and not self.agreement:
-                best, its = self.metric.truth(values[0]), self.truths[0]
-                ranks = isinstance(best, frozenset)
-                says, label = (" or ".join(sorted(each)) for each in (best, its)) if ranks else map(excerpt, (values[0], labels[0]))
-                beside = f": for the first row the model says '{says}', the file says '{label}'; correct --labels"
-            raise CliError(f"the model as it is has {limit.metric} {self.value:.5g}, of which nothing can be lost{beside}")
+            why = self._unlike_labels(values[0], labels[0]) if labels and not self.agreement else "; correct --max-loss"
+            raise CliError(f"the model as it is has {limit.metric} {self.value:.5g}, so no loss can be measured{why}")
         if self.room <= 0 and not self.exact:
             raise CliError(f"the model as it is has {limit.metric} {self.value:.5g}: no form can keep {limit.text}; change --max-loss")
+
+    def _unlike_labels(self, answer: Any, label: Any) -> str:
+        best, its = self.metric.truth(answer), self.truths[0]
+        if isinstance(best, frozenset):
+            answer, label = (" or ".join(sorted(each)) for each in (best, its))
+        else:
+            answer, label = excerpt(answer), excerpt(label)
+        return f": for the first row the model says '{answer}', the file says '{label}'; correct --labels"
 
     def row(self, position: int, value: Any, fails: bool) -> Any:
         truth = self.truths[position]
@@ -199,7 +202,7 @@ class _Rule:
         return self._lost(self.value, self.metric.score(rows)([1] * self.rows))
 
     def _bounds(self, rows: Sequence[Any]) -> tuple[float, float, float]:
-        """(Loss, bound, what a row that is unlike all others may lose besides)."""
+        """(Loss, bound, the loss of a row that is unlike all others)."""
         if self.metric.kind == "share":
             return self.point(rows), net_bound(*self._pairs(rows), self.rows), 0.0
         if self.metric.kind == "mean":
@@ -219,7 +222,7 @@ class _Rule:
         return sum(bool(own) and not row for own, row in pairs), sum(bool(row) and not own for own, row in pairs)
 
     def _lost(self, own: float, value: float) -> float:
-        """What is compared with `allowed`: the change from the reference, from 1, or from the value to keep."""
+        """What is compared with `allowed`: the change from the reference, from 1, or from the limit's value."""
         if self.limit.relative:
             return self._change(own, value)
         return 1 - value if self.metric.points else self._change(self.limit.amount, value)

@@ -7,12 +7,12 @@ import io
 from pathlib import Path
 from typing import Any
 
-from tsx_archiver.storage.atomic_file import whole_file
 from tsx_cli.bench.report import facts, page_template
 from tsx_cli.bench.report.markdown import plain, table
 from tsx_cli.common.output import milliseconds, one_line, print_table
+from tsx_cli.common.run_directory import write_files
 from tsx_cli.optimize.report.figures import charts, scatter
-from tsx_cli.optimize.report.lines import COLUMNS, best_line, formed, heading, line, ordered, subtitle, tiles, title
+from tsx_cli.optimize.report.lines import COLUMNS, best_line, heading, name_and_state, subtitle, table_lines, tiles, title
 from tsx_cli.optimize.results import OptimizeResults
 
 BY_ITSELF = "Each form is judged by itself with 95 % confidence: of 20 that lose just more than that, about one passes by chance."
@@ -20,17 +20,13 @@ BY_ITSELF = "Each form is judged by itself with 95 % confidence: of 20 that lose
 
 def write_report(results: OptimizeResults, directory: Path) -> list[Path]:
     """The files that it has written, each whole or as it was. Raises OSError."""
-    directory.mkdir(parents=True, exist_ok=True)
     contents = {
         "report.html": page(results),
         "report.md": text(results),
         "results.csv": csv_text(results),
         "results.json": results.model_dump_json(indent=1) + "\n",
     }
-    for name, content in contents.items():
-        with whole_file(directory / name, durable=False) as file:
-            file.write(content.encode())
-    return [directory / name for name in contents]
+    return write_files(contents, directory)
 
 
 def page(results: OptimizeResults) -> str:
@@ -50,7 +46,7 @@ def page(results: OptimizeResults) -> str:
         charts=charts(results),
         sizes=results.batch_sizes,
         columns=COLUMNS,
-        lines=[line(form, results) for form in ordered(results)],
+        lines=table_lines(results),
         others=[form for form in results.forms if not form.sizes],
         facts=_facts(results),
         command=results.command,
@@ -60,7 +56,7 @@ def page(results: OptimizeResults) -> str:
 def text(results: OptimizeResults) -> str:
     """report.md"""
     head = ("form", *(f"batch {size}" for size in results.batch_sizes), *COLUMNS, "")
-    rows = [(each.name, *each.speeds, *each.figures, each.state) for each in (line(form, results) for form in ordered(results))]
+    rows = [(each.name, *each.speeds, *each.figures, each.state) for each in table_lines(results)]
     parts = [
         f"# {plain(title(results))}",
         plain(subtitle(results)),
@@ -108,10 +104,9 @@ def _facts(results: OptimizeResults) -> list[tuple[str, str]]:
 
 
 def show(results: OptimizeResults) -> None:
-    """At the end, on the terminal: the measured forms, the choice, and why."""
+    """Prints the measured forms, the chart, the choice and its reason."""
     head = ("form", *(f"batch {size}" for size in results.batch_sizes), *COLUMNS)
-    lines = [line(form, results) for form in ordered(results)]
-    rows = [(formed(each), *each.speeds, *each.figures) for each in lines]
+    rows = [(name_and_state(each), *each.speeds, *each.figures) for each in table_lines(results)]
     print_table(head, rows, title=f"{title(results)}: {results.limit}", whole=True)
     reference = ", ".join(f"{milliseconds(each.median_ms)} for {each.batch_size}" for each in results.reference.sizes)
     if reference:

@@ -23,7 +23,7 @@ def charts(results: OptimizeResults) -> list[Chart]:
     found = [
         _pareto(
             results, lossy, "Speed and loss", "loss, %", lambda form: 100 * max(0.0, form.guard.loss) if form.guard else 0.0,
-            "Further right is faster, lower loses less: a form is worth a look where no other is both."
+            "Further right is faster, lower loses less. Consider a form if no other is both."
         ),
         _pareto(
             results, [form for form in measured if form.memory_mib], "Speed and memory", "memory of a worker, MiB",
@@ -70,10 +70,9 @@ def _mark(form: FormResult, y: float) -> ChartMark:
 
 
 def scatter(results: OptimizeResults) -> str:
-    """Speed against loss with letters, for a terminal; empty where there is nothing to compare."""
-    forms = sorted((form for form in results.forms if form.speedup and form.guard is not None), key=lambda form: -(form.speedup or 0.0))[
-        :25
-    ]
+    """Speed against loss for a terminal, with a letter for each form; empty if there are fewer than two, or none loses anything."""
+    judged = [form for form in results.forms if form.speedup and form.guard is not None]
+    forms = sorted(judged, key=lambda form: -(form.speedup or 0.0))[: len(string.ascii_lowercase)]
     most = max((form.guard.loss for form in forms if form.guard), default=0.0)
     if len(forms) < 2 or most <= 0:
         return ""

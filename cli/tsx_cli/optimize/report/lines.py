@@ -1,4 +1,4 @@
-"""The words and figures of a run that all its reports share."""
+"""The texts and figures that all reports of a run share."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ class FormLine(NamedTuple):
     note: str
 
 
-def ordered(results: OptimizeResults) -> list[FormResult]:
+def table_lines(results: OptimizeResults) -> list[FormLine]:
     """The reference and all measured forms, the fastest first."""
     measured = [form for form in results.forms if form.sizes]
-    return sorted([results.reference, *measured], key=lambda form: -(1.0 if form is results.reference else form.speedup or 0.0))
+    ordered = sorted([results.reference, *measured], key=lambda form: -(1.0 if form is results.reference else form.speedup or 0.0))
+    return [_line(form, results) for form in ordered]
 
 
-def line(form: FormResult, results: OptimizeResults) -> FormLine:
+def _line(form: FormResult, results: OptimizeResults) -> FormLine:
     known = {each.batch_size: each for each in form.sizes}
     own = form is results.reference
     speeds = tuple(_speed(known.get(size), own) for size in results.batch_sizes)
@@ -47,7 +48,7 @@ def line(form: FormResult, results: OptimizeResults) -> FormLine:
     return FormLine(form.name, form.label, state, form.state in GOOD or own, speeds, figures, form.reason)
 
 
-def formed(line: FormLine) -> str:
+def name_and_state(line: FormLine) -> str:
     return line.name if line.state == "reference" else f"{line.name} ({line.state})"
 
 

@@ -79,5 +79,5 @@ def envelope_of(archive: OpenArchive, settings: Settings) -> str:
 
 
 def _without_checksums(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a directory, whose files nobody has compared with them: they may have been edited since."""
+    """For a directory: its files may have been edited since the checksums were computed."""
     return {key: value for key, value in manifest.items() if key != "sha256"}

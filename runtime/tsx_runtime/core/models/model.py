@@ -155,17 +155,17 @@ class ModelVersion:
 
     @property
     def forms(self) -> Counter[str]:
-        """How many workers run each form of the model; empty where the archive configures no forms, or none has loaded one."""
+        """How many workers run each form of the model; empty if the archive configures no forms, or no worker has loaded yet."""
         return Counter(worker.form for worker in self.workers if worker.form is not None)
 
     @property
     def forms_passed_over(self) -> list[str]:
-        """Why its workers do not run forms that are configured before theirs."""
+        """For each form that is configured before the one that workers run, why it is not used."""
         return list(dict.fromkeys(reason for worker in self.workers for reason in worker.forms_passed_over))
 
     @property
     def precision(self) -> str | None:
-        """What its form computes in, else what the archive configures."""
+        """That of its form, else that of the archive's configuration."""
         return next(filter(None, map(form_precision, self.forms)), None) or self.config.precision
 
     @property

@@ -14,7 +14,7 @@ from tsx_runtime.plugins import ComparedAnswer, Comparison
 from tsx_runtime.settings.traffic_policy import Compare
 
 _HALF = (1e-2, 1e-3)
-_COARSE = (1e-1, 1e-2)  # a probability of one half moves by 0.025 where a logit moves by 1 % of 10
+_COARSE = (1e-1, 1e-2)  # a change of 0.1 in a logit of 10 changes a probability of one half by 0.025
 # By the precision of a model, rtol and atol: what its numbers differ by between two machines or batch sizes, and some more.
 TOLERANCES = {"fp32": (1e-4, 1e-6), "fp16": _HALF, "bf16": _HALF, "int8": _COARSE, "int4": _COARSE, "pruned": _COARSE}
 TOP = 1  # label, of the kind top-k

@@ -165,7 +165,6 @@ class ShadowManager:
         return tolerance_of(mirror.said.compare, *self._precisions(mirror.name, *([model.default] if model else []), mirror.number))
 
     def _precisions(self, name: str, *numbers: str) -> list[str | None]:
-        """Of these versions."""
         versions = self._models[name].versions if name in self._models else {}
         return [versions[number].precision for number in numbers if number in versions]
 

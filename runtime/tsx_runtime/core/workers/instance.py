@@ -40,8 +40,8 @@ class WorkerInstance:
         self.device: str | None = None  # what the loaded model runs on, by its own account: cpu, cuda:0
         self.input: str | None = None  # what the handler takes, where it says so: image, text, json, file
         self.example = False  # whether the handler's description has an example of a request
-        self.form: str | None = None  # of the configured `forms`, the one that the model has
-        self.forms_passed_over: tuple[str, ...] = ()  # why others before it are not used
+        self.form: str | None = None  # which of the configured `forms` the model has
+        self.forms_passed_over: tuple[str, ...] = ()  # for each form before it, why it is not used
         self.cores: list[int] | None = None  # that it was pinned to
         self.loaded_memory = 0  # bytes, when the model was loaded
         self.killed_because: str | None = None

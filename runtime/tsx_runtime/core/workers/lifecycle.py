@@ -56,7 +56,7 @@ class SupervisionConfig:
     heartbeat_timeout: float
     on_state: Callable[[], None] = lambda: None  # a worker's has changed
     last_error: str | None = None
-    form: tuple[str, ...] = ()  # that the log has last named, with the reasons why others are not used
+    logged_form: tuple[str, ...] = ()  # the form that the log named last, with the reasons why others are not used
     load_seconds: float | None = None  # that a process last took until it had loaded the model
     replacing: bool = False  # one worker at a time, so that a model never needs more than one worker's room beside its own
     timeouts_changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -71,12 +71,11 @@ class SupervisionConfig:
         self.last_error = f"{message}\n\n{trace}" if trace else message
         self.dispatcher.stats.error_log.add_error(message, trace or "")
 
-    def tell_form(self, form: str | None, passed_over: tuple[str, ...]) -> None:
-        """Once for all workers that run the same."""
-        found = () if form is None else (form, *passed_over)
-        if form is None or found == self.form:
+    def log_form(self, form: str | None, passed_over: tuple[str, ...]) -> None:
+        """One line for all workers that run the same form."""
+        if form is None or (form, *passed_over) == self.logged_form:
             return
-        self.form = found
+        self.logged_form = (form, *passed_over)
         name = "the archive's own model" if form == REFERENCE else f"the form {form}"
         if passed_over:
             logger.warning("%s: the model runs as %s; forms that are not used: %s", self.label, name, "; ".join(passed_over))
@@ -162,7 +161,7 @@ class WorkerLifecycle:
         self._config.set_state(self._worker, WorkerState.READY)
         ready = "%s: worker %s (pid %s) is ready on %s after %.2f s"
         logger.info(ready, self._config.label, self._worker.id, instance.pid, instance.device, instance.load_seconds)
-        self._config.tell_form(instance.form, instance.forms_passed_over)
+        self._config.log_form(instance.form, instance.forms_passed_over)
         self._config.dispatcher.add(instance.channel)
         if instance.loaded_memory >= self._config.recycling.memory * MEGA > 0:
             text = "%s: worker %s uses %d MB after it has loaded the model, more than maxWorkerMemory, which is %d: raise maxWorkerMemory"

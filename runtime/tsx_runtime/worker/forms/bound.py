@@ -1,4 +1,4 @@
-"""What a built form is bound to: the machine, the versions and the device that it was built and measured on."""
+"""What a built form is bound to: the machine, device and versions that it was built with."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def bound_of(form: Form, device: torch.device) -> dict[str, Any]:
     return bound
 
 
-def misfit(bound: Mapping[str, Any], device: torch.device) -> str | None:
-    """Why something bound like this cannot be used here; None where it can."""
+def mismatch(bound: Mapping[str, Any], device: torch.device) -> str | None:
+    """Why a form with this bound cannot be used here; None if it can."""
     if bound.get("device") != device.type:
         return f"it was built for {bound.get('device')}, and this worker runs on {device.type}"
     if bound.get("machine") != platform.machine():
@@ -64,7 +64,7 @@ def misfit(bound: Mapping[str, Any], device: torch.device) -> str | None:
         return f"it was built for {bound['gpu']}, and this GPU is {_gpu(device)}"
     for name, version in dict(bound.get("packages", {})).items():
         if _release(_version(name)) != version:
-            return f"it was built with {name} {version}, and here is {_version(name) or 'none'}"
+            return f"it was built with {name} {version}, and this machine has {_version(name) or 'none'}"
     return None
 
 
@@ -86,5 +86,5 @@ def _version(package: str) -> str:
 
 
 def _release(version: str) -> str:
-    """2.13 of 2.13.0+cpu: patch releases load what their release has written."""
+    """2.13 of 2.13.0+cpu: patch releases load each other's files."""
     return ".".join(version.split("+")[0].split(".")[:2])

@@ -1,4 +1,4 @@
-"""The batch sizes that graphs of fixed shapes are made for. A batch runs in the smallest that holds it, padded; a larger one in none."""
+"""The batch sizes that graphs of fixed shapes are made for. A batch is padded to the smallest size that holds it."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ LARGEST = 32  # unless the handler called the model with more rows
 
 class BatchBuckets(NamedTuple):
     sizes: tuple[int, ...]  # ascending
-    results: tuple[tuple[int, ...], ...]  # of each tensor of the result: the dimensions that are the batch
+    results: tuple[tuple[int, ...], ...]  # for each tensor of the result: which dimensions are the batch
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> BatchBuckets:
         return cls(tuple(given["sizes"]), tuple(map(tuple, given["results"])))
 
     def holding(self, rows: int | None) -> int | None:
-        """The size to run these rows in; None where there is none."""
+        """The size that a batch of these rows is padded to; None if none is large enough."""
         at = len(self.sizes) if rows is None else bisect_left(self.sizes, rows)
         return self.sizes[at] if at < len(self.sizes) else None
 
     def cut(self, tensors: Sequence[torch.Tensor], rows: int) -> list[torch.Tensor]:
-        """The results without those of the padding."""
+        """The results without the padding."""
         return [_narrowed(tensor, dimensions, rows) for tensor, dimensions in zip(tensors, self.results, strict=True)]
 
 
 def not_fixed(subject: Subject) -> str | None:
-    """Why its calls cannot run in graphs of fixed shapes, but for their batch size."""
+    """Why the model cannot run in graphs of fixed shapes, one for each batch size."""
     if subject.signature is None:
         return subject.no_signature
     inputs = subject.signature.inputs
@@ -43,9 +43,8 @@ def not_fixed(subject: Subject) -> str | None:
 
 
 def buckets_of(subject: Subject) -> BatchBuckets:
-    """Powers of two. Calls the model twice. Raises NotBuilt where its results differ in more than the batch."""
-    signature = subject.signature
-    assert signature is not None
+    """Powers of two. Calls the model twice. Raises NotBuilt if the shapes of its results differ in more than the batch."""
+    signature = subject.flat_signature()
     largest = max(LARGEST, *(call.rows for call in subject.calls))
     sizes = tuple(1 << power for power in range((largest - 1).bit_length() + 1))
     flat = FlatModel(subject.model, signature)
@@ -55,15 +54,14 @@ def buckets_of(subject: Subject) -> BatchBuckets:
     for one, other in zip(few, many, strict=True):
         pairs = list(zip(one.shape, other.shape, strict=True))
         if any(a != b and (a, b) != (2, 3) for a, b in pairs):
-            raise NotBuilt("a size of its result is not that of the batch, and depends on it")
+            raise NotBuilt("a size of its result depends on the batch size and is not equal to it")
         results.append(tuple(at for at, pair in enumerate(pairs) if pair == (2, 3)))
     return BatchBuckets(sizes, tuple(results))
 
 
 def example(subject: Subject, rows: int) -> list[torch.Tensor]:
-    """The tensors of the largest call, with so many rows."""
-    signature = subject.signature
-    assert signature is not None
+    """The first row of the largest call, repeated to this number of rows."""
+    signature = subject.flat_signature()
     call = max(subject.calls, key=lambda each: each.rows)
     tensors = signature.tensors(call.args, call.kwargs)
     assert tensors is not None
@@ -77,7 +75,7 @@ def rows_of(signature: Signature, tensors: Sequence[torch.Tensor]) -> int | None
 
 
 def padded(signature: Signature, tensors: Sequence[torch.Tensor], size: int) -> list[torch.Tensor]:
-    """Filled with copies of the first row, which the model can compute as well as any other."""
+    """Padded with copies of the first row, which is valid input where zeros may not be."""
     made = []
     for tensor, own in zip(tensors, signature.inputs, strict=True):
         for at in own.rows:
@@ -93,7 +91,7 @@ def with_fallback(
     run: Callable[[int, int, Sequence[torch.Tensor]], list[torch.Tensor]],
     reference: Callable[[], Any],
 ) -> Callable[..., Any]:
-    """A graph of a form: `run(size, rows, tensors)` where a bucket holds the rows, else the archive's own model."""
+    """A graph that calls `run(size, rows, tensors)` if a bucket holds the rows, else the archive's own model."""
 
     def graph(*tensors: torch.Tensor) -> Any:
         rows = rows_of(signature, tensors)

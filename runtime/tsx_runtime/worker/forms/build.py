@@ -1,6 +1,7 @@
-"""The process that builds one form of a model, or says which can be built: `python -m tsx_runtime.worker.forms.build`, for `tsx optimize`.
+"""The process that builds one form of a model, or lists those that can be built, for `tsx optimize`.
 
-It reads an `Order` as JSON from standard input, and writes a `Report` as JSON into the file `report`.
+`python -m tsx_runtime.worker.forms.build` reads a `BuildOrder` as JSON from standard input, and writes a `BuildReport` as JSON to the file
+`report`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class BuildOrder(TypedDict):
 
 
 class BuildReport(TypedDict, total=False):
-    """Of a survey `applies` and `labels`; of a form that was built `record`, else `reason`."""
+    """A survey has `applies` and `labels`; a build has `record`, or `reason` if it failed."""
 
     applies: dict[str, str | None]  # by the form's name: why it cannot be built, or null
     labels: dict[str, str]  # by the form's name, in words
@@ -50,7 +51,7 @@ class BuildReport(TypedDict, total=False):
 
 
 class RecordingModel:
-    """Stands in a handler's `model`, and notes how the handler calls it."""
+    """Takes the place of a handler's `model`, and records its calls."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -99,14 +100,14 @@ def run(order: BuildOrder) -> BuildReport:
 
 
 def subject_of(served: ServedModel, batches: Path) -> Subject:
-    """Raises NotBuilt where the handler does not load its model by `in_form`, or does not answer the inputs."""
+    """Raises NotBuilt if the handler does not load its model by `in_form`, or does not answer the inputs."""
     handler = served.entry.instance
     if getattr(handler, "form", None) != REFERENCE:
         raise NotBuilt(
             f"{served.entry.name} loads its model itself: in its initialize, call `self.model = self.in_form(load)`, a method of "
             "BaseHandler, where load() returns the model"
         )
-    specs = _input_specs(handler)  # which the handler keeps: before its model is one that says nothing of its inputs
+    specs = _input_specs(handler)  # first, as the handler keeps what it finds, and a RecordingModel shows it nothing
     recorder = handler.model = RecordingModel(handler.model)
     for items in _batches(batches):
         recorder.rows = len(items)
@@ -124,16 +125,13 @@ def subject_of(served: ServedModel, batches: Path) -> Subject:
 
 
 def _input_specs(handler: Any) -> tuple[InputSpec, ...]:
-    """Of a handler that takes tensors; others read their requests themselves."""
+    """Only handlers that take tensors have them; others read their requests themselves."""
     return handler._input_specs if getattr(handler, "_takes_tensors", False) else ()
 
 
 def _wrong_device(devices: frozenset[str], subject: Subject) -> str | None:
-    return (
-        None
-        if subject.device.type in devices
-        else f"it runs on {', '.join(sorted(devices))}, and this worker runs on {subject.device.type}"
-    )
+    device = subject.device.type
+    return None if device in devices else f"it runs on {', '.join(sorted(devices))}, and this worker runs on {device}"
 
 
 def _batches(path: Path) -> Iterator[list[Item]]:
@@ -152,7 +150,7 @@ def _copy(values: Any) -> Any:
 
 
 def _send_nowhere(position: int, headers: Buffer, body: Buffer) -> None:
-    """A part of an answer that streams."""
+    """Drops a part of a streamed answer."""
 
 
 if __name__ == "__main__":

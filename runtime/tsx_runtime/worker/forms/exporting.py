@@ -1,4 +1,4 @@
-"""The model as an exported program over flat tensors with free sizes, which compilers and converters of several kinds of form take."""
+"""Exports the model over flat tensors with free sizes, for the compilers and converters of several kinds of form."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SizeRange(NamedTuple):
 
 
 def not_exportable(subject: Subject) -> str | None:
-    """Why `exported` cannot take this model, as far as that is known without an attempt: for a form's `applies`."""
+    """Why `exported` cannot export this model, as far as is known without an attempt: for a form's `applies`."""
     model = subject.model
     if isinstance(model, torch.jit.ScriptModule):
         return "the model is TorchScript, which torch.export does not take: pack its class and its weights, or an exported program"
@@ -38,7 +38,8 @@ def not_exportable(subject: Subject) -> str | None:
 
 
 def module_of(model: Any) -> nn.Module:
-    """Of a program that was exported for one batch size, its graph without the checks of that size: often it holds no other trace of it."""
+    """The module to export. From a program that was exported for one batch size, the checks of that size are removed: often nothing else
+    in its graph depends on it."""
     if not isinstance(model, FixedBatch):
         assert isinstance(model, nn.Module)
         return model
@@ -49,42 +50,42 @@ def module_of(model: Any) -> nn.Module:
 
 
 def not_convertible(subject: Subject) -> str | None:
-    """As `not_exportable`, for converters that take what `traced` makes of TorchScript too."""
+    """The same for converters that also take TorchScript, by way of `traced`."""
     return subject.no_signature or None if isinstance(subject.model, torch.jit.ScriptModule) else not_exportable(subject)
 
 
 def flat_calls(subject: Subject) -> list[tuple[torch.Tensor, ...]]:
     """The flat tensors of each of its calls."""
-    signature = _signature(subject)
+    signature = subject.flat_signature()
     found = (signature.tensors(call.args, call.kwargs) for call in subject.calls)
     return [tuple(each.contiguous() for each in tensors) for tensors in found if tensors is not None]
 
 
 def example_tensors(subject: Subject) -> tuple[torch.Tensor, ...]:
-    """The flat tensors of one of its calls: one whose free sizes are as little 0 or 1 as possible, since those would become constants."""
-    signature = _signature(subject)
-    return max(flat_calls(subject), key=lambda tensors: _least_free(tensors, signature))
+    """The flat tensors of the call whose smallest free size is largest: torch.export makes sizes of 0 and 1 constants."""
+    signature = subject.flat_signature()
+    return max(flat_calls(subject), key=lambda tensors: _smallest_free_size(tensors, signature))
 
 
-def traced(subject: Subject) -> Any:
-    """Of a TorchScript model: TorchScript that takes and gives flat tensors. It keeps that model's control flow."""
-    flat = FlatModel(subject.model, _signature(subject))
+def traced(subject: Subject, model: Any = None) -> Any:
+    """`subject.model`, or another model with the same signature, as TorchScript over flat tensors. TorchScript keeps its control flow."""
+    flat = FlatModel(subject.model if model is None else model, subject.flat_signature())
     return torch.jit.trace(flat, example_tensors(subject), check_trace=False)  # type: ignore[no-untyped-call]  # torch's
 
 
 def exported(subject: Subject, model: Any = None) -> torch.export.ExportedProgram:
-    """Of `subject.model`, or of another model that is called alike; takes and gives flat tensors. Raises NotBuilt, or what torch raises."""
+    """`subject.model`, or another model with the same signature, over flat tensors. Raises NotBuilt, or what torch raises."""
     if reason := not_exportable(subject):
         raise NotBuilt(reason)
     from torch._dynamo.exc import UserError  # here: dynamo takes a second to import, and workers import the kinds of forms
 
-    signature, tensors = _signature(subject), example_tensors(subject)
+    signature, tensors = subject.flat_signature(), example_tensors(subject)
     flat = FlatModel(module_of(subject.model) if model is None else model, signature)
     with torch.no_grad():
         try:
             program = torch.export.export(flat, tensors, dynamic_shapes=(signature.dynamic_shapes(),), strict=False)
         except UserError:  # sizes that depend on each other, which only torch can find out
-            program = torch.export.export(flat, tensors, dynamic_shapes=(_found_by_torch(signature),), strict=False)
+            program = torch.export.export(flat, tensors, dynamic_shapes=(_automatic_shapes(signature),), strict=False)
     _check_free(program, signature)
     return program
 
@@ -119,7 +120,7 @@ def _least_free(tensors: Sequence[torch.Tensor], signature: Signature) -> int:
     return min(free, default=0)
 
 
-def _found_by_torch(signature: Signature) -> tuple[dict[int, Any], ...]:
+def _automatic_shapes(signature: Signature) -> tuple[dict[int, Any], ...]:
     return tuple(dict.fromkeys(_free(each), torch.export.Dim.AUTO) for each in signature.inputs)
 
 
@@ -128,7 +129,7 @@ def _free(input: TensorInput) -> list[int]:
 
 
 def _check_free(program: torch.export.ExportedProgram, signature: Signature) -> None:
-    """Raises NotBuilt where the program holds a size as a constant that differs between calls."""
+    """Raises NotBuilt if a size that differs between calls is a constant in the program."""
     from torch.fx.experimental.symbolic_shapes import is_concrete_int  # here: sympy, which it needs, takes half a second to import
 
     shapes = {node.name: node.meta["val"].shape for node in program.graph.nodes if node.op == "placeholder"}
@@ -136,4 +137,4 @@ def _check_free(program: torch.export.ExportedProgram, signature: Signature) -> 
         for at in _free(own):
             if is_concrete_int(size := shapes[name][at]):
                 what = f"batches of {size}" if at in own.rows else f"tensors of size {size} in dimension {at}"
-                raise NotBuilt(f"as an exported program it takes {what} only, since its code makes a constant of that size")
+                raise NotBuilt(f"as an exported program it takes only {what}, since its code makes that size a constant")

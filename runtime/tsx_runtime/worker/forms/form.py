@@ -18,7 +18,7 @@ EXTRA = re.compile(r"tsx-serve\[([\w-]+)\]")
 
 
 class NotBuilt(Exception):
-    """Why there is no such form of a model; the message is for people."""
+    """Why a form of a model cannot be built, in words."""
 
 
 class Subject(NamedTuple):
@@ -26,9 +26,15 @@ class Subject(NamedTuple):
 
     model: Any  # the archive's own, as its handler calls it: usually an nn.Module in eval mode
     calls: Sequence[ModelCall]  # how the handler called it for the calibration inputs, in batches of several sizes
-    signature: Signature | None  # of these calls; None where they have none in common
-    no_signature: str  # why it is None
+    signature: Signature | None  # that these calls have in common
+    no_signature: str  # why there is none
     device: torch.device
+
+    def flat_signature(self) -> Signature:
+        """Raises NotBuilt if there is none."""
+        if self.signature is None:
+            raise NotBuilt(self.no_signature)
+        return self.signature
 
 
 class FormSource(NamedTuple):
@@ -62,16 +68,16 @@ class Form(ABC):
 
     @property
     def extras(self) -> list[str]:
-        """Those of tsx-serve that `packages` come with."""
+        """The extras of tsx-serve that install `packages`."""
         return sorted({extra for how in self.packages.values() for extra in EXTRA.findall(how)})
 
     def missing(self) -> str | None:
-        """How to install what it needs; None where all is there."""
+        """Which package is missing, and how to install it."""
         return next((f"{name} is not installed: {how}" for name, how in self.packages.items() if not importlib.util.find_spec(name)), None)
 
     @abstractmethod
     def applies(self, subject: Subject) -> str | None:
-        """None where it can be built, else why not, in a sentence without a full stop. `build` may still fail. It is quick."""
+        """Why it cannot be built, without a full stop; None if `build` is worth a try. It is quick."""
 
     @abstractmethod
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
@@ -80,5 +86,5 @@ class Form(ABC):
 
     @abstractmethod
     def load(self, source: FormSource) -> Callable[..., Any]:
-        """In a worker, before its first batch: a graph (see `is_graph`), which gets contiguous tensors on the device and gives a sequence
-        of tensors, or a model to call as the original. Unpickles nothing. May raise whatever its libraries raise."""
+        """Runs in a worker, before its first batch. Returns a graph (see `is_graph`), which gets contiguous tensors on the device and
+        returns a sequence of tensors, or a model to call as the original. Unpickles nothing. May raise whatever its libraries raise."""

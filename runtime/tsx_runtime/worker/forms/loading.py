@@ -1,4 +1,4 @@
-"""Loads the first form of an archive's `forms` that fits this worker; where none does, the archive's own model."""
+"""Loads the first form of an archive's `forms` that fits this worker, else the archive's own model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from tsx_archiver.metadata.forms import FORMS_FILE, REFERENCE, FormRecord, InvalidForms, KeptForms, parse_forms
 from tsx_archiver.storage.digest import content_digest
 from tsx_runtime.worker.exceptions import LoadError, in_words
-from tsx_runtime.worker.forms.bound import misfit
+from tsx_runtime.worker.forms.bound import mismatch
 from tsx_runtime.worker.forms.form import FormSource
 from tsx_runtime.worker.forms.kinds import known_forms
 from tsx_runtime.worker.forms.signature import Signature
@@ -25,13 +25,13 @@ logger = logging.getLogger("tsx.worker")
 class LoadedForm(NamedTuple):
     model: Any  # to call as the archive's own
     name: str  # REFERENCE where no form fits
-    passed_over: tuple[str, ...]  # why each form before it in `forms` is not used
+    passed_over: tuple[str, ...]  # for each form before it in `forms`, why it is not used
 
 
 class FormModel:
-    """A graph, called as the archive's own model; a call that it was not built for goes to that model, which is loaded for the first one.
+    """A graph, called as the archive's own model. A call that it was not built for goes to that model, which is loaded for the first one.
 
-    Attributes are that model's, but for those that handlers use for each request, or to prepare the model that they have loaded.
+    Attributes are that model's, except those that handlers use for each request or right after loading.
     """
 
     def __init__(self, name: str, graph: Callable[..., Sequence[torch.Tensor]], signature: Signature, reference: Callable[[], Any]) -> None:
@@ -49,7 +49,7 @@ class FormModel:
     forward = __call__
 
     def to(self, *args: Any, **kwargs: Any) -> FormModel:
-        """It is on its device already."""
+        """Does nothing: the graph is on its device already."""
         return self
 
     def eval(self) -> FormModel:
@@ -103,7 +103,7 @@ def load_form(
             return LoadedForm(model, name, tuple(passed_over))
         except MemoryError:
             raise
-        except (_Misfit, InvalidForms) as error:
+        except (_Mismatch, InvalidForms) as error:
             reason = str(error)
         except Exception as error:  # the boundary to a library, which raises whatever it likes
             reason = f"it cannot be loaded: {error if isinstance(error, LoadError) else in_words(error)}"
@@ -112,12 +112,12 @@ def load_form(
     return LoadedForm(reference(), REFERENCE, tuple(passed_over))
 
 
-class _Misfit(Exception):
-    """Why a form of the archive is not for this worker."""
+class _Mismatch(Exception):
+    """Why this worker cannot run a form of the archive."""
 
 
 def _fitting(name: str, model_dir: Path, manifest: Mapping[str, Any], device: torch.device) -> FormRecord:
-    """Raises _Misfit, InvalidForms, or anything where the values of the index are not what they should be."""
+    """Raises _Mismatch, InvalidForms, or whatever wrong values in the index lead to."""
     path = model_dir / FORMS_FILE
     kept = parse_forms(path.read_bytes()) if path.is_file() else KeptForms()
     record = kept.named(name)
@@ -131,7 +131,7 @@ def _fitting(name: str, model_dir: Path, manifest: Mapping[str, Any], device: to
 def _loaded(record: FormRecord, model_dir: Path, reference: Callable[[], Any], fresh: Callable[[], Any], device: torch.device) -> Any:
     form = known_forms().get(record.name)
     if form is None:
-        raise LoadError("this version of tsx does not know it")
+        raise LoadError("this version of tsx does not know it; update tsx")
     if missing := form.missing():
         raise LoadError(missing)
     signature = None if record.signature is None else Signature.from_json(record.signature)
@@ -140,7 +140,7 @@ def _loaded(record: FormRecord, model_dir: Path, reference: Callable[[], Any], f
     if not form.is_graph:
         return model
     if signature is None:
-        raise LoadError("its signature is missing")
+        raise LoadError(f"its signature is missing in {FORMS_FILE}; run tsx optimize again")
     return FormModel(record.name, model, signature, reference)
 
 

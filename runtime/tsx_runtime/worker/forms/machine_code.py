@@ -1,4 +1,4 @@
-"""Forms whose calculation AOTInductor compiles ahead of time into one package: a worker loads machine code, and needs torch alone."""
+"""Forms that AOTInductor compiles ahead of time into a package of machine code. A worker needs only torch to load it."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def no_compiler() -> str | None:
 
 
 class TwoChannels(nn.Module):
-    """A convolution over one channel, calculated over two of which the second is zero.
+    """A convolution over one channel, computed over two, the second of which is zero.
 
-    Of one channel and a free batch size, the inductor of torch 2.13 with frozen weights cannot tell the memory format
-    (`_prepare_convolution_fusion_create` in mkldnn_ir.py), and the layers behind it read its result in the wrong one.
+    For one channel and a free batch size, Inductor of torch 2.13 with frozen weights cannot tell the memory format
+    (`_prepare_convolution_fusion_create` in mkldnn_ir.py), and the following layers read the result in the wrong one.
     """
 
     def __init__(self, layer: nn.Conv2d) -> None:
@@ -54,7 +54,7 @@ class TwoChannels(nn.Module):
 
 
 def for_inductor(model: Any) -> nn.Module:
-    """The model, changed in place, as a module that inductor compiles rightly."""
+    """The model, changed in place, as a module that Inductor compiles correctly."""
     module = module_of(model)
     for owner in list(module.modules()):
         for name, layer in owner.named_children():
@@ -64,14 +64,14 @@ def for_inductor(model: Any) -> nn.Module:
 
 
 class MachineCodeForm(Form):
-    """Its weights lie in the package, beside the archive's own. `build` needs `tools` and a C++ compiler; `load` needs neither."""
+    """The package has weights of its own. `build` needs `tools` and a C++ compiler; `load` needs neither."""
 
     tools: ClassVar[tuple[str, ...]] = ("torchao",)
     bound_to: ClassVar[frozenset[str]] = frozenset({"native", "torch"})
 
     @abstractmethod
     def program(self, subject: Subject) -> torch.export.ExportedProgram:
-        """Takes and gives the signature's flat tensors. Raises NotBuilt, or whatever its libraries raise."""
+        """Takes and returns the signature's flat tensors. Raises NotBuilt, or whatever its libraries raise."""
 
     def applies(self, subject: Subject) -> str | None:
         missing = (f"{name} is not installed: {INSTALL}" for name in self.tools if not importlib.util.find_spec(name))

@@ -1,7 +1,7 @@
-"""How a handler calls its model: the tensors in its arguments, their shapes, and the structure of the result.
+"""How a handler calls its model: with which tensors of which shapes, and the structure of the result.
 
-A graph (ONNX, OpenVINO, AOTInductor, ...) takes and gives a flat list of tensors. The signature, found from real calls, is the way
-from one to the other: it takes the tensors out of the arguments, and builds the result that the original model would have given.
+A graph (ONNX, OpenVINO, AOTInductor, ...) takes and returns a flat list of tensors. A signature is found from real calls. It takes the
+tensors out of the arguments, and builds the result that the original model would have returned.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree  # what torch.export itself shapes arguments and results with
+from torch.utils import _pytree as pytree  # torch.export itself flattens arguments and results by it
 
 LARGEST_BATCH = 4096
 FREE = None  # in a shape: a size that differs between calls
@@ -23,7 +23,7 @@ PLAIN = (bool, int, float, str, type(None))  # arguments that are part of the si
 
 
 class NoSignature(ValueError):
-    """Why calls have none in common; for people."""
+    """Why calls have no signature in common, in words."""
 
 
 class ModelCall(NamedTuple):
@@ -85,16 +85,11 @@ class Signature(NamedTuple):
         return cls(given["arguments_spec"], constants, inputs, given["result_spec"], given["outputs"], tuple(given.get("requests", ())))
 
     def as_json(self) -> dict[str, Any]:
-        """The same as `from_json` reads."""
+        """What `from_json` reads."""
         return {**self._asdict(), "inputs": [each._asdict() for each in self.inputs]}
 
-    @property
-    def one_tensor(self) -> bool:
-        """Whether the only argument is a tensor and the result is one: the usual case, which needs no pytree."""
-        return self.arguments_spec == _ONE_ARGUMENT and not self.constants and self.result_spec == _ONE_RESULT
-
     def dynamic_shapes(self) -> tuple[dict[int, Any], ...]:
-        """For `torch.export.export(FlatModel(...), tensors, dynamic_shapes=(these,))`: the free sizes, the batch as one dimension."""
+        """The free sizes for `torch.export.export(FlatModel(...), tensors, dynamic_shapes=(these,))`; the batch is one dimension."""
         batch = torch.export.Dim("batch", min=1, max=LARGEST_BATCH)
         return tuple(
             {at: batch if at in each.rows else torch.export.Dim.DYNAMIC for at, size in enumerate(each.shape) if size is FREE}
@@ -121,14 +116,14 @@ class Signature(NamedTuple):
         return args, kwargs
 
     def result(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """What the original model would have given, of the tensors of a graph."""
+        """The result of the original model, built from the tensors that a graph returns."""
         if self.result_spec == _ONE_RESULT:
             return tensors[0]
         return pytree.tree_unflatten(list(tensors), _loaded(self.result_spec))
 
 
 class FlatModel(nn.Module):
-    """The model as a function of flat tensors, which returns a tuple of tensors: what graphs are exported from."""
+    """The model as a function of flat tensors that returns a tuple of tensors. Graphs are exported from it."""
 
     def __init__(self, model: Any, signature: Signature) -> None:
         super().__init__()

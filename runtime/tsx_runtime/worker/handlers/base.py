@@ -60,8 +60,8 @@ class BaseHandler:
         self.explain = False
         self.target = 0
         self.precision: str | None = None  # the configured precision, once the model has it
-        self.form: str | None = None  # the one of the configured `forms` that the model has; None where there are none
-        self.forms_passed_over: tuple[str, ...] = ()  # why others before it are not used
+        self.form: str | None = None  # which of the configured `forms` the model has; None if none are configured
+        self.forms_passed_over: tuple[str, ...] = ()  # for each form before it, why it is not used
         self.profiler_args: dict[str, Any] = {}
 
     # Loading
@@ -87,11 +87,11 @@ class BaseHandler:
         self.initialized = True
 
     def in_form(self, load: Callable[[], Any]) -> Any:
-        """The model in the first of the configured `forms` that fits this worker, else what `load` returns, in the configured precision
-        and compiled. Handlers that load a model themselves set `context` and `device` before, and pass the function that loads it."""
+        """The model in the first of the configured `forms` that fits this worker. If none does, what `load` returns, in the configured
+        precision and compiled. A handler that loads its model itself sets `context` and `device`, then calls this in `initialize`."""
 
         def reference() -> Any:
-            with torch.inference_mode(False):  # a form may load it within a request, and an explanation needs its gradients later
+            with torch.inference_mode(False):  # a form may load it during a request, and explanations need its gradients
                 return compiled(self.in_precision(load()), self.context.model_yaml_config.get("pt2"))
 
         names = wanted_forms(self.context.model_yaml_config)
@@ -103,7 +103,7 @@ class BaseHandler:
         return model
 
     def _load_model(self, path: Path | None, model_file: Path | None) -> Any:
-        """`path`: the serialized file; one of the two is there."""
+        """`path` is the serialized file; at least one of the two is not None."""
         if path is not None and path.suffix == ".so":
             return self._load_library(path)
         if model_file is not None and (path is None or type(self)._load_pickled_model is not BaseHandler._load_pickled_model):

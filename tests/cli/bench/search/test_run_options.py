@@ -195,7 +195,7 @@ def test_a_journal_gives_back_what_it_was_reported_whatever_its_end(tmp_path: Pa
         Journal(tmp_path).close()
         past = read_journal(tmp_path)
         assert past.trials == [trial]
-        assert past.given(tmp_path, BenchOptions) == (Path("m.mar"), asked)
+        assert past.arguments(tmp_path, BenchOptions) == (Path("m.mar"), asked)
     for damaged in (
         "",
         2 * (100_000 * "[" + "\n"),

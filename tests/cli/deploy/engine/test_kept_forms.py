@@ -63,12 +63,12 @@ def test_an_image_gets_what_its_forms_need_and_the_plan_says_so() -> None:
     assert "locked-onnx.txt" in made.files
     assert made.notes == (
         "the image gets the extra onnx of tsx-serve, which the form onnx-int8 needs",
-        "the form onnx-int8 is used on machines with avx512_vnni, and passed over on others",
+        "the form onnx-int8 is used only on machines with avx512_vnni",
         "the form tensorrt is not used: it runs on GPUs, and the image is for CPUs",
     )
     gpu = recipe(spec(container={"gpus": 1}), facts(INT8, ENGINE), LOCAL)
     assert '"tsx-serve[tensorrt]==' in gpu.files["Dockerfile"]
-    assert "the form tensorrt is used on machines with NVIDIA L4, compute capability 8.9, and passed over on others" in gpu.notes
+    assert "the form tensorrt is used only on machines with NVIDIA L4, compute capability 8.9" in gpu.notes
 
 
 @pytest.mark.parametrize(

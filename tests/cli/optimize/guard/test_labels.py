@@ -41,7 +41,7 @@ def test_the_files_of_a_directory_carry_their_names(tmp_path: Path) -> None:
     [
         ("a.json", '{"1.png": "cat"}', NAMED, "no label for 1 of 2 requests, such as 'dogs/2.png'; add them"),
         ("a.json", '{"x.png": "cat"}', NAMED, "no label for any request: it names 'x.png', and a request is 'cats/1.png'"),
-        ("a.json", '{"1.png": 3}', [Payload(b"1")], "the requests are of none; give .jsonl labels in the order of the requests"),
+        ("a.json", '{"1.png": 3}', [Payload(b"1")], "the requests have no file names; give .jsonl labels in their order"),
         ("a.json", '{"1.png": 3}', [Payload(b"", name="a/1.png"), Payload(b"", name="b/1.png")], "no label for any request"),
         ("a.json", "[1, 2]", NAMED, "it is not a JSON object; it is a .json object"),
         ("a.json", "{", NAMED, "Expecting property name"),

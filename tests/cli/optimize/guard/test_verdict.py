@@ -147,9 +147,7 @@ def test_a_label_may_be_the_position_of_the_best_number() -> None:
     reference = answers([[0.1, 2.0, 0.3]] * 600)
     for label in (1, "1"):
         assert FormGuard(reference, parse_limits("top1>=0.9"), [label] * 600).judge(reference).value == 1.0
-    with pytest.raises(
-        CliError, match="has top1 0, of which nothing can be lost: for the first row the model says '1', the file says 'cat'"
-    ):
+    with pytest.raises(CliError, match="has top1 0, so no loss can be measured: for the first row the model says '1', the file says 'cat'"):
         FormGuard(reference, parse_limits("top1>=-1%"), ["cat"] * 600)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tsx_runtime.worker.forms.bound import bound_of, misfit
+from tsx_runtime.worker.forms.bound import bound_of, mismatch
 from tsx_runtime.worker.forms.kinds import known_forms
 
 GPU = torch.device("cuda", 0)
@@ -19,16 +19,16 @@ def test_engines_are_bound_to_the_gpu_that_they_were_built_on(monkeypatch: pytes
     bound = bound_of(known_forms()["tensorrt"], GPU)
     assert bound["gpu"] == "NVIDIA L4, compute capability 8.9"
     assert bound["extras"] == ["tensorrt"]
-    assert misfit(bound, GPU) is None
+    assert mismatch(bound, GPU) is None
     gpu(monkeypatch, "NVIDIA A10G", (8, 6))
-    assert misfit(bound, GPU) == ("it was built for NVIDIA L4, compute capability 8.9, and this GPU is NVIDIA A10G, compute capability 8.6")
-    assert misfit(bound, torch.device("cpu")) == "it was built for cuda, and this worker runs on cpu"
+    assert mismatch(bound, GPU) == "it was built for NVIDIA L4, compute capability 8.9, and this GPU is NVIDIA A10G, compute capability 8.6"
+    assert mismatch(bound, torch.device("cpu")) == "it was built for cuda, and this worker runs on cpu"
 
 
 def test_cuda_graphs_run_on_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     bound = bound_of(known_forms()["cuda-graphs"], GPU)
     gpu(monkeypatch, "NVIDIA A10G", (8, 6))
-    assert misfit(bound, GPU) is None
+    assert mismatch(bound, GPU) is None
 
 
 def test_machine_code_runs_only_where_all_instructions_are_that_the_compiler_had(monkeypatch: pytest.MonkeyPatch) -> None:

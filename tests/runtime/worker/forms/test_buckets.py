@@ -39,5 +39,5 @@ def test_calls_of_other_shapes_are_refused_with_the_reason() -> None:
 
     assert "each shape would need a graph of its own" in str(not_fixed(subject_of(torch.sum, of_any_length)))
     assert not_fixed(subject_of(nn.Linear(4, 2), lambda _: ((torch.ones(4),), {}))) == "its inputs have no dimension for a batch"
-    with pytest.raises(NotBuilt, match="a size of its result is not that of the batch"):
+    with pytest.raises(NotBuilt, match="a size of its result depends on the batch size"):
         buckets_of(subject_of(flattened, tensor_inputs(4)))

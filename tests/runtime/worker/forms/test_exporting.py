@@ -91,7 +91,7 @@ def test_a_size_that_the_code_makes_a_constant_is_a_reason() -> None:
         def forward(self, rows: torch.Tensor) -> torch.Tensor:
             return rows + rows.sum() if rows.shape[0] == 3 else rows
 
-    with pytest.raises(NotBuilt, match=r"takes batches of \d only"):
+    with pytest.raises(NotBuilt, match=r"takes only batches of \d"):
         exported(subject_of(OfThree(), tensor_inputs(4), sizes=(2, 3)))
 
 

@@ -60,7 +60,7 @@ def load(archive: Path, *names: str, manifest: Mapping[str, Any] | None = None) 
         (bound(cpu=["avx9", "sse9"]), "torchscript: it was built for a CPU with avx9, sse9, which this one lacks"),
         (bound(device="cuda"), "torchscript: it was built for cuda, and this worker runs on cpu"),
         (bound(machine="s390x"), "torchscript: it was built for s390x, and this machine is "),
-        (bound(packages={"no_such_package": "1.2"}), "torchscript: it was built with no_such_package 1.2, and here is none"),
+        (bound(packages={"no_such_package": "1.2"}), "torchscript: it was built with no_such_package 1.2, and this machine has none"),
         (lambda record: replace(record, signature=None), "torchscript: it cannot be loaded: its signature is missing"),
         (bound(packages=7), "torchscript: it cannot be loaded: TypeError: "),
         (lambda record: replace(record, name="gone"), "torchscript: tsx-forms.json has no such form"),
@@ -77,7 +77,7 @@ def test_a_form_that_does_not_fit_is_passed_over_with_the_reason(archive: Path, 
 def test_a_form_of_another_version_of_tsx_is_passed_over(archive: Path, edit: Any) -> None:
     edit(lambda record: replace(record, name="of-the-future"))
     found = load(archive, "of-the-future")
-    assert found.passed_over == ("of-the-future: it cannot be loaded: this version of tsx does not know it",)
+    assert found.passed_over == ("of-the-future: it cannot be loaded: this version of tsx does not know it; update tsx",)
 
 
 def test_a_form_of_other_weights_is_passed_over(archive: Path, edit: Any) -> None:

@@ -1,4 +1,4 @@
-"""The model as machine code, compiled ahead by torch's AOTInductor: workers need no compiler."""
+"""The model compiled by torch's AOTInductor when it is built: workers need no compiler."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from tsx_runtime.worker.forms.exporting import exported
 from tsx_runtime.worker.forms.form import Subject
-from tsx_runtime.worker.forms.kinds.precision import InPrecision, unfit
+from tsx_runtime.worker.forms.kinds.precision import module_in, unsupported
 from tsx_runtime.worker.forms.machine_code import MachineCodeForm, for_inductor
 
 
@@ -22,11 +22,10 @@ class AotInductorForm(MachineCodeForm):
     bound_to: ClassVar[frozenset[str]] = frozenset({"native", "torch", "gpu"})
 
     def applies(self, subject: Subject) -> str | None:
-        return unfit(self.precision, subject.device) or super().applies(subject)
+        return unsupported(self.precision, subject.device) or super().applies(subject)
 
     def program(self, subject: Subject) -> torch.export.ExportedProgram:
-        model = for_inductor(subject.model)
-        return exported(subject, InPrecision(model, self.precision) if self.precision else model)
+        return exported(subject, module_in(self.precision, for_inductor(subject.model)))
 
 
 FORMS = (

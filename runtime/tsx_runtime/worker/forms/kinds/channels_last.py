@@ -16,23 +16,29 @@ def has_convolutions(model: nn.Module) -> bool:
     return any(isinstance(layer, nn.Conv2d) for layer in model.modules())
 
 
+def not_eager(model: Any, fixed: str) -> str | None:
+    """Why its layers cannot be changed; `fixed` is what a graph has fixed."""
+    if not isinstance(model, nn.Module):
+        return f"the model is a {type(model).__name__}, not an nn.Module"
+    if isinstance(model, torch.jit.ScriptModule | torch.fx.GraphModule):
+        return f"the model is a graph, in which its {fixed} is fixed"
+    return None
+
+
 class ChannelsLastForm(Form):
     devices: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
     bound_to: ClassVar[frozenset[str]] = frozenset()
     is_graph: ClassVar[bool] = False
 
     def applies(self, subject: Subject) -> str | None:
-        if not isinstance(subject.model, nn.Module):
-            return f"the model is a {type(subject.model).__name__}, not an nn.Module"
-        if isinstance(subject.model, torch.jit.ScriptModule | torch.fx.GraphModule):
-            return "the model is a graph, in which its memory format is fixed"
-        return None if has_convolutions(subject.model) else "the model has no 2D convolution"
+        reason = not_eager(subject.model, "memory format")
+        return reason or (None if has_convolutions(subject.model) else "the model has no 2D convolution")
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
         return {}
 
     def load(self, source: FormSource) -> Any:
-        """Its first convolution turns the images; later layers keep their format."""
+        """The first convolution converts the images; later layers keep the format."""
         return source.fresh().to(memory_format=torch.channels_last)
 
 

@@ -1,4 +1,4 @@
-"""The model by torch.compile, with its weights as constants, compiled for all sizes of a batch when a worker loads it."""
+"""The model by torch.compile, with its weights as constants. A worker compiles it for all batch sizes when it loads it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.utils._pytree import tree_leaves
 
 from tsx_runtime.worker.forms.exporting import example_tensors, not_exportable
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
-from tsx_runtime.worker.forms.kinds.precision import InPrecision, unfit, without_inference
+from tsx_runtime.worker.forms.kinds.precision import module_in, unsupported, without_inference
 from tsx_runtime.worker.forms.machine_code import for_inductor, no_compiler
 from tsx_runtime.worker.forms.signature import FREE, Signature
 
-# Of batches that are compiled for. Torch compiles 1 by itself, and may choose other kernels by the size of a batch, such as those of
-# convolutions from 16 on; sizes between these need no code of their own.
+# Batch sizes that cause compilations. Torch compiles size 1 separately, and chooses kernels by the size, such as other convolutions from 16
+# on. Sizes between these need no code of their own.
 SIZES = (8, 32, 1, 2, 3, 17, 64)
 
 
@@ -30,13 +30,12 @@ class CompileForm(Form):
     compiles: ClassVar[bool] = True
 
     def applies(self, subject: Subject) -> str | None:
-        return not_exportable(subject) or unfit(self.precision, subject.device) or no_compiler()
+        return not_exportable(subject) or unsupported(self.precision, subject.device) or no_compiler()
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
-        """Compiles it once, so that what cannot be compiled is found here."""
-        assert subject.signature is not None
+        """Compiles it once: a model that cannot be compiled fails here, not in a worker."""
         shapes = [list(tensor.shape) for tensor in example_tensors(subject)]
-        self._compiled(subject.model, subject.signature, shapes, subject.device)
+        self._compiled(subject.model, subject.flat_signature(), shapes, subject.device)
         return {"shapes": shapes}
 
     def load(self, source: FormSource) -> Callable[..., Any]:
@@ -47,8 +46,7 @@ class CompileForm(Form):
         """`shapes`: of one call."""
         import torch._inductor.config  # here: importing the compiler takes seconds
 
-        module = for_inductor(model)
-        compiled = torch.compile(InPrecision(module, self.precision) if self.precision else module)
+        compiled = torch.compile(module_in(self.precision, for_inductor(model)))
 
         def call(tensors: Sequence[torch.Tensor]) -> list[Any]:
             with torch.inference_mode(False), torch.no_grad():
@@ -67,7 +65,7 @@ class CompileForm(Form):
 
 
 def _example(signature: Signature, shapes: Sequence[Sequence[int]], rows: int, device: torch.device) -> list[torch.Tensor]:
-    """Tensors of a batch with so many rows, marked as free in the sizes that are. Sizes of 1 are constants for the compiler."""
+    """A batch with this number of rows; its free sizes are marked as dynamic. Sizes of 1 are constants for the compiler."""
     tensors = []
     for own, shape in zip(signature.inputs, shapes, strict=True):
         sizes = [rows if at in own.rows else size for at, size in enumerate(shape)]

@@ -1,4 +1,4 @@
-"""The archive's own model as CUDA graphs: the kernels of a whole batch are launched at once, which small models gain by."""
+"""The archive's own model as CUDA graphs: the kernels of a whole batch are launched at once, which makes small models faster."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tsx_runtime.worker.forms.buckets import BatchBuckets, buckets_of, example, 
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.forms.signature import FlatModel, Signature
 
-WARM_UP = 3  # calls before a capture, as torch's notes on CUDA have it: libraries allocate and choose their kernels there
+WARM_UP = 3  # calls before a capture, as in torch's notes on CUDA: libraries allocate memory and choose kernels in them
 
 
-class Captured(NamedTuple):
+class CapturedGraph(NamedTuple):
     graph: torch.cuda.CUDAGraph
     inputs: list[torch.Tensor]  # which a replay reads
     results: Sequence[torch.Tensor]  # which it writes
 
 
 class CudaGraphsForm(Form):
-    """Nothing of it is kept: a graph holds addresses of its process."""
+    """It has no files: a graph holds addresses of its process."""
 
     devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
     bound_to: ClassVar[frozenset[str]] = frozenset()
@@ -32,9 +32,8 @@ class CudaGraphsForm(Form):
         return not_fixed(subject)
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
-        """Captures the largest batch, so that a model that cannot be captured is found here."""
-        signature, buckets = subject.signature, buckets_of(subject)
-        assert signature is not None
+        """Captures the largest batch: a model that cannot be captured fails here, not in a worker."""
+        signature, buckets = subject.flat_signature(), buckets_of(subject)
         with torch.cuda.device(subject.device):
             _captured(FlatModel(subject.model, signature), example(subject, buckets.sizes[-1]), None)
         return buckets._asdict()
@@ -65,7 +64,7 @@ class ReplayedModel:
     def run(self, size: int, rows: int, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         captured = self._graphs[size]
         with self._lock, torch.cuda.device(self._device):
-            torch.cuda.current_stream().wait_event(self._done)  # of the thread that ran before
+            torch.cuda.current_stream().wait_event(self._done)  # of the previous batch, which another thread may have run
             for held, tensor in zip(captured.inputs, padded(self._signature, tensors, size), strict=True):
                 held.copy_(tensor)
             captured.graph.replay()
@@ -74,7 +73,7 @@ class ReplayedModel:
         return results
 
 
-def _captured(flat: FlatModel, inputs: list[torch.Tensor], pool: Any) -> Captured:
+def _captured(flat: FlatModel, inputs: list[torch.Tensor], pool: Any) -> CapturedGraph:
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side), torch.no_grad():
@@ -84,7 +83,7 @@ def _captured(flat: FlatModel, inputs: list[torch.Tensor], pool: Any) -> Capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool), torch.no_grad():
         results = flat(*inputs)
-    return Captured(graph, inputs, results)
+    return CapturedGraph(graph, inputs, results)
 
 
 def _blank(signature: Signature, size: int, device: torch.device) -> list[torch.Tensor]:

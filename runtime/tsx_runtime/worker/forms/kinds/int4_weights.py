@@ -1,4 +1,4 @@
-"""Weights of linear layers in int4, in groups of 32 with a scale each, and bf16 activations: for models that wait for their weights."""
+"""Weights of linear layers in int4, a scale for each group of 32, and bf16 activations: for models bound by memory bandwidth."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ OUTPUTS = 16  # torch's kernel takes multiples of this
 
 
 class Int4WeightsForm(MachineCodeForm):
-    """torchao's own packed tensors would have to be unpickled; compiled ahead, they are constants of the package. An eighth of the memory
-    of the float32 weights of these layers."""
+    """These layers take an eighth of the memory of their float32 weights. torchao's own packed tensors would have to be unpickled; compiled
+    ahead of time, they are constants of the package."""
 
     def applies(self, subject: Subject) -> str | None:
         return super().applies(subject) or no_linear(subject)

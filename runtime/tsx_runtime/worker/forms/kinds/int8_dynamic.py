@@ -1,4 +1,4 @@
-"""Linear layers in int8, with the range of each row of activations found as it runs: no calibration, and no answer depends on its batch."""
+"""Linear layers in int8, with ranges computed for each row of activations: no calibration, and no row depends on its batch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tsx_runtime.worker.forms.exporting import exported
 from tsx_runtime.worker.forms.form import Subject
 from tsx_runtime.worker.forms.machine_code import MachineCodeForm, for_inductor
 
-LEAST_LINEAR = 0.5  # of the arithmetic: below, there is nothing to win
+LEAST_LINEAR = 0.5  # share of the arithmetic, below which the form gains nothing
 
 
 def no_linear(subject: Subject) -> str | None:
-    """Why a form of linear layers brings nothing to this model."""
+    """Why quantized linear layers do not make this model faster."""
     if not isinstance(subject.model, nn.Module) or not any(isinstance(layer, nn.Linear) for layer in subject.model.modules()):
         return "the model has no linear layer"
     from torch.utils.flop_counter import FlopCounterMode  # here: workers import the kinds of forms
@@ -32,8 +32,8 @@ def no_linear(subject: Subject) -> str | None:
 
 
 class DynamicInt8Form(MachineCodeForm):
-    """One range per row, where torch's quantizer for x86 has one per tensor: that is faster by a fifth, but an outlier in one request of
-    a batch would take the precision of the others."""
+    """torch's quantizer for x86 has one range per tensor. That is faster by a fifth, but an outlier in one request would take the precision
+    of the others in its batch."""
 
     def applies(self, subject: Subject) -> str | None:
         return super().applies(subject) or no_linear(subject)

@@ -1,6 +1,6 @@
 """The model compiled for AWS's accelerators (Inferentia2, Trainium) by torch-neuronx, once for each of several batch sizes.
 
-To torch, such a worker runs on the CPU: the compiled model takes and gives tensors of the CPU, and moves them itself.
+To torch, such a worker runs on the CPU: the compiled model takes and returns CPU tensors, and moves them itself.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tsx_runtime.worker.forms.signature import FlatModel
 
 DEVICES = Path("/dev")
 INDEX = "https://pip.repos.neuron.amazonaws.com"
-NONE_HERE = "this machine has no Neuron device: it needs an instance with Inferentia2 or Trainium (inf2, trn1), as it is measured there"
+NO_DEVICE = "this machine has no Neuron device: it needs an instance with Inferentia2 or Trainium (inf2, trn1)"
 
 
 @dataclass(frozen=True)
 class NeuronForm(Form):
-    """See torch_neuronx.trace: each traced module takes tensors of the shapes that it was traced with, and no others."""
+    """Each module takes only tensors of the shapes that it was traced with (torch_neuronx.trace)."""
 
     casts: tuple[str, ...] = ()  # arguments of neuronx-cc
 
@@ -38,14 +38,13 @@ class NeuronForm(Form):
     def applies(self, subject: Subject) -> str | None:
         if not isinstance(subject.model, nn.Module):
             return f"the model is a {type(subject.model).__name__}, not an nn.Module"
-        return not_fixed(subject) or (None if _has_device() else NONE_HERE)
+        return not_fixed(subject) or (None if _has_device() else NO_DEVICE)
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
         _take_one_core()
         import torch_neuronx  # of AWS's own package index
 
-        signature, buckets = subject.signature, buckets_of(subject)
-        assert signature is not None
+        signature, buckets = subject.flat_signature(), buckets_of(subject)
         flat = FlatModel(subject.model, signature)
         for size in buckets.sizes:
             traced = torch_neuronx.trace(flat, tuple(example(subject, size)), compiler_args=list(self.casts))
@@ -54,7 +53,7 @@ class NeuronForm(Form):
 
     def load(self, source: FormSource) -> Callable[..., Any]:
         if not _has_device():
-            raise LoadError(NONE_HERE)
+            raise LoadError(NO_DEVICE)
         _take_one_core()
         import torch_neuronx  # noqa: F401  # registers the class that a traced module holds
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from tsx_runtime.worker.exceptions import LoadError
-from tsx_runtime.worker.forms.bound import bound_of
+from tsx_runtime.worker.forms.bound import VNNI, cpu_instructions, is_x86
 from tsx_runtime.worker.forms.exporting import example_tensors, exported, flat_calls, not_convertible, traced
 from tsx_runtime.worker.forms.form import Form, FormSource, NotBuilt, Subject
 from tsx_runtime.worker.forms.signature import FREE
@@ -62,7 +62,7 @@ class OnnxInt8Form(OnnxRuntimeForm):
             write_graph(subject, Path(source))
             quant_pre_process(source, prepared, skip_symbolic_shape=True)
             graph = onnx.load(prepared)
-            del graph.graph.value_info[:]  # it has shapes of weights, which quantization turns round; the others are inferred again
+            del graph.graph.value_info[:]  # it has shapes of weights, which quantization transposes; the others are inferred again
             onnx.save(graph, prepared)
             self.quantize(subject, prepared, str(directory / FILE), graph.graph)
         return {}
@@ -71,14 +71,10 @@ class OnnxInt8Form(OnnxRuntimeForm):
     def quantize(self, subject: Subject, source: str, target: str, graph: Any) -> None:
         """`graph`: of the file `source`."""
 
-    def weights_of_7_bits(self, subject: Subject) -> bool:
-        bound = bound_of(self, subject.device)
-        return _is_x86(bound) and not {"avx512_vnni", "avx_vnni", "amx_int8"} & set(bound["cpu"])
-
 
 class OnnxStaticInt8Form(OnnxInt8Form):
     def quantize(self, subject: Subject, source: str, target: str, graph: Any) -> None:
-        """As onnxruntime advises for CPUs. In transformers only the layers with weights: all else costs more accuracy than time."""
+        """As onnxruntime advises for CPUs. In transformers only layers with weights: the rest loses accuracy and saves little time."""
         from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
         names = [each.name for each in graph.input]
@@ -90,8 +86,8 @@ class OnnxStaticInt8Form(OnnxInt8Form):
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=["Conv", "Gemm", "MatMul"] if is_transformer else None,
             per_channel=True,
-            reduce_range=self.weights_of_7_bits(subject),
-            activation_type=QuantType.QUInt8 if _is_x86(bound_of(self, subject.device)) else QuantType.QInt8,
+            reduce_range=_saturates(),
+            activation_type=QuantType.QUInt8 if is_x86() else QuantType.QInt8,
             weight_type=QuantType.QInt8,
             extra_options={"MatMulConstBOnly": True},
         )
@@ -99,7 +95,7 @@ class OnnxStaticInt8Form(OnnxInt8Form):
 
 class OnnxDynamicInt8Form(OnnxInt8Form):
     def quantize(self, subject: Subject, source: str, target: str, graph: Any) -> None:
-        """Convolutions stay as they are: theirs is slower in dynamic int8."""
+        """Convolutions stay in float32: in dynamic int8 they are slower."""
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
         if not any(node.op_type in ("Gemm", "MatMul") for node in graph.node):
@@ -109,13 +105,13 @@ class OnnxDynamicInt8Form(OnnxInt8Form):
             target,
             op_types_to_quantize=["MatMul"],
             per_channel=True,
-            reduce_range=self.weights_of_7_bits(subject),
+            reduce_range=_saturates(),
             weight_type=QuantType.QInt8,
         )
 
 
 class _CalibrationInputs:
-    """What onnxruntime calls a CalibrationDataReader."""
+    """A CalibrationDataReader of onnxruntime."""
 
     def __init__(self, names: Sequence[str], calls: Sequence[tuple[torch.Tensor, ...]]) -> None:
         self._names = names
@@ -127,10 +123,9 @@ class _CalibrationInputs:
 
 
 def write_graph(subject: Subject, path: Path) -> None:
-    """Of TorchScript by torch's older exporter, which is the one that takes it. Raises NotBuilt, or what torch raises."""
+    """TorchScript goes through torch's older exporter, the only one that takes it. Raises NotBuilt, or what torch raises."""
     if isinstance(subject.model, torch.jit.ScriptModule):
-        assert subject.signature is not None
-        inputs = {f"input_{at}": each for at, each in enumerate(subject.signature.inputs)}
+        inputs = {f"input_{at}": each for at, each in enumerate(subject.flat_signature().inputs)}
         free = {name: [at for at, size in enumerate(each.shape) if size is FREE] for name, each in inputs.items()}
         torch.onnx.export(
             traced(subject), example_tensors(subject), str(path), dynamo=False, verbose=False, input_names=list(inputs), dynamic_axes=free
@@ -142,8 +137,9 @@ def write_graph(subject: Subject, path: Path) -> None:
     program.save(path)
 
 
-def _is_x86(bound: Mapping[str, Any]) -> bool:
-    return bound["machine"].lower() in ("x86_64", "amd64")
+def _saturates() -> bool:
+    """Whether products of 8 bits may exceed 16 bits; weights then get 7 bits."""
+    return is_x86() and not VNNI & cpu_instructions()
 
 
 FORMS = (

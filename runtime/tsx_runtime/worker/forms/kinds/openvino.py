@@ -1,4 +1,4 @@
-"""The model as an OpenVINO graph on the CPU, calculated in float32, bfloat16 or int8."""
+"""The model as an OpenVINO graph on the CPU, in float32, bfloat16 or int8."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tsx_runtime.worker.forms.signature import FREE
 
 FILE = "model.xml"  # beside model.bin, which workers map
 INSTALL = "pip install 'tsx-serve[openvino]'"
-OFF, SMOOTH = -1.0, 0.95  # of SmoothQuant: 0.95 is NNCF's own choice
-TRIED = 8  # calls that two ways to quantize are compared by
+OFF, SMOOTH = -1.0, 0.95  # alphas of SmoothQuant; 0.95 is NNCF's default
+COMPARED = 8  # calls, to choose between the two
 OF_TRANSFORMERS = frozenset({"MVN", "ScaledDotProductAttention"})  # MVN: layer normalization
 
 
@@ -40,11 +40,10 @@ class OpenVinoForm(Form):
         return {"precision": self.precision}
 
     def graph(self, subject: Subject) -> Any:
-        assert subject.signature is not None
         ov = _openvino()
         if not isinstance(subject.model, torch.jit.ScriptModule):
             return ov.convert_model(exported(subject))
-        shapes = [[-1 if size is FREE else size for size in each.shape] for each in subject.signature.inputs]
+        shapes = [[-1 if size is FREE else size for size in each.shape] for each in subject.flat_signature().inputs]
         return ov.convert_model(traced(subject), input=[ov.PartialShape(shape) for shape in shapes])
 
     def load(self, source: FormSource) -> Callable[..., Any]:
@@ -82,11 +81,11 @@ class OpenVinoInt8Form(OpenVinoForm):
         return super().applies(subject) if importlib.util.find_spec("nncf") else f"nncf is not installed: {INSTALL}"
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
-        """What is not in int8 is calculated in bfloat16 where the CPU has it: its error is small beside that of int8."""
+        """Layers that are not in int8 run in bfloat16 if the CPU has it: its error is small compared with that of int8."""
         return {**super().build(subject, directory), "precision": "bf16" if _has_bf16() else "f32"}
 
     def graph(self, subject: Subject) -> Any:
-        """Quantized by NNCF; a transformer with SmoothQuant and without, which of the two loses less depends on its outliers."""
+        """Quantized by NNCF. A transformer is quantized with and without SmoothQuant; which loses less depends on its outliers."""
         original, calls, printed = super().graph(subject), flat_calls(subject), io.StringIO()
         with redirect_stdout(printed):  # progress bars and the log
             import nncf
@@ -110,9 +109,9 @@ class OpenVinoInt8Form(OpenVinoForm):
 
 
 def _results(graph: Any, calls: Sequence[tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
-    """Of some of the calls, all outputs one after another."""
+    """All outputs for the first calls."""
     request = _openvino().Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
-    found = [request.infer(_arrays(tensors)).to_tuple() for tensors in calls[:TRIED]]
+    found = [request.infer(_arrays(tensors)).to_tuple() for tensors in calls[:COMPARED]]
     return [torch.from_numpy(array).double() for arrays in found for array in arrays]
 
 
@@ -130,8 +129,8 @@ def _has_bf16() -> bool:
 
 
 def _openvino() -> Any:
-    """OpenVINO and NNCF send events to Intel as soon as they are imported, unless the user has opted out: here they do not."""
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # its import fails then, which both are prepared for
+    """Imported without telemetry: OpenVINO and NNCF send events to Intel when they are imported, unless the user has opted out."""
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # its import fails then, which both handle
     import openvino  # an extra
 
     return openvino

@@ -15,20 +15,21 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.forms.bound import cpu_instructions
+from tsx_runtime.worker.forms.exporting import module_of
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
-from tsx_runtime.worker.forms.kinds.channels_last import has_convolutions
+from tsx_runtime.worker.forms.kinds.channels_last import has_convolutions, not_eager
 from tsx_runtime.worker.handlers.models.model_files import FixedBatch
 from tsx_runtime.worker.handlers.models.precision import DTYPES, cast, in_precision
 
 FILE = "weights.safetensors"
 
 
-def unfit(precision: str, device: torch.device) -> str | None:
-    """Why this machine gains nothing from it, as far as that is known; None where it may."""
+def unsupported(precision: str, device: torch.device) -> str | None:
+    """Why this machine gains nothing from the precision; None if it may."""
     if device.type == "cuda" and precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
         return "this GPU does not compute in bf16"
-    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    if device.type == "cpu" and precision == "fp16" and not (known.get("avx512_fp16") or known.get("amx_fp16")):
+    if device.type == "cpu" and precision == "fp16" and not cpu_instructions() & {"avx512_fp16", "amx_fp16"}:
         return "this CPU does not compute in fp16: it has neither avx512_fp16 nor amx_fp16"
     return None
 
@@ -42,11 +43,7 @@ class ConvertedForm(Form):
     is_graph: ClassVar[bool] = False
 
     def applies(self, subject: Subject) -> str | None:
-        if not isinstance(subject.model, nn.Module):
-            return f"the model is a {type(subject.model).__name__}, not an nn.Module"
-        if isinstance(subject.model, torch.jit.ScriptModule | torch.fx.GraphModule):
-            return "the model is a graph, in which its precision is fixed"
-        return unfit(self.precision, subject.device)
+        return not_eager(subject.model, "precision") or unsupported(self.precision, subject.device)
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
         from safetensors.torch import save_file  # here: most models do not come as safetensors
@@ -77,7 +74,7 @@ class ConvertedForm(Form):
             if source.settings["channels_last"] and given.dim() == 4:
                 given = given.permute(0, 3, 1, 2)
             if given.shape != tensor.shape:
-                raise LoadError(f"{name} is {tuple(given.shape)} in {FILE}, and {tuple(tensor.shape)} in the model")
+                raise LoadError(f"{name} is {tuple(given.shape)} in {FILE}, and {tuple(tensor.shape)} in the model; run tsx optimize again")
             setattr(owner, attribute, nn.Parameter(given, requires_grad=False) if isinstance(tensor, nn.Parameter) else given)
         return in_precision(model, self.precision, source.device)
 
@@ -93,7 +90,7 @@ class AutocastForm(Form):
     def applies(self, subject: Subject) -> str | None:
         if not isinstance(subject.model, nn.Module | FixedBatch) or isinstance(subject.model, torch.jit.ScriptModule):
             return f"the model is a {type(subject.model).__name__}, to which autocast does not apply"
-        return unfit(self.precision, subject.device)
+        return unsupported(self.precision, subject.device)
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
         return {}
@@ -102,8 +99,14 @@ class AutocastForm(Form):
         return Autocast(source.reference(), source.device.type, DTYPES[self.precision])
 
 
+def module_in(precision: str, model: Any) -> nn.Module:
+    """What compilers get: the model, with converted weights unless `precision` is empty."""
+    module = module_of(model)
+    return InPrecision(module, precision) if precision else module
+
+
 class InPrecision(nn.Module):
-    """A model with converted weights that takes and gives float32, for compilers: unlike hooks, its casts are a part of the graph."""
+    """A model with converted weights that takes and returns float32. Unlike hooks, its casts are a part of an exported graph."""
 
     def __init__(self, model: nn.Module, precision: str) -> None:
         super().__init__()
@@ -119,8 +122,8 @@ class InPrecision(nn.Module):
 class Autocast:
     """A model called under autocast, with results in float32.
 
-    Autocast keeps the weights that it has cast until the outermost context ends, and keeps none in inference mode: by a context that never
-    ends, and calls outside of that mode, each weight is cast once instead of at each call.
+    Autocast caches cast weights until its outermost context ends, and caches none in inference mode. With a context that never ends, and
+    calls outside of that mode, each weight is cast once instead of at each call.
     """
 
     def __init__(self, model: Any, device: str, dtype: torch.dtype) -> None:

@@ -1,5 +1,7 @@
-"""The model without a share of the channels of its convolutions and of the hidden units between its linear layers, those with the smallest
-weights: smaller layers, compiled ahead, not zeros in large ones. There is no retraining, so the loss is often large."""
+"""Structured pruning: the model without the channels and hidden units that have the smallest weights, compiled ahead of time.
+
+Layers become smaller; they do not get zeros. There is no retraining, so the loss is often large.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,14 @@ from tsx_runtime.worker.forms.form import NotBuilt, Subject
 from tsx_runtime.worker.forms.machine_code import MachineCodeForm, for_inductor
 
 WIDTH = 8  # layers keep a multiple of this many channels, for vector instructions
-REGROUPING = re.compile(
-    r"_Split|_Unbind|_Slice|_Expand|_Customized|Permute|Transpose|ScaledDotProduct|Bmm"
-)  # of channels, among operations
+# Operations that give channels another meaning, by the library's names.
+REGROUPING = re.compile(r"_Split|_Unbind|_Slice|_Expand|_Customized|Permute|Transpose|ScaledDotProduct|Bmm")
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True)
 class PrunedForm(MachineCodeForm):
-    share: float = 0.0  # of the channels of each layer that go
+    share: float = 0.0  # of the channels of each layer, to remove
 
     tools: ClassVar[tuple[str, ...]] = ("torch_pruning",)
 
@@ -39,7 +40,7 @@ class PrunedForm(MachineCodeForm):
         model, call = copy.deepcopy(subject.model), subject.calls[0]
         expected = [each.shape for each in tree_leaves(subject.model(*call.args, **call.kwargs))]
         if not _prune(model, subject, self.share):
-            raise NotBuilt("none of its layers has channels or hidden units that only the next layers see")
+            raise NotBuilt("none of its layers has channels or hidden units that only the next layers use")
         try:
             found = [each.shape for each in tree_leaves(model(*call.args, **call.kwargs))]
         except RuntimeError as error:
@@ -75,7 +76,7 @@ def _prune(model: nn.Module, subject: Subject, share: float) -> int:
 
 
 def _prunable(graph: Any, group: Any) -> bool:
-    """Whether another layer takes these channels, and nothing gives them another meaning, like the heads of an attention."""
+    """Whether another layer takes these channels, and no operation regroups them, as attention does with its heads."""
     layers = [(dep.target.module, graph.is_out_channel_pruning_fn(dep.handler)) for dep, _ in group]
     layers = [(layer, out) for layer, out in layers if isinstance(layer, (*CONVOLUTIONS, nn.Linear))]
     makers = {layer for layer, out in layers if out}

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from tsx_runtime.worker.forms.exporting import example_tensors, module_of
+from tsx_runtime.worker.forms.exporting import flat_calls, traced
 from tsx_runtime.worker.forms.form import Form, FormSource, NotBuilt, Subject
-from tsx_runtime.worker.forms.kinds.precision import InPrecision, unfit
+from tsx_runtime.worker.forms.kinds.precision import module_in, unsupported
 from tsx_runtime.worker.forms.signature import FlatModel
 from tsx_runtime.worker.handlers.models.model_files import FixedBatch, load_torchscript
 
@@ -29,7 +29,7 @@ class TorchScriptForm(Form):
     def applies(self, subject: Subject) -> str | None:
         if not isinstance(subject.model, nn.Module | FixedBatch):
             return f"the model is a {type(subject.model).__name__}, which torch.jit.trace does not take: it takes an nn.Module"
-        return subject.no_signature or unfit(self.precision, subject.device)
+        return subject.no_signature or unsupported(self.precision, subject.device)
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
         signature = subject.signature
@@ -50,12 +50,12 @@ class TorchScriptForm(Form):
         return script
 
 
-def _check(script: Any, model: FlatModel, tensors: Sequence[torch.Tensor], rows: int) -> None:
-    """Raises NotBuilt where the trace holds as a constant what differs between calls: a size, or the branch that was taken."""
+def _check(script: Any, model: FlatModel, tensors: Sequence[torch.Tensor]) -> None:
+    """Raises NotBuilt if the trace has made a constant of what differs between calls: a size, or the branch that was taken."""
     try:
         torch.testing.assert_close(script(*tensors), model(*tensors), rtol=0.02, atol=0.02)
     except (RuntimeError, AssertionError) as error:
-        raise NotBuilt(f"its trace for one call does not answer another one, of {rows} rows, as the model does") from error
+        raise NotBuilt(f"its trace for one call does not answer another one, of {len(tensors[0])} rows, as the model does") from error
 
 
 FORMS = (

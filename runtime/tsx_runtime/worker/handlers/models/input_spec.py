@@ -68,7 +68,7 @@ class InputSpec(NamedTuple):
         return {"name": self.name, "shape": None if self.shape is None else list(self.shape), "datatype": self.kind}
 
     def as_json(self) -> dict[str, Any]:
-        """As `from_json` reads it."""
+        """What `from_json` reads."""
         return {**self.described(), "certain": self.certain}
 
     @classmethod
@@ -106,7 +106,7 @@ def examples(specs: Sequence[InputSpec]) -> Iterator[list[ExampleInput]]:
 
 
 def _of_program(model: Any) -> tuple[InputSpec, ...]:
-    """An exported program and an ONNX model say it themselves; a form has what its original takes."""
+    """An exported program and an ONNX model describe their inputs; a form has a description of its original's."""
     if isinstance(model, FormModel):
         return tuple(map(InputSpec.from_json, model.signature.requests))
     while isinstance(model, FixedBatch | Cast):

@@ -31,7 +31,7 @@ def input_attributions(model: Any, inputs: Any, target: Any) -> torch.Tensor:
         raise PredictionException(
             f"Only floating point inputs can be explained by gradients; these are {kind}: override get_insights.", 501
         )
-    model = getattr(model, "_orig_mod", model)  # a compiled one would be compiled again for gradients, and a form has none
+    model = getattr(model, "_orig_mod", model)  # a compiled model would be compiled again for gradients, and a form has no gradients
     column = _column(model, inputs[:1].detach().clone().requires_grad_(), target)
     result: torch.Tensor = attr.IntegratedGradients(lambda x: _scores(model(x))).attribute(inputs, target=column, n_steps=STEPS)
     return result

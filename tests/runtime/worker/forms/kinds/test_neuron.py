@@ -52,7 +52,7 @@ def test_a_machine_without_a_device_runs_the_archives_own_model(torch_neuronx: A
     found = loaded(form, small, tmp_path)
     assert found.name == "reference"
     assert "it needs an instance with Inferentia2 or Trainium (inf2, trn1)" in found.passed_over[0]
-    assert form.applies(subject_of(small(), tensor_inputs(3, 6, 6))) == neuron.NONE_HERE
+    assert form.applies(subject_of(small(), tensor_inputs(3, 6, 6))) == neuron.NO_DEVICE
 
 
 def test_it_says_how_to_install_what_is_missing() -> None:

@@ -65,9 +65,8 @@ def test_it_says_what_is_missing() -> None:
         assert form.missing() == "torch_tensorrt is not installed: pip install 'tsx-serve[tensorrt]'"
     assert form.extras == ["tensorrt"]
     assert form.devices == {"cuda"}
-    assert form.applies(subject_of(torch.jit.script(nn.Linear(4, 4)), tensor_inputs(4))) == (
-        "the model is a RecursiveScriptModule, which torch.export does not take: it takes an nn.Module"
-    )
+    reason = form.applies(subject_of(torch.jit.script(nn.Linear(4, 4)), tensor_inputs(4)))
+    assert (reason or "").startswith("the model is TorchScript, which torch.export does not take")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
