@@ -103,7 +103,7 @@ def _loss(form: FormResult) -> float:
     return 0.0 if form.guard is None else form.guard.loss
 
 
-def explained(forms: Sequence[FormResult], batch_sizes: Sequence[int]) -> str:
+def describe_choice(forms: Sequence[FormResult], batch_sizes: Sequence[int]) -> str:
     """The choice in a few sentences."""
     best = next(iter(ranked(forms)), None)
     if best is None:

@@ -1,6 +1,7 @@
 """The journal of a run of `tsx optimize`, a line of JSON per result: `--resume` continues from it.
 
-{"kind": "begin", "format": 1, "asked": {...}, "sha256": ..., "inputs": ..., "fingerprint": ..., "started": ...}
+{"kind": "begin", "format": 1, "asked": {...}, "sha256": ..., "fingerprint": ..., "started": ...}
+{"kind": "inputs", "digest": ...}                      the inputs, their labels, and how they are divided
 {"kind": "form", "form": {...}}                        what a form was found to be
 {"kind": "written", "sha256": ...}                     the archive, with the forms that were kept
 """
@@ -13,12 +14,15 @@ from typing import Any
 
 from tsx_cli.bench.model.parts import Part
 from tsx_cli.common.failure import CliError
-from tsx_cli.common.run_directory import BegunRun, JournalFile, read_journal_file
+from tsx_cli.common.run_directory import JournaledRun, JournalFile, read_journal_file
 from tsx_cli.optimize.results import FORMAT, FormResult
 
 
 class OptimizeJournal(JournalFile):
     command, format = "tsx optimize", FORMAT
+
+    def inputs(self, digest: str) -> None:
+        self.write("inputs", digest=digest)
 
     def survey(self, survey: Survey) -> None:
         self.write("survey", survey=survey.model_dump(mode="json"))
@@ -58,12 +62,10 @@ def read_optimize_journal(directory: Path) -> PastOptimization:
     return read_journal_file(directory, OptimizeJournal, PastOptimization, _add)
 
 
-def _read(entry: dict[str, Any], past: PastOptimization | None) -> PastOptimization:
-    if past is None:
-        if entry["kind"] != "begin" or entry["format"] != FORMAT:
-            raise ValueError(entry["kind"])
-        return PastOptimization(entry["asked"], entry["sha256"], entry["fingerprint"], entry["started"], entry["inputs"])
-    if entry["kind"] == "survey":
+def _add(entry: dict[str, Any], past: PastOptimization) -> None:
+    if entry["kind"] == "inputs":
+        past.inputs = entry["digest"]
+    elif entry["kind"] == "survey":
         past.survey = Survey.model_validate(entry["survey"])
     elif entry["kind"] == "form":
         form = FormResult.model_validate(entry["form"])

@@ -21,7 +21,7 @@ from tsx_cli.bench.model.results import now
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.failure import CliError
 from tsx_cli.optimize.builder import BuildFailed, BuildTimeout, FormBuilder, size_of
-from tsx_cli.optimize.choose import explained, in_order, judged, ranked, speedup_of
+from tsx_cli.optimize.choose import describe_choice, in_order, judged, ranked, speedup_of
 from tsx_cli.optimize.journal import OptimizeJournal, PastOptimization, Survey
 from tsx_cli.optimize.measure import ReferenceFailed, RoundTimes, measure_pair
 from tsx_cli.optimize.options import OptimizeOptions

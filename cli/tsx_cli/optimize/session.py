@@ -28,7 +28,7 @@ from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.interruption import interruptible
 from tsx_cli.common.run_directory import write_results
 from tsx_cli.optimize.builder import FormBuilder
-from tsx_cli.optimize.choose import ORDER, in_order, ranked
+from tsx_cli.optimize.choose import ranked
 from tsx_cli.optimize.guard.labels import read_labels
 from tsx_cli.optimize.journal import OptimizeJournal, PastOptimization, read_optimize_journal
 from tsx_cli.optimize.options import Keep, OptimizeOptions
@@ -77,7 +77,6 @@ def new_optimization(
     model: Path, options: OptimizeOptions, output: Path | None, time_limit: float, keep: Keep, *, quiet: bool
 ) -> OptimizeRequest:
     """Raises UsageError, CliError."""
-    in_order(ORDER, options.forms)
     return OptimizeRequest(model, options, new_directory("optimize", model, output), time_limit, keep, quiet=quiet)
 
 
@@ -105,22 +104,12 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
         ends = time.monotonic() + request.time_limit
         with Progress(ends, quiet=request.quiet) as progress, OptimizeJournal(request.directory, new=past is None) as journal:
             progress.doing("examining this machine")
-            results = OptimizeResults(
-                started=now() if past is None else past.started,
-                command=command_line(),
-                model=model_info(request.model, archive),
-                environment=environment(),
-                inputs=mix(payloads, plain(source)),
-                calibration_rows=len(rows.calibration),
-                held_out_rows=len(rows.held_out),
-                limit="",
-                batch_sizes=list(sizes),
-                reference=FormResult(name=REFERENCE, label="the model as it is", state="passed", size_mib=_size(archive)),
-            )
+            results = _results(request, archive, mix(payloads, plain(source)), rows)
             fingerprint, digest, inputs_digest = results.environment.fingerprint, digest_of(archive), rows.digest()
             if past is None:
                 asked = asdict(options) | {"model": str(request.model.absolute())}
-                journal.begin(asked, sha256=digest, inputs=inputs_digest, fingerprint=fingerprint, started=results.started)
+                journal.begin(asked, sha256=digest, fingerprint=fingerprint, started=results.started)
+                journal.inputs(inputs_digest)
             else:
                 past.check(request.model, digest, fingerprint)
                 past.check_inputs(inputs_digest)

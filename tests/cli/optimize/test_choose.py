@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tsx_cli.common.failure import UsageError
-from tsx_cli.optimize.choose import ORDER, explained, in_order, judged, ranked, same_speed, speedup_of
+from tsx_cli.optimize.choose import ORDER, describe_choice, in_order, judged, ranked, same_speed, speedup_of
 from tsx_cli.optimize.results import FormResult, GuardVerdict, SizeFigures
 from tsx_runtime.worker.forms.kinds import known_forms
 
@@ -76,15 +76,15 @@ def test_the_choice_says_how_many_rows_would_settle_the_fastest_unproven_form() 
 
     fast, faster = unproven("fast", 3.0, 900), unproven("faster", 4.0, 1500)
     more = " faster is 4.00 times as fast and unproven: about 1,500 held-out rows would settle top1>=-0.5%; there are 9."
-    assert explained([fast, faster], [1]) == f"The reference stays: no form is proven to be accurate enough.{more}"
-    assert explained([fast, faster, form("best", 2.0)], [1]).endswith(f"it loses 0.0%.{more}")
-    assert "unproven" not in explained([fast, form("best", 5.0)], [1])
-    assert "many millions of held-out rows" in explained([unproven("fast", 3.0, 10**9)], [1])
+    assert describe_choice([fast, faster], [1]) == f"The reference stays: no form is proven to be accurate enough.{more}"
+    assert describe_choice([fast, faster, form("best", 2.0)], [1]).endswith(f"it loses 0.0%.{more}")
+    assert "unproven" not in describe_choice([fast, form("best", 5.0)], [1])
+    assert "many millions of held-out rows" in describe_choice([unproven("fast", 3.0, 10**9)], [1])
 
 
 def test_a_form_that_the_order_does_not_know_is_tried_last() -> None:
     assert in_order(["later", "onnx", "openvino-int8"]) == ["openvino-int8", "onnx", "later"]
-    assert sorted(ORDER) == sorted(known_forms())
+    assert set(ORDER) <= set(known_forms())
 
 
 def test_only_forms_that_are_named_are_tried_and_for_one_that_is_none_the_nearest_is_named() -> None:

@@ -39,7 +39,6 @@ def test_the_help_names_its_options_in_parts(run: Run) -> None:
         (("--resume", "out", "--forms", "onnx"), "--resume uses the options of the original run; leave --forms out"),
         (("--resume", "out"), "cannot be read (No such file or directory); name the directory of a run of tsx optimize"),
         (("m.mar",), "name typical inputs, since made-up ones prove nothing"),
-        (("m.mar", "--input", "in", "--forms", "onxx"), "--forms: there is no form 'onxx'; did you mean 'onnx'?"),
         (("m.mar", "--input", "in", "--rows", "7"), "--input: 7 different inputs are too few; give at least 8"),
         (("m.mar", "--input", "in", "--time-limit", "soon"), "--time-limit: 'soon' is not a time"),
         (("m.mar", "--input", "in", "--batch-sizes", "0"), "--batch-sizes: '0' is not a number"),

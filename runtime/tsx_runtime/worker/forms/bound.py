@@ -26,6 +26,7 @@ KERNELS = (
     "i8mm",
     "bf16",
 )
+VNNI = {"avx512_vnni", "avx_vnni"}  # without these, sums of products of 8 bits overflow or saturate
 # What a compiler for this very CPU does not choose by itself; AVX10.1 has no instructions besides those of AVX-512.
 UNUSED = ("aes", "avx10_1", "clflush", "clflushopt", "clwb", "sha")
 
@@ -34,9 +35,9 @@ def bound_of(form: Form, device: torch.device) -> dict[str, Any]:
     """As JSON, of this machine; `extras` and `compiles` are for the images that `tsx deploy` builds."""
     bound: dict[str, Any] = {"device": device.type, "machine": platform.machine()}
     if "native" in form.bound_to:
-        bound["cpu"] = sorted(_instructions() - set(UNUSED))
+        bound["cpu"] = sorted(cpu_instructions() - set(UNUSED))
     elif "cpu" in form.bound_to and device.type == "cpu":
-        bound["cpu"] = [name for name in KERNELS if name in _instructions()]
+        bound["cpu"] = [name for name in KERNELS if name in cpu_instructions()]
     if "torch" in form.bound_to:
         bound["torch"] = _release(torch.__version__)
     if "gpu" in form.bound_to and device.type == "cuda":
@@ -56,7 +57,7 @@ def mismatch(bound: Mapping[str, Any], device: torch.device) -> str | None:
         return f"it was built for {bound.get('device')}, and this worker runs on {device.type}"
     if bound.get("machine") != platform.machine():
         return f"it was built for {bound.get('machine')}, and this machine is {platform.machine()}"
-    if lacking := sorted(set(bound.get("cpu", ())) - _instructions()):
+    if lacking := sorted(set(bound.get("cpu", ())) - cpu_instructions()):
         return f"it was built for a CPU with {', '.join(lacking)}, which this one lacks"
     if "torch" in bound and bound["torch"] != _release(torch.__version__):
         return f"it was built with torch {bound['torch']}, and this is torch {_release(torch.__version__)}"
@@ -68,7 +69,12 @@ def mismatch(bound: Mapping[str, Any], device: torch.device) -> str | None:
     return None
 
 
-def _instructions() -> set[str]:
+def is_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def cpu_instructions() -> set[str]:
+    """Those that this machine has, by torch's names; none with a torch that cannot tell."""
     known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return {name for name, here in known.items() if here is True}
 

@@ -115,7 +115,7 @@ def _signature(subject: Subject) -> Signature:
     return subject.signature
 
 
-def _least_free(tensors: Sequence[torch.Tensor], signature: Signature) -> int:
+def _smallest_free_size(tensors: Sequence[torch.Tensor], signature: Signature) -> int:
     free = [tensor.shape[at] for tensor, own in zip(tensors, signature.inputs, strict=True) for at in _free(own)]
     return min(free, default=0)
 

@@ -122,9 +122,9 @@ def _fitting(name: str, model_dir: Path, manifest: Mapping[str, Any], device: to
     kept = parse_forms(path.read_bytes()) if path.is_file() else KeptForms()
     record = kept.named(name)
     if record is None:
-        raise _Misfit(f"{FORMS_FILE} has no such form")
-    if reason := misfit(record.bound, device) or _stale(kept, model_dir, manifest):  # the second may read the weights
-        raise _Misfit(reason)
+        raise _Mismatch(f"{FORMS_FILE} has no such form")
+    if reason := mismatch(record.bound, device) or _stale(kept, model_dir, manifest):  # the second may read the weights
+        raise _Mismatch(reason)
     return record
 
 

@@ -40,8 +40,8 @@ def test_machine_code_runs_only_where_all_instructions_are_that_the_compiler_had
     code, kernels = bound_of(forms["aotinductor"], cpu), bound_of(forms["openvino-int8"], cpu)
     assert bound_of(forms["aotinductor"], GPU)["cpu"] == bound_of(forms["tensorrt"], GPU)["cpu"] == code["cpu"], "its host code as well"
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {**ice_lake, "avx512_vbmi2": False, "clwb": False})  # Cascade Lake
-    assert misfit(code, cpu) == "it was built for a CPU with avx512_vbmi2, which this one lacks"
-    assert misfit(kernels, cpu) is None
+    assert mismatch(code, cpu) == "it was built for a CPU with avx512_vbmi2, which this one lacks"
+    assert mismatch(kernels, cpu) is None
 
 
 def test_a_form_that_compiles_where_it_is_loaded_says_so() -> None:

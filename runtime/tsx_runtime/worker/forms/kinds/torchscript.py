@@ -32,15 +32,10 @@ class TorchScriptForm(Form):
         return subject.no_signature or unsupported(self.precision, subject.device)
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
-        signature = subject.signature
-        assert signature is not None
-        model = module_of(subject.model)
-        flat = FlatModel(InPrecision(model, self.precision) if self.precision else model, signature)
-        script: Any = torch.jit.trace(flat, example_tensors(subject), check_trace=False)  # type: ignore[no-untyped-call]  # torch's
-        script = torch.jit.freeze(script)
-        for call in subject.calls:
-            if (tensors := signature.tensors(call.args, call.kwargs)) is not None:
-                _check(script, flat, tensors, call.rows)
+        model = module_in(self.precision, subject.model)
+        script: Any = torch.jit.freeze(traced(subject, model))
+        for tensors in flat_calls(subject):
+            _check(script, FlatModel(model, subject.flat_signature()), tensors)
         torch.jit.save(script, directory / FILE)
         return {}
 
