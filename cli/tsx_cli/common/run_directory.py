@@ -124,7 +124,7 @@ def read_journal_file(
             if past is not None:
                 add(entry, past)
             elif entry["kind"] == "begin" and entry["format"] == journal.format:
-                past = begin(entry["asked"], entry["sha256"], entry["fingerprint"], entry["started"])
+                past = begin(**{name: value for name, value in entry.items() if name not in ("kind", "format")})
             else:
                 raise ValueError(entry["kind"])
         except (ValueError, KeyError, TypeError, IndexError, ValidationError, RecursionError) as error:

@@ -1,7 +1,6 @@
 """The journal of a run of `tsx optimize`, a line of JSON per result: `--resume` continues from it.
 
-{"kind": "begin", "format": 1, "asked": {...}, "sha256": ..., "fingerprint": ..., "started": ...}
-{"kind": "inputs", "digest": ...}                      the inputs, their labels, and how they are divided
+{"kind": "begin", "format": 1, "asked": {...}, "sha256": ..., "inputs": ..., "fingerprint": ..., "started": ...}
 {"kind": "form", "form": {...}}                        what a form was found to be
 {"kind": "written", "sha256": ...}                     the archive, with the forms that were kept
 """
@@ -20,9 +19,6 @@ from tsx_cli.optimize.results import FORMAT, FormResult
 
 class OptimizeJournal(JournalFile):
     command, format = "tsx optimize", FORMAT
-
-    def inputs(self, digest: str) -> None:
-        self.write("inputs", digest=digest)
 
     def survey(self, survey: Survey) -> None:
         self.write("survey", survey=survey.model_dump(mode="json"))
@@ -47,7 +43,7 @@ class Survey(Part):
 class PastOptimization(JournaledRun):
     """The content of a journal."""
 
-    inputs: str = ""  # their digest
+    inputs: str = ""  # the digest of the inputs, their labels, and how they are divided
     survey: Survey | None = None
     forms: dict[str, FormResult] = field(default_factory=dict)
 
@@ -63,9 +59,7 @@ def read_optimize_journal(directory: Path) -> PastOptimization:
 
 
 def _add(entry: dict[str, Any], past: PastOptimization) -> None:
-    if entry["kind"] == "inputs":
-        past.inputs = entry["digest"]
-    elif entry["kind"] == "survey":
+    if entry["kind"] == "survey":
         past.survey = Survey.model_validate(entry["survey"])
     elif entry["kind"] == "form":
         form = FormResult.model_validate(entry["form"])

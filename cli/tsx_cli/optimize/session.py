@@ -108,8 +108,7 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
             fingerprint, digest, inputs_digest = results.environment.fingerprint, digest_of(archive), rows.digest()
             if past is None:
                 asked = asdict(options) | {"model": str(request.model.absolute())}
-                journal.begin(asked, sha256=digest, fingerprint=fingerprint, started=results.started)
-                journal.inputs(inputs_digest)
+                journal.begin(asked, sha256=digest, inputs=inputs_digest, fingerprint=fingerprint, started=results.started)
             else:
                 past.check(request.model, digest, fingerprint)
                 past.check_inputs(inputs_digest)

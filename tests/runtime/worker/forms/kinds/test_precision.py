@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.runtime.worker.forms.kinds.subjects import images, texts, tied
 from tests.support.forms import Inputs, built, compared, loaded, subject_of, tensor_inputs
 from tsx_runtime.worker.forms.kinds import known_forms
-from tsx_runtime.worker.forms.kinds.precision import FILE
+from tsx_runtime.worker.forms.kinds.precision import FILE, unsupported
 from tsx_runtime.worker.handlers.steps.explaining import input_attributions
 
 CPU = torch.device("cpu")
