@@ -38,4 +38,4 @@ def test_a_form_that_does_not_fit_is_passed_over_and_everybody_can_see_it(
         shown = server.management.get("/ui/api/state").json()["models"][0]["versions"][0]
         assert (shown["form"], shown["formsPassedOver"]) == ("channels-last", [REASON])
     told = [record for record in caplog.records if "the model runs as" in record.message]
-    assert [(record.levelname, REASON in record.message) for record in told] == [("WARNING", True), ("INFO", False)]
+    assert [(record.levelno, REASON in record.message) for record in told] == [(logging.WARNING, True), (logging.INFO, False)]

@@ -72,7 +72,13 @@ class Cast:
 
 def cast(values: Any, dtype: torch.dtype) -> Any:
     """Each floating point tensor among the values, however deep, as one of that type; all else as it is."""
-    return tree_map(lambda value: value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value, values)
+    if isinstance(values, torch.Tensor):
+        return values.to(dtype) if values.is_floating_point() else values
+    if type(values) in (tuple, list):  # these without pytree, which compilers do not look into once a library has registered types
+        return type(values)([cast(value, dtype) for value in values])
+    if type(values) is dict:
+        return {name: cast(value, dtype) for name, value in values.items()}
+    return tree_map(lambda value: cast(value, dtype) if isinstance(value, torch.Tensor) else value, values)
 
 
 def _check_device(precision: str, dtype: torch.dtype, device: torch.device) -> None:
