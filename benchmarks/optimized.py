@@ -67,7 +67,7 @@ def show(name: str, results: dict[str, Any]) -> None:
     print(f"{'form':20}{ratios}{'loss':>9}{'at most':>9}{'MiB':>8}{'files':>8}{'load s':>8}  state")
     for form in sorted(results["forms"], key=lambda each: -(each["speedup"] or 0.0)):
         if not form["sizes"]:
-            print(f"{form['name']:20}  {form['state']}: {form['reason']}")
+            print(f"{form['name']:20}  {form['state']}: {form['reason'].partition(chr(10))[0]}")
             continue
         ratios = "".join(f"{each['ratio']:8.2f} [{each['low']:.2f}, {each['high']:.2f}]".rjust(20) for each in form["sizes"])
         loss = "" if form["guard"] is None else f"{form['guard']['loss']:9.2%}{form['guard']['loss_bound']:9.2%}"
