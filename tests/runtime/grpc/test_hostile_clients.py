@@ -258,7 +258,7 @@ def test_who_does_not_read_an_answer_holds_it_for_the_write_timeout_alone(client
         sent(connection, data, stream, SERVICE + method)
     for stream in (1, 3, 5):
         until(lambda stream=stream: has_ended(connection, client, stream))
-    assert not connection.closed
+    assert not connection.closed, connection.goaway
     assert connection.data[1] == 0
 
 

@@ -110,11 +110,11 @@ class HostileConnection:
             self.read(1.0)
 
     def read(self, seconds: float) -> None:
-        """What comes within that time; also acknowledges the server's settings."""
-        if self._acknowledge:
-            self.send(b"")
+        """What comes within that time. The server's settings are acknowledged at once: it waits a few seconds only, and the next read may come later."""
         if select.select([self.sock], [], [], seconds)[0]:
             self._receive()
+        if self._acknowledge and not self.closed:
+            self.send(b"")
 
     def _receive(self) -> None:
         try:
