@@ -21,7 +21,7 @@ AT_ONCE = 16  # files that are read at a time, and
 AHEAD = 64 << 20  # bytes of files that are there before they are asked for
 
 
-class Reader(Protocol):
+class RowReader(Protocol):
     """What is read of the inputs, in a fixed order."""
 
     total: int | None  # of `Position.done` at the end; None where it is not known

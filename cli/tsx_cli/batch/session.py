@@ -11,7 +11,7 @@ from typing import NamedTuple
 import typer
 
 from tsx_archiver import open_archive
-from tsx_cli.batch.journal import Journal
+from tsx_cli.batch.journal import BatchJournal
 from tsx_cli.batch.local import open_local
 from tsx_cli.batch.readers import InputReader, RowFormat
 from tsx_cli.batch.run import MaxErrors, run_batch
@@ -84,20 +84,20 @@ def run_command(
         raise typer.Exit(INTERRUPTED)
 
 
-def open_output(options: Options, reader: InputReader, settings: Settings) -> tuple[Writer, Journal]:
+def open_output(options: Options, reader: InputReader, settings: Settings) -> tuple[Writer, BatchJournal]:
     """Raises UsageError, CliError."""
     format = options.output_format or _format_of(options.output)
     if options.output == STDIN:
         if format not in ("jsonl", "csv"):
             raise UsageError(f"standard output (-o -) takes JSON lines or, with --output-format csv, CSV, not {format}")
         writer: Writer = StreamWriter(ENCODINGS[format]())
-        return writer, Journal(None, {})
+        return writer, BatchJournal(None, {})
     numbered = options.id_field is not None
     output = f"{options.output.rstrip('/')}/" if format == "directory" else options.output
     store: OutputStore = S3Store(output) if is_s3(output) else LocalStore(output)
     writer = DirectoryWriter(store, numbered=numbered) if format == "directory" else FileWriter(store, ENCODINGS[format]())
     fingerprint = {"model": model_fingerprint(options.model, settings), "reader": reader.fingerprint, "writer": writer.fingerprint}
-    return writer, Journal(store, fingerprint, restart=options.restart)
+    return writer, BatchJournal(store, fingerprint, restart=options.restart)
 
 
 def model_fingerprint(model: Path, settings: Settings) -> str:

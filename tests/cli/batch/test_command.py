@@ -65,7 +65,8 @@ def test_a_run_killed_at_random_moments_goes_on_and_writes_each_row_once(
         while b"." in _read(seen):
             pass
         os.set_blocking(seen, True)
-    assert progress == sorted(progress) and progress[0] > 0
+    assert progress == sorted(progress)
+    assert progress[0] > 0
     ended = subprocess.run([*command, "--json"], cwd=tmp_path, env=environ, capture_output=True, check=True)
     os.close(seen)
     found = json.loads(ended.stdout)
@@ -92,7 +93,9 @@ def test_bad_rows_and_rows_that_kill_workers_are_error_records(run: Run, twice: 
     assert found["cost"] == pytest.approx(found["total_seconds"], abs=0.001)
     entries = lines(tmp_path / "out.jsonl")
     bad = {number: entry["error"]["message"] for number, entry in enumerate(entries) if "error" in entry}
-    assert bad[3].startswith("Worker died") and "KeyError: 'x'" in bad[7] and entries[12]["error"]["status"] == 400
+    assert bad[3].startswith("Worker died")
+    assert "KeyError: 'x'" in bad[7]
+    assert entries[12]["error"]["status"] == 400
     assert [entry["output"] for entry in entries if "output" in entry] == [{"twice": 2 * n} for n in range(12) if n not in bad]
 
     ended = run("batch", twice, "rows.jsonl", "-o", "out.jsonl", *QUICK)
@@ -100,7 +103,8 @@ def test_bad_rows_and_rows_that_kill_workers_are_error_records(run: Run, twice: 
     assert "out.jsonl is there already, and no unfinished run belongs to it; write it anew with --restart" in ended.err
 
     ended = run("batch", twice, "rows.jsonl", "-o", "out.jsonl", "--restart", "--max-errors", "10%", *QUICK)
-    assert ended.code == 1 and "more than --max-errors allows" in ended.err
+    assert ended.code == 1
+    assert "more than --max-errors allows" in ended.err
     assert entries == lines(tmp_path / "out.jsonl")  # the old one, until a new one is whole
 
     ended = run("batch", twice, "rows.jsonl", "-o", "out.jsonl", "--field", "x", *QUICK)
@@ -119,9 +123,12 @@ def test_every_kind_of_output_has_the_answers_in_order_with_the_batch_size_found
         ended = run("batch", twice, "in", "-o", output, "--set", "worker_preload=false")
         assert ended.code == 0, ended.err
     assert [json.loads(line) for line in ended.out.splitlines()] == [{"id": name, "output": n} for n, name in enumerate(names, 1)]
-    assert "40 rows, 0 errors" in ended.err and ", batches of " in ended.err
+    assert "40 rows, 0 errors" in ended.err
+    assert ", batches of " in ended.err
     with (tmp_path / "out.csv").open(newline="") as file:
-        assert [(row["id"], row["output"], row["error"]) for row in csv.DictReader(file)] == [(name, str(n), "") for n, name in enumerate(names, 1)]
+        assert [(row["id"], row["output"], row["error"]) for row in csv.DictReader(file)] == [
+            (name, str(n), "") for n, name in enumerate(names, 1)
+        ]
     table = pq.read_table(tmp_path / "out.parquet").to_pylist()
     assert [(row["id"], row["output"], row["status"]) for row in table] == [(name, str(n), 200) for n, name in enumerate(names, 1)]
     for number, name in enumerate(names, 1):
@@ -166,4 +173,5 @@ def test_inputs_and_outputs_may_be_objects_of_s3(run: Run, twice: Path, monkeypa
 def test_wrong_usage_is_refused_with_what_to_do(run: Run, twice: Path, rows: Callable[[int], Path], words: list[str], message: str) -> None:
     rows(1)
     ended = run("batch", twice, "rows.jsonl", *words)
-    assert ended.code == 2 and message in ended.err
+    assert ended.code == 2
+    assert message in ended.err
