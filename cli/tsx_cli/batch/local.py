@@ -68,10 +68,13 @@ def open_local(model: Path, settings: Settings, workers: int | None = None, batc
     ended = asyncio.Event()
 
     async def serve() -> None:
-        async with open_model(model, settings, workers=1) as version:
+        async with open_model(model, settings, workers=0) as version:
             _check(version)
-            count = workers or measured.workers or _room_for(version)
+            count = workers or measured.workers or 1
             await version.scale(count, count)
+            if not (workers or measured.workers):
+                count = _room_for(version)
+                await version.scale(count, count)
             version.change({"job_queue_size": 1 << 30, "max_queue_bytes": 1 << 50})  # the engine bounds what is under way
             opened.set_result(LocalEngine(asyncio.get_running_loop(), version, count, batch_size or measured.batch_size))
             await ended.wait()
