@@ -1,7 +1,8 @@
 """Requests for tensors in any of their forms, as rows of a model's input; and its output in the form of each request.
 
-A body is JSON or a .npy file. JSON is a row or a list of rows, as it stands or under `data` or `inputs`; `{"instances": [rows]}`, answered
-`{"predictions": [...]}`; or tensors of the Open Inference Protocol, answered as such. A model of several inputs takes them by name.
+A body is JSON or a .npy file. JSON is a row or a list of rows, as it stands or under `data` or `inputs`; `{"instances": [rows]}` or
+a table of MLflow (`tables.py`), answered `{"predictions": [...]}`; or tensors of the Open Inference Protocol, answered as such. A model
+of several inputs takes them by name.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tsx_runtime.worker.codecs.v2_json import MalformedTensors, read_input
 from tsx_runtime.worker.exceptions import text_of
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.models.input_spec import InputSpec
+from tsx_runtime.worker.handlers.steps.tables import rows_of_table
 
 PLAIN, PREDICTIONS, TENSORS = "plain", "predictions", "tensors"  # forms of an answer: as it is, {"predictions": ...}, for an encoder
 NPY = b"\x93NUMPY"
@@ -222,6 +224,8 @@ def _of_json(value: Any, *, is_row: bool | None) -> tuple[dict[str, Any], str | 
     for name in ("inputs", "data"):
         if name in value:
             return _of_inputs(value, value[name]) if name == "inputs" else _of_json(value[name], is_row=is_row)
+    if (rows := rows_of_table(value)) is not None:
+        return {"": rows}, PREDICTIONS, False
     if not value:
         raise MalformedTensors("The request is empty.")
     return value, PLAIN, is_row
@@ -260,8 +264,11 @@ def _tensor(value: Any, spec: InputSpec) -> torch.Tensor:
         raise MalformedTensors(f"These are complex numbers, and the model takes {str(wanted).removeprefix('torch.')}.")
     if wanted is None:
         return tensor if typed and tensor.dtype != torch.float64 else tensor.float()
-    if tensor.is_floating_point() and not (spec.certain or wanted.is_floating_point):
-        return tensor.float()  # whole numbers are only what the first input suggests
+    if tensor.is_floating_point() and not wanted.is_floating_point:
+        if not spec.certain:
+            return tensor.float()  # whole numbers are only what the first input suggests
+        if not torch.equal(tensor, tensor.trunc()):
+            raise MalformedTensors(f"The request has fractions, and the model takes {spec.kind}.")
     return tensor.to(wanted)
 
 
