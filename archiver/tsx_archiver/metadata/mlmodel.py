@@ -21,7 +21,7 @@ _NUMBERS = ("float16", "float32", "float64", "uint8", "int8", "int16", "int32", 
 _EXAMPLES = {"boolean": False, "integer": 0, "long": 0, "float": 0.0, "double": 0.0, "string": "text", "datetime": "2026-01-01T00:00:00"}
 
 
-class TensorInput(NamedTuple):
+class SignatureTensor(NamedTuple):
     """A tensor of a signature. `shape` is that of a row, without the dimension of the batch; None where any size fits."""
 
     name: str
@@ -51,7 +51,7 @@ class MLmodel:
         return list(json.loads((self.data.get("signature") or {}).get("inputs") or "[]"))
 
     @property
-    def tensors(self) -> tuple[TensorInput, ...]:
+    def tensors(self) -> tuple[SignatureTensor, ...]:
         """The inputs where all of them are tensors of numbers whose rows can be joined with those of other requests; else empty."""
         found = []
         for each in self.inputs:
@@ -59,7 +59,7 @@ class MLmodel:
             shape = spec.get("shape") or ()
             if spec.get("dtype") not in _NUMBERS or not shape or shape[0] != -1:
                 return ()
-            found.append(TensorInput(each.get("name") or "", spec["dtype"], tuple(None if size == -1 else size for size in shape[1:])))
+            found.append(SignatureTensor(each.get("name") or "", spec["dtype"], tuple(None if size == -1 else size for size in shape[1:])))
         return tuple(found)
 
     @property
@@ -80,10 +80,8 @@ class MLmodel:
             return PYTORCH
         if PYFUNC_FLAVOR in self.flavors:
             return PYFUNC
-        raise CannotPack(
-            f"The MLflow model has the flavours {', '.join(self.flavors) or 'none'}, without {PYFUNC_FLAVOR}, which all but pytorch models "
-            "with a signature of tensors need. Log it with a signature: mlflow.models.infer_signature(inputs, outputs)."
-        )
+        text = "Log it with a signature: mlflow.models.infer_signature(inputs, outputs)."
+        raise CannotPack(f"The MLflow model has the flavours {', '.join(self.flavors)}, without {PYFUNC_FLAVOR}, and no tensors. {text}")
 
 
 def read_mlmodel(directory: Path) -> MLmodel:

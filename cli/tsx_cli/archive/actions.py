@@ -85,7 +85,7 @@ def inspect(file: Path, as_json: bool) -> None:
         ("version", manifest.version),
         ("kind", kind_in_words(inspection.model) if inspection.model else "code only"),
         ("handler", manifest.handler or "none named"),
-        ("mlflow", _origin(manifest)),
+        ("mlflow", manifest.data.get(MANIFEST_KEY)),
         ("model file", manifest.model_file),
         ("requirements", manifest.requirements_file),
         ("form", f"{inspection.form}, {human(inspection.size)}"),
@@ -149,11 +149,6 @@ def _unpack(file: Path, directory: Path | None, parent: Path) -> tuple[Path, Man
         target.parent.mkdir(parents=True, exist_ok=True)
         opened.directory.rename(target)
         return target, opened.manifest
-
-
-def _origin(manifest: Manifest) -> str | None:
-    origin = manifest.data.get(MANIFEST_KEY)
-    return ", ".join(f"{key} {value}" for key, value in origin.items() if value) if isinstance(origin, dict) else None
 
 
 def _as_data(inspection: Inspection) -> dict[str, object]:

@@ -105,37 +105,19 @@ def _downloaded(uri: str, tracking_uri: str | None, place: Path) -> tuple[MLflow
 
 def _resolved(uri: str, client: Any) -> MLflowSource:
     """An alias, `latest` or a stage as the version that it is now, with its tags."""
-    named = default_name(Path(uri))
-    if uri.startswith(RUNS):
-        return MLflowSource(named, None, uri)
-    name, _, version = uri.removeprefix(REGISTRY).partition("/")
-    model, at, alias = name.rpartition("@")
-    if at and not version:
-        found = client.get_model_version_by_alias(model, alias)
-    elif version.isdecimal():
-        found = client.get_model_version(name, version)
-    elif version:
-        newest = client.get_latest_versions(name, None if version.lower() == "latest" else [version])
-        if not newest:
-            raise CliError(f"{uri}: no version of {name} is in the stage {version}; name a version, or an alias: models:/{name}@ALIAS")
-        found = max(newest, key=lambda each: int(each.version))
-    else:
-        return MLflowSource(named, None, uri)  # models:/ID, of a logged model that is in no registry
-    return MLflowSource(named, str(found.version), f"{REGISTRY}{found.name}/{found.version}", dict(found.tags))
+    from mlflow.store.artifact.utils.models import get_model_name_and_version  # an extra
+
+    name, *version = get_model_name_and_version(client, uri) if uri.startswith(REGISTRY) else [""]
+    if not version:  # of a run, or models:/ID, of a model that is in no registry
+        return MLflowSource(default_name(Path(uri)), None, uri)
+    found = client.get_model_version(name, version[0])
+    return MLflowSource(default_name(Path(uri)), str(found.version), f"{REGISTRY}{name}/{found.version}", dict(found.tags))
 
 
 def _origin(path: Path, source: MLflowSource, model: MLmodel) -> dict[str, Any]:
     """For the manifest."""
-    origin = {
-        "name": source.name,
-        "version": source.version,
-        "source": source.uri or path.name,
-        "flavor": model.flavor,
-        "run_id": model.data.get("run_id"),
-        "model_id": model.data.get("model_id"),
-        "mlflow_version": model.data.get("mlflow_version"),
-        "tags": dict(source.tags),
-    }
+    origin: dict[str, Any] = {"name": source.name, "version": source.version, "source": source.uri or path.name, "flavor": model.flavor}
+    origin |= {key: model.data.get(key) for key in ("run_id", "model_id", "mlflow_version")} | {"tags": dict(source.tags)}
     return {key: value for key, value in origin.items() if value}
 
 

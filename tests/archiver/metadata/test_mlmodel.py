@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tsx_archiver.errors import CannotPack
-from tsx_archiver.metadata.mlmodel import FILE, PYFUNC, PYTORCH, MLmodel, TensorInput, read_mlmodel
+from tsx_archiver.metadata.mlmodel import FILE, PYFUNC, PYTORCH, MLmodel, SignatureTensor, read_mlmodel
 
 BOTH = {"python_function": {}, "pytorch": {"model_data": "data"}}
 
@@ -24,7 +24,7 @@ def model(*inputs: dict[str, Any], flavors: dict[str, Any] = BOTH) -> MLmodel:
 
 def test_a_pytorch_model_whose_rows_can_be_joined_needs_torch_alone() -> None:
     found = model(tensor(-1, 3, -1, name="pixels"), tensor(-1, dtype="int64", name="size"))
-    assert found.tensors == (TensorInput("pixels", "float32", (3, None)), TensorInput("size", "int64", ()))
+    assert found.tensors == (SignatureTensor("pixels", "float32", (3, None)), SignatureTensor("size", "int64", ()))
     assert (found.handler, found.flavor) == (PYTORCH, "pytorch")
 
 
@@ -44,7 +44,7 @@ def test_every_other_model_is_loaded_by_mlflow(found: MLmodel) -> None:
 
 
 def test_a_model_that_nothing_can_load_says_how_to_log_it() -> None:
-    with pytest.raises(CannotPack, match=r"the flavours pytorch, without python_function.*Log it with a signature"):
+    with pytest.raises(CannotPack, match=r"the flavours pytorch, without python_function, and no tensors. Log it with a signature"):
         _ = model(flavors={"pytorch": {}}).handler
 
 
@@ -57,7 +57,9 @@ def test_an_example_has_the_columns_of_the_signature() -> None:
     assert model().example is None
 
 
-@pytest.mark.parametrize("text", ["[]", "flavors: {}", "flavors: [a]", "flavors: {onnx: 1}", "flavors: {onnx: {}}\nsignature: {inputs: '{'}"])
+@pytest.mark.parametrize(
+    "text", ["[]", "flavors: {}", "flavors: [a]", "flavors: {onnx: 1}", "flavors: {onnx: {}}\nsignature: {inputs: '{'}"]
+)
 def test_a_file_that_describes_no_model_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)
     with pytest.raises(CannotPack, match="does not describe a model"):

@@ -12,7 +12,6 @@ from tsx_runtime.api.describe import is_healthy, not_ready
 from tsx_runtime.api.schemas import Health, Readiness
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import ResourceNotFound
-from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.responses import json_answer
 from tsx_runtime.http.semantics.errors import NOT_FOUND
 
@@ -38,8 +37,8 @@ def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
 
     async def mlflow_version() -> Response:
         """What `mlflow models serve` answers, from which clients conclude which protocol `/invocations` has."""
-        archives = [model.versions[model.default].archive for model in registry.models.values()]
-        versions = {str((archive.manifest.data.get(MANIFEST_KEY) or {}).get("mlflow_version", "")) for archive in archives}
+        manifests = [model.versions[model.default].archive.manifest.data for model in registry.models.values()]
+        versions = {str((manifest.get(MANIFEST_KEY) or {}).get("mlflow_version", "")) for manifest in manifests}
         if len(versions) != 1 or "" in versions:
             raise ResourceNotFound(f"{NOT_FOUND} /version tells the version of MLflow that wrote the models, and these have not one.")
         return PlainTextResponse(versions.pop())
@@ -57,14 +56,5 @@ def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
             "/ping", ping, methods=["GET"], summary="Is the server healthy", response_model=Health, responses=responses, tags=["inference"]
         )
         router.add_api_route("/ping", ping, methods=QUIETLY, include_in_schema=False)
-        plain: dict[int | str, dict[str, object]] = {200: {"content": {"text/plain": {"example": "3.17.2"}}}}
-        router.add_api_route(
-            "/version",
-            mlflow_version,
-            methods=["GET"],
-            summary="The version of MLflow that wrote the models",
-            response_class=PlainTextResponse,
-            responses=openapi.failures(404) | plain,
-            tags=["inference"],
-        )
+        router.add_api_route("/version", mlflow_version, methods=["GET"], include_in_schema=False)
     return router

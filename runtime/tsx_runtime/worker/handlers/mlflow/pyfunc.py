@@ -9,7 +9,7 @@ from tsx_archiver.metadata.mlmodel import MANIFEST_KEY, MLmodel
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import choose_device
-from tsx_runtime.worker.handlers.mlflow.scoring import body_of, content_type_of, model_in, refuse
+from tsx_runtime.worker.handlers.mlflow.scoring import JSON, missing_module, model_in, refuse
 
 DEVICE = "MLFLOW_DEFAULT_PREDICTION_DEVICE"
 
@@ -37,46 +37,26 @@ class MLflowPyfunc:
         try:
             self.model = mlflow.pyfunc.load_model(str(directory))
         except ModuleNotFoundError as error:
-            text = f"The model needs the module {error.name}: install it where tsx runs, or set install_py_dep_per_model = true."
-            raise LoadError(text) from error
+            raise missing_module(error) from error
 
     def handle(self, data: Any, context: Context) -> list[Any]:
         if context.get_request_header(0, "describe") == "True":
             return [{"signature": self.mlmodel.data.get("signature"), MANIFEST_KEY: context.manifest.get(MANIFEST_KEY)}]
-        return [self._answer(body_of(row), context, index) for index, row in enumerate(data)]
+        return [self._answer(row.get("body") or row.get("data") or b"", context, index) for index, row in enumerate(data)]
 
     def _answer(self, body: Any, context: Context, index: int) -> str:
         from mlflow.exceptions import MlflowException  # an extra
         from mlflow.pyfunc.scoring_server import invocations
 
-        model = _Watched(self.model)
+        kind = str(context.get_request_header(index, "content-type") or JSON)
         try:
-            answer = invocations(bytes(body or b""), content_type_of(context, index), model, self.model.metadata.get_input_schema())
+            answer = invocations(bytes(body), kind, self.model, self.model.metadata.get_input_schema())
         except MlflowException as error:
-            if model.failure is not None:
-                raise model.failure from error
+            cause = error.__context__
+            if isinstance(cause, Exception) and "unexpected error while evaluating the model" in error.message:
+                raise cause from error  # what the model raised: to MLflow that is the client's fault, whatever it is
             return refuse(context, index, error.message, error.get_http_status_code(), error.error_code)
         if answer.status >= 400:
             return refuse(context, index, answer.response, answer.status)
         context.set_response_content_type(index, answer.mimetype)
         return str(answer.response)
-
-
-class _Watched:
-    """A model, and what it raised: to MLflow that is the client's fault, whatever it is."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self.metadata = model.metadata
-        self.failure: Exception | None = None
-
-    def predict(self, data: Any, params: Any = None) -> Any:
-        from mlflow.exceptions import MlflowException  # an extra
-
-        try:
-            return self._model.predict(data, params=params)
-        except MlflowException:
-            raise  # the input does not fit the signature
-        except Exception as error:  # the boundary to the model
-            self.failure = error
-            raise
