@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -66,6 +68,9 @@ class MLflowPyTorch(BaseHandler):
 def _as_instances(row: Any) -> Any:
     """A request with `inputs` in the form whose answer is `{"predictions": ...}`; one that is not right stays as it is."""
     body = row.get("body") if isinstance(row, dict) else None
+    if isinstance(body, bytearray | bytes) and body.startswith(b"{"):  # without a content type, or not decoded
+        with suppress(ValueError):
+            body = json.loads(body)
     inputs = body.get("inputs") if isinstance(body, dict) else None
     if isinstance(inputs, list) and not any(isinstance(each, dict) for each in inputs):  # else of the Open Inference Protocol
         return {"body": {"instances": inputs}}

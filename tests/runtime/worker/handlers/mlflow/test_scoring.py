@@ -38,6 +38,20 @@ class Adder(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # MLflow's is unt
         return model_input["a"] + model_input["b"] * (params or {})["times"]
 
 
+class Net(torch.nn.Module):
+    """Of this file, which no worker has: its pickle brings the class along."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return torch.tanh(self.layer(x))
+
+
+Net.__module__ = "__main__"  # as in a notebook
+
+
 class Answer(NamedTuple):
     status: int
     data: Any
@@ -72,7 +86,7 @@ def _bytes(body: str | bytes) -> bytes:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The directories of archives, as workers find them, by what they hold."""
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh()).eval()
+    net = Net().eval()
     signature = infer_signature(ROWS, net(torch.from_numpy(ROWS)).detach().numpy())
     columns = pd.DataFrame({"a": [1.0], "b": [2.0]})
     directories = {name: tmp_path_factory.mktemp(name) for name in ("pickle", "pt2", "script", "adder", "onnx")}
@@ -183,6 +197,11 @@ def test_a_request_that_does_not_fit_the_signature_is_refused_with_the_reason(
     assert answer.data["error_code"] in ("BAD_REQUEST", "INVALID_PARAMETER_VALUE")
     with pytest.raises(MlflowException, match=reason):
         raise MlflowException(answer.data["message"])
+
+
+def test_a_body_without_a_content_type_is_json(asked: Callable[[str], Asked]) -> None:
+    rows = {"inputs": ROWS.tolist()}
+    assert asked("pickle").batch((json.dumps(rows), "application/octet-stream"))[0] == asked("pickle").one(rows)
 
 
 def test_what_is_no_form_of_the_protocol_is_refused(asked: Callable[[str], Asked]) -> None:
