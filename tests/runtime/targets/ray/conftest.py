@@ -72,6 +72,7 @@ def act(idx, row, context):
 """
 MANY = [f"model-{number}" for number in range(5)]
 GRPC = [f"tsx_runtime.targets.ray.grpc_bridge.add_{kind}_to_server" for kind in ("inference", "open_inference")]
+DEADLINE = 60.0  # seconds; of a machine that has other things to do
 ON_HEAD = {"node:__internal_head__": 0.001}
 
 
@@ -96,14 +97,16 @@ class RayServe:
         resources = {"num_cpus": 0.1, "resources": {"slot": 1.0}}
         return self.target("talker", [{"name": "talker", "source": self.source}], **{"replica": resources, "replicas": 2, **more})
 
-    def post(self, path: str, body: bytes = b"{}", **headers: str) -> httpx.Response:
-        return httpx.post(f"{self.address}{path}", content=body, headers={name.replace("_", "-"): word for name, word in headers.items()})
+    def post(self, path: str, **headers: str) -> httpx.Response:
+        words = {name.replace("_", "-"): word for name, word in headers.items()}
+        return httpx.post(f"{self.address}{path}", content=b"{}", headers=words, timeout=DEADLINE)
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(f"{self.address}{path}", timeout=DEADLINE)
 
 
 @pytest.fixture(scope="package")
-def ray_serve(
-    processes: None, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]
-) -> Iterator[RayServe]:
+def ray_serve(processes: None, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Iterator[RayServe]:
     place = tmp_path_factory.mktemp("ray")
     archive = make_model(place / "talker.mar", HANDLER)
     http, grpc = free_ports(2)

@@ -14,11 +14,9 @@ import httpx
 import ray
 from ray import serve
 
-from tests.runtime.targets.ray.conftest import MANY, RayServe
+from tests.runtime.targets.ray.conftest import DEADLINE, MANY, RayServe
 from tsx_runtime.grpc.protos.inference_pb2 import PredictionsRequest
 from tsx_runtime.targets.ray.grpc_bridge import INFERENCE
-
-DEADLINE = 60.0
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -42,8 +40,9 @@ def test_models_share_replicas_and_the_one_used_longest_ago_makes_room(ray_serve
         answer = ray_serve.post(f"/many/predictions/{name}")
         assert (answer.status_code, answer.json()["name"]) == (200, name)
     assert ray_serve.post("/many/predictions/nobody").status_code == 404
-    form = httpx.post(f"{ray_serve.address}/many/predictions", data={"model_name": MANY[2], "data": "1"})
+    form = httpx.post(f"{ray_serve.address}/many/invocations", data={"model_name": MANY[2], "data": "1"}, timeout=DEADLINE)
     assert form.json()["name"] == MANY[2]
+    assert ray_serve.get(f"/many/v2/models/{MANY[3]}/ready").status_code == 200
     with ThreadPoolExecutor(8) as clients:
         answers = clients.map(lambda name: ray_serve.post(f"/many/predictions/{name}"), MANY * 4)
         assert [answer.json()["name"] for answer in answers] == MANY * 4

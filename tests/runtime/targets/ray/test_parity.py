@@ -72,7 +72,11 @@ def test_the_requests_id_and_trace_context_reach_the_handler(ray_serve: RayServe
 
 
 CALLS: dict[str, tuple[str, bytes, dict[str, str]]] = {
-    "predictions": ("InferenceAPIsService/Predictions", PredictionsRequest(model_name="talker", input={"data": b"abc"}).SerializeToString(), {}),
+    "predictions": (
+        "InferenceAPIsService/Predictions",
+        PredictionsRequest(model_name="talker", input={"data": b"abc"}).SerializeToString(),
+        {},
+    ),
     "own status": ("InferenceAPIsService/Predictions", PredictionsRequest(model_name="talker").SerializeToString(), {"x-do": "status"}),
     "handler raises": ("InferenceAPIsService/Predictions", PredictionsRequest(model_name="talker").SerializeToString(), {"x-do": "raise"}),
     "unknown model": ("InferenceAPIsService/Predictions", PredictionsRequest(model_name="nobody").SerializeToString(), {}),
