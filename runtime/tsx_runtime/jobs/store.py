@@ -101,6 +101,9 @@ class JobStore(Protocol):
 
     shared: bool  # whether other servers may work on the same queue
 
+    def exists(self) -> bool:
+        """Whether it may have jobs, without opening it."""
+
     async def open(self) -> None:
         """Connect, and make what is not there. Any other method does it too."""
 
@@ -126,7 +129,13 @@ class JobStore(Protocol):
         """Queue it again where it is done or cancelled, and forget its answer; returns it as it is now."""
 
     async def list_jobs(
-        self, *, state: JobState | None = None, model: str | None = None, client: str | None = None, before: int | None = None, limit: int = 100
+        self,
+        *,
+        state: JobState | None = None,
+        model: str | None = None,
+        client: str | None = None,
+        before: int | None = None,
+        limit: int = 100,
     ) -> list[JobRecord]:
         """The newest first; `before`: the number of the last one of the page before."""
 
