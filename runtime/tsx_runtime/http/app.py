@@ -246,7 +246,7 @@ class ServerApp(FastAPI):
             document = super().openapi()
             openapi.correct(document)
             if self.predictions is not None:
-                openapi.add_predictions(document)
+                openapi.add_predictions(document, jobs=self.jobs is not None)
         return super().openapi()
 
     async def _index(self, request: Request) -> Response:
@@ -312,11 +312,11 @@ def _build_app(
     if "inference" in roles:
         app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions, settings.server_timing_share)
         app.workflow_predictions = WorkflowPredictions(workflows, limit, guards.inference, counts)
-        if jobs is not None:
-            largest = settings.max_job_size or limit
-            app.jobs = JobRoutes(jobs, registry, largest, guards.inference, counts)
         described = openapi.prediction_paths() | openapi.workflow_path()
-        app.paths |= {path: {"POST": item["post"]["summary"]} for path, item in described.items()}
+        if jobs is not None:
+            app.jobs = JobRoutes(jobs, registry, settings.max_job_size or limit, guards.inference, counts)
+            described |= openapi.job_path()
+        app.paths |= {path: {method.upper(): each["summary"] for method, each in item.items()} for path, item in described.items()}
     if "management" in roles:
         app.add_routes(traffic.build_router(registry, most))  # before those that take any word for a version
         app.add_routes(rollout.build_router(registry, most))

@@ -208,7 +208,10 @@ class Settings(BaseModel):
     )
     job_retention: int = Field(86_400, ge=1, description="time for which an asynchronous answer is stored, in seconds")
     max_job_size: int | None = Field(
-        None, ge=1, le=MAX_FIELD, description="maximum size of the body of an asynchronous request, in bytes; max_request_size if not set"
+        None,
+        ge=1,
+        le=1_000_000_000,
+        description="maximum size of the body of an asynchronous request, in bytes; max_request_size if not set",
     )
     max_queued_jobs: int = Field(10_000, ge=1, description="maximum number of asynchronous requests that are not answered yet")
     max_jobs_size: int = Field(16 << 30, ge=0, description="maximum size of the SQLite file of jobs_store, in bytes; 0 = no limit")
