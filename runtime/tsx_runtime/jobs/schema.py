@@ -11,7 +11,8 @@ CREATE TABLE IF NOT EXISTS tsx_schema (version INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS tsx_jobs (
   number {serial}, id TEXT NOT NULL UNIQUE, state TEXT NOT NULL, model TEXT NOT NULL, version TEXT NOT NULL, priority INTEGER NOT NULL,
   client TEXT NOT NULL, request_id TEXT NOT NULL, size BIGINT NOT NULL, attempts INTEGER NOT NULL DEFAULT 0, status INTEGER,
-  created {real} NOT NULL, started {real}, finished {real}, expires {real}, deadline {real}, callback TEXT NOT NULL, owner TEXT, lease {real}
+  created {real} NOT NULL, started {real}, finished {real}, expires {real}, deadline {real}, callback TEXT NOT NULL,
+  owner TEXT, lease {real}
 );
 CREATE INDEX IF NOT EXISTS tsx_jobs_queue ON tsx_jobs (state, model, version, priority DESC, number);
 CREATE INDEX IF NOT EXISTS tsx_jobs_client ON tsx_jobs (client) WHERE state IN ('queued', 'running');
