@@ -24,6 +24,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.http.app import SEPARATE, build_apps
+from tsx_runtime.http.asgi_lane.stored_requests import make_jobs
 from tsx_runtime.http.fast_lane.uvicorn_compat import http_protocol
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.workflows.manager import Workflows
@@ -173,7 +174,8 @@ def running_server(settings: Settings, listeners: Any = SEPARATE, tracer: Tracer
         registry.warm_up()
         workflows = Workflows(registry)
         series = TimeSeries(registry.models.values)  # sampled by the test
-        apps = build_apps(registry, settings, listeners, workflows=workflows, series=series)
+        jobs = make_jobs(registry, settings)
+        apps = build_apps(registry, settings, listeners, workflows=workflows, series=series, jobs=jobs)
         servers = []
         for app in apps:
             http = http_protocol(limited=app.clients is not None)
@@ -183,6 +185,8 @@ def running_server(settings: Settings, listeners: Any = SEPARATE, tracer: Tracer
         made.extend([registry, asyncio.get_running_loop(), servers, workflows, series])
         ready.set()
         await asyncio.gather(*(server.serve([sock]) for server, sock in zip(servers, sockets, strict=True)))
+        if jobs is not None:
+            await jobs.close()
         await registry.close()
 
     # A daemon, so that a start that fails is a failure and not a run without end.

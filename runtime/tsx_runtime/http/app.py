@@ -20,6 +20,7 @@ from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.errors import BadRequest, HeadTooLarge, ResourceNotFound, TooManyRequests, TsxError
+from tsx_runtime.http.asgi_lane.jobs import JobRoutes
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.asgi_lane.workflow_predictions import WorkflowPredictions, runs_workflow
 from tsx_runtime.http.fast_lane.connection_clock import Timeouts
@@ -62,6 +63,7 @@ from tsx_runtime.http.semantics.tracing import traced
 from tsx_runtime.http.semantics.urls import RESERVED_PATHS, check_query, runs_model, without_empty
 from tsx_runtime.http.ui import routes as ui
 from tsx_runtime.http.ui.routes import PREDICT, Playground
+from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.metrics import collection
 from tsx_runtime.metrics.host import System
 from tsx_runtime.metrics.response_counts import ResponseCounts
@@ -103,6 +105,7 @@ class ServerApp(FastAPI):
         self.access_log = access_log(settings)
         self.tracer: Tracer | None = None
         self.system = system or System(settings)
+        self.jobs: JobRoutes | None = None  # None: every client waits for its answer
         self.workflow_predictions: WorkflowPredictions | None = None
         self.playground: Playground | None = None
         self.platform: PlatformHook | None = None
@@ -149,8 +152,11 @@ class ServerApp(FastAPI):
             await self._refuse(scope, send, request_id_of(scope), HeadTooLarge(text))
         elif self.platform is not None and self.platform.wants(raw_path(scope), scope["headers"]):
             await self.platform(scope, receive, send)
+        elif self.jobs is not None and self.jobs.shows(scope["path"]):
+            await self.jobs(scope, receive, send)
         elif self.predictions is not None and runs_model(scope["path"]):
-            await traced(self.tracer, self.predictions, scope, receive, send)
+            predictions = self.jobs if self.jobs is not None and self.jobs.accepts(scope) else self.predictions
+            await traced(self.tracer, predictions, scope, receive, send)
         elif self.workflow_predictions is not None and runs_workflow(scope["path"]):
             await traced(self.tracer, self.workflow_predictions, scope, receive, send)
         elif self.playground is not None and scope["path"].startswith(PREDICT):
@@ -241,7 +247,7 @@ class ServerApp(FastAPI):
             document = super().openapi()
             openapi.correct(document)
             if self.predictions is not None:
-                openapi.add_predictions(document)
+                openapi.add_predictions(document, jobs=self.jobs is not None)
         return super().openapi()
 
     async def _index(self, request: Request) -> Response:
@@ -269,14 +275,16 @@ def build_apps(
     workflows: Workflows | None = None,
     series: TimeSeries | None = None,
     addresses: Mapping[str, str] | None = None,
+    jobs: Jobs | None = None,
 ) -> list[ServerApp]:
     """One app a listener, each with the routes of the roles that share its address.
 
-    `series` is what the web page's charts show, `addresses` where each role really answers; the settings' own if not given.
+    `series` is what the web page's charts show, `addresses` where each role really answers; the settings' own if not given. Without `jobs`,
+    every client waits for its answer.
     """
     workflows, keys, series = workflows or Workflows(registry), keys or build_keys(settings), series or TimeSeries(registry.models.values)
     counts, system = ResponseCounts(), System(settings)
-    apps = [_build_app(roles, registry, workflows, settings, keys, counts, system, series, addresses or {}) for roles in listeners]
+    apps = [_build_app(roles, registry, workflows, settings, keys, counts, system, series, addresses or {}, jobs) for roles in listeners]
     configured = {role: getattr(settings, f"{role}_address") for role in ROLES} | dict(addresses or {})
     _introduce({" and ".join(role for role in ROLES if role in roles): app for roles, app in zip(listeners, apps, strict=True)}, configured)
     return apps
@@ -292,6 +300,7 @@ def _build_app(
     system: System,
     series: TimeSeries,
     addresses: Mapping[str, str],
+    jobs: Jobs | None,
 ) -> ServerApp:
     plugins = registry.plugins
     guards = build_guards(settings, keys, plugins.authentication.values())
@@ -305,7 +314,10 @@ def _build_app(
         app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions, settings.server_timing_share)
         app.workflow_predictions = WorkflowPredictions(workflows, limit, guards.inference, counts)
         described = openapi.prediction_paths() | openapi.workflow_path()
-        app.paths |= {path: {"POST": item["post"]["summary"]} for path, item in described.items()}
+        if jobs is not None:
+            app.jobs = JobRoutes(jobs, registry, settings.max_job_size or limit, guards.inference, counts)
+            described |= openapi.job_path()
+        app.paths |= {path: {method.upper(): each["summary"] for method, each in item.items()} for path, item in described.items()}
     if "management" in roles:
         app.add_routes(traffic.build_router(registry, most))  # before those that take any word for a version
         app.add_routes(rollout.build_router(registry, most))

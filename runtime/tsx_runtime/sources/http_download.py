@@ -51,6 +51,20 @@ def download(url: ModelUrl, part: Path, rules: Rules) -> None:
         raise
 
 
+def post(url: ModelUrl, body: bytes, headers: Mapping[str, str], *, private: bool) -> int:
+    """The status of the answer, which may be a redirect. `private`: whether the URL may lead to an address that is not public.
+
+    Raises DownloadFailed, and ModelNotFound for an address that is not public.
+    """
+    try:
+        answer = _request("POST", url, headers, body, private=private)
+    except (_Transient, HTTPError, OSError) as error:
+        raise DownloadFailed(_in_words(error)) from error
+    answer.release_conn()
+    answer.close()
+    return int(answer.status)
+
+
 def _download(url: ModelUrl, part: Path, rules: Rules) -> None:
     validator = _remembered(part)
     failures = 0
@@ -135,7 +149,7 @@ def _transfer(url: ModelUrl, part: Path, validator: str | None, rules: Rules, hu
         headers |= {"Range": f"bytes={have}-", "If-Range": validator}
     for _ in range(MOST_REDIRECTS + 1):
         rules.check(url)
-        answer = _request(url, headers, rules)
+        answer = _request("GET", url, headers, private=rules.private(url))
         try:
             if answer.status not in REDIRECTS:
                 return _store(answer, part, have, validator, rules, hurry)
@@ -149,14 +163,13 @@ def _transfer(url: ModelUrl, part: Path, validator: str | None, rules: Rules, hu
     raise DownloadFailed(f"it redirects more than {MOST_REDIRECTS} times")
 
 
-def _request(url: ModelUrl, headers: Mapping[str, str], rules: Rules) -> Any:
+def _request(method: str, url: ModelUrl, headers: Mapping[str, str], body: bytes | None = None, *, private: bool) -> Any:
     """Connect to an address that has been looked at, whatever the name means a moment later: by a proxy, too, to that address.
 
-    Where any address will do, a proxy gets the name: it may know names that mean nothing here.
+    `private`: any address will do. Then a proxy gets the name: it may know names that mean nothing here.
     """
     port = url.port or (443 if url.scheme == "https" else 80)
     proxy = proxy_for(url)
-    private = rules.private(url)
     addresses = [url.host] if proxy is not None and private else addresses_of(url.host, port)
     if not private:
         check_public(url.host, addresses)
@@ -168,13 +181,13 @@ def _request(url: ModelUrl, headers: Mapping[str, str], rules: Rules) -> Any:
     last: Exception | None = None
     for address in addresses:
         try:
-            return _ask(url, address, port, proxy, headers)
+            return _ask(method, url, address, port, proxy, headers, body)
         except (HTTPError, OSError) as error:
             last = error
     raise _Transient(_in_words(last)) from last
 
 
-def _ask(url: ModelUrl, address: str, port: int, proxy: str | None, headers: Mapping[str, str]) -> Any:
+def _ask(method: str, url: ModelUrl, address: str, port: int, proxy: str | None, headers: Mapping[str, str], body: bytes | None) -> Any:
     """The answer's head; its body is still to be read."""
     target = url.text.split("/", 3)
     path = "/" + (target[3] if len(target) > 3 else "")
@@ -187,8 +200,9 @@ def _ask(url: ModelUrl, address: str, port: int, proxy: str | None, headers: Map
         through = urllib3.ProxyManager(proxy, proxy_headers=login, **options)
         through.pool_classes_by_scheme = _POOLS
         place = f"{url.scheme}://{_bracketed(address)}:{port}{path}"
-        return through.request("GET", place, headers=headers, redirect=False, preload_content=False, retries=False)
-    return _POOLS[url.scheme](address, port, **options).request("GET", path, headers=headers, redirect=False, preload_content=False)
+        return through.request(method, place, body=body, headers=headers, redirect=False, preload_content=False, retries=False)
+    pool = _POOLS[url.scheme](address, port, **options)
+    return pool.request(method, path, body=body, headers=headers, redirect=False, preload_content=False)
 
 
 def _bracketed(host: str) -> str:

@@ -139,8 +139,31 @@ def workflow_path() -> dict[str, Any]:
     return {path: {"post": operation}}
 
 
-def add_predictions(document: dict[str, Any]) -> None:
-    document["paths"] = prediction_paths() | workflow_path() | document["paths"]
+def job_path() -> dict[str, Any]:
+    """What the Location of an asynchronous prediction's 202 names."""
+    id = _parameter("id", "from the Location of the 202", "0f8b5c1e6a7d4b7e9c3f2a1d5b6c7d8e")
+    answers = {
+        "get": ("Fetch an answer", {"202": "it is queued or running: its place and the expected time", "200": "the answer, of any status"}),
+        "delete": ("Cancel a request", {"200": "it is cancelled", "409": "it is answered"}),
+    }
+    why = {"404": "no such job", "410": "it was cancelled, or its answer has expired", "503": "the store cannot be used"}
+    return {
+        "/jobs/{id}": {
+            method: {
+                "tags": ["inference"],
+                "summary": summary,
+                "operationId": f"{method}_job",
+                "parameters": [id],
+                "responses": {status: {"description": text} for status, text in own.items()}
+                | {status: {"description": text, "content": _ERROR} for status, text in why.items()},
+            }
+            for method, (summary, own) in answers.items()
+        }
+    }
+
+
+def add_predictions(document: dict[str, Any], *, jobs: bool) -> None:
+    document["paths"] = prediction_paths() | workflow_path() | (job_path() if jobs else {}) | document["paths"]
     document.setdefault("components", {}).setdefault("schemas", {})["ErrorBody"] = ErrorBody.model_json_schema()
 
 

@@ -40,6 +40,7 @@ RESERVED_PATHS = {
     "token",
     "debug",
     "ui",
+    "jobs",
 }
 RESERVED_PATHS |= {"ping", "livez", "readyz", "version", "api-description", "openapi.json"}
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F))
