@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -137,6 +138,23 @@ sys.addaudithook(_note_process)
 def pytest_xdist_auto_num_workers() -> int:
     """For `-n auto`: two more than there are cores, since tests often wait for processes that they started."""
     return cpu_count() + 2
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Processes that run tests are forked from one that has collected them."""
+    if sys.platform == "linux":
+        from execnet import gateway_io
+
+        from tests.support.collected import Collected
+
+        start = Collected(config.args).start
+
+        def begin(self: Any, command: Sequence[str], model: Any) -> None:
+            self.popen = start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            super(gateway_io.Popen2IOMaster, self).__init__(self.popen.stdin, self.popen.stdout, execmodel=model)
+
+        gateway_io.Popen2IOMaster.__init__ = begin
 
 
 @pytest.hookimpl(optionalhook=True)
