@@ -232,8 +232,6 @@ def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
     if "forker" in order:
         _made.append(Forker(socket.socket(fileno=order["forker"])))
         os.set_inheritable(order["forker"], False)
-    else:
-        gc.unfreeze()
     if order["session"]:
         os.setsid()
     resource.setrlimit(resource.RLIMIT_NOFILE, order["files"])
