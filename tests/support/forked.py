@@ -37,15 +37,20 @@ from tsx_runtime.core.isolation import hidden_credentials
 
 COMMANDS = {"tsx": "tsx_cli.main", "torchserve": "tsx_cli.serve.torchserve"}
 IMPORTED = (
+    "multiprocessing.popen_forkserver",
+    "pydantic.v1",
     "torch",
     "tsx_cli.archive.command",
     "tsx_cli.main",
     "tsx_cli.serve.command",
+    "tsx_cli.serve.startup_page",
     "tsx_cli.serve.torchserve",
     "tsx_runtime.grpc.service",
+    "tsx_runtime.http.fast_lane.limited_lane",
     "tsx_runtime.targets.entry",
     "tsx_runtime.targets.server.server",
     "tsx_runtime.worker.main",
+    "uvicorn.lifespan.off",
     "uvloop",
 )
 NUMBER = struct.Struct("!I")
