@@ -32,7 +32,9 @@ class Ray(SpecSection):
     max_replicas: int | None = Field(default=None, ge=1)  # Ray Serve scales between the two
     target_ongoing_requests: float | None = Field(default=None, gt=0)  # of a replica; if not set, what the archive's benchmark says
     max_ongoing_requests: int | None = Field(default=None, ge=1)  # of a replica, those that wait in it included
-    runtime_env: Annotated[dict[str, Any], BeforeValidator(table)] = Field(default_factory=dict)  # of Ray: packages that the nodes lack, such as {pip = ["pillow"]}
+    runtime_env: Annotated[dict[str, Any], BeforeValidator(table)] = Field(
+        default_factory=dict
+    )  # of Ray: packages that the nodes lack, such as {pip = ["pillow"]}
     grpc: bool = False  # if this deployment is what starts Ray Serve, it also listens for gRPC
     startup_timeout: Annotated[Seconds, Field(ge=10)] = 600
 

@@ -1,0 +1,80 @@
+"""What Ray Serve shows of an application: which version it is, how it is, and where its replicas are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tsx_cli.deploy.engine.resources import State
+from tsx_cli.deploy.kubernetes.canary import CanaryState
+
+RELEASE = "release"  # the key of the user_config that the deployer writes: version, tags, canary and percent
+
+
+@dataclass(frozen=True)
+class RunningApplication:
+    shown: Mapping[str, Any]  # an `ApplicationDetails` of Ray Serve
+
+    @property
+    def release(self) -> Mapping[str, Any]:
+        """Empty where tsx deploy did not make it."""
+        configs = (each["deployment_config"].get("user_config") for each in self.shown["deployments"].values())
+        return next((config[RELEASE] for config in configs if isinstance(config, Mapping) and config.get(RELEASE)), {})
+
+    @property
+    def version(self) -> str | None:
+        return self.release.get("version")
+
+    @property
+    def tags(self) -> dict[str, str]:
+        return dict(self.release.get("tags") or {})
+
+    @property
+    def canary(self) -> CanaryState | None:
+        state = self.release.get("canary")
+        return None if state is None else CanaryState(**state)
+
+    @property
+    def percent(self) -> float:
+        """Of the requests, that a canary gets."""
+        return float(self.release.get("percent") or 0.0)
+
+    @property
+    def condition(self) -> tuple[State, str]:
+        status = str(self.shown["status"])
+        if status == "RUNNING":
+            return "ready", ""
+        return "failed" if status in ("DEPLOY_FAILED", "UNHEALTHY") else "changing", self.message or f"is {status.lower()}"
+
+    @property
+    def message(self) -> str:
+        """Ray Serve's own words, or what its replicas wait for."""
+        said = [self.shown["message"], *(each["message"] for each in self.shown["deployments"].values())]
+        for each in self.shown["deployments"].values():
+            unplaced = [replica for replica in each["replicas"] if replica["state"] == "STARTING" and not replica.get("node_id")]
+            if unplaced:
+                needs = ", ".join(f"{amount:g} {resource}" for resource, amount in each["required_resources"].items())
+                said.append(f"{len(unplaced)} of its replicas of {needs or 'no resources'} wait for a node")
+        return next((text for text in said if text), "")
+
+    @property
+    def replicas(self) -> list[Mapping[str, Any]]:
+        """Those of the models: an ingress in front of them holds none."""
+        parts = [part for part in self.shown["deployments"].values() if part["required_resources"]] or self.shown["deployments"].values()
+        return [replica for part in parts for replica in part["replicas"]]
+
+    @property
+    def wanted(self) -> int:
+        parts = [part for part in self.shown["deployments"].values() if part["required_resources"]] or self.shown["deployments"].values()
+        return sum(part["target_num_replicas"] for part in parts)
+
+    def logs(self) -> dict[str, dict[str, list[str]]]:
+        """By node, the log files of each replica, of those that died lately as well."""
+        found: dict[str, dict[str, list[str]]] = {}
+        for part in self.shown["deployments"].values():
+            for each in (*part.get("recent_dead_replicas", ()), *part["replicas"]):
+                if each.get("node_id") and each.get("log_file_path"):
+                    files = [str(each["log_file_path"]).lstrip("/"), f"worker-{each['worker_id']}-*.err", f"worker-{each['worker_id']}-*.out"]
+                    found.setdefault(str(each["node_id"]), {})[str(each["replica_id"])] = files
+        return found
