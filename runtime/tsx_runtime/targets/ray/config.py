@@ -13,10 +13,17 @@ from tsx_runtime.errors import SettingError
 
 IMPORT_PATH = "tsx_runtime.targets.ray.application:build"
 NAMESPACE = "tsx"
-ORDERED = frozenset(RegisterOrder.__dataclass_fields__) - {"url", "model_name", "loaded_at_startup", "workflow", "replaces", "archive_first"}
+ORDERED = frozenset(RegisterOrder.__dataclass_fields__) - {
+    "url",
+    "model_name",
+    "loaded_at_startup",
+    "workflow",
+    "replaces",
+    "archive_first",
+}
 OBJECT = "object://"
 S3 = "s3://"
-MODEL, REPLICA = "Model", "Replica"  # the deployments of an application: the ingress, and where many models share replicas those
+INGRESS, MODEL = "Ingress", "Model"  # the deployments of an application
 
 
 class _Strict(BaseModel):
@@ -37,6 +44,8 @@ class RayModel(_Strict):
             digest = self.source.removeprefix(OBJECT)
             if not re.fullmatch("[0-9a-f]{64}", digest) or self.sha256 not in (None, digest):
                 raise ValueError(f"source {self.source!r} must be object:// and the archive's sha-256, the same as in sha256")
+        if self.source.startswith(S3) and self.sha256 is None:
+            raise ValueError(f"source {self.source!r} needs sha256, by which each node checks its download")
         if unknown := sorted(set(self.order) - ORDERED):
             raise ValueError(f"order has unknown fields: {', '.join(unknown)}. A registration has: {', '.join(sorted(ORDERED))}")
         return self
@@ -83,18 +92,28 @@ class RayCanary(_Strict):
     percent: float = Field(ge=0, le=100)
 
 
-class RayApplication(_Strict):
+class Routing(_Strict):
+    """The `user_config` of the ingress: what changes in place, without a restart."""
+
+    canary: RayCanary | None = None
+    repeat: Literal["idempotent", "all"] = Field(
+        "idempotent",
+        description="which requests are repeated where their replica is lost: of idempotent methods and with an Idempotency-Key, or all",
+    )
+    release: dict[str, Any] = {}  # the deployer's own record, not read here
+
+
+class RayApplication(Routing):
     """An application: one model, or several that share replicas (`multiplexed`)."""
 
     name: str = Field(min_length=1)
     models: list[RayModel] = Field(min_length=1)
     settings: dict[str, Any] = {}  # tsx's own, by name; they come before the nodes' TSX_* variables
-    replica: ReplicaResources = ReplicaResources()
+    replica: ReplicaResources = ReplicaResources.model_validate({})
     replicas: int | None = Field(None, ge=1)
     autoscaling: Autoscaling | None = None
     multiplexed: int | None = Field(None, ge=1, description="models that a replica holds at a time; the one used longest ago makes room")
-    canary: RayCanary | None = None
-    release: dict[str, Any] = {}  # the deployer's own record, not read here
+    ingress_replicas: int = Field(2, ge=1, description="best one on each node that takes requests; they hold no model and reserve no CPU")
     drain: float = Field(30.0, ge=0, description="seconds in which a replica that is removed answers what it has accepted")
     kind: Literal["tsx"] = "tsx"  # tells applications of tsx from others in a cluster
 
@@ -115,6 +134,10 @@ class RayApplication(_Strict):
         if self.canary is not None and (self.multiplexed is not None or self.canary.app == self.name):
             raise ValueError("canary needs one model and the name of another application")
         return self
+
+    @property
+    def routing(self) -> dict[str, Any]:
+        return self.model_dump(include=set(Routing.model_fields))
 
 
 def parse_application(args: Mapping[str, Any]) -> RayApplication:
