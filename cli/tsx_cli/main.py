@@ -23,7 +23,7 @@ class Commands(LazyGroup):
         "optimize": ("tsx_cli.optimize.command", "Find the fastest form of a model that still answers right, and keep it in the archive."),
         "deploy": (
             "tsx_cli.deploy.commands.command",
-            "Deploy an archive to a container, Kubernetes, SageMaker or Lambda, after showing the plan.",
+            "Deploy an archive to a container, Kubernetes, Ray, SageMaker or Lambda, after showing the plan.",
         ),
         "check": ("tsx_cli.check.command", "Check on this machine that a model meets the contract of SageMaker, Lambda or a container."),
         "predict": ("tsx_cli.requests.predict", "Send a file, or a sample, to a model of a running server and print the answer."),

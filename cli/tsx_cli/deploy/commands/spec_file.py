@@ -57,9 +57,7 @@ def read_spec(file: Path | None, given: Mapping[str, Any]) -> DeploySpec:
     if spec.canary is not None and spec.target == "container":
         raise UsageError("canary: the target container runs one version at a time. Remove it")
     if spec.canary is not None and spec.target == "ray" and spec.ray.models:
-        raise UsageError(
-            "canary: replicas that several models share have none. Remove it, or deploy the model by itself, without ray.models"
-        )
+        raise UsageError("canary: replicas that several models share have none. Remove it, or deploy the model alone, without ray.models")
     if spec.create_role and spec.target in ("container", "kubernetes", "ray"):
         raise UsageError(f"create_role: SageMaker and Lambda have that, and the target {spec.target} does not. Remove it")
     return spec

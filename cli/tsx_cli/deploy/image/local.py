@@ -40,8 +40,8 @@ def this_machine(spec: DeploySpec) -> Generator[Local, None, None]:
 
 
 def image_builder(spec: DeploySpec) -> AbstractContextManager[Local | None]:
-    """None where the image is there already."""
-    return nullcontext() if spec.image is not None else this_machine(spec)
+    """None where the image is there already, and where none is needed."""
+    return nullcontext() if spec.image is not None or spec.target == "ray" else this_machine(spec)
 
 
 def _own_wheel(place: Path) -> Path | None:

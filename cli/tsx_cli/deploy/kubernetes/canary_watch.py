@@ -28,7 +28,7 @@ class CanaryWatch:
         counters: Callable[[], Mapping[str, Counters]],
         broken: Callable[[], dict[str, str]] = dict,
     ) -> CanaryStep:
-        """`counters` are those of its replicas by their names, and raise CliError where they cannot be read; `broken` is what ends it anyway."""
+        """`counters` are those of its replicas by their names; they raise CliError where they cannot be read. `broken` ends it at once."""
         canary, off, unread = seen.canary, dict[str, str](), ""
         if shift is not None and canary is not None and canary.since and not canary.ended and canary.version == version:
             try:

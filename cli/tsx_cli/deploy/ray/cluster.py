@@ -76,6 +76,11 @@ class RayCluster:
         found = self.details().get("applications", {}).get(name)
         return None if found is None else RunningApplication(found)
 
+    def nodes(self) -> list[dict[str, float]]:
+        """The resources of each, in all."""
+        self.connect()
+        return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]  # as Ray has left it
+
     def start(self) -> None:
         """Ray Serve, if it does not run. Raises CliError where it does, without the gRPC that is asked for."""
         running = self.details()
@@ -85,8 +90,8 @@ class RayCluster:
                 serve.start(proxy_location="EveryNode", http_options={"host": self.own.host, "port": self.own.port}, **grpc)
         elif self.own.grpc and not {*GRPC} <= {*running["grpc_options"].get("grpc_servicer_functions", ())}:
             raise CliError(
-                f"Ray Serve runs on {self.region} without gRPC, and that can be chosen only at its start: set ray.grpc to false, or start it "
-                f"anew (`serve shutdown` ends all applications) with grpc_servicer_functions {', '.join(GRPC)}"
+                f"Ray Serve runs on {self.region} without gRPC, which is chosen when it starts: remove ray.grpc, or start it anew "
+                f"(`serve shutdown` ends all applications) with grpc_servicer_functions {', '.join(GRPC)}"
             )
 
     def run(
@@ -109,7 +114,8 @@ class RayCluster:
     def record(self, version: str) -> dict[str, Any] | None:
         self.connect()
         content = _internal_kv_get(_key(version), namespace=NAMESPACE)
-        return None if content is None else json.loads(content)
+        found: dict[str, Any] | None = None if content is None else json.loads(content)
+        return found
 
     def records(self, name: str = "") -> dict[str, dict[str, Any]]:
         """By their versions, of one deployment or of all, the oldest first."""
@@ -142,11 +148,6 @@ class RayCluster:
 
 def _key(version: str) -> str:
     return f"{RECORDS}{version.rpartition('-')[0]}/{version}"
-
-
-def largest(resource: str) -> float:
-    """What the best node has of it in all."""
-    return max((float(node["Resources"].get(resource, 0)) for node in ray.nodes() if node["Alive"]), default=0.0)
 
 
 def _advice(address: str, text: str = "") -> str:

@@ -25,7 +25,7 @@ from tsx_cli.deploy.kubernetes.canary import CanaryState, CanaryStep, Counters, 
 from tsx_cli.deploy.kubernetes.canary_watch import CanaryWatch
 from tsx_cli.deploy.ray.cluster import RayCluster
 from tsx_cli.deploy.ray.on_nodes import counters, deploy
-from tsx_cli.deploy.ray.resources import APPLICATION, ARCHIVE, NONE, UPLOAD, VERSION, code_version
+from tsx_cli.deploy.ray.resources import APPLICATION, ARCHIVE, NONE, UPLOAD, VERSION
 from tsx_cli.deploy.ray.running import RELEASE, RunningApplication
 from tsx_runtime.targets.ray.archives import holder, upload
 
@@ -167,14 +167,19 @@ def _run(
 ) -> None:
     """With a number of `copies`, as a canary: without a route of its own."""
     config = properties["Config"]
-    release = {"version": properties["Version"], "tags": dict(tags), "canary": None if canary is None else asdict(canary), "percent": percent}
+    release = {
+        "version": properties["Version"],
+        "tags": dict(tags),
+        "canary": None if canary is None else asdict(canary),
+        "percent": percent,
+    }
     arguments = {**config["Application"], "name": name, RELEASE: release}
     if percent:
         arguments["canary"] = {"app": beside(name), "percent": percent}
     if copies is not None:
         arguments = {key: value for key, value in arguments.items() if key != "autoscaling"} | {"replicas": copies}
     prefix = config["RoutePrefix"] if copies is None else None
-    cloud.run(deploy, arguments, prefix, code_version(config), doing=f"deploying {name}", env=config["RuntimeEnv"])
+    cloud.run(deploy, arguments, prefix, config["Surge"], doing=f"deploying {name}", env=config["RuntimeEnv"])
 
 
 def _counters(cloud: RayCluster, application: RunningApplication | None) -> dict[str, Counters]:

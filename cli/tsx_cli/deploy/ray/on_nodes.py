@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import deque
@@ -28,16 +29,15 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d")
 Lines = list[tuple[float, str]]  # when, in seconds since 1970, and the text
 
 
-def deploy(arguments: dict[str, Any], route_prefix: str | None, code_version: str) -> None:
-    """As `serve.run`, but a replica is replaced only if `code_version` is another: Ray Serve itself makes one up for each call.
-
-    Without a wait: `status` says how far it is.
-    """
+def deploy(arguments: dict[str, Any], route_prefix: str | None, surge: float) -> None:
+    """As `serve.run`, but with `surge` percent more replicas while they are replaced, and without a wait: `status` says how far it is."""
     environment = ray.get_runtime_context().runtime_env
     built = build_app(build(arguments), name=arguments["name"], route_prefix=route_prefix, default_runtime_env=environment)
     for deployment in built.deployments:
-        deployment._version = code_version
-    _get_global_client().deploy_applications([built], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        deployment._deployment_config.max_surge_percent = math.ceil(surge)
+    client = _get_global_client()
+    assert client is not None  # as it raises where there is none
+    client.deploy_applications([built], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
 
 def ask(address: str, model: str, body: bytes, content_type: str, accept: str | None) -> tuple[bytes, str]:

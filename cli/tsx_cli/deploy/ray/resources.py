@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tsx_cli.bench.model.configuration import Configuration
@@ -20,7 +20,6 @@ ARCHIVE, UPLOAD, VERSION, APPLICATION = "Tsx::Ray::Archive", "Tsx::Ray::Upload",
 NONE = "none"  # the property `Canary` where there is none
 MARGIN = 120  # seconds for packages to be installed and archives to be copied, beside the time until a model is ready
 UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
-SCALE = frozenset({"replicas", "autoscaling", "canary", "release"})  # of the arguments; no running replica is replaced for these
 
 
 def resources(spec: DeploySpec, archives: Sequence[Facts], measured: ArchiveRecord | None) -> list[Resource]:
@@ -42,16 +41,12 @@ def configuration(spec: DeploySpec, archives: Sequence[Facts], measured: Archive
     """What Ray Serve is given: `Application` are the arguments of `application.build`."""
     variables = {"env_vars": dict(spec.env)} if spec.env else {}
     arguments = _arguments(spec, archives, measured).model_dump(mode="json", exclude_unset=True)
-    return {"Application": arguments, "RoutePrefix": route_prefix(spec), "RuntimeEnv": {**spec.ray.runtime_env, **variables}}
+    environment = {**spec.ray.runtime_env, **variables}
+    return {"Application": arguments, "RoutePrefix": route_prefix(spec), "RuntimeEnv": environment, "Surge": spec.ray.surge}
 
 
 def route_prefix(spec: DeploySpec) -> str:
     return spec.ray.route_prefix or f"/{spec.name}"
-
-
-def code_version(config: Mapping[str, Any]) -> str:
-    """By which Ray Serve knows whether its replicas are of this version: a share or a number of replicas changes none of them."""
-    return digest({key: value for key, value in config["Application"].items() if key not in SCALE}, 16)
 
 
 def source_of(spec: DeploySpec, facts: Facts) -> str:
@@ -85,7 +80,7 @@ def _arguments(spec: DeploySpec, archives: Sequence[Facts], measured: ArchiveRec
     target = own.target_ongoing_requests
     if target is None and measured is not None:
         target = Outlook(measured, spec.model.name, None, None, None).fitting_target
-    usual = ReplicaResources()
+    usual = ReplicaResources.model_validate({})
     most = own.max_ongoing_requests or max(usual.max_ongoing_requests, math.ceil(2 * (target or 0)))
     replica = {
         "num_cpus": usual.num_cpus if cpus is None else cpus,
@@ -99,7 +94,8 @@ def _arguments(spec: DeploySpec, archives: Sequence[Facts], measured: ArchiveRec
         aim = {} if target is None else {"target_ongoing_requests": float(target)}
         scaling = {"autoscaling": {"min": own.min_replicas, "max": own.max_replicas, **aim}}
     models = [{"name": each.model_name, "source": source_of(spec, each), "sha256": each.sha256} for each in archives]
-    shared = {} if own.models_per_replica is None else {"multiplexed": own.models_per_replica}
+    shared: dict[str, Any] = {"repeat": own.repeat} if own.repeat != "idempotent" else {}
+    shared |= {} if own.models_per_replica is None else {"multiplexed": own.models_per_replica}
     return parse_application({"name": spec.name, "models": models, "replica": replica, **scaling, **shared})
 
 

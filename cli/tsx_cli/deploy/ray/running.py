@@ -75,6 +75,10 @@ class RunningApplication:
         for part in self.shown["deployments"].values():
             for each in (*part.get("recent_dead_replicas", ()), *part["replicas"]):
                 if each.get("node_id") and each.get("log_file_path"):
-                    files = [str(each["log_file_path"]).lstrip("/"), f"worker-{each['worker_id']}-*.err", f"worker-{each['worker_id']}-*.out"]
+                    files = [
+                        str(each["log_file_path"]).lstrip("/"),
+                        f"worker-{each['worker_id']}-*.err",
+                        f"worker-{each['worker_id']}-*.out",
+                    ]
                     found.setdefault(str(each["node_id"]), {})[str(each["replica_id"])] = files
         return found

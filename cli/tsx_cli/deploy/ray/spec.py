@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from tsx_cli.deploy.spec_values import MEMORY, Seconds, SpecSection, table, words
+from tsx_cli.deploy.spec_values import MEMORY, Percent, Seconds, SpecSection, table, words
 
 RAY_ADDRESS = r"^(auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:]+\]):\d+)$"
 ARCHIVES = r"^(object-store|path|s3://[^/\s]+(/\S+)?)$"
@@ -32,9 +32,10 @@ class Ray(SpecSection):
     max_replicas: int | None = Field(default=None, ge=1)  # Ray Serve scales between the two
     target_ongoing_requests: float | None = Field(default=None, gt=0)  # of a replica; if not set, what the archive's benchmark says
     max_ongoing_requests: int | None = Field(default=None, ge=1)  # of a replica, those that wait in it included
-    runtime_env: Annotated[dict[str, Any], BeforeValidator(table)] = Field(
-        default_factory=dict
-    )  # of Ray: packages that the nodes lack, such as {pip = ["pillow"]}
+    repeat: Literal["idempotent", "all"] = "idempotent"  # requests that are repeated if their replica is lost; all: POST without a key too
+    surge: Annotated[Percent, Field(ge=0, le=100)] = 25  # more replicas during an update; 0: a replica ends before the next starts
+    # of Ray: packages that the nodes lack, such as {pip = ["pillow"]}
+    runtime_env: Annotated[dict[str, Any], BeforeValidator(table)] = Field(default_factory=dict)
     grpc: bool = False  # if this deployment is what starts Ray Serve, it also listens for gRPC
     startup_timeout: Annotated[Seconds, Field(ge=10)] = 600
 
