@@ -42,7 +42,7 @@ def build(args: dict[str, Any]) -> Application:
     ingress = _deployment(
         serve.ingress(asgi_app)(Ingress),
         name=INGRESS,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "resources": application.ingress_resources},
         num_replicas=application.ingress_replicas,
         max_ongoing_requests=FORWARDED,
         user_config=application.routing,

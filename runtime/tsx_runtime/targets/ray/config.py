@@ -114,6 +114,7 @@ class RayApplication(Routing):
     autoscaling: Autoscaling | None = None
     multiplexed: int | None = Field(None, ge=1, description="models that a replica holds at a time; the one used longest ago makes room")
     ingress_replicas: int = Field(2, ge=1, description="best one on each node that takes requests; they hold no model and reserve no CPU")
+    ingress_resources: dict[str, float] = Field({}, description="custom resources that an ingress reserves, to bind it to nodes")
     drain: float = Field(30.0, ge=0, description="seconds in which a replica that is removed answers what it has accepted")
     kind: Literal["tsx"] = "tsx"  # tells applications of tsx from others in a cluster
 

@@ -10,6 +10,7 @@ import logging
 import random
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import grpc
@@ -35,7 +36,7 @@ from tsx_runtime.http.semantics.messages import (
     rest_of,
     send_whole,
 )
-from tsx_runtime.http.semantics.urls import is_form, model_in_form
+from tsx_runtime.http.semantics.urls import find_target, is_form, model_in_form
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.ray.config import MODEL, RayCanary, Routing
 from tsx_runtime.targets.ray.grpc_bridge import RUNS_MODEL, GrpcAnswer, model_of, refused
@@ -180,10 +181,13 @@ class Ingress(Forwarder):
         if not self.names:
             return ""
         path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-        named = next((name for part in path.split("/")[2:] if (name := part.partition(":")[0]) in self.names), "")
-        if not named and path.rstrip("/") == "/predictions" and is_form(scope["headers"]):
-            named = model_in_form(scope["headers"], body) or ""
-        return self.shared(named)
+        parts, named = path.split("/"), None
+        with suppress(TsxError):  # the replica says what is wrong
+            if (target := find_target(path, scope["query_string"])) is None:
+                named = parts[3] if len(parts) > 3 and parts[2] == "models" else None  # what KServe's clients ask of a model
+            elif (named := target.name) is None and is_form(scope["headers"]):
+                named = model_in_form(scope["headers"], body)
+        return self.shared(named or "")
 
     # gRPC: Ray Serve calls the method that has the RPC's name
 
@@ -239,7 +243,7 @@ def _without_id(scope: Scope, send: Send) -> Send:
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [pair for pair in message["headers"] if pair[0] != b"x-request-id"]
+            message = {**message, "headers": [pair for pair in message["headers"] if pair[0] != b"x-request-id"]}
         await send(message)
 
     return sending

@@ -35,10 +35,11 @@ Messages = list[Message]
 
 
 class LoadedModel:
-    """A model of a replica that several share. Ray Serve awaits `__del__` where it has to make room."""
+    """A model of a replica that several share."""
 
     def __init__(self, registry: Registry, name: str) -> None:
         self._registry, self._name = registry, name
+        self.__del__ = self._unload  # what Ray Serve awaits to make room; of the class, the interpreter would call it as well
         self._requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -52,7 +53,7 @@ class LoadedModel:
         if not self._requests:
             self._idle.set()
 
-    async def __del__(self) -> None:
+    async def _unload(self) -> None:
         await self._idle.wait()
         await self._registry.unregister(self._name)
 
