@@ -39,7 +39,7 @@ class RayTarget:
         *made, application = resources(spec, archives, read_record(spec.model))
         return [
             *made,
-            replace(application, notes=tuple(_notes(spec, archives, application.properties["Config"]["Application"]["replica"]))),
+            replace(application, notes=tuple(_notes(cloud, spec, archives, application.properties["Config"]["Application"]["replica"]))),
         ]
 
     def belongings(self, cloud: RayCluster, name: str, *, purge: bool = False) -> list[Resource]:
