@@ -66,7 +66,7 @@ class ReplicaResources(_Strict):
     max_queued_requests: int = Field(-1, ge=-1, description="requests that wait in a proxy for a replica; the next gets 503. -1: no limit")
 
 
-class Autoscaling(_Strict):
+class ReplicaScaling(_Strict):
     """Ray Serve's own, on ongoing requests. Seconds default to Ray Serve's."""
 
     min: int = Field(1, ge=0)
@@ -79,7 +79,7 @@ class Autoscaling(_Strict):
     look_back_period_s: float | None = Field(None, gt=0)
 
     @model_validator(mode="after")
-    def _check(self) -> Autoscaling:
+    def _check(self) -> ReplicaScaling:
         if self.max < self.min:
             raise ValueError(f"max ({self.max}) must not be less than min ({self.min})")
         return self
@@ -111,12 +111,11 @@ class RayApplication(Routing):
     settings: dict[str, Any] = {}  # tsx's own, by name; they come before the nodes' TSX_* variables
     replica: ReplicaResources = ReplicaResources.model_validate({})
     replicas: int | None = Field(None, ge=1)
-    autoscaling: Autoscaling | None = None
+    autoscaling: ReplicaScaling | None = None
     multiplexed: int | None = Field(None, ge=1, description="models that a replica holds at a time; the one used longest ago makes room")
     ingress_replicas: int = Field(2, ge=1, description="best one on each node that takes requests; they hold no model and reserve no CPU")
     ingress_resources: dict[str, float] = Field({}, description="custom resources that an ingress reserves, to bind it to nodes")
     drain: float = Field(30.0, ge=0, description="seconds in which a replica that is removed answers what it has accepted")
-    kind: Literal["tsx"] = "tsx"  # tells applications of tsx from others in a cluster
 
     @field_validator("models")
     @classmethod

@@ -37,7 +37,6 @@ from tsx_runtime.http.semantics.messages import (
     send_whole,
 )
 from tsx_runtime.http.semantics.urls import find_target, is_form, model_in_form
-from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.ray.config import MODEL, RayCanary, Routing
 from tsx_runtime.targets.ray.grpc_bridge import RUNS_MODEL, GrpcAnswer, model_of, refused
 
@@ -67,10 +66,9 @@ class ReplicaLost(Unavailable):
 class Forwarder:
     """Chooses the replicas' deployment, and calls it again where that is safe."""
 
-    def __init__(self, settings: Mapping[str, Any], models: list[str], model: Handle) -> None:
-        """`models`: those that share replicas; none where there is one model."""
-        known = Settings.model_validate(settings)
-        self._limit, self._budget = known.max_request_size, ByteBudget(known.max_inflight_bytes)
+    def __init__(self, largest: int, in_flight: int, models: list[str], model: Handle) -> None:
+        """Bytes of one request's body, and of all at a time. `models`: those that share replicas; none where there is one."""
+        self._largest, self._budget = largest, ByteBudget(in_flight)
         self.names = frozenset(models)
         self._model = model.options(stream=True)
         self._canary: Handle | None = None
@@ -161,7 +159,7 @@ class Ingress(Forwarder):
             counted.give_back()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_body(scope, receive, self._limit)
+        body = await read_body(scope, receive, self._largest)
         sent = {name: scope[name] for name in (*_SENT, REQUEST_ID) if name in scope}
         keyed = any(name == IDEMPOTENCY_KEY.encode() for name, _ in scope["headers"])
         repeats = keyed or scope["method"] in IDEMPOTENT or self.repeats_all

@@ -34,7 +34,7 @@ from tsx_runtime.targets.ray.grpc_bridge import GrpcAnswer, GrpcBridge, Metadata
 Messages = list[Message]
 
 
-class LoadedModel:
+class SharedModel:
     """A model of a replica that several share."""
 
     def __init__(self, registry: Registry, name: str) -> None:
@@ -58,7 +58,7 @@ class LoadedModel:
         await self._registry.unregister(self._name)
 
 
-class Model:
+class ModelReplica:
     """The deployment of one model, or of several of which each replica holds some."""
 
     async def __init__(self, args: Mapping[str, Any]) -> None:  # type: ignore[misc]  # which Ray Serve awaits
@@ -68,6 +68,8 @@ class Model:
         self._held = held = contextlib.AsyncExitStack()
         state = held.enter_context(tempfile.TemporaryDirectory(prefix="tsx-ray-"))
         settings = replica_settings(application.settings, application.replica, os.environ, Path(state))
+        if os.environ.get("OMP_NUM_THREADS") == str(max(1, int(application.replica.num_cpus))):
+            del os.environ["OMP_NUM_THREADS"]  # Ray's: all CPUs of the replica for each worker, which are to share them
         set_up_logging(settings)
         self._registry = registry = Registry(settings)
         held.push_async_callback(registry.close)
@@ -80,7 +82,7 @@ class Model:
         self._load = None
         if application.multiplexed is not None:
 
-            async def load(name: str) -> LoadedModel:
+            async def load(name: str) -> SharedModel:
                 return await self._register(name)
 
             self._load = serve.multiplexed(load, max_num_models_per_replica=application.multiplexed)
@@ -148,10 +150,10 @@ class Model:
     async def _loaded(self, model: str) -> contextlib.AbstractContextManager[None]:
         if self._load is None or model not in self._models:
             return contextlib.nullcontext()
-        loaded: LoadedModel = await self._load(model)
+        loaded: SharedModel = await self._load(model)
         return loaded
 
-    async def _register(self, name: str) -> LoadedModel:
+    async def _register(self, name: str) -> SharedModel:
         model = self._models[name]
         settings = self._registry.settings
         try:
@@ -160,7 +162,7 @@ class Model:
             raise InvalidModel(f"model {name} cannot be loaded from {model.source}: {error}") from error
         order = RegisterOrder(url=model.source, model_name=name, loaded_at_startup=True, **model.order)
         await self._registry.register_archive(archive, order)
-        return LoadedModel(self._registry, name)
+        return SharedModel(self._registry, name)
 
 
 def replica_settings(given: Mapping[str, Any], replica: ReplicaResources, env: Mapping[str, str], state: Path) -> Settings:

@@ -16,7 +16,7 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.ray.application import build
 from tsx_runtime.targets.ray.archives import open_model
 from tsx_runtime.targets.ray.config import RayModel, ReplicaResources, parse_application
-from tsx_runtime.targets.ray.replica import Model, replica_settings
+from tsx_runtime.targets.ray.replica import ModelReplica, replica_settings
 
 MODEL = {"name": "m", "source": "/m.mar"}
 DIGEST = "0" * 64
@@ -43,12 +43,17 @@ def test_wrong_arguments_are_named(args: dict[str, Any], says: str) -> None:
         parse_application({"name": "a", "models": [MODEL], **args})
 
 
+def test_a_wrong_setting_is_told_before_anything_is_deployed() -> None:
+    with pytest.raises(SettingError, match="unknown setting 'no_such_setting'"):
+        build({"name": "a", "models": [MODEL], "settings": {"no_such_setting": 1}})
+
+
 def test_what_changes_in_place_changes_no_replica() -> None:
     """Ray Serve restarts the replicas of a deployment whose version changes."""
 
     def versions(**more: Any) -> list[str]:
         ingress = build({"name": "a", "models": [MODEL], **more})._bound_deployment
-        return [ingress.version, ingress.init_args[2]._bound_deployment.version]
+        return [ingress.version, ingress.init_args[3]._bound_deployment.version]
 
     same = versions()
     assert versions(release={"id": 2}, canary={"app": "b", "percent": 5}, repeat="all", autoscaling={"max": 4}) == same
@@ -67,8 +72,6 @@ def test_a_replica_uses_what_ray_has_given_it(tmp_path: Path) -> None:
     node = {"TSX_INFERENCE_TOKEN": "secret", "TSX_JOB_QUEUE_SIZE": "7"}
     both = settings({"job_queue_size": 9}, node)
     assert (both.inference_token, both.job_queue_size) == ("secret", 9)
-    with pytest.raises(SettingError, match="unknown setting"):
-        settings({"no_such_setting": 1}, {})
 
 
 def test_an_archive_is_checked_against_its_sha256(tmp_path: Path) -> None:
@@ -86,7 +89,7 @@ def test_an_archive_is_checked_against_its_sha256(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("state", "healthy"), [(WorkerState.READY, True), (WorkerState.FAILED, False), (WorkerState.LOADING, True)])
 def test_a_replica_whose_workers_are_all_given_up_is_replaced(state: WorkerState, healthy: bool) -> None:
     version = SimpleNamespace(name="m", min_workers=1, workers=[SimpleNamespace(state=state)], last_error="no GPU")
-    model = cast("Any", object.__new__(Model))
+    model = cast("Any", object.__new__(ModelReplica))
     model._registry = SimpleNamespace(models={"m": SimpleNamespace(versions={"1": version})})
     if healthy:
         model.check_health()

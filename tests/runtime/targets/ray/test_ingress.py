@@ -79,7 +79,7 @@ def lost() -> ActorDiedError:
 
 
 def ingress(handle: ScriptedHandle, models: tuple[str, ...] = (), **user_config: Any) -> Ingress:
-    made = Ingress({}, list(models), cast("Handle", handle))
+    made = Ingress(1 << 20, 1 << 30, list(models), cast("Handle", handle))
     made.reconfigure(user_config)
     return made
 
