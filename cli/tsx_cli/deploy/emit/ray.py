@@ -35,7 +35,7 @@ def ray_files(spec: DeploySpec, facts: Facts) -> tuple[dict[str, str], list[str]
     config = configuration(spec, [facts, *(look_at(each)[1] for each in spec.ray.models)], read_record(spec.model))
     image, env = spec.image, config["RuntimeEnv"]
     models = config["Application"]["models"]
-    notes = [f"put {facts.archive.name} to {each['source']}, where the nodes look for it" for each, facts in zip(models[:1], [facts], strict=True)]
+    notes = [f"the nodes look for the model {each['name']} at {each['source']}: put its archive there" for each in models]
     if image is None:
         image = f"rayproject/ray:{_ray_version()}-py{sys.version_info.major}{sys.version_info.minor}"
         env = {"pip": [f"tsx-serve[ray]=={__version__}"], **env}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray import serve
 from ray.serve._private.build_app import build_app
 from ray.serve._private.constants import SERVE_NAMESPACE
 from ray.serve._private.logging_utils import get_serve_logs_dir
@@ -24,7 +25,8 @@ from tsx_runtime.metrics.version_metrics import add_version
 from tsx_runtime.targets.ray.application import build
 
 MOST = 4 << 20  # bytes that are read of a log file at a time
-_TIME = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d")
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,]\d+)?(Z?)")
+_MARKS = (":job_id:", ":actor_name:", ":task_name:")  # of Ray itself
 
 Lines = list[tuple[float, str]]  # when, in seconds since 1970, and the text
 
@@ -53,7 +55,7 @@ def counters(actors: Sequence[str]) -> dict[str, Counters]:
 def _counted(replica: Any) -> Counters:
     """Runs in a replica's own process, where its registry is."""
     families = Families()
-    for model in replica._user_callable_wrapper._callable._registry.models.values():
+    for model in serve.get_replica_context().servable_object._registry.models.values():
         for version in model.versions.values():
             add_version(families, version, "", {}, {})
     return read_counters(b"".join(families.text()).decode())
@@ -75,7 +77,8 @@ def read_logs(
             when, lines = path.stat().st_mtime, Lines()
             for text in whole.decode("utf-8", "replace").splitlines():
                 if stamp := _TIME.search(text):
-                    when = datetime.fromisoformat(stamp[0]).timestamp()
-                lines.append((when, f"[{replica}] {text}"))
+                    when = datetime.fromisoformat(f"{stamp[1]}{'+00:00' if stamp[2] else ''}").timestamp()
+                if not text.startswith(_MARKS):
+                    lines.append((when, f"[{replica}] {text}"))
             found += deque((line for line in lines if since is None or line[0] >= time.time() - since), maxlen=count)
     return found, read

@@ -8,6 +8,7 @@ from typing import Any
 
 from tsx_cli.deploy.engine.resources import State
 from tsx_cli.deploy.kubernetes.canary import CanaryState
+from tsx_runtime.targets.ray.config import MODEL
 
 RELEASE = "release"  # the key of the user_config that the deployer writes: version, tags, canary and percent
 
@@ -60,25 +61,24 @@ class RunningApplication:
 
     @property
     def replicas(self) -> list[Mapping[str, Any]]:
-        """Those of the models: an ingress in front of them holds none."""
-        parts = [part for part in self.shown["deployments"].values() if part["required_resources"]] or self.shown["deployments"].values()
-        return [replica for part in parts for replica in part["replicas"]]
+        """Those of the model; the ingress in front of them holds none."""
+        return list(self._model.get("replicas", ()))
 
     @property
     def wanted(self) -> int:
-        parts = [part for part in self.shown["deployments"].values() if part["required_resources"]] or self.shown["deployments"].values()
-        return sum(part["target_num_replicas"] for part in parts)
+        return int(self._model.get("target_num_replicas", 0))
+
+    @property
+    def _model(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.shown["deployments"].get(MODEL, {})
+        return found
 
     def logs(self) -> dict[str, dict[str, list[str]]]:
         """By node, the log files of each replica, of those that died lately as well."""
         found: dict[str, dict[str, list[str]]] = {}
         for part in self.shown["deployments"].values():
             for each in (*part.get("recent_dead_replicas", ()), *part["replicas"]):
-                if each.get("node_id") and each.get("log_file_path"):
-                    files = [
-                        str(each["log_file_path"]).lstrip("/"),
-                        f"worker-{each['worker_id']}-*.err",
-                        f"worker-{each['worker_id']}-*.out",
-                    ]
+                if each.get("node_id") and each.get("worker_id"):
+                    files = [f"worker-{each['worker_id']}-*.{kind}" for kind in ("err", "out")]  # which Ray Serve's own lines go to as well
                     found.setdefault(str(each["node_id"]), {})[str(each["replica_id"])] = files
         return found
