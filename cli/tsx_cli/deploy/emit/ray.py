@@ -18,8 +18,8 @@ from tsx_runtime.version import __version__
 
 CONFIG, SERVICE = "serve-config.yaml", "rayservice.yaml"
 STEP = (
-    "kubectl apply --filename rayservice.yaml, where KubeRay is installed; on a cluster of another kind, serve deploy serve-config.yaml, which "
-    "removes applications that other config files have brought there"
+    "kubectl apply --filename rayservice.yaml, where KubeRay is installed; on another cluster serve deploy serve-config.yaml, which ends "
+    "applications of other config files"
 )
 HEAD = {"cpu": "2", "memory": "4Gi"}  # it runs no replicas
 GRPC_PORT = 9000
@@ -29,8 +29,8 @@ def ray_files(spec: DeploySpec, facts: Facts) -> tuple[dict[str, str], list[str]
     """The files by their names, and what to know of them. Raises UsageError."""
     if spec.ray.archives == "object-store":
         raise UsageError(
-            "--emit ray: files cannot put the archive into the cluster's memory: --set ray.archives=s3://BUCKET/PREFIX, or ray.archives=path "
-            "for a path that all nodes see"
+            "--emit ray: files cannot put the archive into the cluster's memory: --set ray.archives=s3://BUCKET/PREFIX, or path for a path "
+            "that all nodes see"
         )
     config = configuration(spec, [facts, *(look_at(each)[1] for each in spec.ray.models)], read_record(spec.model))
     image, env = spec.image, config["RuntimeEnv"]
@@ -69,11 +69,12 @@ def _service(spec: DeploySpec, config: dict[str, Any], serve: str, image: str) -
         sizes["nvidia.com/gpu"] = math.ceil(replica["num_gpus"])
     ports = {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "serve": own.port, **({"grpc": GRPC_PORT} if own.grpc else {})}
     fewest = own.replicas if own.min_replicas is None else own.min_replicas
-    workers = {"groupName": "replicas", "replicas": fewest, "minReplicas": fewest, "maxReplicas": own.max_replicas or own.replicas}
+    most = math.ceil((own.max_replicas or own.replicas) * (1 + own.surge / 100))  # a replica that takes another's place needs room
+    workers = {"groupName": "replicas", "replicas": fewest, "minReplicas": fewest, "maxReplicas": most}
     head = {**_container("ray-head", image, HEAD), "ports": [{"name": name, "containerPort": port} for name, port in ports.items()]}
     cluster = {
         "rayVersion": _ray_version(),
-        "enableInTreeAutoscaling": own.max_replicas is not None,
+        "enableInTreeAutoscaling": True,
         "headGroupSpec": {"rayStartParams": {"num-cpus": "0"}, "template": {"spec": {"containers": [head]}}},
         "workerGroupSpecs": [
             {**workers, "rayStartParams": {}, "template": {"spec": {"containers": [_container("ray-worker", image, sizes)]}}},

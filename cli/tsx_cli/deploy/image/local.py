@@ -30,6 +30,9 @@ DISTRIBUTION = "tsx-serve"
 def this_machine(spec: DeploySpec) -> Generator[Local, None, None]:
     """With a wheel of tsx where this is a version that no package index has, built from where it was installed from. Raises CliError."""
     build, python = spec.build, f"{sys.version_info.major}.{sys.version_info.minor}"
+    if spec.target == "ray":  # whose nodes are no images of this deployment
+        yield Local(python, "", __version__)
+        return
     with tempfile.TemporaryDirectory(prefix="tsx-wheel-", dir=temporary_place()) as place:
         found = build.wheel if build.wheel is not None else _own_wheel(Path(place))
         if found is not None and not (found.is_file() and found.suffix == ".whl"):

@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.kind import CloudError
+from tsx_cli.deploy.ray.resources import GRPC
 from tsx_cli.deploy.ray.running import RunningApplication
 from tsx_cli.deploy.ray.spec import Ray
 from tsx_runtime.errors import TsxError
@@ -29,7 +30,6 @@ from tsx_runtime.targets.ray.config import NAMESPACE
 
 CONNECT, ANSWER = 5.0, 60.0  # seconds
 RECORDS = "deployments/"  # before the key of a version's record, NAME/NAME-DIGEST
-GRPC = tuple(f"tsx_runtime.targets.ray.grpc_bridge:{each}" for each in ("add_inference_to_server", "add_open_inference_to_server"))
 CLIENT_PORT = 10001
 
 

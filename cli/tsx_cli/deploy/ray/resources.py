@@ -17,6 +17,7 @@ from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.targets.ray.config import OBJECT, S3, RayApplication, ReplicaResources, parse_application
 
 ARCHIVE, UPLOAD, VERSION, APPLICATION = "Tsx::Ray::Archive", "Tsx::Ray::Upload", "Tsx::Ray::Version", "Tsx::Ray::Application"
+GRPC = tuple(f"tsx_runtime.targets.ray.grpc_bridge:{each}" for each in ("add_inference_to_server", "add_open_inference_to_server"))
 NONE = "none"  # the property `Canary` where there is none
 MARGIN = 120  # seconds for packages to be installed and archives to be copied, beside the time until a model is ready
 UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
