@@ -8,6 +8,7 @@ import math
 import os
 import tempfile
 from collections.abc import AsyncGenerator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from tsx_runtime.errors import InvalidModel, TsxError
 from tsx_runtime.http.app import build_apps
 from tsx_runtime.http.semantics.errors import fault
 from tsx_runtime.http.semantics.messages import Message, Scope, request_id_of, send_whole
+from tsx_runtime.metrics.collection import reader
+from tsx_runtime.metrics.torchserve_log import feed_once, metric_tasks
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
 from tsx_runtime.targets.image.environment import DEFAULTS
@@ -30,6 +33,7 @@ from tsx_runtime.targets.observability.otlp import tracing
 from tsx_runtime.targets.ray.archives import open_model
 from tsx_runtime.targets.ray.config import ReplicaResources, parse_application
 from tsx_runtime.targets.ray.grpc_bridge import GrpcAnswer, GrpcBridge, Metadata, refused
+from tsx_runtime.targets.ray.metrics import RayMetrics
 
 Messages = list[Message]
 
@@ -78,7 +82,11 @@ class ModelReplica:
         [self._app] = build_apps(registry, settings, [("inference",)])
         self._grpc = GrpcBridge(registry, settings, Path(state), self._app.counts)
         held.push_async_callback(self._grpc.close)
-        await held.enter_async_context(running("cores are not shared anew,", repeat(1.0, registry.cores.share)))
+        counts, system = self._app.counts, self._app.system
+        await held.enter_async_context(metric_tasks(registry, counts, system, settings))
+        pushing = partial(feed_once, "ray", RayMetrics(), reader(registry, counts, system))
+        works = repeat(1.0, registry.cores.share), repeat(settings.metrics_push_interval, pushing)
+        await held.enter_async_context(running("cores are not shared anew, or Ray gets no metrics,", *works))
         self._load = None
         if application.multiplexed is not None:
 
