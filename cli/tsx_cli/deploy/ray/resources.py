@@ -17,7 +17,7 @@ from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.targets.ray.config import OBJECT, S3, RayApplication, ReplicaResources, parse_application
 
 ARCHIVE, UPLOAD, VERSION, APPLICATION = "Tsx::Ray::Archive", "Tsx::Ray::Upload", "Tsx::Ray::Version", "Tsx::Ray::Application"
-GRPC = tuple(f"tsx_runtime.targets.ray.grpc_bridge:{each}" for each in ("add_inference_to_server", "add_open_inference_to_server"))
+GRPC = tuple(f"tsx_runtime.targets.ray.grpc_bridge.{each}" for each in ("add_inference_to_server", "add_open_inference_to_server"))
 NONE = "none"  # the property `Canary` where there is none
 MARGIN = 120  # seconds for packages to be installed and archives to be copied, beside the time until a model is ready
 UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
@@ -95,7 +95,7 @@ def _arguments(spec: DeploySpec, archives: Sequence[Facts], measured: ArchiveRec
         aim = {} if target is None else {"target_ongoing_requests": float(target)}
         scaling = {"autoscaling": {"min": own.min_replicas, "max": own.max_replicas, **aim}}
     models = [{"name": each.model_name, "source": source_of(spec, each), "sha256": each.sha256} for each in archives]
-    shared: dict[str, Any] = {"repeat": own.repeat} if own.repeat != "idempotent" else {}
+    shared: dict[str, Any] = {"repeat": own.repeat, "ingress_replicas": own.ingress_replicas}
     shared |= {} if own.models_per_replica is None else {"multiplexed": own.models_per_replica}
     return parse_application({"name": spec.name, "models": models, "replica": replica, **scaling, **shared})
 

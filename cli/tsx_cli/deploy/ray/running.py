@@ -56,7 +56,7 @@ class RunningApplication:
             unplaced = [replica for replica in each["replicas"] if replica["state"] == "STARTING" and not replica.get("node_id")]
             if unplaced:
                 needs = ", ".join(f"{amount:g} {resource}" for resource, amount in each["required_resources"].items())
-                said.append(f"{len(unplaced)} of its replicas of {needs or 'no resources'} wait for a node")
+                said.append(f"{len(unplaced)} of its replicas ({needs or 'no resources'} each) have no node yet")
         return next((text for text in said if text), "")
 
     @property

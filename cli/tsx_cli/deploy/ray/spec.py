@@ -32,12 +32,13 @@ class Ray(SpecSection):
     max_replicas: int | None = Field(default=None, ge=1)  # Ray Serve scales between the two
     target_ongoing_requests: float | None = Field(default=None, gt=0)  # of a replica; if not set, what the archive's benchmark says
     max_ongoing_requests: int | None = Field(default=None, ge=1)  # of a replica, those that wait in it included
+    ingress_replicas: int = Field(default=2, ge=1)  # which forward requests to the replicas; best one for each node that takes requests
     repeat: Literal["idempotent", "all"] = "idempotent"  # requests that are repeated if their replica is lost; all: POST without a key too
     surge: Annotated[Percent, Field(ge=0, le=100)] = 25  # more replicas during an update; 0: a replica ends before the next starts
     # of Ray: packages that the nodes lack, such as {pip = ["pillow"]}
     runtime_env: Annotated[dict[str, Any], BeforeValidator(table)] = Field(default_factory=dict)
     grpc: bool = False  # if this deployment is what starts Ray Serve, it also listens for gRPC
-    startup_timeout: Annotated[Seconds, Field(ge=10)] = 600
+    startup_timeout: Annotated[Seconds, Field(ge=1)] = 600
 
     @field_validator("num_gpus")
     @classmethod
