@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -69,6 +70,9 @@ class Ray(SpecSection):
                 raise ValueError(f"min_replicas is {self.min_replicas}, and max_replicas is {self.max_replicas}: it must not be greater")
             if "replicas" in self.model_fields_set:
                 raise ValueError("replicas is a fixed number, and min_replicas and max_replicas are bounds: remove one of them")
+        if (self.target_ongoing_requests or 0) > (self.max_ongoing_requests or math.inf):
+            most = f"max_ongoing_requests is {self.max_ongoing_requests}: raise it, or lower target_ongoing_requests"
+            raise ValueError(f"a replica never has {self.target_ongoing_requests:g} requests where {most}")
         if bool(self.models) != (self.models_per_replica is not None):
             raise ValueError("models and models_per_replica belong together: the archives that share replicas, and how many one holds")
         return self
