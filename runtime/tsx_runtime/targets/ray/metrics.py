@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ray.serve.metrics import Gauge
 
 from tsx_runtime.plugins.api import Sample
@@ -16,7 +18,7 @@ class RayMetrics:
     def __call__(self, samples: list[Sample]) -> None:
         for sample in samples:
             if sample.name not in self._gauges:
-                keys = tuple(sample.labels)
+                keys: Any = tuple(sample.labels)  # of any length, whatever Ray's annotation says
                 self._gauges[sample.name] = Gauge(sample.name, f"a {sample.kind} of tsx", keys), keys
             gauge, keys = self._gauges[sample.name]
             gauge.set(sample.value, {key: sample.labels.get(key, "") for key in keys})

@@ -18,7 +18,7 @@ class RecordedGauge:
 
     def set(self, value: float, tags: dict[str, str]) -> None:
         assert set(tags) == set(self.keys)  # else Ray raises
-        self.values[self.name, *tags.values()] = value
+        self.values[(self.name, *tags.values())] = value
 
 
 def test_each_sample_is_a_gauge_with_its_labels(monkeypatch: pytest.MonkeyPatch) -> None:
