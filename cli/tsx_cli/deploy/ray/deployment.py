@@ -37,19 +37,16 @@ class RayTarget:
         _refuse_conflicts(cloud.details().get("applications", {}), spec)
         archives = [facts, *(look_at(each)[1] for each in spec.ray.models)]
         *made, application = resources(spec, archives, read_record(spec.model))
-        return [
-            *made,
-            replace(application, notes=tuple(_notes(cloud, spec, archives, application.properties["Config"]["Application"]["replica"]))),
-        ]
+        notes = _notes(cloud, spec, archives, application.properties["Config"]["Application"]["replica"])
+        return [*made, replace(application, notes=tuple(notes))]
 
     def belongings(self, cloud: RayCluster, name: str, *, purge: bool = False) -> list[Resource]:
         """An archive of the object store that no other deployment uses goes as well: it takes memory of the nodes."""
         records = cloud.records()
         own = {version for version in records if version.rpartition("-")[0] == name}
         found = [*_unused(records, own), *(Resource(f"Version{n}", VERSION, each, {}) for n, each in enumerate(sorted(own)))]
-        applications = {each: cloud.application(each) for each in (beside(name), name)}
-        mine = [each for each, there in applications.items() if there is not None and there.tags.get("tsx:name") == name]
-        found += [Resource(f"Application{n}", APPLICATION, each, {}) for n, each in enumerate(mine)]
+        there = [each for each in (beside(name), name) if _own(cloud, each, name) is not None]
+        found += [Resource(f"Application{n}", APPLICATION, each, {}) for n, each in enumerate(there)]
         return [*(_uploads(cloud, name) if purge else []), *found]
 
     def obsolete(self, cloud: RayCluster, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
@@ -61,20 +58,15 @@ class RayTarget:
         return [*archives, *(Resource(f"Version{n}", VERSION, each, {}) for n, each in enumerate(gone))]
 
     def versions(self, cloud: RayCluster, name: str) -> list[DeployedVersion]:
-        application = cloud.application(name)
-        if application is None or application.tags.get("tsx:name") != name:
+        application = _own(cloud, name)
+        if application is None:
             return []
-        canary = application.canary
+        shares = {} if application.canary is None else {application.canary.version: application.canary.percent}
         return [
             DeployedVersion(
-                number,
-                version,
-                datetime.fromisoformat(record["made"]),
-                record["tags"],
-                version == application.version,
-                canary.percent if canary is not None and canary.version == version else 0.0,
+                n, each, datetime.fromisoformat(record["made"]), record["tags"], each == application.version, shares.get(each, 0.0)
             )
-            for number, (version, record) in enumerate(cloud.records(name).items(), start=1)
+            for n, (each, record) in enumerate(cloud.records(name).items(), start=1)
         ]
 
     def going_back(self, cloud: RayCluster, name: str, version: DeployedVersion) -> list[Resource]:
@@ -84,16 +76,15 @@ class RayTarget:
         return [_as_recorded(cloud, name, version.id)]
 
     def promoting(self, cloud: RayCluster, name: str) -> list[Resource]:
-        application = cloud.application(name)
+        application = _own(cloud, name)
         canary = None if application is None else application.canary
         if canary is None or canary.ended:
             raise CliError(f"{name} has no canary: one version has all requests")
         return [_as_recorded(cloud, name, canary.version)]
 
     def status(self, cloud: RayCluster, name: str) -> dict[str, Any] | None:
-        details = cloud.details()
-        application = cloud.application(name)
-        if application is None or application.tags.get("tsx:name") != name:
+        application = _own(cloud, name)
+        if application is None:
             return None
         state, reason = application.condition
         return {
@@ -108,13 +99,12 @@ class RayTarget:
             "replicas": f"{sum(each['state'] == 'RUNNING' for each in application.replicas)} of {application.wanted} running",
             "nodes": sorted({str(each["node_ip"]) for each in application.replicas if each.get("node_ip")}),
             "canary": _canary(cloud, application),
-            "address": [f"{each}{application.shown['route_prefix'] or ''}" for each in _addresses(details).values()],
+            "address": [f"{each}{application.shown['route_prefix'] or ''}" for each in _addresses(cloud.details()).values()],
         }
 
     def invoke(self, cloud: RayCluster, name: str, body: bytes, content_type: str, accept: str | None) -> Response:
         """On a node of the cluster, as this machine may not reach the port of Ray Serve."""
-        details = cloud.details()
-        application, addresses = cloud.application(name), _addresses(details)
+        application, addresses = _own(cloud, name), _addresses(cloud.details())
         if application is None or not addresses:
             raise CloudError(f"{name} does not run; see `tsx deploy status`")
         model = application.tags.get("tsx:model", name).partition("/")[0]
@@ -128,7 +118,7 @@ class RayTarget:
         start = None if since is None else float(since.rstrip("s"))
         read: dict[str, dict[str, int]] = {}
         while True:
-            application = cloud.application(name)
+            application = _own(cloud, name)
             if application is None:
                 raise CliError(f"there is no deployment '{name}' on {cloud.region}")
             found = Lines()
@@ -142,6 +132,12 @@ class RayTarget:
                 return
             lines = start = None
             time.sleep(FOLLOW)
+
+
+def _own(cloud: RayCluster, application: str, name: str = "") -> RunningApplication | None:
+    """One that belongs to the deployment of this name, by default that of its own."""
+    found = cloud.application(application)
+    return found if found is not None and found.tags.get("tsx:name") == (name or application) else None
 
 
 def _refuse_conflicts(applications: Mapping[str, Mapping[str, Any]], spec: DeploySpec) -> None:

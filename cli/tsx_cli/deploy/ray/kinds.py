@@ -96,7 +96,8 @@ class Application(ResourceKind):
             return None
         record = cloud.record(found.version) if found.version else None
         properties = {"Version": found.version, "Config": record["config"] if record else {}, "Canary": NONE}
-        state, reason = found.condition
+        other = cloud.application(beside(name))
+        state, reason = found.condition if other is None or not other.is_ending else ("changing", "its canary ends")
         canary = found.canary
         if canary is None:
             return Observed(name, properties, found.tags, {}, state, reason)
@@ -167,6 +168,8 @@ def _run(
 ) -> None:
     """With a number of `copies`, as a canary: without a route of its own."""
     config = properties["Config"]
+    if not config:
+        raise CloudError(f"the cluster has no record of the version of {name} that runs; deploy it once without a canary")
     release = {
         "version": properties["Version"],
         "tags": dict(tags),

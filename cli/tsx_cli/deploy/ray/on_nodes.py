@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray import serve
@@ -54,8 +54,8 @@ def counters(actors: Sequence[str]) -> dict[str, Counters]:
 
 def _counted(replica: Any) -> Counters:
     """Runs in a replica's own process, where its registry is."""
-    families = Families()
-    for model in serve.get_replica_context().servable_object._registry.models.values():
+    families, served = Families(), cast(Any, serve.get_replica_context().servable_object)
+    for model in served._registry.models.values():
         for version in model.versions.values():
             add_version(families, version, "", {}, {})
     return read_counters(b"".join(families.text()).decode())

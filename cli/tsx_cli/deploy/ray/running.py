@@ -49,6 +49,10 @@ class RunningApplication:
         return "failed" if status in ("DEPLOY_FAILED", "UNHEALTHY") else "changing", self.message or f"is {status.lower()}"
 
     @property
+    def is_ending(self) -> bool:
+        return str(self.shown["status"]) == "DELETING"
+
+    @property
     def message(self) -> str:
         """Ray Serve's own words, or what its replicas wait for."""
         said = [self.shown["message"], *(each["message"] for each in self.shown["deployments"].values())]

@@ -187,7 +187,7 @@ def test_a_rollback_returns_to_an_earlier_version(deploy: OnRay) -> None:
     assert deploy.post().text == "b"
     assert [each["is_current"] for each in deploy.shown("history")] == [False, True, False, False]
     deploy.deploy("c", "--set", "keep=2")
-    assert [each["is_current"] for each in deploy.shown("history")] == [False, True]
+    assert [each["is_current"] for each in deploy.shown("history")] == [True, False]  # the newest is the canary that failed
 
 
 def test_applications_of_others_are_neither_taken_over_nor_in_the_way(deploy: OnRay) -> None:

@@ -104,7 +104,7 @@ def test_a_specification_that_cannot_be_is_refused_with_what_to_do(given: dict[s
 
 
 def test_models_that_share_replicas_have_no_canary() -> None:
-    with pytest.raises(UsageError, match="deploy the model alone, without ray.models"):
+    with pytest.raises(UsageError, match=r"deploy the model alone, without ray\.models"):
         spec(ray={"models": "a.mar", "models_per_replica": 1}, canary={"percent": 10})
 
 
