@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections import Counter
@@ -211,6 +212,7 @@ def test_nothing_of_a_deployment_is_left_and_all_of_others(deploy: OnRay) -> Non
     deploy("destroy", "--yes", "--purge")
     deploy("destroy", "--yes", "--purge", code=1)
     assert list(serve.status().applications) == ["theirs"]
-    cluster = deploy._cluster
-    assert cluster.records() == {}
-    assert ray.get(ray.get_actor("tsx-archives", namespace="tsx").digests.remote()) == []
+    assert deploy._cluster.records() == {}
+    holder = ray.get_actor("tsx-archives", namespace="tsx")
+    archives = [hashlib.sha256(archive.read_bytes()).hexdigest() for archive in deploy.place.glob("*/digits.mar")]
+    assert ray.get([holder.has.remote(each) for each in archives]) == [False] * 4
