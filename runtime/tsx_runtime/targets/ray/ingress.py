@@ -56,9 +56,11 @@ class ReplicaLost(Unavailable):
     """The replica that had the request died, and so may have its node."""
 
     def __init__(self, *, repeats: bool) -> None:
-        why = f"and so were {MOST_REPEATS} others that it was repeated on" if repeats else "so it was not repeated: it may have run"
+        why = (
+            f"and so were {MOST_REPEATS} others that it was repeated on" if repeats else "and it was not repeated, because it may have run"
+        )
         text = (
-            "Repeat it if running it twice does no harm; tsx does so by itself for a request with an Idempotency-Key, or with repeat = all."
+            "Repeat it if running it twice does no harm. tsx does so by itself for requests with an Idempotency-Key, or with repeat = all."
         )
         super().__init__(f"The replica that had this request was lost, {why}. {text}", retry_after=1 if repeats else None)
 
@@ -87,7 +89,7 @@ class Forwarder:
     async def forward(self, method: str, *args: Any, model: str, repeats: bool) -> AsyncGenerator[Any, None]:
         """What a replica answers. Raises ReplicaLost, Unavailable."""
         begun = done = False
-        for last in (*[False] * MOST_REPEATS, True):
+        for attempt in range(MOST_REPEATS + 1):
             handle = self._chosen().options(method_name=method)
             answers: Any = (handle.options(multiplexed_model_id=model) if model else handle).remote(*args, model)
             try:
@@ -103,7 +105,7 @@ class Forwarder:
             except LOST as error:
                 if isinstance(error, RayTaskError):  # raised in a replica, which is alive
                     raise
-                if begun or last or not repeats:
+                if begun or not repeats or attempt == MOST_REPEATS:
                     raise ReplicaLost(repeats=repeats and not begun) from error
                 logger.warning("a replica was lost, and its request is repeated on another one: %s", type(error).__name__)
             finally:
@@ -112,8 +114,9 @@ class Forwarder:
 
     def _chosen(self) -> Handle:
         canary = self._routing.canary
-        is_canary = canary is not None and self._canary is not None and random.random() * 100 < canary.percent
-        return self._canary if is_canary and self._canary is not None else self._model
+        if canary is not None and self._canary is not None and random.random() * 100 < canary.percent:
+            return self._canary
+        return self._model
 
     def shared(self, name: str) -> str:
         """The name, if it is one of the models that share replicas."""

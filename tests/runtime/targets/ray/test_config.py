@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,8 +12,9 @@ import pytest
 from tests.support.models import make_model
 from tsx_archiver.storage.digest import content_digest
 from tsx_runtime.core.workers.worker import WorkerState
-from tsx_runtime.errors import InvalidModel, SettingError
+from tsx_runtime.errors import DownloadFailed, InvalidModel, SettingError
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.sources import ModelUrl
 from tsx_runtime.targets.ray.application import build
 from tsx_runtime.targets.ray.archives import open_model
 from tsx_runtime.targets.ray.config import RayModel, ReplicaResources, parse_application
@@ -84,6 +86,28 @@ def test_an_archive_is_checked_against_its_sha256(tmp_path: Path) -> None:
         open_model(RayModel(name="m", source=str(path), sha256=DIGEST), settings)
     with pytest.raises(InvalidModel, match="is a directory"):
         open_model(RayModel(name="m", source=str(make_model(tmp_path / "d", "")), sha256=DIGEST), settings)
+
+
+@pytest.mark.parametrize("source", ["object://{}", "s3://bucket/models/m.mar"])
+def test_a_node_fetches_an_archive_once_and_checks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    content = make_model(tmp_path / "m.mar", "def handle(data, context): ...").read_bytes()
+    sent: list[bytes] = []  # what is fetched next
+
+    def download(url: ModelUrl, part: Path, *_: object) -> None:
+        part.write_bytes(sent.pop())
+
+    monkeypatch.setattr("tsx_runtime.targets.ray.archives._pieces", lambda digest: iter([sent.pop()]))
+    monkeypatch.setattr("tsx_runtime.sources.s3.download", download)
+    digest = hashlib.sha256(content).hexdigest()
+    model = RayModel(name="m", source=source.format(digest), sha256=digest)
+    settings = Settings(cache_dir=tmp_path / "cache")
+    sent.append(content[:-1])
+    with pytest.raises(DownloadFailed, match="sha-256"):
+        open_model(model, settings)
+    sent.append(content)
+    for _ in range(2):  # the second time there is nothing to fetch
+        with open_model(model, settings) as archive:
+            assert (archive.digest, archive.manifest.model_name) == (digest, "m")
 
 
 @pytest.mark.parametrize(("state", "healthy"), [(WorkerState.READY, True), (WorkerState.FAILED, False), (WorkerState.LOADING, True)])
