@@ -121,6 +121,8 @@ CLI_FLOORS: Mapping[str, Sequence[str]] = {
         "command",
     ),
     "tsx_cli.deploy": (
+        "spec_values",
+        "ray.spec",
         "spec",
         "engine",
         "aws",
@@ -129,6 +131,7 @@ CLI_FLOORS: Mapping[str, Sequence[str]] = {
         "aws.kinds",
         "aws_lambda container sagemaker",
         "kubernetes",
+        "ray",
         "emit",
         "commands",
     ),

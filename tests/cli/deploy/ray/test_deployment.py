@@ -22,7 +22,8 @@ from tests.support.models import make_model
 from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
 from tsx_cli.deploy.kubernetes import canary_watch
-from tsx_cli.deploy.ray import resources
+from tsx_cli.deploy.kubernetes.canary import CanaryState
+from tsx_cli.deploy.ray.running import RunningApplication
 from tsx_cli.main import main
 
 pytestmark = pytest.mark.usefixtures("processes")
@@ -89,15 +90,18 @@ class OnRay:
             client.join()
 
     def replicas(self) -> set[str]:
-        return {str(each["actor_id"]) for each in self._cluster.application("digits").replicas}
+        return {str(each["actor_id"]) for each in self.application().replicas}
 
-    @property
-    def _cluster(self) -> Any:
+    def application(self) -> RunningApplication:
+        found: RunningApplication = self.cluster().application("digits")
+        return found
+
+    def cluster(self) -> Any:
         return locations.named(None, {"name": "digits", "target": "ray", "ray": {"address": self.where[-1]}}).cloud
 
     @property
-    def canary(self) -> Any:
-        return self._cluster.application("digits").canary
+    def canary(self) -> CanaryState | None:
+        return self.application().canary
 
 
 @pytest.fixture(scope="module")
@@ -200,8 +204,12 @@ def test_applications_of_others_are_neither_taken_over_nor_in_the_way(deploy: On
 
 
 def test_what_no_node_has_room_for_is_said_in_the_words_of_ray(deploy: OnRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "MARGIN", 0)
-    big = ("--set", "ray.num_cpus=100", "--set", "ray.startup_timeout=3s")
+    def clock() -> float:
+        """Time is up when Ray Serve has said why."""
+        return 1e6 if "to be scheduled" in deploy.application().message else 0.0
+
+    monkeypatch.setattr(locations, "Engine", partial(engine.Engine, clock=clock))
+    big = ("--set", "ray.num_cpus=100")
     assert "no node of the cluster has what a replica reserves (100 CPU)" in deploy.deploy("c", *big, verb="plan", code=2)
     deploy.deploy("c", *big, code=1)
     assert "have taken more than 1s to be scheduled" in deploy.err
@@ -212,7 +220,7 @@ def test_nothing_of_a_deployment_is_left_and_all_of_others(deploy: OnRay) -> Non
     deploy("destroy", "--yes", "--purge")
     deploy("destroy", "--yes", "--purge", code=1)
     assert list(serve.status().applications) == ["theirs"]
-    assert deploy._cluster.records() == {}
+    assert deploy.cluster().records() == {}
     holder = ray.get_actor("tsx-archives", namespace="tsx")
     archives = [hashlib.sha256(archive.read_bytes()).hexdigest() for archive in deploy.place.glob("*/digits.mar")]
     assert ray.get([holder.has.remote(each) for each in archives]) == [False] * 4
