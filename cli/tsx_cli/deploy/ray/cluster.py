@@ -69,10 +69,9 @@ class RayCluster:
         except ValueError:
             return {}
         with self._translated("asking Ray Serve what it runs"):
-            found: dict[str, Any] = json.loads(
-                json.dumps(ray.get(controller.get_serve_instance_details.remote(), timeout=ANSWER))
-            )  # no enums
-            return found
+            shown = ray.get(controller.get_serve_instance_details.remote(), timeout=ANSWER)
+        found: dict[str, Any] = json.loads(json.dumps(shown))  # the values of its enums
+        return found
 
     def application(self, name: str) -> RunningApplication | None:
         found = self.details().get("applications", {}).get(name)

@@ -47,7 +47,7 @@ class RayTarget:
         found = [*_unused(records, own), *(Resource(f"Version{n}", VERSION, each, {}) for n, each in enumerate(sorted(own)))]
         there = [each for each in (beside(name), name) if _own(cloud, each, name) is not None]
         found += [Resource(f"Application{n}", APPLICATION, each, {}) for n, each in enumerate(there)]
-        return [*(_uploads(cloud, name) if purge else []), *found]
+        return [*(uploads(cloud, name) if purge else []), *found]
 
     def obsolete(self, cloud: RayCluster, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
         names = {each.name for each in wanted}
@@ -183,7 +183,7 @@ def _unused(records: Mapping[str, Mapping[str, Any]], gone: set[str]) -> list[Re
     return [Resource(f"Archive{n}Unused", ARCHIVE, each, {}) for n, each in enumerate(sorted(left))]
 
 
-def _uploads(cloud: RayCluster, name: str) -> list[Resource]:
+def uploads(cloud: RayCluster, name: str) -> list[Resource]:
     """All that was ever uploaded for it, where the specification says to which bucket."""
     if not cloud.own.archives.startswith(S3):
         return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from tsx_cli.deploy.commands.spec_file import read_spec
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.ray.cluster import RayCluster
-from tsx_cli.deploy.ray.resources import configuration, resources
+from tsx_cli.deploy.ray.deployment import uploads
+from tsx_cli.deploy.ray.kinds import Upload
+from tsx_cli.deploy.ray.resources import UPLOAD, configuration, resources
 from tsx_cli.deploy.ray.running import RunningApplication
 from tsx_cli.deploy.ray.spec import Ray
 from tsx_cli.deploy.spec import DeploySpec
@@ -101,6 +104,25 @@ def test_variables_and_packages_are_the_replicas_environment() -> None:
 def test_a_specification_that_cannot_be_is_refused_with_what_to_do(given: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         spec(ray=given)
+
+
+@pytest.mark.usefixtures("course")
+def test_an_archive_is_uploaded_as_it_is_and_found_again_to_be_removed(tmp_path: Path) -> None:
+    (tmp_path / "digits.mar").write_bytes(b"archive")
+    cloud = RayCluster(Ray(archives="s3://models/all"), partial(Cloud, "eu-central-1", None))
+    where = {"LocationConstraint": "eu-central-1"}
+    cloud.aws.client("s3").create_bucket(Bucket="models", CreateBucketConfiguration=where)
+    name = f"models/all/digits/{SHA[:16]}/digits.mar"
+    kind, wanted = Upload(), Resource("Archive0", UPLOAD, name, {"Path": str(tmp_path / "digits.mar"), "Sha256": SHA})
+    assert kind.observe(cloud, name) is None
+    kind.create(cloud, wanted)
+    found = kind.observe(cloud, name)
+    assert found is not None
+    assert found.properties == {"Sha256": SHA}
+    assert cloud.aws.client("s3").get_object(Bucket="models", Key=name.partition("/")[2])["Body"].read() == b"archive"
+    assert [each.name for each in uploads(cloud, "digits")] == [name]
+    kind.delete(cloud, found)
+    assert uploads(cloud, "digits") == []
 
 
 def test_models_that_share_replicas_have_no_canary() -> None:
