@@ -8,19 +8,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from tsx_archiver import is_model_name
+from tsx_archiver.metadata.model_limits import LIMITS
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.errors import SettingError
 
 IMPORT_PATH = "tsx_runtime.targets.ray.application:build"
 NAMESPACE = "tsx"
-ORDERED = frozenset(RegisterOrder.__dataclass_fields__) - {
-    "url",
-    "model_name",
-    "loaded_at_startup",
-    "workflow",
-    "replaces",
-    "archive_first",
-}
+NOT_ORDERED = frozenset({"url", "model_name", "loaded_at_startup", "workflow", "replaces", "archive_first"})
+NUMBERS = {*LIMITS, "initial_workers", "max_workers", "default_workers"}
+ORDERED = frozenset(RegisterOrder.__dataclass_fields__) - NOT_ORDERED
 OBJECT = "object://"
 S3 = "s3://"
 INGRESS, MODEL = "Ingress", "Model"  # the deployments of an application
@@ -40,6 +37,10 @@ class RayModel(_Strict):
 
     @model_validator(mode="after")
     def _check(self) -> RayModel:
+        if not is_model_name(self.name):
+            raise ValueError(
+                f"the model name {self.name!r} cannot be used: letters, digits, '_', '-' and '.' only, a letter or digit first"
+            )
         if self.source.startswith(OBJECT):
             digest = self.source.removeprefix(OBJECT)
             if not re.fullmatch("[0-9a-f]{64}", digest) or self.sha256 not in (None, digest):
@@ -48,6 +49,8 @@ class RayModel(_Strict):
             raise ValueError(f"source {self.source!r} needs sha256, by which each node checks its download")
         if unknown := sorted(set(self.order) - ORDERED):
             raise ValueError(f"order has unknown fields: {', '.join(unknown)}. A registration has: {', '.join(sorted(ORDERED))}")
+        if wrong := sorted(name for name in NUMBERS & set(self.order) if type(self.order[name]) is not int or self.order[name] < 0):
+            raise ValueError(f"in order, these must be whole numbers, at least 0: {', '.join(wrong)}")
         return self
 
     @property

@@ -112,7 +112,7 @@ def ray_serve(processes: None, tmp_path_factory: pytest.TempPathFactory, free_po
     http, grpc = free_ports(2)
     settings = {"cache_dir": str(place / "cache"), "worker_preload": False, "max_request_size": 100_000}
     with pytest.MonkeyPatch.context() as patch, ExitStack() as held:
-        for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}.items():
+        for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "TMPDIR": str(place)}.items():
             patch.setenv(name, value)
         node = {"num_cpus": 1, "object_store_memory": 80 << 20}
         cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})

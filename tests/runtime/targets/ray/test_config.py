@@ -33,6 +33,8 @@ DIGEST = "0" * 64
         ({"models": [{**MODEL, "source": "object://abc"}]}, "sha-256"),
         ({"models": [{**MODEL, "source": "s3://bucket/m.mar"}]}, "needs sha256"),
         ({"models": [{**MODEL, "order": {"batch": 1}}]}, "batch_size"),
+        ({"models": [{**MODEL, "order": {"batch_size": "8"}}]}, "whole numbers, at least 0: batch_size"),
+        ({"models": [{**MODEL, "name": "../m"}]}, "model name"),
         ({"replicas": 1, "autoscaling": {"max": 2}}, "not both"),
         ({"autoscaling": {"min": 3, "max": 2}}, "autoscaling"),
         ({"canary": {"app": "a", "percent": 101}}, "canary.percent"),
