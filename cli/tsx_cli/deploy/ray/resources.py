@@ -95,7 +95,7 @@ def _arguments(spec: DeploySpec, archives: Sequence[Facts], measured: ArchiveRec
         aim = {} if target is None else {"target_ongoing_requests": float(target)}
         scaling = {"autoscaling": {"min": own.min_replicas, "max": own.max_replicas, **aim}}
     models = [{"name": each.model_name, "source": source_of(spec, each), "sha256": each.sha256} for each in archives]
-    shared: dict[str, Any] = {"repeat": own.repeat, "ingress_replicas": own.ingress_replicas}
+    shared: dict[str, Any] = {"repeat": own.repeat, "ingress_replicas": own.ingress_replicas, "drain": own.grace}
     shared |= {} if own.models_per_replica is None else {"multiplexed": own.models_per_replica}
     return parse_application({"name": spec.name, "models": models, "replica": replica, **scaling, **shared})
 

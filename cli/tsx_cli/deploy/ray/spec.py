@@ -39,6 +39,7 @@ class Ray(SpecSection):
     # of Ray: packages that the nodes lack, such as {pip = ["pillow"]}
     runtime_env: Annotated[dict[str, Any], BeforeValidator(table)] = Field(default_factory=dict)
     grpc: bool = False  # if this deployment is what starts Ray Serve, it also listens for gRPC
+    grace: Annotated[Seconds, Field(ge=1)] = 30  # in which a replica that ends answers what it has accepted
     startup_timeout: Annotated[Seconds, Field(ge=1)] = 600
 
     @field_validator("num_gpus")

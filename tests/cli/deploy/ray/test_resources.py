@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +18,9 @@ from tsx_cli.deploy.commands.spec_file import read_spec
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.ray.cluster import RayCluster
-from tsx_cli.deploy.ray.deployment import uploads
+from tsx_cli.deploy.ray.deployment import RayTarget, uploads
 from tsx_cli.deploy.ray.kinds import Upload
-from tsx_cli.deploy.ray.resources import UPLOAD, configuration, resources
+from tsx_cli.deploy.ray.resources import ARCHIVE, UPLOAD, VERSION, configuration, resources
 from tsx_cli.deploy.ray.running import RunningApplication
 from tsx_cli.deploy.ray.spec import Ray
 from tsx_cli.deploy.spec import DeploySpec
@@ -123,6 +124,17 @@ def test_an_archive_is_uploaded_as_it_is_and_found_again_to_be_removed(tmp_path:
     assert [each.name for each in uploads(cloud, "digits")] == [name]
     kind.delete(cloud, found)
     assert uploads(cloud, "digits") == []
+
+
+def test_versions_beyond_those_that_are_kept_go_with_the_archives_that_only_they_name() -> None:
+    def record(*archives: str) -> dict[str, Any]:
+        return {"config": {"Application": {"models": [{"source": f"object://{each}"} for each in archives]}}}
+
+    records = {"digits-1": record("a", "b"), "digits-2": record("b", "c", "d"), "digits-3": record("c"), "other-1": record("b")}
+    cloud: Any = SimpleNamespace(records=lambda name="": {key: each for key, each in records.items() if key.startswith(name)})
+    wanted = [Resource("Archive0", ARCHIVE, "d", {}), Resource("Version", VERSION, "digits-4", {})]
+    gone = RayTarget().obsolete(cloud, spec(keep=2), wanted)
+    assert [each.name for each in gone] == ["a", "digits-1", "digits-2"]
 
 
 def test_models_that_share_replicas_have_no_canary() -> None:
