@@ -17,6 +17,7 @@ from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.commands.spec_file import read_spec
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Resource
+from tsx_cli.deploy.ray import on_nodes
 from tsx_cli.deploy.ray.cluster import RayCluster
 from tsx_cli.deploy.ray.deployment import RayTarget, uploads
 from tsx_cli.deploy.ray.kinds import Upload
@@ -135,6 +136,21 @@ def test_versions_beyond_those_that_are_kept_go_with_the_archives_that_only_they
     wanted = [Resource("Archive0", ARCHIVE, "d", {}), Resource("Version", VERSION, "digits-4", {})]
     gone = RayTarget().obsolete(cloud, spec(keep=2), wanted)
     assert [each.name for each in gone] == ["a", "digits-1", "digits-2"]
+
+
+def test_a_log_is_read_on_from_where_it_was_read_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_nodes, "get_serve_logs_dir", lambda: str(tmp_path / "serve"))
+    file, files = tmp_path / "worker-1-2.err", {"replica": ["worker-1-*.err"]}
+    file.write_text(':job_id:01\n2001-01-01 00:00:00,123 first\n{"time": "2999-01-01T00:00:00.5Z"}\nlast\nhalf of a')
+    lines, read = on_nodes.read_logs(files, {}, 1, None)
+    assert [text for _, text in lines] == ["[replica] last"]
+    assert len(on_nodes.read_logs(files, {}, None, 60.0)[0]) == 2  # a line without a time is as old as the one before
+    with file.open("a") as more:
+        more.write(" line\n")
+    lines, read = on_nodes.read_logs(files, read, None, None)
+    assert [text for _, text in lines] == ["[replica] half of a line"]
+    file.write_text("anew\n")
+    assert [text for _, text in on_nodes.read_logs(files, read, None, None)[0]] == ["[replica] anew"]
 
 
 def test_models_that_share_replicas_have_no_canary() -> None:
