@@ -34,6 +34,8 @@ class RayTarget:
         named = [] if spec.canary is None else [text for text in spec.canary.alarms if read_bound(text) is None]
         if named:
             raise UsageError(f"--alarm: '{named[0]}' is not a bound; a canary on Ray is watched by 5xx>0 and p95>300ms")
+        if spec.image is not None:
+            raise UsageError("image: the nodes of a cluster have theirs already; --emit ray writes one into a RayService. Remove it")
         _refuse_conflicts(cloud.details().get("applications", {}), spec)
         archives = [facts, *(look_at(each)[1] for each in spec.ray.models)]
         *made, application = resources(spec, archives, read_record(spec.model))

@@ -201,6 +201,13 @@ def test_applications_of_others_are_neither_taken_over_nor_in_the_way(deploy: On
     assert "requests below /theirs go to the application 'theirs': choose another ray.route_prefix" in deploy.err
 
 
+def test_what_a_cluster_has_no_use_for_is_refused(deploy: OnRay) -> None:
+    deploy.deploy("a", "--image", "own/ray:1", code=2)
+    assert "--emit ray writes one into a RayService" in deploy.err
+    deploy.deploy("a", "--canary", "10%", "--alarm", "my-alarm", code=2)
+    assert "a canary on Ray is watched by 5xx>0 and p95>300ms" in deploy.err
+
+
 def test_nothing_of_a_deployment_is_left_and_all_of_others(deploy: OnRay) -> None:
     deploy("destroy", "--yes", "--purge")
     deploy("destroy", "--yes", "--purge", code=1)
