@@ -111,6 +111,7 @@ def on_ray(processes: None, tmp_path_factory: pytest.TempPathFactory, free_ports
     place = tmp_path_factory.mktemp("ray")
     (port,) = free_ports(1)
     own = {"TSX_WORKER_PRELOAD": "false", "TSX_CACHE_DIR": str(place / "cache"), "RAY_SERVE_SLOW_STARTUP_WARNING_S": "1"}
+    own["RAY_SERVE_SLOW_STARTUP_WARNING_PERIOD_S"] = "1"
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**own, "RAY_USAGE_STATS_ENABLED": "0"}.items():
             patch.setenv(name, value)
