@@ -11,6 +11,7 @@ from typing import NamedTuple
 import typer
 
 from tsx_archiver import open_archive
+from tsx_cli.batch.engine import OpenEngine
 from tsx_cli.batch.journal import Journal
 from tsx_cli.batch.local import open_local
 from tsx_cli.batch.readers import InputReader, RowFormat
@@ -21,7 +22,7 @@ from tsx_cli.batch.stores import LocalStore, OutputStore, S3Store
 from tsx_cli.batch.summary import BatchProgress, summary, summary_text
 from tsx_cli.batch.writers import ENCODINGS, DirectoryWriter, FileWriter, StreamWriter, Writer
 from tsx_cli.bench.search.run_options import finite
-from tsx_cli.common.failure import INTERRUPTED, UsageError
+from tsx_cli.common.failure import INTERRUPTED, CliError, UsageError
 from tsx_cli.common.interruption import interruptible
 from tsx_cli.common.options import read_option, read_settings
 from tsx_cli.common.output import print_json
@@ -42,6 +43,7 @@ class Options(NamedTuple):
     max_errors: str | None = None
     commit_every: float = 5.0
     restart: bool = False
+    on: str | None = None  # where, if not on this machine
 
 
 def run_command(
@@ -60,7 +62,7 @@ def run_command(
         with (
             interruptible(begin=stop.set),
             BatchProgress(reader) as progress,
-            open_local(options.model, settings, options.workers, options.batch_size) as engine,
+            open_engine(options, reader, settings) as engine,
         ):
             tally = run_batch(
                 engine,
@@ -82,6 +84,19 @@ def run_command(
         print(summary_text(found), file=sys.stderr if options.output == STDIN else sys.stdout)
     if not finished:
         raise typer.Exit(INTERRUPTED)
+
+
+def open_engine(options: Options, reader: InputReader, settings: Settings) -> OpenEngine:
+    """Raises UsageError, CliError, TsxError, ArchiveError."""
+    if options.on is None:
+        return open_local(options.model, settings, options.workers, options.batch_size)
+    if options.on != "auto" and ":" not in options.on:
+        raise UsageError(f"--on takes ray://HOST:PORT, HOST:PORT or auto, not {options.on!r}")
+    try:
+        from tsx_cli.batch.ray.engine import open_ray  # an extra
+    except ImportError as error:
+        raise CliError(f"--on {options.on} needs Ray: pip install 'tsx-serve[ray]' ({error})") from error
+    return open_ray(options.on, options.model, reader, settings, options.workers, options.batch_size)
 
 
 def open_output(options: Options, reader: InputReader, settings: Settings) -> tuple[Writer, Journal]:
