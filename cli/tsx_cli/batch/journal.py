@@ -38,11 +38,11 @@ class Journal:
         store.lock()
         try:
             kept = store.read(JOURNAL)
-            if restart:
-                store.clear()
-            elif kept is not None:
+            if kept is not None and not restart:
                 self.progress = self._parse(store, kept)
-            if store.exists() and (restart or kept is None):
+                return
+            store.clear()
+            if store.exists():
                 self._refuse_output(store, restart)
         except BaseException:
             store.close()
@@ -57,9 +57,11 @@ class Journal:
     def close(self, *, finished: bool) -> None:
         """`finished`: the output is whole, so that nothing is left to go on with."""
         if self._store is not None:
-            if finished:
-                self._store.clear()
-            self._store.close()
+            try:
+                if finished:
+                    self._store.clear()
+            finally:
+                self._store.close()
 
     def _parse(self, store: OutputStore, kept: bytes) -> Checkpoint:
         anew = "; start anew with --restart, or name another output"

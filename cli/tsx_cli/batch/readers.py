@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from tsx_cli.batch.rows import Position, Row
-from tsx_cli.batch.sources import FILES, Source, Sources
+from tsx_cli.batch.sources import FILES, STDIN, Source, Sources
 from tsx_cli.common.failure import CliError
 from tsx_runtime.shared.content_types import BYTES, JSON, TEXT, guess_content_type
 
@@ -174,7 +174,7 @@ def pyarrow_parquet() -> Any:
 
 def _lines(source: Source, file: BinaryIO, start: Position) -> Iterator[tuple[Position, Position, bytes]]:
     """Each line with the positions before and behind it. Of standard input, positions have a digest of what came before."""
-    at, digest = start, None if file.seekable() else hashlib.sha256()
+    at, digest = start, hashlib.sha256() if source.url == STDIN else None
     if digest is None:
         file.seek(start.offset)
     else:

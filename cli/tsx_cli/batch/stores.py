@@ -44,7 +44,7 @@ class OutputStore(Protocol):
         """What `write` writes becomes the output, as a whole; without it, the directory is complete. May be called again."""
 
     def clear(self) -> None:
-        """Remove all but the output, the journal last."""
+        """Remove all but the output, the journal first: it must not speak of parts that are gone."""
 
     def close(self) -> None: ...
 
@@ -97,18 +97,21 @@ class LocalStore:
             self._path.mkdir(exist_ok=True)
 
     def clear(self) -> None:
-        for each in sorted(self._work.iterdir(), key=lambda each: each.name == JOURNAL):
+        (self._work / JOURNAL).unlink(missing_ok=True)
+        _sync(self._work)
+        for each in self._work.iterdir():
             if each.is_dir():
                 shutil.rmtree(each)
             elif each.name != "lock":
                 each.unlink()
-        _sync(self._work)
 
     def close(self) -> None:
         if self._lock is not None:
-            if self._lock.is_current() and [each.name for each in self._work.iterdir()] == ["lock"]:
-                shutil.rmtree(self._work)
-            self._lock.close()
+            try:
+                if self._lock.is_current() and [each.name for each in self._work.iterdir()] == ["lock"]:
+                    shutil.rmtree(self._work)
+            finally:
+                self._lock.close()
 
     def _replace(self, path: Path, write: Write) -> None:
         """By way of a file that always has the same name, so that a run that is killed leaves no others behind."""
@@ -163,7 +166,7 @@ class S3Store:
                 client.upload_fileobj(file, *s3.place(self.output).values())
 
     def clear(self) -> None:
-        for url in sorted((url for url, _, _ in s3.listing(self._work)), key=lambda url: url.endswith(f"/{JOURNAL}")):
+        for url in sorted((url for url, _, _ in s3.listing(self._work)), key=lambda url: not url.endswith(f"/{JOURNAL}")):
             self._delete(url)
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Protocol, TypeAlias
 from tsx_cli.batch.readers import pyarrow_parquet
 from tsx_cli.batch.rows import Result
 from tsx_cli.batch.stores import OutputStore, file_name
+from tsx_cli.common.failure import CliError
 
 _NAMES = "names.json"  # of the files of the last part
 COLUMNS = ("id", "status", "output", "error")
@@ -41,8 +42,12 @@ class FileWriter:
         self._store.put(f"{part:08}.part", self._format.encode(results))
 
     def finish(self, parts: int) -> None:
-        contents = (self._store.read(f"{part:08}.part") for part in range(1, parts + 1))
-        self._store.publish(lambda file: self._format.join((content for content in contents if content is not None), file))
+        self._store.publish(lambda file: self._format.join(map(self._read, range(1, parts + 1)), file))
+
+    def _read(self, part: int) -> bytes:
+        if (content := self._store.read(f"{part:08}.part")) is None:
+            raise CliError(f"{self._store.output}: part {part} of the unfinished run is gone; begin anew with --restart")
+        return content
 
 
 class StreamWriter:
