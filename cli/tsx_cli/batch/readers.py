@@ -70,7 +70,12 @@ class InputReader:
                 if number < start.source:
                     continue
                 if source.format == FILES:
-                    files.append((pool.submit(file_reference if self.by_reference else file_row, source, Position(number + 1, done=done)), source.size))
+                    files.append(
+                        (
+                            pool.submit(file_reference if self.by_reference else file_row, source, Position(number + 1, done=done)),
+                            source.size,
+                        )
+                    )
                     ahead += source.size
                 while files and (source.format != FILES or len(files) > 2 * AT_ONCE or ahead > AHEAD):
                     ahead -= files[0][1]

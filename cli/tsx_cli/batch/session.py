@@ -29,6 +29,8 @@ from tsx_cli.common.output import print_json
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.quantities import parse_share
 
+SAGEMAKER = "sagemaker"
+
 
 class Options(NamedTuple):
     model: Path
@@ -44,6 +46,7 @@ class Options(NamedTuple):
     commit_every: float = 5.0
     restart: bool = False
     on: str | None = None  # where, if not on this machine
+    end_job: bool = False
 
 
 def run_command(
@@ -62,7 +65,7 @@ def run_command(
         with (
             interruptible(begin=stop.set),
             BatchProgress(reader) as progress,
-            open_engine(options, reader, settings) as engine,
+            open_engine(options, reader, settings, stop) as engine,
         ):
             tally = run_batch(
                 engine,
@@ -86,17 +89,24 @@ def run_command(
         raise typer.Exit(INTERRUPTED)
 
 
-def open_engine(options: Options, reader: InputReader, settings: Settings) -> OpenEngine:
+def open_engine(options: Options, reader: InputReader, settings: Settings, stop: threading.Event) -> OpenEngine:
     """Raises UsageError, CliError, TsxError, ArchiveError."""
-    if options.on is None:
-        return open_local(options.model, settings, options.workers, options.batch_size)
-    if options.on != "auto" and ":" not in options.on:
-        raise UsageError(f"--on takes ray://HOST:PORT, HOST:PORT or auto, not {options.on!r}")
+    model, on, workers, batch_size = options.model, options.on, options.workers, options.batch_size
+    if options.end_job and on != SAGEMAKER:
+        raise UsageError("--stop ends a job of --on sagemaker; here Ctrl-C stops the run")
+    if on is None:
+        return open_local(model, settings, workers, batch_size)
+    if on == SAGEMAKER:
+        from tsx_cli.batch.sagemaker.engine import open_sagemaker  # here, as it imports all of tsx deploy
+
+        return open_sagemaker(model, reader, workers, batch_size, stop, restart=options.restart, end_job=options.end_job)
+    if on != "auto" and ":" not in on:
+        raise UsageError(f"--on takes ray://HOST:PORT, HOST:PORT, auto or {SAGEMAKER}, not {on!r}")
     try:
         from tsx_cli.batch.ray.engine import open_ray  # an extra
     except ImportError as error:
-        raise CliError(f"--on {options.on} needs Ray: pip install 'tsx-serve[ray]' ({error})") from error
-    return open_ray(options.on, options.model, reader, settings, options.workers, options.batch_size)
+        raise CliError(f"--on {on} needs Ray: pip install 'tsx-serve[ray]' ({error})") from error
+    return open_ray(on, model, reader, settings, workers, batch_size)
 
 
 def open_output(options: Options, reader: InputReader, settings: Settings) -> tuple[Writer, Journal]:

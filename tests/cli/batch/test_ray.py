@@ -1,4 +1,4 @@
-"""`tsx batch --on` a Ray cluster of two nodes: the output is that of a local run, whoever reads the inputs, and whatever happens to a node."""
+"""`tsx batch --on` a Ray cluster of two nodes: the output is that of a local run, whatever happens to a node."""
 
 from __future__ import annotations
 

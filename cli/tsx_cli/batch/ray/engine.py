@@ -86,7 +86,9 @@ def _connected(address: str) -> Iterator[None]:
         yield
     except RayError as error:
         reason = str(error).strip().splitlines()[-1]
-        raise CliError(f"--on {address}: {reason}. The same command goes on where the output ends; the nodes need tsx-serve[ray]") from error
+        raise CliError(
+            f"--on {address}: {reason}. The same command goes on where the output ends; the nodes need tsx-serve[ray]"
+        ) from error
     finally:
         ray.shutdown()
 

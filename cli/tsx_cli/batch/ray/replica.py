@@ -37,7 +37,7 @@ class ReplicaOrder(NamedTuple):
 class Answers(NamedTuple):
     """Of one chunk of rows. With an `error` no row can be answered."""
 
-    results: list[Result] = []  # noqa: RUF012 - never changed
+    results: list[Result] = []
     seconds: float = 0.0
     batch_size: int = 1
     error: str = ""
