@@ -11,9 +11,8 @@ from typing import NamedTuple
 import typer
 
 from tsx_archiver import open_archive
-from tsx_cli.batch.engine import OpenEngine
-from tsx_cli.batch.journal import Journal
-from tsx_cli.batch.local import open_local
+from tsx_cli.batch.engines import open_engine
+from tsx_cli.batch.journal import BatchJournal
 from tsx_cli.batch.readers import InputReader, RowFormat
 from tsx_cli.batch.run import MaxErrors, run_batch
 from tsx_cli.batch.s3 import is_s3
@@ -22,14 +21,12 @@ from tsx_cli.batch.stores import LocalStore, OutputStore, S3Store
 from tsx_cli.batch.summary import BatchProgress, summary, summary_text
 from tsx_cli.batch.writers import ENCODINGS, DirectoryWriter, FileWriter, StreamWriter, Writer
 from tsx_cli.bench.search.run_options import finite
-from tsx_cli.common.failure import INTERRUPTED, CliError, UsageError
+from tsx_cli.common.failure import INTERRUPTED, UsageError
 from tsx_cli.common.interruption import interruptible
 from tsx_cli.common.options import read_option, read_settings
 from tsx_cli.common.output import print_json
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.quantities import parse_share
-
-SAGEMAKER = "sagemaker"
 
 
 class Options(NamedTuple):
@@ -65,7 +62,17 @@ def run_command(
         with (
             interruptible(begin=stop.set),
             BatchProgress(reader) as progress,
-            open_engine(options, reader, settings, stop) as engine,
+            open_engine(
+                options.on,
+                options.model,
+                reader,
+                settings,
+                stop,
+                workers=options.workers,
+                batch_size=options.batch_size,
+                restart=options.restart,
+                end_job=options.end_job,
+            ) as engine,
         ):
             tally = run_batch(
                 engine,
@@ -89,40 +96,20 @@ def run_command(
         raise typer.Exit(INTERRUPTED)
 
 
-def open_engine(options: Options, reader: InputReader, settings: Settings, stop: threading.Event) -> OpenEngine:
-    """Raises UsageError, CliError, TsxError, ArchiveError."""
-    model, on, workers, batch_size = options.model, options.on, options.workers, options.batch_size
-    if options.end_job and on != SAGEMAKER:
-        raise UsageError("--stop ends a job of --on sagemaker; here Ctrl-C stops the run")
-    if on is None:
-        return open_local(model, settings, workers, batch_size)
-    if on == SAGEMAKER:
-        from tsx_cli.batch.sagemaker.engine import open_sagemaker  # here, as it imports all of tsx deploy
-
-        return open_sagemaker(model, reader, workers, batch_size, stop, restart=options.restart, end_job=options.end_job)
-    if on != "auto" and ":" not in on:
-        raise UsageError(f"--on takes ray://HOST:PORT, HOST:PORT, auto or {SAGEMAKER}, not {on!r}")
-    try:
-        from tsx_cli.batch.ray.engine import open_ray  # an extra
-    except ImportError as error:
-        raise CliError(f"--on {on} needs Ray: pip install 'tsx-serve[ray]' ({error})") from error
-    return open_ray(on, model, reader, settings, workers, batch_size)
-
-
-def open_output(options: Options, reader: InputReader, settings: Settings) -> tuple[Writer, Journal]:
+def open_output(options: Options, reader: InputReader, settings: Settings) -> tuple[Writer, BatchJournal]:
     """Raises UsageError, CliError."""
     format = options.output_format or _format_of(options.output)
     if options.output == STDIN:
         if format not in ("jsonl", "csv"):
             raise UsageError(f"standard output (-o -) takes JSON lines or, with --output-format csv, CSV, not {format}")
         writer: Writer = StreamWriter(ENCODINGS[format]())
-        return writer, Journal(None, {})
+        return writer, BatchJournal(None, {})
     numbered = options.id_field is not None
     output = f"{options.output.rstrip('/')}/" if format == "directory" else options.output
     store: OutputStore = S3Store(output) if is_s3(output) else LocalStore(output)
     writer = DirectoryWriter(store, numbered=numbered) if format == "directory" else FileWriter(store, ENCODINGS[format]())
     fingerprint = {"model": model_fingerprint(options.model, settings), "reader": reader.fingerprint, "writer": writer.fingerprint}
-    return writer, Journal(store, fingerprint, restart=options.restart)
+    return writer, BatchJournal(store, fingerprint, restart=options.restart)
 
 
 def model_fingerprint(model: Path, settings: Settings) -> str:

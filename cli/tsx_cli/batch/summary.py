@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
-from tsx_cli.batch.readers import Reader
+from tsx_cli.batch.readers import RowReader
 from tsx_cli.batch.run import Tally
 from tsx_cli.common.output import number
 from tsx_runtime.shared.log_format import escaped
@@ -22,7 +22,7 @@ BETWEEN_LINES = 30.0  # seconds, where stderr is no terminal
 class BatchProgress:
     """One line that changes on a terminal; elsewhere a line now and then."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: RowReader) -> None:
         self._reader = reader
         self._console = Console(stderr=True, highlight=False)
         self._status: Status | None = None
