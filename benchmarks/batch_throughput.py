@@ -1,4 +1,4 @@
-"""How many rows/s `tsx batch` answers, beside the bare loop of the same handler and beside the server at its best: an image and a transformer.
+"""How many rows/s `tsx batch` answers, beside the bare loop of the same handler and the server at its best: an image and a transformer.
 
     python benchmarks/batch_throughput.py [image] [tokens] [--rows N] [--rounds 5] [--batch 32] [--seconds 5] [--json FILE]
 
@@ -116,7 +116,10 @@ def show(name: str, found: dict[str, Any]) -> None:
     text = ", ".join(f"{way} {rate:,.0f} rows/s" for way, rate in rates.items())
     verdict = "holds" if found["ratios"]["bare"] >= PROMISED else "DOES NOT HOLD"
     print(f"{name}: {text} (at {found['connections']} connections)")
-    print(f"  batch is {found['ratios']['bare']:.1%} of bare, {found['ratios']['online']:.1%} of online; {PROMISED:.0%} of bare {verdict}", flush=True)
+    print(
+        f"  batch is {found['ratios']['bare']:.1%} of bare, {found['ratios']['online']:.1%} of online; {PROMISED:.0%} of bare {verdict}",
+        flush=True,
+    )
 
 
 def bare(directory: Path, bodies: Path, batch_size: int, count: int) -> float:

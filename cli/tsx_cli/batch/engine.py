@@ -12,13 +12,9 @@ from tsx_cli.batch.rows import Row, RowResult
 class BatchEngine(Protocol):
     """Entered for the time of a run, as a context manager that yields it. `run` may be called again once its results are all there."""
 
-<<<<<<< HEAD
     batch_size: int | None  # once it is known
 
-    def run(self, rows: Iterator[Row]) -> Generator[Result, None, None]:
-=======
     def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
->>>>>>> batch
         """One result for each row, in the order of the rows.
 
         It takes rows ahead of its results within a bound of its own, from one thread. `rows` ends early where the run is to stop: what was

@@ -148,11 +148,7 @@ class LocalEngine:
             bytes_in_hand -= flights[0].size
             yield from flights.popleft().wait()
 
-<<<<<<< HEAD
-    def calibrate(self, rows: Iterator[Row]) -> Iterator[Result]:
-=======
-    def _calibrate(self, rows: Iterator[Row]) -> Iterator[RowResult]:
->>>>>>> batch
+    def calibrate(self, rows: Iterator[Row]) -> Iterator[RowResult]:
         size, before, best = 1, 1, 0.0
         while True:
             self._set(size)

@@ -21,7 +21,7 @@ from tests.support.models import make_model
 from tests.support.platforms.aws import Account, Course, aws
 from tests.support.platforms.sagemaker_host import Host, container
 from tests.support.platforms.sagemaker_transform import run_job
-from tsx_cli.batch.rows import Result
+from tsx_cli.batch.rows import RowResult
 from tsx_cli.batch.sagemaker.engine import SageMakerEngine, TransformJob
 from tsx_cli.common.failure import CliError
 from tsx_cli.main import main
@@ -176,7 +176,7 @@ def test_what_the_output_has_already_is_not_written_again(archive: Path, platfor
     Path("rows.jsonl").write_text("".join(f'{{"n": {number}}}\n' for number in range(10, 30)))
     whole = batch(archive, "rows.jsonl", "whole.jsonl", "--on", "sagemaker")
 
-    def cut(self: SageMakerEngine, job: TransformJob) -> Iterator[Result]:
+    def cut(self: SageMakerEngine, job: TransformJob) -> Iterator[RowResult]:
         yield from islice(results(self, job), 12)
         raise CliError("the connection broke")
 

@@ -18,7 +18,7 @@ from tsx_archiver.storage.digest import content_digest
 from tsx_cli.batch.ray.coordinator import AT_ONCE, Coordinator
 from tsx_cli.batch.ray.replica import Answers, ReplicaOrder, sees
 from tsx_cli.batch.readers import InputReader
-from tsx_cli.batch.rows import Result, Row
+from tsx_cli.batch.rows import Row, RowResult
 from tsx_cli.batch.sources import Source, local_source
 from tsx_cli.bench.storage.archive_record import read_record
 from tsx_cli.common.failure import CliError
@@ -110,7 +110,7 @@ class RayEngine:
         self.batch_size = order.batch_size
         self._order, self._layout, self._size = order, found, LEAST
 
-    def run(self, rows: Iterator[Row]) -> Generator[Result, None, None]:
+    def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
         most, fed, answered, more = 2 + 2 * AT_ONCE * self._layout.replicas, 0, 0, True
         coordinator = ray.remote(Coordinator).options(num_cpus=0, resources=ON_HEAD, max_concurrency=4 + AT_ONCE).remote()
         try:

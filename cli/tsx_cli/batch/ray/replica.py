@@ -16,7 +16,7 @@ import ray
 from tsx_archiver import ArchiveError
 from tsx_cli.batch.local import LocalEngine, open_local
 from tsx_cli.batch.readers import file_row
-from tsx_cli.batch.rows import Result, Row
+from tsx_cli.batch.rows import Row, RowResult
 from tsx_cli.batch.sources import Source
 from tsx_cli.common.failure import CliError
 from tsx_runtime.errors import TsxError
@@ -37,7 +37,7 @@ class ReplicaOrder(NamedTuple):
 class Answers(NamedTuple):
     """Of one chunk of rows. With an `error` no row can be answered."""
 
-    results: list[Result] = []
+    results: list[RowResult] = []
     seconds: float = 0.0
     batch_size: int = 1
     error: str = ""
@@ -71,7 +71,7 @@ class BatchReplica:
                     deque(engine.calibrate(cycle(readable)), maxlen=0)
                     begun = time.monotonic()
             answered = engine.run(iter(readable))
-            results = [Result(row.index, row.id, 400, "", b"", row.error) if row.error is not None else next(answered) for row in rows]
+            results = [RowResult(row.index, row.id, 400, "", b"", row.error) if row.error is not None else next(answered) for row in rows]
             return Answers(results, time.monotonic() - begun, engine.batch_size or 1)
         except (CliError, TsxError) as error:
             return Answers(error=self._where(error))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import typer
 
 from tsx_cli.batch.readers import Reader
-from tsx_cli.batch.rows import Result, Row
+from tsx_cli.batch.rows import Row, RowResult
 from tsx_cli.batch.sagemaker.models import transform_model
 from tsx_cli.common.client import error_text
 from tsx_cli.common.failure import CliError, UsageError
@@ -89,7 +89,7 @@ class SageMakerEngine:
         self._run, self._environment, self._stop, self._restart = run, environment, stop, restart
         self._bucket = spec.sagemaker.bucket or own_bucket(self._cloud.account, self._cloud.region)
 
-    def run(self, rows: Iterator[Row]) -> Generator[Result, None, None]:
+    def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
         head = next(rows, None)
         if head is None:
             return
@@ -213,7 +213,7 @@ class SageMakerEngine:
         found = self._cloud.listed("s3", "list_objects_v2", "Contents", f"listing {keys}", Bucket=self._bucket, Prefix=keys)
         return sorted(each["Key"] for each in found)
 
-    def _results(self, job: TransformJob) -> Iterator[Result]:
+    def _results(self, job: TransformJob) -> Iterator[RowResult]:
         """Waits for the job. In the order of the rows."""
         self._wait(job)
         for key in self._keys(self._answers(job)):
@@ -223,10 +223,10 @@ class SageMakerEngine:
                     yield _result(line, key)
 
 
-def _result(line: bytes, key: str) -> Result:
+def _result(line: bytes, key: str) -> RowResult:
     try:
         body, fields = lines.from_line(line)
-        result = Result(fields["index"], fields["id"], fields["status"], fields["content_type"], body, fields["error"])
+        result = RowResult(fields["index"], fields["id"], fields["status"], fields["content_type"], body, fields["error"])
     except (ValueError, KeyError) as error:
         raise CliError(f"{key} has no answers of tsx ({error}): is the image of an earlier version? Deploy the archive again") from error
     return result._replace(error=error_text(body)) if result.status >= 400 and result.error is None else result
