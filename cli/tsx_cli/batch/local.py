@@ -10,7 +10,6 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -201,7 +200,14 @@ class LocalEngine:
 
 
 def _take(rows: Iterator[Row], count: int) -> list[Row]:
-    return list(islice(rows, count))
+    """Fewer where they are large, or where no more come."""
+    taken, size = list[Row](), 0
+    for row in rows:
+        taken.append(row)
+        size += len(row.body)
+        if len(taken) == count or size > IN_HAND // 8:
+            break
+    return taken
 
 
 class RowFlight:

@@ -104,6 +104,8 @@ def open_output(options: Options, reader: InputReader, settings: Settings) -> tu
             raise UsageError(f"standard output (-o -) takes JSON lines or, with --output-format csv, CSV, not {format}")
         writer: Writer = StreamWriter(ENCODINGS[format]())
         return writer, BatchJournal(None, {})
+    if Sources(options.inputs, options.input_format).hold(options.output):
+        raise UsageError(f"-o {options.output} is among the inputs, which would change with it; name a place outside of them")
     numbered = options.id_field is not None
     output = f"{options.output.rstrip('/')}/" if format == "directory" else options.output
     store: OutputStore = S3Store(output) if is_s3(output) else LocalStore(output)

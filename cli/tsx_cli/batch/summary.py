@@ -13,6 +13,7 @@ from rich.status import Status
 
 from tsx_cli.batch.readers import RowReader
 from tsx_cli.batch.run import Tally
+from tsx_cli.batch.sources import STDIN
 from tsx_cli.common.output import number
 from tsx_runtime.shared.log_format import escaped
 
@@ -88,4 +89,6 @@ def summary_text(found: dict[str, Any]) -> str:
         text += f", batches of {found['batch_size']:,}"
     if "cost" in found:
         text += f", cost {number(found['cost'])}"
-    return text if found["finished"] else f"{text}\nstopped before the end; the same command goes on there"
+    if found["finished"]:
+        return text
+    return f"{text}\nstopped before the end" + ("" if found["output"] == STDIN else "; the same command goes on there")

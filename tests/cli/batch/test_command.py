@@ -167,6 +167,8 @@ def test_inputs_and_outputs_may_be_objects_of_s3(run: Run, twice: Path, monkeypa
         (["-o", "out.txt"], "its name ends in none of .jsonl, .ndjson, .csv, .parquet; add --output-format"),
         (["-o", "out.jsonl", "--max-errors", "many"], "--max-errors takes a number of rows such as 100, or a share of them such as 1%"),
         (["-o", "-", "--output-format", "parquet"], "standard output (-o -) takes JSON lines or"),
+        (["-o", "rows.jsonl"], "-o rows.jsonl is among the inputs, which would change with it; name a place outside of them"),
+        ([".", "-o", "out.jsonl"], "-o out.jsonl is among the inputs"),
         (["-o", "-", "--json"], "--json prints the summary on standard output"),
     ],
 )
