@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +16,23 @@ from tsx_cli.batch.ray.engine import ClusterLayout, layout
 from tsx_cli.main import main
 
 HANDLER = """
-import os, time
 from pathlib import Path
 
-GATE = Path({gate!r})
+ARMED, REACHED, GO_ON = (Path({place!r}, name) for name in ("armed", "reached", "go-on"))
 
 
 def handle(data, context):
-    return None if data is None else [answer(row["body"], context, position) for position, row in enumerate(data)]
+    return None if data is None else [answer(row["body"]) for row in data]
 
 
-def answer(body, context, position):
-    if isinstance(body, dict) and body["n"] % 50 == 7:
-        raise ValueError("it is seven")
-    if isinstance(body, dict) and body["n"] == 600 and GATE.with_suffix(".armed").exists():  # of the run whose node is lost
-        GATE.touch()
-        while GATE.exists():
-            time.sleep(0.01)
-    return {{"n": body["n"] * 2}} if isinstance(body, dict) else str(len(body))
+def answer(body):
+    if isinstance(body, dict):
+        return {{"n": body["n"] * 2}} if body["n"] % 50 != 7 else 1 / 0
+    if len(body) > 20 and ARMED.exists():
+        REACHED.write_text("x")
+        with GO_ON.open("rb", 0) as pipe:
+            pipe.read(1)
+    return str(len(body))
 """
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20}
 # A lost node is noticed within a second: nothing here is far away.
@@ -45,11 +44,11 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("batch")
-    make_model(directory / "double.mar", HANDLER.format(gate=str(directory / "gate")), config="batchSize: 8\n")
-    (directory / "rows.jsonl").write_text("".join(f'{{"n": {number}}}\n' for number in range(1000)))
+    make_model(directory / "double.mar", HANDLER.format(place=str(directory)), config="batchSize: 8\n")
+    (directory / "rows.jsonl").write_text("".join(f'{{"n": {number}}}\n' for number in range(200)) + "{\n")
     (directory / "files").mkdir()
-    for number in range(60):
-        (directory / "files" / f"{number:02}.bin").write_bytes(b"x" * number)
+    for number in range(200):
+        (directory / "files" / f"{number:03}.bin").write_bytes(b"x" * number)
     return directory
 
 
@@ -73,31 +72,34 @@ def test_lines_are_sent_by_the_driver_and_the_output_is_that_of_a_local_run(
     directory: Path, cluster: tuple[Cluster, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     local = run(directory, "rows.jsonl", "local.jsonl")
-    assert b"it is seven" in local
+    assert local.count(b"division by zero") == 4
     assert run(directory, "rows.jsonl", "ray.jsonl", "--on", cluster[1]) == local
     assert "2 replicas on 2 nodes, 1 CPUs and 0 GPUs each; this machine reads the inputs and sends the rows" in capsys.readouterr().err
 
 
-def test_nodes_read_the_files_that_they_see(directory: Path, cluster: tuple[Cluster, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_nodes_read_the_files_that_they_see_and_one_that_is_lost_loses_no_row(
+    directory: Path, cluster: tuple[Cluster, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     local = run(directory, "files", "local-files.jsonl")
-    assert run(directory, "files", "ray-files.jsonl", "--on", cluster[1]) == local
-    assert "the nodes read the inputs" in capsys.readouterr().err
-
-
-def test_a_node_that_is_lost_loses_no_row(directory: Path, cluster: tuple[Cluster, str]) -> None:
-    (directory / "gate.armed").touch()
+    pipes = []
+    for name in ("reached", "go-on"):
+        os.mkfifo(directory / name)
+        pipes.append(os.open(directory / name, os.O_RDWR))
 
     def lose() -> None:
-        while not (directory / "gate").exists():
-            threading.Event().wait(0.02)
-        cluster[0].remove_node(cluster[0].worker_nodes.copy().pop(), allow_graceful=False)
-        (directory / "gate.armed").unlink()
-        (directory / "gate").unlink()
+        """Once the replicas of both nodes are in the middle of their work."""
+        for _ in range(2):
+            os.read(pipes[0], 1)
+        (directory / "armed").unlink()
+        cluster[0].remove_node(next(iter(cluster[0].worker_nodes)), allow_graceful=False)
+        os.write(pipes[1], b"xx")
 
-    thread = threading.Thread(target=lose)
-    thread.start()
-    assert run(directory, "rows.jsonl", "lost.jsonl", "--on", cluster[1]) == (directory / "local.jsonl").read_bytes()
-    thread.join()
+    (directory / "armed").touch()
+    with ThreadPoolExecutor(1) as thread:
+        lost = thread.submit(lose)
+        assert run(directory, "files", "ray-files.jsonl", "--on", cluster[0].address) == local
+        lost.result()
+    assert "the nodes read the inputs" in capsys.readouterr().err
 
 
 def test_replicas_fill_the_nodes_with_as_many_cpus_as_a_worker_has_threads() -> None:

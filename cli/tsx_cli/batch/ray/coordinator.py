@@ -42,7 +42,7 @@ class Coordinator:
             fn_constructor_args=(order,),
             batch_size=None,
             batch_format="pyarrow",
-            compute=ActorPoolStrategy(min_size=1, max_size=replicas),
+            compute=ActorPoolStrategy(min_size=1, max_size=replicas, initial_size=replicas),
             num_cpus=cpus,
             num_gpus=gpus,
             max_concurrency=AT_ONCE,
@@ -77,7 +77,7 @@ class ChunkSource(Datasource):
     """The chunks as one stream: a block each, as they come."""
 
     def __init__(self, coordinator: Any) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # Ray's
         self._coordinator = coordinator
 
     def estimate_inmemory_data_size(self) -> int | None:

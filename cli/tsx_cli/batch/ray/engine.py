@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import sys
 from collections.abc import Generator, Iterator
@@ -55,7 +56,7 @@ def open_ray(
     if model.is_dir():
         raise CliError(f"{model} is a directory, and nodes check an archive by its sha-256: pack it with `tsx archive`")
     with _connected(address):
-        nodes = [node for node in ray.nodes() if node["Alive"]]
+        nodes: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]  # Ray's
         with model.open("rb") as file:
             digest = content_digest(file)
         inspection = inspect_archive(model, limits=archive_limits())
@@ -76,9 +77,9 @@ def open_ray(
 @contextmanager
 def _connected(address: str) -> Iterator[None]:
     try:
-        ray.init(address, namespace="tsx", log_to_driver=False, logging_level="ERROR", configure_logging=False)
+        ray.init(address, namespace="tsx", log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-        raise CliError(f"--on {address}: no Ray cluster answers there ({str(error).strip().splitlines()[0]})") from error
+        raise CliError(f"--on {address}: no Ray cluster answers there ({' '.join(str(error).split())[:500]})") from error
     try:
         version = ray.get(ray.remote(num_cpus=0)(_version).remote())
         if version != __version__:
@@ -112,7 +113,8 @@ class RayEngine:
 
     def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
         most, fed, answered, more = 2 + 2 * AT_ONCE * self._layout.replicas, 0, 0, True
-        coordinator = ray.remote(Coordinator).options(num_cpus=0, resources=ON_HEAD, max_concurrency=4 + AT_ONCE).remote()
+        kind: Any = ray.remote(Coordinator)
+        coordinator = kind.options(num_cpus=0, resources=ON_HEAD, max_concurrency=4 + AT_ONCE).remote()
         try:
             ray.get(coordinator.start.remote(self._order, *self._layout))
             while True:
@@ -120,10 +122,10 @@ class RayEngine:
                     chunk = self._chunk(rows)
                     more = bool(chunk)
                     ray.get(coordinator.feed.remote(fed, pickle.dumps(chunk) if chunk else None))
-                    fed += len(chunk) > 0
+                    fed += more
                 if answered == fed:
                     return
-                found: Answers = ray.get(coordinator.answers.remote())
+                found: Answers = Answers(*ray.get(coordinator.answers.remote()))
                 if found.error:
                     raise CliError(found.error)
                 answered += 1

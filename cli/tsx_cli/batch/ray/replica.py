@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import platform
 import threading
 import time
 from collections import deque
@@ -11,8 +12,6 @@ from itertools import cycle
 from typing import Any, NamedTuple
 
 import pyarrow
-import ray
-
 from tsx_archiver import ArchiveError
 from tsx_cli.batch.local import LocalEngine, open_local
 from tsx_cli.batch.readers import file_row
@@ -86,7 +85,7 @@ class BatchReplica:
         return found._replace(index=row.index)
 
     def _where(self, error: Exception) -> str:
-        return f"node {ray.util.get_node_ip_address()}: {getattr(error, 'message', None) or error}"
+        return f"node {platform.node()}: {getattr(error, 'message', None) or error}"
 
 
 def sees(source: Source) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import typer
 
-from tsx_cli.batch.readers import Reader
+from tsx_cli.batch.readers import RowReader
 from tsx_cli.batch.rows import Row, RowResult
 from tsx_cli.batch.sagemaker.models import transform_model
 from tsx_cli.common.client import error_text
@@ -50,7 +50,7 @@ class TransformJob(NamedTuple):
 
 @contextmanager
 def open_sagemaker(
-    model: Path, reader: Reader, workers: int | None, batch_size: int | None, stop: threading.Event, *, restart: bool, end_job: bool
+    model: Path, reader: RowReader, workers: int | None, batch_size: int | None, stop: threading.Event, *, restart: bool, end_job: bool
 ) -> Iterator[SageMakerEngine]:
     """`end_job`: in place of a run. Raises UsageError, CliError, ArchiveError; typer.Exit once a job is ended."""
     if reader.total is None:

@@ -22,14 +22,14 @@ def transform_model(place: Location, spec: DeploySpec, facts: Facts) -> str:
     same = [each for each in same if found[each].properties["PrimaryContainer"].get("Mode") != "MultiModel"]
     if same:
         return max(same, key=lambda each: (found[each].outputs["made"], each))
-    if spec.image is None:
+    if (image := spec.image) is None:
         raise UsageError(
             f"no model of a deployment '{spec.name}' in {place.cloud.region} has this archive: deploy it with tsx deploy, or set image and "
             r"sagemaker.role under [deploy] in tsx.toml"
         )
     alone = {"component": None, "multi_model": None, "serverless": None, "asynchronous": None, "autoscaling": None, "data_capture": None}
     spec = spec.model_copy(update={"sagemaker": spec.sagemaker.model_copy(update=alone), "canary": None})
-    facts = replace(facts, account=place.cloud.account, image=by_digest(spec.image, place.cloud)[0])
+    facts = replace(facts, account=place.cloud.account, image=by_digest(image, place.cloud)[0])
     wanted = [each for each in resources(spec, facts) if each.kind in NEEDED]
     engine = place.engine()
     engine.apply(engine.plan(wanted))
