@@ -9,9 +9,10 @@ from typing import Any
 from ray import serve
 from ray.serve import Application
 
+from tsx_runtime.settings.sources import load_settings
 from tsx_runtime.targets.ray.config import INGRESS, MODEL, RayApplication, parse_application
 from tsx_runtime.targets.ray.ingress import Ingress, asgi_app
-from tsx_runtime.targets.ray.replica import Model
+from tsx_runtime.targets.ray.replica import ModelReplica
 from tsx_runtime.version import __version__
 
 FORWARDED = 10_000  # requests that one ingress forwards at a time; max_inflight_bytes bounds their bodies
@@ -23,11 +24,12 @@ SCALING = {"min": "min_replicas", "max": "max_replicas", "initial": "initial_rep
 def build(args: dict[str, Any]) -> Application:
     """`args`: a `RayApplication` as JSON. Raises SettingError."""
     application = parse_application(args)
+    settings, _ = load_settings(application.settings, {})
     replica = application.replica
     resources = {"num_cpus": replica.num_cpus, "num_gpus": replica.num_gpus, "memory": replica.memory, "resources": replica.resources}
     arguments = application.model_dump(mode="json", include=OF_MODEL)
     model = _deployment(
-        Model,
+        ModelReplica,
         name=MODEL,
         ray_actor_options={name: value for name, value in resources.items() if value or name == "num_cpus"},
         max_ongoing_requests=replica.max_ongoing_requests,
@@ -37,19 +39,19 @@ def build(args: dict[str, Any]) -> Application:
         logging_config={"enable_access_log": False},  # the ingress writes a line for each request
         **_scaling(application),
     )
-    limits = {name: value for name, value in application.settings.items() if name in ("max_request_size", "max_inflight_bytes")}
+    limits = settings.max_request_size, settings.max_inflight_bytes
     names = [model.name for model in application.models] if application.multiplexed else []
     ingress = _deployment(
         serve.ingress(asgi_app)(Ingress),
         name=INGRESS,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "resources": application.ingress_resources},
         num_replicas=application.ingress_replicas,
         max_ongoing_requests=FORWARDED,
         user_config=application.routing,
         drain=application.drain,
-        version=_version([limits, names]),
+        version=_version([*limits, names]),
     )
-    bound: Application = ingress.bind(limits, names, model.bind(arguments))
+    bound: Application = ingress.bind(*limits, names, model.bind(arguments))
     return bound
 
 

@@ -56,9 +56,6 @@ class ArchiveHolder:
         """Object references, or none where the archive is not there."""
         return self._pieces[digest] if digest in self._complete else []
 
-    def digests(self) -> list[str]:
-        return sorted(self._complete)
-
     def remove(self, digest: str) -> None:
         self._complete.discard(digest)
         self._pieces.pop(digest, None)

@@ -8,19 +8,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from tsx_archiver import is_model_name
+from tsx_archiver.metadata.model_limits import LIMITS
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.errors import SettingError
 
 IMPORT_PATH = "tsx_runtime.targets.ray.application:build"
 NAMESPACE = "tsx"
-ORDERED = frozenset(RegisterOrder.__dataclass_fields__) - {
-    "url",
-    "model_name",
-    "loaded_at_startup",
-    "workflow",
-    "replaces",
-    "archive_first",
-}
+NOT_ORDERED = frozenset({"url", "model_name", "loaded_at_startup", "workflow", "replaces", "archive_first"})
+NUMBERS = {*LIMITS, "initial_workers", "max_workers", "default_workers"}
+ORDERED = frozenset(RegisterOrder.__dataclass_fields__) - NOT_ORDERED
 OBJECT = "object://"
 S3 = "s3://"
 INGRESS, MODEL = "Ingress", "Model"  # the deployments of an application
@@ -40,6 +37,10 @@ class RayModel(_Strict):
 
     @model_validator(mode="after")
     def _check(self) -> RayModel:
+        if not is_model_name(self.name):
+            raise ValueError(
+                f"the model name {self.name!r} cannot be used: letters, digits, '_', '-' and '.' only, a letter or digit first"
+            )
         if self.source.startswith(OBJECT):
             digest = self.source.removeprefix(OBJECT)
             if not re.fullmatch("[0-9a-f]{64}", digest) or self.sha256 not in (None, digest):
@@ -48,6 +49,8 @@ class RayModel(_Strict):
             raise ValueError(f"source {self.source!r} needs sha256, by which each node checks its download")
         if unknown := sorted(set(self.order) - ORDERED):
             raise ValueError(f"order has unknown fields: {', '.join(unknown)}. A registration has: {', '.join(sorted(ORDERED))}")
+        if wrong := sorted(name for name in NUMBERS & set(self.order) if type(self.order[name]) is not int or self.order[name] < 0):
+            raise ValueError(f"in order, these must be whole numbers, at least 0: {', '.join(wrong)}")
         return self
 
     @property
@@ -66,7 +69,7 @@ class ReplicaResources(_Strict):
     max_queued_requests: int = Field(-1, ge=-1, description="requests that wait in a proxy for a replica; the next gets 503. -1: no limit")
 
 
-class Autoscaling(_Strict):
+class ReplicaScaling(_Strict):
     """Ray Serve's own, on ongoing requests. Seconds default to Ray Serve's."""
 
     min: int = Field(1, ge=0)
@@ -79,7 +82,7 @@ class Autoscaling(_Strict):
     look_back_period_s: float | None = Field(None, gt=0)
 
     @model_validator(mode="after")
-    def _check(self) -> Autoscaling:
+    def _check(self) -> ReplicaScaling:
         if self.max < self.min:
             raise ValueError(f"max ({self.max}) must not be less than min ({self.min})")
         return self
@@ -111,11 +114,11 @@ class RayApplication(Routing):
     settings: dict[str, Any] = {}  # tsx's own, by name; they come before the nodes' TSX_* variables
     replica: ReplicaResources = ReplicaResources.model_validate({})
     replicas: int | None = Field(None, ge=1)
-    autoscaling: Autoscaling | None = None
+    autoscaling: ReplicaScaling | None = None
     multiplexed: int | None = Field(None, ge=1, description="models that a replica holds at a time; the one used longest ago makes room")
     ingress_replicas: int = Field(2, ge=1, description="best one on each node that takes requests; they hold no model and reserve no CPU")
+    ingress_resources: dict[str, float] = Field({}, description="custom resources that an ingress reserves, to bind it to nodes")
     drain: float = Field(30.0, ge=0, description="seconds in which a replica that is removed answers what it has accepted")
-    kind: Literal["tsx"] = "tsx"  # tells applications of tsx from others in a cluster
 
     @field_validator("models")
     @classmethod

@@ -34,7 +34,7 @@ SERVICE = {method: service for service, methods in UNARY.items() for method in m
     "ModelStreamInfer": OPEN_INFERENCE,
 }
 RUNS_MODEL = frozenset({"Predictions", "StreamPredictions", "ModelInfer", "ModelStreamInfer"})
-_OF_TRANSPORT = ("grpc-", "user-agent", ":", "te", "content-type")
+_OF_TRANSPORT = frozenset({"content-type", "te", "user-agent"})
 
 Metadata = list[tuple[str, str | bytes]]
 
@@ -81,7 +81,7 @@ class GrpcBridge:
 
     async def call(self, method: str, metadata: Metadata, request: bytes) -> AsyncGenerator[GrpcAnswer, None]:
         channel = await self._connected()
-        kept = [(key, value) for key, value in metadata if not key.startswith(_OF_TRANSPORT)]
+        kept = [(key, value) for key, value in metadata if key not in _OF_TRANSPORT and not key.startswith("grpc-")]
         ask: Any = channel.unary_stream(f"/{SERVICE[method]}/{method}")  # on the wire, one answer is a stream of one
         call = ask(request, metadata=kept)
         try:

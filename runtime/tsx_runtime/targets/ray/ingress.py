@@ -10,6 +10,7 @@ import logging
 import random
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import grpc
@@ -35,8 +36,7 @@ from tsx_runtime.http.semantics.messages import (
     rest_of,
     send_whole,
 )
-from tsx_runtime.http.semantics.urls import is_form, model_in_form
-from tsx_runtime.settings.schema import Settings
+from tsx_runtime.http.semantics.urls import find_target, is_form, model_in_form
 from tsx_runtime.targets.ray.config import MODEL, RayCanary, Routing
 from tsx_runtime.targets.ray.grpc_bridge import RUNS_MODEL, GrpcAnswer, model_of, refused
 
@@ -56,9 +56,11 @@ class ReplicaLost(Unavailable):
     """The replica that had the request died, and so may have its node."""
 
     def __init__(self, *, repeats: bool) -> None:
-        why = f"and so were {MOST_REPEATS} others that it was repeated on" if repeats else "so it was not repeated: it may have run"
+        why = (
+            f"and so were {MOST_REPEATS} others that it was repeated on" if repeats else "and it was not repeated, because it may have run"
+        )
         text = (
-            "Repeat it if running it twice does no harm; tsx does so by itself for a request with an Idempotency-Key, or with repeat = all."
+            "Repeat it if running it twice does no harm. tsx does so by itself for requests with an Idempotency-Key, or with repeat = all."
         )
         super().__init__(f"The replica that had this request was lost, {why}. {text}", retry_after=1 if repeats else None)
 
@@ -66,10 +68,9 @@ class ReplicaLost(Unavailable):
 class Forwarder:
     """Chooses the replicas' deployment, and calls it again where that is safe."""
 
-    def __init__(self, settings: Mapping[str, Any], models: list[str], model: Handle) -> None:
-        """`models`: those that share replicas; none where there is one model."""
-        known = Settings.model_validate(settings)
-        self._limit, self._budget = known.max_request_size, ByteBudget(known.max_inflight_bytes)
+    def __init__(self, largest: int, in_flight: int, models: list[str], model: Handle) -> None:
+        """Bytes of one request's body, and of all at a time. `models`: those that share replicas; none where there is one."""
+        self._largest, self._budget = largest, ByteBudget(in_flight)
         self.names = frozenset(models)
         self._model = model.options(stream=True)
         self._canary: Handle | None = None
@@ -88,7 +89,7 @@ class Forwarder:
     async def forward(self, method: str, *args: Any, model: str, repeats: bool) -> AsyncGenerator[Any, None]:
         """What a replica answers. Raises ReplicaLost, Unavailable."""
         begun = done = False
-        for last in (*[False] * MOST_REPEATS, True):
+        for attempt in range(MOST_REPEATS + 1):
             handle = self._chosen().options(method_name=method)
             answers: Any = (handle.options(multiplexed_model_id=model) if model else handle).remote(*args, model)
             try:
@@ -104,7 +105,7 @@ class Forwarder:
             except LOST as error:
                 if isinstance(error, RayTaskError):  # raised in a replica, which is alive
                     raise
-                if begun or last or not repeats:
+                if begun or not repeats or attempt == MOST_REPEATS:
                     raise ReplicaLost(repeats=repeats and not begun) from error
                 logger.warning("a replica was lost, and its request is repeated on another one: %s", type(error).__name__)
             finally:
@@ -113,8 +114,9 @@ class Forwarder:
 
     def _chosen(self) -> Handle:
         canary = self._routing.canary
-        is_canary = canary is not None and self._canary is not None and random.random() * 100 < canary.percent
-        return self._canary if is_canary and self._canary is not None else self._model
+        if canary is not None and self._canary is not None and random.random() * 100 < canary.percent:
+            return self._canary
+        return self._model
 
     def shared(self, name: str) -> str:
         """The name, if it is one of the models that share replicas."""
@@ -160,7 +162,7 @@ class Ingress(Forwarder):
             counted.give_back()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_body(scope, receive, self._limit)
+        body = await read_body(scope, receive, self._largest)
         sent = {name: scope[name] for name in (*_SENT, REQUEST_ID) if name in scope}
         keyed = any(name == IDEMPOTENCY_KEY.encode() for name, _ in scope["headers"])
         repeats = keyed or scope["method"] in IDEMPOTENT or self.repeats_all
@@ -180,10 +182,13 @@ class Ingress(Forwarder):
         if not self.names:
             return ""
         path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-        named = next((name for part in path.split("/")[2:] if (name := part.partition(":")[0]) in self.names), "")
-        if not named and path.rstrip("/") == "/predictions" and is_form(scope["headers"]):
-            named = model_in_form(scope["headers"], body) or ""
-        return self.shared(named)
+        parts, named = path.split("/"), None
+        with suppress(TsxError):  # the replica says what is wrong
+            if (target := find_target(path, scope["query_string"])) is None:
+                named = parts[3] if len(parts) > 3 and parts[2] == "models" else None  # what KServe's clients ask of a model
+            elif (named := target.name) is None and is_form(scope["headers"]):
+                named = model_in_form(scope["headers"], body)
+        return self.shared(named or "")
 
     # gRPC: Ray Serve calls the method that has the RPC's name
 
@@ -239,7 +244,7 @@ def _without_id(scope: Scope, send: Send) -> Send:
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [pair for pair in message["headers"] if pair[0] != b"x-request-id"]
+            message = {**message, "headers": [pair for pair in message["headers"] if pair[0] != b"x-request-id"]}
         await send(message)
 
     return sending

@@ -8,6 +8,7 @@ import math
 import os
 import tempfile
 from collections.abc import AsyncGenerator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from tsx_runtime.errors import InvalidModel, TsxError
 from tsx_runtime.http.app import build_apps
 from tsx_runtime.http.semantics.errors import fault
 from tsx_runtime.http.semantics.messages import Message, Scope, request_id_of, send_whole
+from tsx_runtime.metrics.collection import reader
+from tsx_runtime.metrics.torchserve_log import feed_once, metric_tasks
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
 from tsx_runtime.targets.image.environment import DEFAULTS
@@ -30,15 +33,17 @@ from tsx_runtime.targets.observability.otlp import tracing
 from tsx_runtime.targets.ray.archives import open_model
 from tsx_runtime.targets.ray.config import ReplicaResources, parse_application
 from tsx_runtime.targets.ray.grpc_bridge import GrpcAnswer, GrpcBridge, Metadata, refused
+from tsx_runtime.targets.ray.metrics import RayMetrics
 
 Messages = list[Message]
 
 
-class LoadedModel:
-    """A model of a replica that several share. Ray Serve awaits `__del__` where it has to make room."""
+class SharedModel:
+    """A model of a replica that several share."""
 
     def __init__(self, registry: Registry, name: str) -> None:
         self._registry, self._name = registry, name
+        self.__del__ = self._unload  # what Ray Serve awaits to make room; of the class, the interpreter would call it as well
         self._requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -52,12 +57,12 @@ class LoadedModel:
         if not self._requests:
             self._idle.set()
 
-    async def __del__(self) -> None:
+    async def _unload(self) -> None:
         await self._idle.wait()
         await self._registry.unregister(self._name)
 
 
-class Model:
+class ModelReplica:
     """The deployment of one model, or of several of which each replica holds some."""
 
     async def __init__(self, args: Mapping[str, Any]) -> None:  # type: ignore[misc]  # which Ray Serve awaits
@@ -67,6 +72,8 @@ class Model:
         self._held = held = contextlib.AsyncExitStack()
         state = held.enter_context(tempfile.TemporaryDirectory(prefix="tsx-ray-"))
         settings = replica_settings(application.settings, application.replica, os.environ, Path(state))
+        if os.environ.get("OMP_NUM_THREADS") == str(max(1, int(application.replica.num_cpus))):
+            del os.environ["OMP_NUM_THREADS"]  # Ray's: all CPUs of the replica for each worker, which are to share them
         set_up_logging(settings)
         self._registry = registry = Registry(settings)
         held.push_async_callback(registry.close)
@@ -75,11 +82,15 @@ class Model:
         [self._app] = build_apps(registry, settings, [("inference",)])
         self._grpc = GrpcBridge(registry, settings, Path(state), self._app.counts)
         held.push_async_callback(self._grpc.close)
-        await held.enter_async_context(running("cores are not shared anew,", repeat(1.0, registry.cores.share)))
+        counts, system = self._app.counts, self._app.system
+        await held.enter_async_context(metric_tasks(registry, counts, system, settings))
+        pushing = partial(feed_once, "ray", RayMetrics(), reader(registry, counts, system))
+        works = repeat(1.0, registry.cores.share), repeat(settings.metrics_push_interval, pushing)
+        await held.enter_async_context(running("cores are not shared anew, or Ray gets no metrics,", *works))
         self._load = None
         if application.multiplexed is not None:
 
-            async def load(name: str) -> LoadedModel:
+            async def load(name: str) -> SharedModel:
                 return await self._register(name)
 
             self._load = serve.multiplexed(load, max_num_models_per_replica=application.multiplexed)
@@ -147,10 +158,10 @@ class Model:
     async def _loaded(self, model: str) -> contextlib.AbstractContextManager[None]:
         if self._load is None or model not in self._models:
             return contextlib.nullcontext()
-        loaded: LoadedModel = await self._load(model)
+        loaded: SharedModel = await self._load(model)
         return loaded
 
-    async def _register(self, name: str) -> LoadedModel:
+    async def _register(self, name: str) -> SharedModel:
         model = self._models[name]
         settings = self._registry.settings
         try:
@@ -159,7 +170,7 @@ class Model:
             raise InvalidModel(f"model {name} cannot be loaded from {model.source}: {error}") from error
         order = RegisterOrder(url=model.source, model_name=name, loaded_at_startup=True, **model.order)
         await self._registry.register_archive(archive, order)
-        return LoadedModel(self._registry, name)
+        return SharedModel(self._registry, name)
 
 
 def replica_settings(given: Mapping[str, Any], replica: ReplicaResources, env: Mapping[str, str], state: Path) -> Settings:
