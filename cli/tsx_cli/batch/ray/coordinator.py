@@ -1,7 +1,8 @@
 """An actor in the cluster that runs the dataset: chunks of rows from the driver, through the replicas, and back in order.
 
 The dataset is not run by the driver: Ray Data cannot, where the driver is a client (`ray://`). A chunk stays here until its answers are on
-their way to the driver, so that whatever Ray computes again after the loss of a node finds it.
+their way to the driver, so that the task that reads them can begin again. Ray would start a lost replica again where there is room for it,
+and wait for ever in a full cluster: instead the dataset fails, and the driver begins another on the nodes that are left.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class Coordinator:
             num_cpus=cpus,
             num_gpus=gpus,
             max_concurrency=AT_ONCE,
+            max_restarts=0,
+            max_task_retries=0,
         )
         self._blocks = iter(found.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import pickle
 import sys
-from collections.abc import Generator, Iterator
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from tsx_runtime.targets.ray.config import OBJECT, RayModel
 from tsx_runtime.version import __version__
 
 SECONDS = 1.0  # that a replica is to work on a chunk
+TRIES = 3  # to get an answer after the loss of nodes
 LEAST, MOST = 16, 4096  # rows of a chunk
 LARGEST = 8 << 20  # bytes of one
 
@@ -112,28 +114,43 @@ class RayEngine:
         self._order, self._layout, self._size = order, found, LEAST
 
     def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
-        most, fed, answered, more = 2 + 2 * AT_ONCE * self._layout.replicas, 0, 0, True
-        kind: Any = ray.remote(Coordinator)
-        coordinator = kind.options(num_cpus=0, resources=ON_HEAD, max_concurrency=4 + AT_ONCE).remote()
+        pending, fed, more, tries = deque[bytes](), 0, True, 0  # `pending`: chunks without answers, to begin anew with
+        coordinator = self._started(pending, more)
         try:
-            ray.get(coordinator.start.remote(self._order, *self._layout))
             while True:
-                while more and fed - answered < most:
-                    chunk = self._chunk(rows)
-                    more = bool(chunk)
-                    ray.get(coordinator.feed.remote(fed, pickle.dumps(chunk) if chunk else None))
-                    fed += more
-                if answered == fed:
-                    return
-                found: Answers = Answers(*ray.get(coordinator.answers.remote()))
+                try:
+                    while more and len(pending) < 2 + 2 * AT_ONCE * self._layout.replicas:
+                        chunk = self._chunk(rows)
+                        more = bool(chunk)
+                        pending += [pickle.dumps(chunk)] if chunk else []
+                        ray.get(coordinator.feed.remote(fed, pending[-1] if chunk else None))
+                        fed += more
+                    if not pending:
+                        return
+                    found = Answers(*ray.get(coordinator.answers.remote()))
+                except RayError:
+                    tries += 1
+                    if tries == TRIES:
+                        raise
+                    ray.kill(coordinator)
+                    coordinator, fed = self._started(pending, more), len(pending)
+                    continue
                 if found.error:
                     raise CliError(found.error)
-                answered += 1
-                self.batch_size = found.batch_size
+                pending.popleft()
+                tries, self.batch_size = 0, found.batch_size
                 self._size = max(LEAST, 2 * found.batch_size, min(MOST, round(SECONDS * len(found.results) / max(found.seconds, 1e-3))))
                 yield from found.results
         finally:
             ray.kill(coordinator)  # and with it the replicas
+
+    def _started(self, pending: Iterable[bytes], more: bool) -> Any:
+        kind: Any = ray.remote(Coordinator)
+        coordinator = kind.options(num_cpus=0, resources=ON_HEAD, max_concurrency=4 + AT_ONCE).remote()
+        ray.get(coordinator.start.remote(self._order, *self._layout))
+        for number, chunk in enumerate([*pending, *([] if more else [None])]):
+            ray.get(coordinator.feed.remote(number, chunk))
+        return coordinator
 
     def _chunk(self, rows: Iterator[Row]) -> list[Row]:
         chunk, size = list[Row](), 0

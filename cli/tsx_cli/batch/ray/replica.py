@@ -12,6 +12,7 @@ from itertools import cycle
 from typing import Any, NamedTuple
 
 import pyarrow
+
 from tsx_archiver import ArchiveError
 from tsx_cli.batch.local import LocalEngine, open_local
 from tsx_cli.batch.readers import file_row
@@ -43,7 +44,7 @@ class Answers(NamedTuple):
 
 
 class BatchReplica:
-    """Ray Data starts it on a node, and again elsewhere where the node is lost. Two threads call it, so that no worker runs dry."""
+    """Two threads call it, so that its worker does not run dry."""
 
     def __init__(self, order: ReplicaOrder) -> None:
         self._order, self._stack, self._calibrating = order, ExitStack(), threading.Lock()
