@@ -41,7 +41,7 @@ RESERVED_PATHS = {
     "debug",
     "ui",
 }
-RESERVED_PATHS |= {"ping", "livez", "readyz", "api-description", "openapi.json"}
+RESERVED_PATHS |= {"ping", "livez", "readyz", "version", "api-description", "openapi.json"}
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F))
 
 
