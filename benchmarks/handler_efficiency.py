@@ -22,11 +22,14 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import machine
 import psutil
 import servers
+
+if TYPE_CHECKING:
+    from tsx_runtime.worker.model_loading import ServedModel
 
 MODELS = Path(__file__).with_name("models")
 THREADS = 1
@@ -152,14 +155,13 @@ def make_tokens(place: Path, body: Path, batch: int) -> Path:
     return servers.archive(place, "tokens", *files, config={"batchSize": batch, "threads": THREADS})
 
 
-def bare_loop(directory: Path, body: Path, batch: int, seconds: int) -> None:
-    """The handler as a worker loads it, called over and over; prints a `Round` as JSON."""
+def load(directory: Path, batch: int) -> ServedModel:
+    """The handler as a worker loads it."""
     from tsx_runtime.wire import LoadOrder
     from tsx_runtime.worker.model_loading import load_model
 
     manifest = json.loads((directory / "MAR-INF" / "MANIFEST.json").read_text())
-    content = body.read_bytes()
-    model = load_model(
+    return load_model(
         LoadOrder(
             model_name="bare",
             model_version="1.0",
@@ -192,6 +194,11 @@ def bare_loop(directory: Path, body: Path, batch: int, seconds: int) -> None:
             sequence_headers=["", "", ""],
         )
     )
+
+
+def bare_loop(directory: Path, body: Path, batch: int, seconds: int) -> None:
+    """The handler, called over and over; prints a `Round` as JSON."""
+    model, content = load(directory, batch), body.read_bytes()
     model.context.begin([f"id-{number}\r\n\r\n" for number in range(batch)])
     rows = [{"body": bytearray(content)} for _ in range(batch)]
     for _ in range(3):

@@ -1,6 +1,7 @@
 """A convolutional network of the shape of ResNet-18: takes float32 (batch, 3, height, width), returns logits (batch, classes)."""
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -13,16 +14,16 @@ def convolution(before: int, after: int, side: int, stride: int) -> nn.Sequentia
 
 
 class ResNet18(nn.Module):
-    def __init__(self, classes: int = 10) -> None:
+    def __init__(self, classes: int = 10, widths: Sequence[int] = WIDTHS) -> None:
         super().__init__()
-        self.stem = nn.Sequential(convolution(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+        self.stem = nn.Sequential(convolution(3, widths[0], 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
         self.first, self.second, self.shortcuts = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
-        for before, after in itertools.pairwise(WIDTHS):
+        for before, after in itertools.pairwise(widths):
             stride = after // before  # where the width doubles, the sides halve
             self.first.append(nn.Sequential(convolution(before, after, 3, stride), nn.ReLU()))
             self.second.append(convolution(after, after, 3, 1))
             self.shortcuts.append(nn.Identity() if stride == 1 else convolution(before, after, 1, stride))
-        self.head = nn.Linear(WIDTHS[-1], classes)
+        self.head = nn.Linear(widths[-1], classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         features = self.stem(images)

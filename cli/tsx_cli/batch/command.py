@@ -52,6 +52,15 @@ def batch_command(
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Rows in a batch; by default as measured, else found on the first rows.")
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            metavar="WHERE",
+            help="A Ray cluster, as ray://HOST:PORT, HOST:PORT or auto, or sagemaker for a batch transform job; by default this machine.",
+        ),
+    ] = None,
+    end_job: Annotated[bool, typer.Option("--stop", help="End the job that the same command began with --on sagemaker.")] = False,
     max_errors: Annotated[
         str | None, typer.Option("--max-errors", metavar="N|P%", help="End the run once more rows than this have failed.")
     ] = None,
@@ -75,6 +84,19 @@ def batch_command(
     from tsx_cli.batch.session import Options, run_command  # here, as it imports the front end, and help must be quick
 
     options = Options(
-        model, tuple(inputs), output, input_format, output_format, field, id_field, workers, batch_size, max_errors, commit_every, restart
+        model,
+        tuple(inputs),
+        output,
+        input_format,
+        output_format,
+        field,
+        id_field,
+        workers,
+        batch_size,
+        max_errors,
+        commit_every,
+        restart,
+        on,
+        end_job,
     )
     run_command(options, price_per_hour, config, assignments, as_json=as_json)

@@ -12,6 +12,8 @@ from tsx_cli.batch.rows import Row, RowResult
 class BatchEngine(Protocol):
     """Entered for the time of a run, as a context manager that yields it. `run` may be called again once its results are all there."""
 
+    batch_size: int | None  # once it is known
+
     def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
         """One result for each row, in the order of the rows.
 

@@ -135,7 +135,7 @@ class LocalEngine:
 
     def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
         if self.batch_size is None:
-            yield from self._calibrate(rows)
+            yield from self.calibrate(rows)
         assert self.batch_size is not None
         size = -(-CHUNK // self.batch_size) * self.batch_size
         most = 2 + (2 * self.workers + 2) * self.batch_size // size
@@ -152,7 +152,7 @@ class LocalEngine:
             bytes_in_hand -= flights[0].size
             yield from flights.popleft().wait()
 
-    def _calibrate(self, rows: Iterator[Row]) -> Iterator[RowResult]:
+    def calibrate(self, rows: Iterator[Row]) -> Iterator[RowResult]:
         size, before, best = 1, 1, 0.0
         while True:
             self._set(size)

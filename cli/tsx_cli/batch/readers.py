@@ -44,11 +44,16 @@ class InputReader:
 
     def __init__(self, inputs: Sequence[str], format: str | None = None, rows: RowFormat | None = None) -> None:
         self._sources, self._rows = Sources(inputs, format), rows or RowFormat()
+        self.by_reference = False  # files are left to whoever answers the rows
         digest, count, size, self.exact = self._sources.survey()
         if not count:
             raise CliError(f"there are no files in {', '.join(inputs)}")
         self.total = None if self._sources.stdin else count if self.exact else size
         self.fingerprint = {"inputs": digest, "files": count, "bytes": size, **self._rows._asdict()}
+
+    def first_file(self) -> Source | None:
+        """Of the files that are rows; None where other files are among them."""
+        return next(iter(self._sources), None) if self.exact else None
 
     def rows(self, start: Position, index: int) -> Generator[Row, None, None]:
         for number, row in enumerate(self._all(start), index):
@@ -65,7 +70,12 @@ class InputReader:
                 if number < start.source:
                     continue
                 if source.format == FILES:
-                    files.append((pool.submit(_file_row, source, Position(number + 1, done=done)), source.size))
+                    files.append(
+                        (
+                            pool.submit(file_reference if self.by_reference else file_row, source, Position(number + 1, done=done)),
+                            source.size,
+                        )
+                    )
                     ahead += source.size
                 while files and (source.format != FILES or len(files) > 2 * AT_ONCE or ahead > AHEAD):
                     ahead -= files[0][1]
@@ -187,7 +197,7 @@ def _lines(source: Source, file: BinaryIO, start: Position) -> Iterator[tuple[Po
         at = after
 
 
-def _file_row(source: Source, next: Position) -> Row:
+def file_row(source: Source, next: Position) -> Row:
     if source.size > LONGEST:
         return unreadable(source.name, next, f"it has {source.size} bytes, and a row has {LONGEST} at most")
     try:
@@ -196,6 +206,10 @@ def _file_row(source: Source, next: Position) -> Row:
     except (OSError, CliError) as error:
         return unreadable(source.name, next, error)
     return Row(0, source.name, body, guess_content_type(source.name, body), next)
+
+
+def file_reference(source: Source, next: Position) -> Row:
+    return Row(0, source.name, b"", "", next, None, source)
 
 
 def _plain(value: object) -> str:

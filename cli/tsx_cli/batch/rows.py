@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tsx_cli.batch.sources import Source
+
 
 class Position(NamedTuple):
     """Between two rows: where a reader goes on."""
@@ -24,6 +26,7 @@ class Row(NamedTuple):
     content_type: str
     next: Position = Position()  # behind it
     error: str | None = None
+    source: Source | None = None  # the file that is its body, where whoever answers it has to read that
 
 
 class RowResult(NamedTuple):

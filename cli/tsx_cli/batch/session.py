@@ -11,8 +11,8 @@ from typing import NamedTuple
 import typer
 
 from tsx_archiver import open_archive
+from tsx_cli.batch.engines import open_engine
 from tsx_cli.batch.journal import BatchJournal
-from tsx_cli.batch.local import open_local
 from tsx_cli.batch.readers import InputReader, RowFormat
 from tsx_cli.batch.run import MaxErrors, run_batch
 from tsx_cli.batch.s3 import is_s3
@@ -42,6 +42,8 @@ class Options(NamedTuple):
     max_errors: str | None = None
     commit_every: float = 5.0
     restart: bool = False
+    on: str | None = None  # where, if not on this machine
+    end_job: bool = False
 
 
 def run_command(
@@ -60,7 +62,17 @@ def run_command(
         with (
             interruptible(begin=stop.set),
             BatchProgress(reader) as progress,
-            open_local(options.model, settings, options.workers, options.batch_size) as engine,
+            open_engine(
+                options.on,
+                options.model,
+                reader,
+                settings,
+                stop,
+                workers=options.workers,
+                batch_size=options.batch_size,
+                restart=options.restart,
+                end_job=options.end_job,
+            ) as engine,
         ):
             tally = run_batch(
                 engine,

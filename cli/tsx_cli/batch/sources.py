@@ -27,6 +27,14 @@ class Source(NamedTuple):
     size: int
     tag: str
 
+    def found(self) -> Source | None:
+        """As this machine finds it."""
+        try:
+            size, tag = next((size, tag) for _, size, tag in (s3.listing if s3.is_s3(self.url) else _listing)(self.url))
+        except (CliError, OSError, StopIteration):
+            return None
+        return self._replace(size=size, tag=tag)
+
     def open(self) -> BinaryIO:
         if self.url == STDIN:
             return open(os.dup(sys.stdin.fileno()), "rb")
@@ -74,6 +82,10 @@ class Sources:
             digest.update(repr(source).encode())
             count, size, whole = count + 1, size + source.size, whole and source.format == FILES
         return digest.hexdigest(), count, size, whole
+
+
+def local_source(path: Path) -> Source:
+    return Source(path.name, str(path), FILES, (found := path.stat()).st_size, str(found.st_mtime_ns))
 
 
 def _path(url: str) -> str:

@@ -207,7 +207,7 @@ def _planned(engine: Engine, place: Location, spec: DeploySpec, local: Local | N
     inspection, facts = look_at(spec.model, image=spec.image or "", region=cloud.region)
     if isinstance(cloud, Cloud):
         account = cloud.account
-        pushed, image_bytes = _by_digest(spec.image or "", cloud)
+        pushed, image_bytes = by_digest(spec.image or "", cloud)
         facts = replace(facts, account=account, image=pushed)
     elif spec.target == "kubernetes" and spec.image is not None:
         facts = replace(facts, image=pinned(spec.image))
@@ -253,7 +253,7 @@ def _tell(place: Location, *, as_json: bool) -> None:
         print_json(answer) if as_json else show_status(answer)
 
 
-def _by_digest(image: str, cloud: Cloud) -> tuple[str, int | None]:
+def by_digest(image: str, cloud: Cloud) -> tuple[str, int | None]:
     """A tag may mean another image tomorrow: what is deployed is named by its digest, where ECR can be asked for it."""
     host, slash, rest = image.partition("/")
     if "@sha256:" in image or not slash or ".dkr.ecr." not in host:

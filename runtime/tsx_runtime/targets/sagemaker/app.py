@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from urllib.parse import parse_qs, unquote
 from weakref import WeakKeyDictionary
@@ -29,13 +29,17 @@ from tsx_runtime.http.routes.responses import read_object
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, as_sent, raw_path, read_body, rest_of, send_whole
 from tsx_runtime.http.semantics.urls import Target, check_query, find_target, resolve
+from tsx_runtime.targets.sagemaker import rows
 from tsx_runtime.targets.sagemaker.batch_transform import (
+    ROWS,
     LineAnswer,
     LineFailed,
     LineFormat,
     accepted_form,
     answer_each,
     as_line,
+    as_row,
+    check,
     form_of,
     joined,
     lines_of,
@@ -136,12 +140,12 @@ class SageMakerApp:
         if next(lines_of(body), None) is None:
             raise BadRequest("The body is empty: each of its lines must be one input of the model.")
         route = resolve(self.registry, target, headers)
-        job_of = _job_maker(scope, target, form, route)
         most = self.registry.settings.max_response_size
         given = accepted_form(_header(headers, b"accept") or self.environment.accept.encode("latin-1", "replace"), form)
+        given = ROWS if form is ROWS else given
+        job_of = _job_maker(scope, target, form, route, partial(_line, given))
         try:
-            line_of = partial(_line, given)
-            answers = await unless_gone(receive, answer_each(lines_of(body), route, self._gate(target), job_of, line_of, most))
+            answers = await unless_gone(receive, answer_each(lines_of(body), route, self._gate(target), job_of, most))
         except LineFailed as failure:
             text = f"{failure} No line was processed: correct that line or remove it."
             kind = BadRequest.type if failure.status < 500 else TsxError.type
@@ -204,21 +208,34 @@ def _given_up(version: ModelVersion) -> str:
     return f"the server stopped restarting the workers of {version.name}: {version.last_error or 'they kept dying'}"
 
 
-def _job_maker(scope: Scope, target: Target, form: LineFormat, route: Route) -> Callable[[bytes], WaitingJob]:
+def _job_maker(
+    scope: Scope, target: Target, form: LineFormat, route: Route, line_of: Callable[[LineAnswer], bytes]
+) -> Callable[[int, bytes], tuple[WaitingJob, Callable[[LineAnswer], bytes]]]:
     headers: list[Pair] = scope["headers"]
     priority, timeout_ms = priority_and_timeout(headers)
     kept = [pair for pair in as_sent(scope) if pair[0].lower() not in (b"content-type", b"content-length", b"transfer-encoding")]
-    block = wire.header_block([*kept, (b"Content-Type", form.item)])
-    rest = b"\r\n%b\r\n%b" % (scope["query_string"] if target.query else b"", block)
 
-    def job_of(line: bytes) -> WaitingJob:
-        now = time.monotonic()
-        return WaitingJob(new_request_id() + rest, line, now, deadline(now, route.client_timeout, timeout_ms), priority)
+    @cache
+    def rest(kind: bytes) -> bytes:
+        block = wire.header_block([*kept, (b"Content-Type", kind)])
+        return b"\r\n%b\r\n%b" % (scope["query_string"] if target.query else b"", block)
+
+    def job_of(number: int, line: bytes) -> tuple[WaitingJob, Callable[[LineAnswer], bytes]]:
+        now, kind, convert = time.monotonic(), form.item, line_of
+        if form is ROWS:
+            try:
+                line, fields = rows.from_line(line)
+                kind, convert = str(fields.pop("content_type")).encode("latin-1"), partial(as_row, sent=fields)
+            except (ValueError, KeyError) as error:
+                raise LineFailed(number, BadRequest.status, str(error)) from error
+        job = WaitingJob(new_request_id() + rest(kind), line, now, deadline(now, route.client_timeout, timeout_ms), priority)
+        return job, convert
 
     return job_of
 
 
 def _line(form: LineFormat, answer: LineAnswer) -> bytes:
+    check(answer)
     try:
         return as_line(answer.body, form)
     except UnicodeDecodeError as error:

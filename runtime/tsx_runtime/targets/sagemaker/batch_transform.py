@@ -1,6 +1,7 @@
 """A request of many lines, as a batch transform job sends it: each line is a job, and the answers are lines in the same order.
 
-Two formats, by content type: JSON lines and CSV. An answer is one line, in the format that the client accepts, or else that of the request.
+Three formats, by content type: JSON lines, CSV, and the rows of `tsx batch` (`rows.py`). An answer is one line, in the format that the
+client accepts, or else that of the request.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ import csv
 import io
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
+from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Route, WaitingJob
-from tsx_runtime.errors import TsxError, read_error
+from tsx_runtime.errors import TsxError, Unavailable, read_error
 from tsx_runtime.http.semantics.messages import ClientGone, Receive
+from tsx_runtime.shared.content_types import looks_like
+from tsx_runtime.targets.sagemaker import rows
 
 QUOTED = 1000  # characters of an error answer that are quoted as the reason of a failure
 
@@ -30,16 +35,19 @@ class LineFormat(NamedTuple):
 
 JSON_LINES = LineFormat(b"application/jsonlines", b"application/json")
 CSV = LineFormat(b"text/csv", b"text/csv")
+ROWS = LineFormat(rows.TYPE.encode(), b"")  # each has a type of its own
 FORMS = {
     "application/jsonlines": JSON_LINES,
     "application/x-jsonlines": JSON_LINES,
     "application/jsonl": JSON_LINES,
     "application/x-ndjson": JSON_LINES,
     "text/csv": CSV,
+    rows.TYPE: ROWS,
 }
 _SOMETHING = re.compile(rb"\S")
 MOST_ACCEPTED = 100  # types of an Accept header that are read; the others are ignored
 ACCEPTED = {**FORMS, "application/json": JSON_LINES}
+del ACCEPTED[rows.TYPE]  # which answers rows alone
 
 
 def form_of(content_type: bytes) -> LineFormat | None:
@@ -81,6 +89,19 @@ def as_line(answer: bytes, form: LineFormat) -> bytes:
     return _row(value if isinstance(value, list) else [value]).encode("utf-8", "backslashreplace")
 
 
+def as_row(answer: LineAnswer, sent: Mapping[str, Any]) -> bytes:
+    """With what came with the row, by which its sender knows it. Raises LineFailed where no row can be answered any more."""
+    if answer.refused and answer.status == Unavailable.status:
+        raise LineFailed(answer.number, answer.status, answer.refused)
+    kind = "" if answer.refused else content_type_of(answer.headers) or looks_like(answer.body)
+    return rows.as_line(answer.body, **sent, status=answer.status, content_type=kind, error=answer.refused or None)
+
+
+@lru_cache(256)
+def content_type_of(headers: bytes) -> str:
+    return {name.lower(): value for name, value in wire.parse_header_block(headers.decode("latin-1"))}.get("content-type", "")
+
+
 def joined(lines: Iterable[bytes]) -> bytes:
     return b"".join(line + b"\n" for line in lines)
 
@@ -100,6 +121,8 @@ class LineAnswer(NamedTuple):
     number: int
     headers: bytes
     body: bytes
+    status: int = 200
+    refused: str = ""  # tsx's own reason, in place of the model's answer
 
 
 class LineFailed(Exception):
@@ -121,11 +144,11 @@ async def answer_each(
     lines: Iterable[tuple[int, bytes]],
     route: Route,
     gate: asyncio.Semaphore,
-    job_of: Callable[[bytes], WaitingJob],
-    line_of: Callable[[LineAnswer], bytes],
+    job_of: Callable[[int, bytes], tuple[WaitingJob, Callable[[LineAnswer], bytes]]],
     most: int,
 ) -> list[LineAnswer]:
-    """The answers in the lines' order. `line_of` converts each body as it arrives, since converting all at once would block the loop.
+    """The answers in the lines' order. `job_of` makes of a line a job and what converts its answer, as it arrives, since converting all at
+    once would block the loop.
 
     Raises LineFailed for the first line that failed; no line is submitted after a failure.
     """
@@ -134,7 +157,8 @@ async def answer_each(
     tasks: set[asyncio.Task[LineAnswer]] = set()
 
     async def answer(number: int, line: bytes) -> LineAnswer:
-        answered = await _answer(number, job_of(line), route, most)
+        job, line_of = job_of(number, line)
+        answered = await _answer(number, job, route, most)
         return answered._replace(body=line_of(answered))
 
     def ended(task: asyncio.Task[LineAnswer]) -> None:
@@ -173,14 +197,18 @@ async def _answer(number: int, job: WaitingJob, route: Route, most: int) -> Line
         finally:
             answer.leave()
     except TsxError as error:
-        raise LineFailed(number, error.status, error.message) from error
+        return LineAnswer(number, b"", b"", error.status, error.message)
     except asyncio.CancelledError:
         job.gone = True
         route.leave(job)
         raise
+    return LineAnswer(number, answer.headers, body, answer.status)
+
+
+def check(answer: LineAnswer) -> None:
+    """Raises LineFailed where it is an error."""
     if answer.status >= 400:
-        raise LineFailed(number, answer.status, _reason(body))
-    return LineAnswer(number, answer.headers, body)
+        raise LineFailed(answer.number, answer.status, answer.refused or _reason(answer.body))
 
 
 def _reason(body: bytes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -41,10 +42,10 @@ class Echo:
         return answered.body.upper()
 
     async def answers(self, line_of: Any = None) -> list[LineAnswer]:
-        def job_of(line: bytes) -> WaitingJob:
-            return WaitingJob(b"", line, 0.0)
+        def job_of(number: int, line: bytes) -> tuple[WaitingJob, Callable[[LineAnswer], bytes]]:
+            return WaitingJob(b"", line, 0.0), line_of or self.line_of
 
-        return await answer_each(LINES, cast("Route", self), self.gate, job_of, line_of or self.line_of, 1000)
+        return await answer_each(LINES, cast("Route", self), self.gate, job_of, 1000)
 
 
 def test_a_line_is_written_as_it_comes_and_not_with_all_others_at_the_end() -> None:

@@ -1,0 +1,1 @@
+"""`tsx batch --on` a Ray cluster."""

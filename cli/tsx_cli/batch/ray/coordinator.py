@@ -1,0 +1,98 @@
+"""An actor in the cluster that runs the dataset: chunks of rows from the driver, through the replicas, and back in order.
+
+The dataset is not run by the driver: Ray Data cannot, where the driver is a client (`ray://`). A chunk stays here until its answers are on
+their way to the driver, so that the task that reads them can begin again. Ray would start a lost replica again where there is room for it,
+and wait for ever in a full cluster: instead the dataset fails, and the driver begins another on the nodes that are left.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow
+import ray
+import ray.data
+from ray.data import ActorPoolStrategy, DataContext
+from ray.data.block import BlockMetadata
+from ray.data.datasource import Datasource, ReadTask
+
+from tsx_cli.batch.ray.replica import CHUNK, Answers, BatchReplica, ReplicaOrder, answers_of
+
+AT_ONCE = 2  # chunks that a replica works on
+
+
+class Coordinator:
+    """Its calls come from several threads: those of the driver, and of the task that reads the chunks."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._chunks: dict[int, bytes] = {}
+        self._answered = 0  # chunks
+        self._end: int | None = None
+
+    def start(self, order: ReplicaOrder, replicas: int, cpus: int, gpus: int) -> None:
+        context = DataContext.get_current()
+        context.execution_options.preserve_order = True
+        context.enable_progress_bars = False
+        context.target_max_block_size = 1  # byte: each chunk is a block, and so a task, of its own
+        source = ChunkSource(ray.get_runtime_context().current_actor)
+        found = ray.data.read_datasource(source, override_num_blocks=1, ray_remote_args={"num_cpus": 0}).map_batches(
+            BatchReplica,
+            fn_constructor_args=(order,),
+            batch_size=None,
+            batch_format="pyarrow",
+            compute=ActorPoolStrategy(min_size=1, max_size=replicas, initial_size=replicas),
+            num_cpus=cpus,
+            num_gpus=gpus,
+            max_concurrency=AT_ONCE,
+            max_restarts=0,
+            max_task_retries=0,
+        )
+        self._blocks = iter(found.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0))
+
+    def feed(self, number: int, chunk: bytes | None) -> None:
+        """None: there are no more from that number on."""
+        with self._changed:
+            if chunk is None:
+                self._end = number
+            else:
+                self._chunks[number] = chunk
+            self._changed.notify_all()
+
+    def take(self, number: int) -> bytes | None:
+        """Waits for it. Empty where its answers are with the driver; None behind the last one."""
+        with self._changed:
+            self._changed.wait_for(lambda: number < self._answered or number in self._chunks or number == self._end)
+            return b"" if number < self._answered else self._chunks.get(number)
+
+    def answers(self) -> Answers:
+        """Of the next chunk, in order."""
+        found = answers_of(next(self._blocks))
+        with self._changed:
+            self._chunks.pop(self._answered)
+            self._answered += 1
+        return found
+
+
+class ChunkSource(Datasource):
+    """The chunks as one stream: a block each, as they come."""
+
+    def __init__(self, coordinator: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # Ray's
+        self._coordinator = coordinator
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        return None
+
+    def get_read_tasks(self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None) -> list[ReadTask]:
+        coordinator = self._coordinator
+
+        def read() -> Iterator[pyarrow.Table]:
+            number = 0
+            while (chunk := ray.get(coordinator.take.remote(number))) is not None:
+                yield pyarrow.table({CHUNK: [chunk]})
+                number += 1
+
+        return [ReadTask(read, BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None))]

@@ -1,0 +1,109 @@
+"""`tsx batch --on` a Ray cluster of two nodes: the output is that of a local run, whatever happens to a node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.cluster_utils import Cluster
+
+from tests.support.models import make_model
+from tsx_cli.batch.ray.engine import ClusterLayout, layout
+from tsx_cli.main import main
+
+HANDLER = """
+from pathlib import Path
+
+ARMED, REACHED, GO_ON = (Path({place!r}, name) for name in ("armed", "reached", "go-on"))
+
+
+def handle(data, context):
+    return None if data is None else [answer(row["body"]) for row in data]
+
+
+def answer(body):
+    if isinstance(body, dict):
+        return {{"n": body["n"] * 2}} if body["n"] % 50 != 7 else 1 / 0
+    if len(body) > 20 and ARMED.exists():
+        REACHED.write_text("x")
+        with GO_ON.open("rb", 0) as pipe:
+            pipe.read(1)
+    return str(len(body))
+"""
+NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20}
+# A lost node is noticed within a second: nothing here is far away.
+QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200, "health_check_failure_threshold": 3}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("batch")
+    make_model(directory / "double.mar", HANDLER.format(place=str(directory)), config="batchSize: 8\n")
+    (directory / "rows.jsonl").write_text("".join(f'{{"n": {number}}}\n' for number in range(200)) + "{\n")
+    (directory / "files").mkdir()
+    for number in range(200):
+        (directory / "files" / f"{number:03}.bin").write_bytes(b"x" * number)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def cluster(free_ports: Callable[[int], list[int]]) -> Iterator[tuple[Cluster, str]]:
+    [port] = free_ports(1)
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    cluster = Cluster(True, head_node_args={**NODE, "ray_client_server_port": port, "include_dashboard": False, "_system_config": QUICK})
+    cluster.add_node(**NODE)
+    yield cluster, f"ray://127.0.0.1:{port}"
+    cluster.shutdown()
+
+
+def run(directory: Path, inputs: str, output: str, *words: str) -> bytes:
+    model = [str(directory / "double.mar"), str(directory / inputs), "-o", str(directory / output), "--batch-size", "8"]
+    assert main(["batch", *model, *words]) == 0
+    return (directory / output).read_bytes()
+
+
+def test_lines_are_sent_by_the_driver_and_the_output_is_that_of_a_local_run(
+    directory: Path, cluster: tuple[Cluster, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    local = run(directory, "rows.jsonl", "local.jsonl")
+    assert local.count(b"division by zero") == 4
+    assert run(directory, "rows.jsonl", "ray.jsonl", "--on", cluster[1]) == local
+    assert "2 replicas on 2 nodes, 1 CPUs and 0 GPUs each; this machine reads the inputs and sends the rows" in capsys.readouterr().err
+
+
+def test_nodes_read_the_files_that_they_see_and_one_that_is_lost_loses_no_row(
+    directory: Path, cluster: tuple[Cluster, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    local = run(directory, "files", "local-files.jsonl")
+    pipes = []
+    for name in ("reached", "go-on"):
+        os.mkfifo(directory / name)
+        pipes.append(os.open(directory / name, os.O_RDWR))
+
+    def lose() -> None:
+        """Once the replicas of both nodes are in the middle of their work."""
+        for _ in range(2):
+            os.read(pipes[0], 1)
+        (directory / "armed").unlink()
+        cluster[0].remove_node(next(iter(cluster[0].worker_nodes)), allow_graceful=False)
+        os.write(pipes[1], b"xx")
+
+    (directory / "armed").touch()
+    with ThreadPoolExecutor(1) as thread:
+        lost = thread.submit(lose)
+        assert run(directory, "files", "ray-files.jsonl", "--on", cluster[0].address) == local
+        lost.result()
+    assert "the nodes read the inputs" in capsys.readouterr().err
+
+
+def test_replicas_fill_the_nodes_with_as_many_cpus_as_a_worker_has_threads() -> None:
+    nodes = [{"Alive": True, "Resources": {"CPU": 7.0, "GPU": 2.0}}, {"Alive": True, "Resources": {"CPU": 4.0}}, {"Alive": False}]
+    assert layout(nodes, 2, None, gpus=False) == ClusterLayout(5, 2, 0)
+    assert layout(nodes, 2, None, gpus=True) == ClusterLayout(2, 2, 1)
+    assert layout(nodes, None, 3, gpus=False) == ClusterLayout(3, 1, 0)
