@@ -252,7 +252,7 @@ function tellsMore(value) {
 }
 
 /** The whole answer; `sofar(size, text)` while it comes in pieces, with null for what is no text. */
-async function read(response, sofar) {
+export async function read(response, sofar) {
   const type = response.headers.get("content-type") ?? "";
   const pieces = [];
   const decoder = new TextDecoder("utf-8", { fatal: true });

@@ -1,0 +1,184 @@
+"""`Idempotency-Key`: a request that comes again under the same key gets the answer of the first one, and runs no model.
+
+The key belongs to its path and its token. An answer is sent once it is kept, so that no client has seen one that a repeated request
+would not get. The parts of a stream go out as they come, all but the last. A client that leaves ends nothing: it comes back for the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tsx_runtime.api.auth import Guard
+from tsx_runtime.api.headers import Pair, new_request_id
+from tsx_runtime.errors import BadRequest, Conflict, TsxError
+from tsx_runtime.http.semantics import errors
+from tsx_runtime.http.semantics.messages import ClientGone, Message, Receive, Scope, Send, read_body, rest_of, send_whole, while_client_waits
+from tsx_runtime.jobs.keyed_runs import IDEMPOTENCY, KeyedRuns, Slot
+from tsx_runtime.jobs.store import AnswerKey, StoredAnswer
+from tsx_runtime.metrics.response_counts import ResponseCounts
+from tsx_runtime.wire import header_block
+
+HEADER = b"idempotency-key"
+SLOT = "tsx.slot"  # in a scope: that of its key
+REPLAYED: Pair = (b"idempotent-replayed", b"true")
+REQUEST_ID = b"x-request-id"
+_OF_ONE = frozenset({REQUEST_ID, b"content-length", b"connection"})  # `send_whole` sets them
+_KEY = re.compile(rb'"([\x20\x21\x23-\x7e]{1,255})"|([\x21\x23-\x7e]{1,255})')  # as the draft quotes it, or bare as most clients send it
+_AGAIN = frozenset({404, 408, 409, 425, 429})  # another try may fare better: not kept, as no 5xx is
+_METHODS = frozenset({"OPTIONS", "HEAD"})  # that run nothing, or show nothing to keep
+
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def has_key(scope: Scope) -> bool:
+    return scope["method"] not in _METHODS and any(name == HEADER for name, _ in scope["headers"])
+
+
+@dataclass(eq=False)
+class Idempotency:
+    """Stands before what runs models. `limit`: bytes of a body."""
+
+    runs: KeyedRuns
+    limit: int
+    guard: Guard | None
+    counts: ResponseCounts
+
+    async def __call__(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = new_request_id()
+        recorder = Recorder(send, self.runs.largest)
+        try:
+            if self.guard is not None:
+                self.guard.check(scope["headers"])
+            key = read_key(scope["headers"])
+            body = await read_body(scope, receive, self.limit)
+            scope[SLOT] = slot = slot_of(scope, key, body)
+            kept = await while_client_waits(self.runs.claim(slot), receive)
+            if kept is not None:
+                await self._replay(kept, scope, send)
+                return
+            await self.runs.run(slot, _recorded(app, scope, recorder.replaying(body, receive), recorder))
+            await recorder.release()
+        except ClientGone:
+            return
+        except TsxError as error:
+            if recorder.begun:
+                raise  # only closing the connection tells the client
+            status, headers, text = errors.fault(error, scope["path"])
+            self.counts.add(status)
+            await send_whole(send, scope, status, headers, request_id, text, rest_of(error, receive))
+
+    async def _replay(self, kept: StoredAnswer, scope: Scope, send: Send) -> None:
+        assert kept.status is not None
+        self.counts.add(kept.status)
+        pairs = [(name, value) for line in kept.headers.split(b"\r\n") if line for name, _, value in [line.partition(b": ")]]
+        request_id = next((value for name, value in pairs if name == REQUEST_ID), b"")
+        headers = (*(pair for pair in pairs if pair[0] not in _OF_ONE), REPLAYED)
+        await send_whole(send, scope, kept.status, headers, request_id, kept.body)
+
+
+async def _recorded(app: App, scope: Scope, receive: Receive, recorder: Recorder) -> StoredAnswer | None:
+    await app(scope, receive, recorder)
+    return recorder.answer()
+
+
+class Recorder:
+    """A `send` that holds a whole answer, or the last part of a stream, until `release`."""
+
+    def __init__(self, send: Send, most: int) -> None:
+        self.begun = False
+        self._send = send
+        self._most = most
+        self._start: Message | None = None
+        self._last: Message | None = None
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._too_large = asyncio.Event()
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        part = message.get("body", b"")
+        self._size += len(part)
+        if self._size <= self._most:
+            self._parts.append(part)
+        else:
+            self._parts.clear()
+            self._too_large.set()
+        if not message.get("more_body", False):
+            self._last = message
+            return
+        await self._begin()
+        await self._send(message)
+
+    def answer(self) -> StoredAnswer | None:
+        """What is to be kept: none of a stream that broke off, and none that another try may better."""
+        if self._start is None or self._last is None or self._start["status"] >= 500 or self._start["status"] in _AGAIN:
+            return None
+        if self._too_large.is_set():
+            status, headers, body = errors.fault(
+                Conflict(
+                    f"The answer to this Idempotency-Key had more than {self._most} bytes, and such answers are not kept "
+                    "(max_kept_answer). Send the request under a new key to run it again."
+                )
+            )
+            return StoredAnswer(status, header_block(headers), body)
+        return StoredAnswer(self._start["status"], header_block(self._start["headers"]), b"".join(self._parts))
+
+    async def release(self) -> None:
+        """Nothing where the client of a stream has to see that it broke off."""
+        if self._last is not None:
+            await self._begin()
+            await self._send(self._last)
+
+    def replaying(self, body: bytes, receive: Receive) -> Receive:
+        """The request as it came. That its client has left is told only once nothing can be kept for it any more."""
+        given = False
+
+        async def receive_again() -> Message:
+            nonlocal given
+            if not given:
+                given = True
+                return {"type": "http.request", "body": body, "more_body": False}
+            await self._too_large.wait()
+            return await receive()
+
+        return receive_again
+
+    async def _begin(self) -> None:
+        if not self.begun:
+            assert self._start is not None
+            self.begun = True
+            await self._send(self._start)
+
+
+def read_key(headers: list[Pair]) -> str:
+    values = [value.strip() for name, value in headers if name == HEADER]
+    found = _KEY.fullmatch(values[0]) if len(values) == 1 else None
+    if found is None:
+        shown = b", ".join(values)[:100].decode("latin-1")
+        raise BadRequest(
+            f"Idempotency-Key is {shown!r}: send it once, with 1 to 255 visible ASCII characters such as a UUID, in quotes or without."
+        )
+    return (found[1] or found[2]).decode()
+
+
+def slot_of(scope: Scope, key: str, body: bytes) -> Slot:
+    """Keys are apart by path and token; of the request, method, query string, content type and body count as what it asks for."""
+    headers = dict(scope["headers"])
+    place = _digest(scope["path"].encode(), headers.get(b"authorization", b""))
+    request = _digest(scope["method"].encode(), scope["query_string"], headers.get(b"content-type", b""), headers.get(b"prefer", b""), body)
+    return Slot(AnswerKey(IDEMPOTENCY, place, key), request)
+
+
+def _digest(*parts: bytes) -> str:
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(b"%d:" % len(part))
+        total.update(part)
+    return total.hexdigest()

@@ -1,0 +1,104 @@
+"""Runs of requests under an idempotency key: one at a time among all servers of a store, which keeps its answer for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable
+from typing import NamedTuple
+
+from tsx_runtime.errors import KeyReused
+from tsx_runtime.jobs.store import AnswerKey, JobStore, StoredAnswer
+
+IDEMPOTENCY = "idempotency"  # the kind of these answers
+LEASE = 10.0  # seconds for which the key of a server that died stays taken
+SHORTEST, LONGEST = 0.05, 1.0  # seconds between two looks at a run of another server
+
+
+class Slot(NamedTuple):
+    """What an answer is kept under, and the request that it answers."""
+
+    key: AnswerKey
+    fingerprint: str
+
+
+class _Run(NamedTuple):
+    fingerprint: str
+    ended: asyncio.Event
+
+
+class KeyedRuns:
+    """Those of one server. `counts`: requests with a key, by what became of them."""
+
+    def __init__(self, store: JobStore, owner: str, keep: float, largest: int) -> None:
+        """`keep`: seconds; `largest`: bytes of an answer."""
+        self.largest = largest
+        self.counts: Counter[str] = Counter()
+        self._store = store
+        self._owner = owner
+        self._keep = keep
+        self._runs: dict[AnswerKey, _Run] = {}
+
+    async def claim(self, slot: Slot) -> StoredAnswer | None:
+        """The answer that there is, once it is. None: the run is the caller's, who goes on with `run`. Raises KeyReused."""
+        outcome = "replayed"
+        while (other := self._runs.get(slot.key)) is not None:
+            self._check(slot, other.fingerprint)
+            outcome = "waited"
+            await other.ended.wait()
+        self._runs[slot.key] = _Run(slot.fingerprint, asyncio.Event())
+        try:
+            found = await self._look_up(slot)
+        except BaseException:
+            self._end(slot)
+            raise
+        if found is not None:
+            self._end(slot)
+        self.counts["run" if found is None else outcome] += 1
+        return found
+
+    async def run(self, slot: Slot, work: Awaitable[StoredAnswer | None]) -> None:
+        """Keep what comes of it; nothing where that is None, and the next request with this key runs again."""
+        renewing = asyncio.create_task(self._renew(slot))
+        answer = None
+        try:
+            answer = await work
+        finally:
+            renewing.cancel()
+            try:
+                if answer is None:
+                    await self._store.drop_answer(slot.key)
+                else:
+                    await self._store.put_answer(slot.key, answer._replace(fingerprint=slot.fingerprint, expires=time.time() + self._keep))
+            finally:
+                self._end(slot)
+
+    async def _look_up(self, slot: Slot) -> StoredAnswer | None:
+        pause = SHORTEST
+        while True:
+            found = await self._store.begin_answer(slot.key, slot.fingerprint, self._owner, LEASE)
+            if found is not None:
+                self._check(slot, found.fingerprint)
+            if found is None or found.status is not None:
+                return found
+            # Another server works on it, or one that died did. SQLite tells nobody, and on PostgreSQL a notification for each key would
+            # cost every answer one, so one request of this server looks again, ever more rarely; the others wait for it.
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST)
+
+    async def _renew(self, slot: Slot) -> None:
+        while True:
+            await asyncio.sleep(LEASE / 3)
+            await self._store.begin_answer(slot.key, slot.fingerprint, self._owner, LEASE)
+
+    def _check(self, slot: Slot, fingerprint: str) -> None:
+        if fingerprint != slot.fingerprint:
+            self.counts["reused"] += 1
+            raise KeyReused(
+                f"The Idempotency-Key {slot.key.key!r} belongs to another request to this path: its method, query, content type or body "
+                "was another. Send each request under a key of its own."
+            )
+
+    def _end(self, slot: Slot) -> None:
+        self._runs.pop(slot.key).ended.set()
