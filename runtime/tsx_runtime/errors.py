@@ -15,10 +15,12 @@
     ├── RolloutNotFound          404  RolloutNotFoundException
     ├── SampleNotFound           404  SampleNotFoundException
     ├── RequestNotFound          404  RequestNotFoundException
+    ├── JobNotFound              404  JobNotFoundException
     ├── MethodNotAllowed         405  MethodNotAllowedException
     ├── CleanupTimeout           408  RequestTimeoutException
     ├── SlowRequest              408  RequestTimeoutException
     ├── Conflict                 409  ConflictStatusException
+    ├── JobGone                  410  JobGoneException
     ├── PayloadTooLarge          413  PayloadTooLargeException
     ├── TooManyRequests          429  TooManyRequestsException
     ├── HeadTooLarge             431  BadRequestException
@@ -35,8 +37,11 @@
     │   ├── QueueFull            (429 and TooManyRequestsException where overload_status = 429)
     │   ├── DeadlinePassed
     │   ├── NoRoom
+    │   ├── JobsFull
+    │   ├── StoreUnavailable
     │   └── ClientLeft           (no client reads it)
     ├── OutOfResources           507  InternalServerException
+    │   └── StoreFull
     └── SettingError             (never leaves the process: the command line prints it)
 
 Names, statuses and the `type` column are what TorchServe's clients look for. An error's text says what was
@@ -135,6 +140,11 @@ class RequestNotFound(TsxError):
     type = "RequestNotFoundException"
 
 
+class JobNotFound(TsxError):
+    status = 404
+    type = "JobNotFoundException"
+
+
 class RolloutNotFound(TsxError):
     status = 404
     type = "RolloutNotFoundException"
@@ -182,6 +192,13 @@ class SlowRequest(TsxError):
 class Conflict(TsxError):
     status = 409
     type = "ConflictStatusException"
+
+
+class JobGone(TsxError):
+    """The job was cancelled, or its answer has expired."""
+
+    status = 410
+    type = "JobGoneException"
 
 
 class PayloadTooLarge(TsxError):
@@ -287,12 +304,24 @@ class NoRoom(Unavailable):
     more = False  # whether its sender may still be sending
 
 
+class JobsFull(Unavailable):
+    """No further request is stored for later before others are answered."""
+
+
+class StoreUnavailable(Unavailable):
+    """The store of jobs cannot be read or written."""
+
+
 class ClientLeft(Unavailable):
     """The client closed its connection while the request waited."""
 
 
 class OutOfResources(TsxError):
     status = 507
+
+
+class StoreFull(OutOfResources):
+    """The disk of the store of jobs has no room."""
 
 
 class SettingError(TsxError):

@@ -1,0 +1,91 @@
+"""The store in a SQLite file, which one server has to itself."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from tsx_archiver.errors import CacheError
+from tsx_archiver.storage.locks import FileLock
+from tsx_archiver.storage.private_directory import private_directory, private_opener
+from tsx_runtime.errors import StoreFull, StoreUnavailable, TsxError
+from tsx_runtime.jobs.sql_store import Dialect, Session, SqlStore
+
+PAGE = 4096  # bytes
+MOST_PAGES = 4_294_967_294  # of SQLite itself
+
+
+class SqliteStore(SqlStore):
+    """WAL with synchronous=FULL: a commit is on the disk when it returns. What a killed server was running is queued again at once."""
+
+    shared = False
+    dialect = Dialect(
+        parameter="?",
+        now="((julianday('now') - 2440587.5) * 86400.0)",
+        types={"serial": "INTEGER PRIMARY KEY AUTOINCREMENT", "real": "REAL", "blob": "BLOB"},
+        locked="",
+    )
+
+    def __init__(self, path: Path, most: int = 0) -> None:
+        """`most`: bytes of the file; 0: as many as the disk has."""
+        super().__init__()
+        self.path = path
+        self._most = most
+        self._lock: FileLock | None = None
+
+    def connect(self) -> sqlite3.Connection:
+        try:
+            private_directory(self.path.parent)
+            self._own()
+            with open(self.path, "ab", opener=private_opener):
+                pass
+        except (OSError, CacheError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise StoreUnavailable(f"jobs_store, {self.path}, cannot be written: {reason}. Name another file.") from error
+        try:
+            connection = sqlite3.connect(self.path, isolation_level=None)  # transactions are begun by name
+            for pragma in (f"page_size={PAGE}", "journal_mode=WAL", "synchronous=FULL", f"max_page_count={self._most // PAGE or MOST_PAGES}"):
+                connection.execute(f"PRAGMA {pragma}")
+        except sqlite3.Error:
+            self._leave()
+            raise
+        return connection
+
+    def prepare(self, session: Session) -> None:
+        if session.row("SELECT 1 FROM sqlite_master WHERE name = 'tsx_jobs'"):
+            session.run("UPDATE tsx_jobs SET state = 'queued', owner = NULL WHERE state = 'running'")
+            session.run("UPDATE tsx_callbacks SET due = {now} WHERE due > {now} AND error = ''")  # the killed server was sending it
+            session.run("DELETE FROM tsx_answers WHERE status IS NULL")
+
+    def begin(self, connection: sqlite3.Connection) -> None:
+        connection.execute("BEGIN IMMEDIATE")
+
+    def is_lost(self, connection: sqlite3.Connection) -> bool:
+        return False
+
+    def fault(self, error: Exception) -> TsxError:
+        if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
+            limit = f" or has reached max_jobs_size, {self._most} bytes" if self._most else ""
+            text = f"The disk of jobs_store, {self.path}, is full{limit}."
+            return StoreFull(f"{text} Free space there, lower job_retention, or name a store on another disk.")
+        if isinstance(error, sqlite3.Error):
+            return StoreUnavailable(f"jobs_store, {self.path}, cannot be used: {error}.")
+        return StoreUnavailable(f"jobs_store, {self.path}, failed: {type(error).__name__}: {error}.")
+
+    def disconnect(self, connection: sqlite3.Connection) -> None:
+        super().disconnect(connection)
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _own(self) -> None:
+        """A lock beside the file, which ends with this process. Raises StoreUnavailable, OSError, CacheError."""
+        lock = FileLock(self.path.with_name(self.path.name + ".lock"))
+        if not lock.own(wait=False):
+            lock.close()
+            text = f"jobs_store, {self.path}, is in use by another running server."
+            raise StoreUnavailable(f"{text} Name another file, or a postgresql:// URL, which servers can share.")
+        self._lock = lock
