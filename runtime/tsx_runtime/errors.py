@@ -13,6 +13,7 @@
     ├── ModelVersionNotFound     404  ModelVersionNotFoundException
     ├── WorkflowNotFound         404  WorkflowNotFoundException
     ├── RolloutNotFound          404  RolloutNotFoundException
+    ├── JobNotFound              404  JobNotFoundException
     ├── SampleNotFound           404  SampleNotFoundException
     ├── RequestNotFound          404  RequestNotFoundException
     ├── JobNotFound              404  JobNotFoundException
@@ -22,6 +23,7 @@
     ├── Conflict                 409  ConflictStatusException
     ├── JobGone                  410  JobGoneException
     ├── PayloadTooLarge          413  PayloadTooLargeException
+    ├── KeyReused                422  IdempotencyKeyException
     ├── TooManyRequests          429  TooManyRequestsException
     ├── HeadTooLarge             431  BadRequestException
     ├── WorkerDied               500  InternalServerException
@@ -150,6 +152,11 @@ class RolloutNotFound(TsxError):
     type = "RolloutNotFoundException"
 
 
+class JobNotFound(TsxError):
+    status = 404
+    type = "JobNotFoundException"
+
+
 class SampleNotFound(TsxError):
     status = 404
     type = "SampleNotFoundException"
@@ -208,6 +215,13 @@ class PayloadTooLarge(TsxError):
     def __init__(self, message: str, *, more: bool = False) -> None:
         super().__init__(message)
         self.more = more  # whether its sender may still be sending
+
+
+class KeyReused(TsxError):
+    """Another request has this idempotency key."""
+
+    status = 422
+    type = "IdempotencyKeyException"
 
 
 class TooManyRequests(TsxError):

@@ -23,7 +23,9 @@ Model = Annotated[str | None, typer.Option(help="Only jobs of this model.")]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="Ids of jobs; or choose them with --model and --all.")]
 All = Annotated[bool, typer.Option("--all", help="All such jobs, instead of those that are named.")]
 
-app = typer.Typer(add_completion=False, help="List, show, cancel and retry the asynchronous requests of a running server.", no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False, help="List, show, cancel and retry the asynchronous requests of a running server.", no_args_is_help=True
+)
 
 
 @app.command("list")
@@ -118,7 +120,13 @@ def _row(job: dict[str, Any], now: float) -> list[object]:
     begun, ended = job["started"], job["finished"]
     waited = (begun or ended or now) - job["created"]
     ran = None if begun is None else f"{(ended or now) - begun:.2f} s"
-    return [*(job[name] for name in ("id", "model", "version", "state", "status")), _clock(job["created"]), f"{waited:.2f} s", ran, job["attempts"]]
+    return [
+        *(job[name] for name in ("id", "model", "version", "state", "status")),
+        _clock(job["created"]),
+        f"{waited:.2f} s",
+        ran,
+        job["attempts"],
+    ]
 
 
 def _show(job: dict[str, Any]) -> None:

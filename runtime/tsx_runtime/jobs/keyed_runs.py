@@ -58,21 +58,27 @@ class KeyedRuns:
         self.counts["run" if found is None else outcome] += 1
         return found
 
-    async def run(self, slot: Slot, work: Awaitable[StoredAnswer | None]) -> None:
-        """Keep what comes of it; nothing where that is None, and the next request with this key runs again."""
+    async def run(self, slot: Slot, work: Awaitable[StoredAnswer | None]) -> StoredAnswer | None:
+        """Keep what comes of it; nothing where that is None, and then the next request with this key runs again.
+
+        Returns the answer that is kept instead: of another server, which took this one for dead.
+        """
         renewing = asyncio.create_task(self._renew(slot))
-        answer = None
+        answer: StoredAnswer | None = None
         try:
             answer = await work
         finally:
             renewing.cancel()
             try:
-                if answer is None:
-                    await self._store.drop_answer(slot.key)
-                else:
-                    await self._store.put_answer(slot.key, answer._replace(fingerprint=slot.fingerprint, expires=time.time() + self._keep))
+                if answer is not None:
+                    answer = answer._replace(fingerprint=slot.fingerprint, expires=time.time() + self._keep)
+                is_kept = await self._store.end_answer(slot.key, self._owner, answer)
             finally:
                 self._end(slot)
+        if answer is None or is_kept:
+            return None
+        other = await self._store.get_answer(slot.key)
+        return other if other is not None and other.status is not None else None
 
     async def _look_up(self, slot: Slot) -> StoredAnswer | None:
         pause = SHORTEST
@@ -90,7 +96,7 @@ class KeyedRuns:
     async def _renew(self, slot: Slot) -> None:
         while True:
             await asyncio.sleep(LEASE / 3)
-            await self._store.begin_answer(slot.key, slot.fingerprint, self._owner, LEASE)
+            await self._store.renew_answer(slot.key, self._owner, LEASE)
 
     def _check(self, slot: Slot, fingerprint: str) -> None:
         if fingerprint != slot.fingerprint:

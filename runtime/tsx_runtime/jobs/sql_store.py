@@ -24,6 +24,7 @@ RECORD = (
 )
 ANSWER = "status, headers, body, fingerprint, expires"
 HELD = "id = ? AND attempts = ? AND owner = ? AND state = 'running'"
+BEGUN = "kind = ? AND scope = ? AND name = ? AND status IS NULL AND headers = ?"  # by this owner
 ResultT = TypeVar("ResultT")
 
 
@@ -238,7 +239,9 @@ class SqlStore(ABC):
 
     async def retry(self, id: str) -> JobRecord | None:
         def work(session: Session) -> JobRecord | None:
-            change = "state = 'queued', attempts = attempts + 1, status = NULL, started = NULL, finished = NULL, expires = NULL, deadline = NULL"
+            change = (
+                "state = 'queued', attempts = attempts + 1, status = NULL, started = NULL, finished = NULL, expires = NULL, deadline = NULL"
+            )
             if session.run(f"UPDATE tsx_jobs SET {change} WHERE id = ? AND state IN ('done', 'cancelled')", id):
                 session.run("DELETE FROM tsx_answers WHERE kind = ? AND scope = '' AND name = ?", JOB, id)
                 session.run("DELETE FROM tsx_callbacks WHERE id = ?", id)
@@ -247,9 +250,16 @@ class SqlStore(ABC):
         return await self._do(work)
 
     async def list_jobs(
-        self, *, state: JobState | None = None, model: str | None = None, client: str | None = None, before: int | None = None, limit: int = 100
+        self,
+        *,
+        state: JobState | None = None,
+        model: str | None = None,
+        client: str | None = None,
+        least_status: int | None = None,
+        before: int | None = None,
+        limit: int = 100,
     ) -> list[JobRecord]:
-        wanted = {"state = ?": state, "model = ?": model, "client = ?": client, "number < ?": before}
+        wanted = {"state = ?": state, "model = ?": model, "client = ?": client, "status >= ?": least_status, "number < ?": before}
         given = {test: value for test, value in wanted.items() if value is not None}
         where = f"WHERE {' AND '.join(given)}" if given else ""
         sql = f"SELECT {RECORD} FROM tsx_jobs {where} ORDER BY number DESC LIMIT ?"
@@ -258,6 +268,10 @@ class SqlStore(ABC):
     async def counts(self) -> dict[tuple[str, JobState], int]:
         sql = "SELECT model, state, count(*) FROM tsx_jobs GROUP BY state, model"
         return {(model, state): count for model, state, count in await self._do(lambda session: session.rows(sql))}
+
+    async def oldest(self) -> dict[str, float]:
+        sql = "SELECT model, {now} - min(created) FROM tsx_jobs WHERE state = 'queued' GROUP BY model"
+        return {model: max(0.0, seconds) for model, seconds in await self._do(lambda session: session.rows(sql))}
 
     # Jobs, for the servers that run them
 
@@ -342,6 +356,20 @@ class SqlStore(ABC):
                 *(*key, fingerprint, seconds, owner.encode(), b""),
             )
             return None if begun else _answer(session, key)
+
+        return await self._do(work)
+
+    async def renew_answer(self, key: AnswerKey, owner: str, seconds: float) -> None:
+        await self._do(
+            lambda session: session.run(f"UPDATE tsx_answers SET expires = {{now}} + ? WHERE {BEGUN}", seconds, *key, owner.encode())
+        )
+
+    async def end_answer(self, key: AnswerKey, owner: str, answer: StoredAnswer | None) -> bool:
+        def work(session: Session) -> bool:
+            ended = session.run(f"DELETE FROM tsx_answers WHERE {BEGUN}", *key, owner.encode()) > 0
+            if ended and answer is not None:
+                _put(session, key, answer)
+            return ended
 
         return await self._do(work)
 

@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 JobState: TypeAlias = Literal["queued", "running", "done", "cancelled", "expired"]
+PRECOMPUTED = "precomputed"  # the kind of an answer that was computed in advance: its scope is the model
 JOB = "job"  # the kind of an answer to a job: its key is the job's id
 
 
@@ -123,12 +124,22 @@ class JobStore(Protocol):
         """Queue it again where it is done or cancelled, and forget its answer; returns it as it is now."""
 
     async def list_jobs(
-        self, *, state: JobState | None = None, model: str | None = None, client: str | None = None, before: int | None = None, limit: int = 100
+        self,
+        *,
+        state: JobState | None = None,
+        model: str | None = None,
+        client: str | None = None,
+        least_status: int | None = None,
+        before: int | None = None,
+        limit: int = 100,
     ) -> list[JobRecord]:
         """The newest first; `before`: the number of the last one of the page before."""
 
     async def counts(self) -> dict[tuple[str, JobState], int]:
         """Jobs by model and state."""
+
+    async def oldest(self) -> dict[str, float]:
+        """Seconds for which the oldest queued job of each model has waited."""
 
     # Jobs, for the servers that run them
 
@@ -162,6 +173,12 @@ class JobStore(Protocol):
 
     async def begin_answer(self, key: AnswerKey, fingerprint: str, owner: str, seconds: float) -> StoredAnswer | None:
         """None: there is no answer and nobody works on it, and from now on the caller does, for so many seconds. Else what there is."""
+
+    async def renew_answer(self, key: AnswerKey, owner: str, seconds: float) -> None:
+        """Work on it for so many seconds from now on."""
+
+    async def end_answer(self, key: AnswerKey, owner: str, answer: StoredAnswer | None) -> bool:
+        """Store what came of the owner's work, or that nothing did; False where it is the owner's no more."""
 
     async def put_answer(self, key: AnswerKey, answer: StoredAnswer) -> None:
         """Store it, in place of what is there under this key."""

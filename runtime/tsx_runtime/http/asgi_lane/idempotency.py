@@ -17,7 +17,17 @@ from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.headers import Pair, new_request_id
 from tsx_runtime.errors import BadRequest, Conflict, TsxError
 from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.messages import ClientGone, Message, Receive, Scope, Send, read_body, rest_of, send_whole, while_client_waits
+from tsx_runtime.http.semantics.messages import (
+    ClientGone,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    read_body,
+    rest_of,
+    send_whole,
+    while_client_waits,
+)
 from tsx_runtime.jobs.keyed_runs import IDEMPOTENCY, KeyedRuns, Slot
 from tsx_runtime.jobs.store import AnswerKey, StoredAnswer
 from tsx_runtime.metrics.response_counts import ResponseCounts
@@ -58,11 +68,12 @@ class Idempotency:
             body = await read_body(scope, receive, self.limit)
             scope[SLOT] = slot = slot_of(scope, key, body)
             kept = await while_client_waits(self.runs.claim(slot), receive)
-            if kept is not None:
+            if kept is None:
+                kept = await self.runs.run(slot, _recorded(app, scope, recorder.replaying(body, receive), recorder))
+            if kept is None or recorder.begun:
+                await recorder.release()
+            else:
                 await self._replay(kept, scope, send)
-                return
-            await self.runs.run(slot, _recorded(app, scope, recorder.replaying(body, receive), recorder))
-            await recorder.release()
         except ClientGone:
             return
         except TsxError as error:

@@ -1,0 +1,113 @@
+"""The management routes of asynchronous requests: list them, show the record of one, run one again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from tsx_runtime.errors import Conflict, JobNotFound
+from tsx_runtime.http.routes import openapi
+from tsx_runtime.http.routes.responses import json_answer
+from tsx_runtime.jobs.store import JobRecord, JobStore
+
+MOST = 500  # jobs of one answer
+_EXAMPLE: dict[str, Any] = {
+    "id": "0f8b5c1e6a7d4b7e9c3f2a1d",
+    "state": "done",
+    "model": "digits",
+    "version": "",
+    "status": 200,
+    "created": 1780177563.626,
+    "started": 1780177563.7,
+    "finished": 1780177563.712,
+    "expires": 1780263963.7,
+    "attempts": 1,
+    "priority": 0,
+    "size": 272,
+    "client": "127.0.0.1",
+    "request_id": "f7e9c1d2-3b4a-4c5d-8e6f-00000000002a",
+    "callback": "",
+}
+
+Wanted = Literal["queued", "running", "done", "failed", "cancelled", "expired"]
+JobId = Annotated[str, Path(alias="job", description="id of the job: the last part of the Location of its 202")]
+
+
+class Job(BaseModel):
+    """Times are seconds since 1970."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
+
+    id: str
+    state: str = Field(description="queued, running, done, cancelled, or expired: its answer is not kept any more")
+    model: str
+    version: str = Field(description="the requested one; empty where the request named none")
+    status: int | None = Field(None, description="of the answer")
+    created: float
+    started: float | None = None
+    finished: float | None = None
+    expires: float | None = None
+    attempts: int
+    priority: int
+    size: int = Field(description="bytes of the request's body")
+    client: str
+    request_id: str
+    callback: str = ""
+
+
+class JobPage(BaseModel):
+    jobs: list[Job] = Field(description="the newest first")
+    next: str | None = Field(None, description="the parameter `next` for the jobs before these; null if there are none")
+    counts: dict[str, int] = Field(description="all jobs of the model, or of all, by state")
+    oldest: float | None = Field(None, description="seconds for which the oldest of those that are queued has waited")
+
+
+def build_router(store: JobStore) -> APIRouter:
+    router = APIRouter(tags=["jobs"])
+
+    @router.get("/jobs", summary="List asynchronous requests", response_model=JobPage, responses=openapi.failures(400, 503))
+    async def jobs(
+        model: Annotated[str | None, Query(description="of this model only")] = None,
+        state: Annotated[Wanted | None, Query(description="in this state only; failed: done with a status of 400 or above")] = None,
+        limit: Annotated[int, Query(ge=1, le=MOST, description="how many at most")] = 100,
+        following: Annotated[int | None, Query(alias="next", description="`next` of the answer before")] = None,
+    ) -> Response:
+        failed = state == "failed"
+        found = await store.list_jobs(
+            state="done" if failed else state, model=model, least_status=400 if failed else None, before=following, limit=limit + 1
+        )
+        counts: Counter[str] = Counter()
+        for (name, own), count in (await store.counts()).items():
+            if model in (None, name):
+                counts[own] += count
+        waits = [seconds for name, seconds in (await store.oldest()).items() if model in (None, name)]
+        more = str(found[limit - 1].number) if len(found) > limit else None
+        page = JobPage(jobs=[_job(each) for each in found[:limit]], next=more, counts=counts, oldest=max(waits, default=None))
+        return json_answer(page)
+
+    @router.get("/jobs/{job}/record", summary="Describe one", response_model=Job, responses=openapi.failures(404, 503))
+    async def record(job: JobId) -> Response:
+        return json_answer(_job(_known(job, await store.get(job))))
+
+    @router.post("/jobs/{job}/retry", summary="Run it again", response_model=Job, responses=openapi.failures(404, 409, 503))
+    async def retry(job: JobId) -> Response:
+        before = _known(job, await store.get(job))
+        after = _known(job, await store.retry(job))
+        if after.state != "queued" or before.state not in ("done", "cancelled"):
+            raise Conflict(f"Job {job} is {before.state}: only one that is done or cancelled can run again.")
+        return json_answer(_job(after))
+
+    return router
+
+
+def _known(id: str, job: JobRecord | None) -> JobRecord:
+    if job is None:
+        raise JobNotFound(f"Job {id} is not known: the id is mistyped, or its record was removed a day after its answer (job_retention).")
+    return job
+
+
+def _job(record: JobRecord) -> Job:
+    return Job.model_validate(record._asdict())
