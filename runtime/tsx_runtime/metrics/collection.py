@@ -26,6 +26,7 @@ from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.metrics.exposition import OPENMETRICS, TEXT, Families, Labels, in_turns
 from tsx_runtime.metrics.gpu import Gpu, gpu_metrics, own_gpu_metrics, read_gpus
 from tsx_runtime.metrics.host import System, SystemMetric
+from tsx_runtime.metrics.job_metrics import JobReading, add_jobs
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.metrics.version_metrics import add_handler_metrics, add_shadows, add_version
 
@@ -50,6 +51,7 @@ class Reading(NamedTuple):
     shares: Mapping[str, Mapping[str, float]] = {}  # of the requests that name no version, by model and version
     shadows: Sequence[Mirror] = ()
     in_flight: ByteBudget | None = None
+    jobs: JobReading | None = None
 
     @property
     def versions(self) -> list[ModelVersion]:
@@ -70,6 +72,8 @@ def fill(families: Families, reading: Reading) -> Iterator[None]:
         families.add("tsx_traffic_share", "gauge", "share of the requests of a model that name no version, from 0 to 1", [(labels, share)])
         yield
     add_shadows(families, reading.shadows, reading.host)
+    if reading.jobs is not None:
+        add_jobs(families, reading.jobs, reading.host)
     families.keep(reading.config.shows)
     own_names = families.names()
     for version in versions:
