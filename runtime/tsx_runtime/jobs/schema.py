@@ -29,7 +29,7 @@ CREATE TABLE IF NOT EXISTS tsx_jobs (
   owner TEXT,
   lease {real}
 );
-CREATE INDEX IF NOT EXISTS tsx_jobs_queue ON tsx_jobs (state, model, priority DESC, number);
+CREATE INDEX IF NOT EXISTS tsx_jobs_queue ON tsx_jobs (state, model, version, priority DESC, number);
 CREATE INDEX IF NOT EXISTS tsx_jobs_client ON tsx_jobs (client) WHERE state IN ('queued', 'running');
 CREATE INDEX IF NOT EXISTS tsx_jobs_expires ON tsx_jobs (expires) WHERE expires IS NOT NULL;
 CREATE TABLE IF NOT EXISTS tsx_requests (

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tsx_runtime.errors import JobsFull, StoreUnavailable, TsxError
 from tsx_runtime.jobs.schema import TABLES, VERSION
-from tsx_runtime.jobs.store import JOB, AnswerKey, DueCallback, JobRecord, JobState, NewJob, StoredAnswer, StoredRequest
+from tsx_runtime.jobs.store import JOB, AnswerKey, DueCallback, JobRecord, JobState, JobTarget, NewJob, StoredAnswer, StoredRequest
 
 GROUP = 256  # transactions of one commit
 TOMBSTONE = 86_400.0  # seconds for which an expired job is still known
@@ -280,16 +280,16 @@ class SqlStore(ABC):
         row = await self._do(lambda session: session.row(sql, id))
         return None if row is None else StoredRequest(*row)
 
-    async def waiting(self) -> set[str]:
-        sql = "SELECT DISTINCT model FROM tsx_jobs WHERE state = 'queued'"
-        return {model for (model,) in await self._do(lambda session: session.rows(sql))}
+    async def waiting(self) -> set[JobTarget]:
+        sql = "SELECT DISTINCT model, version FROM tsx_jobs WHERE state = 'queued'"
+        return {(model, version) for model, version in await self._do(lambda session: session.rows(sql))}
 
-    async def claim(self, wanted: Mapping[str, int], owner: str, seconds: float) -> list[JobRecord]:
+    async def claim(self, wanted: Mapping[JobTarget, int], owner: str, seconds: float) -> list[JobRecord]:
         def work(session: Session) -> list[JobRecord]:
             claimed = []
-            for model, most in wanted.items():
-                queued = "WHERE state = 'queued' AND model = ? ORDER BY priority DESC, number LIMIT ?"
-                for (id,) in session.rows(f"SELECT id FROM tsx_jobs {queued} {{locked}}", model, most):
+            for target, most in wanted.items():
+                queued = "WHERE state = 'queued' AND model = ? AND version = ? ORDER BY priority DESC, number LIMIT ?"
+                for (id,) in session.rows(f"SELECT id FROM tsx_jobs {queued} {{locked}}", *target, most):
                     change = "state = 'running', attempts = attempts + 1, started = {now}, owner = ?, lease = {now} + ?"
                     session.run(f"UPDATE tsx_jobs SET {change} WHERE id = ?", owner, seconds, id)
                     claimed.append(_get(session, id))

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 JobState: TypeAlias = Literal["queued", "running", "done", "cancelled", "expired"]
 PRECOMPUTED = "precomputed"  # the kind of an answer that was computed in advance: its scope is the model
+JobTarget: TypeAlias = tuple[str, str]  # a model, and the version that was requested (empty: none)
 JOB = "job"  # the kind of an answer to a job: its key is the job's id
 
 
@@ -34,6 +35,8 @@ class StoredRequest(NamedTuple):
 
 
 class NewJob(NamedTuple):
+    """A request to accept."""
+
     id: str  # nobody can guess it
     model: str
     version: str  # as requested; empty for the default, or what the model's traffic picks
@@ -145,11 +148,11 @@ class JobStore(Protocol):
 
     async def request(self, id: str) -> StoredRequest | None: ...
 
-    async def waiting(self) -> set[str]:
-        """The models that have queued jobs."""
+    async def waiting(self) -> set[JobTarget]:
+        """What has queued jobs."""
 
-    async def claim(self, wanted: Mapping[str, int], owner: str, seconds: float) -> list[JobRecord]:
-        """At most so many jobs of each model, which from now on are `owner`'s for so many seconds."""
+    async def claim(self, wanted: Mapping[JobTarget, int], owner: str, seconds: float) -> list[JobRecord]:
+        """At most so many jobs of each target, which from now on are `owner`'s for so many seconds."""
 
     async def renew(self, held: Collection[tuple[str, int]], owner: str, seconds: float) -> set[str]:
         """Keep jobs, given as (id, attempts), for so many seconds from now on. Returns the ids of those that are the owner's no more."""
