@@ -56,7 +56,12 @@ class Client:
         self.lane = Idempotency(self.runs, 1000, None, ResponseCounts())
 
     async def ask(
-        self, model: Callable[[Scope, Receive, Send], Awaitable[None]], body: bytes = b"x", *headers: Pair, path: str = "/predictions/m", **more: Any
+        self,
+        model: Callable[[Scope, Receive, Send], Awaitable[None]],
+        body: bytes = b"x",
+        *headers: Pair,
+        path: str = "/predictions/m",
+        **more: Any,
     ) -> tuple[int, dict[bytes, bytes], bytes]:
         """Status, headers, body."""
         scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": [*(headers or (KEY,))], "wanted": body}
@@ -309,4 +314,3 @@ def test_requests_that_run_nothing_need_no_key() -> None:
     assert has_key({"method": "PUT", "headers": [KEY]})
     assert not has_key({"method": "PUT", "headers": [(b"x-idempotency-key", b"k")]})
     assert not has_key({"method": "OPTIONS", "headers": [KEY]})
-

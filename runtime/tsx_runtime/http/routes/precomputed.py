@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Response
 from tsx_runtime.errors import ResourceNotFound
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName
+from tsx_runtime.http.semantics import urls
 from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey, JobStore
 from tsx_runtime.wire import parse_header_block
 
@@ -19,7 +20,7 @@ def build_router(store: JobStore) -> APIRouter:
     router = APIRouter(tags=["inference"])
 
     @router.get(
-        "/predictions/{model}/precomputed/{key:path}",
+        f"/predictions/{{model}}/{urls.PRECOMPUTED}/{{key:path}}",
         summary="Get an answer that was computed in advance",
         response_class=Response,
         responses=openapi.failures(404, 503) | _DOCUMENTED,
