@@ -37,7 +37,8 @@ EXECUTION = HANDLERS | {"tsx_runtime.worker.execution"}
 ARCHIVER_BASE = {"tsx_archiver.errors", "tsx_archiver.limits", "tsx_archiver.names"}
 CORE = SETTINGS | PRELOADS | {"tsx_runtime.sources", "tsx_runtime.core", "tsx_runtime.worker.launch.entry"}
 WORKFLOWS = CORE | {"tsx_runtime.workflows"}
-METRICS = WORKFLOWS | {"tsx_runtime.metrics"}
+JOBS = WORKFLOWS | {"tsx_runtime.jobs"}
+METRICS = JOBS | {"tsx_runtime.metrics"}
 API = METRICS | {"tsx_runtime.api"}
 HTTP = API | {"tsx_runtime.http"}
 GRPC = HTTP | {"tsx_runtime.grpc"}
@@ -84,7 +85,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.sources": SETTINGS,
     "tsx_runtime.core": CORE,
     "tsx_runtime.workflows": CORE,
-    "tsx_runtime.metrics": WORKFLOWS,
+    "tsx_runtime.jobs": WORKFLOWS,
+    "tsx_runtime.metrics": JOBS,
     "tsx_runtime.api": METRICS,
     "tsx_runtime.http": API,
     "tsx_runtime.grpc": API,

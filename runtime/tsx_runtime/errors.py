@@ -13,7 +13,6 @@
     ├── ModelVersionNotFound     404  ModelVersionNotFoundException
     ├── WorkflowNotFound         404  WorkflowNotFoundException
     ├── RolloutNotFound          404  RolloutNotFoundException
-    ├── JobNotFound              404  JobNotFoundException
     ├── SampleNotFound           404  SampleNotFoundException
     ├── RequestNotFound          404  RequestNotFoundException
     ├── JobNotFound              404  JobNotFoundException
@@ -150,11 +149,6 @@ class JobNotFound(TsxError):
 class RolloutNotFound(TsxError):
     status = 404
     type = "RolloutNotFoundException"
-
-
-class JobNotFound(TsxError):
-    status = 404
-    type = "JobNotFoundException"
 
 
 class SampleNotFound(TsxError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -20,6 +21,9 @@ from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.errors import BadRequest, HeadTooLarge, ResourceNotFound, TooManyRequests, TsxError
+from tsx_runtime.http.asgi_lane.idempotency import Idempotency, has_key
+from tsx_runtime.http.asgi_lane.idempotency import App as Lane
+from tsx_runtime.http.asgi_lane.jobs import JobRoutes
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.asgi_lane.workflow_predictions import WorkflowPredictions, runs_workflow
 from tsx_runtime.http.fast_lane.connection_clock import Timeouts
@@ -29,9 +33,11 @@ from tsx_runtime.http.routes import (
     exception_handlers,
     health,
     index,
+    job_queue,
     kserve,
     management,
     openapi,
+    precomputed,
     recording,
     rollout,
     shadow,
@@ -60,7 +66,8 @@ from tsx_runtime.http.semantics.messages import (
 from tsx_runtime.http.semantics.tracing import traced
 from tsx_runtime.http.semantics.urls import RESERVED_PATHS, check_query, runs_model, without_empty
 from tsx_runtime.http.ui import routes as ui
-from tsx_runtime.http.ui.routes import PREDICT, Playground
+from tsx_runtime.http.ui.routes import PREDICT, Playground, PlaygroundJobs
+from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.metrics import collection
 from tsx_runtime.metrics.host import System
 from tsx_runtime.metrics.response_counts import ResponseCounts
@@ -102,6 +109,8 @@ class ServerApp(FastAPI):
         self.access_log = access_log(settings)
         self.tracer: Tracer | None = None
         self.system = system or System(settings)
+        self.jobs: JobRoutes | None = None  # None: every client waits for its answer
+        self.idempotency: Idempotency | None = None
         self.workflow_predictions: WorkflowPredictions | None = None
         self.playground: Playground | None = None
         self.platform: PlatformHook | None = None
@@ -148,14 +157,20 @@ class ServerApp(FastAPI):
             await self._refuse(scope, send, new_request_id(), HeadTooLarge(text))
         elif self.platform is not None and self.platform.wants(raw_path(scope), scope["headers"]):
             await self.platform(scope, receive, send)
+        elif self.jobs is not None and self.jobs.shows(scope["path"]):
+            await self.jobs(scope, receive, send)
         elif self.predictions is not None and runs_model(scope["path"]):
-            await traced(self.tracer, self.predictions, scope, receive, send)
+            predictions = self.jobs if self.jobs is not None and self.jobs.accepts(scope) else self.predictions
+            await traced(self.tracer, self._keyed(predictions, scope), scope, receive, send)
         elif self.workflow_predictions is not None and runs_workflow(scope["path"]):
-            await traced(self.tracer, self.workflow_predictions, scope, receive, send)
+            await traced(self.tracer, self._keyed(self.workflow_predictions, scope), scope, receive, send)
         elif self.playground is not None and scope["path"].startswith(PREDICT):
             await self.playground(scope, receive, send)
         else:
             await self._rest(scope, receive, send)
+
+    def _keyed(self, app: Lane, scope: Scope) -> Lane:
+        return partial(self.idempotency, app) if self.idempotency is not None and has_key(scope) else app
 
     def missing(self, path: str) -> ResourceNotFound | None:
         """None where there may be routes below the path's first segment; where there are none, nothing but 404 can be the answer."""
@@ -268,14 +283,16 @@ def build_apps(
     workflows: Workflows | None = None,
     series: TimeSeries | None = None,
     addresses: Mapping[str, str] | None = None,
+    jobs: Jobs | None = None,
 ) -> list[ServerApp]:
     """One app a listener, each with the routes of the roles that share its address.
 
-    `series` is what the web page's charts show, `addresses` where each role really answers; the settings' own if not given.
+    `series` is what the web page's charts show, `addresses` where each role really answers; the settings' own if not given. Without `jobs`,
+    every client waits for its answer.
     """
     workflows, keys, series = workflows or Workflows(registry), keys or build_keys(settings), series or TimeSeries(registry.models.values)
     counts, system = ResponseCounts(), System(settings)
-    apps = [_build_app(roles, registry, workflows, settings, keys, counts, system, series, addresses or {}) for roles in listeners]
+    apps = [_build_app(roles, registry, workflows, settings, keys, counts, system, series, addresses or {}, jobs) for roles in listeners]
     configured = {role: getattr(settings, f"{role}_address") for role in ROLES} | dict(addresses or {})
     _introduce({" and ".join(role for role in ROLES if role in roles): app for roles, app in zip(listeners, apps, strict=True)}, configured)
     return apps
@@ -291,6 +308,7 @@ def _build_app(
     system: System,
     series: TimeSeries,
     addresses: Mapping[str, str],
+    jobs: Jobs | None,
 ) -> ServerApp:
     plugins = registry.plugins
     guards = build_guards(settings, keys, plugins.authentication.values())
@@ -300,9 +318,20 @@ def _build_app(
     app.clients = client_limits(settings, is_local=all(parse_address(getattr(settings, f"{role}_address")).is_local for role in roles))
     limit = settings.max_request_size
     most = min(limit, settings.max_management_size)
+    largest = settings.max_job_size or limit
+    if jobs is not None and not roles <= {"metrics"}:
+        either = guards.management if "inference" not in roles else guards.inference
+        if "management" in roles:
+            app.add_routes(job_queue.build_router(jobs, guards.management))
+            either = either and either._replace(also=keys.management)
+        app.jobs = JobRoutes(jobs, registry, largest, either, counts)
     if "inference" in roles:
         app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions, settings.server_timing_share)
         app.workflow_predictions = WorkflowPredictions(workflows, limit, guards.inference, counts)
+        app.idempotency = Idempotency(None if jobs is None else jobs.keyed, limit, guards.inference, counts)
+        if jobs is not None:
+            app.add_routes(precomputed.build_router(jobs))
+            app.guards["predictions"] = guards.inference
         described = openapi.prediction_paths() | openapi.workflow_path()
         app.paths |= {path: {"POST": item["post"]["summary"]} for path, item in described.items()}
     if "management" in roles:
@@ -319,13 +348,14 @@ def _build_app(
             app.guards["token"] = guards.token
         app.add_routes(workflow_routes.build_router(workflows, most))
         app.guards["workflows"] = guards.management
-        app.playground = Playground(registry, limit, guards.management, counts, openapi.describe_predictions)
-        read_metrics = collection.reader(registry, counts, system)
+        later = PlaygroundJobs(jobs, registry, largest, guards.management, counts) if jobs is not None else None
+        app.playground = Playground(registry, limit, guards.management, counts, openapi.describe_predictions, later=later)
+        read_metrics = collection.reader(registry, counts, system, jobs)
         app.add_routes(ui.build_router(registry, series, read_metrics, guards.management, addresses))
         app.paths["/ui/"] = {"GET": "The web page"}
         app.guards["ui"] = ui.shell_guard(guards.management)
     if "metrics" in roles:
-        app.add_routes(collection.build_router(registry, counts, system))
+        app.add_routes(collection.build_router(registry, counts, system, jobs))
         app.guards["metrics"] = guards.metrics
     check_paths(plugins.endpoints.values())
     for role, guard in (("inference", guards.inference), ("management", guards.management)):

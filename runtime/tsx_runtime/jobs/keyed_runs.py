@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
 from tsx_runtime.errors import KeyReused
 from tsx_runtime.jobs.store import AnswerKey, JobStore, StoredAnswer
+from tsx_runtime.wire import header_block
 
 IDEMPOTENCY = "idempotency"  # the kind of these answers
 LEASE = 10.0  # seconds for which the key of a server that died stays taken
@@ -31,13 +32,14 @@ class _Run(NamedTuple):
 class KeyedRuns:
     """Those of one server. `counts`: requests with a key, by what became of them."""
 
-    def __init__(self, store: JobStore, owner: str, keep: float, largest: int) -> None:
-        """`keep`: seconds; `largest`: bytes of an answer."""
+    def __init__(self, store: JobStore, owner: str, keep: float, largest: int, begin: Callable[[], Awaitable[None]]) -> None:
+        """`keep`: seconds; `largest`: bytes of an answer; `begin`: from when on the store is looked after."""
         self.largest = largest
         self.counts: Counter[str] = Counter()
         self._store = store
         self._owner = owner
         self._keep = keep
+        self._begin = begin
         self._runs: dict[AnswerKey, _Run] = {}
 
     async def claim(self, slot: Slot) -> StoredAnswer | None:
@@ -70,8 +72,6 @@ class KeyedRuns:
         finally:
             renewing.cancel()
             try:
-                if answer is not None:
-                    answer = answer._replace(fingerprint=slot.fingerprint, expires=time.time() + self._keep)
                 is_kept = await self._store.end_answer(slot.key, self._owner, answer)
             finally:
                 self._end(slot)
@@ -80,7 +80,11 @@ class KeyedRuns:
         other = await self._store.get_answer(slot.key)
         return other if other is not None and other.status is not None else None
 
+    def answer(self, slot: Slot, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> StoredAnswer:
+        return StoredAnswer(status, header_block(headers), body, slot.fingerprint, time.time() + self._keep)
+
     async def _look_up(self, slot: Slot) -> StoredAnswer | None:
+        await self._begin()
         pause = SHORTEST
         while True:
             found = await self._store.begin_answer(slot.key, slot.fingerprint, self._owner, LEASE)

@@ -9,7 +9,8 @@ from tsx_archiver.errors import CacheError
 from tsx_archiver.storage.locks import FileLock
 from tsx_archiver.storage.private_directory import private_directory, private_opener
 from tsx_runtime.errors import StoreFull, StoreUnavailable, TsxError
-from tsx_runtime.jobs.sql_store import Dialect, Session, SqlStore
+from tsx_runtime.jobs.sql_store import SqlStore
+from tsx_runtime.jobs.sql_thread import Dialect, Session
 
 PAGE = 4096  # bytes
 MOST_PAGES = 4_294_967_294  # of SQLite itself
@@ -33,6 +34,9 @@ class SqliteStore(SqlStore):
         self._most = most
         self._lock: FileLock | None = None
 
+    def exists(self) -> bool:
+        return self.path.exists()
+
     def connect(self) -> sqlite3.Connection:
         try:
             private_directory(self.path.parent)
@@ -44,7 +48,12 @@ class SqliteStore(SqlStore):
             raise StoreUnavailable(f"jobs_store, {self.path}, cannot be written: {reason}. Name another file.") from error
         try:
             connection = sqlite3.connect(self.path, isolation_level=None)  # transactions are begun by name
-            for pragma in (f"page_size={PAGE}", "journal_mode=WAL", "synchronous=FULL", f"max_page_count={self._most // PAGE or MOST_PAGES}"):
+            for pragma in (
+                f"page_size={PAGE}",
+                "journal_mode=WAL",
+                "synchronous=FULL",
+                f"max_page_count={self._most // PAGE or MOST_PAGES}",
+            ):
                 connection.execute(f"PRAGMA {pragma}")
         except sqlite3.Error:
             self._leave()

@@ -18,8 +18,8 @@ from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 JobState: TypeAlias = Literal["queued", "running", "done", "cancelled", "expired"]
-PRECOMPUTED = "precomputed"  # the kind of an answer that was computed in advance: its scope is the model
 JobTarget: TypeAlias = tuple[str, str]  # a model, and the version that was requested (empty: none)
+PRECOMPUTED = "precomputed"  # the kind of an answer that was computed in advance: its scope is the model
 JOB = "job"  # the kind of an answer to a job: its key is the job's id
 
 
@@ -102,6 +102,9 @@ class JobStore(Protocol):
 
     shared: bool  # whether other servers may work on the same queue
 
+    def exists(self) -> bool:
+        """Whether it may have jobs, without opening it."""
+
     async def open(self) -> None:
         """Connect, and make what is not there. Any other method does it too."""
 
@@ -112,7 +115,7 @@ class JobStore(Protocol):
     async def add(self, job: NewJob, most: int, most_of_client: int = 0, answer: tuple[AnswerKey, StoredAnswer] | None = None) -> None:
         """Accept a job; in the same commit store an `answer` under its key.
 
-        Raises `JobsFull` where so many are queued or running, of this client (0: any number) or of all.
+        Raises `JobsFull` where so many are queued or running, and `TooManyRequests` where so many are this client's (0: any number).
         """
 
     async def get(self, id: str) -> JobRecord | None: ...

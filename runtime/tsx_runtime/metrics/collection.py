@@ -26,7 +26,8 @@ from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.metrics.exposition import OPENMETRICS, TEXT, Families, Labels, in_turns
 from tsx_runtime.metrics.gpu import Gpu, gpu_metrics, own_gpu_metrics, read_gpus
 from tsx_runtime.metrics.host import System, SystemMetric
-from tsx_runtime.metrics.job_metrics import JobReading, add_jobs
+from tsx_runtime.jobs.service import Jobs
+from tsx_runtime.metrics.job_metrics import JobReading, add_jobs, read_jobs
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.metrics.version_metrics import add_handler_metrics, add_shadows, add_version
 
@@ -125,7 +126,7 @@ def _add_gpus(families: Families, reading: Reading) -> None:
             families.add(name, "gauge", text, [(labels, plain)])
 
 
-def reader(registry: Registry, counts: ResponseCounts, system: System) -> Callable[[], Awaitable[Families]]:
+def reader(registry: Registry, counts: ResponseCounts, system: System, jobs: Jobs | None = None) -> Callable[[], Awaitable[Families]]:
     """What reads all metrics as they are when it is called."""
     host = socket.gethostname()
     settings = registry.settings
@@ -141,7 +142,8 @@ def reader(registry: Registry, counts: ResponseCounts, system: System) -> Callab
         shares = {model.name: registry.shares(model.name) for model in models}
         shadows, in_flight = registry.shadows.all(), registry.bytes_in_flight
         families = Families()
-        reading = Reading(host, models, counts, system.read(), gpus, config, all_models, usage, process, shares, shadows, in_flight)
+        queue = None if jobs is None else await read_jobs(jobs)
+        reading = Reading(host, models, counts, system.read(), gpus, config, all_models, usage, process, shares, shadows, in_flight, queue)
         await in_turns(fill(families, reading))
         return families
 
@@ -166,9 +168,9 @@ def usage_of(workers: Iterable[Worker]) -> dict[str, ResourceUsage]:
     return {id: usage for id, usage in found if usage is not None}
 
 
-def build_router(registry: Registry, counts: ResponseCounts, system: System) -> APIRouter:
+def build_router(registry: Registry, counts: ResponseCounts, system: System, jobs: Jobs | None = None) -> APIRouter:
     router = APIRouter(tags=["metrics"])
-    read = reader(registry, counts, system)
+    read = reader(registry, counts, system, jobs)
 
     @router.get("/metrics", summary="All metrics as Prometheus text", response_class=Response, responses={200: _DOCUMENTED})
     async def metrics(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from tsx_runtime.errors import TsxError
 from tsx_runtime.jobs.job_stats import OUTCOMES, JobStats
+from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.jobs.store import JobState
 from tsx_runtime.metrics.exposition import Families
 
@@ -21,6 +23,14 @@ class JobReading(NamedTuple):
     keyed: Mapping[str, int]
     queue: Mapping[tuple[str, JobState], int] = {}
     oldest: Mapping[str, float] = {}
+
+
+async def read_jobs(jobs: Jobs) -> JobReading:
+    """Without the queue where the store does not answer: the other metrics are needed then more than ever."""
+    try:
+        return JobReading(jobs.stats, jobs.keyed.counts, *await jobs.queue())
+    except TsxError:
+        return JobReading(jobs.stats, jobs.keyed.counts)
 
 
 def add_jobs(families: Families, reading: JobReading, host: str) -> None:

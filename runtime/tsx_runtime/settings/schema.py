@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from tsx_archiver import Limits
 from tsx_archiver.metadata.model_limits import LIMITS
 from tsx_runtime.settings.addresses import FORMS, parse_address
+from tsx_runtime.settings.jobs import JobsStore
 from tsx_runtime.settings.model_limits import Accepts, OneOf, server_default, with_limits
 from tsx_runtime.settings.torchserve import Snapshot, Versions
 from tsx_runtime.settings.traffic_policy import Traffic
@@ -200,6 +201,29 @@ class Settings(BaseModel):
     )
     max_header_size: int = Field(64 << 10, ge=1024, description="maximum size of a request's headers, in bytes")
     max_headers: int = Field(200, ge=10, description="maximum number of headers of a request")
+    jobs_store: JobsStore | None = Field(
+        None,
+        description="asynchronous answers: a SQLite file, or a postgresql:// URL that servers share; off for none; "
+        "jobs.sqlite in state_dir if not set",
+    )
+    job_retention: int = Field(86_400, ge=1, description="time for which an asynchronous answer is stored, in seconds")
+    idempotency_retention: int = Field(86_400, ge=1, description="time for which the answer to an Idempotency-Key is stored, in seconds")
+    max_kept_answer: int = Field(
+        8 << 20, ge=0, le=MAX_FIELD, description="maximum size of an answer that is stored for an Idempotency-Key, in bytes"
+    )
+    max_job_size: int | None = Field(
+        None, ge=1, le=MAX_FIELD, description="maximum size of the body of an asynchronous request, in bytes; max_request_size if not set"
+    )
+    max_queued_jobs: int = Field(10_000, ge=1, description="maximum number of asynchronous requests that are not answered yet")
+    max_jobs_per_client: int = Field(1000, ge=0, description="of these, maximum number of one client; 0 = unlimited")
+    max_jobs_size: int = Field(16 << 30, ge=0, description="maximum size of the SQLite file of jobs_store, in bytes; 0 = no limit")
+    jobs_share: float = Field(
+        0.5, gt=0, le=1, description="share of the requests that the workers of a model take at once that may be asynchronous"
+    )
+    job_callback_hosts: list[str] = Field(
+        [], description="where asynchronous answers may be sent: hosts, or regular expressions that match whole URLs; none if empty"
+    )
+    job_callback_secret: str | None = Field(None, min_length=16, description="secret with which callbacks are signed (HMAC-SHA256)")
     max_management_size: int = Field(1 << 20, ge=1024, description="maximum size of the body of a management request, in bytes")
     header_timeout: int = Field(10, ge=1, description="maximum time to receive a request's headers, in seconds")
     body_timeout: int = Field(
@@ -361,4 +385,4 @@ class Settings(BaseModel):
 
 MODELS = "models"
 NESTED = {MODELS, "model_versions", "model_snapshot"}  # no text on a command line or in a variable sets these as a whole
-SECRETS = frozenset({"inference_token", "api_token", "keystore_pass", "management_token"})
+SECRETS = frozenset({"inference_token", "api_token", "keystore_pass", "management_token", "job_callback_secret", "jobs_store"})

@@ -34,7 +34,7 @@ PASSING = (408, 425, 429, 500, 502, 503, 504)  # the same request may do better 
 logger = logging.getLogger("tsx.sources")
 
 
-class _Transient(Exception):
+class TransientFailure(Exception):
     """A failure after which it is worth to try again."""
 
 
@@ -61,15 +61,15 @@ def _download(url: ModelUrl, part: Path, rules: Rules) -> None:
             validator = _transfer(url, part, validator, rules, hurry)
             _forget(part)
             return
-        except (_Transient, HTTPError, OSError) as error:
+        except (TransientFailure, HTTPError, OSError) as error:
             if isinstance(error, OSError) and not isinstance(error, ssl.SSLError | ConnectionError | TimeoutError):
                 raise DownloadFailed(f"it cannot be written to {part.parent} ({error.strerror or error})") from error
             validator = _remembered(part)
             failures = 1 if part.exists() and part.stat().st_size > size else failures + 1
             if failures >= MOST_TRIES or rules.stopped():
-                raise DownloadFailed(_in_words(error)) from error
+                raise DownloadFailed(in_words(error)) from error
             shown = url.text.partition("?")[0]  # what follows may be a signature, with which anybody could ask
-            logger.warning("%s: %s; trying again", shown, _in_words(error))
+            logger.warning("%s: %s; trying again", shown, in_words(error))
             time.sleep(rules.pause * 2 ** (failures - 1))  # a thread of its own; nothing signals when the other side is well again
 
 
@@ -135,7 +135,7 @@ def _transfer(url: ModelUrl, part: Path, validator: str | None, rules: Rules, hu
         headers |= {"Range": f"bytes={have}-", "If-Range": validator}
     for _ in range(MOST_REDIRECTS + 1):
         rules.check(url)
-        answer = _request(url, headers, rules)
+        answer = send_request("GET", url, headers, private=rules.private(url))
         try:
             if answer.status not in REDIRECTS:
                 return _store(answer, part, have, validator, rules, hurry)
@@ -149,14 +149,14 @@ def _transfer(url: ModelUrl, part: Path, validator: str | None, rules: Rules, hu
     raise DownloadFailed(f"it redirects more than {MOST_REDIRECTS} times")
 
 
-def _request(url: ModelUrl, headers: Mapping[str, str], rules: Rules) -> Any:
+def send_request(method: str, url: ModelUrl, headers: Mapping[str, str], body: bytes | None = None, *, private: bool) -> Any:
     """Connect to an address that has been looked at, whatever the name means a moment later: by a proxy, too, to that address.
 
-    Where any address will do, a proxy gets the name: it may know names that mean nothing here.
+    `private`: any address will do. Then a proxy gets the name: it may know names that mean nothing here. Returns the head of an answer
+    of any status, which may be a redirect. Raises TransientFailure, DownloadFailed, and ModelNotFound for an address that is not public.
     """
     port = url.port or (443 if url.scheme == "https" else 80)
     proxy = proxy_for(url)
-    private = rules.private(url)
     addresses = [url.host] if proxy is not None and private else addresses_of(url.host, port)
     if not private:
         check_public(url.host, addresses)
@@ -168,13 +168,13 @@ def _request(url: ModelUrl, headers: Mapping[str, str], rules: Rules) -> Any:
     last: Exception | None = None
     for address in addresses:
         try:
-            return _ask(url, address, port, proxy, headers)
+            return _ask(method, url, address, port, proxy, headers, body)
         except (HTTPError, OSError) as error:
             last = error
-    raise _Transient(_in_words(last)) from last
+    raise TransientFailure(in_words(last)) from last
 
 
-def _ask(url: ModelUrl, address: str, port: int, proxy: str | None, headers: Mapping[str, str]) -> Any:
+def _ask(method: str, url: ModelUrl, address: str, port: int, proxy: str | None, headers: Mapping[str, str], body: bytes | None) -> Any:
     """The answer's head; its body is still to be read."""
     target = url.text.split("/", 3)
     path = "/" + (target[3] if len(target) > 3 else "")
@@ -187,8 +187,9 @@ def _ask(url: ModelUrl, address: str, port: int, proxy: str | None, headers: Map
         through = urllib3.ProxyManager(proxy, proxy_headers=login, **options)
         through.pool_classes_by_scheme = _POOLS
         place = f"{url.scheme}://{_bracketed(address)}:{port}{path}"
-        return through.request("GET", place, headers=headers, redirect=False, preload_content=False, retries=False)
-    return _POOLS[url.scheme](address, port, **options).request("GET", path, headers=headers, redirect=False, preload_content=False)
+        return through.request(method, place, body=body, headers=headers, redirect=False, preload_content=False, retries=False)
+    pool = _POOLS[url.scheme](address, port, **options)
+    return pool.request(method, path, body=body, headers=headers, redirect=False, preload_content=False)
 
 
 def _bracketed(host: str) -> str:
@@ -199,18 +200,18 @@ def _bracketed(host: str) -> str:
 def _store(answer: Any, part: Path, have: int, before: str | None, rules: Rules, hurry: _StallGuard) -> str | None:
     """`before`: the validator of the bytes that are there."""
     if answer.status in PASSING:
-        raise _Transient(f"the server answers {answer.status}")
+        raise TransientFailure(f"the server answers {answer.status}")
     if answer.status == 416:  # what is there is not a beginning of what is to be had
         part.unlink(missing_ok=True)
-        raise _Transient("the file has changed since the download started")
+        raise TransientFailure("the file has changed since the download started")
     if answer.status not in (200, 206):
         raise DownloadFailed(f"the server answers {answer.status}")
     if answer.status == 206 and not answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
         part.unlink(missing_ok=True)
-        raise _Transient("the server sent a different part than requested")
+        raise TransientFailure("the server sent a different part than requested")
     if answer.status == 206 and have and _validator(answer.headers) not in (before, None):  # whatever it makes of If-Range
         part.unlink(missing_ok=True)
-        raise _Transient("the file has changed since the download started")
+        raise TransientFailure("the file has changed since the download started")
     if answer.status == 200:
         have = 0
     length = answer.headers.get("Content-Length", "")
@@ -231,7 +232,7 @@ def _store(answer: Any, part: Path, have: int, before: str | None, rules: Rules,
             if rules.stopped():
                 raise DownloadFailed("the server is stopping")
     if whole is not None and have != whole:
-        raise _Transient(f"the connection ended after {have} of {whole} bytes")
+        raise TransientFailure(f"the connection ended after {have} of {whole} bytes")
     return validator
 
 
@@ -268,10 +269,10 @@ def _forget(part: Path) -> None:
     _note(part).unlink(missing_ok=True)
 
 
-def _in_words(error: BaseException | None) -> str:
+def in_words(error: BaseException | None) -> str:
     """Its innermost cause: the texts of urllib3's own errors hold the names of its objects."""
     if isinstance(error, IncompleteRead):
         return f"the connection ended {error.expected} bytes before the end of the file"
     places = [getattr(error, name, None) for name in ("original_error", "reason", "__cause__")]
     cause = next((each for each in (*places, *getattr(error, "args", ())) if isinstance(each, BaseException)), None)
-    return _in_words(cause) if cause is not None else str(error) or type(error).__name__
+    return in_words(cause) if cause is not None else str(error) or type(error).__name__

@@ -117,11 +117,11 @@ def file_name(url: ModelUrl, suffixes: tuple[str, ...] = ARCHIVE_SUFFIXES) -> st
 class AllowList:
     """The URLs that models may be loaded from: each entry is a host, which must be the same, or a pattern that must match a whole URL."""
 
-    def __init__(self, entries: Sequence[str]) -> None:
-        """Raises SettingError for a pattern that is none."""
+    def __init__(self, entries: Sequence[str], setting: str = "allowed_urls") -> None:
+        """`setting`: where they come from. Raises SettingError for a pattern that is none."""
         self.entries = tuple(entries)
         self._hosts = frozenset(entry.lower() for entry in entries if _HOST.fullmatch(entry))
-        self._patterns = [(_compiled(entry), _named_host(entry)) for entry in entries if not _HOST.fullmatch(entry)]
+        self._patterns = [(_compiled(entry, setting), _named_host(entry)) for entry in entries if not _HOST.fullmatch(entry)]
 
     def allows(self, url: ModelUrl) -> bool:
         return self._lists(url) or any(pattern.fullmatch(url.text) for pattern, _ in self._patterns)
@@ -144,11 +144,11 @@ class AllowList:
             raise ModelNotFound(f"Given URL {redacted(shown or url.text)} does not match any allowed URL(s){hint}")
 
 
-def _compiled(entry: str) -> re.Pattern[str]:
+def _compiled(entry: str, setting: str) -> re.Pattern[str]:
     try:
         return re.compile(entry, re.IGNORECASE)
     except re.error as error:
-        raise SettingError(f"allowed_urls holds {entry!r}, which is neither a host nor a regular expression: {error}") from error
+        raise SettingError(f"{setting} holds {entry!r}, which is neither a host nor a regular expression: {error}") from error
 
 
 def _named_host(entry: str) -> str | None:

@@ -52,7 +52,7 @@ class Client:
     """One server and its clients."""
 
     def __init__(self, store: SqliteStore, owner: str = "one", largest: int = 1000) -> None:
-        self.runs = KeyedRuns(store, owner, DAY, largest)
+        self.runs = KeyedRuns(store, owner, DAY, largest, store.open)
         self.lane = Idempotency(self.runs, 1000, None, ResponseCounts())
 
     async def ask(

@@ -31,7 +31,6 @@ from tsx_runtime.http.semantics.messages import (
 from tsx_runtime.jobs.keyed_runs import IDEMPOTENCY, KeyedRuns, Slot
 from tsx_runtime.jobs.store import AnswerKey, StoredAnswer
 from tsx_runtime.metrics.response_counts import ResponseCounts
-from tsx_runtime.wire import header_block
 
 HEADER = b"idempotency-key"
 SLOT = "tsx.slot"  # in a scope: that of its key
@@ -53,31 +52,34 @@ def has_key(scope: Scope) -> bool:
 class Idempotency:
     """Stands before what runs models. `limit`: bytes of a body."""
 
-    runs: KeyedRuns
+    runs: KeyedRuns | None  # None: nothing is stored
     limit: int
     guard: Guard | None
     counts: ResponseCounts
 
     async def __call__(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = new_request_id()
-        recorder = Recorder(send, self.runs.largest)
+        recorder = None
         try:
             if self.guard is not None:
                 self.guard.check(scope["headers"])
             key = read_key(scope["headers"])
+            if self.runs is None:
+                raise BadRequest("This server stores no answers (jobs_store), so it takes no Idempotency-Key. Send the request without it.")
             body = await read_body(scope, receive, self.limit)
             scope[SLOT] = slot = slot_of(scope, key, body)
             kept = await while_client_waits(self.runs.claim(slot), receive)
             if kept is None:
-                kept = await self.runs.run(slot, _recorded(app, scope, recorder.replaying(body, receive), recorder))
-            if kept is None or recorder.begun:
+                recorder = Recorder(send, slot, self.runs)
+                kept = await self.runs.run(slot, recorder.record(app, scope, body, receive))
+            if recorder is not None and (kept is None or recorder.begun):
                 await recorder.release()
-            else:
+            elif kept is not None:
                 await self._replay(kept, scope, send)
         except ClientGone:
             return
         except TsxError as error:
-            if recorder.begun:
+            if recorder is not None and recorder.begun:
                 raise  # only closing the connection tells the client
             status, headers, text = errors.fault(error, scope["path"])
             self.counts.add(status)
@@ -92,23 +94,33 @@ class Idempotency:
         await send_whole(send, scope, kept.status, headers, request_id, kept.body)
 
 
-async def _recorded(app: App, scope: Scope, receive: Receive, recorder: Recorder) -> StoredAnswer | None:
-    await app(scope, receive, recorder)
-    return recorder.answer()
-
-
 class Recorder:
     """A `send` that holds a whole answer, or the last part of a stream, until `release`."""
 
-    def __init__(self, send: Send, most: int) -> None:
+    def __init__(self, send: Send, slot: Slot, runs: KeyedRuns) -> None:
         self.begun = False
         self._send = send
-        self._most = most
+        self._slot = slot
+        self._runs = runs
         self._start: Message | None = None
         self._last: Message | None = None
         self._parts: list[bytes] = []
         self._size = 0
         self._too_large = asyncio.Event()
+
+    async def record(self, app: App, scope: Scope, body: bytes, receive: Receive) -> StoredAnswer | None:
+        """What is to be kept: none of a stream that broke off, none that another try may better, none that is kept already."""
+        await app(scope, self._replaying(body, receive), self)
+        if self._start is None or self._last is None or SLOT not in scope:
+            return None
+        status, headers = self._start["status"], self._start["headers"]
+        if status >= 500 or status in _AGAIN:
+            return None
+        if self._too_large.is_set():
+            text = f"The answer to this Idempotency-Key had more than {self._runs.largest} bytes, and such answers are not kept "
+            error = Conflict(f"{text}(max_kept_answer). Send the request under a new key to run it again.")
+            return self._runs.answer(self._slot, *errors.fault(error, scope["path"]))
+        return self._runs.answer(self._slot, status, headers, b"".join(self._parts))
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -116,7 +128,7 @@ class Recorder:
             return
         part = message.get("body", b"")
         self._size += len(part)
-        if self._size <= self._most:
+        if self._size <= self._runs.largest:
             self._parts.append(part)
         else:
             self._parts.clear()
@@ -127,27 +139,13 @@ class Recorder:
         await self._begin()
         await self._send(message)
 
-    def answer(self) -> StoredAnswer | None:
-        """What is to be kept: none of a stream that broke off, and none that another try may better."""
-        if self._start is None or self._last is None or self._start["status"] >= 500 or self._start["status"] in _AGAIN:
-            return None
-        if self._too_large.is_set():
-            status, headers, body = errors.fault(
-                Conflict(
-                    f"The answer to this Idempotency-Key had more than {self._most} bytes, and such answers are not kept "
-                    "(max_kept_answer). Send the request under a new key to run it again."
-                )
-            )
-            return StoredAnswer(status, header_block(headers), body)
-        return StoredAnswer(self._start["status"], header_block(self._start["headers"]), b"".join(self._parts))
-
     async def release(self) -> None:
         """Nothing where the client of a stream has to see that it broke off."""
         if self._last is not None:
             await self._begin()
             await self._send(self._last)
 
-    def replaying(self, body: bytes, receive: Receive) -> Receive:
+    def _replaying(self, body: bytes, receive: Receive) -> Receive:
         """The request as it came. That its client has left is told only once nothing can be kept for it any more."""
         given = False
 

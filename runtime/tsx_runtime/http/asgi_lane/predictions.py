@@ -28,7 +28,7 @@ from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.access_log import BROKEN, ENDED, SERVED
 from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, as_sent, read_body, rest_of, send_whole
 from tsx_runtime.http.semantics.server_timing import TIMED, TimedJob, parse_timing_request
-from tsx_runtime.http.semantics.urls import field_counter, find_target, is_form, model_in_form, resolve, with_headers
+from tsx_runtime.http.semantics.urls import Target, field_counter, find_target, is_form, model_in_form, resolve, with_headers
 from tsx_runtime.metrics.response_counts import ResponseCounts
 
 logger = logging.getLogger("tsx.http")
@@ -79,15 +79,7 @@ class Predictions:
         """The request as a job, and its route."""
         headers: list[Pair] = scope["headers"]
         priority, timeout_ms = priority_and_timeout(headers)
-        target = find_target(scope["path"], scope["query_string"])
-        assert target is not None
-        form = target.name is None and is_form(headers)
-        if not form:
-            resolve(self.registry, target)  # before the body, which would come for nothing
-        body = await read_body(scope, receive, self.limit, field_counter(headers) if form else None)
-        if form:
-            target = target._replace(name=model_in_form(headers, body))
-        route = resolve(self.registry, target, headers)  # not before: it may be unregistered while the body comes
+        target, route, body = await read_request(self.registry, scope, receive, self.limit)
         now = time.monotonic()
         shown = with_headers(as_sent(scope), target, self.registry.hidden_headers.of(route.name))
         meta = wire.request_meta(request_id.decode(), scope["query_string"] if target.query else b"", shown)
@@ -143,6 +135,20 @@ class Predictions:
             watcher.cancel()
             job.gone = True
             answer.leave()
+
+
+async def read_request(registry: Registry, scope: Scope, receive: Receive, limit: int) -> tuple[Target, Route, bytes]:
+    """What a request asks for, where it is submitted, and its body. Raises as `resolve` and `read_body` do."""
+    headers: list[Pair] = scope["headers"]
+    target = find_target(scope["path"], scope["query_string"])
+    assert target is not None
+    form = target.name is None and is_form(headers)
+    if not form:
+        resolve(registry, target)  # before the body, which would come for nothing
+    body = await read_body(scope, receive, limit, field_counter(headers) if form else None)
+    if form:
+        target = target._replace(name=model_in_form(headers, body))
+    return target, resolve(registry, target, headers), body  # not before: it may be unregistered while the body comes
 
 
 def _routed(scope: Scope) -> tuple[Pair, ...]:

@@ -25,6 +25,7 @@ from tsx_runtime.core.scheduling.job import ClientJob, Headers, Route
 from tsx_runtime.core.telemetry.tracing import Parent, parent_of
 from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http.semantics.errors import V2
+from tsx_runtime.http.semantics.deferred import is_stored
 from tsx_runtime.http.semantics.messages import LONGEST_NUMBER, PlatformHook
 from tsx_runtime.http.semantics.server_timing import TimingRequest, parse_timing_request
 from tsx_runtime.http.semantics.urls import V2_META, Target, find_target, is_form, resolve, with_headers
@@ -141,7 +142,7 @@ class Heads:
         found = parse(raw)
         if found is None or (length := body_length(found.headers)) is None or length > self._limit:
             return None
-        if not names_one_host(found.headers, "1.1"):
+        if not names_one_host(found.headers, "1.1") or is_stored(found.headers):
             return None
         if self._platform is not None and self._platform.wants(found.url.partition(b"?")[0], found.headers):
             return None

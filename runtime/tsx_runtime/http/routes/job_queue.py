@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from tsx_runtime.api.auth import Guard
 from tsx_runtime.errors import Conflict, JobNotFound
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.responses import json_answer
-from tsx_runtime.jobs.store import JobRecord, JobStore
+from tsx_runtime.jobs.service import Jobs
+from tsx_runtime.jobs.store import JobRecord
 
 MOST = 500  # jobs of one answer
 _EXAMPLE: dict[str, Any] = {
@@ -65,37 +67,46 @@ class JobPage(BaseModel):
     oldest: float | None = Field(None, description="seconds for which the oldest of those that are queued has waited")
 
 
-def build_router(store: JobStore) -> APIRouter:
-    router = APIRouter(tags=["jobs"])
+def build_router(jobs: Jobs, guard: Guard | None) -> APIRouter:
+    """`guard`: on an address that has other roles as well, the guard of `/jobs` lets more clients in."""
+
+    def check(request: Request) -> None:
+        if guard is not None:
+            guard.check(request.scope["headers"])
+
+    router = APIRouter(tags=["jobs"], dependencies=[Depends(check)])
 
     @router.get("/jobs", summary="List asynchronous requests", response_model=JobPage, responses=openapi.failures(400, 503))
-    async def jobs(
+    async def list_jobs(
         model: Annotated[str | None, Query(description="of this model only")] = None,
         state: Annotated[Wanted | None, Query(description="in this state only; failed: done with a status of 400 or above")] = None,
         limit: Annotated[int, Query(ge=1, le=MOST, description="how many at most")] = 100,
         following: Annotated[int | None, Query(alias="next", description="`next` of the answer before")] = None,
     ) -> Response:
+        if not await jobs.is_open():
+            return json_answer(JobPage(jobs=[], counts={}))
         failed = state == "failed"
-        found = await store.list_jobs(
+        found = await jobs.store.list_jobs(
             state="done" if failed else state, model=model, least_status=400 if failed else None, before=following, limit=limit + 1
         )
+        queue, oldest = await jobs.queue()
         counts: Counter[str] = Counter()
-        for (name, own), count in (await store.counts()).items():
+        for (name, own), count in queue.items():
             if model in (None, name):
                 counts[own] += count
-        waits = [seconds for name, seconds in (await store.oldest()).items() if model in (None, name)]
+        waits = [seconds for name, seconds in oldest.items() if model in (None, name)]
         more = str(found[limit - 1].number) if len(found) > limit else None
         page = JobPage(jobs=[_job(each) for each in found[:limit]], next=more, counts=counts, oldest=max(waits, default=None))
         return json_answer(page)
 
     @router.get("/jobs/{job}/record", summary="Describe one", response_model=Job, responses=openapi.failures(404, 503))
     async def record(job: JobId) -> Response:
-        return json_answer(_job(_known(job, await store.get(job))))
+        return json_answer(_job(_known(job, await jobs.get(job))))
 
     @router.post("/jobs/{job}/retry", summary="Run it again", response_model=Job, responses=openapi.failures(404, 409, 503))
     async def retry(job: JobId) -> Response:
-        before = _known(job, await store.get(job))
-        after = _known(job, await store.retry(job))
+        before = _known(job, await jobs.get(job))
+        after = _known(job, await jobs.retry(job))
         if after.state != "queued" or before.state not in ("done", "cancelled"):
             raise Conflict(f"Job {job} is {before.state}: only one that is done or cancelled can run again.")
         return json_answer(_job(after))

@@ -10,13 +10,14 @@ from tsx_runtime.errors import ResourceNotFound
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName
 from tsx_runtime.http.semantics import urls
-from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey, JobStore
+from tsx_runtime.jobs.service import Jobs
+from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey
 from tsx_runtime.wire import parse_header_block
 
 _DOCUMENTED = {200: {"description": "what the handler returned when the batch ran", "content": {"*/*": {"schema": {}}}}}
 
 
-def build_router(store: JobStore) -> APIRouter:
+def build_router(jobs: Jobs) -> APIRouter:
     router = APIRouter(tags=["inference"])
 
     @router.get(
@@ -28,7 +29,7 @@ def build_router(store: JobStore) -> APIRouter:
     async def precomputed(
         model: ModelName, key: Annotated[str, Path(description="the row's id, or its field that `tsx batch --key-field` names")]
     ) -> Response:
-        found = await store.get_answer(AnswerKey(PRECOMPUTED, model, key))
+        found = await jobs.store.get_answer(AnswerKey(PRECOMPUTED, model, key)) if await jobs.is_open() else None
         if found is None or found.status is None:
             raise ResourceNotFound(f"No answer of {model} is stored under {key!r}, or it has expired: `tsx batch -o` stores answers.")
         return Response(found.body, found.status, headers=dict(parse_header_block(found.headers.decode("latin-1"))))

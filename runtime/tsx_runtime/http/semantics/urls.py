@@ -40,6 +40,7 @@ RESERVED_PATHS = {
     "token",
     "debug",
     "ui",
+    "jobs",
 }
 RESERVED_PATHS |= {"ping", "livez", "readyz", "api-description", "openapi.json"}
 PRECOMPUTED = "precomputed"  # in place of a version, before a key: a stored answer, for which no model runs

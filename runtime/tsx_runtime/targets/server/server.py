@@ -27,7 +27,9 @@ from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
 from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.app import ServerApp, build_apps
+from tsx_runtime.http.asgi_lane.stored_requests import make_jobs
 from tsx_runtime.http.semantics.messages import PlatformHook
+from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.metrics.torchserve_log import metric_tasks
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.log_format import is_terminal, writes_json
@@ -100,6 +102,7 @@ class _ServerParts:
     listeners: list[Listener]
     grpc: GrpcAddresses
     tls: ssl.SSLContext | None
+    jobs: Jobs | None
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,7 @@ async def serve_async(
         registry = Registry(settings, worker_files, held.enter_context(_worker_output(settings)))  # before ports: a plugin may be missing
         bound, keys = held.enter_context(listeners(settings)), held.enter_context(_keys(settings))
         check_free(grpc)  # after the HTTP ports: of two servers with the same settings, users know those
+        jobs = None if options.hosted else make_jobs(registry, settings)
         options.on_bound()
         registry.tracer = held.enter_context(tracing(settings, os.environ))
         held.enter_context(server_log(registry.models))
@@ -161,7 +165,7 @@ async def serve_async(
             if versions is None or await _unless(stopping.asked, load_workflows(workflows, to_load, or_log=options.answer_first)) is None:
                 return
             started = partial(RunningServer, versions=versions, workflows=list(workflows.workflows.values()), registry=registry)
-            parts = _ServerParts(settings, registry, workflows, keys, bound, grpc, tls)
+            parts = _ServerParts(settings, registry, workflows, keys, bound, grpc, tls, jobs)
             await _answer(parts, stopping, options, models, lambda addresses: on_ready(started(addresses)))
         finally:
             workflows.close()
@@ -202,13 +206,13 @@ async def _answer(
     on_ready: Callable[[dict[str, str]], None],
 ) -> None:
     """Serve from the first request to the last. `on_ready` gets the addresses by role."""
-    settings, registry, listeners, snapshots = parts.settings, parts.registry, parts.listeners, options.snapshots
+    settings, registry, listeners, snapshots, jobs = parts.settings, parts.registry, parts.listeners, options.snapshots, parts.jobs
     for listener in listeners:
         listener.listen()
     series = TimeSeries(registry.models.values)
     addresses = {role: str(listener.address) for listener in listeners for role in listener.roles}
     roles = [listener.roles for listener in listeners]
-    apps = build_apps(registry, settings, roles, parts.keys, parts.workflows, series, addresses)
+    apps = build_apps(registry, settings, roles, parts.keys, parts.workflows, series, addresses, parts.jobs)
     hosted = _hosted(options, registry, apps)
     counts = apps[0].counts
     servers = ServerGroup(settings, apps, listeners, bind(registry, settings, parts.keys, parts.grpc, counts), parts.tls)
@@ -218,6 +222,8 @@ async def _answer(
             running("charts stand still, or cores are not shared anew,", repeat(1.0, series.sample), repeat(1.0, registry.cores.share)),
         ):
             await servers.start()
+            if jobs is not None:  # its models are there, so that it is known which ones are not
+                await jobs.resume()
             if snapshots is not None:
                 snapshots.begin(registry)
             gc.collect()
@@ -231,8 +237,13 @@ async def _answer(
             if failure is None:
                 text = "stopping: no new requests; accepted requests are answered within %d s. Press Ctrl-C again to stop at once"
                 logger.info(text, settings.drain_timeout)
-            await servers.stop(registry, stopping.hurry, 0 if failure else settings.drain_timeout)
+            drain = 0 if failure else settings.drain_timeout
+            await asyncio.gather(
+                servers.stop(registry, stopping.hurry, drain), *([] if jobs is None else [jobs.stop(drain, stopping.hurry)])
+            )
     finally:
+        if jobs is not None:
+            await jobs.close()
         for app in apps:
             if app.access_log is not None:
                 app.access_log.flush()

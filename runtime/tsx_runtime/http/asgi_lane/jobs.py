@@ -1,0 +1,181 @@
+"""Asynchronous answers over HTTP: accepts a request for later, shows how far it is, gives the answer, cancels.
+
+    POST /predictions/MODEL    Prefer: respond-async             202, Location: /jobs/ID
+                               Prefer: respond-async, wait=N     the answer, where it is there within N seconds; else 202
+    GET /jobs/ID               202 with its place and Retry-After; then the answer as it would have come; 410 once it is gone
+    DELETE /jobs/ID            cancels it
+
+All answers about a job have `x-tsx-job-state`, as a model's own answer may have any status.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tsx_runtime.api.auth import Guard
+from tsx_runtime.api.client_limits import calling
+from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, new_request_id
+from tsx_runtime.api.priority import priority_and_timeout
+from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.errors import Conflict, JobGone, JobNotFound, MethodNotAllowed, TsxError
+from tsx_runtime.http.asgi_lane.idempotency import REQUEST_ID, SLOT
+from tsx_runtime.http.asgi_lane.predictions import read_request
+from tsx_runtime.http.asgi_lane.stored_requests import pairs_of
+from tsx_runtime.http.semantics import errors
+from tsx_runtime.http.semantics.deferred import CALLBACK, Preference, callback_of, parse_preference
+from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, as_sent, rest_of, send_whole
+from tsx_runtime.jobs.keyed_runs import Slot
+from tsx_runtime.jobs.service import Jobs
+from tsx_runtime.jobs.store import JobRecord, NewJob, StoredAnswer, StoredRequest
+from tsx_runtime.metrics.response_counts import ResponseCounts
+from tsx_runtime.wire import header_block
+
+PREFIX = "/jobs/"
+WAITS = frozenset({"OPTIONS", "HEAD"})  # methods that run no model
+MOST_PAUSE = 60  # seconds until a client looks again
+STATE = b"x-tsx-job-state"
+
+
+@dataclass(eq=False)
+class JobRoutes:
+    """`limit`: bytes of a body."""
+
+    jobs: Jobs
+    registry: Registry
+    limit: int
+    guard: Guard | None
+    counts: ResponseCounts
+
+    def accepts(self, scope: Scope) -> bool:
+        """Whether this request for a prediction is one for later."""
+        return scope["method"] not in WAITS and parse_preference(scope["headers"]) is not None
+
+    def shows(self, path: str) -> bool:
+        """Whether the path is a job's."""
+        return path.startswith(PREFIX) and path.count("/") == 2 and len(path) > len(PREFIX)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = new_request_id()
+        rest = None
+        try:
+            if self.guard is not None:
+                self.guard.check(scope["headers"])
+            if self.shows(scope["path"]):
+                response = await self._job(scope["method"], scope["path"].removeprefix(PREFIX))
+            else:
+                response = await self._accept(scope, receive, request_id)
+        except ClientGone:
+            return
+        except TsxError as error:
+            response, rest = _Response(*errors.fault(error, scope["path"])), rest_of(error, receive)
+        except Exception as error:  # the boundary of a request
+            response = _Response(*errors.fault(errors.unexpected(error, request_id), scope["path"]))
+        self.counts.add(response.status)
+        await send_whole(send, scope, response.status, response.headers, response.request_id or request_id, response.body, rest)
+
+    async def _accept(self, scope: Scope, receive: Receive, request_id: bytes) -> _Response:
+        headers: list[Pair] = scope["headers"]
+        preference = parse_preference(headers) or Preference()
+        priority, timeout_ms = priority_and_timeout(headers)
+        if callback := callback_of(headers):
+            self.jobs.callbacks.check(callback)
+        target, route, body = await read_request(self.registry, scope, receive, self.limit)
+        left_out = {CALLBACK, *self.registry.hidden_headers.of(route.name)}
+        kept = header_block(pair for pair in as_sent(scope) if pair[0].lower() not in left_out)
+        request = StoredRequest(request_id.decode(), scope["method"], scope["path"], scope["query_string"], kept, body)
+        deadline = None if timeout_ms is None else time.time() + timeout_ms / 1000
+        id = secrets.token_hex(16)
+        version = target.version if target.version and self._has(route.name, target.version) else ""
+        job = NewJob(id, route.name, version, request, priority, deadline, _client(scope), callback)
+        if (slot := scope.pop(SLOT, None)) is not None:
+            return await self._accept_once(job, slot, request_id)
+        await self.jobs.add(job)
+        applied = b"respond-async"
+        if preference.wait:
+            applied += b", wait=%d" % preference.wait
+            if (answer := await self.jobs.wait(id, preference.wait)) is not None:
+                return _whole(answer, request_id, _location(id), (b"preference-applied", b"wait=%d" % preference.wait))
+        if (job := await self.jobs.get(id)) is None:
+            raise JobNotFound(f"Job {id} was removed while it was accepted.")
+        return await self._progress(job, _location(id), (b"preference-applied", applied))
+
+    async def _accept_once(self, job: NewJob, slot: Slot, request_id: bytes) -> _Response:
+        """For a request with a key: the job and the answer that each repeated request gets are stored together. Nobody waits."""
+        body = _json({"id": job.id, "state": "queued", "model": job.model, "version": job.version or None})
+        headers = (JSON, (STATE, b"queued"), _location(job.id), (b"preference-applied", b"respond-async"), *NO_CACHE)
+        await self.jobs.add(job, (slot.key, self.jobs.keyed.answer(slot, 202, ((REQUEST_ID, request_id), *headers), body)))
+        return _Response(202, headers, body)
+
+    def _has(self, name: str, version: str) -> bool:
+        """Routes of KServe take a version that does not exist for none."""
+        try:
+            self.registry.find(name, version)
+        except TsxError:
+            return False
+        return True
+
+    async def _job(self, method: str, id: str) -> _Response:
+        if method not in ("GET", "HEAD", "DELETE"):
+            raise MethodNotAllowed(allowed=("DELETE", "GET", "HEAD"))
+        job = await (self.jobs.cancel(id) if method == "DELETE" else self.jobs.get(id))
+        if job is None:
+            raise JobNotFound(f"There is no job {id}. A job is forgotten a day after its answer has expired (job_retention).")
+        if method == "DELETE":
+            if job.state == "done":
+                raise Conflict(f"Job {id} is done, so it cannot be cancelled. Its answer is deleted when it expires (job_retention).")
+            return _Response(200, (JSON, (STATE, job.state.encode()), *NO_CACHE), _json({"id": job.id, "state": job.state}))
+        if job.state in ("queued", "running"):
+            return await self._progress(job)
+        answer = await self.jobs.answer(id) if job.state == "done" else None
+        if answer is None:
+            why = "was cancelled" if job.state == "cancelled" else "is done, and its answer has expired (job_retention)"
+            raise JobGone(f"Job {id} {why}. Send the request again for an answer.")
+        return _whole(answer, job.request_id.encode())
+
+    async def _progress(self, job: JobRecord, *headers: Pair) -> _Response:
+        progress = await self.jobs.progress(job)
+        pause = min(progress.expected or 1, MOST_PAUSE)
+        shown = {
+            "id": job.id,
+            "state": job.state,
+            "model": job.model,
+            "version": job.version or None,
+            "created": job.created,
+            "ahead": progress.ahead,
+            "expected_seconds": progress.expected,
+        }
+        own: tuple[Pair, ...] = (JSON, (STATE, job.state.encode()), (b"retry-after", b"%d" % pause))
+        return _Response(202, (*own, *headers, *NO_CACHE), _json(shown))
+
+
+class _Response(NamedTuple):
+    status: int
+    headers: tuple[Pair, ...]
+    body: bytes
+    request_id: bytes = b""
+
+
+def _whole(answer: StoredAnswer, request_id: bytes, *headers: Pair) -> _Response:
+    """As it would have come to a client that waited, and what says that it is a job's."""
+    return _Response(answer.status or 500, (*pairs_of(answer.headers), *headers, (STATE, b"done")), answer.body, request_id)
+
+
+def _location(id: str) -> Pair:
+    return b"location", f"{PREFIX}{id}".encode()
+
+
+def _json(data: dict[str, object]) -> bytes:
+    return json.dumps(data, indent=2).encode() + b"\n"
+
+
+def _client(scope: Scope) -> str:
+    """The client that limits are counted for: behind a trusted proxy, that proxy's client."""
+    caller = calling.get()
+    if caller is not None:
+        return str(caller.client)
+    client = scope.get("client")
+    return str(client[0]) if client else ""

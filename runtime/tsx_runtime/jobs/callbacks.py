@@ -1,0 +1,142 @@
+"""Sends answers to callback URLs: signed, to allowed hosts only, again and again until they are received.
+
+    POST URL
+    content-type: that of the answer
+    x-tsx-job: ID
+    x-tsx-status: the answer's status
+    x-request-id: that of the request
+    x-tsx-signature: t=SECONDS,v1=HEX
+
+The signature is the HMAC-SHA256 of "SECONDS.ID.STATUS." and the body, under `job_callback_secret`. A receiver compares it in constant
+time, and SECONDS (of the epoch) with its clock, so that nobody can send it again later. Any status from 200 to 299 is a receipt. An
+answer may come more than once, since a receipt can be lost; the ID tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from urllib3.exceptions import HTTPError
+
+from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
+from tsx_runtime.core.concurrency.task_group import TaskGroup
+from tsx_runtime.errors import BadRequest, ModelNotFound, StoreFull, TsxError, Unavailable
+from tsx_runtime.jobs.job_stats import JobStats
+from tsx_runtime.jobs.store import DueCallback, JobStore
+from tsx_runtime.shared.redaction import redacted
+from tsx_runtime.sources.http_download import TransientFailure, in_words, send_request
+from tsx_runtime.sources.urls import AllowList, ModelUrl, parse_url
+from tsx_runtime.wire import parse_header_block
+
+AT_ONCE = 8  # callbacks that are being sent
+LEASE = 300.0  # seconds after which another server sends a callback that a server has begun to send
+MOST_TRIES = 14
+LONGEST_PAUSE = 3600.0  # seconds; with all tries, about four hours
+LOOK = 30.0  # seconds: another server may have died while it was sending
+
+logger = logging.getLogger("tsx.jobs")
+
+
+class CallbackSender:
+    """Sends what is due, from a few threads."""
+
+    def __init__(self, store: JobStore, hosts: AllowList, secret: str, stats: JobStats, draw: Callable[[], float] = random.random) -> None:
+        self._store = store
+        self._hosts = hosts
+        self._secret = secret.encode()
+        self._stats = stats
+        self._draw = draw
+        self._threads = DaemonThreads(AT_ONCE, "callbacks")
+        self._tasks = TaskGroup()
+        self._wake = asyncio.Event()
+
+    def check(self, url: str) -> None:
+        """Raises BadRequest where answers are not sent there."""
+        if not self._hosts.entries:
+            raise BadRequest("This server sends no callbacks: job_callback_hosts is empty. Poll the job, or have its administrator set it.")
+        try:
+            parsed = parse_url(url)
+        except ModelNotFound as error:
+            raise BadRequest(f"The callback cannot be sent to {redacted(url)}: {error.message}") from error
+        if parsed.scheme not in ("http", "https") or not self._hosts.allows(parsed):
+            raise BadRequest(f"The callback cannot be sent to {redacted(url)}: its host is not in job_callback_hosts.")
+
+    def added(self) -> None:
+        self._wake.set()
+
+    async def run(self) -> None:
+        while True:
+            self._wake.clear()
+            pause = LOOK
+            with suppress(StoreFull, Unavailable):  # what the store is about is logged where jobs are looked after
+                room = AT_ONCE - len(self._tasks)
+                for due in await self._store.claim_callbacks(room, LEASE) if room else ():
+                    self._tasks.begin(self._send(due))
+                if len(self._tasks) < AT_ONCE and (seconds := await self._store.next_callback()) is not None:
+                    pause = max(0.0, min(seconds, LOOK))
+            with suppress(asyncio.TimeoutError, TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), pause)
+
+    async def _send(self, due: DueCallback) -> None:
+        try:
+            failure = await self._threads.call(lambda: self._post(due))
+        except TsxError as error:
+            failure = error.message
+        retry_in = None if not failure or due.attempts >= MOST_TRIES else backoff(due.attempts, self._draw())
+        self._stats.callbacks["delivered" if not failure else "given_up" if retry_in is None else "retried"] += 1
+        if failure:
+            what = "it is given up" if retry_in is None else f"the next try is in {retry_in:.0f} s"
+            logger.warning("job %s: its callback to %s failed: %s; %s", due.id, redacted(due.url), failure, what)
+        with suppress(StoreFull, Unavailable):  # it is sent again once its lease has run out
+            await self._store.end_callback(due.id, retry_in, failure)
+        self._wake.set()
+
+    def _post(self, due: DueCallback) -> str:
+        """Why it was not received; empty where it was. In a thread."""
+        try:
+            url = parse_url(due.url)
+            if not self._hosts.allows(url):  # they may have changed since it was accepted
+                return "its host is not in job_callback_hosts"
+            answer = send_request("POST", url, self._headers(due), due.answer.body, private=self._is_private(url))
+            answer.release_conn()
+            answer.close()
+        except ModelNotFound:
+            return "its host has an address that is not public; name the host in job_callback_hosts, not by a pattern, to allow that"
+        except TsxError as error:
+            return error.message
+        except (TransientFailure, HTTPError, OSError) as error:
+            return in_words(error)
+        return "" if 200 <= answer.status < 300 else f"it answered {answer.status}"
+
+    def _is_private(self, url: ModelUrl) -> bool:
+        return self._hosts.names(url)
+
+    def _headers(self, due: DueCallback) -> dict[str, str]:
+        now, answer = int(time.time()), due.answer
+        own = dict(parse_header_block(answer.headers.decode("latin-1")))
+        return {
+            "content-type": own.get("content-type", "application/octet-stream"),
+            "user-agent": "tsx",
+            "x-tsx-job": due.id,
+            "x-tsx-status": str(answer.status),
+            "x-request-id": due.request_id,
+            "x-tsx-signature": f"t={now},v1={signature(self._secret, now, due.id, answer.status, answer.body)}",
+        }
+
+
+def signature(secret: bytes, now: int, id: str, status: int | None, body: bytes) -> str:
+    signed = hmac.new(secret, f"{now}.{id}.{status}.".encode(), hashlib.sha256)
+    signed.update(body)
+    return signed.hexdigest()
+
+
+def backoff(attempts: int, drawn: float) -> float:
+    """Seconds until the next try, after so many: twice as long each time, up to a half more or less so that many do not come at once."""
+    return float(min(2.0**attempts, LONGEST_PAUSE)) * (0.5 + drawn)

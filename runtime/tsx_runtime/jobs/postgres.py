@@ -1,0 +1,61 @@
+"""The store in a PostgreSQL database, which several servers share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from tsx_runtime.errors import StoreFull, StoreUnavailable, TsxError
+from tsx_runtime.jobs.sql_store import SqlStore
+from tsx_runtime.jobs.sql_thread import Dialect, Session
+
+CONNECT_TIMEOUT = 10  # seconds
+STATEMENT_TIMEOUT = 60_000  # ms; nothing that a store does takes as long
+TABLES_LOCK = 0x7478_6A6F  # any number that no other application takes: servers that start together make the tables one after the other
+
+
+class PostgresStore(SqlStore):
+    """Jobs are claimed by FOR UPDATE SKIP LOCKED, and are the claiming server's while it renews their leases. Times are the database's."""
+
+    shared = True
+    dialect = Dialect(
+        parameter="%s",
+        now="extract(epoch FROM clock_timestamp())::float8",
+        types={"serial": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "real": "DOUBLE PRECISION", "blob": "BYTEA"},
+        locked="FOR UPDATE SKIP LOCKED",
+    )
+
+    def __init__(self, url: str) -> None:
+        """Raises psycopg.ProgrammingError for what is no URL of a database."""
+        super().__init__()
+        self._url = url
+        self._shown = _without_secrets(url)
+
+    def exists(self) -> bool:
+        return True
+
+    def connect(self) -> Any:
+        options = f"-c statement_timeout={STATEMENT_TIMEOUT} -c synchronous_commit=on"
+        given = {"connect_timeout": CONNECT_TIMEOUT, "application_name": "tsx", "options": options} | conninfo_to_dict(self._url)
+        return psycopg.connect(**given)  # type: ignore[arg-type]  # parameters of libpq, by name
+
+    def prepare(self, session: Session) -> None:
+        session.run("SELECT pg_advisory_xact_lock(?)", TABLES_LOCK)
+
+    def begin(self, connection: Any) -> None:
+        """psycopg begins a transaction with the first statement."""
+
+    def is_lost(self, connection: Any) -> bool:
+        return bool(connection.closed)
+
+    def fault(self, error: Exception) -> TsxError:
+        if isinstance(error, psycopg.errors.DiskFull):
+            return StoreFull(f"The disk of jobs_store, {self._shown}, is full. Free space there, or lower job_retention.")
+        return StoreUnavailable(f"jobs_store, {self._shown}, cannot be used: {str(error).strip() or type(error).__name__}", retry_after=5)
+
+
+def _without_secrets(url: str) -> str:
+    parts = conninfo_to_dict(url)
+    return f"postgresql://{parts.get('host') or ''}/{parts.get('dbname') or ''}"

@@ -1,0 +1,158 @@
+"""Asynchronous answers of one server: its store, and the tasks that run jobs and send callbacks."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from tsx_runtime.core.concurrency.periodic import repeat, running
+from tsx_runtime.core.persistence import state_directory
+from tsx_runtime.errors import SettingError
+from tsx_runtime.jobs.callbacks import CallbackSender
+from tsx_runtime.jobs.job_stats import JobStats
+from tsx_runtime.jobs.keyed_runs import KeyedRuns
+from tsx_runtime.jobs.runner import LEASE, JobExecutor, Runner
+from tsx_runtime.jobs.sqlite import SqliteStore
+from tsx_runtime.jobs.store import JOB, AnswerKey, JobRecord, JobState, JobStore, NewJob, StoredAnswer
+from tsx_runtime.settings.jobs import OFF, POSTGRES, SQLITE
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.sources.urls import AllowList
+
+LOOK = 1.0  # seconds between two looks for the jobs that other servers have accepted
+TEND = LEASE / 3
+
+
+class JobProgress(NamedTuple):
+    """What is known of a job that is not answered."""
+
+    ahead: int  # queued jobs of its model that go before it
+    expected: int | None  # whole seconds until its answer
+
+
+class Jobs:
+    """Nothing is opened before `begin`, which the first job calls."""
+
+    def __init__(self, settings: Settings, store: JobStore, executor: JobExecutor) -> None:
+        """Raises SettingError."""
+        if settings.job_callback_hosts and not settings.job_callback_secret:
+            raise SettingError("job_callback_hosts is set, but job_callback_secret, which callbacks are signed with, is not. Set both.")
+        self.store = store
+        self.owner = secrets.token_hex(8)
+        self.keep = float(settings.job_retention)
+        self.stats = JobStats()
+        self.keyed = KeyedRuns(store, self.owner, settings.idempotency_retention, settings.max_kept_answer, self.begin)
+        self.callbacks = CallbackSender(
+            store, AllowList(settings.job_callback_hosts, "job_callback_hosts"), settings.job_callback_secret or "", self.stats
+        )
+        self.runner = Runner(store, executor, self.owner, self.keep, self.callbacks.added, self.stats)
+        self._most = settings.max_queued_jobs
+        self._most_of_client = settings.max_jobs_per_client
+        self._tasks = AsyncExitStack()
+        self._begun = False
+
+    async def begin(self) -> None:
+        """Open the store, and run what is in it, from now on until `close`."""
+        if self._begun:
+            return
+        self._begun = True
+        works = [self.runner.run(), self.callbacks.run(), self._tend(), *([repeat(LOOK, self.runner.look)] if self.store.shared else [])]
+        await self._tasks.enter_async_context(running("asynchronous answers stand still", *works))
+
+    async def resume(self) -> None:
+        """`begin` where there may be jobs of an earlier server."""
+        if self.store.shared or self.store.exists():
+            await self.begin()
+
+    async def stop(self, seconds: float, hurry: asyncio.Event) -> None:
+        """Start no more jobs, and give those that are running so many seconds; what is left after `close` is run by the next server."""
+        if self._begun:
+            await self.runner.stop(seconds, hurry)
+
+    async def close(self) -> None:
+        if self._begun:
+            await self._tasks.aclose()
+            await self.runner.close()
+            await self.store.close()
+
+    async def add(self, job: NewJob, answer: tuple[AnswerKey, StoredAnswer] | None = None) -> None:
+        """Once it returns, the job is on the disk. Raises JobsFull, StoreFull, StoreUnavailable."""
+        await self.begin()
+        await self.store.add(job, self._most, self._most_of_client, answer)
+        self.runner.added((job.model, job.version))
+
+    async def get(self, id: str) -> JobRecord | None:
+        return await self.store.get(id) if await self.is_open() else None
+
+    async def queue(self) -> tuple[dict[tuple[str, JobState], int], dict[str, float]]:
+        """Jobs by model and state, and for how many seconds the oldest queued one of each model has waited."""
+        return (await self.store.counts(), await self.store.oldest()) if await self.is_open() else ({}, {})
+
+    async def answer(self, id: str) -> StoredAnswer | None:
+        return await self.store.get_answer(AnswerKey(JOB, "", id))
+
+    async def progress(self, job: JobRecord) -> JobProgress:
+        ahead = await self.store.ahead(job) if job.state == "queued" else 0
+        return JobProgress(ahead, self.runner.expected(job, ahead))
+
+    async def wait(self, id: str, seconds: float) -> StoredAnswer | None:
+        """Its answer, if it is there within so many seconds."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            await self.runner.wait(id, min(left, LOOK) if self.store.shared else left)
+            if (answer := await self.answer(id)) is not None:
+                return answer
+        return None
+
+    async def cancel(self, id: str) -> JobRecord | None:
+        """The job as it is then: cancelled, or done before."""
+        if not await self.is_open():
+            return None
+        before = await self.store.get(id)
+        job = await self.store.cancel(id, self.keep)
+        if before is not None and job is not None and job.state == "cancelled" != before.state:
+            self.stats.finished[job.model, "cancelled"] += 1
+        self.runner.cancel(id)
+        return job
+
+    async def retry(self, id: str) -> JobRecord | None:
+        """The job as it is then: queued, unless its request has expired."""
+        if not await self.is_open():
+            return None
+        job = await self.store.retry(id)
+        if job is not None:
+            self.runner.added((job.model, job.version))
+        return job
+
+    async def is_open(self) -> bool:
+        """A request for a job makes no store where there is none."""
+        await self.resume()
+        return self._begun
+
+    async def _tend(self) -> None:
+        await self.runner.tend()
+        await repeat(TEND, self.runner.tend)
+
+
+def make_store(settings: Settings) -> JobStore | None:
+    """The store that `jobs_store` names, not connected yet; None where there is none. Raises SettingError."""
+    named = settings.jobs_store
+    if named == OFF:
+        return None
+    if named is not None and named.startswith(POSTGRES):
+        return _postgres_store(named)
+    if named is not None:
+        return SqliteStore(Path(named.removeprefix(SQLITE)), settings.max_jobs_size)
+    directory = state_directory(settings)
+    return None if directory is None else SqliteStore(directory / "jobs.sqlite", settings.max_jobs_size)
+
+
+def _postgres_store(url: str) -> JobStore:
+    try:
+        from tsx_runtime.jobs.postgres import PostgresStore  # here, as its driver is an extra
+    except ImportError as error:
+        raise SettingError("jobs_store is a PostgreSQL URL, which needs the extra postgres: pip install 'tsx-serve[postgres]'") from error
+    return PostgresStore(url)
