@@ -21,8 +21,7 @@ from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.errors import BadRequest, HeadTooLarge, ResourceNotFound, TooManyRequests, TsxError
-from tsx_runtime.http.asgi_lane.idempotency import Idempotency, has_key
-from tsx_runtime.http.asgi_lane.idempotency import App as Lane
+from tsx_runtime.http.asgi_lane.idempotency import App, Idempotency, has_key
 from tsx_runtime.http.asgi_lane.jobs import JobRoutes
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.asgi_lane.workflow_predictions import WorkflowPredictions, runs_workflow
@@ -169,7 +168,7 @@ class ServerApp(FastAPI):
         else:
             await self._rest(scope, receive, send)
 
-    def _keyed(self, app: Lane, scope: Scope) -> Lane:
+    def _keyed(self, app: App, scope: Scope) -> App:
         return partial(self.idempotency, app) if self.idempotency is not None and has_key(scope) else app
 
     def missing(self, path: str) -> ResourceNotFound | None:
@@ -319,7 +318,7 @@ def _build_app(
     limit = settings.max_request_size
     most = min(limit, settings.max_management_size)
     largest = settings.max_job_size or limit
-    if jobs is not None and not roles <= {"metrics"}:
+    if jobs is not None and ("inference" in roles or "management" in roles):
         either = guards.management if "inference" not in roles else guards.inference
         if "management" in roles:
             app.add_routes(job_queue.build_router(jobs, guards.management))

@@ -23,16 +23,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from urllib3.exceptions import HTTPError
-
 from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.errors import BadRequest, ModelNotFound, StoreFull, TsxError, Unavailable
 from tsx_runtime.jobs.job_stats import JobStats
 from tsx_runtime.jobs.store import DueCallback, JobStore
 from tsx_runtime.shared.redaction import redacted
-from tsx_runtime.sources.http_download import TransientFailure, in_words, send_request
-from tsx_runtime.sources.urls import AllowList, ModelUrl, parse_url
+from tsx_runtime.sources.urls import AllowList, parse_url
 from tsx_runtime.wire import parse_header_block
 
 AT_ONCE = 8  # callbacks that are being sent
@@ -100,23 +97,18 @@ class CallbackSender:
 
     def _post(self, due: DueCallback) -> str:
         """Why it was not received; empty where it was. In a thread."""
+        from tsx_runtime.sources.http_download import post  # here, as urllib3 opens a socket when it is imported
+
         try:
             url = parse_url(due.url)
             if not self._hosts.allows(url):  # they may have changed since it was accepted
                 return "its host is not in job_callback_hosts"
-            answer = send_request("POST", url, self._headers(due), due.answer.body, private=self._is_private(url))
-            answer.release_conn()
-            answer.close()
+            status = post(url, due.answer.body, self._headers(due), private=self._hosts.names(url))
         except ModelNotFound:
             return "its host has an address that is not public; name the host in job_callback_hosts, not by a pattern, to allow that"
         except TsxError as error:
             return error.message
-        except (TransientFailure, HTTPError, OSError) as error:
-            return in_words(error)
-        return "" if 200 <= answer.status < 300 else f"it answered {answer.status}"
-
-    def _is_private(self, url: ModelUrl) -> bool:
-        return self._hosts.names(url)
+        return "" if 200 <= status < 300 else f"it answered {status}"
 
     def _headers(self, due: DueCallback) -> dict[str, str]:
         now, answer = int(time.time()), due.answer

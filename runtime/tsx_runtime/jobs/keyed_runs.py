@@ -6,9 +6,10 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
-from tsx_runtime.errors import KeyReused
+from tsx_runtime.errors import KeyReused, TsxError
 from tsx_runtime.jobs.store import AnswerKey, JobStore, StoredAnswer
 from tsx_runtime.wire import header_block
 
@@ -100,7 +101,8 @@ class KeyedRuns:
     async def _renew(self, slot: Slot) -> None:
         while True:
             await asyncio.sleep(LEASE / 3)
-            await self._store.renew_answer(slot.key, self._owner, LEASE)
+            with suppress(TsxError):  # the next try may come in time
+                await self._store.renew_answer(slot.key, self._owner, LEASE)
 
     def _check(self, slot: Slot, fingerprint: str) -> None:
         if fingerprint != slot.fingerprint:

@@ -41,7 +41,9 @@ class JobExecutor(Protocol):
 class Runner:
     """All of it runs in the event loop. `added` is called for jobs of this server; those of others are found by looking."""
 
-    def __init__(self, store: JobStore, executor: JobExecutor, owner: str, keep: float, on_answer: Callable[[], None], stats: JobStats) -> None:
+    def __init__(
+        self, store: JobStore, executor: JobExecutor, owner: str, keep: float, on_answer: Callable[[], None], stats: JobStats
+    ) -> None:
         """`keep`: seconds for which answers are stored. `on_answer` is called when one is stored."""
         self._store = store
         self._executor = executor

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tsx_runtime.core.concurrency.periodic import repeat, running
-from tsx_runtime.core.persistence import state_directory
 from tsx_runtime.errors import SettingError
 from tsx_runtime.jobs.callbacks import CallbackSender
 from tsx_runtime.jobs.job_stats import JobStats
@@ -137,8 +136,8 @@ class Jobs:
         await repeat(TEND, self.runner.tend)
 
 
-def make_store(settings: Settings) -> JobStore | None:
-    """The store that `jobs_store` names, not connected yet; None where there is none. Raises SettingError."""
+def make_store(settings: Settings, directory: Path | None) -> JobStore | None:
+    """The store that `jobs_store` names, else a file in the directory of the server's state; None without one. Raises SettingError."""
     named = settings.jobs_store
     if named == OFF:
         return None
@@ -146,7 +145,6 @@ def make_store(settings: Settings) -> JobStore | None:
         return _postgres_store(named)
     if named is not None:
         return SqliteStore(Path(named.removeprefix(SQLITE)), settings.max_jobs_size)
-    directory = state_directory(settings)
     return None if directory is None else SqliteStore(directory / "jobs.sqlite", settings.max_jobs_size)
 
 

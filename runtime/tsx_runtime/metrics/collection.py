@@ -23,10 +23,10 @@ from tsx_runtime.core.shadowing.mirror import Mirror
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig, read_metrics_config
 from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.core.workers.worker import Worker
+from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.metrics.exposition import OPENMETRICS, TEXT, Families, Labels, in_turns
 from tsx_runtime.metrics.gpu import Gpu, gpu_metrics, own_gpu_metrics, read_gpus
 from tsx_runtime.metrics.host import System, SystemMetric
-from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.metrics.job_metrics import JobReading, add_jobs, read_jobs
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.metrics.version_metrics import add_handler_metrics, add_shadows, add_version

@@ -34,7 +34,7 @@ PASSING = (408, 425, 429, 500, 502, 503, 504)  # the same request may do better 
 logger = logging.getLogger("tsx.sources")
 
 
-class TransientFailure(Exception):
+class _Transient(Exception):
     """A failure after which it is worth to try again."""
 
 
@@ -51,6 +51,20 @@ def download(url: ModelUrl, part: Path, rules: Rules) -> None:
         raise
 
 
+def post(url: ModelUrl, body: bytes, headers: Mapping[str, str], *, private: bool) -> int:
+    """The status of the answer, which may be a redirect. `private`: whether the URL may lead to an address that is not public.
+
+    Raises DownloadFailed, and ModelNotFound for an address that is not public.
+    """
+    try:
+        answer = _request("POST", url, headers, body, private=private)
+    except (_Transient, HTTPError, OSError) as error:
+        raise DownloadFailed(_in_words(error)) from error
+    answer.release_conn()
+    answer.close()
+    return int(answer.status)
+
+
 def _download(url: ModelUrl, part: Path, rules: Rules) -> None:
     validator = _remembered(part)
     failures = 0
@@ -61,15 +75,15 @@ def _download(url: ModelUrl, part: Path, rules: Rules) -> None:
             validator = _transfer(url, part, validator, rules, hurry)
             _forget(part)
             return
-        except (TransientFailure, HTTPError, OSError) as error:
+        except (_Transient, HTTPError, OSError) as error:
             if isinstance(error, OSError) and not isinstance(error, ssl.SSLError | ConnectionError | TimeoutError):
                 raise DownloadFailed(f"it cannot be written to {part.parent} ({error.strerror or error})") from error
             validator = _remembered(part)
             failures = 1 if part.exists() and part.stat().st_size > size else failures + 1
             if failures >= MOST_TRIES or rules.stopped():
-                raise DownloadFailed(in_words(error)) from error
+                raise DownloadFailed(_in_words(error)) from error
             shown = url.text.partition("?")[0]  # what follows may be a signature, with which anybody could ask
-            logger.warning("%s: %s; trying again", shown, in_words(error))
+            logger.warning("%s: %s; trying again", shown, _in_words(error))
             time.sleep(rules.pause * 2 ** (failures - 1))  # a thread of its own; nothing signals when the other side is well again
 
 
@@ -135,7 +149,7 @@ def _transfer(url: ModelUrl, part: Path, validator: str | None, rules: Rules, hu
         headers |= {"Range": f"bytes={have}-", "If-Range": validator}
     for _ in range(MOST_REDIRECTS + 1):
         rules.check(url)
-        answer = send_request("GET", url, headers, private=rules.private(url))
+        answer = _request("GET", url, headers, private=rules.private(url))
         try:
             if answer.status not in REDIRECTS:
                 return _store(answer, part, have, validator, rules, hurry)
@@ -149,11 +163,10 @@ def _transfer(url: ModelUrl, part: Path, validator: str | None, rules: Rules, hu
     raise DownloadFailed(f"it redirects more than {MOST_REDIRECTS} times")
 
 
-def send_request(method: str, url: ModelUrl, headers: Mapping[str, str], body: bytes | None = None, *, private: bool) -> Any:
+def _request(method: str, url: ModelUrl, headers: Mapping[str, str], body: bytes | None = None, *, private: bool) -> Any:
     """Connect to an address that has been looked at, whatever the name means a moment later: by a proxy, too, to that address.
 
-    `private`: any address will do. Then a proxy gets the name: it may know names that mean nothing here. Returns the head of an answer
-    of any status, which may be a redirect. Raises TransientFailure, DownloadFailed, and ModelNotFound for an address that is not public.
+    `private`: any address will do. Then a proxy gets the name: it may know names that mean nothing here.
     """
     port = url.port or (443 if url.scheme == "https" else 80)
     proxy = proxy_for(url)
@@ -171,7 +184,7 @@ def send_request(method: str, url: ModelUrl, headers: Mapping[str, str], body: b
             return _ask(method, url, address, port, proxy, headers, body)
         except (HTTPError, OSError) as error:
             last = error
-    raise TransientFailure(in_words(last)) from last
+    raise _Transient(_in_words(last)) from last
 
 
 def _ask(method: str, url: ModelUrl, address: str, port: int, proxy: str | None, headers: Mapping[str, str], body: bytes | None) -> Any:
@@ -200,18 +213,18 @@ def _bracketed(host: str) -> str:
 def _store(answer: Any, part: Path, have: int, before: str | None, rules: Rules, hurry: _StallGuard) -> str | None:
     """`before`: the validator of the bytes that are there."""
     if answer.status in PASSING:
-        raise TransientFailure(f"the server answers {answer.status}")
+        raise _Transient(f"the server answers {answer.status}")
     if answer.status == 416:  # what is there is not a beginning of what is to be had
         part.unlink(missing_ok=True)
-        raise TransientFailure("the file has changed since the download started")
+        raise _Transient("the file has changed since the download started")
     if answer.status not in (200, 206):
         raise DownloadFailed(f"the server answers {answer.status}")
     if answer.status == 206 and not answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
         part.unlink(missing_ok=True)
-        raise TransientFailure("the server sent a different part than requested")
+        raise _Transient("the server sent a different part than requested")
     if answer.status == 206 and have and _validator(answer.headers) not in (before, None):  # whatever it makes of If-Range
         part.unlink(missing_ok=True)
-        raise TransientFailure("the file has changed since the download started")
+        raise _Transient("the file has changed since the download started")
     if answer.status == 200:
         have = 0
     length = answer.headers.get("Content-Length", "")
@@ -232,7 +245,7 @@ def _store(answer: Any, part: Path, have: int, before: str | None, rules: Rules,
             if rules.stopped():
                 raise DownloadFailed("the server is stopping")
     if whole is not None and have != whole:
-        raise TransientFailure(f"the connection ended after {have} of {whole} bytes")
+        raise _Transient(f"the connection ended after {have} of {whole} bytes")
     return validator
 
 
@@ -269,10 +282,10 @@ def _forget(part: Path) -> None:
     _note(part).unlink(missing_ok=True)
 
 
-def in_words(error: BaseException | None) -> str:
+def _in_words(error: BaseException | None) -> str:
     """Its innermost cause: the texts of urllib3's own errors hold the names of its objects."""
     if isinstance(error, IncompleteRead):
         return f"the connection ended {error.expected} bytes before the end of the file"
     places = [getattr(error, name, None) for name in ("original_error", "reason", "__cause__")]
     cause = next((each for each in (*places, *getattr(error, "args", ())) if isinstance(each, BaseException)), None)
-    return in_words(cause) if cause is not None else str(error) or type(error).__name__
+    return _in_words(cause) if cause is not None else str(error) or type(error).__name__

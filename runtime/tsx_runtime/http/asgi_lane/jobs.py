@@ -139,7 +139,7 @@ class JobRoutes:
     async def _progress(self, job: JobRecord, *headers: Pair) -> _Response:
         progress = await self.jobs.progress(job)
         pause = min(progress.expected or 1, MOST_PAUSE)
-        shown = {
+        shown: dict[str, object] = {
             "id": job.id,
             "state": job.state,
             "model": job.model,

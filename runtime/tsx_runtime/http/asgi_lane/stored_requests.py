@@ -25,7 +25,7 @@ AT_LEAST = 2  # jobs at a model: the next one is there when a worker is free
 
 def make_jobs(registry: Registry, settings: Settings) -> Jobs | None:
     """None where nothing is stored. Raises SettingError."""
-    store = make_store(settings)
+    store = make_store(settings, registry.state.directory)
     if store is None:
         return None
     jobs = Jobs(settings, store, RequestExecutor(registry, settings.jobs_share, store.request))

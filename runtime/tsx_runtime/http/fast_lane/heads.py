@@ -24,8 +24,8 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import ClientJob, Headers, Route
 from tsx_runtime.core.telemetry.tracing import Parent, parent_of
 from tsx_runtime.errors import ResourceNotFound, TsxError
-from tsx_runtime.http.semantics.errors import V2
 from tsx_runtime.http.semantics.deferred import is_stored
+from tsx_runtime.http.semantics.errors import V2
 from tsx_runtime.http.semantics.messages import LONGEST_NUMBER, PlatformHook
 from tsx_runtime.http.semantics.server_timing import TimingRequest, parse_timing_request
 from tsx_runtime.http.semantics.urls import V2_META, Target, find_target, is_form, resolve, with_headers

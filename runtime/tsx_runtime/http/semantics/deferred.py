@@ -21,10 +21,7 @@ class Preference(NamedTuple):
 
 def is_stored(headers: Iterable[Pair]) -> bool:
     """Whether the request may be one that the store of jobs has to do with. Names are in lower case."""
-    for name, value in headers:
-        if name == IDEMPOTENCY_KEY or (name == PREFER and b"respond-async" in value.lower()):
-            return True
-    return False
+    return any(name == IDEMPOTENCY_KEY or (name == PREFER and b"respond-async" in value.lower()) for name, value in headers)
 
 
 def parse_preference(headers: Iterable[Pair]) -> Preference | None:

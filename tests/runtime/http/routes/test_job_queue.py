@@ -56,9 +56,15 @@ def test_jobs_are_listed_by_model_and_state_page_by_page(queueing: Any, until: C
     for wrong in ("state=lost", "limit=0", "next=x"):
         assert queueing.management.get(f"/jobs?{wrong}").status_code == 400
     metrics = queueing.metrics.get("/metrics").text
-    assert 'tsx_jobs{hostname=' in metrics
-    assert any(line.startswith("tsx_jobs{") and 'model_name="other"' in line and 'state="queued"' in line and line.endswith(" 2.0") for line in metrics.splitlines())
-    assert any(line.startswith("tsx_jobs_finished_total{") and 'outcome="failed"' in line and line.endswith(" 1.0") for line in metrics.splitlines())
+    assert "tsx_jobs{hostname=" in metrics
+    assert any(
+        line.startswith("tsx_jobs{") and 'model_name="other"' in line and 'state="queued"' in line and line.endswith(" 2.0")
+        for line in metrics.splitlines()
+    )
+    assert any(
+        line.startswith("tsx_jobs_finished_total{") and 'outcome="failed"' in line and line.endswith(" 1.0")
+        for line in metrics.splitlines()
+    )
 
 
 def test_a_job_that_failed_runs_again_and_one_that_waits_does_not(
@@ -121,7 +127,7 @@ def test_a_key_runs_a_model_once_on_both_lanes(queueing: Any) -> None:
     assert [answer.status_code for answer in unknown] == [404, 404]
     assert "idempotent-replayed" not in unknown[1].headers
     counted = queueing.metrics.get("/metrics").text
-    assert 'tsx_idempotency_keys_total{hostname=' in counted
+    assert "tsx_idempotency_keys_total{hostname=" in counted
 
 
 def test_a_key_makes_one_job(queueing: Any, until: Callable[[Callable[[], object]], None]) -> None:
