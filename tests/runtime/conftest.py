@@ -24,7 +24,9 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.http.app import SEPARATE, build_apps
+from tsx_runtime.http.asgi_lane.stored_requests import make_jobs
 from tsx_runtime.http.fast_lane.uvicorn_compat import http_protocol
+from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.workflows.manager import Workflows
 
@@ -119,6 +121,7 @@ class RunningServer:
     addresses: dict[str, str]
     workflows: Workflows
     series: TimeSeries
+    jobs: Jobs | None
     clients: dict[str, httpx.Client] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -173,24 +176,27 @@ def running_server(settings: Settings, listeners: Any = SEPARATE, tracer: Tracer
         registry.warm_up()
         workflows = Workflows(registry)
         series = TimeSeries(registry.models.values)  # sampled by the test
-        apps = build_apps(registry, settings, listeners, workflows=workflows, series=series)
+        jobs = make_jobs(registry, settings)
+        apps = build_apps(registry, settings, listeners, workflows=workflows, series=series, jobs=jobs)
         servers = []
         for app in apps:
             http = http_protocol(limited=app.clients is not None)
             servers.append(
                 uvicorn.Server(uvicorn.Config(app, http=http, lifespan="off", log_config=None, access_log=False, proxy_headers=False))
             )
-        made.extend([registry, asyncio.get_running_loop(), servers, workflows, series])
+        made.extend([registry, asyncio.get_running_loop(), servers, workflows, series, jobs])
         ready.set()
         await asyncio.gather(*(server.serve([sock]) for server, sock in zip(servers, sockets, strict=True)))
+        if jobs is not None:
+            await jobs.close()
         await registry.close()
 
     # A daemon, so that a start that fails is a failure and not a run without end.
     thread = threading.Thread(target=lambda: asyncio.run(main()), name="server", daemon=True)
     thread.start()
     assert ready.wait(DEADLINE)
-    registry, loop, servers, workflows, series = made
-    server = RunningServer(settings, registry, loop, addresses, workflows, series)
+    registry, loop, servers, workflows, series, jobs = made
+    server = RunningServer(settings, registry, loop, addresses, workflows, series, jobs)
     try:
         yield server
     finally:

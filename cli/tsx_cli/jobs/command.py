@@ -16,7 +16,7 @@ from tsx_cli.common.options import AsJson, Config, Url, management
 from tsx_cli.common.output import human, one_line, print_json, print_result, print_table
 
 PAGE = 500  # jobs of one answer of the server
-STATES = ("queued", "running", "done", "cancelled", "expired")
+STATES = ("queued", "running", "done", "failed", "cancelled", "expired")
 COLUMNS = ["job", "model", "version", "state", "answer", "accepted", "waited", "ran", "attempts"]
 
 Model = Annotated[str | None, typer.Option(help="Only jobs of this model.")]
@@ -117,11 +117,11 @@ def _change(ids: list[str], change: Callable[[str], object], done: str, as_json:
 
 
 def _row(job: dict[str, Any], now: float) -> list[object]:
-    begun, ended = job["started"], job["finished"]
+    begun, ended = job.get("started"), job.get("finished")
     waited = (begun or ended or now) - job["created"]
     ran = None if begun is None else f"{(ended or now) - begun:.2f} s"
     return [
-        *(job[name] for name in ("id", "model", "version", "state", "status")),
+        *(job.get(name) for name in ("id", "model", "version", "state", "status")),
         _clock(job["created"]),
         f"{waited:.2f} s",
         ran,
@@ -131,7 +131,7 @@ def _row(job: dict[str, Any], now: float) -> list[object]:
 
 def _show(job: dict[str, Any]) -> None:
     facts = dict(zip(COLUMNS, _row(job, time.time()), strict=True)) | {"request": job["request_id"], "size": human(job["size"])}
-    facts |= {"callback": job["callback"], "expires": job["expires"] and _clock(job["expires"])}
+    facts |= {"callback": job["callback"], "expires": _clock(job["expires"]) if "expires" in job else None}
     for name, value in facts.items():
         if value not in (None, ""):
             print(f"{name:9} {one_line(value)}")

@@ -98,7 +98,7 @@ class SqlStore(SqlThread):
 
     async def oldest(self) -> dict[str, float]:
         sql = "SELECT model, {now} - min(created) FROM tsx_jobs WHERE state = 'queued' GROUP BY model"
-        return {model: max(0.0, seconds) for model, seconds in await self._do(lambda session: session.rows(sql))}
+        return {model: max(0.0, seconds) for model, seconds in await self.do(lambda session: session.rows(sql))}
 
     # Jobs, for the servers that run them
 
@@ -189,7 +189,7 @@ class SqlStore(SqlThread):
 
     async def renew_answer(self, key: AnswerKey, owner: str, seconds: float) -> None:
         sql = f"UPDATE tsx_answers SET expires = {{now}} + ? WHERE {BEGUN}"
-        await self._do(lambda session: session.run(sql, seconds, *key, owner.encode()))
+        await self.do(lambda session: session.run(sql, seconds, *key, owner.encode()))
 
     async def end_answer(self, key: AnswerKey, owner: str, answer: StoredAnswer | None) -> bool:
         def work(session: Session) -> bool:
@@ -198,7 +198,7 @@ class SqlStore(SqlThread):
                 _put(session, key, answer)
             return ended
 
-        return await self._do(work)
+        return await self.do(work)
 
     async def put_answer(self, key: AnswerKey, answer: StoredAnswer) -> None:
         await self.do(lambda session: _put(session, key, answer))

@@ -62,7 +62,7 @@ class Job(BaseModel):
 
 class JobPage(BaseModel):
     jobs: list[Job] = Field(description="the newest first")
-    next: str | None = Field(None, description="the parameter `next` for the jobs before these; null if there are none")
+    next: str | None = Field(None, description="the parameter `next` for the jobs before these, if there are any")
     counts: dict[str, int] = Field(description="all jobs of the model, or of all, by state")
     oldest: float | None = Field(None, description="seconds for which the oldest of those that are queued has waited")
 

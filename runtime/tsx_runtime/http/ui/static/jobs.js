@@ -10,7 +10,7 @@ import { read } from "./playground.js";
 import { act } from "./talk.js";
 import { watched } from "./watched.js";
 
-const STATES = ["queued", "running", "done", "failed", "cancelled"];
+const STATES = ["queued", "running", "done", "cancelled", "expired"];
 const COLUMNS = ["Job", "Model", "State", "Accepted", "Waited", "Ran", "Answer", ""];
 const NUMBERS = [4, 5];
 const PAGE = 50, MOST = 500; // jobs
@@ -20,7 +20,7 @@ export function jobsView() {
   const list = liveTable("Jobs", COLUMNS, NUMBERS);
   const none = h("p", { class: "quiet", hidden: true }, "No job matches. A prediction becomes a job with the header ", h("span", { class: "code" }, "Prefer: respond-async"), ".");
   const models = h("select", { onchange: () => poll.now() }, h("option", { value: "" }, "all models"));
-  const states = h("select", { onchange: () => poll.now() }, h("option", { value: "" }, "all states"), STATES.map((value) => h("option", { value }, value)));
+  const states = h("select", { onchange: () => poll.now() }, h("option", { value: "" }, "all states"), [...STATES, "failed"].map((value) => h("option", { value }, value)));
   const more = h("button", { hidden: true, onclick: () => { limit = Math.min(MOST, limit + PAGE); poll.now(); } }, "Show older jobs");
   const problem = h("p", { class: "problem", role: "alert" });
   const answer = h("div", { "aria-live": "polite" });
@@ -29,7 +29,7 @@ export function jobsView() {
     try {
       const found = await get("jobs", { limit, model: models.value, state: states.value });
       for (const state of STATES) tiles[state].update(number(found.counts[state] ?? 0));
-      tiles.oldest.update(found.oldest === null ? "–" : span(found.oldest));
+      tiles.oldest.update(found.oldest === undefined ? "–" : span(found.oldest));
       keyed(list.body, found.jobs, ({ id }) => id, (job) => row(job, poll, answer));
       show(none, !found.jobs.length);
       show(more, found.next && limit < MOST);
@@ -59,15 +59,15 @@ function row(job, poll, answer) {
   return {
     node: h("tr", {}, cells(COLUMNS, [h("th", { scope: "row", class: "code" }, job.id), h("td", {}, job.model, " ", version), h("td", {}, state.node), accepted, waited, ran, status, h("td", {}, cancel, retry, open)])),
     update(now) {
-      state.update(now.state);
+      state.update(now.status >= 400 ? "failed" : now.state);
       say(version, now.version ?? "");
       say(accepted, clock(now.created));
       say(waited, span((now.started ?? now.finished ?? live.state.server.now) - now.created));
-      say(ran, now.started === null ? "–" : duration((now.finished ?? live.state.server.now) - now.started));
+      say(ran, now.started === undefined ? "–" : duration((now.finished ?? live.state.server.now) - now.started));
       say(status, [now.status, now.attempts > 1 && `${now.attempts} attempts`, now.callback && `callback ${now.callback}`].filter(Boolean).join(", "));
       show(cancel, ["queued", "running"].includes(now.state));
-      show(retry, ["failed", "cancelled"].includes(now.state));
-      show(open, ["done", "failed"].includes(now.state));
+      show(retry, ["done", "cancelled"].includes(now.state));
+      show(open, now.state === "done");
     },
   };
 }
