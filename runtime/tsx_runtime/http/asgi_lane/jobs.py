@@ -90,10 +90,10 @@ class JobRoutes:
         deadline = None if timeout_ms is None else time.time() + timeout_ms / 1000
         id = secrets.token_hex(16)
         version = target.version if target.version and self._has(route.name, target.version) else ""
-        job = NewJob(id, route.name, version, request, priority, deadline, _client(scope), callback)
+        new = NewJob(id, route.name, version, request, priority, deadline, _client(scope), callback)
         if (slot := scope.pop(SLOT, None)) is not None:
-            return await self._accept_once(job, slot, request_id)
-        await self.jobs.add(job)
+            return await self._accept_once(new, slot, request_id)
+        await self.jobs.add(new)
         applied = b"respond-async"
         if preference.wait:
             applied += b", wait=%d" % preference.wait

@@ -13,7 +13,7 @@ from tsx_runtime.errors import Conflict, JobNotFound
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.responses import json_answer
 from tsx_runtime.jobs.service import Jobs
-from tsx_runtime.jobs.store import JobRecord
+from tsx_runtime.jobs.store import JobRecord, JobState
 
 MOST = 500  # jobs of one answer
 _EXAMPLE: dict[str, Any] = {
@@ -34,7 +34,6 @@ _EXAMPLE: dict[str, Any] = {
     "callback": "",
 }
 
-Wanted = Literal["queued", "running", "done", "failed", "cancelled", "expired"]
 JobId = Annotated[str, Path(alias="job", description="id of the job: the last part of the Location of its 202")]
 
 
@@ -79,21 +78,20 @@ def build_router(jobs: Jobs, guard: Guard | None) -> APIRouter:
     @router.get("/jobs", summary="List asynchronous requests", response_model=JobPage, responses=openapi.failures(400, 503))
     async def list_jobs(
         model: Annotated[str | None, Query(description="of this model only")] = None,
-        state: Annotated[Wanted | None, Query(description="in this state only; failed: done with a status of 400 or above")] = None,
+        state: Annotated[JobState | Literal["failed"] | None, Query(description="in this state only; failed: done with a status of 400 or above")] = None,
         limit: Annotated[int, Query(ge=1, le=MOST, description="how many at most")] = 100,
         following: Annotated[int | None, Query(alias="next", description="`next` of the answer before")] = None,
     ) -> Response:
         if not await jobs.is_open():
-            return json_answer(JobPage(jobs=[], counts={}))
-        failed = state == "failed"
-        found = await jobs.store.list_jobs(
-            state="done" if failed else state, model=model, least_status=400 if failed else None, before=following, limit=limit + 1
-        )
+            return json_answer(JobPage(jobs=[], next=None, counts={}, oldest=None))
+        own: JobState | None = "done" if state == "failed" else state
+        failed = 400 if state == "failed" else None
+        found = await jobs.store.list_jobs(state=own, model=model, least_status=failed, before=following, limit=limit + 1)
         queue, oldest = await jobs.queue()
         counts: Counter[str] = Counter()
-        for (name, own), count in queue.items():
+        for (name, each), count in queue.items():
             if model in (None, name):
-                counts[own] += count
+                counts[each] += count
         waits = [seconds for name, seconds in oldest.items() if model in (None, name)]
         more = str(found[limit - 1].number) if len(found) > limit else None
         page = JobPage(jobs=[_job(each) for each in found[:limit]], next=more, counts=counts, oldest=max(waits, default=None))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Response
 
@@ -14,7 +14,7 @@ from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey
 from tsx_runtime.wire import parse_header_block
 
-_DOCUMENTED = {200: {"description": "what the handler returned when the batch ran", "content": {"*/*": {"schema": {}}}}}
+_DOCUMENTED: dict[int | str, dict[str, Any]] = {200: {"description": "what the handler returned when the batch ran", "content": {"*/*": {"schema": {}}}}}
 
 
 def build_router(jobs: Jobs) -> APIRouter:
