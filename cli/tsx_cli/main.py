@@ -21,6 +21,7 @@ class Commands(LazyGroup):
         "serve": ("tsx_cli.serve.command", "Serve archives, model directories or bare model files on this machine."),
         "bench": ("tsx_cli.bench.command", "Find the best way to run a model within a latency bound, by measuring it."),
         "optimize": ("tsx_cli.optimize.command", "Find the fastest form of a model that still answers right, and keep it in the archive."),
+        "batch": ("tsx_cli.batch.command", "Run a model over files, JSON lines, CSV, Parquet or S3 objects, without a server."),
         "deploy": (
             "tsx_cli.deploy.commands.command",
             "Deploy an archive to a container, Kubernetes, SageMaker or Lambda, after showing the plan.",

@@ -15,9 +15,9 @@ SIGNALS = [number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := geta
 
 
 @contextmanager
-def interruptible(abandon: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and the end of the terminal: the first raises KeyboardInterrupt where the run is, which reports what there is; the
-    second ends this process once `abandon` is done."""
+def interruptible(abandon: Callable[[], None] = lambda: None, begin: Callable[[], None] | None = None) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and the end of the terminal: the first raises KeyboardInterrupt where the run is, which reports what there is, or
+    calls `begin` instead, which has the run end soon; the second ends this process once `abandon` is done."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -26,6 +26,9 @@ def interruptible(abandon: Callable[[], None] = lambda: None) -> Iterator[None]:
     def on_signal(number: int, frame: FrameType | None) -> None:
         nonlocal came
         came += 1
+        if came == 1 and begin is not None:
+            begin()
+            return
         if came == 1:
             raise KeyboardInterrupt
         abandon()

@@ -1,0 +1,1 @@
+"""`tsx batch`: a model over many inputs, without a server."""

@@ -1,0 +1,80 @@
+"""`tsx batch`: the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from tsx_cli.common.options import AsJson, Assignments, Config
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command("batch")
+def batch_command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.mar", help="The archive, or a model's directory.")],
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT...",
+            help="Files, directories, s3://BUCKET/KEY, s3://BUCKET/PREFIX/, or - for standard input. A row per line of .jsonl and .csv, "
+            "per row of .parquet, and per file of anything else and of a directory.",
+        ),
+    ],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="OUTPUT",
+            help="A file (.jsonl, .csv, .parquet), a directory for a file per row, s3://..., or - for standard output.",
+        ),
+    ],
+    input_format: Annotated[
+        Literal["files", "jsonl", "csv", "parquet"] | None,
+        typer.Option("--input-format", help="How all inputs are read, whatever their names; `files`: a row per file."),
+    ] = None,
+    output_format: Annotated[
+        Literal["jsonl", "csv", "parquet", "directory"] | None,
+        typer.Option("--output-format", help="By default as the output's name says."),
+    ] = None,
+    field: Annotated[
+        str | None, typer.Option("--field", metavar="NAME", help="Send this column or field alone, as text or bytes, in place of the row.")
+    ] = None,
+    id_field: Annotated[
+        str | None, typer.Option("--id-field", metavar="NAME", help="The column or field that is a row's id; by default FILE:LINE.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Worker processes; by default as measured, else what the machine has room for.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Rows in a batch; by default as measured, else found on the first rows.")
+    ] = None,
+    max_errors: Annotated[
+        str | None, typer.Option("--max-errors", metavar="N|P%", help="End the run once more rows than this have failed.")
+    ] = None,
+    commit_every: Annotated[
+        float, typer.Option(min=0.01, metavar="SECONDS", help="At most this much work is done again after an interruption.")
+    ] = 5.0,
+    restart: Annotated[bool, typer.Option("--restart", help="Begin anew where an unfinished run, or an output, is there.")] = False,
+    price_per_hour: Annotated[
+        float | None, typer.Option(min=0, help="Price of this machine per hour, in any currency; adds the cost to the summary.")
+    ] = None,
+    config: Config = None,
+    assignments: Assignments = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a model over many inputs, without a server, and write the answers in the order of the inputs.
+
+    A run that was interrupted goes on with the same command: each row is in the output once. A row that fails is an error record.
+
+    Exit code 0: all rows are written, failed ones included; 1: the run failed, or --max-errors was exceeded; 130: it was interrupted.
+    """
+    from tsx_cli.batch.session import Options, run_command  # here, as it imports the front end, and help must be quick
+
+    options = Options(
+        model, tuple(inputs), output, input_format, output_format, field, id_field, workers, batch_size, max_errors, commit_every, restart
+    )
+    run_command(options, price_per_hour, config, assignments, as_json=as_json)

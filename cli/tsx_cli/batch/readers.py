@@ -1,0 +1,204 @@
+"""The rows of the inputs, from any position on."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import json
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, BinaryIO, NamedTuple, Protocol
+
+from tsx_cli.batch.rows import Position, Row
+from tsx_cli.batch.sources import FILES, STDIN, Source, Sources
+from tsx_cli.common.failure import CliError
+from tsx_runtime.shared.content_types import BYTES, JSON, TEXT, guess_content_type
+
+LONGEST = 1 << 30  # bytes of one row
+AT_ONCE = 16  # files that are read at a time, and
+AHEAD = 64 << 20  # bytes of files that are there before they are asked for
+
+
+class Reader(Protocol):
+    """What is read of the inputs, in a fixed order."""
+
+    total: int | None  # of `Position.done` at the end; None where it is not known
+    exact: bool  # whether that unit is rows
+    fingerprint: dict[str, Any]  # JSON: the same only where it yields the same rows
+
+    def rows(self, start: Position, index: int) -> Generator[Row, None, None]:
+        """From `start` on, which is before the row of that index. Raises CliError where nothing further can be read."""
+
+
+class RowFormat(NamedTuple):
+    """How a row becomes a request: the value of `field` is sent in place of the whole row; that of `id_field` is its id."""
+
+    field: str | None = None
+    id_field: str | None = None
+
+
+class InputReader:
+    """Of files, here or in S3, and of standard input."""
+
+    def __init__(self, inputs: Sequence[str], format: str | None = None, rows: RowFormat | None = None) -> None:
+        self._sources, self._rows = Sources(inputs, format), rows or RowFormat()
+        digest, count, size, self.exact = self._sources.survey()
+        if not count:
+            raise CliError(f"there are no files in {', '.join(inputs)}")
+        self.total = None if self._sources.stdin else count if self.exact else size
+        self.fingerprint = {"inputs": digest, "files": count, "bytes": size, **self._rows._asdict()}
+
+    def rows(self, start: Position, index: int) -> Generator[Row, None, None]:
+        for number, row in enumerate(self._all(start), index):
+            yield row._replace(index=number)
+
+    def _all(self, start: Position) -> Iterator[Row]:
+        files: deque[tuple[Future[Row], int]] = deque()
+        done = ahead = 0
+        pool = ThreadPoolExecutor(AT_ONCE)
+        try:
+            for number, source in enumerate(self._sources):
+                begin = start if number == start.source else Position(number, done=done)
+                done += 1 if self.exact else source.size
+                if number < start.source:
+                    continue
+                if source.format == FILES:
+                    files.append((pool.submit(_file_row, source, Position(number + 1, done=done)), source.size))
+                    ahead += source.size
+                while files and (source.format != FILES or len(files) > 2 * AT_ONCE or ahead > AHEAD):
+                    ahead -= files[0][1]
+                    yield files.popleft()[0].result()
+                if source.format != FILES:
+                    yield from self._read(source, begin, done - source.size)
+            while files:
+                yield files.popleft()[0].result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, source: Source, start: Position, done: int) -> Iterator[Row]:
+        """`done` at the beginning of the source."""
+        formats: dict[str, Callable[[Source, BinaryIO, Position, int], Iterator[Row]]]
+        formats = {"jsonl": self._json_lines, "csv": self._csv, "parquet": self._parquet}
+        try:
+            with source.open() as file:
+                yield from formats[source.format](source, file, start, done)
+        except OSError as error:
+            raise CliError(f"{source.url} cannot be read ({error.strerror or error})") from error
+
+    def _json_lines(self, source: Source, file: BinaryIO, start: Position, done: int) -> Iterator[Row]:
+        for at, after, line in _lines(source, file, start):
+            id, body = f"{source.name}:{at.line}", line.strip()
+            if body and self._rows == (None, None):
+                yield Row(0, id, body, JSON, after)  # the model's worker parses it
+                continue
+            try:
+                values = json.loads(body) if body else None
+            except (ValueError, RecursionError) as error:
+                yield unreadable(id, after, error)
+            else:
+                if body:
+                    yield self._row(id, values, after)
+
+    def _csv(self, source: Source, file: BinaryIO, start: Position, done: int) -> Iterator[Row]:
+        after = Position()
+
+        def lines(begin: Position) -> Iterator[str]:
+            nonlocal after
+            for at, behind, line in _lines(source, file, begin):
+                after = behind
+                yield line.decode("utf-8", "surrogateescape").removeprefix("" if at.offset else "\ufeff")
+
+        csv.field_size_limit(LONGEST)
+        columns = next(csv.reader(lines(Position(start.source, done=done))), [])
+        records = csv.reader(lines(max(start, after)))
+        cells: list[str] | None = []
+        while cells is not None:
+            id, error = f"{source.name}:{max(start, after).line}", ""
+            try:
+                cells = next(records, None)
+            except csv.Error as found:
+                cells, error = ["?"], str(found)
+            if cells and len(cells) != len(columns):
+                error = error or f"it has {len(cells)} columns, and the first line names {len(columns)}"
+            if cells:
+                values = dict(zip(columns, cells, strict=False))
+                yield unreadable(id, after, error) if error else self._row(id, values, after)
+
+    def _parquet(self, source: Source, file: BinaryIO, start: Position, done: int) -> Iterator[Row]:
+        opened, at = pyarrow_parquet().ParquetFile(file), 0
+        for group in range(opened.num_row_groups):
+            if (size := opened.metadata.row_group(group).num_rows) + at <= start.offset:
+                at += size
+                continue
+            for batch in opened.iter_batches(1024, row_groups=[group]):
+                for values in batch.to_pylist():
+                    at += 1
+                    if at > start.offset:
+                        next = Position(start.source, at, done=done + source.size * at // opened.metadata.num_rows)
+                        yield self._row(f"{source.name}:{at}", values, next)
+
+    def _row(self, id: str, values: Any, next: Position) -> Row:
+        try:
+            id = id if self._rows.id_field is None else str(values[self._rows.id_field])
+            value = values if self._rows.field is None else values[self._rows.field]
+            if isinstance(value, bytes):
+                return Row(0, id, value, BYTES, next)
+            if isinstance(value, str):
+                return Row(0, id, value.encode(), TEXT, next)
+            return Row(0, id, json.dumps(value, ensure_ascii=False, default=_plain).encode(), JSON, next)
+        except KeyError as error:
+            return unreadable(id, next, f"it has no {error}, but {', '.join(values)}")
+        except (TypeError, ValueError) as error:  # no object, or text that is no text
+            return unreadable(id, next, error)
+
+
+def unreadable(id: str, next: Position, error: object) -> Row:
+    text = f"the row cannot be read: {error}".encode("utf-8", "replace").decode()
+    return Row(0, id.encode("utf-8", "replace").decode(), b"", "", next, text)
+
+
+def pyarrow_parquet() -> Any:
+    try:
+        import pyarrow.parquet  # an extra
+    except ImportError as error:
+        raise CliError("Parquet needs pyarrow: pip install 'tsx-serve[parquet]'") from error
+    return pyarrow.parquet
+
+
+def _lines(source: Source, file: BinaryIO, start: Position) -> Iterator[tuple[Position, Position, bytes]]:
+    """Each line with the positions before and behind it. Of standard input, positions have a digest of what came before."""
+    at, digest = start, hashlib.sha256() if source.url == STDIN else None
+    if digest is None:
+        file.seek(start.offset)
+    else:
+        left = start.offset
+        while left and (part := file.read(min(left, 1 << 20))):
+            digest.update(part)
+            left -= len(part)
+        if start.offset and digest.hexdigest() != start.digest:
+            raise CliError("standard input does not begin with the rows that the output has already; begin anew with --restart")
+    while line := file.readline(LONGEST):
+        if len(line) == LONGEST:
+            raise CliError(f"{source.url}, line {at.line}, has more than {LONGEST} bytes; are there lines in it?")
+        if digest is not None:
+            digest.update(line)
+        after = Position(at.source, at.offset + len(line), at.line + 1, at.done + len(line), digest.hexdigest() if digest else "")
+        yield at, after, line
+        at = after
+
+
+def _file_row(source: Source, next: Position) -> Row:
+    if source.size > LONGEST:
+        return unreadable(source.name, next, f"it has {source.size} bytes, and a row has {LONGEST} at most")
+    try:
+        with source.open() as file:
+            body = file.read()
+    except (OSError, CliError) as error:
+        return unreadable(source.name, next, error)
+    return Row(0, source.name, body, guess_content_type(source.name, body), next)
+
+
+def _plain(value: object) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,93 @@
+"""The files that the inputs of a command line name, here or in S3, in a fixed order, however many they are."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, NamedTuple, cast
+
+from tsx_cli.batch import s3
+from tsx_cli.common.failure import CliError, UsageError
+
+STDIN = "-"
+FILES = "files"
+BY_SUFFIX = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+
+
+class Source(NamedTuple):
+    """`tag` changes with its content: the time of its last change, or S3's ETag."""
+
+    name: str  # in ids
+    url: str
+    format: str
+    size: int
+    tag: str
+
+    def open(self) -> BinaryIO:
+        if self.url == STDIN:
+            return open(os.dup(sys.stdin.fileno()), "rb")
+        if s3.is_s3(self.url):
+            return cast(BinaryIO, io.BufferedReader(s3.ObjectFile(self.url, self.size, self.tag), s3.PIECE))
+        return open(self.url, "rb")
+
+
+class Sources:
+    """Lists the files anew each time, so that the memory does not grow with their number.
+
+    A file that is named itself has rows where its name ends as in BY_SUFFIX. Of a directory, and below a prefix of S3, each file is a row.
+    `format` says otherwise for all of them.
+    """
+
+    def __init__(self, inputs: Sequence[str], format: str | None) -> None:
+        self._format, self.stdin = format, STDIN in inputs
+        if self.stdin and (len(inputs) > 1 or format in (FILES, "parquet")):
+            raise UsageError("standard input (-) brings JSON lines or, with --input-format csv, CSV, and is the only input")
+        self._inputs = [each if each == STDIN or s3.is_s3(each) else str(Path(each).absolute()) for each in inputs]
+        if len(set(self._inputs)) < len(inputs):
+            raise UsageError("an input is named twice; name each once")
+        parents = [_path(each) if each.endswith("/") or Path(each).is_dir() else str(Path(_path(each)).parent) for each in self._inputs]
+        self._base = parents[0] if len(parents) == 1 else os.path.commonpath(parents)
+
+    def __iter__(self) -> Iterator[Source]:
+        if self.stdin:
+            yield Source("stdin", STDIN, self._format or "jsonl", 0, "")
+            return
+        for each in self._inputs:
+            for url, size, tag in s3.listing(each) if s3.is_s3(each) else _listing(each):
+                name = str(PurePosixPath(_path(url)).relative_to(self._base)).encode("utf-8", "backslashreplace").decode()
+                own = BY_SUFFIX.get(PurePosixPath(url).suffix.lower(), FILES) if url == each else FILES
+                yield Source(name, url, self._format or own, size, tag)
+
+    def survey(self) -> tuple[str, int, int, bool]:
+        """A digest of all names, sizes and tags; the number of files and of bytes; whether each file is a row. Raises CliError."""
+        digest, count, size, whole = hashlib.sha256(), 0, 0, True
+        for source in self:
+            digest.update(repr(source).encode())
+            count, size, whole = count + 1, size + source.size, whole and source.format == FILES
+        return digest.hexdigest(), count, size, whole
+
+
+def _path(url: str) -> str:
+    return f"/{url.removeprefix('s3://')}" if s3.is_s3(url) else url
+
+
+def _listing(path: str) -> Iterator[tuple[str, int, str]]:
+    """Hidden files are left out, as shells do."""
+    try:
+        if not Path(path).is_dir():
+            yield path, (found := Path(path).stat()).st_size, str(found.st_mtime_ns)
+            return
+        for root, folders, names in os.walk(path, onerror=_refuse):
+            folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
+            for file in sorted(Path(root, name) for name in names if not name.startswith(".")):
+                yield str(file), (found := file.stat()).st_size, str(found.st_mtime_ns)
+    except OSError as error:
+        _refuse(error)
+
+
+def _refuse(error: OSError) -> None:
+    raise CliError(f"the input '{error.filename}' cannot be read ({error.strerror})") from error

@@ -1,0 +1,195 @@
+"""Where an output goes, and beside it the parts and the journal of its run until it is whole: a disk, or S3."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from tsx_archiver.storage.locks import FileLock
+from tsx_cli.batch import s3
+from tsx_cli.common.failure import CliError
+
+WORK = ".tsx-batch"  # behind the output's name: the directory of its run
+JOURNAL = "journal.json"
+Write = Callable[[BinaryIO], object]
+
+
+class OutputStore(Protocol):
+    """What is written is on the disk on return. Raises OSError, CliError. An `output` that ends with a slash is a directory of files."""
+
+    output: str
+
+    def exists(self) -> bool:
+        """Whether the output, or a file in it, is there."""
+
+    def lock(self) -> None:
+        """Before all but `exists`. Raises CliError where another run has it."""
+
+    def read(self, name: str) -> bytes | None: ...
+
+    def put(self, name: str, content: bytes) -> None:
+        """As a whole or not at all."""
+
+    def add_files(self, files: Mapping[str, bytes]) -> None:
+        """To a directory."""
+
+    def remove_files(self, names: Iterable[str]) -> None: ...
+
+    def publish(self, write: Write | None) -> None:
+        """What `write` writes becomes the output, as a whole; without it, the directory is complete. May be called again."""
+
+    def clear(self) -> None:
+        """Remove all but the output, the journal first: it must not speak of parts that are gone."""
+
+    def close(self) -> None: ...
+
+
+class LocalStore:
+    def __init__(self, output: str) -> None:
+        self.output = output
+        self._path = Path(output)
+        self._work = self._path.with_name(f"{self._path.name}{WORK}")
+        self._files = self._work / "files"
+        self._lock: FileLock | None = None
+
+    def exists(self) -> bool:
+        return any(self._path.iterdir()) if self._path.is_dir() else self._path.exists()
+
+    def lock(self) -> None:
+        while self._lock is None or not self._lock.is_current():  # another run that ends removes it
+            self._work.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(self._work / "lock")
+            if not self._lock.own(wait=False):
+                raise CliError(f"another run writes {self.output}; wait until it ends, or name another output")
+
+    def read(self, name: str) -> bytes | None:
+        path = self._work / name
+        return path.read_bytes() if path.exists() else None
+
+    def put(self, name: str, content: bytes) -> None:
+        self._replace(self._work / name, lambda file: file.write(content))
+
+    def add_files(self, files: Mapping[str, bytes]) -> None:
+        paths, folders = [self._files / name for name in files], {self._work}
+        for path, content in zip(paths, files.values(), strict=True):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)  # whole or not: it is no part of the output yet
+            folders |= {parent for parent in path.parents if self._work in parent.parents}
+        for path in (*paths, *folders):  # once all are written, as the first takes most others along
+            _sync(path)
+
+    def remove_files(self, names: Iterable[str]) -> None:
+        for name in names:
+            (self._files / name).unlink(missing_ok=True)
+
+    def publish(self, write: Write | None) -> None:
+        if write is not None:
+            self._replace(self._path, write)
+        elif self._files.is_dir():
+            self._files.replace(self._path)  # which is nothing, or an empty directory
+            _sync(self._path.parent)
+        else:
+            self._path.mkdir(exist_ok=True)
+
+    def clear(self) -> None:
+        (self._work / JOURNAL).unlink(missing_ok=True)
+        _sync(self._work)
+        for each in self._work.iterdir():
+            if each.is_dir():
+                shutil.rmtree(each)
+            elif each.name != "lock":
+                each.unlink()
+
+    def close(self) -> None:
+        if self._lock is not None:
+            try:
+                if self._lock.is_current() and [each.name for each in self._work.iterdir()] == ["lock"]:
+                    shutil.rmtree(self._work)
+            finally:
+                self._lock.close()
+
+    def _replace(self, path: Path, write: Write) -> None:
+        """By way of a file that always has the same name, so that a run that is killed leaves no others behind."""
+        partial = self._work / "partial"
+        with partial.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        _sync(path.parent)
+
+
+class S3Store:
+    """S3 has no locks: two runs at a time are not kept from each other."""
+
+    def __init__(self, output: str) -> None:
+        self.output = output
+        self._work = f"{output.rstrip('/')}{WORK}/"
+
+    def exists(self) -> bool:
+        with s3.calls(self.output) as client:
+            bucket, key = s3.place(self.output).values()
+            found = client.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get("Contents", [])
+        return any(key.endswith("/") or each["Key"] == key for each in found)
+
+    def lock(self) -> None:
+        pass
+
+    def read(self, name: str) -> bytes | None:
+        if not any(url == self._work + name for url, _, _ in s3.listing(self._work)):
+            return None
+        with s3.calls(self.output) as client:
+            content: bytes = client.get_object(**s3.place(self._work + name))["Body"].read()
+        return content
+
+    def put(self, name: str, content: bytes) -> None:
+        self._put(self._work + name, content)
+
+    def add_files(self, files: Mapping[str, bytes]) -> None:
+        for name, content in files.items():
+            self._put(f"{self.output}{name}", content)
+
+    def remove_files(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._delete(f"{self.output}{name}")
+
+    def publish(self, write: Write | None) -> None:
+        if write is not None:
+            with tempfile.TemporaryFile() as file, s3.calls(self.output) as client:
+                write(file)
+                file.seek(0)
+                client.upload_fileobj(file, *s3.place(self.output).values())
+
+    def clear(self) -> None:
+        for url in sorted((url for url, _, _ in s3.listing(self._work)), key=lambda url: not url.endswith(f"/{JOURNAL}")):
+            self._delete(url)
+
+    def close(self) -> None:
+        pass
+
+    def _put(self, url: str, content: bytes) -> None:
+        with s3.calls(url) as client:
+            client.put_object(**s3.place(url), Body=content)
+
+    def _delete(self, url: str) -> None:
+        with s3.calls(url) as client:
+            client.delete_object(**s3.place(url))
+
+
+def file_name(id: str) -> str:
+    """The path of a row's file in a directory, which it cannot lead out of."""
+    return "/".join(re.sub(r"[\x00-\x1f\x7f%\\]|^\.", lambda found: f"%{ord(found[0]):02X}", part) or "%" for part in id.split("/"))
+
+
+def _sync(path: Path) -> None:
+    """The content of a file, or the names in a directory, are on the disk on return."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,56 @@
+"""An engine that answers rows in this process, and fast models without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.models import make_model
+from tsx_cli.batch.rows import Result, Row
+
+TWICE = """
+import os
+
+def handle(data, context):
+    if data is None:
+        return None
+    if fifo := os.environ.get("ROWS_SEEN"):
+        with open(fifo, "ab", buffering=0) as file:
+            file.write(b"." * len(data))
+    return [answer(row.get("body") or row.get("data")) for row in data]
+
+def answer(body):
+    if body == {"x": "exit"}:
+        os._exit(7)
+    return {"twice": 2 * body["x"]} if isinstance(body, dict) else len(body)
+"""
+
+
+class EchoEngine:
+    """Answers with the row's body, a few rows behind; `fails` says for which rows it does not."""
+
+    def __init__(self, fails: Callable[[Row], bool] = lambda row: False) -> None:
+        self.fails = fails
+        self.seen = 0
+
+    def run(self, rows: Iterator[Row]) -> Generator[Result, None, None]:
+        behind: list[Row] = []
+        for row in rows:
+            behind.append(row)
+            if len(behind) > 3:
+                yield self._answer(behind.pop(0))
+        yield from map(self._answer, behind)
+
+    def _answer(self, row: Row) -> Result:
+        self.seen += 1
+        if self.fails(row):
+            return Result(row.index, row.id, 500, "", b"", "it failed")
+        return Result(row.index, row.id, 200, row.content_type, row.body)
+
+
+@pytest.fixture(scope="session")
+def twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that doubles x, and tells the length of anything else."""
+    return make_model(tmp_path_factory.mktemp("models") / "twice.mar", TWICE)

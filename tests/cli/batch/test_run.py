@@ -1,0 +1,205 @@
+"""A run that dies at any step and is started again leaves each row in the output once."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from tests.cli.batch.conftest import EchoEngine
+from tsx_cli.batch.journal import Journal
+from tsx_cli.batch.readers import InputReader
+from tsx_cli.batch.rows import Position, Row
+from tsx_cli.batch.run import MaxErrors, Tally, run_batch
+from tsx_cli.batch.stores import LocalStore
+from tsx_cli.batch.writers import ENCODINGS, DirectoryWriter, FileWriter, Writer
+from tsx_cli.common.failure import CliError
+
+ROWS = 9
+
+
+class ProcessDied(BaseException):
+    """Nothing that the process would still have done happens."""
+
+
+class MortalDisk:
+    """The steps that change a disk, at one of which the process dies: before it, in the middle, or once it is done.
+
+    With `power`, what no fsync has secured is lost as well: contents become empty.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, step: int, phase: int, power: bool) -> None:
+        self.left, self.phase, self.power, self.dead = step, phase, power, False
+        self.loose: set[Path] = set()
+        self.lock = threading.Lock()
+        for owner, name in ((Path, "replace"), (Path, "unlink"), (Path, "mkdir"), (Path, "write_bytes"), (shutil, "rmtree"), (os, "fsync")):
+            patch.setattr(owner, name, self._mortal(name, getattr(owner, name)))
+
+    def _mortal(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            with self.lock:
+                if self.dead:
+                    raise ProcessDied
+                self.left -= 1
+                if self.left == 0 and self.phase == 0:
+                    self.die()
+                if self.left == 0 and self.phase == 1 and name == "write_bytes":
+                    real(arguments[0], arguments[1][: len(arguments[1]) // 2])
+                    self.die()
+                if name == "write_bytes":
+                    self.loose.add(arguments[0])
+                elif name == "fsync":
+                    self.loose.discard(Path(f"/proc/self/fd/{arguments[0]}").readlink())
+                result = real(*arguments, **options)
+                if self.left == 0:
+                    self.die()
+                return result
+
+        return call
+
+    def die(self) -> None:
+        self.dead = True
+        if self.power:
+            for path in self.loose:
+                if path.exists():
+                    os.truncate(path, 0)
+        raise ProcessDied
+
+
+def run(place: Path, kind: str, engine: EchoEngine | None = None, stop: threading.Event | None = None, **options: Any) -> Tally:
+    """As the command does it, with a commit for each row."""
+    reader = InputReader([str(place / "rows.jsonl")])
+    store = LocalStore(f"{place}/out{'/' if kind == 'directory' else ''}")
+    writer: Writer = DirectoryWriter(store, numbered=False) if kind == "directory" else FileWriter(store, ENCODINGS[kind]())
+    journal, finished = Journal(store, {"reader": reader.fingerprint}), False
+    try:
+        tally = run_batch(
+            engine or EchoEngine(), reader, writer, journal, stop=stop or threading.Event(), **({"commit_every": 0.0} | options)
+        )
+        finished = tally.finished
+        return tally
+    finally:
+        journal.close(finished=finished)
+
+
+def ids(place: Path, kind: str) -> list[str]:
+    if kind == "directory":
+        return sorted(file.name.removesuffix(".json") for file in (place / "out").iterdir())
+    if kind == "parquet":
+        return [row["id"] for row in pq.read_table(place / "out").to_pylist()]
+    with (place / "out").open(newline="") as file:
+        return [json.loads(line)["id"] for line in file] if kind == "jsonl" else [row["id"] for row in csv.DictReader(file)]
+
+
+def make_rows(place: Path, count: int = ROWS) -> None:
+    (place / "rows.jsonl").write_text("".join(json.dumps({"x": number}) + "\n" for number in range(count)))
+
+
+Deaths = st.lists(st.tuples(st.integers(1, 130), st.integers(0, 2), st.booleans()), min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "directory"])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(Deaths)
+@example([(step, 0, True) for step in range(1, 40, 3)])
+def test_a_run_that_dies_at_any_step_leaves_each_row_in_the_output_once(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, deaths: Sequence[tuple[int, int, bool]]
+) -> None:
+    place = tmp_path_factory.mktemp("run")
+    make_rows(place)
+    finished = False
+    for step, phase, power in deaths:
+        with pytest.MonkeyPatch.context() as patch:
+            disk = MortalDisk(patch, step, phase, power)
+            try:
+                run(place, kind)
+                finished = True
+            except ProcessDied:
+                pass
+        if finished or (disk.dead and (place / "out").exists() and not (place / "out.tsx-batch" / "journal.json").exists()):
+            break  # it had nothing left to do
+    else:
+        run(place, kind)
+    assert ids(place, kind) == [f"rows.jsonl:{number + 1}" for number in range(ROWS)]
+    assert {each.name for each in place.iterdir()} - {"out.tsx-batch"} == {"rows.jsonl", "out"}
+
+
+def test_what_is_committed_is_not_computed_again(tmp_path: Path) -> None:
+    make_rows(tmp_path, 20)
+    stop = threading.Event()
+    first, second = EchoEngine(lambda row: row.index == 5 and stop.set() is not None), EchoEngine()
+    tally = run(tmp_path, "jsonl", first, stop)
+    assert (tally.finished, tally.rows) == (False, first.seen)
+    tally = run(tmp_path, "jsonl", second)
+    assert tally.finished and tally.before == first.seen == 20 - second.seen > 5
+    assert ids(tmp_path, "jsonl") == [f"rows.jsonl:{number + 1}" for number in range(20)]
+
+
+def test_rows_that_cannot_be_read_keep_their_place_and_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class PartlyReader(InputReader):
+        def rows(self, start: Position, index: int) -> Any:
+            return (row._replace(error="odd" if row.index % 4 else None) for row in super().rows(start, index))
+
+    monkeypatch.setattr("tests.cli.batch.test_run.InputReader", PartlyReader)
+    monkeypatch.setattr("tsx_cli.batch.run.UNREADABLE", 2)
+    make_rows(tmp_path)
+    assert run(tmp_path, "jsonl").errors == 6
+    entries = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert [entry["id"] for entry in entries] == [f"rows.jsonl:{number + 1}" for number in range(ROWS)]
+    assert [entry.get("error", {}).get("message") for entry in entries] == [None, "odd", "odd", "odd"] * 2 + [None]
+
+
+def fails(numbers: range) -> Callable[[Row], bool]:
+    return lambda row: row.index in numbers
+
+
+@pytest.mark.parametrize(
+    ("limit", "failing", "message"),
+    [
+        (MaxErrors(rows=2), range(3), "3 of 3 rows failed, more than --max-errors allows; one is rows.jsonl:1: it failed"),
+        (MaxErrors(rows=3), range(3), None),
+        (MaxErrors(share=0.3), range(3), "3 of 9 rows failed"),
+        (MaxErrors(share=0.34), range(3), None),
+    ],
+)
+def test_too_many_errors_end_the_run_which_goes_on_with_a_higher_limit(
+    tmp_path: Path, limit: MaxErrors, failing: range, message: str | None
+) -> None:
+    make_rows(tmp_path)
+    if message is not None:
+        with pytest.raises(CliError, match=message):
+            run(tmp_path, "jsonl", EchoEngine(fails(failing)), max_errors=limit)
+        assert not (tmp_path / "out").exists()
+    assert run(tmp_path, "jsonl", EchoEngine(fails(failing))).errors == 3
+    assert len(ids(tmp_path, "jsonl")) == ROWS
+
+
+def test_a_row_that_gets_another_kind_of_answer_after_a_death_has_one_file(tmp_path: Path) -> None:
+    make_rows(tmp_path, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "commit", lambda journal, checkpoint: (_ for _ in ()).throw(ProcessDied))
+        with pytest.raises(ProcessDied):
+            run(tmp_path, "directory", EchoEngine(fails(range(1))))
+    run(tmp_path, "directory")
+    assert ids(tmp_path, "directory") == ["rows.jsonl:1"]
+
+
+def test_two_runs_cannot_write_one_output(tmp_path: Path) -> None:
+    make_rows(tmp_path)
+    store = LocalStore(str(tmp_path / "out"))
+    store.lock()
+    with pytest.raises(CliError, match="another run writes"):
+        run(tmp_path, "jsonl")
+    store.close()
+    assert run(tmp_path, "jsonl").finished
+    assert {each.name for each in tmp_path.iterdir()} == {"rows.jsonl", "out"}
