@@ -142,13 +142,13 @@ def make_store(settings: Settings, directory: Path | None) -> JobStore | None:
     if named == OFF:
         return None
     if named is not None and named.startswith(POSTGRES):
-        return _postgres_store(named)
+        return postgres_store(named)
     if named is not None:
         return SqliteStore(Path(named.removeprefix(SQLITE)), settings.max_jobs_size)
     return None if directory is None else SqliteStore(directory / "jobs.sqlite", settings.max_jobs_size)
 
 
-def _postgres_store(url: str) -> JobStore:
+def postgres_store(url: str) -> JobStore:
     try:
         from tsx_runtime.jobs.postgres import PostgresStore  # here, as its driver is an extra
     except ImportError as error:
