@@ -61,7 +61,8 @@ def batch_command(
     ] = 5.0,
     restart: Annotated[bool, typer.Option("--restart", help="Begin anew where an unfinished run, or an output, is there.")] = False,
     model_name: Annotated[
-        str | None, typer.Option("--model-name", metavar="NAME", help="With -o jobs+...: name of the model there; by default the archive's.")
+        str | None,
+        typer.Option("--model-name", metavar="NAME", help="With -o jobs+...: the model's name there; by default the archive's."),
     ] = None,
     expires: Annotated[
         str | None, typer.Option("--expires", metavar="TIME", help="With -o jobs+...: time until an answer expires; 30d by default.")

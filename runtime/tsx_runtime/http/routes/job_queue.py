@@ -78,7 +78,9 @@ def build_router(jobs: Jobs, guard: Guard | None) -> APIRouter:
     @router.get("/jobs", summary="List asynchronous requests", response_model=JobPage, responses=openapi.failures(400, 503))
     async def list_jobs(
         model: Annotated[str | None, Query(description="of this model only")] = None,
-        state: Annotated[JobState | Literal["failed"] | None, Query(description="in this state only; failed: done with a status of 400 or above")] = None,
+        state: Annotated[
+            JobState | Literal["failed"] | None, Query(description="in this state only; failed: done with a status of 400 or above")
+        ] = None,
         limit: Annotated[int, Query(ge=1, le=MOST, description="how many at most")] = 100,
         following: Annotated[int | None, Query(alias="next", description="`next` of the answer before")] = None,
     ) -> Response:

@@ -14,7 +14,9 @@ from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey
 from tsx_runtime.wire import parse_header_block
 
-_DOCUMENTED: dict[int | str, dict[str, Any]] = {200: {"description": "what the handler returned when the batch ran", "content": {"*/*": {"schema": {}}}}}
+_DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "what the handler returned in the batch", "content": {"*/*": {"schema": {}}}}
+}
 
 
 def build_router(jobs: Jobs) -> APIRouter:
