@@ -266,19 +266,6 @@ def start_server(processes: None, store: Path) -> Callable[..., contextlib.Abstr
 
 
 @pytest.fixture(scope="session")
-def until() -> Callable[[Callable[[], object]], None]:
-    """Wait for what gives no event."""
-
-    def wait(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + DEADLINE
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-    return wait
-
-
-@pytest.fixture(scope="session")
 def error_of() -> Callable[[httpx.Response], tuple[str, str]]:
     """Type and text of an answer that must have the form of contract 1.4."""
 

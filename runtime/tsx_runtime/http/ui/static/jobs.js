@@ -74,6 +74,6 @@ function row(job, poll, answer) {
 
 async function showAnswer(id, place) {
   const found = await read(await send("GET", path("jobs", id)), () => {});
-  place.replaceChildren(h("section", { class: "card answer", "aria-label": "Answer" }, h("h2", {}, `Answer of ${id}`), answerView({ ...found, url: URL.createObjectURL(found.body) }, null)));
+  place.replaceChildren(h("section", { class: "card answer", "aria-label": "Answer" }, h("h2", {}, "Answer"), h("p", { class: "status" }, `job ${id}`), answerView({ ...found, url: URL.createObjectURL(found.body) }, null)));
   place.scrollIntoView({ block: "nearest" });
 }
