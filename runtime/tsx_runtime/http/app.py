@@ -255,6 +255,8 @@ class ServerApp(FastAPI):
             openapi.correct(document)
             if self.predictions is not None:
                 openapi.add_predictions(document)
+            if self.jobs is not None:
+                document["paths"] |= openapi.job_path()
         return super().openapi()
 
     async def _index(self, request: Request) -> Response:
@@ -324,6 +326,7 @@ def _build_app(
             app.add_routes(job_queue.build_router(jobs, guards.management))
             either = either and either._replace(also=keys.management)
         app.jobs = JobRoutes(jobs, registry, largest, either, counts)
+        app.paths |= {path: {verb.upper(): each["summary"] for verb, each in item.items()} for path, item in openapi.job_path().items()}
     if "inference" in roles:
         app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions, settings.server_timing_share)
         app.workflow_predictions = WorkflowPredictions(workflows, limit, guards.inference, counts)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,7 +20,7 @@ from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send
 from tsx_runtime.jobs import keyed_runs
 from tsx_runtime.jobs.keyed_runs import KeyedRuns
 from tsx_runtime.jobs.sqlite import SqliteStore
-from tsx_runtime.jobs.store import AnswerKey
+from tsx_runtime.jobs.store import AnswerKey, StoredAnswer
 from tsx_runtime.metrics.response_counts import ResponseCounts
 
 KEY: Pair = (b"idempotency-key", b'"k-1"')
@@ -314,3 +317,32 @@ def test_requests_that_run_nothing_need_no_key() -> None:
     assert has_key({"method": "PUT", "headers": [KEY]})
     assert not has_key({"method": "PUT", "headers": [(b"x-idempotency-key", b"k")]})
     assert not has_key({"method": "OPTIONS", "headers": [KEY]})
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_server_that_is_killed_leaves_the_keys_of_its_jobs_and_frees_those_that_it_ran(tmp_path: Path) -> None:
+    program = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from tsx_runtime.jobs.sqlite import SqliteStore
+from tsx_runtime.jobs.store import AnswerKey, NewJob, StoredAnswer, StoredRequest
+
+async def main():
+    store = SqliteStore(Path(sys.argv[1]))
+    await store.begin_answer(AnswerKey("idempotency", "", "ran"), "f", "killed", 10)
+    await store.begin_answer(AnswerKey("idempotency", "", "job"), "f", "killed", 10)
+    job = NewJob("id", "m", "", StoredRequest("r", "POST", "/predictions/m", b"", b"", b"x"))
+    await store.add(job, 10, 0, (AnswerKey("idempotency", "", "job"), StoredAnswer(202, b"", b"id", "f", 1e12)))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path / "jobs.sqlite")], check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+
+    async def work(store: SqliteStore) -> None:
+        assert await store.begin_answer(AnswerKey("idempotency", "", "ran"), "f", "next", 10) is None
+        assert await store.begin_answer(AnswerKey("idempotency", "", "job"), "f", "next", 10) == StoredAnswer(202, b"", b"id", "f", 1e12)
+        assert await store.counts() == {("m", "queued"): 1}
+
+    run(work, tmp_path)

@@ -21,7 +21,9 @@ _WHY = {
     405: "enable_model_api is false",
     408: "requests of the model were not finished in time",
     409: "it is registered already, or has no such state",
+    410: "the job was cancelled, or its answer has expired",
     413: "the body is larger than max_request_size",
+    422: "another request has this Idempotency-Key",
     429: "there is no room in the queue, where overload_status is 429",
     500: "the handler failed, the worker died, or the model does not load; the message says why",
     503: "no worker, a full queue, or a deadline that cannot be met",
@@ -44,6 +46,15 @@ _URGENCY = [
             priority.MOST_URGENT,
         ),
         (priority.TIMEOUT, "milliseconds that the client will wait for the answer", 1, priority.LONGEST),
+    )
+]
+
+_STORED = [
+    {"name": name, "in": "header", "required": False, "description": description, "schema": {"type": "string"}, "example": example}
+    for name, description, example in (
+        ("Prefer", "respond-async: answer later, at the Location of a 202", "respond-async"),
+        ("Idempotency-Key", "a request that comes again under the same key gets the first one's answer, and runs no model", "order-17"),
+        ("x-tsx-callback-url", "with respond-async: where the answer is sent", "https://example.com/answers"),
     )
 ]
 
@@ -139,6 +150,24 @@ def workflow_path() -> dict[str, Any]:
     return {path: {"post": operation}}
 
 
+def job_path() -> dict[str, Any]:
+    """Of a job, whose answer is that of its prediction."""
+    found: dict[str, Any] = {}
+    for verb, summary, answers in (
+        ("get", "The answer to an asynchronous request", {"200": "what the handler returned", "202": "it is queued or running"}),
+        ("delete", "Cancel an asynchronous request", {"200": "it is cancelled"}),
+    ):
+        failed = {str(status): {"description": _WHY[status], "content": _ERROR} for status in (400, 401, 404, 409, 410, 503)}
+        found[verb] = {
+            "tags": ["jobs"],
+            "summary": summary,
+            "operationId": f"{verb}_jobs_id",
+            "parameters": [_parameter("job", "the last part of the Location of its 202", "0f8b5c1e6a7d4b7e9c3f2a1d")],
+            "responses": {status: {"description": text} for status, text in answers.items()} | failed,
+        }
+    return {"/jobs/{job}": found}
+
+
 def add_predictions(document: dict[str, Any]) -> None:
     document["paths"] = prediction_paths() | workflow_path() | document["paths"]
     document.setdefault("components", {}).setdefault("schemas", {})["ErrorBody"] = ErrorBody.model_json_schema()
@@ -216,7 +245,7 @@ def _prediction(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
         + (_QUERY if path in _TAKES_QUERY else "")
         + "The answer is what the handler returns; it has a Content-Type only if the handler sets one.",
         "operationId": f"post_{words}",
-        "parameters": [*parameters, *_URGENCY],
+        "parameters": [*parameters, *_URGENCY, *_STORED],
         "requestBody": {
             "content": {
                 "application/octet-stream": {"schema": binary},
@@ -226,6 +255,7 @@ def _prediction(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
             }
         },
         "responses": {"200": {"description": "what the handler returned", "content": {"*/*": {"schema": {}, "example": {"7": 0.998}}}}}
-        | {str(status): {"description": _WHY[status], "content": _ERROR} for status in (400, 401, 404, 413, 429, 500, 503, 507)},
+        | {"202": {"description": "the request is stored, with Prefer: respond-async"}}
+        | {str(status): {"description": _WHY[status], "content": _ERROR} for status in (400, 401, 404, 413, 422, 429, 500, 503, 507)},
     }
     return {"post": operation}
