@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -73,9 +72,8 @@ def cancel(
     jobs: Ids = None, every: All = False, model: Model = None, as_json: AsJson = False, url: Url = None, config: Config = None
 ) -> None:
     """Cancel jobs that are queued or running."""
-    server = management(url, config)
-    chosen = _chosen(server, jobs, every, model, ("queued", "running"))
-    _change(chosen, lambda job: server.call("DELETE", path("jobs", job)), "cancelled", as_json)
+    _check(jobs, every, model)
+    print_result(_change(management(url, config), "DELETE", (), jobs, model, ("queued", "running")), as_json, _show_ids)
 
 
 @app.command()
@@ -83,37 +81,32 @@ def retry(
     jobs: Ids = None, every: All = False, model: Model = None, as_json: AsJson = False, url: Url = None, config: Config = None
 ) -> None:
     """Run jobs again that failed or were cancelled."""
-    server = management(url, config)
-    chosen = _chosen(server, jobs, every, model, ("failed", "cancelled"))
-    _change(chosen, lambda job: server.call("POST", path("jobs", job, "retry")), "queued again", as_json)
+    _check(jobs, every, model)
+    print_result(_change(management(url, config), "POST", ("retry",), jobs, model, ("failed", "cancelled")), as_json, _show_ids)
+
+
+def _check(ids: list[str] | None, every: bool, model: str | None) -> None:
+    if bool(ids) == every or (ids and model):
+        raise UsageError("give the ids of jobs, as `tsx jobs list` shows them, or --all, which --model narrows")
 
 
 def _jobs(server: Server, most: int | None = None, **query: str | None) -> list[dict[str, Any]]:
     jobs: list[dict[str, Any]] = []
-    following: str | None = None
-    while most is None or len(jobs) < most:
+    page: dict[str, Any] = {"next": None}
+    while "next" in page and (most is None or len(jobs) < most):
         limit = PAGE if most is None else min(PAGE, most - len(jobs))
-        page = server.call("GET", path("jobs", limit=limit, next=following, **query)).json()
+        page = server.call("GET", path("jobs", limit=limit, next=page["next"], **query)).json()
         jobs += page["jobs"]
-        following = page.get("next")
-        if following is None:
-            break
     return jobs
 
 
-def _chosen(server: Server, ids: list[str] | None, every: bool, model: str | None, states: tuple[str, ...]) -> list[str]:
-    if bool(ids) == every or (ids and model):
-        raise UsageError("give the ids of jobs, as `tsx jobs list` shows them, or --all, which --model narrows")
-    return ids or [job["id"] for state in states for job in _jobs(server, model=model, state=state)]
-
-
-def _change(ids: list[str], change: Callable[[str], object], done: str, as_json: bool) -> None:
-    for id in ids:
-        change(id)
-    if as_json:
-        print_json(ids)
-    else:
-        print("\n".join(f"{one_line(id)} {done}" for id in ids) or "no such job")
+def _change(
+    server: Server, method: str, verb: tuple[str, ...], ids: list[str] | None, model: str | None, states: tuple[str, ...]
+) -> list[str]:
+    """Of the named jobs, or of all in these states."""
+    for id in (chosen := ids or [job["id"] for state in states for job in _jobs(server, model=model, state=state)]):
+        server.call(method, path("jobs", id, *verb))
+    return chosen
 
 
 def _row(job: dict[str, Any], now: float) -> list[object]:
@@ -135,6 +128,10 @@ def _show(job: dict[str, Any]) -> None:
     for name, value in facts.items():
         if value not in (None, ""):
             print(f"{name:9} {one_line(value)}")
+
+
+def _show_ids(ids: list[str]) -> None:
+    print("\n".join(map(one_line, ids)) or "no such job")
 
 
 def _clock(seconds: float) -> str:

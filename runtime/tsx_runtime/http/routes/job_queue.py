@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from tsx_runtime.api.auth import Guard
 from tsx_runtime.errors import Conflict, JobNotFound
@@ -16,47 +16,27 @@ from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.jobs.store import JobRecord, JobState
 
 MOST = 500  # jobs of one answer
-_EXAMPLE: dict[str, Any] = {
-    "id": "0f8b5c1e6a7d4b7e9c3f2a1d",
-    "state": "done",
-    "model": "digits",
-    "version": "",
-    "status": 200,
-    "created": 1780177563.626,
-    "started": 1780177563.7,
-    "finished": 1780177563.712,
-    "expires": 1780263963.7,
-    "attempts": 1,
-    "priority": 0,
-    "size": 272,
-    "client": "127.0.0.1",
-    "request_id": "f7e9c1d2-3b4a-4c5d-8e6f-00000000002a",
-    "callback": "",
-}
-
 JobId = Annotated[str, Path(alias="job", description="id of the job: the last part of the Location of its 202")]
 
 
 class Job(BaseModel):
-    """Times are seconds since 1970."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
+    """Times are seconds since 1970; `status` is that of the answer, `size` the bytes of the request's body."""
 
     id: str
-    state: str = Field(description="queued, running, done, cancelled, or expired: its answer is not kept any more")
+    state: JobState
     model: str
     version: str = Field(description="the requested one; empty where the request named none")
-    status: int | None = Field(None, description="of the answer")
+    status: int | None
     created: float
-    started: float | None = None
-    finished: float | None = None
-    expires: float | None = None
+    started: float | None
+    finished: float | None
+    expires: float | None
     attempts: int
     priority: int
-    size: int = Field(description="bytes of the request's body")
+    size: int
     client: str
     request_id: str
-    callback: str = ""
+    callback: str
 
 
 class JobPage(BaseModel):
