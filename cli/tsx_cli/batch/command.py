@@ -82,7 +82,8 @@ def batch_command(
     """
     from tsx_cli.batch.session import Options, run_command  # here, as it imports the front end, and help must be quick
 
-    read = (input_format, output_format, field, id_field)
-    run = (workers, batch_size, max_errors, commit_every, restart)
-    options = Options(model, tuple(inputs), output, *read, *run, model_name, expires)
-    run_command(options, price_per_hour, config, assignments, as_json=as_json)
+    options = Options(
+        model, tuple(inputs), output, input_format, output_format, field, id_field, workers, batch_size, max_errors, commit_every, restart
+    )
+    stored = options._replace(model_name=model_name, expires=expires)
+    run_command(stored, price_per_hour, config, assignments, as_json=as_json)
