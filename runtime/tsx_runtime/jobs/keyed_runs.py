@@ -45,20 +45,20 @@ class KeyedRuns:
 
     async def claim(self, slot: Slot) -> StoredAnswer | None:
         """The answer that there is, once it is. None: the run is the caller's, who goes on with `run`. Raises KeyReused."""
-        outcome = "replayed"
+        waited = False
         while (other := self._runs.get(slot.key)) is not None:
             self._check(slot, other.fingerprint)
-            outcome = "waited"
+            waited = True
             await other.ended.wait()
         self._runs[slot.key] = _Run(slot.fingerprint, asyncio.Event())
         try:
-            found = await self._look_up(slot)
+            found, elsewhere = await self._look_up(slot)
         except BaseException:
             self._end(slot)
             raise
         if found is not None:
             self._end(slot)
-        self.counts["run" if found is None else outcome] += 1
+        self.counts["run" if found is None else "waited" if waited or elsewhere else "replayed"] += 1
         return found
 
     async def run(self, slot: Slot, work: Awaitable[StoredAnswer | None]) -> StoredAnswer | None:
@@ -84,7 +84,8 @@ class KeyedRuns:
     def answer(self, slot: Slot, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> StoredAnswer:
         return StoredAnswer(status, header_block(headers), body, slot.fingerprint, time.time() + self._keep)
 
-    async def _look_up(self, slot: Slot) -> StoredAnswer | None:
+    async def _look_up(self, slot: Slot) -> tuple[StoredAnswer | None, bool]:
+        """What is stored, None if this run is the one, and whether another server ran it meanwhile."""
         await self._begin()
         pause = SHORTEST
         while True:
@@ -92,7 +93,7 @@ class KeyedRuns:
             if found is not None:
                 self._check(slot, found.fingerprint)
             if found is None or found.status is not None:
-                return found
+                return found, pause > SHORTEST
             # Another server works on it, or one that died did. SQLite tells nobody, and on PostgreSQL a notification for each key would
             # cost every answer one, so one request of this server looks again, ever more rarely; the others wait for it.
             await asyncio.sleep(pause)
