@@ -126,14 +126,15 @@ class JobRoutes:
             raise JobNotFound(f"There is no job {id}. A job is forgotten a day after its answer has expired (job_retention).")
         if method == "DELETE":
             if job.state == "done":
-                raise Conflict(f"Job {id} is done, so it cannot be cancelled. Its answer is deleted when it expires (job_retention).")
+                text = f"Job {id} is done, so it cannot be cancelled. Its answer is deleted when it expires (job_retention)."
+                return _failure(Conflict(text), job)
             return _Response(200, (JSON, (STATE, job.state.encode()), *NO_CACHE), _json({"id": job.id, "state": job.state}))
         if job.state in ("queued", "running"):
             return await self._progress(job)
         answer = await self.jobs.answer(id) if job.state == "done" else None
         if answer is None:
             why = "was cancelled" if job.state == "cancelled" else "is done, and its answer has expired (job_retention)"
-            raise JobGone(f"Job {id} {why}. Send the request again for an answer.")
+            return _failure(JobGone(f"Job {id} {why}. Send the request again for an answer."), job)
         return _whole(answer, job.request_id.encode())
 
     async def _progress(self, job: JobRecord, *headers: Pair) -> _Response:
@@ -162,6 +163,11 @@ class _Response(NamedTuple):
 def _whole(answer: StoredAnswer, request_id: bytes, *headers: Pair) -> _Response:
     """As it would have come to a client that waited, and what says that it is a job's."""
     return _Response(answer.status or 500, (*pairs_of(answer.headers), *headers, (STATE, b"done")), answer.body, request_id)
+
+
+def _failure(error: TsxError, job: JobRecord) -> _Response:
+    status, headers, body = errors.fault(error)
+    return _Response(status, (*headers, (STATE, job.state.encode())), body)
 
 
 def _location(id: str) -> Pair:
