@@ -6,13 +6,13 @@ from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from tsx_cli.batch.rows import Result, Row
+from tsx_cli.batch.rows import Row, RowResult
 
 
-class Engine(Protocol):
+class BatchEngine(Protocol):
     """Entered for the time of a run, as a context manager that yields it. `run` may be called again once its results are all there."""
 
-    def run(self, rows: Iterator[Row]) -> Generator[Result, None, None]:
+    def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
         """One result for each row, in the order of the rows.
 
         It takes rows ahead of its results within a bound of its own, from one thread. `rows` ends early where the run is to stop: what was
@@ -20,4 +20,4 @@ class Engine(Protocol):
         """
 
 
-OpenEngine = AbstractContextManager[Engine]
+OpenEngine = AbstractContextManager[BatchEngine]

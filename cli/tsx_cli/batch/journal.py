@@ -26,7 +26,7 @@ class Checkpoint:
     position: Position = field(default_factory=Position)
 
 
-class Journal:
+class BatchJournal:
     """Without a store (the output is a stream) nothing is kept."""
 
     def __init__(self, store: OutputStore | None, fingerprint: dict[str, Any], *, restart: bool = False) -> None:

@@ -10,13 +10,12 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
-from tsx_cli.batch.rows import Result, Row
+from tsx_cli.batch.rows import Row, RowResult
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.storage.archive_record import read_record
 from tsx_cli.common.client import error_text
@@ -116,7 +115,7 @@ def _room_for(version: ModelVersion) -> int:
 
 
 class LocalEngine:
-    """See `Engine`. Without a batch size it is found on the first rows: doubled for as long as the rows per second grow."""
+    """See `BatchEngine`. Without a batch size it is found on the first rows: doubled for as long as the rows per second grow."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, version: ModelVersion, workers: int, batch_size: int | None) -> None:
         self.loop = loop
@@ -129,13 +128,13 @@ class LocalEngine:
         elif batch_size is not None:
             self._set(batch_size)
 
-    def run(self, rows: Iterator[Row]) -> Generator[Result, None, None]:
+    def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
         if self.batch_size is None:
             yield from self._calibrate(rows)
         assert self.batch_size is not None
         size = -(-CHUNK // self.batch_size) * self.batch_size
         most = 2 + (2 * self.workers + 2) * self.batch_size // size
-        flights: deque[Flight] = deque()
+        flights: deque[RowFlight] = deque()
         bytes_in_hand, more = 0, True
         while True:
             while more and len(flights) < most and (not flights or bytes_in_hand < IN_HAND):
@@ -148,7 +147,7 @@ class LocalEngine:
             bytes_in_hand -= flights[0].size
             yield from flights.popleft().wait()
 
-    def _calibrate(self, rows: Iterator[Row]) -> Iterator[Result]:
+    def _calibrate(self, rows: Iterator[Row]) -> Iterator[RowResult]:
         size, before, best = 1, 1, 0.0
         while True:
             self._set(size)
@@ -163,9 +162,9 @@ class LocalEngine:
             size *= 2
         self._set(before)
 
-    def _measure(self, rows: Iterator[Row], size: int, before: int) -> tuple[list[Result], float | None]:
+    def _measure(self, rows: Iterator[Row], size: int, before: int) -> tuple[list[RowResult], float | None]:
         """Results, and rows per second, None where the rows do not suffice or cannot be answered in batches of that size."""
-        count, found = size * self.workers, list[Result]()
+        count, found = size * self.workers, list[RowResult]()
         begun, measured = 0.0, 0
         while begun == 0.0 or time.monotonic() - begun < STEP or measured < 2 * count:
             taken = _take(rows, count)
@@ -194,17 +193,24 @@ class LocalEngine:
         self.batch_size = batch_size
         self.loop.call_soon_threadsafe(self._version.change, {"batch_size": batch_size})
 
-    def _submit(self, rows: Sequence[Row]) -> Flight:
-        flight = Flight(rows, self._version.max_response_size)
+    def _submit(self, rows: Sequence[Row]) -> RowFlight:
+        flight = RowFlight(rows, self._version.max_response_size)
         self.loop.call_soon_threadsafe(flight.submit, self._version)
         return flight
 
 
 def _take(rows: Iterator[Row], count: int) -> list[Row]:
-    return list(islice(rows, count))
+    """Fewer where they are large, or where no more come."""
+    taken, size = list[Row](), 0
+    for row in rows:
+        taken.append(row)
+        size += len(row.body)
+        if len(taken) == count or size > IN_HAND // 8:
+            break
+    return taken
 
 
-class Flight:
+class RowFlight:
     """Rows that went to the workers together. Everything but `wait` runs on the loop."""
 
     def __init__(self, rows: Sequence[Row], max_response_size: int) -> None:
@@ -213,7 +219,7 @@ class Flight:
         self.arrived = 0.0
         self._rows = rows
         self._left = len(rows)
-        self._results: list[Result | None] = [None] * len(rows)
+        self._results: list[RowResult | None] = [None] * len(rows)
         self._over = threading.Event()
         self._error: TsxError | None = None
 
@@ -222,7 +228,7 @@ class Flight:
         for position, row in enumerate(self._rows):
             version.submit(RowJob(self, position, row))
 
-    def done(self, position: int, result: Result) -> None:
+    def done(self, position: int, result: RowResult) -> None:
         self._results[position] = result
         self._left -= 1
         if not self._left:
@@ -233,7 +239,7 @@ class Flight:
         self._error = error
         self._over.set()
 
-    def wait(self) -> list[Result]:
+    def wait(self) -> list[RowResult]:
         """In the order of the rows. Raises TsxError where the model has no worker any more."""
         self._over.wait()
         if self._error is not None:
@@ -260,7 +266,7 @@ class RowJob:
         "watched",
     )
 
-    def __init__(self, flight: Flight, position: int, row: Row) -> None:
+    def __init__(self, flight: RowFlight, position: int, row: Row) -> None:
         self.meta = b"%d\r\n\r\n%b" % (row.index, _headers(row.content_type))
         self.body: Body = row.body
         self.arrived = flight.arrived
@@ -294,7 +300,7 @@ class RowJob:
             self._pieces.append(bytes(body))
 
     def _finish(self, status: int, content_type: str, body: bytes, error: str | None) -> None:
-        self._flight.done(self._position, Result(self._row.index, self._row.id, status, content_type, body, error))
+        self._flight.done(self._position, RowResult(self._row.index, self._row.id, status, content_type, body, error))
 
 
 @lru_cache(256)

@@ -21,7 +21,7 @@ AT_ONCE = 16  # files that are read at a time, and
 AHEAD = 64 << 20  # bytes of files that are there before they are asked for
 
 
-class Reader(Protocol):
+class RowReader(Protocol):
     """What is read of the inputs, in a fixed order."""
 
     total: int | None  # of `Position.done` at the end; None where it is not known
@@ -90,16 +90,14 @@ class InputReader:
     def _json_lines(self, source: Source, file: BinaryIO, start: Position, done: int) -> Iterator[Row]:
         for at, after, line in _lines(source, file, start):
             id, body = f"{source.name}:{at.line}", line.strip()
-            if body and self._rows == (None, None):
-                yield Row(0, id, body, JSON, after)  # the model's worker parses it
+            if not body:
                 continue
             try:
-                values = json.loads(body) if body else None
+                values = json.loads(body)
             except (ValueError, RecursionError) as error:
                 yield unreadable(id, after, error)
             else:
-                if body:
-                    yield self._row(id, values, after)
+                yield Row(0, id, body, JSON, after) if self._rows == (None, None) else self._row(id, values, after)
 
     def _csv(self, source: Source, file: BinaryIO, start: Position, done: int) -> Iterator[Row]:
         after = Position()

@@ -11,7 +11,7 @@ class Position(NamedTuple):
     source: int = 0  # number of the file
     offset: int = 0  # in it: bytes of text, or rows of Parquet
     line: int = 1  # of a text, that begins there
-    done: int = 0  # of all that there is to read, in the unit of `Reader.total`
+    done: int = 0  # of all that there is to read, in the unit of `RowReader.total`
     digest: str = ""  # of what standard input has brought so far
 
 
@@ -26,7 +26,7 @@ class Row(NamedTuple):
     error: str | None = None
 
 
-class Result(NamedTuple):
+class RowResult(NamedTuple):
     """The answer to the row of the same index: what the model answered or, with an `error`, why it did not. `status` is that of HTTP."""
 
     index: int  # type: ignore[assignment]  # not the method of tuples

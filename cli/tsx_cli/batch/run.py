@@ -11,10 +11,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tsx_cli.batch.engine import Engine
-from tsx_cli.batch.journal import Checkpoint, Journal
-from tsx_cli.batch.readers import Reader
-from tsx_cli.batch.rows import Position, Result, Row
+from tsx_cli.batch.engine import BatchEngine
+from tsx_cli.batch.journal import BatchJournal, Checkpoint
+from tsx_cli.batch.readers import RowReader
+from tsx_cli.batch.rows import Position, Row, RowResult
 from tsx_cli.batch.writers import Writer
 from tsx_cli.common.failure import CliError
 
@@ -54,10 +54,10 @@ class Tally:
 
 
 def run_batch(
-    engine: Engine,
-    reader: Reader,
+    engine: BatchEngine,
+    reader: RowReader,
     writer: Writer,
-    journal: Journal,
+    journal: BatchJournal,
     *,
     stop: threading.Event,
     max_errors: MaxErrors = NO_LIMIT,
@@ -68,16 +68,16 @@ def run_batch(
 
     Raises CliError for too many errors, after a commit, and what reader, engine and writer raise.
     """
-    return _Run(engine, reader, writer, journal, stop, max_errors, progress, commit_every).run()
+    return _BatchRun(engine, reader, writer, journal, stop, max_errors, progress, commit_every).run()
 
 
-class _Run:
+class _BatchRun:
     def __init__(
         self,
-        engine: Engine,
-        reader: Reader,
+        engine: BatchEngine,
+        reader: RowReader,
         writer: Writer,
-        journal: Journal,
+        journal: BatchJournal,
         stop: threading.Event,
         max_errors: MaxErrors,
         progress: Callable[[Tally], None],
@@ -91,7 +91,7 @@ class _Run:
         self._seconds = before.seconds
         self._exhausted = False  # all rows were taken
         self._taken: deque[Row] = deque()  # without their bodies: rows whose results are still to come
-        self._results: list[Result] = []  # of the next part
+        self._results: list[RowResult] = []  # of the next part
         self._size = 0
         self._thread = ThreadPoolExecutor(1, "writer")
         self._written: Future[None] | None = None
@@ -135,9 +135,9 @@ class _Run:
             row = self._taken.popleft()
             if row.error is None:
                 raise CliError(f"the result of row {row.index} ({row.id}) is missing")  # the engine broke its promise
-            self._add(Result(row.index, row.id, 400, "", b"", row.error), row.next)
+            self._add(RowResult(row.index, row.id, 400, "", b"", row.error), row.next)
 
-    def _add(self, result: Result, position: Position) -> None:
+    def _add(self, result: RowResult, position: Position) -> None:
         tally = self.tally
         self._results.append(result)
         self._size += len(result.body)
@@ -178,7 +178,7 @@ class _Run:
         self._results, self._size, self._committed = [], 0, now
         self._written = self._thread.submit(self._write, self._kept, results)
 
-    def _write(self, progress: Checkpoint, results: list[Result]) -> None:
+    def _write(self, progress: Checkpoint, results: list[RowResult]) -> None:
         if results:
             self._writer.write(progress.parts, results)
         self._journal.commit(progress)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import typer
 
 from tsx_archiver import open_archive
-from tsx_cli.batch.journal import Journal
+from tsx_cli.batch.journal import BatchJournal
 from tsx_cli.batch.local import open_local
 from tsx_cli.batch.precomputed import is_jobs_store, open_precomputed
 from tsx_cli.batch.readers import InputReader, RowFormat
@@ -87,7 +87,7 @@ def run_command(
         raise typer.Exit(INTERRUPTED)
 
 
-def open_output(options: Options, reader: InputReader, settings: Settings) -> tuple[Writer, Journal]:
+def open_output(options: Options, reader: InputReader, settings: Settings) -> tuple[Writer, BatchJournal]:
     """Raises UsageError, CliError."""
     if is_jobs_store(options.output):
         return _open_precomputed(options, reader, settings)
@@ -98,7 +98,9 @@ def open_output(options: Options, reader: InputReader, settings: Settings) -> tu
         if format not in ("jsonl", "csv"):
             raise UsageError(f"standard output (-o -) takes JSON lines or, with --output-format csv, CSV, not {format}")
         writer: Writer = StreamWriter(ENCODINGS[format]())
-        return writer, Journal(None, {})
+        return writer, BatchJournal(None, {})
+    if Sources(options.inputs, options.input_format).hold(options.output):
+        raise UsageError(f"-o {options.output} is among the inputs, which would change with it; name a place outside of them")
     numbered = options.id_field is not None
     output = f"{options.output.rstrip('/')}/" if format == "directory" else options.output
     store: OutputStore = S3Store(output) if is_s3(output) else LocalStore(output)
@@ -106,7 +108,7 @@ def open_output(options: Options, reader: InputReader, settings: Settings) -> tu
     return writer, _journal(store, writer, options, reader, settings)
 
 
-def _open_precomputed(options: Options, reader: InputReader, settings: Settings) -> tuple[Writer, Journal]:
+def _open_precomputed(options: Options, reader: InputReader, settings: Settings) -> tuple[Writer, BatchJournal]:
     if options.output_format:
         raise UsageError(f"{options.output} takes answers as they are; leave --output-format out")
     name = options.model_name
@@ -117,9 +119,9 @@ def _open_precomputed(options: Options, reader: InputReader, settings: Settings)
     return writer, _journal(store, writer, options, reader, settings)
 
 
-def _journal(store: OutputStore, writer: Writer, options: Options, reader: InputReader, settings: Settings) -> Journal:
+def _journal(store: OutputStore, writer: Writer, options: Options, reader: InputReader, settings: Settings) -> BatchJournal:
     fingerprint = {"model": model_fingerprint(options.model, settings), "reader": reader.fingerprint, "writer": writer.fingerprint}
-    return Journal(store, fingerprint, restart=options.restart)
+    return BatchJournal(store, fingerprint, restart=options.restart)
 
 
 def model_fingerprint(model: Path, settings: Settings) -> str:

@@ -62,6 +62,11 @@ class Sources:
                 own = BY_SUFFIX.get(PurePosixPath(url).suffix.lower(), FILES) if url == each else FILES
                 yield Source(name, url, self._format or own, size, tag)
 
+    def hold(self, output: str) -> bool:
+        """Whether the output would be among the inputs, so that they change with it."""
+        path = output if s3.is_s3(output) else str(Path(output).absolute())
+        return any(path == each or path.startswith(f"{each.rstrip('/')}/") for each in self._inputs)
+
     def survey(self) -> tuple[str, int, int, bool]:
         """A digest of all names, sizes and tags; the number of files and of bytes; whether each file is a row. Raises CliError."""
         digest, count, size, whole = hashlib.sha256(), 0, 0, True

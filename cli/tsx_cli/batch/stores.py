@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, TypeAlias
 
 from tsx_archiver.storage.locks import FileLock
 from tsx_cli.batch import s3
@@ -19,37 +19,9 @@ JOURNAL = "journal.json"
 Write = Callable[[BinaryIO], object]
 
 
-class OutputStore(Protocol):
+class LocalStore:
     """What is written is on the disk on return. Raises OSError, CliError. An `output` that ends with a slash is a directory of files."""
 
-    output: str
-
-    def exists(self) -> bool:
-        """Whether the output, or a file in it, is there."""
-
-    def lock(self) -> None:
-        """Before all but `exists`. Raises CliError where another run has it."""
-
-    def read(self, name: str) -> bytes | None: ...
-
-    def put(self, name: str, content: bytes) -> None:
-        """As a whole or not at all."""
-
-    def add_files(self, files: Mapping[str, bytes]) -> None:
-        """To a directory."""
-
-    def remove_files(self, names: Iterable[str]) -> None: ...
-
-    def publish(self, write: Write | None) -> None:
-        """What `write` writes becomes the output, as a whole; without it, the directory is complete. May be called again."""
-
-    def clear(self) -> None:
-        """Remove all but the output, the journal first: it must not speak of parts that are gone."""
-
-    def close(self) -> None: ...
-
-
-class LocalStore:
     def __init__(self, output: str) -> None:
         self.output = output
         self._path = Path(output)
@@ -58,9 +30,11 @@ class LocalStore:
         self._lock: FileLock | None = None
 
     def exists(self) -> bool:
+        """Whether the output, or a file in it, is there."""
         return any(self._path.iterdir()) if self._path.is_dir() else self._path.exists()
 
     def lock(self) -> None:
+        """Before all but `exists`. Raises CliError where another run has it."""
         while self._lock is None or not self._lock.is_current():  # another run that ends removes it
             self._work.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(self._work / "lock")
@@ -72,9 +46,11 @@ class LocalStore:
         return path.read_bytes() if path.exists() else None
 
     def put(self, name: str, content: bytes) -> None:
+        """As a whole or not at all."""
         self._replace(self._work / name, lambda file: file.write(content))
 
     def add_files(self, files: Mapping[str, bytes]) -> None:
+        """To a directory."""
         paths, folders = [self._files / name for name in files], {self._work}
         for path, content in zip(paths, files.values(), strict=True):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,6 +64,7 @@ class LocalStore:
             (self._files / name).unlink(missing_ok=True)
 
     def publish(self, write: Write | None) -> None:
+        """What `write` writes becomes the output, as a whole; without it, the directory is complete. May be called again."""
         if write is not None:
             self._replace(self._path, write)
         elif self._files.is_dir():
@@ -97,6 +74,7 @@ class LocalStore:
             self._path.mkdir(exist_ok=True)
 
     def clear(self) -> None:
+        """Remove all but the output, the journal first: it must not speak of parts that are gone."""
         (self._work / JOURNAL).unlink(missing_ok=True)
         _sync(self._work)
         for each in self._work.iterdir():
@@ -125,7 +103,7 @@ class LocalStore:
 
 
 class S3Store:
-    """S3 has no locks: two runs at a time are not kept from each other."""
+    """As `LocalStore`, but S3 has no locks: two runs at a time are not kept from each other."""
 
     def __init__(self, output: str) -> None:
         self.output = output
@@ -179,6 +157,9 @@ class S3Store:
     def _delete(self, url: str) -> None:
         with s3.calls(url) as client:
             client.delete_object(**s3.place(url))
+
+
+OutputStore: TypeAlias = LocalStore | S3Store
 
 
 def file_name(id: str) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
-from tsx_cli.batch.readers import Reader
+from tsx_cli.batch.readers import RowReader
 from tsx_cli.batch.run import Tally
+from tsx_cli.batch.sources import STDIN
 from tsx_cli.common.output import number
 from tsx_runtime.shared.log_format import escaped
 
@@ -22,7 +23,7 @@ BETWEEN_LINES = 30.0  # seconds, where stderr is no terminal
 class BatchProgress:
     """One line that changes on a terminal; elsewhere a line now and then."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: RowReader) -> None:
         self._reader = reader
         self._console = Console(stderr=True, highlight=False)
         self._status: Status | None = None
@@ -88,4 +89,6 @@ def summary_text(found: dict[str, Any]) -> str:
         text += f", batches of {found['batch_size']:,}"
     if "cost" in found:
         text += f", cost {number(found['cost'])}"
-    return text if found["finished"] else f"{text}\nstopped before the end; the same command goes on there"
+    if found["finished"]:
+        return text
+    return f"{text}\nstopped before the end" + ("" if found["output"] == STDIN else "; the same command goes on there")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, Protocol, TypeAlias
 
 from tsx_cli.batch.readers import pyarrow_parquet
-from tsx_cli.batch.rows import Result
+from tsx_cli.batch.rows import RowResult
 from tsx_cli.batch.stores import OutputStore, file_name
 from tsx_cli.common.failure import CliError
 
@@ -25,7 +25,7 @@ class Writer(Protocol):
 
     fingerprint: str  # the same only where it writes the same
 
-    def write(self, part: int, results: Sequence[Result]) -> None:
+    def write(self, part: int, results: Sequence[RowResult]) -> None:
         """Part by part, from 1; on the disk on return. The last may come again, with the same rows first: that one counts."""
 
     def finish(self, parts: int) -> None:
@@ -38,7 +38,7 @@ class FileWriter:
     def __init__(self, store: OutputStore, format: RowEncoding) -> None:
         self._store, self._format, self.fingerprint = store, format, format.name
 
-    def write(self, part: int, results: Sequence[Result]) -> None:
+    def write(self, part: int, results: Sequence[RowResult]) -> None:
         self._store.put(f"{part:08}.part", self._format.encode(results))
 
     def finish(self, parts: int) -> None:
@@ -56,7 +56,7 @@ class StreamWriter:
     def __init__(self, format: RowEncoding) -> None:
         self._format, self.fingerprint = format, format.name
 
-    def write(self, part: int, results: Sequence[Result]) -> None:
+    def write(self, part: int, results: Sequence[RowResult]) -> None:
         content = self._format.encode(results)
         if part == 1:
             self._format.join(iter([content]), sys.stdout.buffer)
@@ -74,7 +74,7 @@ class DirectoryWriter:
     def __init__(self, store: OutputStore, *, numbered: bool) -> None:
         self._store, self._numbered, self.fingerprint = store, numbered, "directory"
 
-    def write(self, part: int, results: Sequence[Result]) -> None:
+    def write(self, part: int, results: Sequence[RowResult]) -> None:
         """Names go to the disk first: a row that is answered again may get another name, and its first file must go."""
         files = dict(map(self._file, results))
         before, names = json.loads(self._store.read(_NAMES) or b"[0, []]")
@@ -86,31 +86,31 @@ class DirectoryWriter:
     def finish(self, parts: int) -> None:
         self._store.publish(None)
 
-    def _file(self, result: Result) -> tuple[str, bytes]:
+    def _file(self, result: RowResult) -> tuple[str, bytes]:
         name = f"{result.index:09}-{file_name(result.id.replace('/', '_')[:100])}" if self._numbered else file_name(result.id)
         if result.error is not None:
             return f"{name}.error.json", json.dumps(_error(result)).encode()
         return name + (mimetypes.guess_extension(_media_type(result)) or ".bin"), result.body
 
 
-class JsonLines:
+class JsonLinesEncoding:
     """{"id": ..., "output": ...} a row: JSON as it is, text as a string; other bytes as `output_base64`, with their `content_type`."""
 
     name = "jsonl"
 
-    def encode(self, results: Sequence[Result]) -> bytes:
+    def encode(self, results: Sequence[RowResult]) -> bytes:
         return b"".join(map(_json_line, results))
 
     def join(self, parts: Iterator[bytes], file: BinaryIO) -> None:
         file.writelines(parts)
 
 
-class Csv:
+class CsvEncoding:
     """A first line of COLUMNS; JSON as its text, other bytes in base64."""
 
     name = "csv"
 
-    def encode(self, results: Sequence[Result]) -> bytes:
+    def encode(self, results: Sequence[RowResult]) -> bytes:
         return _csv((each.id, each.status, "" if each.error is not None else _text(each), each.error or "") for each in results)
 
     def join(self, parts: Iterator[bytes], file: BinaryIO) -> None:
@@ -118,7 +118,7 @@ class Csv:
         file.writelines(parts)
 
 
-class Parquet:
+class ParquetEncoding:
     """COLUMNS and the content type; a part is a file, and at least one row group of the whole. Binary answers are in `output_bytes`."""
 
     name = "parquet"
@@ -127,7 +127,7 @@ class Parquet:
         """Raises CliError where the extra is missing."""
         self._parquet = pyarrow_parquet()
 
-    def encode(self, results: Sequence[Result]) -> bytes:
+    def encode(self, results: Sequence[RowResult]) -> bytes:
         import pyarrow as pa
 
         columns: list[list[Any]] = [[], [], [], [], [], []]
@@ -156,20 +156,20 @@ class Parquet:
         return pa.schema(list(fields.items()))
 
 
-RowEncoding: TypeAlias = JsonLines | Csv | Parquet
-ENCODINGS: dict[str, type[RowEncoding]] = {"jsonl": JsonLines, "csv": Csv, "parquet": Parquet}
+RowEncoding: TypeAlias = JsonLinesEncoding | CsvEncoding | ParquetEncoding
+ENCODINGS: dict[str, type[RowEncoding]] = {"jsonl": JsonLinesEncoding, "csv": CsvEncoding, "parquet": ParquetEncoding}
 
 
-def _media_type(result: Result) -> str:
+def _media_type(result: RowResult) -> str:
     return result.content_type.partition(";")[0].strip().lower()
 
 
-def _is_json(result: Result) -> bool:
+def _is_json(result: RowResult) -> bool:
     kind = _media_type(result)
     return kind == "application/json" or kind.endswith("+json")
 
 
-def _is_binary(result: Result) -> bool:
+def _is_binary(result: RowResult) -> bool:
     if _is_json(result) or _media_type(result).startswith("text/"):
         try:
             result.body.decode()
@@ -179,15 +179,15 @@ def _is_binary(result: Result) -> bool:
     return True
 
 
-def _text(result: Result) -> str:
+def _text(result: RowResult) -> str:
     return base64.b64encode(result.body).decode() if _is_binary(result) else result.body.decode()
 
 
-def _error(result: Result) -> dict[str, Any]:
+def _error(result: RowResult) -> dict[str, Any]:
     return {"status": result.status, "message": result.error}
 
 
-def _json_line(result: Result) -> bytes:
+def _json_line(result: RowResult) -> bytes:
     start = b'{"id":%b,' % json.dumps(result.id, ensure_ascii=False).encode("utf-8", "replace")
     if result.error is not None:
         return b'%b"error":%b}\n' % (start, json.dumps(_error(result), ensure_ascii=False).encode())

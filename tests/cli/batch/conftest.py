@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.models import make_model
-from tsx_cli.batch.rows import Result, Row
+from tsx_cli.batch.rows import Row, RowResult
 
 TWICE = """
 import os
@@ -35,7 +35,7 @@ class EchoEngine:
         self.fails = fails
         self.seen = 0
 
-    def run(self, rows: Iterator[Row]) -> Generator[Result, None, None]:
+    def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
         behind: list[Row] = []
         for row in rows:
             behind.append(row)
@@ -43,11 +43,11 @@ class EchoEngine:
                 yield self._answer(behind.pop(0))
         yield from map(self._answer, behind)
 
-    def _answer(self, row: Row) -> Result:
+    def _answer(self, row: Row) -> RowResult:
         self.seen += 1
         if self.fails(row):
-            return Result(row.index, row.id, 500, "", b"", "it failed")
-        return Result(row.index, row.id, 200, row.content_type, row.body)
+            return RowResult(row.index, row.id, 500, "", b"", "it failed")
+        return RowResult(row.index, row.id, 200, row.content_type, row.body)
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,8 @@ def check_positions(reader: InputReader) -> list[Row]:
         assert list(reader.rows(row.next, row.index + 1)) == rows[row.index + 1 :]
     assert [row.index for row in rows] == list(range(len(rows)))
     done = [row.next.done for row in rows]
-    assert done == sorted(done) and (reader.total is None or max(done, default=0) <= reader.total)
+    assert done == sorted(done)
+    assert reader.total is None or max(done, default=0) <= reader.total
     return rows
 
 
@@ -96,7 +97,8 @@ def test_many_files_are_read_in_order_and_from_any_position_on(tmp_path: Path) -
         (tmp_path / f"{number:02}.bin").write_bytes(bytes([number, 255]))
     reader = InputReader([str(tmp_path)])
     assert [row.body[0] for row in check_positions(reader)] == list(range(60))
-    assert reader.exact and reader.total == 60
+    assert reader.exact
+    assert reader.total == 60
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,8 @@ def test_a_row_that_cannot_be_read_is_an_error_and_not_the_end(
     good = {"rows.jsonl": '{"x": 2}\n', "rows.csv": "7,8\n" if "y" in content else "7\n"}[name]
     (tmp_path / name).write_bytes((content + good).encode("utf-8", "surrogateescape"))
     bad, after = check_positions(InputReader([str(tmp_path / name)], rows=options))
-    assert bad.error is not None and bad.error.startswith(error)
+    assert bad.error is not None
+    assert bad.error.startswith(error)
     assert after.error is None
 
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.cli.batch.conftest import EchoEngine
-from tsx_cli.batch.journal import Journal
+from tsx_cli.batch.journal import BatchJournal
 from tsx_cli.batch.readers import InputReader
 from tsx_cli.batch.rows import Position, Row
 from tsx_cli.batch.run import MaxErrors, Tally, run_batch
@@ -81,7 +81,7 @@ def run(place: Path, kind: str, engine: EchoEngine | None = None, stop: threadin
     reader = InputReader([str(place / "rows.jsonl")])
     store = LocalStore(f"{place}/out{'/' if kind == 'directory' else ''}")
     writer: Writer = DirectoryWriter(store, numbered=False) if kind == "directory" else FileWriter(store, ENCODINGS[kind]())
-    journal, finished = Journal(store, {"reader": reader.fingerprint}), False
+    journal, finished = BatchJournal(store, {"reader": reader.fingerprint}), False
     try:
         tally = run_batch(
             engine or EchoEngine(), reader, writer, journal, stop=stop or threading.Event(), **({"commit_every": 0.0} | options)
@@ -137,11 +137,18 @@ def test_a_run_that_dies_at_any_step_leaves_each_row_in_the_output_once(
 def test_what_is_committed_is_not_computed_again(tmp_path: Path) -> None:
     make_rows(tmp_path, 20)
     stop = threading.Event()
-    first, second = EchoEngine(lambda row: row.index == 5 and stop.set() is not None), EchoEngine()
+
+    def stops(row: Row) -> bool:
+        if row.index == 5:
+            stop.set()
+        return False
+
+    first, second = EchoEngine(stops), EchoEngine()
     tally = run(tmp_path, "jsonl", first, stop)
     assert (tally.finished, tally.rows) == (False, first.seen)
     tally = run(tmp_path, "jsonl", second)
-    assert tally.finished and tally.before == first.seen == 20 - second.seen > 5
+    assert tally.finished
+    assert tally.before == first.seen == 20 - second.seen > 5
     assert ids(tmp_path, "jsonl") == [f"rows.jsonl:{number + 1}" for number in range(20)]
 
 
@@ -187,7 +194,7 @@ def test_too_many_errors_end_the_run_which_goes_on_with_a_higher_limit(
 def test_a_row_that_gets_another_kind_of_answer_after_a_death_has_one_file(tmp_path: Path) -> None:
     make_rows(tmp_path, 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Journal, "commit", lambda journal, checkpoint: (_ for _ in ()).throw(ProcessDied))
+        patch.setattr(BatchJournal, "commit", lambda journal, checkpoint: (_ for _ in ()).throw(ProcessDied))
         with pytest.raises(ProcessDied):
             run(tmp_path, "directory", EchoEngine(fails(range(1))))
     run(tmp_path, "directory")

@@ -1,0 +1,179 @@
+"""The command itself: real processes, workers and archives."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pyarrow.parquet as pq
+import pytest
+from moto import mock_aws
+
+from tests.cli.conftest import Run
+from tsx_cli.batch import s3
+from tsx_cli.common.failure import INTERRUPTED
+
+KILLS = int(os.environ.get("TSX_BATCH_KILLS", "4"))
+QUICK = ("--set", "worker_preload=false", "--batch-size", 4, "--workers", 2)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Callable[[int], Path]:
+    def rows(count: int) -> Path:
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"x": number}) + "\n" for number in range(count)))
+        return tmp_path / "rows.jsonl"
+
+    return rows
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_random_moments_goes_on_and_writes_each_row_once(
+    tmp_path: Path, twice: Path, rows: Callable[[int], Path], session_cache: Path
+) -> None:
+    """The handler tells of each row it sees, so that the moments spread over all that a run does, and not over its start alone."""
+    count = 60 + 40 * KILLS
+    rows(count)
+    os.mkfifo(tmp_path / "seen")
+    seen = os.open(tmp_path / "seen", os.O_RDWR)
+    words = ["batch", twice, "rows.jsonl", "-o", "out.jsonl", "--commit-every", "0.01", "--workers", "1", "--batch-size", "2"]
+    command = [sys.executable, "-m", "tsx_cli", *map(str, words), "--set", "worker_preload=false"]
+    environ = os.environ | {"TSX_CACHE_DIR": str(session_cache), "ROWS_SEEN": str(tmp_path / "seen")}
+    progress = []
+    for kill in range(KILLS):
+        with subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            left = random.randint(1, 70)
+            while left > 0:
+                left -= len(os.read(seen, left))
+            process.send_signal(signal.SIGTERM if kill == 0 else signal.SIGKILL)
+            assert process.wait() == (INTERRUPTED if kill == 0 else -signal.SIGKILL), process.stderr and process.stderr.read()
+        journal = tmp_path / "out.jsonl.tsx-batch" / "journal.json"
+        progress.append(json.loads(journal.read_bytes())["rows"] if journal.exists() else 0)
+        os.set_blocking(seen, False)
+        while b"." in _read(seen):
+            pass
+        os.set_blocking(seen, True)
+    assert progress == sorted(progress)
+    assert progress[0] > 0
+    ended = subprocess.run([*command, "--json"], cwd=tmp_path, env=environ, capture_output=True, check=True)
+    os.close(seen)
+    found = json.loads(ended.stdout)
+    assert (found["rows"], found["rows_before"], found["errors"]) == (count, progress[-1], 0)
+    assert lines(tmp_path / "out.jsonl") == [{"id": f"rows.jsonl:{n + 1}", "output": {"twice": 2 * n}} for n in range(count)]
+    assert {file.name for file in tmp_path.iterdir()} == {"rows.jsonl", "out.jsonl", "seen"}
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 1 << 16)
+    except BlockingIOError:
+        return b""
+
+
+@pytest.mark.slow
+def test_bad_rows_and_rows_that_kill_workers_are_error_records(run: Run, twice: Path, tmp_path: Path) -> None:
+    values: list[Any] = [{"x": number} for number in range(12)]
+    values[3], values[7] = {"x": "exit"}, {"y": 1}
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(value) + "\n" for value in values) + "no json\n")
+    ended = run("batch", twice, "rows.jsonl", "-o", "out.jsonl", "--price-per-hour", 3600, "--json", *QUICK)
+    found = json.loads(ended.out)
+    assert (ended.code, found["rows"], found["errors"], found["batch_size"]) == (0, 13, 3, 4)
+    assert found["cost"] == pytest.approx(found["total_seconds"], abs=0.001)
+    entries = lines(tmp_path / "out.jsonl")
+    bad = {number: entry["error"]["message"] for number, entry in enumerate(entries) if "error" in entry}
+    assert bad[3].startswith("Worker died")
+    assert "KeyError: 'x'" in bad[7]
+    assert entries[12]["error"]["status"] == 400
+    assert [entry["output"] for entry in entries if "output" in entry] == [{"twice": 2 * n} for n in range(12) if n not in bad]
+
+    ended = run("batch", twice, "rows.jsonl", "-o", "out.jsonl", *QUICK)
+    assert (ended.code, ended.out) == (1, "")
+    assert "out.jsonl is there already, and no unfinished run belongs to it; write it anew with --restart" in ended.err
+
+    ended = run("batch", twice, "rows.jsonl", "-o", "out.jsonl", "--restart", "--max-errors", "10%", *QUICK)
+    assert ended.code == 1
+    assert "more than --max-errors allows" in ended.err
+    assert entries == lines(tmp_path / "out.jsonl")  # the old one, until a new one is whole
+
+    ended = run("batch", twice, "rows.jsonl", "-o", "out.jsonl", "--field", "x", *QUICK)
+    assert "out.jsonl is unfinished, and the input or the way it is read changed since it was begun; start anew with --restart" in ended.err
+
+
+@pytest.mark.slow
+def test_every_kind_of_output_has_the_answers_in_order_with_the_batch_size_found_on_the_first_rows(
+    run: Run, twice: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "in" / "b").mkdir(parents=True)
+    for number in range(40):
+        (tmp_path / "in" / "b" / f"{number:02}.txt").write_text("x" * (number + 1))
+    names = [f"b/{number:02}.txt" for number in range(40)]
+    for output in ("out.csv", "out.parquet", "out/", "-"):
+        ended = run("batch", twice, "in", "-o", output, "--set", "worker_preload=false")
+        assert ended.code == 0, ended.err
+    assert [json.loads(line) for line in ended.out.splitlines()] == [{"id": name, "output": n} for n, name in enumerate(names, 1)]
+    assert "40 rows, 0 errors" in ended.err
+    assert ", batches of " in ended.err
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert [(row["id"], row["output"], row["error"]) for row in csv.DictReader(file)] == [
+            (name, str(n), "") for n, name in enumerate(names, 1)
+        ]
+    table = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [(row["id"], row["output"], row["status"]) for row in table] == [(name, str(n), 200) for n, name in enumerate(names, 1)]
+    for number, name in enumerate(names, 1):
+        assert (tmp_path / "out" / f"{name}.json").read_text() == str(number)
+    assert len([*(tmp_path / "out").rglob("*.json")]) == 40
+
+
+@pytest.mark.slow
+def test_inputs_and_outputs_may_be_objects_of_s3(run: Run, twice: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}.items():
+        monkeypatch.setenv(name, value)
+    with mock_aws():
+        s3._client.cache_clear()
+        client: Any = boto3.client("s3")
+        client.create_bucket(Bucket="data")
+        for number in range(3):
+            client.put_object(Bucket="data", Key=f"in/{number}.txt", Body=b"x" * (number + 1))
+        client.put_object(Bucket="data", Key="rows.jsonl", Body=b'{"x": 1}\n{"x": 2}\n')
+        for words in (["s3://data/in/", "-o", "s3://data/out/"], ["s3://data/rows.jsonl", "-o", "s3://data/out.jsonl"]):
+            ended = run("batch", twice, *words, *QUICK)
+            assert ended.code == 0, ended.err
+        assert run("batch", twice, *words, *QUICK).code == 1  # it is there
+        keys = [each["Key"] for each in client.list_objects_v2(Bucket="data")["Contents"]]
+        assert keys == ["in/0.txt", "in/1.txt", "in/2.txt", "out.jsonl", "out/0.txt.json", "out/1.txt.json", "out/2.txt.json", "rows.jsonl"]
+        body = client.get_object(Bucket="data", Key="out.jsonl")["Body"].read()
+    s3._client.cache_clear()
+    assert [json.loads(line) for line in body.splitlines()] == [
+        {"id": "rows.jsonl:1", "output": {"twice": 2}},
+        {"id": "rows.jsonl:2", "output": {"twice": 4}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-o", "out.txt"], "its name ends in none of .jsonl, .ndjson, .csv, .parquet; add --output-format"),
+        (["-o", "out.jsonl", "--max-errors", "many"], "--max-errors takes a number of rows such as 100, or a share of them such as 1%"),
+        (["-o", "-", "--output-format", "parquet"], "standard output (-o -) takes JSON lines or"),
+        (["-o", "rows.jsonl"], "-o rows.jsonl is among the inputs, which would change with it; name a place outside of them"),
+        ([".", "-o", "out.jsonl"], "-o out.jsonl is among the inputs"),
+        (["-o", "-", "--json"], "--json prints the summary on standard output"),
+    ],
+)
+def test_wrong_usage_is_refused_with_what_to_do(run: Run, twice: Path, rows: Callable[[int], Path], words: list[str], message: str) -> None:
+    rows(1)
+    ended = run("batch", twice, "rows.jsonl", *words)
+    assert ended.code == 2
+    assert message in ended.err
