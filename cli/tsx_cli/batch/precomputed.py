@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from tsx_cli.batch.rows import Result
+from tsx_cli.batch.rows import RowResult
 from tsx_cli.batch.stores import LocalStore
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import read_option
@@ -42,20 +42,20 @@ class PrecomputedWriter:
         self._store, self._model, self._keep = store, model, keep
         self._loop = asyncio.new_event_loop()
 
-    def write(self, part: int, results: Sequence[Result]) -> None:
+    def write(self, part: int, results: Sequence[RowResult]) -> None:
         self._loop.run_until_complete(self._write([each for each in results if each.error is None]))
 
     def finish(self, parts: int) -> None:
         self._loop.run_until_complete(self._store.close())
 
-    async def _write(self, results: Sequence[Result]) -> None:
+    async def _write(self, results: Sequence[RowResult]) -> None:
         """Together, since a store commits together what comes together."""
         expires = time.time() + self._keep
         keys = (AnswerKey(PRECOMPUTED, self._model, each.id) for each in results)
         await asyncio.gather(*(self._store.put_answer(key, _answer(each, expires)) for key, each in zip(keys, results, strict=True)))
 
 
-def _answer(result: Result, expires: float) -> StoredAnswer:
+def _answer(result: RowResult, expires: float) -> StoredAnswer:
     headers = [(b"content-type", result.content_type.encode("latin-1", "replace"))] if result.content_type else []
     return StoredAnswer(result.status, header_block(headers), result.body, expires=expires)
 

@@ -32,11 +32,9 @@ from tsx_runtime.http.routes import (
     exception_handlers,
     health,
     index,
-    job_queue,
     kserve,
     management,
     openapi,
-    precomputed,
     recording,
     rollout,
     shadow,
@@ -44,6 +42,7 @@ from tsx_runtime.http.routes import (
 )
 from tsx_runtime.http.routes import plugins as plugged
 from tsx_runtime.http.routes import workflows as workflow_routes
+from tsx_runtime.http.routes.jobs import precomputed, queue
 from tsx_runtime.http.routes.plugins import check_paths
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.access_log import LoggedResponse
@@ -323,14 +322,14 @@ def _build_app(
     if jobs is not None and ("inference" in roles or "management" in roles):
         either = guards.management if "inference" not in roles else guards.inference
         if "management" in roles:
-            app.add_routes(job_queue.build_router(jobs, guards.management))
+            app.add_routes(queue.build_router(jobs, guards.management))
             either = either and either._replace(also=keys.management)
         app.jobs = JobRoutes(jobs, registry, largest, either, counts)
         app.paths |= {path: {verb.upper(): each["summary"] for verb, each in item.items()} for path, item in openapi.job_path().items()}
     if "inference" in roles:
         app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions, settings.server_timing_share)
         app.workflow_predictions = WorkflowPredictions(workflows, limit, guards.inference, counts)
-        app.idempotency = Idempotency(None if jobs is None else jobs.keyed, limit, guards.inference, counts)
+        app.idempotency = Idempotency(None if jobs is None else jobs.keyed_runs, limit, guards.inference, counts)
         if jobs is not None:
             app.add_routes(precomputed.build_router(jobs))
             app.guards["predictions"] = guards.inference

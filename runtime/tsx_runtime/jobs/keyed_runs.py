@@ -18,7 +18,7 @@ LEASE = 10.0  # seconds for which the key of a server that died stays taken
 SHORTEST, LONGEST = 0.05, 1.0  # seconds between two looks at a run of another server
 
 
-class Slot(NamedTuple):
+class KeyedRequest(NamedTuple):
     """What an answer is kept under, and the request that it answers."""
 
     key: AnswerKey
@@ -43,55 +43,55 @@ class KeyedRuns:
         self._begin = begin
         self._runs: dict[AnswerKey, _Run] = {}
 
-    async def claim(self, slot: Slot) -> StoredAnswer | None:
+    async def claim(self, keyed: KeyedRequest) -> StoredAnswer | None:
         """The answer that there is, once it is. None: the run is the caller's, who goes on with `run`. Raises KeyReused."""
         waited = False
-        while (other := self._runs.get(slot.key)) is not None:
-            self._check(slot, other.fingerprint)
+        while (other := self._runs.get(keyed.key)) is not None:
+            self._check(keyed, other.fingerprint)
             waited = True
             await other.ended.wait()
-        self._runs[slot.key] = _Run(slot.fingerprint, asyncio.Event())
+        self._runs[keyed.key] = _Run(keyed.fingerprint, asyncio.Event())
         try:
-            found, elsewhere = await self._look_up(slot)
+            found, elsewhere = await self._look_up(keyed)
         except BaseException:
-            self._end(slot)
+            self._end(keyed)
             raise
         if found is not None:
-            self._end(slot)
+            self._end(keyed)
         self.counts["run" if found is None else "waited" if waited or elsewhere else "replayed"] += 1
         return found
 
-    async def run(self, slot: Slot, work: Awaitable[StoredAnswer | None]) -> StoredAnswer | None:
+    async def run(self, keyed: KeyedRequest, work: Awaitable[StoredAnswer | None]) -> StoredAnswer | None:
         """Keep what comes of it; nothing where that is None, and then the next request with this key runs again.
 
         Returns the answer that is kept instead: of another server, which took this one for dead.
         """
-        renewing = asyncio.create_task(self._renew(slot))
+        renewing = asyncio.create_task(self._renew(keyed))
         answer: StoredAnswer | None = None
         try:
             answer = await work
         finally:
             renewing.cancel()
             try:
-                is_kept = await self._store.end_answer(slot.key, self._owner, answer)
+                is_kept = await self._store.end_answer(keyed.key, self._owner, answer)
             finally:
-                self._end(slot)
+                self._end(keyed)
         if answer is None or is_kept:
             return None
-        other = await self._store.get_answer(slot.key)
+        other = await self._store.get_answer(keyed.key)
         return other if other is not None and other.status is not None else None
 
-    def answer(self, slot: Slot, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> StoredAnswer:
-        return StoredAnswer(status, header_block(headers), body, slot.fingerprint, time.time() + self._keep)
+    def answer(self, keyed: KeyedRequest, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> StoredAnswer:
+        return StoredAnswer(status, header_block(headers), body, keyed.fingerprint, time.time() + self._keep)
 
-    async def _look_up(self, slot: Slot) -> tuple[StoredAnswer | None, bool]:
+    async def _look_up(self, keyed: KeyedRequest) -> tuple[StoredAnswer | None, bool]:
         """What is stored, None if this run is the one, and whether another server ran it meanwhile."""
         await self._begin()
         pause = SHORTEST
         while True:
-            found = await self._store.begin_answer(slot.key, slot.fingerprint, self._owner, LEASE)
+            found = await self._store.begin_answer(keyed.key, keyed.fingerprint, self._owner, LEASE)
             if found is not None:
-                self._check(slot, found.fingerprint)
+                self._check(keyed, found.fingerprint)
             if found is None or found.status is not None:
                 return found, pause > SHORTEST
             # Another server works on it, or one that died did. SQLite tells nobody, and on PostgreSQL a notification for each key would
@@ -99,19 +99,19 @@ class KeyedRuns:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST)
 
-    async def _renew(self, slot: Slot) -> None:
+    async def _renew(self, keyed: KeyedRequest) -> None:
         while True:
             await asyncio.sleep(LEASE / 3)
             with suppress(TsxError):  # the next try may come in time
-                await self._store.renew_answer(slot.key, self._owner, LEASE)
+                await self._store.renew_answer(keyed.key, self._owner, LEASE)
 
-    def _check(self, slot: Slot, fingerprint: str) -> None:
-        if fingerprint != slot.fingerprint:
+    def _check(self, keyed: KeyedRequest, fingerprint: str) -> None:
+        if fingerprint != keyed.fingerprint:
             self.counts["reused"] += 1
             raise KeyReused(
-                f"The Idempotency-Key {slot.key.key!r} belongs to another request to this path: its method, query, content type or body "
+                f"The Idempotency-Key {keyed.key.key!r} belongs to another request to this path: its method, query, content type or body "
                 "was another. Send each request under a key of its own."
             )
 
-    def _end(self, slot: Slot) -> None:
-        self._runs.pop(slot.key).ended.set()
+    def _end(self, keyed: KeyedRequest) -> None:
+        self._runs.pop(keyed.key).ended.set()

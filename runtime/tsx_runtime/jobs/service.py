@@ -43,7 +43,7 @@ class Jobs:
         self.owner = secrets.token_hex(8)
         self.keep = float(settings.job_retention)
         self.stats = JobStats()
-        self.keyed = KeyedRuns(store, self.owner, settings.idempotency_retention, settings.max_kept_answer, self.begin)
+        self.keyed_runs = KeyedRuns(store, self.owner, settings.idempotency_retention, settings.max_kept_answer, self.begin)
         self.callbacks = CallbackSender(
             store, AllowList(settings.job_callback_hosts, "job_callback_hosts"), settings.job_callback_secret or "", self.stats
         )

@@ -66,9 +66,7 @@ class SqlStore(SqlThread):
 
     async def retry(self, id: str) -> JobRecord | None:
         def work(session: Session) -> JobRecord | None:
-            change = (
-                "state = 'queued', status = NULL, started = NULL, finished = NULL, expires = NULL, deadline = NULL"
-            )
+            change = "state = 'queued', status = NULL, started = NULL, finished = NULL, expires = NULL, deadline = NULL"
             if session.run(f"UPDATE tsx_jobs SET {change} WHERE id = ? AND state IN ('done', 'cancelled')", id):
                 session.run("DELETE FROM tsx_answers WHERE kind = ? AND scope = '' AND name = ?", JOB, id)
                 session.run("DELETE FROM tsx_callbacks WHERE id = ?", id)

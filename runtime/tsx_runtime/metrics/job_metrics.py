@@ -28,9 +28,9 @@ class JobReading(NamedTuple):
 async def read_jobs(jobs: Jobs) -> JobReading:
     """Without the queue where the store does not answer: the other metrics are needed then more than ever."""
     try:
-        return JobReading(jobs.stats, jobs.keyed.counts, *await jobs.queue())
+        return JobReading(jobs.stats, jobs.keyed_runs.counts, *await jobs.queue())
     except TsxError:
-        return JobReading(jobs.stats, jobs.keyed.counts)
+        return JobReading(jobs.stats, jobs.keyed_runs.counts)
 
 
 def add_jobs(families: Families, reading: JobReading, host: str) -> None:

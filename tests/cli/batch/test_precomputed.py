@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from tsx_cli.batch.precomputed import open_precomputed
-from tsx_cli.batch.rows import Result
+from tsx_cli.batch.rows import RowResult
 from tsx_cli.common.failure import UsageError
 from tsx_runtime.jobs.sqlite import SqliteStore
 from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey, StoredAnswer
@@ -64,7 +64,7 @@ def test_a_store_is_written_while_a_server_has_it(tmp_path: Path) -> None:
 
     def write() -> None:
         writer, _ = open_precomputed(f"jobs+sqlite:///{path}", "m", None)
-        writer.write(1, [Result(0, "k", 200, "text/plain", b"new"), Result(1, "none", 500, "", b"", "it failed")])
+        writer.write(1, [RowResult(0, "k", 200, "text/plain", b"new"), RowResult(1, "none", 500, "", b"", "it failed")])
         writer.finish(1)
 
     found = asyncio.run(serve())

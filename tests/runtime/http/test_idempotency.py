@@ -15,7 +15,7 @@ import pytest
 
 from tsx_runtime.api.headers import Pair
 from tsx_runtime.errors import StoreUnavailable
-from tsx_runtime.http.asgi_lane.idempotency import Idempotency, has_key, slot_of
+from tsx_runtime.http.asgi_lane.idempotency import Idempotency, has_key, keyed_request
 from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send
 from tsx_runtime.jobs import keyed_runs
 from tsx_runtime.jobs.keyed_runs import KeyedRuns
@@ -268,8 +268,8 @@ def test_a_server_that_was_taken_for_dead_sends_the_answer_of_the_one_that_took_
 def test_a_server_that_died_frees_its_keys_with_its_lease(tmp_path: Path) -> None:
     async def work(store: SqliteStore) -> None:
         model = Model()
-        slot = slot_of({"method": "POST", "path": "/predictions/m", "query_string": b"", "headers": [KEY]}, "k-1", b"x")
-        assert await store.begin_answer(slot.key, slot.fingerprint, "dead", 0.0) is None
+        keyed = keyed_request({"method": "POST", "path": "/predictions/m", "query_string": b"", "headers": [KEY]}, "k-1", b"x")
+        assert await store.begin_answer(keyed.key, keyed.fingerprint, "dead", 0.0) is None
         assert (await Client(store).ask(model))[2] == b"run 1 "
 
     run(work, tmp_path)

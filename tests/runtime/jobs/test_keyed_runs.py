@@ -10,11 +10,11 @@ import pytest
 
 from tsx_runtime.errors import KeyReused
 from tsx_runtime.jobs import keyed_runs
-from tsx_runtime.jobs.keyed_runs import IDEMPOTENCY, KeyedRuns, Slot
+from tsx_runtime.jobs.keyed_runs import IDEMPOTENCY, KeyedRequest, KeyedRuns
 from tsx_runtime.jobs.store import AnswerKey, StoredAnswer
 
 pytestmark = pytest.mark.slow
-SLOT = Slot(AnswerKey(IDEMPOTENCY, "place", "key"), "request")
+KEYED = KeyedRequest(AnswerKey(IDEMPOTENCY, "place", "key"), "request")
 
 
 def among(database: str, work: Callable[[KeyedRuns, KeyedRuns], Awaitable[None]]) -> None:
@@ -40,12 +40,12 @@ def test_a_request_waits_for_the_run_of_another_server(database: str, monkeypatc
 
         async def model() -> StoredAnswer:
             await may.wait()
-            return one.answer(SLOT, 200, [(b"a", b"b")], b"answer")
+            return one.answer(KEYED, 200, [(b"a", b"b")], b"answer")
 
-        claims = await asyncio.gather(one.claim(SLOT), asyncio.wait_for(two.claim(SLOT), 0.2), return_exceptions=True)
+        claims = await asyncio.gather(one.claim(KEYED), asyncio.wait_for(two.claim(KEYED), 0.2), return_exceptions=True)
         assert [claim for claim in claims if claim is None] == [None]  # one of them runs, and the other one waits
         runs, waits = (one, two) if claims[0] is None else (two, one)
-        running = asyncio.create_task(runs.run(SLOT, model()))
+        running = asyncio.create_task(runs.run(KEYED, model()))
         looked, begin = asyncio.Event(), waits._store.begin_answer
 
         async def watched(*words: Any) -> StoredAnswer | None:
@@ -54,10 +54,10 @@ def test_a_request_waits_for_the_run_of_another_server(database: str, monkeypatc
             return found
 
         monkeypatch.setattr(waits._store, "begin_answer", watched)
-        waiting = asyncio.create_task(waits.claim(SLOT))
+        waiting = asyncio.create_task(waits.claim(KEYED))
         await looked.wait()
         with pytest.raises(KeyReused):
-            await runs.claim(SLOT._replace(fingerprint="another"))
+            await runs.claim(KEYED._replace(fingerprint="another"))
         may.set()
         assert await running is None
         found = await waiting
@@ -73,17 +73,17 @@ def test_the_key_of_a_server_that_died_is_free_after_its_lease(database: str, mo
     monkeypatch.setattr(keyed_runs, "SHORTEST", 0.01)
 
     async def work(dead: KeyedRuns, other: KeyedRuns) -> None:
-        assert await dead.claim(SLOT) is None  # and it never goes on
-        assert await other.claim(SLOT) is None
+        assert await dead.claim(KEYED) is None  # and it never goes on
+        assert await other.claim(KEYED) is None
 
         async def model() -> StoredAnswer:
-            return other.answer(SLOT, 200, [], b"other")
+            return other.answer(KEYED, 200, [], b"other")
 
         async def late() -> StoredAnswer:
-            return dead.answer(SLOT, 200, [], b"late")
+            return dead.answer(KEYED, 200, [], b"late")
 
-        assert await other.run(SLOT, model()) is None
-        found = await dead.run(SLOT, late())  # it was not dead, only slow: its client gets what others got
+        assert await other.run(KEYED, model()) is None
+        found = await dead.run(KEYED, late())  # it was not dead, only slow: its client gets what others got
         assert found is not None
         assert found.body == b"other"
 

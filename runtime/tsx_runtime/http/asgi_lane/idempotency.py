@@ -28,12 +28,12 @@ from tsx_runtime.http.semantics.messages import (
     send_whole,
     while_client_waits,
 )
-from tsx_runtime.jobs.keyed_runs import IDEMPOTENCY, KeyedRuns, Slot
+from tsx_runtime.jobs.keyed_runs import IDEMPOTENCY, KeyedRequest, KeyedRuns
 from tsx_runtime.jobs.store import AnswerKey, StoredAnswer
 from tsx_runtime.metrics.response_counts import ResponseCounts
 
 HEADER = b"idempotency-key"
-SLOT = "tsx.slot"  # in a scope: that of its key
+KEYED = "tsx.keyed"  # in a scope: its `KeyedRequest`, until a job has stored the answer
 REPLAYED: Pair = (b"idempotent-replayed", b"true")
 REQUEST_ID = b"x-request-id"
 _OF_ONE = frozenset({REQUEST_ID, b"content-length", b"connection"})  # `send_whole` sets them
@@ -67,11 +67,11 @@ class Idempotency:
             if self.runs is None:
                 raise BadRequest("This server stores no answers (jobs_store), so it takes no Idempotency-Key. Send the request without it.")
             body = await read_body(scope, receive, self.limit)
-            scope[SLOT] = slot = slot_of(scope, key, body)
-            kept = await while_client_waits(self.runs.claim(slot), receive)
+            scope[KEYED] = keyed = keyed_request(scope, key, body)
+            kept = await while_client_waits(self.runs.claim(keyed), receive)
             if kept is None:
-                recorder = Recorder(send, slot, self.runs)
-                kept = await self.runs.run(slot, recorder.record(app, scope, body, receive))
+                recorder = AnswerRecorder(send, keyed, self.runs)
+                kept = await self.runs.run(keyed, recorder.record(app, scope, body, receive))
             if recorder is not None and (kept is None or recorder.begun):
                 await recorder.release()
             elif kept is not None:
@@ -94,13 +94,13 @@ class Idempotency:
         await send_whole(send, scope, kept.status, headers, request_id, kept.body)
 
 
-class Recorder:
+class AnswerRecorder:
     """A `send` that holds a whole answer, or the last part of a stream, until `release`."""
 
-    def __init__(self, send: Send, slot: Slot, runs: KeyedRuns) -> None:
+    def __init__(self, send: Send, keyed: KeyedRequest, runs: KeyedRuns) -> None:
         self.begun = False
         self._send = send
-        self._slot = slot
+        self._keyed = keyed
         self._runs = runs
         self._start: Message | None = None
         self._last: Message | None = None
@@ -111,7 +111,7 @@ class Recorder:
     async def record(self, app: App, scope: Scope, body: bytes, receive: Receive) -> StoredAnswer | None:
         """What is to be kept: none of a stream that broke off, none that another try may better, none that is kept already."""
         await app(scope, self._replaying(body, receive), self)
-        if self._start is None or self._last is None or SLOT not in scope:
+        if self._start is None or self._last is None or KEYED not in scope:
             return None
         status, headers = self._start["status"], self._start["headers"]
         if status >= 500 or status in _AGAIN:
@@ -119,8 +119,8 @@ class Recorder:
         if self._too_large.is_set():
             text = f"The answer to this Idempotency-Key had more than {self._runs.largest} bytes, and such answers are not kept "
             error = Conflict(f"{text}(max_kept_answer). Send the request under a new key to run it again.")
-            return self._runs.answer(self._slot, *errors.fault(error, scope["path"]))
-        return self._runs.answer(self._slot, status, headers, b"".join(self._parts))
+            return self._runs.answer(self._keyed, *errors.fault(error, scope["path"]))
+        return self._runs.answer(self._keyed, status, headers, b"".join(self._parts))
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -177,12 +177,12 @@ def read_key(headers: list[Pair]) -> str:
     return (found[1] or found[2]).decode()
 
 
-def slot_of(scope: Scope, key: str, body: bytes) -> Slot:
+def keyed_request(scope: Scope, key: str, body: bytes) -> KeyedRequest:
     """Keys are apart by path and token; of the request, method, query string, content type and body count as what it asks for."""
     headers = dict(scope["headers"])
     place = _digest(scope["path"].encode(), headers.get(b"authorization", b""))
     request = _digest(scope["method"].encode(), scope["query_string"], headers.get(b"content-type", b""), headers.get(b"prefer", b""), body)
-    return Slot(AnswerKey(IDEMPOTENCY, place, key), request)
+    return KeyedRequest(AnswerKey(IDEMPOTENCY, place, key), request)
 
 
 def _digest(*parts: bytes) -> str:

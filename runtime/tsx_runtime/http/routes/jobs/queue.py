@@ -19,7 +19,7 @@ MOST = 500  # jobs of one answer
 JobId = Annotated[str, Path(alias="job", description="id of the job: the last part of the Location of its 202")]
 
 
-class Job(BaseModel):
+class JobDescription(BaseModel):
     """Times are seconds since 1970; `status` is that of the answer, `size` the bytes of the request's body."""
 
     id: str
@@ -40,7 +40,7 @@ class Job(BaseModel):
 
 
 class JobPage(BaseModel):
-    jobs: list[Job] = Field(description="the newest first")
+    jobs: list[JobDescription] = Field(description="the newest first")
     next: str | None = Field(None, description="the parameter `next` for the jobs before these, if there are any")
     counts: dict[str, int] = Field(description="all jobs of the model, or of all, by state")
     oldest: float | None = Field(None, description="seconds for which the oldest of those that are queued has waited")
@@ -79,11 +79,11 @@ def build_router(jobs: Jobs, guard: Guard | None) -> APIRouter:
         page = JobPage(jobs=[_job(each) for each in found[:limit]], next=more, counts=counts, oldest=max(waits, default=None))
         return json_answer(page)
 
-    @router.get("/jobs/{job}/record", summary="Describe one", response_model=Job, responses=openapi.failures(404, 503))
+    @router.get("/jobs/{job}/record", summary="Describe one", response_model=JobDescription, responses=openapi.failures(404, 503))
     async def record(job: JobId) -> Response:
         return json_answer(_job(_known(job, await jobs.get(job))))
 
-    @router.post("/jobs/{job}/retry", summary="Run it again", response_model=Job, responses=openapi.failures(404, 409, 503))
+    @router.post("/jobs/{job}/retry", summary="Run it again", response_model=JobDescription, responses=openapi.failures(404, 409, 503))
     async def retry(job: JobId) -> Response:
         before = _known(job, await jobs.get(job))
         after = _known(job, await jobs.retry(job))
@@ -100,5 +100,5 @@ def _known(id: str, job: JobRecord | None) -> JobRecord:
     return job
 
 
-def _job(record: JobRecord) -> Job:
-    return Job.model_validate(record._asdict())
+def _job(record: JobRecord) -> JobDescription:
+    return JobDescription.model_validate(record._asdict())
