@@ -173,15 +173,18 @@ class SqlStore(SqlThread):
         return await self.do(lambda session: _answer(session, key))
 
     async def begin_answer(self, key: AnswerKey, fingerprint: str, owner: str, seconds: float) -> StoredAnswer | None:
+        fields = "kind, scope, name, status, fingerprint, expires, headers, body"
+        insert = (
+            f"INSERT INTO tsx_answers ({fields}) VALUES (?, ?, ?, NULL, ?, {{now}} + ?, ?, ?) ON CONFLICT (kind, scope, name) DO NOTHING"
+        )
+
         def work(session: Session) -> StoredAnswer | None:
-            session.run("DELETE FROM tsx_answers WHERE kind = ? AND scope = ? AND name = ? AND expires < {now}", *key)
-            fields = "kind, scope, name, status, fingerprint, expires, headers, body"
-            begun = session.run(
-                f"INSERT INTO tsx_answers ({fields}) VALUES (?, ?, ?, NULL, ?, {{now}} + ?, ?, ?) "
-                "ON CONFLICT (kind, scope, name) DO NOTHING",
-                *(*key, fingerprint, seconds, owner.encode(), b""),
-            )
-            return None if begun else _answer(session, key)
+            while True:  # again where what is there expires between two of these statements
+                session.run("DELETE FROM tsx_answers WHERE kind = ? AND scope = ? AND name = ? AND expires < {now}", *key)
+                if session.run(insert, *key, fingerprint, seconds, owner.encode(), b""):
+                    return None
+                if (found := _answer(session, key)) is not None:
+                    return found
 
         return await self.do(work)
 
