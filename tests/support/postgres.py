@@ -34,7 +34,15 @@ def postgres_server() -> Iterator[str]:
 
     def run(program: str, *words: str) -> None:
         command = [str(place / program), *words]
-        subprocess.run(command, check=True, user=owner, group=owner, extra_groups=None if owner is None else [], cwd=directory, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            command,
+            check=True,
+            user=owner,
+            group=owner,
+            extra_groups=None if owner is None else [],
+            cwd=directory,
+            stdout=subprocess.DEVNULL,
+        )
 
     data, log = str(directory / "data"), str(directory / "log")
     run("initdb", "-D", data, "-U", "tsx", "-A", "trust", "-E", "UTF8", "--no-sync", "--no-locale")

@@ -334,7 +334,7 @@ def _build_app(
             app.add_routes(precomputed.build_router(jobs))
             app.guards["predictions"] = guards.inference
         described = openapi.prediction_paths() | openapi.workflow_path()
-        app.paths |= {path: {"POST": item["post"]["summary"]} for path, item in described.items()}
+        app.paths |= {path: {method.upper(): each["summary"] for method, each in item.items()} for path, item in described.items()}
     if "management" in roles:
         app.add_routes(traffic.build_router(registry, most))  # before those that take any word for a version
         app.add_routes(rollout.build_router(registry, most))

@@ -100,11 +100,12 @@ class Jobs:
     async def wait(self, id: str, seconds: float) -> StoredAnswer | None:
         """Its answer, if it is there within so many seconds."""
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            await self.runner.wait(id, min(left, LOOK) if self.store.shared else left)
-            if (answer := await self.answer(id)) is not None:
+        while True:
+            left = max(0.0, end - time.monotonic())
+            await self.runner.wait(id, min(left, LOOK) if self.store.shared else left)  # another server tells nothing of its answers
+            answer = await self.answer(id)
+            if answer is not None or not self.store.shared or not left:
                 return answer
-        return None
 
     async def cancel(self, id: str) -> JobRecord | None:
         """The job as it is then: cancelled, or done before."""

@@ -212,7 +212,10 @@ class Settings(BaseModel):
         8 << 20, ge=0, le=MAX_FIELD, description="maximum size of an answer that is stored for an Idempotency-Key, in bytes"
     )
     max_job_size: int | None = Field(
-        None, ge=1, le=MAX_FIELD, description="maximum size of the body of an asynchronous request, in bytes; max_request_size if not set"
+        None,
+        ge=1,
+        le=1_000_000_000,
+        description="maximum size of the body of an asynchronous request, in bytes; max_request_size if not set",
     )
     max_queued_jobs: int = Field(10_000, ge=1, description="maximum number of asynchronous requests that are not answered yet")
     max_jobs_per_client: int = Field(1000, ge=0, description="of these, maximum number of one client; 0 = unlimited")

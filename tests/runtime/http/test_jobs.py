@@ -7,6 +7,7 @@ import hmac
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,9 @@ def server(start_server: Callable[..., Any], receiver: Receiver) -> Iterator[Run
         yield running
 
 
-def later(server: RunningServer, body: bytes = b"x", path: str = "/predictions/talker", prefer: str = "respond-async", **headers: str) -> Any:
+def later(
+    server: RunningServer, body: bytes = b"x", path: str = "/predictions/talker", prefer: str = "respond-async", **headers: str
+) -> Any:
     return server.ask(body, path, prefer=prefer, **headers)
 
 
@@ -134,7 +137,21 @@ def test_a_client_may_wait_for_a_while(server: RunningServer, tmp_path: Path) ->
     assert answer_of(server, held).content == b"waited"
 
 
-def test_jobs_wait_behind_requests_whose_clients_wait(server: RunningServer, tmp_path: Path) -> None:
+def test_a_request_whose_client_waits_goes_before_jobs(server: RunningServer, tmp_path: Path, until: Any) -> None:
+    held = [later(server, x_do="wait", x_file=str(tmp_path / name)) for name in ("first", "second")]
+    version = server.registry.find("talker")
+    until(lambda: version.in_flight == 1)  # the second one waits in the store
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(server.ask, x_do="bytes")
+        until(lambda: version.in_flight == 2)
+        (tmp_path / "first").touch()
+        assert asked.result(60).content == b"x"
+    assert server.inference.get(held[1].headers["location"]).status_code == 202
+    (tmp_path / "second").touch()
+    assert [answer_of(server, each).content for each in held] == [b"waited", b"waited"]
+
+
+def test_a_queued_job_can_be_cancelled(server: RunningServer, tmp_path: Path) -> None:
     held = later(server, x_do="wait", x_file=str(tmp_path / "go"))
     others = [later(server, x_do="bytes") for _ in range(3)]
     progress = server.inference.get(others[2].headers["location"]).json()

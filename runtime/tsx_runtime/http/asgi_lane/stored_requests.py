@@ -20,7 +20,6 @@ from tsx_runtime.jobs.store import JobRecord, JobTarget, StoredAnswer, StoredReq
 from tsx_runtime.settings.schema import Settings
 
 BEHIND = 1000  # by which its priority is below that of a request whose client waits
-AT_LEAST = 2  # jobs at a model: the next one is there when a worker is free
 
 
 def make_jobs(registry: Registry, settings: Settings) -> Jobs | None:
@@ -28,7 +27,7 @@ def make_jobs(registry: Registry, settings: Settings) -> Jobs | None:
     store = make_store(settings, registry.state.directory)
     if store is None:
         return None
-    jobs = Jobs(settings, store, RequestExecutor(registry, settings.jobs_share, store.request))
+    jobs = Jobs(settings, store, RequestExecutor(registry, settings.jobs_share, settings.max_response_size, store.request))
     registry.on_readiness.append(jobs.runner.changed)
     return jobs
 
@@ -36,10 +35,11 @@ def make_jobs(registry: Registry, settings: Settings) -> Jobs | None:
 class RequestExecutor:
     """A `JobExecutor` for the models of a registry."""
 
-    def __init__(self, registry: Registry, share: float, load: Callable[[str], Awaitable[StoredRequest | None]]) -> None:
-        """`share`: of what a model's workers take at once."""
+    def __init__(self, registry: Registry, share: float, largest: int, load: Callable[[str], Awaitable[StoredRequest | None]]) -> None:
+        """`share`: of what a model's workers take at once; `largest`: bytes of the parts of a streamed answer, together."""
         self._registry = registry
         self._share = share
+        self._largest = largest
         self._load = load
 
     def places(self, target: JobTarget) -> int | None:
@@ -48,8 +48,7 @@ class RequestExecutor:
             found = self._registry.find(name, version or None)
         except TsxError:
             return None
-        taken = len(found.workers) * max(1, found.batch_size)
-        return max(AT_LEAST, math.ceil(taken * self._share)) if taken else 0
+        return math.ceil(len(found.workers) * max(1, found.batch_size) * self._share)
 
     async def answer(self, job: JobRecord) -> StoredAnswer:
         if job.deadline is not None and job.deadline < time.time():
@@ -68,7 +67,7 @@ class RequestExecutor:
         submitted = None
         try:
             route, submitted = self._submittable(job, request)
-            return await _answered(route, submitted, request)
+            return await _answered(route, submitted, request.path, self._largest)
         except Unavailable as error:
             if not isinstance(error, DeadlinePassed):
                 raise
@@ -94,7 +93,7 @@ class RequestExecutor:
         return route, WaitingJob(meta, request.body, now, due, job.priority - BEHIND)
 
 
-async def _answered(route: Route, job: WaitingJob, request: StoredRequest) -> StoredAnswer:
+async def _answered(route: Route, job: WaitingJob, path: str, largest: int) -> StoredAnswer:
     route.submit(job)
     try:
         answer = await job.done
@@ -104,11 +103,11 @@ async def _answered(route: Route, job: WaitingJob, request: StoredRequest) -> St
     check_status(answer.status)
     headers = handler_headers(answer.headers)
     try:
-        body = await answer.whole(wire.MAX_FIELD)
+        body = await answer.whole(largest)
     finally:
         job.gone = True
         answer.leave()
-    if answer.status >= 400 and request.path.startswith(errors.V2):
+    if answer.status >= 400 and path.startswith(errors.V2):
         body = errors.for_v2(body)
     return StoredAnswer(answer.status, wire.header_block(headers), body)
 

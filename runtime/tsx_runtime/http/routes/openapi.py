@@ -21,7 +21,6 @@ _WHY = {
     405: "enable_model_api is false",
     408: "requests of the model were not finished in time",
     409: "it is registered already, or has no such state",
-    410: "the job was cancelled, or its answer has expired",
     413: "the body is larger than max_request_size",
     422: "another request has this Idempotency-Key",
     429: "there is no room in the queue, where overload_status is 429",
@@ -151,21 +150,26 @@ def workflow_path() -> dict[str, Any]:
 
 
 def job_path() -> dict[str, Any]:
-    """Of a job, whose answer is that of its prediction."""
-    found: dict[str, Any] = {}
-    for verb, summary, answers in (
-        ("get", "The answer to an asynchronous request", {"200": "what the handler returned", "202": "it is queued or running"}),
-        ("delete", "Cancel an asynchronous request", {"200": "it is cancelled"}),
-    ):
-        failed = {str(status): {"description": _WHY[status], "content": _ERROR} for status in (400, 401, 404, 409, 410, 503)}
-        found[verb] = {
-            "tags": ["jobs"],
-            "summary": summary,
-            "operationId": f"{verb}_jobs_id",
-            "parameters": [_parameter("job", "the last part of the Location of its 202", "0f8b5c1e6a7d4b7e9c3f2a1d")],
-            "responses": {status: {"description": text} for status, text in answers.items()} | failed,
+    """What the Location of an asynchronous prediction's 202 names."""
+    id = _parameter("id", "from the Location of the 202", "0f8b5c1e6a7d4b7e9c3f2a1d5b6c7d8e")
+    answers = {
+        "get": ("Fetch an answer", {"202": "it is queued or running: its place and the expected time", "200": "the answer, of any status"}),
+        "delete": ("Cancel a request", {"200": "it is cancelled", "409": "it is answered"}),
+    }
+    why = {"404": "no such job", "410": "it was cancelled, or its answer has expired", "503": "the store cannot be used"}
+    return {
+        "/jobs/{id}": {
+            method: {
+                "tags": ["jobs"],
+                "summary": summary,
+                "operationId": f"{method}_job",
+                "parameters": [id],
+                "responses": {status: {"description": text} for status, text in own.items()}
+                | {status: {"description": text, "content": _ERROR} for status, text in why.items()},
+            }
+            for method, (summary, own) in answers.items()
         }
-    return {"/jobs/{job}": found}
+    }
 
 
 def add_predictions(document: dict[str, Any]) -> None:

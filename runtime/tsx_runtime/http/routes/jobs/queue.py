@@ -16,7 +16,7 @@ from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.jobs.store import JobRecord, JobState
 
 MOST = 500  # jobs of one answer
-JobId = Annotated[str, Path(alias="job", description="id of the job: the last part of the Location of its 202")]
+JobId = Annotated[str, Path(alias="id", description="id of the job: the last part of the Location of its 202")]
 
 
 class JobDescription(BaseModel):
@@ -79,11 +79,11 @@ def build_router(jobs: Jobs, guard: Guard | None) -> APIRouter:
         page = JobPage(jobs=[_job(each) for each in found[:limit]], next=more, counts=counts, oldest=max(waits, default=None))
         return json_answer(page)
 
-    @router.get("/jobs/{job}/record", summary="Describe one", response_model=JobDescription, responses=openapi.failures(404, 503))
+    @router.get("/jobs/{id}/record", summary="Describe one", response_model=JobDescription, responses=openapi.failures(404, 503))
     async def record(job: JobId) -> Response:
         return json_answer(_job(_known(job, await jobs.get(job))))
 
-    @router.post("/jobs/{job}/retry", summary="Run it again", response_model=JobDescription, responses=openapi.failures(404, 409, 503))
+    @router.post("/jobs/{id}/retry", summary="Run it again", response_model=JobDescription, responses=openapi.failures(404, 409, 503))
     async def retry(job: JobId) -> Response:
         before = _known(job, await jobs.get(job))
         after = _known(job, await jobs.retry(job))

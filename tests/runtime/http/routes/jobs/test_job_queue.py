@@ -170,7 +170,7 @@ def test_a_precomputed_answer_is_the_predictions_own(queueing: Any, error_of: Ca
     assert queueing.inference.post("/predictions/talker/precomputed/a/7.png").status_code == 405
     described = queueing.inference.get("/openapi.json").json()["paths"]
     assert "/predictions/{model}/precomputed/{key}" in described
-    assert {"/jobs", "/jobs/{job}/record", "/jobs/{job}/retry"} <= set(queueing.management.get("/openapi.json").json()["paths"])
+    assert {"/jobs", "/jobs/{id}", "/jobs/{id}/record", "/jobs/{id}/retry"} <= set(queueing.management.get("/openapi.json").json()["paths"])
 
 
 def test_the_playground_sends_a_request_for_later(queueing: Any) -> None:

@@ -1,0 +1,71 @@
+"""Callbacks: where they may go, and when they are sent again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.jobs.test_store import ANSWER, MOST, new
+from tsx_runtime.errors import BadRequest, SettingError
+from tsx_runtime.jobs.callbacks import CallbackSender, backoff
+from tsx_runtime.jobs.service import Jobs
+from tsx_runtime.jobs.sqlite import SqliteStore
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.sources.urls import AllowList
+
+
+class WatchedStore(SqliteStore):
+    """Tells how callbacks ended."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.ends: asyncio.Queue[tuple[float | None, str]] = asyncio.Queue()
+
+    async def end_callback(self, id: str, retry_in: float | None, error: str) -> None:
+        await super().end_callback(id, retry_in, error)
+        self.ends.put_nowait((retry_in, error))
+
+
+async def ended(path: Path, hosts: list[str], url: str) -> tuple[float | None, str]:
+    store = WatchedStore(path / "jobs.sqlite")
+    await store.add(new("a", callback=url), MOST)
+    await store.claim({("m", ""): 1}, "me", 60)
+    await store.finish("a", 1, "me", ANSWER, 60)
+    task = asyncio.create_task(CallbackSender(store, AllowList(hosts), "secret", lambda: 0.5).run())
+    try:
+        return await asyncio.wait_for(store.ends.get(), 30)
+    finally:
+        task.cancel()
+        await store.close()
+
+
+async def test_a_pattern_opens_no_private_address(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "tsx.jobs"):
+        retry_in, error = await ended(tmp_path, ["http://.*"], "http://localhost:9/?token=secret")
+    assert retry_in == 2.0
+    assert "not public" in error
+    assert "secret" not in caplog.text
+
+
+async def test_a_host_that_is_allowed_no_more_gets_nothing(tmp_path: Path) -> None:
+    assert (await ended(tmp_path, ["a.example"], "http://b.example/"))[1] == "its host is not in job_callback_hosts"
+
+
+async def test_a_refused_connection_is_tried_again(tmp_path: Path) -> None:
+    assert (await ended(tmp_path, ["localhost:9"], "http://localhost:9/"))[0] == 2.0
+
+
+def test_pauses_double_up_to_an_hour_and_differ() -> None:
+    assert [backoff(attempts, 0.5) for attempts in (1, 2, 3, 20)] == [2.0, 4.0, 8.0, 3600.0]
+    assert (backoff(3, 0.0), backoff(3, 1.0)) == (4.0, 12.0)
+
+
+def test_without_hosts_callbacks_are_refused_and_without_a_secret_the_server_does_not_start(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "jobs.sqlite")
+    with pytest.raises(BadRequest, match="job_callback_hosts is empty"):
+        CallbackSender(store, AllowList([]), "").check("http://a.example/")
+    with pytest.raises(SettingError, match="job_callback_secret"):
+        Jobs(Settings(job_callback_hosts=["a.example"]), store, None)  # type: ignore[arg-type]  # nothing runs

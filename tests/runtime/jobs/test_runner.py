@@ -1,0 +1,170 @@
+"""The runner: how many jobs it takes, what it does where it is refused, and what it leaves when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.jobs.test_store import ANSWER, MOST, new
+from tsx_runtime.errors import QueueFull
+from tsx_runtime.jobs import runner as runner_module
+from tsx_runtime.jobs.runner import Runner
+from tsx_runtime.jobs.sql_store import SqlStore
+from tsx_runtime.jobs.sqlite import SqliteStore
+from tsx_runtime.jobs.store import JOB, AnswerKey, JobRecord, JobTarget, StoredAnswer
+
+
+class Model:
+    """A model that answers when the test lets it."""
+
+    def __init__(self, places: int | None = 2) -> None:
+        self.space = places
+        self.running: list[str] = []
+        self.most = 0
+        self.withdrawn: list[str] = []
+        self.refusals: list[QueueFull] = []
+        self.go = asyncio.Event()
+
+    def places(self, target: JobTarget) -> int | None:
+        return self.space
+
+    async def answer(self, job: JobRecord) -> StoredAnswer:
+        if self.refusals:
+            raise self.refusals.pop()
+        self.running.append(job.id)
+        self.most = max(self.most, len(self.running))
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.withdrawn.append(job.id)
+            raise
+        finally:
+            self.running.remove(job.id)
+        return ANSWER
+
+
+class Work:
+    def __init__(self, store: SqlStore, model: Model, owner: str = "me") -> None:
+        self.store, self.model = store, model
+        self.answered = asyncio.Semaphore(0)
+        self.runner = Runner(store, model, owner, 60, self.answered.release)
+
+    async def add(self, *ids: str) -> None:
+        for id in ids:
+            await self.store.add(new(id), MOST)
+        self.runner.added(("m", ""))
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30) if hasattr(asyncio, "timeout") else _no_limit():
+            while not true():
+                await self.store.counts()  # a turn of the store's thread
+
+
+@asynccontextmanager
+async def _no_limit() -> AsyncIterator[None]:  # Python 3.10
+    yield
+
+
+@asynccontextmanager
+async def working(store: SqlStore, model: Model, owner: str = "me") -> AsyncIterator[Work]:
+    work = Work(store, model, owner)
+    task = asyncio.create_task(work.runner.run())
+    try:
+        yield work
+    finally:
+        task.cancel()
+        await work.runner.close()
+        await store.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "jobs.sqlite"
+
+
+async def test_no_more_jobs_are_at_a_model_than_there_are_places(path: Path) -> None:
+    async with working(SqliteStore(path), Model()) as work:
+        await work.add(*"abcde")
+        await work.until(lambda: len(work.model.running) == 2)
+        work.model.go.set()
+        for _ in range(5):
+            await asyncio.wait_for(work.answered.acquire(), 30)
+        assert work.model.most == 2
+        assert await work.store.counts() == {("m", "done"): 5}
+
+
+async def test_a_job_that_is_refused_for_now_waits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "PAUSE", 0.001)
+    async with working(SqliteStore(path), Model()) as work:
+        work.model.refusals = [QueueFull("full", retry_after=0) for _ in range(3)]
+        work.model.go.set()
+        await work.add("a")
+        await asyncio.wait_for(work.answered.acquire(), 30)
+        assert work.model.refusals == []
+
+
+async def test_a_model_without_workers_leaves_its_jobs_queued_until_it_has_some(path: Path) -> None:
+    async with working(SqliteStore(path), Model(0)) as work:
+        work.model.go.set()
+        await work.add("a")
+        await work.runner.look()
+        assert await work.store.counts() == {("m", "queued"): 1}
+        work.model.space = 1
+        work.runner.changed()
+        await asyncio.wait_for(work.answered.acquire(), 30)
+
+
+async def test_a_model_that_was_never_here_has_a_while_to_come(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with working(SqliteStore(path), Model(None)) as work:
+        work.model.go.set()
+        await work.add("a")
+        await work.runner.tend()
+        assert await work.store.counts() == {("m", "queued"): 1}
+        monkeypatch.setattr(runner_module, "GRACE", -1)
+        await work.runner.tend()
+        await asyncio.wait_for(work.answered.acquire(), 30)
+
+
+async def test_jobs_that_run_at_the_end_are_withdrawn_and_run_by_the_next_server(path: Path) -> None:
+    async with working(SqliteStore(path), Model()) as work:
+        await work.add("a", "b", "c")
+        await work.until(lambda: len(work.model.running) == 2)
+        await work.runner.stop(0.01, asyncio.Event())
+    assert sorted(work.model.withdrawn) == ["a", "b"]
+    async with working(SqliteStore(path), Model()) as following:
+        following.model.go.set()
+        await following.runner.tend()
+        for _ in range(3):
+            await asyncio.wait_for(following.answered.acquire(), 30)
+
+
+async def test_a_stop_waits_for_running_jobs_and_starts_no_others(path: Path) -> None:
+    async with working(SqliteStore(path), Model(1)) as work:
+        await work.add("a", "b")
+        await work.until(lambda: work.model.running == ["a"])
+        stopping = asyncio.create_task(work.runner.stop(30, asyncio.Event()))
+        await asyncio.sleep(0)
+        work.model.go.set()
+        await stopping
+        assert await work.store.counts() == {("m", "done"): 1, ("m", "queued"): 1}
+
+
+@pytest.mark.slow
+async def test_a_server_takes_the_jobs_of_one_that_has_died_and_drops_what_another_has_taken(database: str) -> None:
+    from tsx_runtime.jobs.postgres import PostgresStore  # its driver is an extra
+
+    dead = PostgresStore(database)
+    await dead.add(new("a"), MOST)
+    assert len(await dead.claim({("m", ""): 1}, "dead", -1)) == 1
+    async with working(PostgresStore(database), Model(), "alive") as work:
+        await work.runner.tend()
+        await work.until(lambda: work.model.running == ["a"])
+        await dead.cancel("a", 60)
+        await work.runner.tend()
+        await work.until(lambda: work.model.withdrawn == ["a"])
+        assert await work.store.get_answer(AnswerKey(JOB, "", "a")) is None
+    await dead.close()

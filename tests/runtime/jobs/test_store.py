@@ -1,0 +1,288 @@
+"""The store of jobs, in SQLite and in PostgreSQL: what is committed stays, and each job has one answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tsx_runtime.errors import JobsFull, StoreFull, StoreUnavailable
+from tsx_runtime.jobs.sql_store import SqlStore
+from tsx_runtime.jobs.sqlite import SqliteStore
+from tsx_runtime.jobs.store import JOB, AnswerKey, JobRecord, JobStore, NewJob, StoredAnswer, StoredRequest
+
+MakeStore = Callable[[], SqlStore]
+MOST = 1000
+REQUEST = StoredRequest("r-1", "POST", "/predictions/m", b"a=%20", b"x-own: \xe4\r\n", b"\x00body")
+ANSWER = StoredAnswer(200, b"content-type: text/plain\r\n", b"an answer")
+
+
+def new(id: str, model: str = "m", **more: object) -> NewJob:
+    return NewJob(id, model, request=REQUEST, **({"version": ""} | more))  # type: ignore[arg-type]
+
+
+def run(store: SqlStore, test: Callable[[JobStore], Awaitable[None]]) -> None:
+    async def main() -> None:
+        try:
+            await test(store)
+        finally:
+            await store.close()
+
+    asyncio.run(main())
+
+
+async def state_of(store: JobStore, id: str) -> str | None:
+    job = await store.get(id)
+    return None if job is None else job.state
+
+
+async def claim(store: JobStore, most: int = 10, owner: str = "me", seconds: float = 60) -> list[JobRecord]:
+    return await store.claim({("m", ""): most}, owner, seconds)
+
+
+def test_an_accepted_job_is_there_as_it_came_also_for_the_next_server(make_store: MakeStore) -> None:
+    async def accept(store: JobStore) -> None:
+        await store.add(new("a", priority=3, callback="http://x/", client="me", deadline=5.0), MOST)
+
+    async def look(store: JobStore) -> None:
+        job = await store.get("a")
+        assert job is not None
+        assert (job.state, job.priority, job.callback, job.client, job.deadline) == ("queued", 3, "http://x/", "me", 5.0)
+        assert (job.size, job.attempts, job.request_id) == (5, 0, "r-1")
+        assert await store.request("a") == REQUEST
+        assert await store.request("b") is None
+
+    run(make_store(), accept)
+    run(make_store(), look)
+
+
+def test_jobs_are_claimed_once_by_priority_and_then_by_arrival(make_store: MakeStore) -> None:
+    async def test(store: JobStore) -> None:
+        for id, priority in (("a", 0), ("b", 1), ("c", 0), ("d", -1)):
+            await store.add(new(id, priority=priority), MOST)
+        await store.add(new("other", version="2.0"), MOST)
+        assert await store.waiting() == {("m", ""), ("m", "2.0")}
+        third = await store.get("c")
+        assert third is not None
+        assert await store.ahead(third) == 2
+        assert [job.id for job in await claim(store, 3)] == ["b", "a", "c"]
+        assert [(job.id, job.state, job.attempts) for job in await claim(store, 3)] == [("d", "running", 1)]
+        assert await claim(store) == []
+
+    run(make_store(), test)
+
+
+def test_a_job_is_answered_by_the_claim_that_is_in_force_and_once(make_store: MakeStore) -> None:
+    async def test(store: JobStore) -> None:
+        await store.add(new("a", callback="http://x/"), MOST)
+        await claim(store, owner="slow", seconds=-1)
+        await store.reclaim()
+        await claim(store, owner="quick")
+        assert await store.renew([("a", 1)], "slow", 60) == {"a"}
+        assert await store.renew([("a", 2)], "quick", 60) == set()
+        assert not await store.finish("a", 1, "slow", StoredAnswer(500), 60)
+        assert not await store.finish("a", 1, "quick", StoredAnswer(500), 60)
+        assert await store.finish("a", 2, "quick", ANSWER, 60)
+        assert not await store.finish("a", 2, "quick", StoredAnswer(500), 60)
+        found = await store.get_answer(AnswerKey(JOB, "", "a"))
+        assert found is not None
+        assert found[:3] == ANSWER[:3]
+        assert await store.counts() == {("m", "done"): 1}
+        assert len(await store.claim_callbacks(5, 60)) == 1
+
+    run(make_store(), test)
+
+
+def test_a_job_can_be_released_cancelled_and_run_again(make_store: MakeStore) -> None:
+    async def test(store: JobStore) -> None:
+        for id in ("a", "b"):
+            await store.add(new(id), MOST)
+        await claim(store)
+        await store.release([("a", 1)], "me")
+        assert await state_of(store, "a") == "queued"
+        cancelled = [await store.cancel(id, 60) for id in ("a", "b", "c")]
+        assert [job and job.state for job in cancelled] == ["cancelled", "cancelled", None]
+        assert await store.renew([("b", 1)], "me", 60) == {"b"}
+        assert not await store.finish("b", 1, "me", ANSWER, 60)
+        assert (await store.retry("b") or cancelled[0]).state == "queued"  # type: ignore[union-attr]
+        [again] = await claim(store)
+        assert await store.finish("b", again.attempts, "me", ANSWER, 60)
+        assert (await store.cancel("b", 60)).state == "done"  # type: ignore[union-attr]
+
+    run(make_store(), test)
+
+
+def test_what_has_expired_is_removed_and_known_for_a_while(make_store: MakeStore) -> None:
+    async def test(store: JobStore) -> None:
+        await store.add(new("a", callback="http://x/"), MOST)
+        await claim(store)
+        await store.finish("a", 1, "me", ANSWER, -1)
+        await store.expire()
+        assert await state_of(store, "a") == "expired"
+        assert await store.request("a") is None
+        assert await store.next_callback() is None
+        assert (await store.retry("a")).state == "expired"  # type: ignore[union-attr]
+
+    run(make_store(), test)
+
+
+def test_no_more_jobs_are_accepted_than_may_be_of_one_client_or_of_all(make_store: MakeStore) -> None:
+    async def test(store: JobStore) -> None:
+        await store.add(new("a", client="me"), 2, 1)
+        with pytest.raises(JobsFull, match="this client"):
+            await store.add(new("b", client="me"), 2, 1)
+        await store.add(new("c", client="you"), 2, 1)
+        with pytest.raises(JobsFull, match="max_queued_jobs"):
+            await store.add(new("d", client="they"), 2, 1)
+        await claim(store)
+        await store.finish("a", 1, "me", ANSWER, 60)
+        await store.add(new("d", client="me"), 2, 1)
+
+    run(make_store(), test)
+
+
+def test_jobs_are_listed_by_pages_the_newest_first(make_store: MakeStore) -> None:
+    async def test(store: JobStore) -> None:
+        for number in range(5):
+            await store.add(new(str(number), model="n" if number == 4 else "m"), MOST)
+        page = await store.list_jobs(limit=2)
+        assert [job.id for job in page] == ["4", "3"]
+        assert [job.id for job in await store.list_jobs(before=page[-1].number, model="m")] == ["2", "1", "0"]
+        assert await store.list_jobs(state="done") == []
+
+    run(make_store(), test)
+
+
+def test_many_at_once_share_commits_and_one_that_fails_fails_alone(make_store: MakeStore) -> None:
+    async def test(store: JobStore) -> None:
+        await store.add(new("x"), MOST)
+        bad = store.put_answer(AnswerKey("k", "", "bad"), StoredAnswer(200, None))  # type: ignore[arg-type]  # which the table refuses
+        results = await asyncio.gather(*(store.add(new(str(n)), MOST) for n in range(50)), bad, return_exceptions=True)
+        assert [type(result) for result in results if result is not None] == [StoreUnavailable]
+        assert await store.counts() == {("m", "queued"): 51}
+        claims = await asyncio.gather(*(claim(store, 7) for _ in range(9)))
+        assert sorted(len(each) for each in claims) == [0, 2, *[7] * 7]
+        assert len({job.id for each in claims for job in each}) == 51
+
+    run(make_store(), test)
+
+
+def test_an_answer_by_key_is_begun_by_one_and_forgotten_when_it_expires(make_store: MakeStore) -> None:
+    key = AnswerKey("idempotency", "m", "k")
+
+    async def test(store: JobStore) -> None:
+        assert await store.begin_answer(key, "f", "me", 60) is None
+        begun = await store.begin_answer(key, "g", "you", 60)
+        assert begun is not None
+        assert (begun.status, begun.fingerprint) == (None, "f")
+        await store.put_answer(key, ANSWER._replace(fingerprint="f", expires=begun.expires))
+        assert await store.begin_answer(key, "f", "you", 60) == ANSWER._replace(fingerprint="f", expires=begun.expires)
+        await store.put_answer(key, ANSWER._replace(expires=1.0))
+        assert await store.get_answer(key) is None
+        assert await store.begin_answer(key, "f", "you", 60) is None
+        assert await store.drop_answer(key)
+        assert not await store.drop_answer(key)
+
+    run(make_store(), test)
+
+
+def test_a_callback_is_claimed_once_and_comes_again_after_a_while(make_store: MakeStore) -> None:
+    async def test(store: JobStore) -> None:
+        await store.add(new("a", callback="http://x/"), MOST)
+        await claim(store)
+        await store.finish("a", 1, "me", ANSWER, 60)
+        assert (await store.next_callback() or 0.0) <= 0
+        [due] = await store.claim_callbacks(5, 60)
+        assert (due.id, due.url, due.attempts, due.answer.body) == ("a", "http://x/", 1, b"an answer")
+        assert await store.claim_callbacks(5, 60) == []
+        await store.end_callback("a", 0.0, "it answered 500")
+        [due] = await store.claim_callbacks(5, 60)
+        assert due.attempts == 2
+        await store.end_callback("a", None, "")
+        assert await store.next_callback() is None
+
+    run(make_store(), test)
+
+
+def test_a_killed_server_leaves_its_file_and_its_jobs_to_the_next_one(tmp_path: Path) -> None:
+    async def test(store: JobStore) -> None:
+        await store.add(new("a"), MOST)
+        await claim(store)
+        assert await store.begin_answer(AnswerKey("idempotency", "m", "k"), "f", "me", 60) is None
+        with pytest.raises(StoreUnavailable, match="in use by another running server"):
+            await SqliteStore(tmp_path / "jobs.sqlite").get("a")
+
+    async def look(store: JobStore) -> None:
+        assert [job.attempts for job in await claim(store)] == [2]
+        assert await store.begin_answer(AnswerKey("idempotency", "m", "k"), "f", "me", 60) is None
+
+    run(SqliteStore(tmp_path / "jobs.sqlite"), test)
+    run(SqliteStore(tmp_path / "jobs.sqlite"), look)
+    assert (tmp_path / "jobs.sqlite").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_full_disk_is_an_error_that_says_what_to_do_and_passes(tmp_path: Path) -> None:
+    async def test(store: JobStore) -> None:
+        await store.add(new("a"), MOST)
+        large = new("b")._replace(request=REQUEST._replace(body=bytes(1 << 20)))
+        with pytest.raises(StoreFull, match="max_jobs_size") as raised:
+            await store.add(large, MOST)
+        assert raised.value.status == 507
+        await store.add(new("c"), MOST)
+        assert await store.counts() == {("m", "queued"): 2}
+
+    run(SqliteStore(tmp_path / "jobs.sqlite", 1 << 18), test)
+
+
+def test_a_file_that_is_no_store_and_a_place_that_cannot_be_written_are_errors_in_words(tmp_path: Path) -> None:
+    (tmp_path / "other.sqlite").write_bytes(b"no database" * 100)
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "other.sqlite", tmp_path / "file" / "jobs.sqlite"):
+        store = SqliteStore(path)
+        for _ in range(2):  # the lock of the first try is given back
+            with pytest.raises(StoreUnavailable, match=r"cannot be (used|written)"):
+                asyncio.run(store.get("a"))
+
+
+def test_a_lost_connection_is_made_again(database: str) -> None:
+    import psycopg  # here, where its server is
+
+    from tsx_runtime.jobs.postgres import PostgresStore  # its driver is an extra
+
+    async def test(store: JobStore) -> None:
+        await store.add(new("a"), MOST)
+        with psycopg.connect(database, autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'tsx' AND datname = current_database()"
+            )
+        await store.add(new("b"), MOST)
+        assert await store.counts() == {("m", "queued"): 2}
+
+    run(PostgresStore(database), test)
+    with pytest.raises(StoreUnavailable, match=r"postgresql://nowhere\.invalid/jobs") as raised:
+        asyncio.run(PostgresStore("postgresql://tsx:secret@nowhere.invalid/jobs").get("a"))
+    assert "secret" not in raised.value.message
+
+
+def test_servers_of_one_queue_claim_each_job_once(database: str) -> None:
+    from tsx_runtime.jobs.postgres import PostgresStore  # its driver is an extra
+
+    async def main() -> None:
+        stores = [PostgresStore(database) for _ in range(3)]
+        await asyncio.gather(*(stores[n % 3].add(new(str(n)), MOST) for n in range(60)))
+        claimed: list[tuple[str, JobRecord]] = []
+
+        async def work(store: PostgresStore, owner: str) -> None:
+            while jobs := await claim(store, 4, owner):
+                claimed.extend((owner, job) for job in jobs)
+                await asyncio.gather(*(store.finish(job.id, job.attempts, owner, ANSWER, 60) for job in jobs))
+
+        await asyncio.gather(*(work(store, str(number)) for number, store in enumerate(stores)))
+        assert sorted(int(job.id) for _, job in claimed) == list(range(60))
+        assert await stores[0].counts() == {("m", "done"): 60}
+        for store in stores:
+            await store.close()
+
+    asyncio.run(main())
