@@ -110,7 +110,15 @@ FLOORS: dict[str, list[set[str]]] = {
 PACKAGES = ("tsx_archiver", "tsx_cli", "tsx_runtime")  # whose files import each other in no circle
 # The floors inside the command line, the lowest first: what stands in one row may import the rows above it, and not its neighbours.
 CLI_FLOORS: Mapping[str, Sequence[str]] = {
-    "tsx_cli": ("common", "archive", "bench cache config init jobs models requests serve", "deploy optimize", "batch check", "main", "__main__"),
+    "tsx_cli": (
+        "common",
+        "archive",
+        "bench cache config init jobs models requests serve",
+        "deploy optimize",
+        "batch check",
+        "main",
+        "__main__",
+    ),
     "tsx_cli.bench": (
         "model",
         "workload",

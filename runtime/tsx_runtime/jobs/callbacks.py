@@ -44,11 +44,13 @@ logger = logging.getLogger("tsx.jobs")
 class CallbackSender:
     """Sends what is due, from a few threads."""
 
-    def __init__(self, store: JobStore, hosts: AllowList, secret: str, stats: JobStats, draw: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self, store: JobStore, hosts: AllowList, secret: str, draw: Callable[[], float] = random.random, stats: JobStats | None = None
+    ) -> None:
         self._store = store
         self._hosts = hosts
         self._secret = secret.encode()
-        self._stats = stats
+        self._stats = stats or JobStats()
         self._draw = draw
         self._threads = DaemonThreads(AT_ONCE, "callbacks")
         self._tasks = TaskGroup()

@@ -42,7 +42,7 @@ class Runner:
     """All of it runs in the event loop. `added` is called for jobs of this server; those of others are found by looking."""
 
     def __init__(
-        self, store: JobStore, executor: JobExecutor, owner: str, keep: float, on_answer: Callable[[], None], stats: JobStats
+        self, store: JobStore, executor: JobExecutor, owner: str, keep: float, on_answer: Callable[[], None], stats: JobStats | None = None
     ) -> None:
         """`keep`: seconds for which answers are stored. `on_answer` is called when one is stored."""
         self._store = store
@@ -50,7 +50,7 @@ class Runner:
         self._owner = owner
         self._keep = keep
         self._on_answer = on_answer
-        self._stats = stats
+        self._stats = stats or JobStats()
         self._waiting: set[JobTarget] = set()  # that may have queued jobs
         self._known: set[JobTarget] = set()  # that have been registered while this runs
         self._missing: dict[JobTarget, float] = {}  # since when they are not registered

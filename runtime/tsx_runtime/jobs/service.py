@@ -45,7 +45,7 @@ class Jobs:
         self.stats = JobStats()
         self.keyed_runs = KeyedRuns(store, self.owner, settings.idempotency_retention, settings.max_kept_answer, self.begin)
         self.callbacks = CallbackSender(
-            store, AllowList(settings.job_callback_hosts, "job_callback_hosts"), settings.job_callback_secret or "", self.stats
+            store, AllowList(settings.job_callback_hosts, "job_callback_hosts"), settings.job_callback_secret or "", stats=self.stats
         )
         self.runner = Runner(store, executor, self.owner, self.keep, self.callbacks.added, self.stats)
         self._most = settings.max_queued_jobs
