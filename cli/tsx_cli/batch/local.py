@@ -53,7 +53,9 @@ def recommendation(model: Path) -> Recommendation:
     if record is None or not record.here:
         return Recommendation()
     best = Configuration(**record.best.configuration)
-    points = [point for curve in record.curves if curve.variant == best.variant for point in curve.points]
+    curves = [curve for curve in record.curves if curve.variant.kind == best.variant.kind]
+    threads = best.threads_each(record.environment.cores)
+    points = [point for curve in [curve for curve in curves if curve.threads == threads] or curves for point in curve.points]
     sizes = {point.batch_size: point.batch_size / point.median_ms for point in points if point.median_ms > 0}
     return Recommendation(best.workers, max(sizes, key=sizes.__getitem__) if sizes else best.batch_size)
 
@@ -66,10 +68,13 @@ def open_local(model: Path, settings: Settings, workers: int | None = None, batc
     ended = asyncio.Event()
 
     async def serve() -> None:
-        async with open_model(model, settings, workers=1) as version:
+        async with open_model(model, settings, workers=0) as version:
             _check(version)
-            count = workers or measured.workers or _room_for(version)
+            count = workers or measured.workers or 1
             await version.scale(count, count)
+            if not (workers or measured.workers):
+                count = _room_for(version)
+                await version.scale(count, count)
             version.change({"job_queue_size": 1 << 30, "max_queue_bytes": 1 << 50})  # the engine bounds what is under way
             opened.set_result(LocalEngine(asyncio.get_running_loop(), version, count, batch_size or measured.batch_size))
             await ended.wait()
@@ -151,7 +156,7 @@ class LocalEngine:
         size, before, best = 1, 1, 0.0
         while True:
             self._set(size)
-            yield from (results := self._measure(rows, size, before))[0]
+            yield from (results := self._measure(rows, size))[0]
             rate = results[1]
             if rate is None or rate < best * GROWTH:
                 break
@@ -162,23 +167,13 @@ class LocalEngine:
             size *= 2
         self._set(before)
 
-    def _measure(self, rows: Iterator[Row], size: int, before: int) -> tuple[list[RowResult], float | None]:
-        """Results, and rows per second, None where the rows do not suffice or cannot be answered in batches of that size."""
+    def _measure(self, rows: Iterator[Row], size: int) -> tuple[list[RowResult], float | None]:
+        """Results, and rows per second; None where the rows do not suffice."""
         count, found = size * self.workers, list[RowResult]()
         begun, measured = 0.0, 0
         while begun == 0.0 or time.monotonic() - begun < STEP or measured < 2 * count:
             taken = _take(rows, count)
-            results = self._submit(taken).wait() if taken else []
-            failed = [position for position, result in enumerate(results) if result.status >= 500]
-            if failed and size > 1:
-                self._set(before)
-                again = self._submit([taken[position] for position in failed]).wait()
-                for position, result in zip(failed, again, strict=True):
-                    results[position] = result
-                if any(result.error is None for result in again):
-                    return found + results, None
-                self._set(size)
-            found += results
+            found += self._submit(taken).wait() if taken else []
             if len(taken) < count:
                 return found, None
             measured = measured + count if begun else 0  # the first round is for warming up

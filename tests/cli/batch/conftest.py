@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
+import boto3
 import pytest
+from moto import mock_aws
 
 from tests.support.models import make_model
+from tsx_cli.batch import s3
 from tsx_cli.batch.rows import Row, RowResult
 
 TWICE = """
@@ -54,3 +58,16 @@ class EchoEngine:
 def twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that doubles x, and tells the length of anything else."""
     return make_model(tmp_path_factory.mktemp("models") / "twice.mar", TWICE)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A client of S3 with an empty bucket `data`."""
+    for name, value in {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}.items():
+        monkeypatch.setenv(name, value)
+    with mock_aws():
+        s3._client.cache_clear()
+        client: Any = boto3.client("s3")
+        client.create_bucket(Bucket="data")
+        yield client
+    s3._client.cache_clear()

@@ -13,13 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pyarrow.parquet as pq
 import pytest
-from moto import mock_aws
 
 from tests.cli.conftest import Run
-from tsx_cli.batch import s3
 from tsx_cli.common.failure import INTERRUPTED
 
 KILLS = int(os.environ.get("TSX_BATCH_KILLS", "4"))
@@ -137,24 +134,17 @@ def test_every_kind_of_output_has_the_answers_in_order_with_the_batch_size_found
 
 
 @pytest.mark.slow
-def test_inputs_and_outputs_may_be_objects_of_s3(run: Run, twice: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}.items():
-        monkeypatch.setenv(name, value)
-    with mock_aws():
-        s3._client.cache_clear()
-        client: Any = boto3.client("s3")
-        client.create_bucket(Bucket="data")
-        for number in range(3):
-            client.put_object(Bucket="data", Key=f"in/{number}.txt", Body=b"x" * (number + 1))
-        client.put_object(Bucket="data", Key="rows.jsonl", Body=b'{"x": 1}\n{"x": 2}\n')
-        for words in (["s3://data/in/", "-o", "s3://data/out/"], ["s3://data/rows.jsonl", "-o", "s3://data/out.jsonl"]):
-            ended = run("batch", twice, *words, *QUICK)
-            assert ended.code == 0, ended.err
+def test_inputs_and_outputs_may_be_objects_of_s3(run: Run, twice: Path, bucket: Any) -> None:
+    for number in range(3):
+        bucket.put_object(Bucket="data", Key=f"in/{number}.txt", Body=b"x" * (number + 1))
+    bucket.put_object(Bucket="data", Key="rows.jsonl", Body=b'{"x": 1}\n{"x": 2}\n')
+    for words in (["s3://data/in/", "-o", "s3://data/out/"], ["s3://data/rows.jsonl", "-o", "s3://data/out.jsonl"]):
+        ended = run("batch", twice, *words, *QUICK)
+        assert ended.code == 0, ended.err
         assert run("batch", twice, *words, *QUICK).code == 1  # it is there
-        keys = [each["Key"] for each in client.list_objects_v2(Bucket="data")["Contents"]]
-        assert keys == ["in/0.txt", "in/1.txt", "in/2.txt", "out.jsonl", "out/0.txt.json", "out/1.txt.json", "out/2.txt.json", "rows.jsonl"]
-        body = client.get_object(Bucket="data", Key="out.jsonl")["Body"].read()
-    s3._client.cache_clear()
+    keys = [each["Key"] for each in bucket.list_objects_v2(Bucket="data")["Contents"]]
+    assert keys == ["in/0.txt", "in/1.txt", "in/2.txt", "out.jsonl", "out/0.txt.json", "out/1.txt.json", "out/2.txt.json", "rows.jsonl"]
+    body = bucket.get_object(Bucket="data", Key="out.jsonl")["Body"].read()
     assert [json.loads(line) for line in body.splitlines()] == [
         {"id": "rows.jsonl:1", "output": {"twice": 2}},
         {"id": "rows.jsonl:2", "output": {"twice": 4}},

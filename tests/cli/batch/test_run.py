@@ -21,7 +21,7 @@ from tsx_cli.batch.journal import BatchJournal
 from tsx_cli.batch.readers import InputReader
 from tsx_cli.batch.rows import Position, Row
 from tsx_cli.batch.run import MaxErrors, Tally, run_batch
-from tsx_cli.batch.stores import LocalStore
+from tsx_cli.batch.stores import LocalStore, OutputStore, S3Store
 from tsx_cli.batch.writers import ENCODINGS, DirectoryWriter, FileWriter, Writer
 from tsx_cli.common.failure import CliError
 
@@ -76,10 +76,12 @@ class MortalDisk:
         raise ProcessDied
 
 
-def run(place: Path, kind: str, engine: EchoEngine | None = None, stop: threading.Event | None = None, **options: Any) -> Tally:
+def run(
+    place: Path, kind: str, engine: EchoEngine | None = None, stop: threading.Event | None = None, *, output: str = "", **options: Any
+) -> Tally:
     """As the command does it, with a commit for each row."""
     reader = InputReader([str(place / "rows.jsonl")])
-    store = LocalStore(f"{place}/out{'/' if kind == 'directory' else ''}")
+    store: OutputStore = S3Store(output) if output else LocalStore(f"{place}/out{'/' if kind == 'directory' else ''}")
     writer: Writer = DirectoryWriter(store, numbered=False) if kind == "directory" else FileWriter(store, ENCODINGS[kind]())
     journal, finished = BatchJournal(store, {"reader": reader.fingerprint}), False
     try:
@@ -101,6 +103,15 @@ def ids(place: Path, kind: str) -> list[str]:
         return [json.loads(line)["id"] for line in file] if kind == "jsonl" else [row["id"] for row in csv.DictReader(file)]
 
 
+def stopping_at(index: int, stop: threading.Event) -> EchoEngine:
+    def fails(row: Row) -> bool:
+        if row.index == index:
+            stop.set()
+        return False
+
+    return EchoEngine(fails)
+
+
 def make_rows(place: Path, count: int = ROWS) -> None:
     (place / "rows.jsonl").write_text("".join(json.dumps({"x": number}) + "\n" for number in range(count)))
 
@@ -109,7 +120,7 @@ Deaths = st.lists(st.tuples(st.integers(1, 130), st.integers(0, 2), st.booleans(
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "directory"])
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(Deaths)
 @example([(step, 0, True) for step in range(1, 40, 3)])
 def test_a_run_that_dies_at_any_step_leaves_each_row_in_the_output_once(
@@ -137,13 +148,7 @@ def test_a_run_that_dies_at_any_step_leaves_each_row_in_the_output_once(
 def test_what_is_committed_is_not_computed_again(tmp_path: Path) -> None:
     make_rows(tmp_path, 20)
     stop = threading.Event()
-
-    def stops(row: Row) -> bool:
-        if row.index == 5:
-            stop.set()
-        return False
-
-    first, second = EchoEngine(stops), EchoEngine()
+    first, second = stopping_at(5, stop), EchoEngine()
     tally = run(tmp_path, "jsonl", first, stop)
     assert (tally.finished, tally.rows) == (False, first.seen)
     tally = run(tmp_path, "jsonl", second)
@@ -210,3 +215,19 @@ def test_two_runs_cannot_write_one_output(tmp_path: Path) -> None:
     store.close()
     assert run(tmp_path, "jsonl").finished
     assert {each.name for each in tmp_path.iterdir()} == {"rows.jsonl", "out"}
+
+
+def test_a_stopped_run_into_s3_goes_on_and_leaves_only_the_output(tmp_path: Path, bucket: Any) -> None:
+    make_rows(tmp_path, 12)
+    for output in ("s3://data/out.jsonl", "s3://data/files/"):
+        stop = threading.Event()
+        assert not run(tmp_path, "directory" if output.endswith("/") else "jsonl", stopping_at(5, stop), stop, output=output).finished
+        keys = [each["Key"] for each in bucket.list_objects_v2(Bucket="data")["Contents"]]
+        assert f"{output.removeprefix('s3://data/').rstrip('/')}.tsx-batch/journal.json" in keys
+        engine = EchoEngine()
+        assert run(tmp_path, "directory" if output.endswith("/") else "jsonl", engine, output=output).finished
+        assert 0 < engine.seen < 12
+    keys = [each["Key"] for each in bucket.list_objects_v2(Bucket="data")["Contents"]]
+    assert sorted(keys) == sorted(["out.jsonl", *(f"files/rows.jsonl:{number}.json" for number in range(1, 13))])
+    body = bucket.get_object(Bucket="data", Key="out.jsonl")["Body"].read()
+    assert [json.loads(line)["output"]["x"] for line in body.splitlines()] == list(range(12))

@@ -110,7 +110,7 @@ class HostileConnection:
             self.read(1.0)
 
     def read(self, seconds: float) -> None:
-        """What comes within that time. The server's settings are acknowledged at once: it waits a few seconds only, and the next read may come later."""
+        """What comes within that time. The server's settings are acknowledged at once: it waits for that only a few seconds."""
         if select.select([self.sock], [], [], seconds)[0]:
             self._receive()
         if self._acknowledge and not self.closed:
