@@ -17,10 +17,12 @@ from tsx_runtime.jobs.keyed_runs import KeyedRuns
 from tsx_runtime.jobs.runner import LEASE, JobExecutor, Runner
 from tsx_runtime.jobs.sqlite import SqliteStore
 from tsx_runtime.jobs.store import JOB, AnswerKey, JobRecord, JobState, JobStore, NewJob, StoredAnswer
+from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.jobs import OFF, POSTGRES, SQLITE
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources.urls import AllowList
 
+JOBS_PER_CLIENT = 1000  # where other machines can connect and nothing else is set
 LOOK = 1.0  # seconds between two looks for the jobs that other servers have accepted
 TEND = LEASE / 3
 
@@ -49,7 +51,8 @@ class Jobs:
         )
         self.runner = Runner(store, executor, self.owner, self.keep, self.callbacks.added, self.stats)
         self._most = settings.max_queued_jobs
-        self._most_of_client = settings.max_jobs_per_client
+        own = 0 if parse_address(settings.inference_address).is_local else JOBS_PER_CLIENT
+        self._most_of_client = own if settings.max_jobs_per_client is None else settings.max_jobs_per_client
         self._tasks = AsyncExitStack()
         self._begun = False
 
@@ -80,7 +83,7 @@ class Jobs:
     async def add(self, job: NewJob, answer: tuple[AnswerKey, StoredAnswer] | None = None) -> None:
         """Once it returns, the job is on the disk. Raises JobsFull, StoreFull, StoreUnavailable."""
         await self.begin()
-        await self.store.add(job, self._most, self._most_of_client, answer)
+        await self.store.add(job, self._most, self._most_of_client if job.client else 0, answer)
         self.runner.added((job.model, job.version))
 
     async def get(self, id: str) -> JobRecord | None:
