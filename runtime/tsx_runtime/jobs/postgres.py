@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from tsx_runtime.errors import StoreFull, StoreUnavailable, TsxError
+from tsx_runtime.errors import BadRequest, StoreFull, StoreUnavailable, TsxError
 from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.sql_thread import Dialect, Session
 
@@ -53,6 +53,8 @@ class PostgresStore(SqlStore):
     def fault(self, error: Exception) -> TsxError:
         if isinstance(error, psycopg.errors.DiskFull):
             return StoreFull(f"The disk of jobs_store, {self._shown}, is full. Free space there, or lower job_retention.")
+        if isinstance(error, psycopg.DataError):  # a zero byte in a path
+            return BadRequest(f"The request cannot be stored: {str(error).strip()}.")
         return StoreUnavailable(f"jobs_store, {self._shown}, cannot be used: {str(error).strip() or type(error).__name__}", retry_after=5)
 
 

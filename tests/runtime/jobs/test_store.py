@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tsx_runtime.errors import JobsFull, StoreFull, StoreUnavailable, TooManyRequests
+from tsx_runtime.errors import BadRequest, JobsFull, StoreFull, StoreUnavailable, TooManyRequests
 from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.sqlite import SqliteStore
 from tsx_runtime.jobs.store import JOB, AnswerKey, JobRecord, JobStore, NewJob, StoredAnswer, StoredRequest
@@ -258,6 +258,8 @@ def test_a_lost_connection_is_made_again(database: str) -> None:
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'tsx' AND datname = current_database()"
             )
         await store.add(new("b"), MOST)
+        with pytest.raises(BadRequest, match="cannot be stored"):
+            await store.add(new("c")._replace(request=REQUEST._replace(path="/predictions/m/1.0/\0")), MOST)
         assert await store.counts() == {("m", "queued"): 2}
 
     run(PostgresStore(database), test)
