@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tsx_archiver.errors import CannotPack, DuplicateInput, InputMissing, InvalidConfig, InvalidModelName
 from tsx_archiver.metadata.manifest import CHECKSUMS_KEY, split_handler
+from tsx_archiver.metadata.mlmodel import PYFUNC, PYTORCH
 from tsx_archiver.metadata.modelconfig import check_model_config
 from tsx_archiver.names import DEFAULT_VERSION, MANIFEST_PATH, collision_key, is_model_name, path_fault, shown
 
@@ -25,6 +26,8 @@ BUILTIN_HANDLERS = (
     "dali_image_classifier",
     "vllm_handler",
     "trt_llm_handler",
+    PYTORCH,
+    PYFUNC,
 )
 RUNTIMES = ("python", "python3", "LSP")
 _HANDLER_SUFFIX = {"LSP": ".so"}

@@ -20,7 +20,9 @@ from tsx_archiver import (
     verify_archive,
 )
 from tsx_archiver.limits import human
+from tsx_archiver.metadata.mlmodel import MANIFEST_KEY
 from tsx_archiver.storage.cache import Cache
+from tsx_cli.archive.mlflow import default_name, is_mlflow
 from tsx_cli.archive.model_file import kind_in_words
 from tsx_cli.archive.packing import NOTHING_SENT, Packed, Packing, check, pack
 from tsx_cli.common.failure import FAILED, CliError, UsageError
@@ -50,15 +52,16 @@ def _check_names(paths: Sequence[Path | None], name: str | None) -> None:
         raise UsageError(f"--name {name} can name only one archive, but {len(paths)} files are given")
     seen: dict[str, Path] = {}
     for path in paths:
-        if path is not None and not is_archive(path):
-            twin = seen.setdefault(default_model_name(path), path)
+        if path is not None and (is_mlflow(path) or not is_archive(path)):
+            named = default_name(path) if is_mlflow(path) else default_model_name(path)
+            twin = seen.setdefault(named, path)
             if twin is not path:
-                raise UsageError(f"'{twin}' and '{path}' would both be named {default_model_name(path)}; pack them one by one with --name")
+                raise UsageError(f"'{twin}' and '{path}' would both be named {named}; pack them one by one with --name")
 
 
 def one(path: Path | None, order: Packing, check_it: bool, tolerance: float, *, quiet: bool) -> Packed:
     """One file of the command line: packed, checked, or both."""
-    if path is not None and is_archive(path):
+    if path is not None and is_archive(path) and not is_mlflow(path):
         if not check_it:
             raise UsageError(f"'{path}' is already an archive; `tsx archive inspect {path}` shows it, --check tests it")
         if order.belongs_to_packing():
@@ -82,6 +85,7 @@ def inspect(file: Path, as_json: bool) -> None:
         ("version", manifest.version),
         ("kind", kind_in_words(inspection.model) if inspection.model else "code only"),
         ("handler", manifest.handler or "none named"),
+        ("mlflow", manifest.data.get(MANIFEST_KEY)),
         ("model file", manifest.model_file),
         ("requirements", manifest.requirements_file),
         ("form", f"{inspection.form}, {human(inspection.size)}"),

@@ -29,7 +29,9 @@ def archive() -> None:
 
 @app.command("pack", hidden=True)
 def pack_command(
-    files: Annotated[list[Path] | None, typer.Argument(metavar="FILE...", help="Trained models; each becomes one archive.")] = None,
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="FILE...", help="Trained models, or MLflow's; each becomes one archive.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the model; by default that of the file.")] = None,
     version: Annotated[str | None, typer.Option("--version", "-v", help="Version of the model; 1.0 if not given.")] = None,
     handler: Handler = None,
@@ -56,6 +58,9 @@ def pack_command(
         ),
     ] = True,
     tolerance: Annotated[float, typer.Option(min=0, help="Absolute or relative tolerance for numbers.")] = 1e-4,
+    tracking_uri: Annotated[
+        str | None, typer.Option(help="MLflow's server, for models:/NAME/VERSION, models:/NAME@ALIAS and runs:/ID/PATH.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite an existing archive.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -71,7 +76,17 @@ def pack_command(
 
     parts = HandlerFiles(handler, model_file, split_list(extra_files), index_to_name)
     order = Packing(
-        parts, name, version, requirements_file, config_file, export_path, format, force, samples or [], import_it and not check_it
+        parts,
+        name,
+        version,
+        requirements_file,
+        config_file,
+        export_path,
+        format,
+        force,
+        samples or [],
+        import_it and not check_it,
+        tracking_uri,
     )
     actions.pack_files(files or [], order, check_it, tolerance, as_json)
 

@@ -15,6 +15,7 @@ from tsx_archiver import ArchiveSpec, Format, write_archive
 from tsx_archiver.limits import human
 from tsx_archiver.progress import progress_bar
 from tsx_cli.archive.importing import check_code
+from tsx_cli.archive.mlflow import is_mlflow, mlflow_spec
 from tsx_cli.archive.model_file import DEFAULT_HANDLER, HandlerFiles, work_out
 from tsx_cli.common.failure import FAILED, UsageError
 from tsx_cli.common.inputs import SAMPLES
@@ -41,6 +42,7 @@ class Packing:
     force: bool
     samples: Sequence[Path]
     import_it: bool = True
+    tracking_uri: str | None = None  # of MLflow's server
 
     def belongs_to_packing(self) -> str:
         """Options that were given and make no sense for an archive that exists."""
@@ -78,10 +80,24 @@ class Packed:
 
 
 def pack(path: Path | None, order: Packing, *, quiet: bool) -> Packed:
-    """Write the archive. Raises `UsageError` and `ArchiveError`."""
-    spec, notes = work_out(path, order.parts, name=order.name, version=order.version)
+    """Write the archive. Raises `CliError` and `ArchiveError`."""
+    if path is None or not is_mlflow(path):
+        spec, notes = work_out(path, order.parts, name=order.name, version=order.version)
+        return _pack(spec, notes, order, quiet=quiet)
+    own = order.requirements_file is None
+    with mlflow_spec(path, order.name, order.version, order.parts.handler, order.tracking_uri, requirements=own) as (spec, notes):
+        spec = replace(spec, extra_files=[*(spec.extra_files or ()), *order.parts.extra_files], model_file=order.parts.model_file)
+        return _pack(spec, notes, order, quiet=quiet)
+
+
+def _pack(spec: ArchiveSpec, notes: list[str], order: Packing, *, quiet: bool) -> Packed:
     samples = {f"{SAMPLES}/{name}": file.read_bytes() for name, file in sample_files(order.samples).items()}
-    spec = replace(spec, requirements_file=order.requirements_file, config_file=order.config_file, contents=samples)
+    spec = replace(
+        spec,
+        requirements_file=order.requirements_file or spec.requirements_file,
+        config_file=order.config_file,
+        contents=samples or spec.contents,
+    )
     _say(notes, quiet)
     imported = check_code(spec, import_it=order.import_it)
     _say(imported, quiet)

@@ -28,7 +28,7 @@ app = typer.Typer(
 def list_models(as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
     """List all models with their versions."""
     server = management(url, config)
-    names = [model["modelName"] for model in _all_models(server)]
+    names = [model["modelName"] for model in all_models(server)]
     versions = {name: server.call("GET", path("models", name, "all")).json() for name in names}
     if as_json:
         print_json([version for name in names for version in versions[name]])
@@ -183,7 +183,7 @@ def _changes(values: list[str]) -> dict[str, str]:
     return changes
 
 
-def _all_models(server: Server) -> list[dict[str, Any]]:
+def all_models(server: Server) -> list[dict[str, Any]]:
     models: list[dict[str, Any]] = []
     token: str | None = "0"
     while token is not None:

@@ -61,7 +61,7 @@ def traffic(
         if rule or no_rules:
             changes["rules"] = [_rule(text) for text in rule or []]
         if weights:
-            changes["weights"] = with_shares(_weights(weights), server.call("GET", target).json())
+            changes["weights"] = with_shares(read_weights(weights), server.call("GET", target).json())
         answer = server.call_json("PATCH", changing, changes)
     else:
         answer = server.call("GET", target).json()
@@ -168,7 +168,8 @@ def with_shares(named: Mapping[str, float], answer: Mapping[str, Any]) -> dict[s
     return dict.fromkeys(there) | {word: _tidy(weight * left) for word, weight in rest.items()} | dict(named)
 
 
-def _weights(texts: Sequence[str]) -> dict[str, float]:
+def read_weights(texts: Sequence[str]) -> dict[str, float]:
+    """Of VERSION=PERCENT. Raises UsageError."""
     weights: dict[str, float] = {}
     for text in texts:
         version, _, weight = text.rpartition("=")

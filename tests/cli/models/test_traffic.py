@@ -14,7 +14,7 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import serving
 from tsx_cli.common.failure import UsageError
-from tsx_cli.models.traffic import _label, _rule, _weights, with_shares
+from tsx_cli.models.traffic import _label, _rule, read_weights, with_shares
 
 NUMBER = """
 def handle(data, context):
@@ -42,11 +42,11 @@ def test_what_is_no_rule_is_reported_what_one_looks_like(text: str) -> None:
 
 
 def test_weights_and_labels_are_read() -> None:
-    assert _weights(["1.0=90", "canary=0.5"]) == {"1.0": 90, "canary": 0.5}
+    assert read_weights(["1.0=90", "canary=0.5"]) == {"1.0": 90, "canary": 0.5}
     assert _label("stable=1.0") == ("stable", "1.0")
     for wrong in ("1.0", "1.0=", "=5", "1.0=many"):
         with pytest.raises(UsageError, match="takes VERSION=PERCENT"):
-            _weights([wrong])
+            read_weights([wrong])
     for wrong in ("stable", "stable=", "=1.0"):
         with pytest.raises(UsageError, match="takes LABEL=VERSION"):
             _label(wrong)
@@ -84,7 +84,7 @@ def test_shares_that_are_all_zero_are_refused(named: dict[str, float], weights: 
 
 def test_a_version_has_one_weight() -> None:
     with pytest.raises(UsageError, match=r"'1\.0' has two shares"):
-        _weights(["1.0=90", "2.0=10", "1.0=10"])
+        read_weights(["1.0=90", "2.0=10", "1.0=10"])
 
 
 def test_traffic_is_set_from_a_terminal_and_survives_a_server_that_is_killed(

@@ -31,6 +31,8 @@ BUILTIN = {
     "dali_image_classifier": "tsx_runtime.worker.handlers.dali:DALIImageClassifier",
     "image_classifier": "tsx_runtime.worker.handlers.image_classifier:ImageClassifier",
     "image_segmenter": "tsx_runtime.worker.handlers.image_segmenter:ImageSegmenter",
+    "mlflow_pyfunc": "tsx_runtime.worker.handlers.mlflow.pyfunc:MLflowPyfunc",
+    "mlflow_pytorch": "tsx_runtime.worker.handlers.mlflow.pytorch:MLflowPyTorch",
     "object_detector": "tsx_runtime.worker.handlers.object_detector:ObjectDetector",
     "text_classifier": "tsx_runtime.worker.handlers.text_classifier:TextClassifier",
 }

@@ -1,7 +1,8 @@
 """Requests for tensors in any of their forms, as rows of a model's input; and its output in the form of each request.
 
-A body is JSON or a .npy file. JSON is a row or a list of rows, as it stands or under `data` or `inputs`; `{"instances": [rows]}`, answered
-`{"predictions": [...]}`; or tensors of the Open Inference Protocol, answered as such. A model of several inputs takes them by name.
+A body is JSON or a .npy file. JSON is a row or a list of rows, as it stands or under `data` or `inputs`; `{"instances": [rows]}` or
+a table as MLflow's clients send it, answered `{"predictions": [...]}`; or tensors of the Open Inference Protocol, answered as such. A model
+of several inputs takes them by name.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.models.input_spec import InputSpec
 
 PLAIN, PREDICTIONS, TENSORS = "plain", "predictions", "tensors"  # forms of an answer: as it is, {"predictions": ...}, for an encoder
+SPLIT, RECORDS = "dataframe_split", "dataframe_records"
 NPY = b"\x93NUMPY"
 IMAGES = {b"\x89PNG": "a PNG", b"\xff\xd8\xff": "a JPEG", b"GIF8": "a GIF", b"RIFF": "a WebP"}
 INSTANCES = 'Send JSON of the form {"instances": [rows]}.'
@@ -222,6 +224,8 @@ def _of_json(value: Any, *, is_row: bool | None) -> tuple[dict[str, Any], str | 
     for name in ("inputs", "data"):
         if name in value:
             return _of_inputs(value, value[name]) if name == "inputs" else _of_json(value[name], is_row=is_row)
+    if SPLIT in value or RECORDS in value:
+        return {"": _of_table(value)}, PREDICTIONS, False
     if not value:
         raise MalformedTensors("The request is empty.")
     return value, PLAIN, is_row
@@ -235,6 +239,16 @@ def _of_inputs(request: dict[str, Any], inputs: Any) -> tuple[dict[str, Any], st
     # Where the answer is wanted as bytes, the worker encodes it.
     form = TENSORS if output_request_of_json(request) is not None else parse_output_request(request)
     return {str(tensor["name"]): _typed(tensor) for tensor in tensors}, form, None
+
+
+def _of_table(request: dict[str, Any]) -> list[Any]:
+    """The rows of `dataframe_split` or `dataframe_records`."""
+    split, records = request.get(SPLIT), request.get(RECORDS)
+    if isinstance(split, dict) and isinstance(split.get("data"), list):
+        return list(split["data"])
+    if isinstance(records, list) and all(isinstance(each, dict) and set(each) == set(records[0]) for each in records):
+        return [[record[name] for name in records[0]] for record in records]
+    raise MalformedTensors(f'"{SPLIT}" has "columns" and "data", a list of rows; "{RECORDS}" is a list of objects with the same names.')
 
 
 def _typed(tensor: dict[str, Any]) -> Any:
@@ -260,8 +274,11 @@ def _tensor(value: Any, spec: InputSpec) -> torch.Tensor:
         raise MalformedTensors(f"These are complex numbers, and the model takes {str(wanted).removeprefix('torch.')}.")
     if wanted is None:
         return tensor if typed and tensor.dtype != torch.float64 else tensor.float()
-    if tensor.is_floating_point() and not (spec.certain or wanted.is_floating_point):
-        return tensor.float()  # whole numbers are only what the first input suggests
+    if tensor.is_floating_point() and not wanted.is_floating_point:
+        if not spec.certain:
+            return tensor.float()  # whole numbers are only what the first input suggests
+        if not torch.equal(tensor, tensor.trunc()):
+            raise MalformedTensors(f"The request has fractions, and the model takes {spec.kind}.")
     return tensor.to(wanted)
 
 

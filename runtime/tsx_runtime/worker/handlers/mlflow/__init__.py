@@ -1,0 +1,1 @@
+"""The handlers of MLflow's models, which answer MLflow's scoring protocol."""

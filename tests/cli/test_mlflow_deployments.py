@@ -1,0 +1,284 @@
+"""`mlflow deployments -t tsx://...`: a real MLflow server on SQLite, its own command line, and a real server of tsx."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mlflow.pytorch
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from click.testing import CliRunner
+from mlflow.deployments.cli import commands
+from mlflow.exceptions import MlflowException
+from mlflow.models import infer_signature
+from mlflow.pyfunc.scoring_server.client import ScoringServerClient
+from mlflow.tracking import MlflowClient
+
+from tests.cli.conftest import Run
+from tests.support.servers import FREE_PORTS, Running, serving
+from tsx_cli import mlflow_deployments
+from tsx_cli.mlflow_deployments import TsxDeploymentClient, address
+
+pytestmark = pytest.mark.slow
+
+PAGE = Path(__file__).parents[2] / "docs" / "mlflow.md"
+ROW = [[1.0, 2.0, 3.0, 4.0]]
+
+
+@pytest.fixture(scope="module")
+def tracking(processes: None, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Iterator[str]:
+    """The address of an MLflow server that has two versions of a model; the first is its champion."""
+    directory = tmp_path_factory.mktemp("mlflow")
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", "sqlite:///mlflow.db", "--workers", "1"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # processes that nothing here asks for
+    server = subprocess.Popen(
+        command, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    assert server.stdout is not None
+    try:
+        said = []
+        for line in server.stdout:
+            said.append(line)
+            if "Application startup complete" in line:
+                break
+        else:
+            raise AssertionError(said)
+        before = mlflow.get_tracking_uri()
+        mlflow.set_tracking_uri(f"http://127.0.0.1:{port}")
+        _log_models()
+        yield f"http://127.0.0.1:{port}"
+        mlflow.set_tracking_uri(before)
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+        server.stdout.close()
+
+
+def _log_models() -> None:
+    rows = np.array(ROW, dtype=np.float32)
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        net = torch.nn.Linear(4, 2)
+        signature = infer_signature(rows, net(torch.from_numpy(rows)).detach().numpy())
+        with mlflow.start_run():
+            mlflow.pytorch.log_model(
+                net,
+                name="net",
+                signature=signature,
+                registered_model_name="iris",
+                serialization_format="pickle",
+                pip_requirements=["torch"],
+            )
+    MlflowClient().set_registered_model_alias("iris", "champion", "1")
+    MlflowClient().set_model_version_tag("iris", "1", "owner", "botany")
+
+
+@pytest.fixture(scope="module")
+def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    directory = tmp_path_factory.mktemp("server")
+    (directory / "models").mkdir()
+    words = ("serve", "--model-store", "models", *FREE_PORTS, "--set", "enable_model_api=true")
+    with serving(words, directory, {"TSX_CACHE_DIR": str(directory / "cache")}) as running:
+        yield running
+
+
+@pytest.fixture
+def store(server: Running) -> Path:
+    return server.log_file.parent / "models"
+
+
+@pytest.fixture
+def target(server: Running) -> str:
+    """Both addresses have ports of their own."""
+    inference, management = (server.address(what).rpartition(":")[2] for what in ("predictions", "models"))
+    return f"tsx://127.0.0.1:{inference}?management={management}"
+
+
+@pytest.fixture
+def client(target: str, store: Path, tracking: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[TsxDeploymentClient]:
+    """The server is empty again afterwards."""
+    monkeypatch.setenv("TSX_MODEL_STORE", str(store))
+    made = TsxDeploymentClient(target)
+    yield made
+    for each in made.list_endpoints():
+        made.delete_endpoint(each["name"])
+
+
+def names(found: list[dict[str, Any]]) -> list[str]:
+    return [each["name"] for each in found]
+
+
+def refused(act: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[str, str]:
+    with pytest.raises(MlflowException) as caught:
+        act(*arguments, **named)
+    return caught.value.error_code, caught.value.message
+
+
+def test_mlflows_command_line_deploys_a_model_of_its_registry(
+    tracking: str, target: str, server: Running, store: Path, client: TsxDeploymentClient
+) -> None:
+    words = ["create", "-t", target, "--name", "flowers", "-m", "models:/iris@champion", "-C", f"EXPORT_PATH={store}"]
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": tracking}
+    done = subprocess.run(
+        [sys.executable, "-m", "mlflow", "deployments", *words], env=environment, capture_output=True, text=True, check=False
+    )
+    assert "pytorch deployment flowers is created" in done.stdout, done.stderr
+    host, port = server.address("predictions").removeprefix("http://").split(":")
+    scoring = ScoringServerClient(host, port)
+    scoring.wait_server_ready()
+    predictions = scoring.invoke(pd.DataFrame(ROW)).get_predictions()
+    assert predictions.shape == (1, 2)
+    assert scoring.get_version() == mlflow.__version__
+
+
+def test_each_command_of_the_page_does_what_it_says(
+    tracking: str, target: str, client: TsxDeploymentClient, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process: a start of MLflow's command takes seconds."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").symlink_to(store)
+    (tmp_path / "rows.json").write_text(json.dumps(ROW))
+    lines = re.findall(r"^\$ mlflow deployments (.*)$", PAGE.read_text(), re.MULTILINE)
+    said = []
+    for line in lines:
+        done = CliRunner().invoke(commands, shlex.split(line.replace("tsx://127.0.0.1:8080", target)), catch_exceptions=False)
+        assert done.exit_code == 0, (line, done.output)
+        said.append(done.output)
+    shown = dict(zip(lines, said, strict=True))
+    assert len(lines) == 10
+    assert "pytorch deployment iris is created" in said[0]
+    assert "predictions" in said[1]
+    assert "modelVersion: 1" in said[2]
+    assert "Deployment iris is updated (with flavor unchanged)" in said[3]
+    split = next(output for line, output in shown.items() if line.startswith("get-endpoint"))
+    assert "traffic: {'1': 0.9, '2': 0.1}" in split
+    listed = next(output for line, output in shown.items() if line.startswith("list"))
+    assert "{'name': '1', 'endpoint': 'iris'}, {'name': '2', 'endpoint': 'iris'}" in listed
+    assert client.list_deployments() == []
+
+
+def test_a_deployment_is_made_changed_replaced_and_deleted(client: TsxDeploymentClient) -> None:
+    assert client.create_deployment("iris", "models:/iris/1", config={"batch_size": 8}) == {"name": "iris", "flavor": "pytorch"}
+    assert client.list_deployments() == [{"name": "iris", "version": "1"}]
+    first = client.predict("iris", np.array(ROW))
+    assert client.predict("iris", {"inputs": ROW}) == client.predict("iris/1", pd.DataFrame(ROW)) == client.predict("iris", ROW) == first
+    assert client.update_deployment("iris", config={"BATCH-SIZE": 4}) == {"name": "iris", "flavor": "unchanged"}
+    assert client.get_deployment("iris")["batchSize"] == 4
+    assert client.update_deployment("iris", "models:/iris/2", flavor="pytorch")["flavor"] == "pytorch"
+    assert client.list_deployments() == [{"name": "iris", "version": "2"}]
+    assert client.predict("iris", ROW) != first
+    client.delete_deployment("iris")
+    client.delete_deployment("iris")
+    assert client.list_deployments() == []
+
+
+def test_an_endpoint_splits_its_requests_among_its_deployments(client: TsxDeploymentClient) -> None:
+    assert client.create_endpoint("flowers") == {"name": "flowers"}
+    client.create_deployment("a", "models:/iris/1", endpoint="flowers")
+    client.create_deployment("b", "models:/iris/2", endpoint="flowers")
+    assert names(client.list_endpoints()) == ["flowers"]
+    assert names(client.list_deployments(endpoint="flowers")) == ["a", "b"]
+    assert client.get_endpoint("flowers") == {"name": "flowers", "default": "a", "traffic": {"a": 1.0, "b": 0.0}}
+    client.update_endpoint("flowers", {"traffic": {"a": 0, "b": 100}})
+    assert client.get_endpoint("flowers")["traffic"] == {"a": 0.0, "b": 1.0}
+    assert client.predict(endpoint="flowers", inputs=ROW) == client.predict("b", ROW, endpoint="flowers")
+    client.update_endpoint("flowers", {"default": "b"})
+    client.delete_deployment("a", endpoint="flowers")
+    assert names(client.list_deployments(endpoint="flowers")) == ["b"]
+    assert refused(client.create_endpoint, "flowers")[0] == "RESOURCE_ALREADY_EXISTS"
+    client.delete_endpoint("flowers")
+    client.delete_endpoint("flowers")
+    assert client.list_endpoints() == []
+
+
+def test_what_cannot_be_deployed_says_what_to_do(client: TsxDeploymentClient, store: Path, tmp_path: Path) -> None:
+    create = client.create_deployment
+    code, message = refused(create, "tulips", "models:/iris/1", config={"EXPORT_PATH": str(tmp_path)})
+    assert code == "RESOURCE_DOES_NOT_EXIST"
+    assert f"the server does not read {tmp_path}: -C EXPORT_PATH=DIR names its model_store" in message
+    assert list(tmp_path.iterdir()) == []
+    assert "EXPORT_PATH=DIR names the server's" in refused(create, "iris", "models:/iris/1", config={"EXPORT_PATH": "none"})[1]
+    assert "did you mean 'batch_size'?" in refused(create, "iris", "models:/iris/1", config={"batchsizes": 1})[1]
+    assert "has the flavour pytorch, not onnx" in refused(create, "iris", "models:/iris/1", flavor="onnx")[1]
+    assert "(name=roses, version=1) not found" in refused(create, "roses", "models:/roses/1")[1]
+    assert "leave it out" in refused(create, "iris/3", "models:/iris/1", config={"VERSION": "4"})[1]
+    create("iris", "models:/iris/1")
+    assert refused(create, "iris", "models:/iris/1")[0] == "RESOURCE_ALREADY_EXISTS"
+    assert (
+        refused(client.update_deployment, "iris", flavor="pytorch")[1] == "the flavour pytorch is of a new model: give --model-uri as well"
+    )
+    code, message = refused(client.predict, "iris", [[1, 2]])
+    assert (code, "float32 rows of shape [4]" in message) == ("INVALID_PARAMETER_VALUE", True)
+    assert refused(client.get_deployment, "roses")[0] == "RESOURCE_DOES_NOT_EXIST"
+
+
+def test_a_model_file_of_torch_is_deployed_as_well(client: TsxDeploymentClient, tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.script(torch.nn.Linear(4, 2)), tmp_path / "net.pt")  # type: ignore[no-untyped-call]  # torch's
+    client.create_deployment("file", str(tmp_path / "net.pt"), config={"VERSION": "3"})
+    assert len(client.predict("file/3", {"instances": ROW})["predictions"][0]) == 2
+    assert len(client.predict("file", pd.DataFrame(ROW))["predictions"][0]) == 2
+
+
+def test_an_archive_tells_which_version_and_run_it_has(tracking: str, run: Run, tmp_path: Path) -> None:
+    ended = run("archive", "models:/iris@champion", "--tracking-uri", tracking, "--json")
+    assert ended.code == 0, ended.err
+    version = MlflowClient(tracking).get_model_version("iris", "1")
+    described = json.loads(run("archive", "inspect", "iris.mar", "--json").out)
+    assert described["version"] == "1"
+    origin = described["manifest"]["mlflow"]
+    assert (origin["version"], origin["run_id"], origin["tags"]) == ("1", version.run_id, {"owner": "botany"})
+    assert run("archive", f"runs:/{version.run_id}/net", "--version", "9", "--tracking-uri", tracking).code == 0
+    assert json.loads(run("archive", "inspect", "net.mar", "--json").out)["version"] == "9"
+    ended = run("archive", "models:/iris/17", "--tracking-uri", tracking)
+    assert (ended.code, "Model Version (name=iris, version=17) not found" in ended.err) == (1, True)
+
+
+def test_a_local_run_serves_the_model_with_the_settings_given(client: TsxDeploymentClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+
+    def serve(command: list[str], check: bool) -> subprocess.CompletedProcess[bytes]:
+        started.append(command[3:])
+        assert Path(command[4]).is_file()
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(mlflow_deployments.subprocess, "run", serve)
+    mlflow_deployments.run_local("iris", "models:/iris/1", config={"inference_address": "http://127.0.0.1:7000", "version": "5"})
+    assert started[0][0] == "serve"
+    assert started[0][2:] == ["--set", "inference_address=http://127.0.0.1:7000"]
+
+
+@pytest.mark.parametrize(
+    ("target", "inference", "management"),
+    [
+        ("tsx://host:9000", "http://host:9000", "http://host:9001"),
+        ("tsx://host", "http://host:8080", "http://host:8081"),
+        ("tsx://[::1]:80?management=81&scheme=https", "https://[::1]:80", "https://[::1]:81"),
+        ("tsx", None, None),
+        ("tsx:/", None, None),
+    ],
+)
+def test_a_target_has_two_addresses(target: str, inference: str | None, management: str | None) -> None:
+    assert (address(target, "inference"), address(target, "management")) == (inference, management)
+
+
+@pytest.mark.parametrize("target", ["tsx://host?port=1", "tsx://host?scheme=ftp", "tsx://host?management=x"])
+def test_a_target_that_is_none_is_refused(target: str) -> None:
+    assert "one looks like tsx://HOST:PORT" in refused(TsxDeploymentClient, target)[1]
+
+
+def test_help_names_every_key() -> None:
+    text = CliRunner().invoke(commands, ["help", "-t", "tsx"]).output
+    assert all(word in text for word in (*mlflow_deployments.PACKING, *mlflow_deployments.ENDPOINT, "TSX_MANAGEMENT_TOKEN"))

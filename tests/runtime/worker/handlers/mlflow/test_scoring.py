@@ -1,0 +1,231 @@
+"""Answers of MLflow's models: those of MLflow's own scoring server, and clear refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mlflow.onnx
+import mlflow.pyfunc
+import mlflow.pytorch
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from mlflow.exceptions import MlflowException
+from mlflow.models import infer_signature
+from mlflow.pyfunc.scoring_server import invocations
+
+from tsx_archiver.metadata.mlmodel import DIRECTORY, FILE
+from tsx_runtime.wire import request_meta
+from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handler_api.metrics import Metrics
+from tsx_runtime.worker.handlers.mlflow.pyfunc import MLflowPyfunc
+from tsx_runtime.worker.handlers.mlflow.pytorch import MLflowPyTorch
+
+JSON, CSV = "application/json", "text/csv"
+ROWS = np.array([[1, 2, 3], [0, 0.5, 1]], dtype=np.float32)
+PIP = ["torch"]
+
+
+class Adder(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # MLflow's is untyped
+    def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]  # MLflow reads hints as a signature
+        if (model_input["a"] < 0).any():
+            raise ValueError("negative")
+        return model_input["a"] + model_input["b"] * (params or {})["times"]
+
+
+class Net(torch.nn.Module):
+    """Of this file, which no worker has: its pickle brings the class along."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return torch.tanh(self.layer(x))
+
+
+Net.__module__ = "__main__"  # as in a notebook
+
+
+class Answer(NamedTuple):
+    status: int
+    data: Any
+
+
+class Asked:
+    """A handler that has loaded a model, called as a worker calls it."""
+
+    def __init__(self, kind: type, directory: Path) -> None:
+        self.directory = directory / DIRECTORY
+        self.context = Context("m", str(directory), {"model": {}}, 8, None, "0", True, Metrics("m"), {})
+        self.handler = kind()
+        self.handler.initialize(self.context)
+
+    def batch(self, *requests: tuple[str | bytes, str]) -> list[Answer]:
+        self.context.begin([request_meta(str(n), b"", [(b"content-type", kind.encode())]).decode() for n, (_, kind) in enumerate(requests)])
+        raw = getattr(self.handler, "takes_raw_bodies", False)
+        bodies = [json.loads(body) if kind == JSON and not raw else bytearray(_bytes(body)) for body, kind in requests]
+        answers = self.handler.handle([{"body": body} for body in bodies], self.context)
+        values = [json.loads(answer) if isinstance(answer, str) else answer for answer in answers]
+        return [Answer(self.context.get_response_status(n)[0], value) for n, value in enumerate(values)]
+
+    def one(self, value: Any) -> Answer:
+        return self.batch((json.dumps(value), JSON))[0]
+
+
+def _bytes(body: str | bytes) -> bytes:
+    return body.encode() if isinstance(body, str) else body
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The directories of archives, as workers find them, by what they hold."""
+    torch.manual_seed(0)
+    net = Net().eval()
+    signature = infer_signature(ROWS, net(torch.from_numpy(ROWS)).detach().numpy())
+    columns = pd.DataFrame({"a": [1.0], "b": [2.0]})
+    directories = {name: tmp_path_factory.mktemp(name) for name in ("pickle", "pt2", "script", "adder", "onnx")}
+    target = {name: str(directory / DIRECTORY) for name, directory in directories.items()}
+    mlflow.pytorch.save_model(net, target["pickle"], signature=signature, pip_requirements=PIP, serialization_format="pickle")
+    mlflow.pytorch.save_model(net, target["pt2"], signature=signature, pip_requirements=PIP, serialization_format="pt2", input_example=ROWS)
+    script = torch.jit.trace(net, torch.from_numpy(ROWS))
+    mlflow.pytorch.save_model(script, target["script"], signature=signature, pip_requirements=PIP, serialization_format="pickle")
+    added = infer_signature(columns, pd.Series([3.0]), params={"times": 1.0})
+    mlflow.pyfunc.save_model(target["adder"], python_model=Adder(), signature=added, pip_requirements=["pandas"])
+    mlflow.onnx.save_model(_onnx(), target["onnx"], signature=signature, pip_requirements=PIP)
+    return directories
+
+
+def _onnx() -> Any:
+    from onnx import TensorProto, helper
+
+    shape = ["batch", 3]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "net", values[:1], values[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.fixture(scope="module")
+def asked(saved: dict[str, Path]) -> Callable[[str], Asked]:
+    made: dict[str, Asked] = {}
+
+    def of(name: str) -> Asked:
+        kind = MLflowPyfunc if name in ("adder", "onnx") else MLflowPyTorch
+        if name not in made:
+            made[name] = Asked(kind, saved[name])
+        return made[name]
+
+    return of
+
+
+def split(columns: Sequence[str], *rows: Sequence[Any]) -> dict[str, Any]:
+    return {"dataframe_split": {"columns": list(columns), "data": [list(row) for row in rows]}}
+
+
+TENSORS = [
+    (json.dumps({"inputs": ROWS.tolist()}), JSON),
+    (json.dumps({"instances": ROWS.tolist()}), JSON),
+    (json.dumps(split("abc", *ROWS.tolist())), JSON),
+    (json.dumps({"dataframe_records": [{"a": 1, "b": 2, "c": 3}]}), JSON),
+]
+COLUMNS = [
+    (json.dumps({**split("ab", [1, 2], [3, 4]), "params": {"times": 2}}), JSON),
+    (json.dumps({"dataframe_records": [{"a": 1, "b": 2}]}), JSON),
+    (json.dumps({"inputs": {"a": [1.0], "b": [2.0]}}), JSON),
+    (json.dumps({"instances": [{"a": 1.0, "b": 2.0}]}), JSON),
+    ("a,b\n1,2\n", CSV),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "requests"), [("pickle", TENSORS), ("pt2", TENSORS), ("script", TENSORS), ("onnx", TENSORS[:2]), ("adder", COLUMNS)]
+)
+def test_each_form_of_request_is_answered_as_by_mlflows_own_server(
+    asked: Callable[[str], Asked], name: str, requests: list[tuple[str, str]]
+) -> None:
+    model = mlflow.pyfunc.load_model(str(asked(name).directory))
+    answers = asked(name).batch(*requests)
+    for (body, kind), answer in zip(requests, answers, strict=True):
+        own = json.loads(invocations(body, kind, model, model.metadata.get_input_schema()).response)
+        assert answer.status == 200, answer
+        assert answer.data.keys() == own.keys() == {"predictions"}
+        if name in ("adder", "onnx"):
+            assert answer.data == own
+        else:
+            np.testing.assert_allclose(answer.data["predictions"], own["predictions"], rtol=1e-6)
+
+
+def test_rows_of_several_requests_run_in_one_call_and_a_bad_request_fails_alone(
+    asked: Callable[[str], Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, sizes = asked("pickle"), list[int]()
+    own = model.handler.model
+    monkeypatch.setattr(model.handler, "model", lambda rows: sizes.append(len(rows)) or own(rows))
+    good = [{"inputs": ROWS.tolist()}, {"inputs": ROWS[:1].tolist()}]
+    first, bad, last = model.batch(*[(json.dumps(each), JSON) for each in (good[0], {"inputs": [[1, 2]]}, good[1])])
+    assert 3 in sizes
+    assert (first.status, bad.status, last.status) == (200, 400, 200)
+    assert [len(answer.data["predictions"]) for answer in (first, last)] == [2, 1]
+    assert first.data["predictions"][0] == pytest.approx(last.data["predictions"][0])
+    assert (bad.data["error_code"], bad.data["code"], bad.data["type"]) == ("BAD_REQUEST", 400, "BadRequestException")
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "reason"),
+    [
+        ("pickle", {"inputs": [[1, 2]]}, r"has the shape \[1, 2\]. The model takes float32 rows of shape \[3\]"),
+        ("pickle", {"inputs": [["a", 2, 3]]}, "cannot be read as numbers"),
+        ("pickle", {"inputs": {"a": [1], "b": [1, 2]}}, "takes 1 inputs|The model takes float32"),
+        ("pickle", {"dataframe_split": 1}, '"columns" and "data"'),
+        ("pickle", {"inputs": []}, "no rows|shape"),
+        ("adder", split("a", [1]), r"Model is missing inputs \['b'\]"),
+        ("adder", split("ab", ["x", 1]), "Failed to convert column a to type 'float64'"),
+        ("adder", {"columns": []}, "exactly one of the input fields"),
+        ("adder", [1], "Received a list"),
+    ],
+)
+def test_a_request_that_does_not_fit_the_signature_is_refused_with_the_reason(
+    asked: Callable[[str], Asked], name: str, request_: Any, reason: str
+) -> None:
+    answer = asked(name).one(request_)
+    assert (answer.status, answer.data["code"]) == (400, 400)
+    assert answer.data["error_code"] in ("BAD_REQUEST", "INVALID_PARAMETER_VALUE")
+    with pytest.raises(MlflowException, match=reason):
+        raise MlflowException(answer.data["message"])
+
+
+def test_a_body_without_a_content_type_is_json(asked: Callable[[str], Asked]) -> None:
+    rows = {"inputs": ROWS.tolist()}
+    assert asked("pickle").batch((json.dumps(rows), "application/octet-stream"))[0] == asked("pickle").one(rows)
+
+
+def test_what_is_no_form_of_the_protocol_is_refused(asked: Callable[[str], Asked]) -> None:
+    answer = asked("adder").batch(("<a/>", "text/xml"))[0]
+    assert (answer.status, answer.data["code"]) == (415, 415)
+    assert "text/csv" in answer.data["message"]
+
+
+def test_a_model_that_fails_is_no_fault_of_the_client(asked: Callable[[str], Asked]) -> None:
+    with pytest.raises(ValueError, match="negative"):
+        asked("adder").one(split("ab", [-1, 2]))
+
+
+def test_a_handler_tells_what_its_model_takes(asked: Callable[[str], Asked]) -> None:
+    handler = asked("pickle").handler
+    assert handler.describe_handle()["inputs"] == [{"name": "", "shape": [3], "datatype": "float32", "example": [3]}]
+    model = asked("adder")
+    model.context.begin([request_meta("0", b"", [(b"describe", b"True")]).decode()])
+    described = model.handler.handle([{"body": b""}], model.context)[0]
+    assert [each["name"] for each in json.loads(described["signature"]["inputs"])] == ["a", "b"]
+
+
+def test_an_archive_without_a_model_and_a_wrong_handler_say_what_to_do(saved: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=f"no {DIRECTORY}/{FILE}. Pack the model"):
+        Asked(MLflowPyTorch, tmp_path)
+    with pytest.raises(LoadError, match="register it with the handler mlflow_pyfunc"):
+        Asked(MLflowPyTorch, saved["adder"])
