@@ -113,13 +113,8 @@ CLI_FLOORS: Mapping[str, Sequence[str]] = {
     "tsx_cli": (
         "common",
         "archive",
-<<<<<<< HEAD
         "bench cache config init jobs models requests serve",
-        "deploy optimize",
-=======
-        "bench cache config init models requests serve",
         "deploy mlflow_deployments optimize",
->>>>>>> main
         "batch check",
         "main",
         "__main__",
