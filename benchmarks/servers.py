@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,20 +48,18 @@ def free_ports(count: int) -> list[int]:
     comes by one before it is used; and another process finds others."""
     found: list[int] = []
     while len(found) < count:
-        port = next(_ports)
+        port = next(_ports(os.getpid()))
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             found.append(port)
     return found
 
 
-def _own_ports(low: int = 10_000, high: int = 32_000, stride: int = 1009) -> Iterator[int]:
+@cache
+def _ports(process: int, low: int = 10_000, high: int = 32_000, stride: int = 1009) -> Iterator[int]:
     """All between the two, below those that Linux and macOS give out by themselves; processes with neighbouring numbers begin far apart."""
-    begin = os.getpid() * stride % (high - low)
+    begin = process * stride % (high - low)
     return itertools.cycle(low + (begin + step) % (high - low) for step in range(high - low))
-
-
-_ports = _own_ports()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -90,6 +91,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="only tests that start no process and take less than a second")
 
 
+LONG = {  # files of few tests that take many seconds of the processor: compilers, whole benchmarks, ranks that import torch
+    "tests/cli/bench/commands/test_forms.py",
+    "tests/cli/bench/commands/test_run.py",
+    "tests/cli/deploy/sagemaker/test_shared_containers.py",
+    "tests/cli/deploy/test_interrupted.py",
+    "tests/cli/optimize/test_run.py",
+    "tests/runtime/core/workers/test_groups.py",
+    "tests/runtime/worker/forms/kinds/test_aotinductor.py",
+    "tests/runtime/worker/forms/kinds/test_compile.py",
+    "tests/runtime/worker/forms/kinds/test_int8.py",
+}
 gc.disable()  # until the tests are there: what their modules make stays, and to look through it again and again takes a fifth of the time
 
 
@@ -136,15 +148,32 @@ sys.addaudithook(_note_process)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """For `-n auto`: two more than there are cores, since tests often wait for processes that they started."""
-    return cpu_count() + 2
+    """For `-n auto`: three more than there are cores, since tests often wait for processes that they started."""
+    return cpu_count() + 3
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Processes that run tests are forked from one that has collected them."""
+    if sys.platform == "linux":
+        from execnet import gateway_io
+
+        from tests.support.collected import Collected
+
+        start = Collected(config.args).start
+
+        def begin(self: Any, command: Sequence[str], model: Any) -> None:
+            self.popen = start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            super(gateway_io.Popen2IOMaster, self).__init__(self.popen.stdin, self.popen.stdout, execmodel=model)
+
+        gateway_io.Popen2IOMaster.__init__ = begin
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests are dealt out by files, the largest first; pages and trials share nothing and are dealt out one by one.
+    """Tests are dealt out by files, those with the most tests first; pages and trials share nothing and are dealt out one by one.
 
-    The pages take longest and begin; the trials fill the end, where a file would keep one process busy and leave the others idle.
+    What takes long begins; the short trials fill the end, where a file would keep one process busy and leave the others idle.
     """
     from xdist.scheduler import LoadFileScheduling
 
@@ -159,10 +188,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _assign_work_unit(self, node: Any) -> None:
             if not self.begun:
                 self.begun = True
-                for scope in [scope for scope in self.workqueue if "test_what_a_page_shows" in scope]:
+                trials = sorted((scope for scope in self.workqueue if scope.startswith("tests/chaos/")), key=len, reverse=True)
+                for scope in trials:  # its name lists the trials, so the longest comes first
+                    self.workqueue.move_to_end(scope)
+                for scope in [*trials[:1], *(scope for scope in self.workqueue if "test_what_a_page_shows" in scope or scope in LONG)]:
                     self.workqueue.move_to_end(scope, last=False)
-                for scope in sorted((scope for scope in self.workqueue if scope.startswith("tests/chaos/")), key=len, reverse=True):
-                    self.workqueue.move_to_end(scope)  # its name lists the trials, so the longest begins first
             super()._assign_work_unit(node)
 
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None

@@ -164,8 +164,8 @@ LATER = {
     "other": (DESCRIBED, "1.0", ""),
     "other-2": (DESCRIBED, "2.0", ""),
     "decided": (DESCRIBED, "1.0", "minWorkers: 1\nmaxWorkers: 2\n"),
-    "full": (FULL, "1.0", "maxRetryTimeoutInSec: 5\n"),
-    "broken": (BROKEN, "1.0", "maxRetryTimeoutInSec: 5\n"),
+    "full": (FULL, "1.0", "maxRetryTimeoutInSec: 1\n"),
+    "broken": (BROKEN, "1.0", "maxRetryTimeoutInSec: 1\n"),
 }
 
 

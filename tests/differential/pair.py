@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from tests.differential.cases import Case
 from tests.differential.models import MODELS
+from tests.support import forked
 
 START = 180.0  # seconds for Java, and for a Python that imports torch in each worker
 ANSWER = 60.0
@@ -68,11 +69,12 @@ def serving(command: Sequence[str | Path], directory: Path, store: Path, ports: 
     properties.write_text(PROPERTIES.format(*ports, store=store, models=",".join(f"{name}.mar" for name in MODELS)))
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TS_", "TSX_", "PYTHONPATH"))}
     environment |= {"PATH": f"{path}{os.pathsep}{os.environ['PATH']}", "TEMP": str(directory), "LOG_LOCATION": str(directory)}
+    environment["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # it ends before it has become fast
     if command[0] == sys.executable and "PYTHONPATH" in os.environ:
         environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
     arguments = ["--start", "--foreground", "--ncs", "--ts-config", properties]
     with (directory / "log").open("wb") as log:
-        server = subprocess.Popen([*command, *arguments], cwd=directory, env=environment, stdout=log, stderr=log, start_new_session=True)
+        server = forked.Popen([*command, *arguments], cwd=directory, env=environment, stdout=log, stderr=log, start_new_session=True)
     side = Side(ports[0], ports[1], ports[3], directory)
     try:
         for name in MODELS:

@@ -37,15 +37,20 @@ from tsx_runtime.core.isolation import hidden_credentials
 
 COMMANDS = {"tsx": "tsx_cli.main", "torchserve": "tsx_cli.serve.torchserve"}
 IMPORTED = (
+    "multiprocessing.popen_forkserver",
+    "pydantic.v1",
     "torch",
     "tsx_cli.archive.command",
     "tsx_cli.main",
     "tsx_cli.serve.command",
+    "tsx_cli.serve.startup_page",
     "tsx_cli.serve.torchserve",
     "tsx_runtime.grpc.service",
+    "tsx_runtime.http.fast_lane.limited_lane",
     "tsx_runtime.targets.entry",
     "tsx_runtime.targets.server.server",
     "tsx_runtime.worker.main",
+    "uvicorn.lifespan.off",
     "uvloop",
 )
 NUMBER = struct.Struct("!I")
@@ -75,9 +80,12 @@ class Popen(subprocess.Popen[Any]):
         with theirs:
             order = {"program": program, "cwd": os.fspath(cwd or Path.cwd()), "environment": environment, "session": in_session}
             order |= {"files": resource.getrlimit(resource.RLIMIT_NOFILE), "passed": list(pass_fds)}
-            self.pid = _forker().fork(order, [*streams, *pass_fds, theirs.fileno()])
+            self.pid = self._fork(order, [*streams, *pass_fds, theirs.fileno()])
         self._child_created = True
         self._close_pipe_fds(*rest[3:9])  # type: ignore[attr-defined]  # private
+
+    def _fork(self, order: dict[str, Any], files: list[int]) -> int:
+        return _forker().fork(order, files)
 
     def _internal_poll(self, *args: Any, **kwargs: Any) -> int | None:  # type: ignore[override]  # private
         if self._ended is None:
@@ -137,14 +145,11 @@ def _program(command: Any) -> list[str] | None:
 
 
 class Forker:
-    """The process that programs are forked from: this module, run as a program."""
+    """The process that programs are forked from."""
 
-    def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair()
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
         self._lock = threading.Lock()
-        with theirs:
-            words = [sys.executable, "-m", __name__, str(theirs.fileno())]
-            self._process = subprocess.Popen(words, cwd=Path(__file__).parents[2], pass_fds=[theirs.fileno()])
         atexit.register(self._socket.close)  # it ends with it
 
     def fork(self, order: dict[str, Any], files: list[int]) -> int:
@@ -169,17 +174,25 @@ _made: list[Forker] = []
 
 
 def _forker() -> Forker:
+    """That of this process: this module, run as a program, where it was not given one."""
     if not _made:
-        _made.append(Forker())
+        ours, theirs = socket.socketpair()
+        with theirs:
+            words = [sys.executable, "-m", __name__, str(theirs.fileno())]
+            subprocess.Popen(words, cwd=Path(__file__).parents[2], pass_fds=[theirs.fileno()]).returncode = 0  # none waits for its end
+        _made.append(Forker(ours))
     return _made[0]
 
 
-def serve(orders: socket.socket) -> None:
-    """Fork a program for each order; tell how each has ended."""
+def get_ready() -> None:
     for name in IMPORTED:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
+
+
+def serve(orders: socket.socket) -> None:
+    """Fork a program for each order; tell how each has ended."""
     waiting: dict[int, int] = {}
 
     def report(*_: object) -> None:
@@ -221,7 +234,9 @@ def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
-    gc.unfreeze()
+    if "forker" in order:
+        _made.append(Forker(socket.socket(fileno=order["forker"])))
+        os.set_inheritable(order["forker"], False)
     if order["session"]:
         os.setsid()
     resource.setrlimit(resource.RLIMIT_NOFILE, order["files"])
@@ -321,4 +336,5 @@ def _open_streams() -> None:
 
 
 if __name__ == "__main__":
+    get_ready()
     serve(socket.socket(fileno=int(sys.argv[1])))

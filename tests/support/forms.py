@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
@@ -55,11 +56,18 @@ def built(form: Form, model: Any, inputs: Inputs, place: Path, device: torch.dev
     return record
 
 
-def _quick_compiles() -> AbstractContextManager[object]:
+@contextmanager
+def _quick_compiles() -> Iterator[None]:
     """Torch does not try how this machine compiles vectors, and compiles none of its headers for later: for few models neither pays."""
     if "torch._inductor" not in sys.modules:  # which takes seconds, and which other forms do without
-        return nullcontext()
-    return torch._inductor.config.patch({"cpp.vec_isa_ok": True, "aot_inductor.precompile_headers": False})
+        yield
+        return
+    from torch._inductor.cpu_vec_isa import VecISA
+
+    quick = {"cpp.vec_isa_ok": True, "aot_inductor.precompile_headers": False, "aot_inductor.compile_wrapper_opt_level": "O0"}
+    with torch._inductor.config.patch(quick), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VecISA, "check_build", lambda self, code: False)  # the newest instructions: six compilations
+        yield
 
 
 def loaded(form: Form, reference: Callable[[], Any], place: Path, device: torch.device = CPU) -> LoadedForm:

@@ -13,7 +13,7 @@ import os
 import subprocess
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,10 +35,11 @@ class Popen(subprocess.Popen[bytes]):
         super().__init__([*words, code], **options)
 
 
-def _start(files: str) -> None:
+def _start(files: str) -> Callable[[], None]:
     from coverage import CoverageData
     from slipcover import FileMatcher, ImportManager, Slipcover
 
+    Slipcover.lines_from_code = Slipcover.branches_from_code = lambda code: ()  # coverage.py finds them; it takes longer than the probes do
     lines: Any = Slipcover(d_miss_threshold=NEVER)
     end = os._exit
 
@@ -66,7 +67,7 @@ def _start(files: str) -> None:
     os.register_at_fork(after_in_child=start_again)
     os._exit = save_and_end
     atexit.register(save)
+    return save
 
 
-if "LINE_COVERAGE" in os.environ:
-    _start(os.environ["LINE_COVERAGE"])
+save = _start(os.environ["LINE_COVERAGE"]) if "LINE_COVERAGE" in os.environ else lambda: None  # for who does not come to its end

@@ -125,3 +125,9 @@ def is_healthy(models: Iterable[Model]) -> bool:
         if ready < version.min_workers and any(worker.state is WorkerState.FAILED for worker in version.workers):
             return False
     return True
+
+
+def is_given_up(version: ModelVersion) -> bool:
+    """No worker is ready, and at least one has failed for good. A worker that is being restarted is no reason to replace the instance."""
+    states = Counter(worker.state for worker in version.workers)
+    return version.min_workers > 0 and not states[WorkerState.READY] and states[WorkerState.FAILED] > 0

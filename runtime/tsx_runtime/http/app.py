@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from tsx_runtime.api.access_log import access_log
 from tsx_runtime.api.auth import Guard, build_guards
 from tsx_runtime.api.client_limits import HOLD, Caller, ClientLimits, calling, client_limits
-from tsx_runtime.api.headers import NO_CACHE, new_request_id
+from tsx_runtime.api.headers import NO_CACHE
 from tsx_runtime.api.origins import check_one_host
 from tsx_runtime.api.tokens import Keys, build_keys
 from tsx_runtime.core.registry.registry import Registry
@@ -59,6 +59,7 @@ from tsx_runtime.http.semantics.messages import (
     Scope,
     Send,
     raw_path,
+    request_id_of,
     send_whole,
 )
 from tsx_runtime.http.semantics.tracing import traced
@@ -145,14 +146,14 @@ class ServerApp(FastAPI):
             if "aws.event" not in scope:  # on Lambda a service has read the request's head
                 check_one_host(scope["headers"], scope["http_version"])
         except (TooManyRequests, BadRequest) as error:
-            await self._refuse(scope, send, new_request_id(), error)
+            await self._refuse(scope, send, request_id_of(scope), error)
             return
         if self.cors and is_preflight(scope):
-            await send_whole(send, scope, 200, NO_CACHE, new_request_id(), b"")
+            await send_whole(send, scope, 200, NO_CACHE, request_id_of(scope), b"")
             return
         if len(scope["headers"]) > self.max_headers:
             text = f"The request has {len(scope['headers'])} headers; max_headers is {self.max_headers}."
-            await self._refuse(scope, send, new_request_id(), HeadTooLarge(text))
+            await self._refuse(scope, send, request_id_of(scope), HeadTooLarge(text))
         elif self.platform is not None and self.platform.wants(raw_path(scope), scope["headers"]):
             await self.platform(scope, receive, send)
         elif self.jobs is not None and self.jobs.shows(scope["path"]):
@@ -205,7 +206,7 @@ class ServerApp(FastAPI):
         )
 
     async def _rest(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = new_request_id()
+        request_id = request_id_of(scope)
         begun = ended = False
 
         async def answer(message: Message) -> None:

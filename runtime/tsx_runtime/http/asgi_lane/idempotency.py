@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.headers import Pair, new_request_id
+from tsx_runtime.api.headers import Pair
 from tsx_runtime.errors import BadRequest, Conflict, TsxError
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.messages import (
@@ -24,6 +24,7 @@ from tsx_runtime.http.semantics.messages import (
     Scope,
     Send,
     read_body,
+    request_id_of,
     rest_of,
     send_whole,
     while_client_waits,
@@ -58,7 +59,7 @@ class Idempotency:
     counts: ResponseCounts
 
     async def __call__(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = new_request_id()
+        request_id = request_id_of(scope)
         recorder = None
         try:
             if self.guard is not None:

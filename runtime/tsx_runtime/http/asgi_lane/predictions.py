@@ -17,7 +17,7 @@ from typing import Any
 
 from tsx_runtime import wire
 from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, check_status, handler_headers, new_request_id
+from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, check_status, handler_headers
 from tsx_runtime.api.priority import deadline, priority_and_timeout
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Answer, Route, WaitingJob
@@ -26,7 +26,7 @@ from tsx_runtime.core.traffic.splitter import HEADER
 from tsx_runtime.errors import ClientLeft, TsxError
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.access_log import BROKEN, ENDED, SERVED
-from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, as_sent, read_body, rest_of, send_whole
+from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, as_sent, read_body, request_id_of, rest_of, send_whole
 from tsx_runtime.http.semantics.server_timing import TIMED, TimedJob, parse_timing_request
 from tsx_runtime.http.semantics.urls import Target, field_counter, find_target, is_form, model_in_form, resolve, with_headers
 from tsx_runtime.metrics.response_counts import ResponseCounts
@@ -46,7 +46,7 @@ class Predictions:
     timing_share: float = 0.0  # of the answers that have `Server-Timing` without being asked for it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = new_request_id()
+        request_id = request_id_of(scope)
         try:
             if self.guard is not None:
                 self.guard.check(scope["headers"])

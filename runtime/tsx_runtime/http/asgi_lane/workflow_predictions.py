@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.headers import check_status, handler_headers, new_request_id
+from tsx_runtime.api.headers import check_status, handler_headers
 from tsx_runtime.api.priority import deadline, priority_and_timeout
 from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http.semantics import errors
@@ -17,6 +17,7 @@ from tsx_runtime.http.semantics.messages import (
     Send,
     as_sent,
     read_body,
+    request_id_of,
     rest_of,
     send_whole,
     while_client_waits,
@@ -43,7 +44,7 @@ class WorkflowPredictions:
     counts: ResponseCounts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = new_request_id()
+        request_id = request_id_of(scope)
         rest = None  # where what is left of a refused body comes from
         try:
             if self.guard is not None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote
 
-from tsx_runtime.api.headers import Pair
+from tsx_runtime.api.headers import Pair, new_request_id
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED, ByteBudget
 from tsx_runtime.errors import NoRoom, PayloadTooLarge, TsxError
 
@@ -21,6 +21,7 @@ ResultT = TypeVar("ResultT")
 MOST_PIECES = 1024  # of one body, which a client may send byte by byte
 LONGEST_NUMBER = 19  # digits of a length
 COUNTED = "tsx.counted"  # in a scope: its `CountedBytes`
+REQUEST_ID = "tsx.request_id"  # in a scope: the id that a proxy has given the request already
 DISCARD = 64 << 20  # bytes of a refused body that are read and thrown away, so that its sender comes to read the refusal
 
 
@@ -46,6 +47,11 @@ class CountedBytes:
     def give_back(self) -> None:
         size, self._size = self._size, 0
         self._budget.give(size)
+
+
+def request_id_of(scope: Scope) -> bytes:
+    given: bytes | None = scope.get(REQUEST_ID)
+    return given or new_request_id()
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, check: Callable[[bytes], None] | None = None) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -18,12 +17,12 @@ from weakref import WeakKeyDictionary
 from fastapi import Request
 
 from tsx_runtime import wire
+from tsx_runtime.api.describe import is_given_up
 from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, handler_headers, new_request_id
 from tsx_runtime.api.priority import deadline, priority_and_timeout
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Route, WaitingJob
-from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import BadRequest, InvalidModel, MethodNotAllowed, ResourceNotFound, TsxError, error_body
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.routes.responses import read_object
@@ -195,12 +194,6 @@ def parameters(versions: Sequence[ModelVersion], environment: SageMakerSettings)
         "BatchStrategy": job.strategy or ("SINGLE_RECORD" if alone else "MULTI_RECORD"),
         "MaxPayloadInMB": payload,
     }
-
-
-def is_given_up(version: ModelVersion) -> bool:
-    """No worker is ready, and at least one has failed for good. A worker that is being restarted is no reason to replace the instance."""
-    states = Counter(worker.state for worker in version.workers)
-    return version.min_workers > 0 and not states[WorkerState.READY] and states[WorkerState.FAILED] > 0
 
 
 def _coming(version: ModelVersion) -> str:

@@ -29,21 +29,21 @@ def regained(machine: SimulatedMachine, results: Results) -> float:
 @pytest.mark.parametrize(
     ("disturbance", "drift", "seconds"), [(quiet, 0.2, 60), (bursts, 0.05, 150), (hog, 0.0, 120)], ids=["drifting", "bursts", "permanent"]
 )
-def test_the_chosen_configuration_is_within_a_tenth_of_the_best_in_nine_of_ten_runs(
+def test_the_chosen_configuration_is_within_a_tenth_of_the_best_in_four_of_five_runs(
     tmp_path: Path, disturbance: Callable[[int], Others] | Others, drift: float, seconds: float
 ) -> None:
     shares = []
-    for seed in range(10):
+    for seed in range(5):
         others: Others = bursts(seed) if disturbance is bursts else disturbance  # type: ignore[assignment]
         machine = SimulatedMachine(seed, others, drift)
         results = search(machine, seconds, tmp_path / str(seed))
         shares.append(regained(machine, results))
         assert machine.now <= 1.03 * seconds
         assert bool(results.disturbed.says) == (disturbance is not quiet)
-    assert sum(share >= 0.9 for share in shares) >= 9, shares
+    assert sum(share >= 0.9 for share in shares) >= 4, shares
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from([30, 45, 60, 100, 150]), st.booleans())
 def test_five_configurations_are_measured_before_anything_is_measured_twice(
     tmp_path_factory: pytest.TempPathFactory, seed: int, seconds: float, noisy: bool

@@ -1,6 +1,6 @@
 """Requests made from the server's own OpenAPI documents, good ones and bad ones: none makes it fail, and each status is documented.
 
-A good one for each operation here and a bad one for every third; `scripts/fuzz-api` makes ten thousand.
+A good one for each operation here and a bad one for every sixth; `scripts/fuzz-api` makes ten thousand.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_no_request_makes_the_server_fail(asked: Any, role: str, mode: str) -> N
     document = schemathesis.openapi.from_url(f"{asked.addresses[role]}/openapi.json")
     statuses: Counter[int] = Counter()
     for number, found in enumerate(document.get_all_operations()):
-        if mode == "positive" or CASES > 1 or number % 3 == 0:  # to find a bad one takes half a second of the processor
+        if mode == "positive" or CASES > 1 or number % 6 == 0:  # to find a bad one takes half a second of the processor
             _try(found.ok(), mode, asked, role, statuses)
     assert mode == "negative" or statuses[200]  # of few bad ones all may be refused
     print(f"\n{role}, {mode}: {statuses.total()} requests, by status: {dict(sorted(statuses.items()))}")

@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_archiver import ArchiveError
+from tsx_runtime.api.describe import is_given_up
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.targets.image.model_discovery import HANDLER, found_model, runs_together, toolkit_model
-from tsx_runtime.targets.sagemaker.app import is_given_up, parameters
+from tsx_runtime.targets.sagemaker.app import parameters
 from tsx_runtime.targets.sagemaker.batch_transform import CSV, JSON_LINES, accepted_form, as_line, form_of, joined, lines_of, room
 from tsx_runtime.targets.sagemaker.endpoint import settings_of
 from tsx_runtime.targets.sagemaker.environment import read_environment

@@ -18,6 +18,7 @@ from tsx_runtime.targets.server.tls import is_trusted_as, tls_context
 
 pytest.importorskip("cryptography")
 FORMS = ("PKCS12", "JKS")
+QUICK = ("-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC")  # it ends before Java has become fast
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def place(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def keytool(path: Path, form: str, *words: str | Path) -> None:
-    command = ["keytool", *words, "-keystore", path, "-storetype", form, "-storepass", "changeit"]
+    command = ["keytool", *QUICK, *words, "-keystore", path, "-storetype", form, "-storepass", "changeit"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

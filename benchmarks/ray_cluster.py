@@ -1,0 +1,247 @@
+"""Proofs with a real Ray cluster of three nodes on this machine: lost nodes, autoscaling, many models, throughput by replicas.
+
+    python benchmarks/ray_cluster.py [lost] [scaling] [many] [throughput] [--json FILE]
+
+    lost        nodes are killed under load: requests that may be repeated are all answered, the others by the model or by an error
+                that says so
+    scaling     from no replica to three and back, without a failed request
+    many        100 archives over two replicas that hold ten each
+    throughput  of a model that computes, with one replica and with two: at least 1.5 times as much (on two idle cores)
+
+What was promised is asserted; the figures are printed, or written as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import random
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import machine
+import ray
+from ray import serve
+from ray.cluster_utils import Cluster
+
+from tsx_cli.main import main as tsx
+from tsx_runtime.targets.ray.application import build
+
+HTTP = 18_000
+DEADLINE = 120.0
+HANDLER = """
+import hashlib, time
+
+BLOCK = bytes(1 << 20)
+
+def handle(data, context):
+    if data is None:
+        return None
+    answers = []
+    for idx, row in enumerate(data):
+        word = context.get_request_header(idx, "x-work") or ""
+        if word.startswith("sleep"):
+            time.sleep(float(word.split()[1]))
+        elif word:
+            for _ in range(int(word)):
+                hashlib.sha256(BLOCK).digest()
+        answers.append(context.manifest["model"]["modelName"])
+    return answers
+"""
+
+
+class Nodes:
+    """A head that holds the proxy and the ingresses, and two nodes with a slot for a replica each."""
+
+    def __init__(self) -> None:
+        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **NODE, "include_dashboard": False})
+        self.others = [self.add(), self.add()]
+
+    def add(self) -> Any:
+        return self.cluster.add_node(num_cpus=2, resources={"slot": 1}, **NODE)
+
+    def kill(self) -> None:
+        self.cluster.remove_node(self.others.pop(0), allow_graceful=False)
+
+
+NODE = {"object_store_memory": 80 << 20}
+RESOURCES = {"num_cpus": 0.1, "resources": {"slot": 1}}
+
+
+@contextlib.contextmanager
+def started() -> Iterator[Nodes]:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    nodes = Nodes()
+    try:
+        ray.init(nodes.cluster.address, log_to_driver=False, logging_level="ERROR")
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": HTTP})
+        yield nodes
+        serve.shutdown()
+    finally:
+        ray.shutdown()
+        nodes.cluster.shutdown()
+
+
+def archives(place: Path, names: list[str]) -> list[dict[str, Any]]:
+    handler = place / "handler.py"
+    handler.write_text(HANDLER)
+    with contextlib.redirect_stdout(io.StringIO()):
+        for name in names:
+            assert tsx(["archive", "--name", name, "--handler", str(handler), "-o", str(place / f"{name}.mar")]) == 0
+    return [{"name": name, "source": str(place / f"{name}.mar")} for name in names]
+
+
+def deploy(place: Path, models: list[dict[str, Any]], **more: Any) -> None:
+    settings = {"cache_dir": str(place / "cache"), "worker_preload": False}
+    head = {"ingress_replicas": 1, "ingress_resources": {"node:__internal_head__": 0.001}}
+    args = {"name": "app", "models": models, "settings": settings, "replica": {"num_cpus": 0.1}, **head, **more}
+    serve.run(build(args), name="app", route_prefix="/app")
+
+
+class Load:
+    """Clients in threads, each of which sends its next request when it has the answer."""
+
+    def __init__(self, clients: int, ask: Callable[[httpx.Client, int], tuple[str, httpx.Response]]) -> None:
+        self.answers: Counter[tuple[str, int]] = Counter()
+        self.bodies: set[str] = set()
+        self._ask, self._over = ask, threading.Event()
+        self._pool = ThreadPoolExecutor(clients)
+        self._running = [self._pool.submit(self._run, number) for number in range(clients)]
+
+    def _run(self, number: int) -> None:
+        with httpx.Client(timeout=DEADLINE) as client:
+            while not self._over.is_set():
+                kind, answer = self._ask(client, number)
+                self.answers[kind, answer.status_code] += 1
+                if answer.status_code != 200:
+                    self.bodies.add(answer.text)
+
+    def stop(self) -> Counter[tuple[str, int]]:
+        self._over.set()
+        for running in self._running:
+            running.result()
+        return self.answers
+
+
+def post(client: httpx.Client, model: str = "m", **headers: str) -> httpx.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return client.post(f"http://127.0.0.1:{HTTP}/app/predictions/{model}", headers=named)
+
+
+def until(holds: Callable[[], bool]) -> float:
+    """Seconds until it does."""
+    begun = time.monotonic()
+    while not holds():
+        assert time.monotonic() < begun + DEADLINE
+        time.sleep(0.1)
+    return time.monotonic() - begun
+
+
+def replicas() -> int:
+    return serve.status().applications["app"].deployments["Model"].replica_states.get("RUNNING", 0)
+
+
+def lost(nodes: Nodes, place: Path) -> dict[str, Any]:
+    deploy(place, archives(place, ["m"]), replicas=2, replica=RESOURCES)
+
+    def ask(client: httpx.Client, number: int) -> tuple[str, httpx.Response]:
+        keyed = {"idempotency_key": str(random.random())} if number % 2 else {}
+        return ("repeatable" if number % 2 else "plain"), post(client, x_work="sleep 0.05", **keyed)
+
+    load = Load(8, ask)
+    for _ in range(3):
+        until(lambda: replicas() == 2)
+        time.sleep(2)
+        nodes.kill()
+        nodes.others.append(nodes.add())
+        time.sleep(2)
+    answers = load.stop()
+    assert {status for kind, status in answers if kind == "repeatable"} == {200}, answers
+    assert {status for kind, status in answers if kind == "plain"} <= {200, 503}, answers
+    assert all("may have run" in body for body in load.bodies), load.bodies
+    return {f"{kind} {status}": count for (kind, status), count in answers.items()}
+
+
+def scaling(nodes: Nodes, place: Path) -> dict[str, Any]:
+    quick = {"upscale_delay_s": 1.0, "downscale_delay_s": 3.0, "metrics_interval_s": 0.5, "look_back_period_s": 2.0}
+    deploy(place, archives(place, ["m"]), autoscaling={"min": 0, "max": 3, "initial": 0, "target_ongoing_requests": 2, **quick})
+    assert replicas() == 0
+    load = Load(8, lambda client, number: ("all", post(client, x_work="sleep 0.1")))
+    up = until(lambda: replicas() == 3)
+    answers = load.stop()
+    down = until(lambda: replicas() == 0)
+    begun = time.monotonic()
+    with httpx.Client(timeout=DEADLINE) as client:
+        assert post(client).status_code == 200
+    assert set(answers) == {("all", 200)}, answers
+    woken = time.monotonic() - begun
+    return {
+        "seconds to three": up,
+        "seconds to none": down,
+        "seconds of a request that wakes one": woken,
+        "requests": sum(answers.values()),
+    }
+
+
+def many(nodes: Nodes, place: Path) -> dict[str, Any]:
+    names = [f"m{number}" for number in range(100)]
+    deploy(place, archives(place, names), multiplexed=10, replicas=2, replica=RESOURCES)
+    popular = [name for rank, name in enumerate(names) for _ in range(1 + 40 // (rank + 1))]
+    wanted = [*names, *random.Random(1).choices(popular, k=400)]
+
+    def right(name: str) -> bool:
+        with httpx.Client(timeout=DEADLINE) as client:
+            answer = post(client, name)
+        return answer.status_code == 200 and answer.text == name
+
+    begun = time.monotonic()
+    with ThreadPoolExecutor(8) as clients:
+        assert all(clients.map(right, wanted))
+    return {"models": len(names), "requests": len(wanted), "requests/s": len(wanted) / (time.monotonic() - begun)}
+
+
+def throughput(nodes: Nodes, place: Path) -> dict[str, Any]:
+    models, rates = archives(place, ["m"]), {}
+    for count in (1, 2):
+        deploy(place, models, replicas=count, replica=RESOURCES)
+        until(lambda count=count: replicas() == count)
+        load = Load(4 * count, lambda client, number: ("all", post(client, x_work="100")))
+        time.sleep(2)
+        before, begun = sum(load.answers.values()), time.monotonic()
+        time.sleep(8)
+        rates[count] = (sum(load.answers.values()) - before) / (time.monotonic() - begun)
+        assert set(load.stop()) == {("all", 200)}
+    ratio = rates[2] / rates[1]
+    assert ratio >= 1.5, rates
+    return {"1 replica, requests/s": rates[1], "2 replicas, requests/s": rates[2], "ratio": ratio}
+
+
+PROOFS = {"lost": lost, "scaling": scaling, "many": many, "throughput": throughput}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("proofs", nargs="*", choices=[*PROOFS, []], help="all, if none is named")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    options = parser.parse_args()
+    results: dict[str, Any] = {"machine": machine.describe(), "ray": ray.__version__}
+    for name in options.proofs or PROOFS:
+        with tempfile.TemporaryDirectory() as place, started() as nodes:
+            results[name] = PROOFS[name](nodes, Path(place))
+        print(name, json.dumps(results[name]), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

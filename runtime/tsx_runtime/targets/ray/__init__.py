@@ -1,0 +1,1 @@
+"""A model behind Ray Serve: replicas on the nodes of a Ray cluster."""

@@ -1,0 +1,152 @@
+"""The arguments of a Ray Serve application of tsx, as JSON holds them; importable without Ray."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from tsx_archiver import is_model_name
+from tsx_archiver.metadata.model_limits import LIMITS
+from tsx_runtime.core.models.plan import RegisterOrder
+from tsx_runtime.errors import SettingError
+
+IMPORT_PATH = "tsx_runtime.targets.ray.application:build"
+NAMESPACE = "tsx"
+NOT_ORDERED = frozenset({"url", "model_name", "loaded_at_startup", "workflow", "replaces", "archive_first"})
+NUMBERS = {*LIMITS, "initial_workers", "max_workers", "default_workers"}
+ORDERED = frozenset(RegisterOrder.__dataclass_fields__) - NOT_ORDERED
+OBJECT = "object://"
+S3 = "s3://"
+INGRESS, MODEL = "Ingress", "Model"  # the deployments of an application
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RayModel(_Strict):
+    """An archive. `source`: a path that all nodes see, `s3://BUCKET/KEY`, or `object://SHA256`, which `archives.upload` has put there."""
+
+    name: str
+    source: str = Field(min_length=1)
+    sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$")
+    order: dict[str, Any] = {}  # fields of a registration: see `RegisterOrder`
+
+    @model_validator(mode="after")
+    def _check(self) -> RayModel:
+        if not is_model_name(self.name):
+            raise ValueError(
+                f"the model name {self.name!r} cannot be used: letters, digits, '_', '-' and '.' only, a letter or digit first"
+            )
+        if self.source.startswith(OBJECT):
+            digest = self.source.removeprefix(OBJECT)
+            if not re.fullmatch("[0-9a-f]{64}", digest) or self.sha256 not in (None, digest):
+                raise ValueError(f"source {self.source!r} must be object:// and the archive's sha-256, the same as in sha256")
+        if self.source.startswith(S3) and self.sha256 is None:
+            raise ValueError(f"source {self.source!r} needs sha256, by which each node checks its download")
+        if unknown := sorted(set(self.order) - ORDERED):
+            raise ValueError(f"order has unknown fields: {', '.join(unknown)}. A registration has: {', '.join(sorted(ORDERED))}")
+        if wrong := sorted(name for name in NUMBERS & set(self.order) if type(self.order[name]) is not int or self.order[name] < 0):
+            raise ValueError(f"in order, these must be whole numbers, at least 0: {', '.join(wrong)}")
+        return self
+
+    @property
+    def digest(self) -> str | None:
+        return self.source.removeprefix(OBJECT) if self.source.startswith(OBJECT) else self.sha256
+
+
+class ReplicaResources(_Strict):
+    """What one replica reserves of its node. Fractions share a CPU or a GPU with other replicas."""
+
+    num_cpus: float = Field(1.0, ge=0)
+    num_gpus: float = Field(0.0, ge=0)
+    memory: int | None = Field(None, ge=1, description="bytes")
+    resources: dict[str, float] = {}  # custom resources of the cluster's nodes
+    max_ongoing_requests: int = Field(100, ge=1, description="requests in a replica at a time, the waiting ones included")
+    max_queued_requests: int = Field(-1, ge=-1, description="requests that wait in a proxy for a replica; the next gets 503. -1: no limit")
+
+
+class ReplicaScaling(_Strict):
+    """Ray Serve's own, on ongoing requests. Seconds default to Ray Serve's."""
+
+    min: int = Field(1, ge=0)
+    max: int = Field(ge=1)
+    target_ongoing_requests: float = Field(2.0, gt=0)
+    initial: int | None = Field(None, ge=0)
+    upscale_delay_s: float | None = Field(None, ge=0)
+    downscale_delay_s: float | None = Field(None, ge=0)
+    metrics_interval_s: float | None = Field(None, gt=0)
+    look_back_period_s: float | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> ReplicaScaling:
+        if self.max < self.min:
+            raise ValueError(f"max ({self.max}) must not be less than min ({self.min})")
+        return self
+
+
+class RayCanary(_Strict):
+    """The application that gets a share of the requests. Changing it restarts no replica."""
+
+    app: str
+    percent: float = Field(ge=0, le=100)
+
+
+class Routing(_Strict):
+    """The `user_config` of the ingress: what changes in place, without a restart."""
+
+    canary: RayCanary | None = None
+    repeat: Literal["idempotent", "all"] = Field(
+        "idempotent",
+        description="which requests are repeated where their replica is lost: of idempotent methods and with an Idempotency-Key, or all",
+    )
+    release: dict[str, Any] = {}  # the deployer's own record, not read here
+
+
+class RayApplication(Routing):
+    """An application: one model, or several that share replicas (`multiplexed`)."""
+
+    name: str = Field(min_length=1)
+    models: list[RayModel] = Field(min_length=1)
+    settings: dict[str, Any] = {}  # tsx's own, by name; they come before the nodes' TSX_* variables
+    replica: ReplicaResources = ReplicaResources.model_validate({})
+    replicas: int | None = Field(None, ge=1)
+    autoscaling: ReplicaScaling | None = None
+    multiplexed: int | None = Field(None, ge=1, description="models that a replica holds at a time; the one used longest ago makes room")
+    ingress_replicas: int = Field(2, ge=1, description="best one on each node that takes requests; they hold no model and reserve no CPU")
+    ingress_resources: dict[str, float] = Field({}, description="custom resources that an ingress reserves, to bind it to nodes")
+    drain: float = Field(30.0, ge=0, description="seconds in which a replica that is removed answers what it has accepted")
+
+    @field_validator("models")
+    @classmethod
+    def _names_differ(cls, models: list[RayModel]) -> list[RayModel]:
+        names = [model.name for model in models]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"several models are called {', '.join(twice)}; give each its own name")
+        return models
+
+    @model_validator(mode="after")
+    def _check(self) -> RayApplication:
+        if self.replicas is not None and self.autoscaling is not None:
+            raise ValueError("give replicas or autoscaling, not both")
+        if self.multiplexed is None and len(self.models) > 1:
+            raise ValueError(f"{len(self.models)} models need multiplexed, the number of them that a replica holds at a time")
+        if self.canary is not None and (self.multiplexed is not None or self.canary.app == self.name):
+            raise ValueError("canary needs one model and the name of another application")
+        return self
+
+    @property
+    def routing(self) -> dict[str, Any]:
+        return self.model_dump(include=set(Routing.model_fields))
+
+
+def parse_application(args: Mapping[str, Any]) -> RayApplication:
+    """Raises SettingError, which names each wrong field."""
+    try:
+        return RayApplication.model_validate(args)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'args'}: {each['msg']}" for each in error.errors())
+        raise SettingError(f"the arguments of the Ray Serve application are wrong: {problems}") from error

@@ -1,0 +1,143 @@
+"""gRPC through Ray Serve: the services for its proxies, and in a replica tsx's own gRPC server, called over a unix socket.
+
+Ray Serve hands a call on by its method's name alone, with the request as the proxy has parsed it. Here nothing is parsed before
+tsx's server, so answers, statuses and metadata are its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import grpc
+
+from tsx_runtime.api.tokens import build_keys
+from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.errors import TsxError
+from tsx_runtime.metrics.response_counts import ResponseCounts
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.targets.server.grpc_listeners import INSTALL
+
+if TYPE_CHECKING:
+    from tsx_runtime.grpc.server import GrpcServer
+
+INFERENCE = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
+OPEN_INFERENCE = "inference.GRPCInferenceService"
+UNARY = {
+    INFERENCE: ("Ping", "Predictions"),
+    OPEN_INFERENCE: ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer"),
+}
+SERVICE = {method: service for service, methods in UNARY.items() for method in methods} | {
+    "StreamPredictions": INFERENCE,
+    "ModelStreamInfer": OPEN_INFERENCE,
+}
+RUNS_MODEL = frozenset({"Predictions", "StreamPredictions", "ModelInfer", "ModelStreamInfer"})
+_OF_TRANSPORT = frozenset({"content-type", "te", "user-agent"})
+
+Metadata = list[tuple[str, str | bytes]]
+
+
+def add_inference_to_server(servicer: Any, server: Any) -> None:
+    """TorchServe's inference service, for `grpc_options.grpc_servicer_functions` of Ray Serve."""
+    _add(INFERENCE, {"StreamPredictions": grpc.unary_stream_rpc_method_handler(_taken)}, server)
+
+
+def add_open_inference_to_server(servicer: Any, server: Any) -> None:
+    """The Open Inference Protocol, as above."""
+    _add(OPEN_INFERENCE, {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(_taken)}, server)
+
+
+def _add(service: str, handlers: dict[str, Any], server: Any) -> None:
+    unary: dict[str, Any] = {method: grpc.unary_unary_rpc_method_handler(_taken) for method in UNARY[service]}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {**unary, **handlers}),))
+
+
+def _taken(request: Any, context: Any) -> Any:
+    """Ray Serve's proxy puts its own function here."""
+    raise NotImplementedError
+
+
+class GrpcAnswer(NamedTuple):
+    """A message of an answer, or its end: then `body` is None."""
+
+    body: bytes | None
+    code: str = "OK"
+    details: str = ""
+    metadata: Metadata = []
+
+
+class GrpcBridge:
+    """Serves gRPC from the first call on."""
+
+    def __init__(self, registry: Registry, settings: Settings, directory: Path, counts: ResponseCounts) -> None:
+        """`directory`: for the socket."""
+        self._registry, self._settings, self._counts = registry, settings, counts
+        self._target = f"unix:{directory / 'grpc.sock'}"
+        self._starting = asyncio.Lock()
+        self._server: GrpcServer | None = None
+        self._channel: grpc.aio.Channel | None = None
+
+    async def call(self, method: str, metadata: Metadata, request: bytes) -> AsyncGenerator[GrpcAnswer, None]:
+        channel = await self._connected()
+        kept = [(key, value) for key, value in metadata if key not in _OF_TRANSPORT and not key.startswith("grpc-")]
+        ask: Any = channel.unary_stream(f"/{SERVICE[method]}/{method}")  # on the wire, one answer is a stream of one
+        call = ask(request, metadata=kept)
+        try:
+            async for message in call:
+                yield GrpcAnswer(message)
+            code, details = grpc.StatusCode.OK, ""
+        except grpc.aio.AioRpcError as error:
+            code, details = error.code(), error.details() or ""
+        finally:
+            call.cancel()
+        headers = [*(await call.initial_metadata() or ()), *(await call.trailing_metadata() or ())]
+        yield GrpcAnswer(None, code.name, details, list({key: (key, value) for key, value in headers}.values()))
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+        if self._server is not None:
+            await self._server.stop(0)
+
+    async def _connected(self) -> grpc.aio.Channel:
+        async with self._starting:
+            if self._channel is None:
+                try:
+                    from tsx_runtime.grpc.server import GrpcServer  # here, because it is an extra
+                except ImportError as error:
+                    raise TsxError(
+                        f"The nodes of the Ray cluster lack the packages for gRPC ({error.name}). Install them: {INSTALL}"
+                    ) from error
+
+                keys, roles = build_keys(self._settings), ["grpc_inference"]
+                self._server = GrpcServer(self._registry, self._settings, keys, roles, self._target, None, self._counts)
+                await self._server.start()
+                limits = [
+                    ("grpc.max_receive_message_length", -1),
+                    ("grpc.max_send_message_length", -1),
+                    ("grpc.max_metadata_size", 1 << 20),
+                ]
+                self._channel = grpc.aio.insecure_channel(self._target, limits)
+        return self._channel
+
+
+def refused(error: TsxError) -> GrpcAnswer:
+    from tsx_runtime.grpc.statuses import refusal  # here, as above
+
+    reason = refusal(error)
+    return GrpcAnswer(None, reason.code.name, reason.details, list(reason.metadata))
+
+
+def model_of(request: bytes) -> str:
+    """The model that a request names. It is the first field of all messages that name one."""
+    from google.protobuf.message import DecodeError  # here, as above
+
+    from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import ModelReadyRequest
+
+    try:
+        name: str = ModelReadyRequest.FromString(request).name
+    except DecodeError:
+        return ""  # the model's replica refuses it
+    return name

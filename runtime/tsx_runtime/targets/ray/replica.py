@@ -1,0 +1,183 @@
+"""A replica: an actor of Ray Serve that holds tsx's registry, its workers, and the routes that answer for its models."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import tempfile
+from collections.abc import AsyncGenerator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+
+from tsx_archiver import ArchiveError
+from tsx_runtime.api.describe import is_given_up
+from tsx_runtime.core.concurrency.periodic import repeat, running
+from tsx_runtime.core.models.plan import RegisterOrder
+from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.errors import InvalidModel, TsxError
+from tsx_runtime.http.app import build_apps
+from tsx_runtime.http.semantics.errors import fault
+from tsx_runtime.http.semantics.messages import Message, Scope, request_id_of, send_whole
+from tsx_runtime.metrics.collection import reader
+from tsx_runtime.metrics.torchserve_log import feed_once, metric_tasks
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.settings.sources import load_settings
+from tsx_runtime.targets.image.environment import DEFAULTS
+from tsx_runtime.targets.observability.logging_setup import set_up_logging
+from tsx_runtime.targets.observability.otlp import tracing
+from tsx_runtime.targets.ray.archives import open_model
+from tsx_runtime.targets.ray.config import ReplicaResources, parse_application
+from tsx_runtime.targets.ray.grpc_bridge import GrpcAnswer, GrpcBridge, Metadata, refused
+from tsx_runtime.targets.ray.metrics import RayMetrics
+
+Messages = list[Message]
+
+
+class SharedModel:
+    """A model of a replica that several share."""
+
+    def __init__(self, registry: Registry, name: str) -> None:
+        self._registry, self._name = registry, name
+        self.__del__ = self._unload  # what Ray Serve awaits to make room; of the class, the interpreter would call it as well
+        self._requests = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __enter__(self) -> None:
+        self._requests += 1
+        self._idle.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._requests -= 1
+        if not self._requests:
+            self._idle.set()
+
+    async def _unload(self) -> None:
+        await self._idle.wait()
+        await self._registry.unregister(self._name)
+
+
+class ModelReplica:
+    """The deployment of one model, or of several of which each replica holds some."""
+
+    async def __init__(self, args: Mapping[str, Any]) -> None:  # type: ignore[misc]  # which Ray Serve awaits
+        """`args`: see `RayApplication`. Raises SettingError, and what loading a model raises."""
+        application = parse_application(args)
+        self._models = {model.name: model for model in application.models}
+        self._held = held = contextlib.AsyncExitStack()
+        state = held.enter_context(tempfile.TemporaryDirectory(prefix="tsx-ray-"))
+        settings = replica_settings(application.settings, application.replica, os.environ, Path(state))
+        if os.environ.get("OMP_NUM_THREADS") == str(max(1, int(application.replica.num_cpus))):
+            del os.environ["OMP_NUM_THREADS"]  # Ray's: all CPUs of the replica for each worker, which are to share them
+        set_up_logging(settings)
+        self._registry = registry = Registry(settings)
+        held.push_async_callback(registry.close)
+        registry.tracer = held.enter_context(tracing(settings, os.environ))
+        registry.warm_up()
+        [self._app] = build_apps(registry, settings, [("inference",)])
+        self._grpc = GrpcBridge(registry, settings, Path(state), self._app.counts)
+        held.push_async_callback(self._grpc.close)
+        counts, system = self._app.counts, self._app.system
+        await held.enter_async_context(metric_tasks(registry, counts, system, settings))
+        pushing = partial(feed_once, "ray", RayMetrics(), reader(registry, counts, system))
+        works = repeat(1.0, registry.cores.share), repeat(settings.metrics_push_interval, pushing)
+        await held.enter_async_context(running("cores are not shared anew, or Ray gets no metrics,", *works))
+        self._load = None
+        if application.multiplexed is not None:
+
+            async def load(name: str) -> SharedModel:
+                return await self._register(name)
+
+            self._load = serve.multiplexed(load, max_num_models_per_replica=application.multiplexed)
+        else:
+            try:
+                await self._register(application.models[0].name)
+            except BaseException:
+                await held.aclose()
+                raise
+
+    async def http(self, scope: Scope, body: bytes, model: str) -> AsyncGenerator[Messages, None]:
+        """The messages of the answer, as ASGI has them. Cancelled, it gives the request up. `model`: which to load, where several share."""
+        sent: asyncio.Queue[Message | None] = asyncio.Queue()
+        answering = asyncio.create_task(self._answer(scope, body, model, sent))
+        answering.add_done_callback(lambda _: sent.put_nowait(None))
+        start: Messages = []
+        try:
+            while (message := await sent.get()) is not None:
+                if message["type"] == "http.response.start":
+                    start = [message]  # in one object with what comes next: each costs a round trip
+                else:
+                    yield [*start, message]
+                    start = []
+            answering.result()
+        finally:
+            answering.cancel()
+
+    async def grpc(self, method: str, metadata: Metadata, request: bytes, model: str) -> AsyncGenerator[GrpcAnswer, None]:
+        """The messages of the answer to a call, the last one with its status."""
+        try:
+            with await self._loaded(model):
+                async for answer in self._grpc.call(method, metadata, request):
+                    yield answer
+        except TsxError as error:
+            yield refused(error)
+
+    def check_health(self) -> None:
+        """Ray Serve replaces a replica that raises."""
+        versions = [version for model in self._registry.models.values() for version in model.versions.values()]
+        if versions and all(map(is_given_up, versions)):
+            names = ", ".join(f"{version.name}: {version.last_error or 'its workers kept dying'}" for version in versions)
+            raise RuntimeError(f"no worker is restarted any more. {names}")
+
+    async def __del__(self) -> None:
+        """Ray Serve awaits it once every accepted request is answered."""
+        if hasattr(self, "_held"):
+            self._registry.stop()
+            await self._held.aclose()
+
+    async def _answer(self, scope: Scope, body: bytes, model: str, sent: asyncio.Queue[Message | None]) -> None:
+        rest = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            if rest:
+                return rest.pop()
+            return await asyncio.Future()  # a client that leaves cancels the call
+
+        try:
+            with await self._loaded(model):
+                await self._app(scope, receive, sent.put)
+        except TsxError as error:
+            status, headers, reason = fault(error, scope["path"])
+            await send_whole(sent.put, scope, status, headers, request_id_of(scope), reason)
+
+    async def _loaded(self, model: str) -> contextlib.AbstractContextManager[None]:
+        if self._load is None or model not in self._models:
+            return contextlib.nullcontext()
+        loaded: SharedModel = await self._load(model)
+        return loaded
+
+    async def _register(self, name: str) -> SharedModel:
+        model = self._models[name]
+        settings = self._registry.settings
+        try:
+            archive = await asyncio.to_thread(open_model, model, settings)
+        except ArchiveError as error:
+            raise InvalidModel(f"model {name} cannot be loaded from {model.source}: {error}") from error
+        order = RegisterOrder(url=model.source, model_name=name, loaded_at_startup=True, **model.order)
+        await self._registry.register_archive(archive, order)
+        return SharedModel(self._registry, name)
+
+
+def replica_settings(given: Mapping[str, Any], replica: ReplicaResources, env: Mapping[str, str], state: Path) -> Settings:
+    """The application's settings, over the node's TSX_* variables, over what Ray has given the replica. Raises SettingError."""
+    own: dict[str, Any] = {**DEFAULTS, "cpus": max(1, math.ceil(replica.num_cpus)), "state_dir": str(state)}
+    if not replica.num_gpus:
+        own["number_of_gpu"] = 0  # otherwise the GPUs that Ray has named in CUDA_VISIBLE_DEVICES
+    _, origins = load_settings(given, env, None)
+    missing = {name: value for name, value in own.items() if origins[name] == "default"}
+    return load_settings({**missing, **given}, env, None)[0]

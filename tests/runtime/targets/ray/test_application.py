@@ -1,0 +1,219 @@
+"""Applications of tsx in a Ray cluster: their answers are those of `tsx serve`, and no request is lost. One file, for one cluster."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import ray
+from ray import serve
+
+from tests.runtime.targets.ray.conftest import DEADLINE, MANY, RayServe
+from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import ModelInferRequest, ModelReadyRequest, ServerLiveRequest
+from tsx_runtime.grpc.protos.inference_pb2 import PredictionsRequest
+from tsx_runtime.targets.ray.grpc_bridge import INFERENCE
+
+PREDICT = "/predictions/talker"
+TEXT, JSON = {"content-type": "text/plain"}, {"content-type": "application/json"}
+TENSORS = b'{"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}'
+OWN = {"date", "server", "x-request-id"}  # of each server, and of each request
+
+Case = tuple[str, str, bytes, dict[str, str]]
+CASES: dict[str, Case] = {
+    "json": ("POST", PREDICT, b'{"a": [1, "\xc3\xa9"]}', JSON),
+    "binary": ("POST", PREDICT, bytes(range(256)) * 300, {"x-do": "bytes"}),
+    "form": ("POST", PREDICT, b"a=1&b=2", {"content-type": "application/x-www-form-urlencoded"}),
+    "put": ("PUT", f"{PREDICT}/1.0", b"text", TEXT),
+    "query": ("GET", f"{PREDICT}?a=1&b=%20", b"", {}),
+    "head": ("HEAD", PREDICT, b"", {}),
+    "options": ("OPTIONS", PREDICT, b"", {}),
+    "own status and header": ("POST", PREDICT, b"", {"x-do": "status"}),
+    "stream": ("POST", PREDICT, b"", {"x-do": "stream"}),
+    "handler raises": ("POST", PREDICT, b"", {"x-do": "raise"}),
+    "not json": ("POST", PREDICT, b"{", JSON),
+    "bad priority": ("POST", PREDICT, b"{}", {"x-tsx-priority": "first"}),
+    "too large": ("POST", PREDICT, b"x" * 200_000, TEXT),
+    "unknown model": ("POST", "/predictions/nobody", b"{}", JSON),
+    "unknown version": ("POST", f"{PREDICT}/9", b"{}", JSON),
+    "unknown path": ("GET", "/nothing/here", b"", {}),
+    "no method": ("DELETE", "/ping", b"", {}),
+    "ping": ("GET", "/ping", b"", {}),
+    "ready": ("GET", "/readyz", b"", {}),
+    "invocations": ("POST", "/invocations", b"{}", JSON),
+    "v1": ("POST", "/v1/models/talker:predict", b'{"instances": [1]}', JSON),
+    "v2 metadata": ("GET", "/v2/models/talker", b"", {}),
+    "v2 infer": ("POST", "/v2/models/talker/infer", TENSORS, JSON),
+    "v2 error": ("POST", "/v2/models/nobody/infer", TENSORS, JSON),
+    "v2 health": ("GET", "/v2/health/ready", b"", {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_http_answers_are_those_of_tsx_serve(ray_serve: RayServe, name: str) -> None:
+    method, path, body, headers = CASES[name]
+    own, other = (
+        httpx.request(method, f"{address}{path}", content=body, headers=headers)
+        for address in (f"{ray_serve.address}/talker", ray_serve.tsx.address("predictions"))
+    )
+    assert own.status_code == other.status_code
+    assert comparable(own) == comparable(other)
+    assert own.content == other.content
+    assert len(own.headers.get_list("x-request-id")) == 1
+
+
+def comparable(answer: httpx.Response) -> list[tuple[str, str]]:
+    return sorted((name.lower(), value) for name, value in answer.headers.multi_items() if name.lower() not in OWN)
+
+
+def test_the_requests_id_and_trace_context_reach_the_handler(ray_serve: RayServe) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+    answer = ray_serve.post("/talker/predictions/talker", x_show="1", x_request_id="order-66", traceparent=trace)
+    assert answer.headers["x-request-id"] == "order-66"
+    assert {name: answer.json()[name] for name in ("id", "trace")} == {"id": "order-66", "trace": trace}
+
+
+CALLS: dict[str, tuple[str, bytes, dict[str, str]]] = {
+    "predictions": (
+        "InferenceAPIsService/Predictions",
+        PredictionsRequest(model_name="talker", input={"data": b"abc"}).SerializeToString(),
+        {},
+    ),
+    "own status": ("InferenceAPIsService/Predictions", PredictionsRequest(model_name="talker").SerializeToString(), {"x-do": "status"}),
+    "handler raises": ("InferenceAPIsService/Predictions", PredictionsRequest(model_name="talker").SerializeToString(), {"x-do": "raise"}),
+    "unknown model": ("InferenceAPIsService/Predictions", PredictionsRequest(model_name="nobody").SerializeToString(), {}),
+    "not a message": ("InferenceAPIsService/Predictions", b"\xff\xff", {}),
+    "ping": ("InferenceAPIsService/Ping", b"", {}),
+    "stream": ("InferenceAPIsService/StreamPredictions", PredictionsRequest(model_name="talker").SerializeToString(), {"x-do": "stream"}),
+    "stream of nobody": ("InferenceAPIsService/StreamPredictions", PredictionsRequest(model_name="nobody").SerializeToString(), {}),
+    "live": ("GRPCInferenceService/ServerLive", ServerLiveRequest().SerializeToString(), {}),
+    "model ready": ("GRPCInferenceService/ModelReady", ModelReadyRequest(name="talker").SerializeToString(), {}),
+    "infer": ("GRPCInferenceService/ModelInfer", ModelInferRequest(model_name="talker", id="1").SerializeToString(), {}),
+    "stream infer": ("GRPCInferenceService/ModelStreamInfer", ModelInferRequest(model_name="nobody", id="1").SerializeToString(), {}),
+}
+PACKAGES = {"InferenceAPIsService": "org.pytorch.serve.grpc.inference", "GRPCInferenceService": "inference"}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_grpc_answers_are_those_of_tsx_serve(ray_serve: RayServe, name: str) -> None:
+    method, request, metadata = CALLS[name]
+    path = f"/{PACKAGES[method.partition('/')[0]]}.{method}"
+    other = call(ray_serve.tsx.address("gRPC predictions"), path, request, metadata)
+    assert call(ray_serve.grpc, path, request, {**metadata, "application": "talker"}) == other
+
+
+def call(target: str, path: str, request: bytes, metadata: dict[str, str]) -> tuple[list[bytes], grpc.StatusCode, str]:
+    """The messages of the answer, its status and details."""
+    with grpc.insecure_channel(target) as channel:
+        is_stream = "Stream" in path
+        ask: Any = channel.unary_stream(path) if is_stream else channel.unary_unary(path).with_call
+        messages: list[bytes] = []
+        try:
+            answer = ask(request, metadata=list(metadata.items()))
+            if is_stream:
+                messages.extend(answer)
+            else:
+                message, answer = answer
+                messages.append(message)
+        except grpc.RpcError as error:
+            answer = error
+        return messages, answer.code(), answer.details()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_client_that_leaves_stops_its_stream(ray_serve: RayServe) -> None:
+    file = ray_serve.place / "left"
+    headers = {"x-do": "forever", "x-file": str(file)}
+    with httpx.stream("POST", f"{ray_serve.address}/talker/predictions/talker", headers=headers) as answer:
+        next(answer.iter_raw())
+        assert not file.exists()
+    until(file.exists)
+
+
+def test_models_share_replicas_and_the_one_used_longest_ago_makes_room(ray_serve: RayServe) -> None:
+    for name in [*MANY, *MANY[:2]]:
+        answer = ray_serve.post(f"/many/predictions/{name}")
+        assert (answer.status_code, answer.json()["name"]) == (200, name)
+    assert ray_serve.post("/many/predictions/nobody").status_code == 404
+    form = httpx.post(f"{ray_serve.address}/many/invocations", data={"model_name": MANY[2], "data": "1"}, timeout=DEADLINE)
+    assert form.json()["name"] == MANY[2]
+    assert ray_serve.get(f"/many/v2/models/{MANY[3]}/ready").status_code == 200
+    with ThreadPoolExecutor(8) as clients:
+        answers = clients.map(lambda name: ray_serve.post(f"/many/predictions/{name}"), MANY * 4)
+        assert [answer.json()["name"] for answer in answers] == MANY * 4
+
+
+def test_grpc_reaches_a_model_that_shares_its_replica(ray_serve: RayServe) -> None:
+    request = PredictionsRequest(model_name=MANY[3], input={"data": b"abc"}).SerializeToString()
+    with grpc.insecure_channel(ray_serve.grpc) as channel:
+        ask: Any = channel.unary_unary(f"/{INFERENCE}/Predictions")
+        assert MANY[3].encode() in ask(request, metadata=[("application", "many")])
+
+
+def test_a_canary_takes_its_share_and_gives_it_back_without_a_restart(ray_serve: RayServe) -> None:
+    def processes() -> set[int]:
+        return {ray_serve.post("/talker/predictions/talker", x_show="1").json()["pid"] for _ in range(30)}
+
+    stable = processes()
+    serve.run_many([ray_serve.talker(canary={"app": "canary", "percent": 50})])
+    until(lambda: len(processes() - stable) == 1)
+    serve.run_many([ray_serve.talker(canary={"app": "canary", "percent": 0}, release={"version": 2})])
+    until(lambda: processes() == stable)
+    serve.delete("canary")
+
+
+def test_an_update_under_load_loses_no_request(ray_serve: RayServe) -> None:
+    stopping, statuses = threading.Event(), Counter[int]()
+
+    def load() -> None:
+        with httpx.Client() as client:
+            while not stopping.is_set():
+                statuses[client.post(f"{ray_serve.address}/talker/predictions/talker", timeout=DEADLINE).status_code] += 1
+
+    loading = [threading.Thread(target=load) for _ in range(4)]
+    for thread in loading:
+        thread.start()
+    try:
+        serve.run_many([ray_serve.talker(settings={**ray_serve.settings, "job_queue_size": 50})])
+    finally:
+        stopping.set()
+        for thread in loading:
+            thread.join()
+    assert set(statuses) == {200}
+
+
+def test_a_lost_node_fails_only_requests_that_may_not_be_repeated(ray_serve: RayServe) -> None:
+    """Each request of the lost node is answered: by the other replica, or by an error that says whether it may be repeated."""
+    file = ray_serve.place / "gate"
+
+    def ask(headers: dict[str, str]) -> httpx.Response:
+        words = {"x-do": "wait", "x-file": str(file), **headers}
+        return httpx.post(f"{ray_serve.address}/talker/predictions/talker", headers=words, timeout=DEADLINE)
+
+    with ThreadPoolExecutor(8) as clients:
+        plain = [clients.submit(ask, {}) for _ in range(4)]
+        keyed = [clients.submit(ask, {"Idempotency-Key": "1"}) for _ in range(4)]
+        until(lambda: len(list(ray_serve.place.glob("gate.*"))) == 2)  # both replicas are at work
+        lost = ray_serve.cluster.list_all_nodes()[-1]
+        ray_serve.cluster.remove_node(lost, allow_graceful=False)
+        until(lambda: sum(node["Alive"] for node in ray.nodes()) == 2)
+        file.touch()
+    assert {future.result().status_code for future in keyed} == {200}
+    answers = [future.result() for future in plain]
+    assert {answer.status_code for answer in answers} <= {200, 503}
+    for failed in [answer.json() for answer in answers if answer.status_code == 503]:
+        assert failed["type"] == "ServiceUnavailableException"
+        assert "may have run" in failed["message"]
+        assert "Idempotency-Key" in failed["message"]

@@ -1,0 +1,172 @@
+"""What the ingress does where replicas are lost or busy: a script stands in for Ray Serve's handle."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+from ray.exceptions import ActorDiedError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+from tsx_runtime.http.semantics.messages import Message
+from tsx_runtime.targets.ray.grpc_bridge import GrpcAnswer
+from tsx_runtime.targets.ray.ingress import Handle, Ingress
+
+WHOLE: list[Message] = [
+    {"type": "http.response.start", "status": 200, "headers": [(b"x-request-id", b"own")]},
+    {"type": "http.response.body", "body": b"answer"},
+]
+HALF: list[Message] = [WHOLE[0], {"type": "http.response.body", "body": b"half", "more_body": True}]
+
+
+class ScriptedHandle:
+    """Each call plays the next script: lists of messages to answer with, then perhaps an error to raise."""
+
+    def __init__(self, *scripts: list[Any]) -> None:
+        self.scripts = list(scripts)
+        self.models: list[str] = []
+
+    def options(self, *, multiplexed_model_id: str = "", **_: Any) -> ScriptedHandle:
+        if multiplexed_model_id:
+            self.models.append(multiplexed_model_id)
+        return self
+
+    def remote(self, *_: Any) -> ScriptedAnswers:
+        return ScriptedAnswers(self.scripts.pop(0))
+
+
+class ScriptedAnswers:
+    def __init__(self, script: list[Any]) -> None:
+        self._script = script
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for each in self._script:
+            if isinstance(each, BaseException):
+                raise each
+            yield each
+
+    def cancel(self) -> None: ...
+
+
+class Context:
+    """What Ray Serve gives for the context of a gRPC call."""
+
+    def __init__(self, **metadata: str) -> None:
+        self.metadata, self.trailing = [(name.replace("_", "-"), value) for name, value in metadata.items()], []
+        self.status, self.text = None, ""
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return self.metadata
+
+    def set_trailing_metadata(self, pairs: Any) -> None:
+        self.trailing = pairs
+
+    def set_code(self, code: Any) -> None:
+        self.status = code.name
+
+    def set_details(self, text: str) -> None:
+        self.text = text
+
+    def code(self) -> Any:
+        return self.status
+
+
+def lost() -> ActorDiedError:
+    return ActorDiedError()
+
+
+def ingress(handle: ScriptedHandle, models: tuple[str, ...] = (), **user_config: Any) -> Ingress:
+    made = Ingress(1 << 20, 1 << 30, list(models), cast("Handle", handle))
+    made.reconfigure(user_config)
+    return made
+
+
+def ask(to: Ingress, method: str = "POST", path: str = "/app/predictions/m", **headers: str) -> tuple[int, dict[bytes, bytes], bytes]:
+    """Status, headers and body."""
+    pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "method": method, "path": path, "root_path": "/app", "query_string": b"", "headers": pairs}
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"{}"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    asyncio.run(to.answer(scope, receive, send))
+    return sent[0]["status"], dict(sent[0]["headers"]), b"".join(message.get("body", b"") for message in sent)
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "user_config"),
+    [("GET", {}, {}), ("PUT", {}, {}), ("POST", {"idempotency_key": "1"}, {}), ("POST", {}, {"repeat": "all"})],
+)
+def test_what_may_be_repeated_is_repeated_on_another_replica(method: str, headers: dict[str, str], user_config: dict[str, str]) -> None:
+    handle = ScriptedHandle([lost()], [lost()], [WHOLE])
+    assert ask(ingress(handle, **user_config), method, **headers)[::2] == (200, b"answer")
+
+
+def test_what_may_not_be_repeated_gets_an_error_that_says_so() -> None:
+    status, headers, body = ask(ingress(ScriptedHandle([lost()])))
+    assert (status, headers[b"content-type"]) == (503, b"application/json")
+    assert b"retry-after" not in headers  # a client that heeds it would repeat what may have run
+    assert "may have run" in json.loads(body)["message"]
+
+
+def test_a_request_that_loses_one_replica_after_the_other_is_given_up() -> None:
+    status, headers, body = ask(ingress(ScriptedHandle(*[[lost()] for _ in range(4)])), "GET")
+    assert (status, headers[b"retry-after"]) == (503, b"1")
+    assert "3 others" in json.loads(body)["message"]
+
+
+def test_half_an_answer_is_not_repeated_and_ends_the_connection() -> None:
+    with pytest.raises(RuntimeError, match="was lost"):
+        ask(ingress(ScriptedHandle([HALF, lost()])), "GET")
+
+
+@pytest.mark.parametrize(
+    ("error", "says"), [(BackPressureError(3, 3), b"max_queued_requests"), (DeploymentUnavailableError(cast("Any", None)), b"do not start")]
+)
+def test_where_no_replica_takes_it_the_error_is_in_the_servers_form(error: Exception, says: bytes) -> None:
+    status, _, body = ask(ingress(ScriptedHandle([error])), path="/app/v2/models/m/infer")
+    assert status == 503
+    assert says in body
+    assert "error" in json.loads(body)  # the protocol's own field
+
+
+def test_the_answer_has_no_request_id_where_the_proxy_adds_the_same() -> None:
+    assert b"x-request-id" not in ask(ingress(ScriptedHandle([WHOLE])), x_request_id="1")[1]
+    assert b"x-request-id" in ask(ingress(ScriptedHandle([WHOLE])), x_request_id="no id")[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "model"),
+    [
+        ("/app/predictions/a", ["a"]),
+        ("/app/predictions/b/1.0", ["b"]),
+        ("/app/v1/models/a:predict", ["a"]),
+        ("/app/v2/models/b/infer", ["b"]),
+        ("/app/v2/models/b/ready", ["b"]),
+        ("/app/v1/models/a", ["a"]),
+        ("/app/a/predict", ["a"]),
+        ("/app/predictions/c", []),
+        ("/app/predictions/", []),
+        ("/app/ping", []),
+    ],
+)
+def test_a_request_goes_where_its_model_is(path: str, model: list[str]) -> None:
+    handle = ScriptedHandle([WHOLE])
+    ask(ingress(handle, ("a", "b")), path=path)
+    assert handle.models == model
+
+
+def test_a_lost_call_gets_a_status_that_says_whether_it_may_be_repeated() -> None:
+    plain, keyed = Context(), Context(idempotency_key="1")
+    asyncio.run(ingress(ScriptedHandle([lost()])).Predictions(b"", plain))
+    assert (plain.status, "may have run" in plain.text) == ("UNAVAILABLE", True)
+    answered = [GrpcAnswer(b"answer"), GrpcAnswer(None, metadata=[("x-request-id", "1")])]
+    answer = asyncio.run(ingress(ScriptedHandle([lost()], answered)).Predictions(b"", keyed))
+    assert (answer.SerializeToString(), keyed.status, keyed.trailing) == (b"answer", None, [("x-request-id", "1")])
