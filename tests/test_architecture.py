@@ -131,6 +131,8 @@ CLI_FLOORS: Mapping[str, Sequence[str]] = {
         "command",
     ),
     "tsx_cli.deploy": (
+        "spec_values",
+        "ray.spec",
         "spec",
         "engine",
         "aws",
@@ -139,6 +141,7 @@ CLI_FLOORS: Mapping[str, Sequence[str]] = {
         "aws.kinds",
         "aws_lambda container sagemaker",
         "kubernetes",
+        "ray",
         "emit",
         "commands",
     ),

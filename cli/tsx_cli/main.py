@@ -24,7 +24,7 @@ class Commands(LazyGroup):
         "batch": ("tsx_cli.batch.command", "Run a model over files, JSON lines, CSV, Parquet or S3 objects, without a server."),
         "deploy": (
             "tsx_cli.deploy.commands.command",
-            "Deploy an archive to a container, Kubernetes, SageMaker or Lambda, after showing the plan.",
+            "Deploy an archive to a container, Kubernetes, Ray, SageMaker or Lambda, after showing the plan.",
         ),
         "check": ("tsx_cli.check.command", "Check on this machine that a model meets the contract of SageMaker, Lambda or a container."),
         "predict": ("tsx_cli.requests.predict", "Send a file, or a sample, to a model of a running server and print the answer."),

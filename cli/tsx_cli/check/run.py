@@ -17,7 +17,7 @@ from tsx_cli.check.report import Report
 from tsx_cli.common.failure import FAILED, CliError
 from tsx_cli.common.inputs import samples_in
 from tsx_cli.common.options import archive_limits, read_pair
-from tsx_cli.deploy.spec import span
+from tsx_cli.deploy.spec_values import span
 from tsx_runtime.shared.log_format import escaped
 
 ContractCheck = Callable[[Report, Path, Sequence[ModelSample], Mapping[str, str], Path, float], None]

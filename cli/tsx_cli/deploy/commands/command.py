@@ -47,7 +47,7 @@ Emit = Annotated[
         "--emit",
         metavar="KIND [DIR]",
         help="Only write files into DIR, by default ./KIND: "
-        "dockerfile, compose, cloudformation, kubernetes, helm, kustomize, github or any target.",
+        "dockerfile, compose, cloudformation, kubernetes, helm, kustomize, github, ray or any target.",
     ),
 ]
 NoCheck = Annotated[
@@ -58,7 +58,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmat
 app = typer.Typer(
     cls=DeployGroup,
     add_completion=False,
-    help="Deploy an archive to a container, Kubernetes, SageMaker or Lambda; the plan is shown first.",
+    help="Deploy an archive to a container, Kubernetes, Ray, SageMaker or Lambda; the plan is shown first.",
     no_args_is_help=True,
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,6 +29,7 @@ from tsx_cli.deploy.kubernetes.kinds import KIND as OBJECT
 from tsx_cli.deploy.kubernetes.kinds import KINDS as OBJECTS
 from tsx_cli.deploy.kubernetes.kinds import Cluster, Revision
 from tsx_cli.deploy.kubernetes.release import Release, WeightedRoute
+from tsx_cli.deploy.ray.spec import Ray
 from tsx_cli.deploy.sagemaker.components import LOG
 from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget
 from tsx_cli.deploy.sagemaker.forms import KINDS as SAGEMAKER_KINDS
@@ -85,7 +87,7 @@ def place(spec: DeploySpec) -> Location:
     return _place(
         spec.name,
         spec.target,
-        spec.model_dump(include={"region", "profile", "repository", "build", "sagemaker", "container", "kubernetes"}),
+        spec.model_dump(include={"region", "profile", "repository", "build", "sagemaker", "container", "kubernetes", "ray"}),
         spec,
     )
 
@@ -117,6 +119,15 @@ def _place(name: str, target: str, fields: Mapping[str, Any], spec: DeploySpec |
         kinds[f"{OBJECT}Revision"] = Revision()
         cloud = Cluster(Program("kubectl", ("--context", own["context"]) if own["context"] else ()), own["namespace"])
         platform = KubernetesTarget()
+    elif target == "ray":
+        try:
+            from tsx_cli.deploy.ray.cluster import RayCluster  # here, because Ray is an extra
+            from tsx_cli.deploy.ray.deployment import RayTarget
+            from tsx_cli.deploy.ray.kinds import KINDS as RAY_KINDS
+        except ImportError as error:
+            raise CliError(f"--target ray needs packages that are not installed ({error.name}): pip install 'tsx-serve[ray]'") from error
+        cloud, kinds = RayCluster(Ray.model_validate(fields["ray"]), partial(Cloud, fields.get("region"), fields.get("profile"))), RAY_KINDS
+        platform = RayTarget()
     else:
         cloud, kinds = Cloud(fields.get("region"), fields.get("profile"), fields["sagemaker"]["bucket_owner"]), AWS_KINDS
         served: LambdaTarget | SageMakerTarget = LambdaTarget()

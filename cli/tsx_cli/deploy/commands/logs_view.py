@@ -25,12 +25,12 @@ RUN_CODE = frozenset(
         "AWS::Lambda::Version",
         "AWS::Lambda::Alias",
     }
-    | {"Kubernetes::Deployment", "Kubernetes::InferenceService"}
+    | {"Kubernetes::Deployment", "Kubernetes::InferenceService", "Tsx::Ray::Application"}
 )
 
 
 class ProgramLog:
-    """The log of containers on this machine or of pods, from the program that runs them."""
+    """The log of containers on this machine, of pods or of replicas, from what runs them."""
 
     def __init__(self, place: Location) -> None:
         self._place, self.group = place, f"{place.target} {place.name}"

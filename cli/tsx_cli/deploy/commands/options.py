@@ -13,7 +13,7 @@ from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import read_pair
 from tsx_runtime.shared.suggestions import suggestion
 
-TARGETS = ("container", "sagemaker", "lambda", "kubernetes")
+TARGETS = ("container", "sagemaker", "lambda", "kubernetes", "ray")
 
 Shared = TypeVar("Shared")
 Result = TypeVar("Result")
@@ -53,6 +53,7 @@ def deployment_options(
     ] = None,
     region: Annotated[str | None, typer.Option("--region", help="AWS region; by default that of the environment.")] = None,
     profile: Annotated[str | None, typer.Option("--profile", help="AWS profile; by default that of the environment.")] = None,
+    address: Annotated[str | None, typer.Option("--address", help="Ray cluster: ray://HOST:10001, HOST:6379 or auto.")] = None,
     assign: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help=r"Any key of \[deploy], such as sagemaker.instances=2; may be repeated."),
@@ -62,6 +63,8 @@ def deployment_options(
     if target is not None and target not in TARGETS:
         raise UsageError(f"--target: there is no '{target}'{suggestion(target, TARGETS) or '.'} There are {', '.join(TARGETS)}")
     given: dict[str, Any] = {"name": name, "target": target, "region": region, "profile": profile}
+    if address is not None:
+        given["ray"] = {"address": address}
     for assignment in assign or []:
         _assign(given, assignment)
     return DeploymentOptions(file, given)

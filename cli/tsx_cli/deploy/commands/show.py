@@ -33,6 +33,8 @@ USUAL: Mapping[tuple[str, str], float] = {  # seconds, from experience: what AWS
     ("Tsx::Registry::Image", "create"): 300.0,
     ("Kubernetes::Deployment", "create"): 60.0,
     ("Kubernetes::Deployment", "update"): 60.0,
+    ("Tsx::Ray::Application", "create"): 30.0,
+    ("Tsx::Ray::Application", "update"): 30.0,
     ("Tsx::Lambda::ProvisionedConcurrency", "create"): 180.0,
     ("Tsx::Lambda::ProvisionedConcurrency", "update"): 180.0,
 }

@@ -12,7 +12,9 @@ from pydantic import ValidationError
 
 from tsx_archiver import default_model_name
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.deploy.spec import LONGEST_NAME, Build, Container, DeploySpec, Kubernetes, SageMaker, SpecSection
+from tsx_cli.deploy.ray.spec import Ray
+from tsx_cli.deploy.spec import Build, Container, DeploySpec, Kubernetes, SageMaker
+from tsx_cli.deploy.spec_values import LONGEST_NAME, SpecSection
 from tsx_runtime.settings.sources import CONFIG_NAME
 from tsx_runtime.shared.suggestions import suggestion
 
@@ -29,6 +31,7 @@ def read_named(file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(values.get(key), str):
             raise UsageError(f"{key} is not given: --{key}, or {key} under [deploy] in tsx.toml")
     parts: dict[str, type[SpecSection]] = {"build": Build, "sagemaker": SageMaker, "container": Container, "kubernetes": Kubernetes}
+    parts["ray"] = Ray
     try:
         tables = {key: part.model_validate(values.get(key, {})).model_dump() for key, part in parts.items()}
     except ValidationError as error:
@@ -53,7 +56,9 @@ def read_spec(file: Path | None, given: Mapping[str, Any]) -> DeploySpec:
         raise UsageError("; ".join(_in_words(problem) for problem in error.errors())) from error
     if spec.canary is not None and spec.target == "container":
         raise UsageError("canary: the target container runs one version at a time. Remove it")
-    if spec.create_role and spec.target in ("container", "kubernetes"):
+    if spec.canary is not None and spec.target == "ray" and spec.ray.models:
+        raise UsageError("canary: replicas that several models share have none. Remove it, or deploy the model alone, without ray.models")
+    if spec.create_role and spec.target in ("container", "kubernetes", "ray"):
         raise UsageError(f"create_role: SageMaker and Lambda have that, and the target {spec.target} does not. Remove it")
     return spec
 

@@ -39,7 +39,8 @@ from tsx_cli.deploy.preflight.preflight import Preflight, load, look_ahead
 from tsx_cli.deploy.preflight.price_list import fetch_prices
 from tsx_cli.deploy.preflight.prices import REFRESH, Region, keep_prices, price_file, read_prices
 from tsx_cli.deploy.sagemaker.shared_endpoints import completed
-from tsx_cli.deploy.spec import DeploySpec, span
+from tsx_cli.deploy.spec import DeploySpec
+from tsx_cli.deploy.spec_values import span
 
 Given = Mapping[str, Any]
 

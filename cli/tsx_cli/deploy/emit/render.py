@@ -12,6 +12,7 @@ from tsx_cli.deploy.emit.cloudformation import NEEDS_NOTE, template
 from tsx_cli.deploy.emit.github import workflow
 from tsx_cli.deploy.emit.helm import chart
 from tsx_cli.deploy.emit.kustomize import HEAD, kustomize
+from tsx_cli.deploy.emit.ray import STEP, ray_files
 from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.engine.plan import hidden
@@ -109,6 +110,13 @@ def _cloudformation(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFile
     return EmittedFiles({"template.yaml": text}, {}, NEEDS_NOTE.format(name=stack) + roles)
 
 
+def _ray(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
+    if spec.canary is not None:
+        raise UsageError("canary: files cannot watch one; `tsx deploy --target ray` does. Remove it")
+    files, notes = ray_files(spec, facts)
+    return EmittedFiles(files, {}, STEP, notes)
+
+
 def _github(spec: DeploySpec, facts: Facts, local: Local, words: Sequence[str] = ()) -> EmittedFiles:
     files, step = workflow(spec, facts, local, words)
     return EmittedFiles(files, {}, step)
@@ -123,6 +131,7 @@ KINDS: Mapping[str, tuple[tuple[str, ...], Maker]] = {  # the targets that it is
     "helm": (("kubernetes",), _helm),
     "kustomize": (("kubernetes",), _kustomize),
     "github": (("sagemaker", "lambda", "kubernetes"), _github),
+    "ray": (("ray",), _ray),
     "container": (("container",), _compose),  # the other targets' names
     "sagemaker": (("sagemaker",), _cloudformation),
     "lambda": (("lambda",), _cloudformation),

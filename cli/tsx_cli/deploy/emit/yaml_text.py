@@ -16,5 +16,13 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _written(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """A file within the file as its lines."""
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if text.count("\n") > 1 else None)
+
+
+_Dumper.add_representer(str, _written)
+
+
 def yaml_text(documents: Iterable[Mapping[str, Any]]) -> str:
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=140)

@@ -8,6 +8,7 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tsx_archiver import Inspection, inspect_archive, read_member
 from tsx_archiver.metadata.compile_settings import needs_compiler
@@ -91,7 +92,8 @@ def _calls_compiler(source: bytes) -> bool:
 
 def tags_of(spec: DeploySpec, facts: Facts) -> dict[str, str]:
     """By what a deployment is found again: there is no other state."""
-    wanted = spec.model_dump(mode="json", exclude={"model", "profile", "tags", "github"})
+    ray: Any = {"address"} if spec.target == "ray" else True  # by which the same cluster is reached from elsewhere
+    wanted = spec.model_dump(mode="json", exclude={"model": True, "profile": True, "tags": True, "github": True, "ray": ray})
     return {
         **spec.tags,
         "tsx:name": spec.name,

@@ -30,6 +30,9 @@ DISTRIBUTION = "tsx-serve"
 def this_machine(spec: DeploySpec) -> Generator[Local, None, None]:
     """With a wheel of tsx where this is a version that no package index has, built from where it was installed from. Raises CliError."""
     build, python = spec.build, f"{sys.version_info.major}.{sys.version_info.minor}"
+    if spec.target == "ray":  # whose nodes are no images of this deployment
+        yield Local(python, "", __version__)
+        return
     with tempfile.TemporaryDirectory(prefix="tsx-wheel-", dir=temporary_place()) as place:
         found = build.wheel if build.wheel is not None else _own_wheel(Path(place))
         if found is not None and not (found.is_file() and found.suffix == ".whl"):
@@ -40,8 +43,8 @@ def this_machine(spec: DeploySpec) -> Generator[Local, None, None]:
 
 
 def image_builder(spec: DeploySpec) -> AbstractContextManager[Local | None]:
-    """None where the image is there already."""
-    return nullcontext() if spec.image is not None else this_machine(spec)
+    """None where the image is there already, and where none is needed."""
+    return nullcontext() if spec.image is not None or spec.target == "ray" else this_machine(spec)
 
 
 def _own_wheel(place: Path) -> Path | None:

@@ -80,7 +80,7 @@ def next_step(version: str | None, shift: Shift | None, seen: Surroundings, went
     """`version` is the one that the stable Deployment does not have yet; None where it has what is wanted.
 
     1. It is over, or has failed: the requests go back before its pods do.
-    2. No canary is asked for any more: all pods get the new version at once.
+    2. No canary is asked for any more: all replicas get the new version at once.
     3. It is not there, or it has another version or share: it starts.
     4. It does not become ready or stay so, or an alarm goes off: it ends.
     5. It is ready: it gets its share, bakes, and moves.
@@ -91,13 +91,15 @@ def next_step(version: str | None, shift: Shift | None, seen: Surroundings, went
             return CanaryStep("unroute", "all requests go to the stable version")
         return CanaryStep("remove") if seen.route == ready else CanaryStep("wait", f"the route: {seen.route[1]}")
     if shift is None:
-        return CanaryStep("move", "all pods get the new version")
+        return CanaryStep("move", "all replicas get the new version")
     if canary is None or (canary.version, canary.percent) != (version, shift.percent):
         return CanaryStep("start", "the canary starts")
     if went_off:
         return CanaryStep("end", "; ".join(f"the alarm {name} went off ({reason})" for name, reason in went_off.items()))
     if seen.pods[0] == "failed" or (seen.pods != ready and canary.since):
-        return CanaryStep("end", f"the canary's pods {'failed' if seen.pods[0] == 'failed' else 'are not ready any more'}: {seen.pods[1]}")
+        return CanaryStep(
+            "end", f"the canary's replicas {'failed' if seen.pods[0] == 'failed' else 'are not ready any more'}: {seen.pods[1]}"
+        )
     if seen.pods != ready:
         return CanaryStep("wait", f"the canary: {seen.pods[1]}")
     if abs(seen.percent - shift.percent) > 0.1:
@@ -108,7 +110,9 @@ def next_step(version: str | None, shift: Shift | None, seen: Surroundings, went
         return CanaryStep("bake", f"the canary has {shift.percent:g} % of the requests")
     baking = Baking(canary.version, canary.percent, datetime.fromisoformat(canary.since))
     todo = decide(canary.version, shift, baking, {}, now)
-    return CanaryStep("move", "the canary held: all pods get the new version") if todo.action == "move" else CanaryStep("wait", todo.text)
+    return (
+        CanaryStep("move", "the canary held: all replicas get the new version") if todo.action == "move" else CanaryStep("wait", todo.text)
+    )
 
 
 class Counters(NamedTuple):

@@ -8,31 +8,18 @@ from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 from tsx_cli.common.client import Server
-from tsx_cli.common.failure import CliError
-from tsx_cli.deploy.aws.alarms import AlarmBound, read_bound
 from tsx_cli.deploy.engine.canary import Shift
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import UNDER_WAY, Observed, Resource, Traits, digest
-from tsx_cli.deploy.kubernetes.canary import (
-    WINDOW,
-    CanaryState,
-    CanaryStep,
-    Counters,
-    Surroundings,
-    next_step,
-    read_canary,
-    read_counters,
-    went_off,
-)
+from tsx_cli.deploy.kubernetes.canary import CanaryState, CanaryStep, Counters, Surroundings, read_canary, read_counters
+from tsx_cli.deploy.kubernetes.canary_watch import EVERY, CanaryWatch
 from tsx_cli.deploy.kubernetes.gateway import ANNOTATION, backends, canary_of, canary_percent, weighted
 from tsx_cli.deploy.kubernetes.kinds import LEFT, TYPES, Cluster, KubernetesObject, apply, remove, selector, tags_in
 from tsx_cli.deploy.kubernetes.resources import HTTP, INSTANCE, METRICS, NAME
 
 MANAGER = "tsx-canary"  # the owner of the annotation that says how far a canary is
 OWN = ("Deployment", "PodDisruptionBudget", "NetworkPolicy", "ServiceMonitor", "Service")  # a canary's objects, as they are removed
-EVERY = 10.0  # seconds between two looks at the metrics
-STUCK = 300.0  # seconds without metrics, or without a Gateway that takes its share, after which a canary goes back
 LINES = "20"  # of the log of a canary that goes back
 NONE = "none"  # the property `Canary` where there is none
 
@@ -57,8 +44,7 @@ class Release(KubernetesObject):
 
     def __init__(self) -> None:
         super().__init__("Deployment")
-        self._looks: list[tuple[datetime, dict[str, Counters]]] = []
-        self._stuck: datetime | None = None  # since when its metrics cannot be read, or no Gateway takes its share
+        self._watch = CanaryWatch(lambda: now())
         self._log = ""
 
     def observe(self, cloud: Cluster, name: str) -> Observed | None:
@@ -87,19 +73,9 @@ class Release(KubernetesObject):
             return None
         version = digest(resource.properties["spec"]["template"], 16) if changes else None
         seen = _surroundings(cloud, resource.name, canary)
-        off, unread = dict[str, str](), ""
-        if shift is not None and canary is not None and canary.since and not canary.ended and canary.version == version:
-            try:
-                off = self._watch(cloud, resource.name, canary, shift)
-            except CliError as error:  # it has its share, and stays where it is until it can be seen again
-                unread = f"the canary's metrics cannot be read: {error.message}"
-        step = next_step(version, shift, seen, off, now())
-        if unread and step.action != "end":
-            step = CanaryStep("wait", unread)
-        is_blocked = bool(unread) or (seen.route[0] != "ready" and version is not None and not seen.ends)
-        self._stuck = (self._stuck or now()) if step.action == "wait" and is_blocked else None
-        if self._stuck is not None and (now() - self._stuck).total_seconds() > STUCK:
-            step = CanaryStep("end", step.text)
+        step = self._watch.step(
+            version, shift, seen, lambda: _counters(cloud, resource.name), broken=lambda: _restarts(cloud, resource.name)
+        )
         self._carry_out(cloud, resource, found, canary, version, step)
         if step.action == "remove" and any(field.path != "Canary" for field in fields):  # such as another number of pods
             super().update(cloud, _alone(resource), found, fields)
@@ -111,7 +87,6 @@ class Release(KubernetesObject):
         name = resource.name
         if step.action == "start":
             assert version is not None
-            self._looks = []
             for manifest in resource.properties["Beside"]:
                 apply(cloud, manifest)
             _note(cloud, name, CanaryState(version, float(resource.how["percent"])))
@@ -141,23 +116,6 @@ class Release(KubernetesObject):
         if canary is not None and canary.ended:
             log = f". The end of its log:\n{self._log}" if self._log else ""
             raise CloudError(f"the stable version of {name} has all requests again: {canary.ended}{log}")
-
-    def _watch(self, cloud: Cluster, name: str, canary: CanaryState, shift: Shift) -> dict[str, str]:
-        """What went off in the last minute, or since the canary began. Raises CliError where its pods cannot be asked."""
-        pods = cloud.listed("pods", name, {INSTANCE: canary_of(name)})
-        statuses = [each for pod in pods for each in (pod.get("status") or {}).get("containerStatuses") or []]
-        restarts = sum(each.get("restartCount", 0) for each in statuses)
-        if restarts:
-            return {"restarts>0": f"{restarts} of its containers"}
-        time, since = now(), datetime.fromisoformat(canary.since)
-        is_over = (time - since).total_seconds() >= shift.bake
-        if self._looks and (time - self._looks[-1][0]).total_seconds() < EVERY and not is_over:
-            return {}
-        counters = _counters(cloud, name, [pod["metadata"]["name"] for pod in pods])
-        earlier = [look for look in self._looks if (time - look[0]).total_seconds() >= WINDOW]
-        begin, before = earlier[-1] if earlier else (since, {})
-        self._looks = [*earlier[-1:], *(look for look in self._looks if look not in earlier), (time, counters)]
-        return went_off(_bounds(shift), before, counters, (time - begin).total_seconds())
 
 
 def route_of(cloud: Cluster, name: str) -> dict[str, Any] | None:
@@ -209,10 +167,6 @@ def _alone(resource: Resource) -> Resource:
     return replace(resource, properties=properties)
 
 
-def _bounds(shift: Shift) -> list[AlarmBound]:
-    return [bound for text in shift.alarms if (bound := read_bound(text)) is not None]
-
-
 def _surroundings(cloud: Cluster, name: str, canary: CanaryState | None) -> Surroundings:
     pods = KubernetesObject("Deployment").observe(cloud, canary_of(name))
     route = KubernetesObject("HTTPRoute").observe(cloud, name)
@@ -237,7 +191,15 @@ def _note(cloud: Cluster, name: str, canary: CanaryState | None) -> None:
     apply(cloud, manifest, MANAGER, "--validate=false")
 
 
-def _counters(cloud: Cluster, name: str, pods: Sequence[str]) -> dict[str, Counters]:
+def _restarts(cloud: Cluster, name: str) -> dict[str, str]:
+    pods = cloud.listed("pods", name, {INSTANCE: canary_of(name)})
+    statuses = [each for pod in pods for each in (pod.get("status") or {}).get("containerStatuses") or []]
+    restarts = sum(each.get("restartCount", 0) for each in statuses)
+    return {"restarts>0": f"{restarts} of its containers"} if restarts else {}
+
+
+def _counters(cloud: Cluster, name: str) -> dict[str, Counters]:
+    pods = [pod["metadata"]["name"] for pod in cloud.listed("pods", name, {INSTANCE: canary_of(name)})]
     deployment: Mapping[str, Any] | None = cloud.get(TYPES["Deployment"], canary_of(name), doing="looking for the canary")
     if deployment is None or not pods:
         raise CloudError("it has no pods")

@@ -90,7 +90,7 @@ class TargetProfile:
 
     @property
     def name(self) -> str:
-        return {"sagemaker": "SageMaker", "lambda": "Lambda"}.get(self.target, self.target.replace("sagemaker", "SageMaker"))
+        return {"sagemaker": "SageMaker", "lambda": "Lambda", "ray": "Ray"}.get(self.target, self.target.replace("sagemaker", "SageMaker"))
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ class Outlook:
     most: int | None
     target: float | None  # of scaling, as it is asked for
     scales: bool = True  # by requests in flight
+    key: str = "autoscaling.target"
 
     @property
     def in_flight(self) -> float:
@@ -91,9 +92,9 @@ class Outlook:
             return []
         held = f"one replica kept its bounds with {self.in_flight:.3g} requests in flight"
         if self.target is None:
-            return [f"{held}: to scale, autoscaling.target = {self.fitting_target}"]
+            return [f"{held}: to scale, {self.key} = {self.fitting_target}"]
         if self.target > self.in_flight:
-            return [f"{held}, and autoscaling.target = {self.target:g} lets more wait before a replica starts: {self.fitting_target} fits"]
+            return [f"{held}, and {self.key} = {self.target:g} lets more wait before a replica starts: {self.fitting_target} fits"]
         return []
 
 
@@ -102,6 +103,8 @@ def outlook(kept: ArchiveRecord | None, spec: DeploySpec) -> Outlook | None:
     if kept is None:
         return None
     fewest, most, target = _instances(spec)
+    if spec.target == "ray":  # where none is set, the one that fits is taken
+        return Outlook(kept, spec.model.name, fewest, most, target, target is not None, "ray.target_ongoing_requests")
     return Outlook(kept, spec.model.name, fewest, most, target, spec.target == "sagemaker" and spec.sagemaker.multi_model is None)
 
 
@@ -109,6 +112,9 @@ def _instances(spec: DeploySpec) -> tuple[int | None, int | None, float | None]:
     own = spec.sagemaker
     if spec.target == "container":
         return 1, None, None
+    if spec.target == "ray":
+        scaled = spec.ray.min_replicas
+        return spec.ray.replicas if scaled is None else max(1, scaled), spec.ray.max_replicas, spec.ray.target_ongoing_requests
     if spec.target == "kubernetes":
         pod = spec.kubernetes
         return pod.replicas, pod.most_replicas if pod.most_replicas > pod.replicas else None, None

@@ -108,6 +108,10 @@ def load(path: Path) -> CheckResult:
 
 def place_of(spec: DeploySpec, prices: Prices, region: str) -> TargetProfile:
     """The target with the limits that the deployment itself sets."""
+    if spec.target == "ray":
+        limits = {"start": TargetLimit(spec.ray.startup_timeout, SET, "ray.startup_timeout")}
+        limits |= {"memory": TargetLimit(_bytes(spec.ray.memory), SET, "ray.memory")} if spec.ray.memory else {}
+        return TargetProfile("ray", limits, spec.env, None if spec.ray.num_gpus is None else spec.ray.num_gpus > 0)
     if spec.target in ("container", "kubernetes"):
         one = spec.container if spec.target == "container" else spec.kubernetes
         own = {"start": TargetLimit(one.startup_timeout, SET, f"{spec.target}.startup_timeout")}

@@ -19,7 +19,7 @@ GUIDES = Path(__file__).parents[4] / "docs" / "deploy"
 COMMANDS = sorted(
     {
         line.strip()
-        for page in ("choose.md", "container.md", "kubernetes.md")
+        for page in ("choose.md", "container.md", "kubernetes.md", "ray.md")
         for line in re.sub(r"\\\n\s*", "", (GUIDES / page).read_text()).splitlines()
         if line.startswith("    tsx deploy digits.mar") and "--emit" not in line
     }

@@ -176,7 +176,7 @@ def test_a_canary_whose_pods_do_not_start_never_gets_a_request(deploy: Deploy, c
     watched.steps.clear()
     cluster.failure, cluster.failing = "ImagePullBackOff", "digits-canary"
     deploy.apply(*CANARY, *NEW, code=1)
-    assert "digits has all requests again: the canary's pods failed: its new pods did not become ready in time" in deploy.err
+    assert "digits has all requests again: the canary's replicas failed: its new pods did not become ready in time" in deploy.err
     assert watched.steps == ["apply digits-canary", "delete digits-canary"]
 
 
@@ -252,7 +252,7 @@ def test_a_canary_whose_pods_are_gone_goes_back_at_once_though_nothing_can_read_
 
     watched.at[120] = gone
     deploy.apply(*CANARY, *NEW, code=1)
-    assert "digits has all requests again: the canary's pods are not ready any more" in deploy.err
+    assert "digits has all requests again: the canary's replicas are not ready any more" in deploy.err
     assert watched.seconds < 200
 
 

@@ -1,0 +1,1 @@
+"""Ray Serve on a cluster."""

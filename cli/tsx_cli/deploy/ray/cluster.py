@@ -1,0 +1,172 @@
+"""A Ray cluster as a deployment sees it: what Ray Serve runs, the records of versions in its key-value store, and tasks on its nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import socket
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayError, RayTaskError
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from tsx_cli.common.failure import CliError
+from tsx_cli.deploy.aws.session import Cloud
+from tsx_cli.deploy.engine.kind import CloudError
+from tsx_cli.deploy.ray.resources import GRPC
+from tsx_cli.deploy.ray.running import RunningApplication
+from tsx_cli.deploy.ray.spec import Ray
+from tsx_runtime.errors import TsxError
+from tsx_runtime.targets.ray.config import NAMESPACE
+
+CONNECT, ANSWER = 5.0, 60.0  # seconds
+RECORDS = "deployments/"  # before the key of a version's record, NAME/NAME-DIGEST
+CLIENT_PORT = 10001
+
+
+@dataclass(frozen=True)
+class RayCluster:
+    own: Ray
+    account: Callable[[], Cloud]  # of AWS, where archives go to S3
+
+    @property
+    def region(self) -> str:
+        return f"the Ray cluster {self.own.address}"
+
+    @cached_property
+    def aws(self) -> Cloud:
+        return self.account()
+
+    def connect(self) -> None:
+        """Raises CliError, which says what to do."""
+        if ray.is_initialized():
+            return
+        address = self.own.address
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        try:
+            if host:  # Ray itself tries for minutes
+                socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        except OSError as error:
+            raise CliError(f"no Ray cluster answers at {address}: {error}. {_advice(address)}") from error
+        except (RuntimeError, ValueError, AssertionError, RayError) as error:
+            raise CliError(f"{self.region} does not let this machine in: {_first(error)}. {_advice(address, str(error))}") from error
+
+    def details(self) -> dict[str, Any]:
+        """As `GET /api/serve/applications/` of the cluster's dashboard has them; empty where Ray Serve does not run. Raises CliError."""
+        self.connect()
+        try:
+            controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+        except ValueError:
+            return {}
+        with self._translated("asking Ray Serve what it runs"):
+            shown = ray.get(controller.get_serve_instance_details.remote(), timeout=ANSWER)
+        found: dict[str, Any] = json.loads(json.dumps(shown))  # the values of its enums
+        return found
+
+    def application(self, name: str) -> RunningApplication | None:
+        found = self.details().get("applications", {}).get(name)
+        return None if found is None else RunningApplication(found)
+
+    def nodes(self) -> list[dict[str, float]]:
+        """The resources of each, in all."""
+        self.connect()
+        return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]  # as Ray has left it
+
+    def start(self) -> None:
+        """Ray Serve, if it does not run. Raises CliError where it does, without the gRPC that is asked for."""
+        running = self.details()
+        if not running:
+            grpc = {"grpc_options": {"grpc_servicer_functions": list(GRPC)}} if self.own.grpc else {}
+            with self._translated("starting Ray Serve"):
+                serve.start(proxy_location="EveryNode", http_options={"host": self.own.host, "port": self.own.port}, **grpc)
+        elif self.own.grpc and not {*GRPC} <= {*running["grpc_options"].get("grpc_servicer_functions", ())}:
+            raise CliError(
+                f"Ray Serve runs on {self.region} without gRPC, which is chosen when it starts: remove ray.grpc, or start it anew "
+                f"(`serve shutdown` ends all applications) with grpc_servicer_functions {', '.join(GRPC)}"
+            )
+
+    def run(
+        self, function: Callable[..., Any], *arguments: Any, doing: str, node: str | None = None, env: Mapping[str, Any] | None = None
+    ) -> Any:
+        """On a node of the cluster, which may be named. Raises CliError."""
+        self.connect()
+        options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, **({"runtime_env": dict(env)} if env else {})}
+        if node is not None:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
+        with self._translated(doing):
+            return ray.get(ray.remote(function).options(**options).remote(*arguments))
+
+    def delete(self, *names: str) -> None:
+        """Begins to remove applications."""
+        self.connect()
+        with self._translated(f"removing {', '.join(names)}"):
+            ray.get(ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE).delete_apps.remote(list(names)), timeout=ANSWER)
+
+    def record(self, version: str) -> dict[str, Any] | None:
+        self.connect()
+        content = _internal_kv_get(_key(version), namespace=NAMESPACE)
+        found: dict[str, Any] | None = None if content is None else json.loads(content)
+        return found
+
+    def records(self, name: str = "") -> dict[str, dict[str, Any]]:
+        """By their versions, of one deployment or of all, the oldest first."""
+        self.connect()
+        keys = [key.decode() for key in _internal_kv_list(f"{RECORDS}{name}/" if name else RECORDS, namespace=NAMESPACE)]
+        found = {version: record for key in keys if (record := self.record(version := key.rpartition("/")[2])) is not None}
+        return dict(sorted(found.items(), key=lambda item: str(item[1]["made"])))
+
+    def keep(self, version: str, record: Mapping[str, Any]) -> None:
+        self.connect()
+        _internal_kv_put(_key(version), json.dumps(record), namespace=NAMESPACE)
+
+    def forget(self, version: str) -> None:
+        self.connect()
+        _internal_kv_del(_key(version), namespace=NAMESPACE)
+
+    @contextlib.contextmanager
+    def _translated(self, doing: str) -> Generator[None, None, None]:
+        try:
+            yield
+        except RayTaskError as error:
+            if isinstance(error.cause, CliError | TsxError):
+                raise CloudError(error.cause.message) from error
+            lacks = isinstance(error.cause, ModuleNotFoundError)
+            advice = " Its nodes need tsx: install tsx-serve[ray] there, or set ray.runtime_env={pip = ['tsx-serve[ray]']}" if lacks else ""
+            raise CloudError(f"{doing}: {_last(error)}.{advice}") from error
+        except (RayError, TimeoutError) as error:
+            raise CloudError(f"{doing}: {_first(error)}; `ray status` shows the cluster's nodes") from error
+
+
+def _key(version: str) -> str:
+    return f"{RECORDS}{version.rpartition('-')[0]}/{version}"
+
+
+def _advice(address: str, text: str = "") -> str:
+    if "ersion" in text:
+        return "Run tsx with the same versions of Python and Ray as the cluster's nodes have"
+    if address == "auto":
+        return "auto is for the cluster's own nodes; from elsewhere set --address ray://HOST:10001, and `ray start --head` starts one here"
+    if address.startswith("ray://"):
+        return (
+            f"Start its head node with `ray start --head` (a Ray client is answered on port {CLIENT_PORT}), and let this machine reach it"
+        )
+    return f"HOST:PORT is for the cluster's own nodes; from elsewhere set --address ray://HOST:{CLIENT_PORT}"
+
+
+def _first(error: BaseException) -> str:
+    return re.sub(r"\s+", " ", str(error)).strip().partition(". ")[0].rstrip(".")
+
+
+def _last(error: RayTaskError) -> str:
+    """Of a traceback, what was raised."""
+    return str(error).strip().splitlines()[-1].rstrip(".")

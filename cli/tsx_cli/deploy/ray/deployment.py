@@ -1,0 +1,213 @@
+"""The state of a deployment on a Ray cluster: its versions, its application, and its answers."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from tsx_cli.bench.storage.archive_record import read_record
+from tsx_cli.common.client import Response
+from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.deploy.aws.alarms import read_bound
+from tsx_cli.deploy.engine.facts import Facts, look_at
+from tsx_cli.deploy.engine.kind import CloudError
+from tsx_cli.deploy.engine.platform import DeployedVersion
+from tsx_cli.deploy.engine.resources import Resource
+from tsx_cli.deploy.ray.cluster import RayCluster
+from tsx_cli.deploy.ray.kinds import beside
+from tsx_cli.deploy.ray.on_nodes import Lines, ask, read_logs
+from tsx_cli.deploy.ray.resources import APPLICATION, ARCHIVE, NONE, UPLOAD, VERSION, resources, route_prefix
+from tsx_cli.deploy.ray.running import RunningApplication
+from tsx_cli.deploy.spec import DeploySpec
+from tsx_runtime.targets.ray.config import OBJECT, S3
+
+FOLLOW = 1.0  # seconds between two looks at the log files of a node
+
+
+class RayTarget:
+    def wanted(self, cloud: RayCluster, spec: DeploySpec, facts: Facts) -> list[Resource]:
+        """Raises UsageError and CliError."""
+        named = [] if spec.canary is None else [text for text in spec.canary.alarms if read_bound(text) is None]
+        if named:
+            raise UsageError(f"--alarm: '{named[0]}' is not a bound; a canary on Ray is watched by 5xx>0 and p95>300ms")
+        if spec.image is not None:
+            raise UsageError("image: the nodes of a cluster have theirs already; --emit ray writes one into a RayService. Remove it")
+        _refuse_conflicts(cloud.details().get("applications", {}), spec)
+        archives = [facts, *(look_at(each)[1] for each in spec.ray.models)]
+        *made, application = resources(spec, archives, read_record(spec.model))
+        notes = _notes(cloud, spec, archives, application.properties["Config"]["Application"]["replica"])
+        return [*made, replace(application, notes=tuple(notes))]
+
+    def belongings(self, cloud: RayCluster, name: str, *, purge: bool = False) -> list[Resource]:
+        """An archive of the object store that no other deployment uses goes as well: it takes memory of the nodes."""
+        records = cloud.records()
+        own = {version for version in records if version.rpartition("-")[0] == name}
+        found = [*_unused(records, own), *(Resource(f"Version{n}", VERSION, each, {}) for n, each in enumerate(sorted(own)))]
+        there = [each for each in (beside(name), name) if _own(cloud, each, name) is not None]
+        found += [Resource(f"Application{n}", APPLICATION, each, {}) for n, each in enumerate(there)]
+        return [*(uploads(cloud, name) if purge else []), *found]
+
+    def obsolete(self, cloud: RayCluster, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
+        names = {each.name for each in wanted}
+        records = cloud.records()
+        others = [version for version in cloud.records(spec.name) if version not in names]
+        gone = others[: -(spec.keep - 1) or None]
+        archives = [each for each in _unused(records, set(gone)) if each.name not in names]
+        return [*archives, *(Resource(f"Version{n}", VERSION, each, {}) for n, each in enumerate(gone))]
+
+    def versions(self, cloud: RayCluster, name: str) -> list[DeployedVersion]:
+        application = _own(cloud, name)
+        if application is None:
+            return []
+        shares = {} if application.canary is None else {application.canary.version: application.canary.percent}
+        return [
+            DeployedVersion(
+                n, each, datetime.fromisoformat(record["made"]), record["tags"], each == application.version, shares.get(each, 0.0)
+            )
+            for n, (each, record) in enumerate(cloud.records(name).items(), start=1)
+        ]
+
+    def going_back(self, cloud: RayCluster, name: str, version: DeployedVersion) -> list[Resource]:
+        """A canary that is under way ends with it."""
+        if version.percent:
+            raise CliError(f"version {version.number} of {name} is its canary; `tsx deploy promote` gives it all requests")
+        return [_as_recorded(cloud, name, version.id)]
+
+    def promoting(self, cloud: RayCluster, name: str) -> list[Resource]:
+        application = _own(cloud, name)
+        canary = None if application is None else application.canary
+        if canary is None or canary.ended:
+            raise CliError(f"{name} has no canary: one version has all requests")
+        return [_as_recorded(cloud, name, canary.version)]
+
+    def status(self, cloud: RayCluster, name: str) -> dict[str, Any] | None:
+        application = _own(cloud, name)
+        if application is None:
+            return None
+        state, reason = application.condition
+        return {
+            "name": name,
+            "target": "ray",
+            "cluster": cloud.own.address,
+            "status": str(application.shown["status"]),
+            "reason": reason if state == "failed" else "",
+            "waiting": reason if state == "changing" else "",
+            "model": application.tags.get("tsx:model"),
+            "version": application.version,
+            "replicas": f"{sum(each['state'] == 'RUNNING' for each in application.replicas)} of {application.wanted} running",
+            "nodes": sorted({str(each["node_ip"]) for each in application.replicas if each.get("node_ip")}),
+            "canary": _canary(cloud, application),
+            "address": [f"{each}{application.shown['route_prefix'] or ''}" for each in _addresses(cloud.details()).values()],
+        }
+
+    def invoke(self, cloud: RayCluster, name: str, body: bytes, content_type: str, accept: str | None) -> Response:
+        """On a node of the cluster, as this machine may not reach the port of Ray Serve."""
+        application, addresses = _own(cloud, name), _addresses(cloud.details())
+        if application is None or not addresses:
+            raise CloudError(f"{name} does not run; see `tsx deploy status`")
+        model = application.tags.get("tsx:model", name).partition("/")[0]
+        node, address = next(iter(addresses.items()))
+        prefix = (application.shown["route_prefix"] or "").rstrip("/")
+        answer, kind = cloud.run(ask, f"{address}{prefix}", model, body, content_type, accept, doing=f"asking {name}", node=node)
+        return Response.whole(answer, kind)
+
+    def logs(self, cloud: RayCluster, name: str, *, lines: int | None, since: str | None, follow: bool) -> Iterator[str]:
+        """Of all replicas, each line with its replica's name. Raises CliError where there is none."""
+        start = None if since is None else float(since.rstrip("s"))
+        read: dict[str, dict[str, int]] = {}
+        while True:
+            application = _own(cloud, name)
+            if application is None:
+                raise CliError(f"there is no deployment '{name}' on {cloud.region}")
+            found = Lines()
+            for node, patterns in application.logs().items():
+                new, read[node] = cloud.run(
+                    read_logs, patterns, read.get(node, {}), lines, start, doing=f"reading the log of {name}", node=node
+                )
+                found += new
+            yield from (text for _, text in sorted(found, key=lambda line: line[0])[-lines if lines is not None else 0 :])
+            if not follow:
+                return
+            lines = start = None
+            time.sleep(FOLLOW)
+
+
+def _own(cloud: RayCluster, application: str, name: str = "") -> RunningApplication | None:
+    """One that belongs to the deployment of this name, by default that of its own."""
+    found = cloud.application(application)
+    return found if found is not None and found.tags.get("tsx:name") == (name or application) else None
+
+
+def _refuse_conflicts(applications: Mapping[str, Mapping[str, Any]], spec: DeploySpec) -> None:
+    for name, shown in applications.items():
+        if name not in (spec.name, beside(spec.name)) and shown["route_prefix"] == route_prefix(spec):
+            raise UsageError(f"requests below {shown['route_prefix']} go to the application '{name}': choose another ray.route_prefix")
+    other = applications.get(beside(spec.name))
+    if spec.canary is not None and other is not None and RunningApplication(other).tags.get("tsx:name") != spec.name:
+        raise CliError(
+            f"the application {beside(spec.name)} already exists, and it is not the canary of {spec.name}; choose another --name"
+        )
+
+
+def _notes(cloud: RayCluster, spec: DeploySpec, archives: Sequence[Facts], replica: Mapping[str, Any]) -> Iterator[str]:
+    """What a plan warns about."""
+    wanted = {"CPU": replica["num_cpus"], "GPU": replica["num_gpus"], "memory": replica.get("memory", 0), **replica.get("resources", {})}
+    if not any(all(node.get(kind, 0) >= amount for kind, amount in wanted.items()) for node in cloud.nodes()):
+        needs = ", ".join(f"{amount:g} {kind}" for kind, amount in wanted.items() if amount)
+        yield f"no node of the cluster has what a replica reserves ({needs}), so it waits for one that does; see ray.num_cpus and the like"
+    if spec.ray.archives == "object-store":
+        instead = "ray.archives=s3://BUCKET/PREFIX, or ray.archives=path where all nodes see the archive's path"
+        yield f"the archive is kept in the memory of the cluster's head node, and no replica starts without it; to outlive it: {instead}"
+    if any(each.requirements for each in archives) and not spec.ray.runtime_env:
+        yield "the archive has requirements: the nodes must have them, or ray.runtime_env installs them: {pip = ['NAME==VERSION']}"
+
+
+def _as_recorded(cloud: RayCluster, name: str, version: str) -> Resource:
+    record = cloud.record(version)
+    if record is None:
+        raise CliError(f"the cluster has no record of {version} any more; deploy its archive again")
+    properties = {"Version": version, "Config": record["config"], "Canary": NONE}
+    return Resource("Application", APPLICATION, name, properties, tags=record["tags"], patience=600)
+
+
+def _unused(records: Mapping[str, Mapping[str, Any]], gone: set[str]) -> list[Resource]:
+    """The archives in the object store that only these versions name."""
+
+    def named(versions: set[str]) -> set[str]:
+        models = [model for version in versions for model in records[version]["config"]["Application"]["models"]]
+        return {model["source"].removeprefix(OBJECT) for model in models if model["source"].startswith(OBJECT)}
+
+    left = named(gone) - named(records.keys() - gone)
+    return [Resource(f"Archive{n}Unused", ARCHIVE, each, {}) for n, each in enumerate(sorted(left))]
+
+
+def uploads(cloud: RayCluster, name: str) -> list[Resource]:
+    """All that was ever uploaded for it, where the specification says to which bucket."""
+    if not cloud.own.archives.startswith(S3):
+        return []
+    bucket, _, prefix = f"{cloud.own.archives.removeprefix(S3).rstrip('/')}/{name}/".partition("/")
+    own = re.compile(re.escape(prefix) + r"[0-9a-f]{16}/[^/]+")
+    found = cloud.aws.listed("s3", "list_objects_v2", "Contents", f"listing s3://{bucket}/{prefix}", Bucket=bucket, Prefix=prefix)
+    return [Resource(f"Upload{n}", UPLOAD, f"{bucket}/{each['Key']}", {}) for n, each in enumerate(found) if own.fullmatch(each["Key"])]
+
+
+def _addresses(details: Mapping[str, Any]) -> dict[str, str]:
+    """Where each node takes requests, by the node; on one that listens on its loopback alone only that node itself is answered."""
+    options = details.get("http_options") or {}
+    host = str(options.get("host") or "127.0.0.1")
+    inside = host in ("127.0.0.1", "localhost", "::1")
+    nodes = {str(node): str(each["node_ip"]) for node, each in (details.get("proxies") or {}).items() if each["status"] == "HEALTHY"}
+    return {node: f"http://{host if inside else ip}:{options.get('port', 8000)}" for node, ip in nodes.items()}
+
+
+def _canary(cloud: RayCluster, application: RunningApplication) -> list[dict[str, Any]]:
+    state = application.canary
+    if state is None:
+        return []
+    record = cloud.record(state.version)
+    shown = {"version": state.version, "percent": state.percent, "since": state.since, "ends because": state.ended}
+    return [{"model": record["tags"].get("tsx:model") if record else None, **{key: value for key, value in shown.items() if value}}]

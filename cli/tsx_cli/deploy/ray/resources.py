@@ -1,0 +1,105 @@
+"""A deployment as resources of a Ray cluster: the archives, a version with all that it says, and the application. Pure functions."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.storage.archive_record import ArchiveRecord
+from tsx_cli.common.failure import UsageError
+from tsx_cli.deploy.engine.facts import Facts, tags_of
+from tsx_cli.deploy.engine.resources import Resource, digest
+from tsx_cli.deploy.preflight.outlook import Outlook
+from tsx_cli.deploy.spec import DeploySpec
+from tsx_runtime.targets.ray.config import OBJECT, S3, RayApplication, ReplicaResources, parse_application
+
+ARCHIVE, UPLOAD, VERSION, APPLICATION = "Tsx::Ray::Archive", "Tsx::Ray::Upload", "Tsx::Ray::Version", "Tsx::Ray::Application"
+GRPC = tuple(f"tsx_runtime.targets.ray.grpc_bridge.{each}" for each in ("add_inference_to_server", "add_open_inference_to_server"))
+NONE = "none"  # the property `Canary` where there is none
+MARGIN = 120  # seconds for packages to be installed and archives to be copied, beside the time until a model is ready
+UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
+
+
+def resources(spec: DeploySpec, archives: Sequence[Facts], measured: ArchiveRecord | None) -> list[Resource]:
+    """`archives`: that of `model` first. Raises UsageError."""
+    config = configuration(spec, archives, measured)
+    tags = tags_of(spec, archives[0])
+    made = {each.id: each for each in (_carried(spec, facts, n) for n, facts in enumerate(archives)) if each is not None}
+    version = f"{spec.name}-{digest(config, 12)}"
+    how = {} if spec.canary is None else spec.canary.model_dump(include={"percent", "bake", "alarms"})
+    properties = {"Version": version, "Config": config, "Canary": NONE}
+    return [
+        *made.values(),
+        Resource("Version", VERSION, version, {"Config": config}, tuple(made), tags),
+        Resource("Application", APPLICATION, spec.name, properties, ("Version",), tags, how, patience=spec.ray.startup_timeout + MARGIN),
+    ]
+
+
+def configuration(spec: DeploySpec, archives: Sequence[Facts], measured: ArchiveRecord | None) -> dict[str, Any]:
+    """What Ray Serve is given: `Application` are the arguments of `application.build`."""
+    variables = {"env_vars": dict(spec.env)} if spec.env else {}
+    arguments = _arguments(spec, archives, measured).model_dump(mode="json", exclude_unset=True)
+    environment = {**spec.ray.runtime_env, **variables}
+    return {"Application": arguments, "RoutePrefix": route_prefix(spec), "RuntimeEnv": environment, "Surge": spec.ray.surge}
+
+
+def route_prefix(spec: DeploySpec) -> str:
+    return spec.ray.route_prefix or f"/{spec.name}"
+
+
+def source_of(spec: DeploySpec, facts: Facts) -> str:
+    if spec.ray.archives == "path":
+        return str(facts.archive.absolute())
+    if spec.ray.archives == "object-store":
+        return f"{OBJECT}{facts.sha256}"
+    return f"{spec.ray.archives.rstrip('/')}/{spec.name}/{facts.sha256[:16]}/{facts.archive.name}"
+
+
+def _carried(spec: DeploySpec, facts: Facts, number: int) -> Resource | None:
+    """What brings an archive to the nodes; None where they see its path."""
+    source, properties = source_of(spec, facts), {"Path": str(facts.archive), "Sha256": facts.sha256}
+    if source.startswith(S3):
+        return Resource(f"Archive{number}", UPLOAD, source.removeprefix(S3), properties)
+    return Resource(f"Archive{number}", ARCHIVE, facts.sha256, properties) if source.startswith(OBJECT) else None
+
+
+def _arguments(spec: DeploySpec, archives: Sequence[Facts], measured: ArchiveRecord | None) -> RayApplication:
+    own, best = spec.ray, None if measured is None else Configuration(**measured.best.configuration)
+    names = [facts.model_name for facts in archives]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(
+            f"ray.models: several archives have the model name {', '.join(twice)}, which requests name; pack one under another"
+        )
+    cpus, gpus = own.num_cpus, own.num_gpus
+    if best is not None and measured is not None:
+        on_gpu = best.device != "cpu"
+        cores = best.workers if on_gpu else best.workers * best.threads_each(measured.environment.cores)
+        cpus, gpus = cpus if cpus is not None else float(cores), gpus if gpus is not None else float(on_gpu)
+    target = own.target_ongoing_requests
+    if target is None and measured is not None:
+        target = Outlook(measured, spec.model.name, None, None, None).fitting_target
+    usual = ReplicaResources.model_validate({})
+    most = own.max_ongoing_requests or max(usual.max_ongoing_requests, math.ceil(2 * (target or 0)))
+    replica = {
+        "num_cpus": usual.num_cpus if cpus is None else cpus,
+        "num_gpus": usual.num_gpus if gpus is None else gpus,
+        "max_ongoing_requests": most,
+        **({"memory": _bytes(own.memory)} if own.memory else {}),
+        **({"resources": own.resources} if own.resources else {}),
+    }
+    scaling: dict[str, Any] = {"replicas": own.replicas}
+    if own.max_replicas is not None:
+        aim = {} if target is None else {"target_ongoing_requests": float(target)}
+        scaling = {"autoscaling": {"min": own.min_replicas, "max": own.max_replicas, **aim}}
+    models = [{"name": each.model_name, "source": source_of(spec, each), "sha256": each.sha256} for each in archives]
+    shared: dict[str, Any] = {"repeat": own.repeat, "ingress_replicas": own.ingress_replicas, "drain": own.grace}
+    shared |= {} if own.models_per_replica is None else {"multiplexed": own.models_per_replica}
+    return parse_application({"name": spec.name, "models": models, "replica": replica, **scaling, **shared})
+
+
+def _bytes(memory: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)(\w+)", memory).groups()  # type: ignore[union-attr]  # as the specification has checked
+    return int(number) * UNITS[unit]

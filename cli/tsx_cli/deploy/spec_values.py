@@ -1,0 +1,82 @@
+"""The values that keys of a specification have, as files and options give them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+
+from tsx_cli.common.failure import UsageError
+from tsx_runtime.shared.quantities import parse_percent, parse_seconds, where_text
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+NAME = re.compile(r"[a-z0-9](-?[a-z0-9])*")
+LONGEST_NAME = 40  # what is added to it for SageMaker's names, of 63 characters, fits behind it
+MEMORY = r"^[1-9]\d*(Mi|Gi)$"
+ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", re.ASCII)
+
+
+def seconds(text: str) -> int:
+    try:
+        return round(parse_seconds(text))
+    except ValueError:
+        raise ValueError("write a time such as 90s, 10m or 1h") from None
+
+
+def span(text: str, option: str) -> float:
+    """Raises UsageError."""
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error} (it is '{text}')") from error
+
+
+Seconds = Annotated[int, BeforeValidator(where_text(seconds))]
+
+
+def words(value: object) -> object:
+    """`a,b` as two, which is how `--set` can say it."""
+    return [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
+
+
+def table(value: object) -> object:
+    """`{"example.com/pool" = "gpu"}` as TOML reads it, which is how `--set` can give keys with dots."""
+    try:
+        return tomllib.loads(f"value = {value}")["value"] if isinstance(value, str) else value
+    except tomllib.TOMLDecodeError:
+        raise ValueError('write {"KEY" = "VALUE"}') from None
+
+
+def whole(value: object) -> object:
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+def role(value: object) -> object:
+    if isinstance(value, str) and not ROLE.fullmatch(value):
+        raise ValueError("a role must be an ARN, such as arn:aws:iam::123456789012:role/digits")
+    return value
+
+
+def own_name(name: str) -> str:
+    if not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
+        raise ValueError(f"a name has up to {LONGEST_NAME} lower-case letters, digits and single hyphens between them")
+    return name
+
+
+OwnName = Annotated[str, AfterValidator(own_name)]
+Role = Annotated[str, BeforeValidator(role)]
+Words = Annotated[tuple[str, ...], BeforeValidator(words)]
+Percent = Annotated[float, BeforeValidator(where_text(parse_percent))]
+
+
+Labels = Annotated[dict[str, str], BeforeValidator(table)]
+
+
+class SpecSection(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)

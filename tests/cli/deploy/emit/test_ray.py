@@ -1,0 +1,65 @@
+"""`--emit ray`: files that Ray's own schema takes, and a RayService with room for what it deploys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from tests.support.models import make_model
+from tsx_cli.main import main
+from tsx_runtime.targets.ray.config import parse_application
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "digits.mar", "def handle(data, context):\n    return data and ['{}'] * len(data)\n")
+
+
+def emitted(archive: Path, *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    out = archive.parent / "out"
+    assert main(["deploy", str(archive), "--target", "ray", *words, "--emit", "ray", str(out)]) == 0
+    return tuple(yaml.safe_load((out / name).read_text()) for name in ("serve-config.yaml", "rayservice.yaml"))  # type: ignore[return-value]  # two
+
+
+def test_the_config_is_one_of_ray_serve_and_its_arguments_those_of_the_application(archive: Path) -> None:
+    words = ("--set", "ray.archives=s3://bucket/models", "--set", "ray.grpc=true", "--set", "env.A=b", "--image", "own/ray:1")
+    config, service = emitted(archive, *words)
+    checked = ServeDeploySchema.model_validate(config)
+    (application,) = checked.applications
+    assert (application.name, application.route_prefix) == ("digits", "/digits")
+    assert application.runtime_env == {"env_vars": {"A": "b"}}
+    assert {each.name: each.max_surge_percent for each in application.deployments} == {"Ingress": 25, "Model": 25}
+    model = parse_application(application.args).models[0]
+    assert model.source.startswith("s3://bucket/models/digits/")
+    assert len(checked.grpc_options.grpc_servicer_functions) == 2
+    assert yaml.safe_load(service["spec"]["serveConfigV2"]) == config
+
+
+def test_a_service_has_room_for_its_replicas_and_their_update(archive: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["ray.archives=path", "ray.min_replicas=0", "ray.max_replicas=4", "ray.num_gpus=0.5", "ray.num_cpus=1.5", "ray.memory=8Gi"]
+    config, service = emitted(archive, *(word for each in words for word in ("--set", each)))
+    cluster = service["spec"]["rayClusterConfig"]
+    (workers,) = cluster["workerGroupSpecs"]
+    assert (service["kind"], cluster["enableInTreeAutoscaling"]) == ("RayService", True)
+    assert (workers["minReplicas"], workers["maxReplicas"]) == (0, 5)
+    (container,) = workers["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"cpu": "2", "memory": "8Gi", "nvidia.com/gpu": 1}
+    assert container["image"].startswith("rayproject/ray:")
+    assert config["applications"][0]["runtime_env"]["pip"][0].startswith("tsx-serve[ray]==")
+    assert f"the nodes look for the model digits at {archive}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "files cannot put the archive into the cluster's memory"),
+        (("--set", "ray.archives=path", "--canary", "10%"), "files cannot watch one"),
+    ],
+)
+def test_what_files_cannot_do_is_refused(archive: Path, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deploy", str(archive), "--target", "ray", *words, "--emit", "ray", str(archive.parent / "out")]) == 2
+    assert said in capsys.readouterr().err
