@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
@@ -21,7 +22,7 @@ from hypothesis import settings
 from tests.support import line_coverage  # isort: skip  # before the product
 from benchmarks import servers
 from tests.support import forked
-from tests.support.servers import Running, clean, started
+from tests.support.servers import DEADLINE, Running, clean, started
 from tsx_runtime.core.isolation import hidden_credentials
 from tsx_runtime.core.placement.devices import cpu_count
 from tsx_runtime.core.workers.forked import PRELOAD_EXPORTED, _ensure_fork_server
@@ -223,6 +224,19 @@ def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 def free_ports() -> Callable[[int], list[int]]:
     """So many ports of loopback that nothing listens on."""
     return servers.free_ports
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[[Callable[[], object]], None]:
+    """Wait for what gives no event."""
+
+    def wait(condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + DEADLINE
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    return wait
 
 
 @pytest.fixture

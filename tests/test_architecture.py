@@ -113,7 +113,7 @@ CLI_FLOORS: Mapping[str, Sequence[str]] = {
     "tsx_cli": (
         "common",
         "archive",
-        "bench cache config init models requests serve",
+        "bench cache config init jobs models requests serve",
         "deploy mlflow_deployments optimize",
         "batch check",
         "main",

@@ -34,6 +34,7 @@ class Commands(LazyGroup):
             "Estimate how many replicas of a measured model a request rate needs, and what they cost.",
         ),
         "models": ("tsx_cli.models.command", "List, describe, register, scale and remove the models of a running server."),
+        "jobs": ("tsx_cli.jobs.command", "List, show, cancel and retry the asynchronous requests of a running server."),
         "explain": ("tsx_cli.requests.explain", "Show where the time of one request went."),
         "slowest": ("tsx_cli.requests.slowest", "Show the slowest requests of a running server, and where their time went."),
         "config": ("tsx_cli.config", "Show every setting and where its value came from."),

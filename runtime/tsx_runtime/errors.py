@@ -22,6 +22,7 @@
     ├── Conflict                 409  ConflictStatusException
     ├── JobGone                  410  JobGoneException
     ├── PayloadTooLarge          413  PayloadTooLargeException
+    ├── KeyReused                422  IdempotencyKeyException
     ├── TooManyRequests          429  TooManyRequestsException
     ├── HeadTooLarge             431  BadRequestException
     ├── WorkerDied               500  InternalServerException
@@ -208,6 +209,13 @@ class PayloadTooLarge(TsxError):
     def __init__(self, message: str, *, more: bool = False) -> None:
         super().__init__(message)
         self.more = more  # whether its sender may still be sending
+
+
+class KeyReused(TsxError):
+    """Another request has this idempotency key."""
+
+    status = 422
+    type = "IdempotencyKeyException"
 
 
 class TooManyRequests(TsxError):

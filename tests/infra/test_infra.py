@@ -21,10 +21,13 @@ from tsx_runtime.core.telemetry.histogram import SHOWN
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.core.workers.worker import WorkerState
+from tsx_runtime.jobs.job_stats import JobStats
+from tsx_runtime.jobs.store import JobRecord
 from tsx_runtime.metrics.collection import Reading, fill
 from tsx_runtime.metrics.exposition import Families
 from tsx_runtime.metrics.gpu import Gpu
 from tsx_runtime.metrics.host import read_system
+from tsx_runtime.metrics.job_metrics import JobReading
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.wire import TIMES
@@ -118,6 +121,7 @@ def rendered() -> dict[str, set[str]]:
         usage={"9000": ResourceUsage((1,), 1, 1.0, 1)},
         process=list(ProcessCollector(registry=None).collect()),
         shares={"m": {"1": 1.0}},
+        jobs=JobReading(job_stats(), {}, {("m", "queued"): 1}, {"m": 1.0}),
     )
     families, found = Families(), dict[str, set[str]]()
     list(fill(families, reading))
@@ -125,6 +129,12 @@ def rendered() -> dict[str, set[str]]:
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     return found
+
+
+def job_stats() -> JobStats:
+    stats = JobStats()
+    stats.answered(JobRecord(1, "j", "done", "m", "", 0, "", "", 0, 1, 200, 1.0, 2.0, None, None, None, ""), 200)
+    return stats
 
 
 def test_rules_and_panels_ask_for_what_there_is(rendered: dict[str, set[str]]) -> None:

@@ -8,7 +8,6 @@ import json
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.http.app import SEPARATE, build_apps
 from tsx_runtime.http.asgi_lane.stored_requests import make_jobs
 from tsx_runtime.http.fast_lane.uvicorn_compat import http_protocol
+from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.workflows.manager import Workflows
 
@@ -120,6 +120,7 @@ class RunningServer:
     addresses: dict[str, str]
     workflows: Workflows
     series: TimeSeries
+    jobs: Jobs | None
     clients: dict[str, httpx.Client] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -182,7 +183,7 @@ def running_server(settings: Settings, listeners: Any = SEPARATE, tracer: Tracer
             servers.append(
                 uvicorn.Server(uvicorn.Config(app, http=http, lifespan="off", log_config=None, access_log=False, proxy_headers=False))
             )
-        made.extend([registry, asyncio.get_running_loop(), servers, workflows, series])
+        made.extend([registry, asyncio.get_running_loop(), servers, workflows, series, jobs])
         ready.set()
         await asyncio.gather(*(server.serve([sock]) for server, sock in zip(servers, sockets, strict=True)))
         if jobs is not None:
@@ -193,8 +194,8 @@ def running_server(settings: Settings, listeners: Any = SEPARATE, tracer: Tracer
     thread = threading.Thread(target=lambda: asyncio.run(main()), name="server", daemon=True)
     thread.start()
     assert ready.wait(DEADLINE)
-    registry, loop, servers, workflows, series = made
-    server = RunningServer(settings, registry, loop, addresses, workflows, series)
+    registry, loop, servers, workflows, series, jobs = made
+    server = RunningServer(settings, registry, loop, addresses, workflows, series, jobs)
     try:
         yield server
     finally:
@@ -261,19 +262,6 @@ def start_server(processes: None, store: Path) -> Callable[..., contextlib.Abstr
         return running_server(make_settings(store, **values), listeners)
 
     return start
-
-
-@pytest.fixture(scope="session")
-def until() -> Callable[[Callable[[], object]], None]:
-    """Wait for what gives no event."""
-
-    def wait(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + DEADLINE
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-    return wait
 
 
 @pytest.fixture(scope="session")

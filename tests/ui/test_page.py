@@ -669,6 +669,27 @@ def test_a_request_is_explained_by_its_id(page: Any, served: Running) -> None:
     expect(panel.get_by_role("alert")).to_be_hidden()
 
 
+def test_a_request_for_later_is_seen_in_the_queue_and_run_again(page: Any, served: Running) -> None:
+    look(page, served, "model/echo/try")
+    page.get_by_label("Answer later").check()
+    send_json(page, "fail")
+    expect(page.get_by_text("202 Accepted")).to_be_visible()
+    assert "Prefer: respond-async" in page.locator("pre[data-for=curl]").inner_text()
+    page.get_by_role("link", name="Show the job").click()
+    row = page.get_by_role("row", name=re.compile("echo"))
+    expect(row.get_by_text("failed", exact=True)).to_be_visible()
+    row.get_by_role("button", name="Show answer").click()
+    expect(page.get_by_role("region", name="Answer")).to_contain_text("the echo is broken")
+    row.get_by_role("button", name="Retry").click()
+    expect(page.get_by_text("The job is queued again.")).to_be_visible()
+    expect(row.get_by_text("2 attempts")).to_be_visible()
+    _check(_axe(), page, "jobs")
+    page.set_viewport_size({"width": 360, "height": 740})
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.get_by_label("State").select_option("cancelled")
+    expect(page.get_by_text("No job matches.")).to_be_visible()
+
+
 def test_a_model_that_is_not_there_is_said_so(page: Any, served: Running) -> None:
     look(page, served, "model/nosuch")
     expect(page.get_by_text("No model with this name is registered.")).to_be_visible()

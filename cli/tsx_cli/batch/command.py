@@ -29,7 +29,8 @@ def batch_command(
             "--output",
             "-o",
             metavar="OUTPUT",
-            help="A file (.jsonl, .csv, .parquet), a directory for a file per row, s3://..., or - for standard output.",
+            help="A file (.jsonl, .csv, .parquet), a directory for a file per row, s3://..., - for standard output, "
+            "or jobs+sqlite:///FILE, a store from which a server answers.",
         ),
     ],
     input_format: Annotated[
@@ -68,6 +69,13 @@ def batch_command(
         float, typer.Option(min=0.01, metavar="SECONDS", help="At most this much work is done again after an interruption.")
     ] = 5.0,
     restart: Annotated[bool, typer.Option("--restart", help="Begin anew where an unfinished run, or an output, is there.")] = False,
+    model_name: Annotated[
+        str | None,
+        typer.Option("--model-name", metavar="NAME", help="With -o jobs+...: the model's name there; by default the archive's."),
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option("--expires", metavar="TIME", help="With -o jobs+...: time until an answer expires; 30d by default.")
+    ] = None,
     price_per_hour: Annotated[
         float | None, typer.Option(min=0, help="Price of this machine per hour, in any currency; adds the cost to the summary.")
     ] = None,
@@ -99,4 +107,5 @@ def batch_command(
         on,
         end_job,
     )
-    run_command(options, price_per_hour, config, assignments, as_json=as_json)
+    stored = options._replace(model_name=model_name, expires=expires)
+    run_command(stored, price_per_hour, config, assignments, as_json=as_json)

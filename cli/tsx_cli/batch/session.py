@@ -13,6 +13,7 @@ import typer
 from tsx_archiver import open_archive
 from tsx_cli.batch.engines import open_engine
 from tsx_cli.batch.journal import BatchJournal
+from tsx_cli.batch.precomputed import is_jobs_store, open_precomputed
 from tsx_cli.batch.readers import InputReader, RowFormat
 from tsx_cli.batch.run import MaxErrors, run_batch
 from tsx_cli.batch.s3 import is_s3
@@ -44,6 +45,8 @@ class Options(NamedTuple):
     restart: bool = False
     on: str | None = None  # where, if not on this machine
     end_job: bool = False
+    model_name: str | None = None
+    expires: str | None = None
 
 
 def run_command(
@@ -98,6 +101,10 @@ def run_command(
 
 def open_output(options: Options, reader: InputReader, settings: Settings) -> tuple[Writer, BatchJournal]:
     """Raises UsageError, CliError."""
+    if is_jobs_store(options.output):
+        return _open_precomputed(options, reader, settings)
+    if options.model_name or options.expires:
+        raise UsageError("--model-name and --expires are for answers in a store (-o jobs+sqlite:///FILE); leave them out")
     format = options.output_format or _format_of(options.output)
     if options.output == STDIN:
         if format not in ("jsonl", "csv"):
@@ -110,8 +117,23 @@ def open_output(options: Options, reader: InputReader, settings: Settings) -> tu
     output = f"{options.output.rstrip('/')}/" if format == "directory" else options.output
     store: OutputStore = S3Store(output) if is_s3(output) else LocalStore(output)
     writer = DirectoryWriter(store, numbered=numbered) if format == "directory" else FileWriter(store, ENCODINGS[format]())
+    return writer, _journal(store, writer, options, reader, settings)
+
+
+def _open_precomputed(options: Options, reader: InputReader, settings: Settings) -> tuple[Writer, BatchJournal]:
+    if options.output_format:
+        raise UsageError(f"{options.output} takes answers as they are; leave --output-format out")
+    name = options.model_name
+    if name is None:
+        with open_archive(options.model, cache=settings.cache_dir, limits=settings.archive_limits()) as archive:
+            name = archive.manifest.model_name
+    writer, store = open_precomputed(options.output, name, options.expires)
+    return writer, _journal(store, writer, options, reader, settings)
+
+
+def _journal(store: OutputStore, writer: Writer, options: Options, reader: InputReader, settings: Settings) -> BatchJournal:
     fingerprint = {"model": model_fingerprint(options.model, settings), "reader": reader.fingerprint, "writer": writer.fingerprint}
-    return writer, BatchJournal(store, fingerprint, restart=options.restart)
+    return BatchJournal(store, fingerprint, restart=options.restart)
 
 
 def model_fingerprint(model: Path, settings: Settings) -> str:

@@ -33,6 +33,7 @@ class Guard(NamedTuple):
     origin: bytes | None = None  # of the one foreign site that may call
     role: str = ""
     plugins: tuple[Authenticate, ...] = ()  # called once all of this is right
+    also: BearerToken | None = None  # another token that is right
     same_site: bool = False  # refuse what a browser sends for a page of another site, unless that page's origin may call
 
     def check(self, headers: Iterable[Pair]) -> None:
@@ -51,7 +52,7 @@ class Guard(NamedTuple):
                 raise self._foreign("Host", value)
         if cross_site and self.same_site and not (origin and self._may_call(origin)):
             raise self._foreign("Sec-Fetch-Site", b"cross-site")
-        if self.key is not None and not self.key.is_right(authorization):
+        if self.key is not None and not self.key.is_right(authorization) and not (self.also and self.also.is_right(authorization)):
             if authorization and (caller := calling.get()) is not None:
                 caller.count_failure()
             text = f"{self.failed}. Send the header 'Authorization: Bearer <token>'."

@@ -61,6 +61,12 @@ class Client:
         self.connections = 0
         self.requests = self.failures = 0.0  # see `Rate.take`
 
+    def __str__(self) -> str:
+        """Its address or network."""
+        if len(self.key) == 4:
+            return str(ipaddress.IPv4Address(self.key))
+        return f"{ipaddress.IPv6Address(self.key + bytes(8))}/64" if len(self.key) == 8 else self.key.decode(errors="replace")
+
 
 class ClientLimits:
     """The clients of one listener: all with an open connection, and the most recent others."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -20,6 +21,7 @@ from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.errors import BadRequest, HeadTooLarge, ResourceNotFound, TooManyRequests, TsxError
+from tsx_runtime.http.asgi_lane.idempotency import App, Idempotency, has_key
 from tsx_runtime.http.asgi_lane.jobs import JobRoutes
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.asgi_lane.workflow_predictions import WorkflowPredictions, runs_workflow
@@ -40,6 +42,7 @@ from tsx_runtime.http.routes import (
 )
 from tsx_runtime.http.routes import plugins as plugged
 from tsx_runtime.http.routes import workflows as workflow_routes
+from tsx_runtime.http.routes.jobs import precomputed, queue
 from tsx_runtime.http.routes.plugins import check_paths
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.access_log import LoggedResponse
@@ -62,7 +65,7 @@ from tsx_runtime.http.semantics.messages import (
 from tsx_runtime.http.semantics.tracing import traced
 from tsx_runtime.http.semantics.urls import RESERVED_PATHS, check_query, runs_model, without_empty
 from tsx_runtime.http.ui import routes as ui
-from tsx_runtime.http.ui.routes import PREDICT, Playground
+from tsx_runtime.http.ui.routes import PREDICT, Playground, PlaygroundJobs
 from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.metrics import collection
 from tsx_runtime.metrics.host import System
@@ -106,6 +109,7 @@ class ServerApp(FastAPI):
         self.tracer: Tracer | None = None
         self.system = system or System(settings)
         self.jobs: JobRoutes | None = None  # None: every client waits for its answer
+        self.idempotency: Idempotency | None = None
         self.workflow_predictions: WorkflowPredictions | None = None
         self.playground: Playground | None = None
         self.platform: PlatformHook | None = None
@@ -156,13 +160,16 @@ class ServerApp(FastAPI):
             await self.jobs(scope, receive, send)
         elif self.predictions is not None and runs_model(scope["path"]):
             predictions = self.jobs if self.jobs is not None and self.jobs.accepts(scope) else self.predictions
-            await traced(self.tracer, predictions, scope, receive, send)
+            await traced(self.tracer, self._keyed(predictions, scope), scope, receive, send)
         elif self.workflow_predictions is not None and runs_workflow(scope["path"]):
-            await traced(self.tracer, self.workflow_predictions, scope, receive, send)
+            await traced(self.tracer, self._keyed(self.workflow_predictions, scope), scope, receive, send)
         elif self.playground is not None and scope["path"].startswith(PREDICT):
             await self.playground(scope, receive, send)
         else:
             await self._rest(scope, receive, send)
+
+    def _keyed(self, app: App, scope: Scope) -> App:
+        return partial(self.idempotency, app) if self.idempotency is not None and has_key(scope) else app
 
     def missing(self, path: str) -> ResourceNotFound | None:
         """None where there may be routes below the path's first segment; where there are none, nothing but 404 can be the answer."""
@@ -247,7 +254,9 @@ class ServerApp(FastAPI):
             document = super().openapi()
             openapi.correct(document)
             if self.predictions is not None:
-                openapi.add_predictions(document, jobs=self.jobs is not None)
+                openapi.add_predictions(document)
+            if self.jobs is not None:
+                document["paths"] |= openapi.job_path()
         return super().openapi()
 
     async def _index(self, request: Request) -> Response:
@@ -310,13 +319,22 @@ def _build_app(
     app.clients = client_limits(settings, is_local=all(parse_address(getattr(settings, f"{role}_address")).is_local for role in roles))
     limit = settings.max_request_size
     most = min(limit, settings.max_management_size)
+    largest = settings.max_job_size or limit
+    if jobs is not None and ("inference" in roles or "management" in roles):
+        either = guards.management if "inference" not in roles else guards.inference
+        if "management" in roles:
+            app.add_routes(queue.build_router(jobs, guards.management))
+            either = either and either._replace(also=keys.management)
+        app.jobs = JobRoutes(jobs, registry, largest, either, counts)
+        app.paths |= {path: {verb.upper(): each["summary"] for verb, each in item.items()} for path, item in openapi.job_path().items()}
     if "inference" in roles:
         app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions, settings.server_timing_share)
         app.workflow_predictions = WorkflowPredictions(workflows, limit, guards.inference, counts)
-        described = openapi.prediction_paths() | openapi.workflow_path()
+        app.idempotency = Idempotency(None if jobs is None else jobs.keyed_runs, limit, guards.inference, counts)
         if jobs is not None:
-            app.jobs = JobRoutes(jobs, registry, settings.max_job_size or limit, guards.inference, counts)
-            described |= openapi.job_path()
+            app.add_routes(precomputed.build_router(jobs))
+            app.guards["predictions"] = guards.inference
+        described = openapi.prediction_paths() | openapi.workflow_path()
         app.paths |= {path: {method.upper(): each["summary"] for method, each in item.items()} for path, item in described.items()}
     if "management" in roles:
         app.add_routes(traffic.build_router(registry, most))  # before those that take any word for a version
@@ -332,13 +350,14 @@ def _build_app(
             app.guards["token"] = guards.token
         app.add_routes(workflow_routes.build_router(workflows, most))
         app.guards["workflows"] = guards.management
-        app.playground = Playground(registry, limit, guards.management, counts, openapi.describe_predictions)
-        read_metrics = collection.reader(registry, counts, system)
+        later = PlaygroundJobs(jobs, registry, largest, guards.management, counts) if jobs is not None else None
+        app.playground = Playground(registry, limit, guards.management, counts, openapi.describe_predictions, later=later)
+        read_metrics = collection.reader(registry, counts, system, jobs)
         app.add_routes(ui.build_router(registry, series, read_metrics, guards.management, addresses))
         app.paths["/ui/"] = {"GET": "The web page"}
         app.guards["ui"] = ui.shell_guard(guards.management)
     if "metrics" in roles:
-        app.add_routes(collection.build_router(registry, counts, system))
+        app.add_routes(collection.build_router(registry, counts, system, jobs))
         app.guards["metrics"] = guards.metrics
     check_paths(plugins.endpoints.values())
     for role, guard in (("inference", guards.inference), ("management", guards.management)):

@@ -26,6 +26,7 @@ from contextlib import suppress
 from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.errors import BadRequest, ModelNotFound, StoreFull, TsxError, Unavailable
+from tsx_runtime.jobs.job_stats import JobStats
 from tsx_runtime.jobs.store import DueCallback, JobStore
 from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.sources.urls import AllowList, parse_url
@@ -43,10 +44,13 @@ logger = logging.getLogger("tsx.jobs")
 class CallbackSender:
     """Sends what is due, from a few threads."""
 
-    def __init__(self, store: JobStore, hosts: AllowList, secret: str, draw: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self, store: JobStore, hosts: AllowList, secret: str, draw: Callable[[], float] = random.random, stats: JobStats | None = None
+    ) -> None:
         self._store = store
         self._hosts = hosts
         self._secret = secret.encode()
+        self._stats = stats or JobStats()
         self._draw = draw
         self._threads = DaemonThreads(AT_ONCE, "callbacks")
         self._tasks = TaskGroup()
@@ -85,6 +89,7 @@ class CallbackSender:
         except TsxError as error:
             failure = error.message
         retry_in = None if not failure or due.attempts >= MOST_TRIES else backoff(due.attempts, self._draw())
+        self._stats.callbacks["delivered" if not failure else "given_up" if retry_in is None else "retried"] += 1
         if failure:
             what = "it is given up" if retry_in is None else f"the next try is in {retry_in:.0f} s"
             logger.warning("job %s: its callback to %s failed: %s; %s", due.id, redacted(due.url), failure, what)

@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.errors import StoreFull, StoreUnavailable, TsxError, Unavailable
+from tsx_runtime.jobs.job_stats import JobStats
 from tsx_runtime.jobs.store import JobRecord, JobStore, JobTarget, StoredAnswer
 
 LEASE = 30.0  # seconds after which another server takes a job whose server does not renew its lease
@@ -40,13 +41,16 @@ class JobExecutor(Protocol):
 class Runner:
     """All of it runs in the event loop. `added` is called for jobs of this server; those of others are found by looking."""
 
-    def __init__(self, store: JobStore, executor: JobExecutor, owner: str, keep: float, on_answer: Callable[[], None]) -> None:
+    def __init__(
+        self, store: JobStore, executor: JobExecutor, owner: str, keep: float, on_answer: Callable[[], None], stats: JobStats | None = None
+    ) -> None:
         """`keep`: seconds for which answers are stored. `on_answer` is called when one is stored."""
         self._store = store
         self._executor = executor
         self._owner = owner
         self._keep = keep
         self._on_answer = on_answer
+        self._stats = stats or JobStats()
         self._waiting: set[JobTarget] = set()  # that may have queued jobs
         self._known: set[JobTarget] = set()  # that have been registered while this runs
         self._missing: dict[JobTarget, float] = {}  # since when they are not registered
@@ -174,7 +178,8 @@ class Runner:
         try:
             answer = await self._at(job)
             keep = (job.id, job.attempts, self._owner, answer, self._keep)
-            await _insist(f"the answer to job {job.id} is not stored", lambda: self._store.finish(*keep))
+            if await _insist(f"the answer to job {job.id} is not stored", lambda: self._store.finish(*keep)):
+                self._stats.answered(job, answer.status or 500)
             self._on_answer()
         finally:
             self._held.pop(job.id, None)

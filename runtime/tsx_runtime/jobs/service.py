@@ -12,13 +12,17 @@ from typing import NamedTuple
 from tsx_runtime.core.concurrency.periodic import repeat, running
 from tsx_runtime.errors import SettingError
 from tsx_runtime.jobs.callbacks import CallbackSender
+from tsx_runtime.jobs.job_stats import JobStats
+from tsx_runtime.jobs.keyed_runs import KeyedRuns
 from tsx_runtime.jobs.runner import LEASE, JobExecutor, Runner
 from tsx_runtime.jobs.sqlite import SqliteStore
-from tsx_runtime.jobs.store import JOB, AnswerKey, JobRecord, JobStore, NewJob, StoredAnswer
+from tsx_runtime.jobs.store import JOB, AnswerKey, JobRecord, JobState, JobStore, NewJob, StoredAnswer
+from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.jobs import OFF, POSTGRES, SQLITE
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources.urls import AllowList
 
+JOBS_PER_CLIENT = 1000  # where other machines can connect and nothing else is set
 LOOK = 1.0  # seconds between two looks for the jobs that other servers have accepted
 TEND = LEASE / 3
 
@@ -40,11 +44,15 @@ class Jobs:
         self.store = store
         self.owner = secrets.token_hex(8)
         self.keep = float(settings.job_retention)
+        self.stats = JobStats()
+        self.keyed_runs = KeyedRuns(store, self.owner, settings.idempotency_retention, settings.max_kept_answer, self.begin)
         self.callbacks = CallbackSender(
-            store, AllowList(settings.job_callback_hosts, "job_callback_hosts"), settings.job_callback_secret or ""
+            store, AllowList(settings.job_callback_hosts, "job_callback_hosts"), settings.job_callback_secret or "", stats=self.stats
         )
-        self.runner = Runner(store, executor, self.owner, self.keep, self.callbacks.added)
+        self.runner = Runner(store, executor, self.owner, self.keep, self.callbacks.added, self.stats)
         self._most = settings.max_queued_jobs
+        own = 0 if parse_address(settings.inference_address).is_local else JOBS_PER_CLIENT
+        self._most_of_client = own if settings.max_jobs_per_client is None else settings.max_jobs_per_client
         self._tasks = AsyncExitStack()
         self._begun = False
 
@@ -75,11 +83,15 @@ class Jobs:
     async def add(self, job: NewJob, answer: tuple[AnswerKey, StoredAnswer] | None = None) -> None:
         """Once it returns, the job is on the disk. Raises JobsFull, StoreFull, StoreUnavailable."""
         await self.begin()
-        await self.store.add(job, self._most, answer=answer)
+        await self.store.add(job, self._most, self._most_of_client if job.client else 0, answer)
         self.runner.added((job.model, job.version))
 
     async def get(self, id: str) -> JobRecord | None:
-        return await self.store.get(id) if await self._is_open() else None
+        return await self.store.get(id) if await self.is_open() else None
+
+    async def queue(self) -> tuple[dict[tuple[str, JobState], int], dict[str, float]]:
+        """Jobs by model and state, and for how many seconds the oldest queued one of each model has waited."""
+        return (await self.store.counts(), await self.store.oldest()) if await self.is_open() else ({}, {})
 
     async def answer(self, id: str) -> StoredAnswer | None:
         return await self.store.get_answer(AnswerKey(JOB, "", id))
@@ -100,22 +112,25 @@ class Jobs:
 
     async def cancel(self, id: str) -> JobRecord | None:
         """The job as it is then: cancelled, or done before."""
-        if not await self._is_open():
+        if not await self.is_open():
             return None
+        before = await self.store.get(id)
         job = await self.store.cancel(id, self.keep)
+        if before is not None and job is not None and job.state == "cancelled" != before.state:
+            self.stats.finished[job.model, "cancelled"] += 1
         self.runner.cancel(id)
         return job
 
     async def retry(self, id: str) -> JobRecord | None:
         """The job as it is then: queued, unless its request has expired."""
-        if not await self._is_open():
+        if not await self.is_open():
             return None
         job = await self.store.retry(id)
         if job is not None:
             self.runner.added((job.model, job.version))
         return job
 
-    async def _is_open(self) -> bool:
+    async def is_open(self) -> bool:
         """A request for a job makes no store where there is none."""
         await self.resume()
         return self._begun
@@ -131,13 +146,13 @@ def make_store(settings: Settings, directory: Path | None) -> JobStore | None:
     if named == OFF:
         return None
     if named is not None and named.startswith(POSTGRES):
-        return _postgres_store(named)
+        return postgres_store(named)
     if named is not None:
         return SqliteStore(Path(named.removeprefix(SQLITE)), settings.max_jobs_size)
     return None if directory is None else SqliteStore(directory / "jobs.sqlite", settings.max_jobs_size)
 
 
-def _postgres_store(url: str) -> JobStore:
+def postgres_store(url: str) -> JobStore:
     try:
         from tsx_runtime.jobs.postgres import PostgresStore  # here, as its driver is an extra
     except ImportError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from tsx_runtime.errors import JobsFull
+from tsx_runtime.errors import JobsFull, TooManyRequests
 from tsx_runtime.jobs.sql_thread import Session, SqlThread
 from tsx_runtime.jobs.store import JOB, AnswerKey, DueCallback, JobRecord, JobState, JobTarget, NewJob, StoredAnswer, StoredRequest
 
@@ -17,6 +17,7 @@ RECORD = (
 )
 ANSWER = "status, headers, body, fingerprint, expires"
 HELD = "id = ? AND attempts = ? AND owner = ? AND state = 'running'"
+BEGUN = "kind = ? AND scope = ? AND name = ? AND status IS NULL AND headers = ?"  # by this owner
 
 
 class SqlStore(SqlThread):
@@ -65,9 +66,7 @@ class SqlStore(SqlThread):
 
     async def retry(self, id: str) -> JobRecord | None:
         def work(session: Session) -> JobRecord | None:
-            change = (
-                "state = 'queued', attempts = attempts + 1, status = NULL, started = NULL, finished = NULL, expires = NULL, deadline = NULL"
-            )
+            change = "state = 'queued', status = NULL, started = NULL, finished = NULL, expires = NULL, deadline = NULL"
             if session.run(f"UPDATE tsx_jobs SET {change} WHERE id = ? AND state IN ('done', 'cancelled')", id):
                 session.run("DELETE FROM tsx_answers WHERE kind = ? AND scope = '' AND name = ?", JOB, id)
                 session.run("DELETE FROM tsx_callbacks WHERE id = ?", id)
@@ -81,10 +80,11 @@ class SqlStore(SqlThread):
         state: JobState | None = None,
         model: str | None = None,
         client: str | None = None,
+        least_status: int | None = None,
         before: int | None = None,
         limit: int = 100,
     ) -> list[JobRecord]:
-        wanted = {"state = ?": state, "model = ?": model, "client = ?": client, "number < ?": before}
+        wanted = {"state = ?": state, "model = ?": model, "client = ?": client, "status >= ?": least_status, "number < ?": before}
         given = {test: value for test, value in wanted.items() if value is not None}
         where = f"WHERE {' AND '.join(given)}" if given else ""
         sql = f"SELECT {RECORD} FROM tsx_jobs {where} ORDER BY number DESC LIMIT ?"
@@ -93,6 +93,10 @@ class SqlStore(SqlThread):
     async def counts(self) -> dict[tuple[str, JobState], int]:
         sql = "SELECT model, state, count(*) FROM tsx_jobs GROUP BY state, model"
         return {(model, state): count for model, state, count in await self.do(lambda session: session.rows(sql))}
+
+    async def oldest(self) -> dict[str, float]:
+        sql = "SELECT model, {now} - min(created) FROM tsx_jobs WHERE state = 'queued' GROUP BY model"
+        return {model: max(0.0, seconds) for model, seconds in await self.do(lambda session: session.rows(sql))}
 
     # Jobs, for the servers that run them
 
@@ -169,15 +173,31 @@ class SqlStore(SqlThread):
         return await self.do(lambda session: _answer(session, key))
 
     async def begin_answer(self, key: AnswerKey, fingerprint: str, owner: str, seconds: float) -> StoredAnswer | None:
+        fields = "kind, scope, name, status, fingerprint, expires, headers, body"
+        insert = (
+            f"INSERT INTO tsx_answers ({fields}) VALUES (?, ?, ?, NULL, ?, {{now}} + ?, ?, ?) ON CONFLICT (kind, scope, name) DO NOTHING"
+        )
+
         def work(session: Session) -> StoredAnswer | None:
-            session.run("DELETE FROM tsx_answers WHERE kind = ? AND scope = ? AND name = ? AND expires < {now}", *key)
-            fields = "kind, scope, name, status, fingerprint, expires, headers, body"
-            begun = session.run(
-                f"INSERT INTO tsx_answers ({fields}) VALUES (?, ?, ?, NULL, ?, {{now}} + ?, ?, ?) "
-                "ON CONFLICT (kind, scope, name) DO NOTHING",
-                *(*key, fingerprint, seconds, owner.encode(), b""),
-            )
-            return None if begun else _answer(session, key)
+            while True:  # again where what is there expires between two of these statements
+                session.run("DELETE FROM tsx_answers WHERE kind = ? AND scope = ? AND name = ? AND expires < {now}", *key)
+                if session.run(insert, *key, fingerprint, seconds, owner.encode(), b""):
+                    return None
+                if (found := _answer(session, key)) is not None:
+                    return found
+
+        return await self.do(work)
+
+    async def renew_answer(self, key: AnswerKey, owner: str, seconds: float) -> None:
+        sql = f"UPDATE tsx_answers SET expires = {{now}} + ? WHERE {BEGUN}"
+        await self.do(lambda session: session.run(sql, seconds, *key, owner.encode()))
+
+    async def end_answer(self, key: AnswerKey, owner: str, answer: StoredAnswer | None) -> bool:
+        def work(session: Session) -> bool:
+            ended = session.run(f"DELETE FROM tsx_answers WHERE {BEGUN}", *key, owner.encode()) > 0
+            if ended and answer is not None:
+                _put(session, key, answer)
+            return ended
 
         return await self.do(work)
 
@@ -223,7 +243,8 @@ def _check_room(session: Session, client: str, most: int, most_of_client: int) -
         raise JobsFull(f"{most} jobs are queued or running (max_queued_jobs). Try again later.", retry_after=5)
     count = f"SELECT count(*) FROM tsx_jobs WHERE client = ? AND {LIVE}"
     if most_of_client and session.row(count, client)[0] >= most_of_client:
-        raise JobsFull(f"{most_of_client} jobs of this client are queued or running, which is the limit. Try again later.", retry_after=5)
+        text = f"{most_of_client} jobs of this client are queued or running (max_jobs_per_client). Try again later."
+        raise TooManyRequests(text, retry_after=5)
 
 
 def _get(session: Session, id: str) -> JobRecord | None:

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 JobState: TypeAlias = Literal["queued", "running", "done", "cancelled", "expired"]
 JobTarget: TypeAlias = tuple[str, str]  # a model, and the version that was requested (empty: none)
+PRECOMPUTED = "precomputed"  # the kind of an answer that was computed in advance: its scope is the model
 JOB = "job"  # the kind of an answer to a job: its key is the job's id
 
 
@@ -114,7 +115,7 @@ class JobStore(Protocol):
     async def add(self, job: NewJob, most: int, most_of_client: int = 0, answer: tuple[AnswerKey, StoredAnswer] | None = None) -> None:
         """Accept a job; in the same commit store an `answer` under its key.
 
-        Raises `JobsFull` where so many are queued or running, of this client (0: any number) or of all.
+        Raises `JobsFull` where so many are queued or running, and `TooManyRequests` where so many are this client's (0: any number).
         """
 
     async def get(self, id: str) -> JobRecord | None: ...
@@ -134,6 +135,7 @@ class JobStore(Protocol):
         state: JobState | None = None,
         model: str | None = None,
         client: str | None = None,
+        least_status: int | None = None,
         before: int | None = None,
         limit: int = 100,
     ) -> list[JobRecord]:
@@ -141,6 +143,9 @@ class JobStore(Protocol):
 
     async def counts(self) -> dict[tuple[str, JobState], int]:
         """Jobs by model and state."""
+
+    async def oldest(self) -> dict[str, float]:
+        """Seconds for which the oldest queued job of each model has waited."""
 
     # Jobs, for the servers that run them
 
@@ -174,6 +179,12 @@ class JobStore(Protocol):
 
     async def begin_answer(self, key: AnswerKey, fingerprint: str, owner: str, seconds: float) -> StoredAnswer | None:
         """None: there is no answer and nobody works on it, and from now on the caller does, for so many seconds. Else what there is."""
+
+    async def renew_answer(self, key: AnswerKey, owner: str, seconds: float) -> None:
+        """Work on it for so many seconds from now on."""
+
+    async def end_answer(self, key: AnswerKey, owner: str, answer: StoredAnswer | None) -> bool:
+        """Store what came of the owner's work, or that nothing did; False where it is the owner's no more."""
 
     async def put_answer(self, key: AnswerKey, answer: StoredAnswer) -> None:
         """Store it, in place of what is there under this key."""

@@ -23,9 +23,11 @@ from tsx_runtime.core.shadowing.mirror import Mirror
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig, read_metrics_config
 from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.core.workers.worker import Worker
+from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.metrics.exposition import OPENMETRICS, TEXT, Families, Labels, in_turns
 from tsx_runtime.metrics.gpu import Gpu, gpu_metrics, own_gpu_metrics, read_gpus
 from tsx_runtime.metrics.host import System, SystemMetric
+from tsx_runtime.metrics.job_metrics import JobReading, add_jobs, read_jobs
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.metrics.version_metrics import add_handler_metrics, add_shadows, add_version
 
@@ -50,6 +52,7 @@ class Reading(NamedTuple):
     shares: Mapping[str, Mapping[str, float]] = {}  # of the requests that name no version, by model and version
     shadows: Sequence[Mirror] = ()
     in_flight: ByteBudget | None = None
+    jobs: JobReading | None = None
 
     @property
     def versions(self) -> list[ModelVersion]:
@@ -70,6 +73,8 @@ def fill(families: Families, reading: Reading) -> Iterator[None]:
         families.add("tsx_traffic_share", "gauge", "share of the requests of a model that name no version, from 0 to 1", [(labels, share)])
         yield
     add_shadows(families, reading.shadows, reading.host)
+    if reading.jobs is not None:
+        add_jobs(families, reading.jobs, reading.host)
     families.keep(reading.config.shows)
     own_names = families.names()
     for version in versions:
@@ -121,7 +126,7 @@ def _add_gpus(families: Families, reading: Reading) -> None:
             families.add(name, "gauge", text, [(labels, plain)])
 
 
-def reader(registry: Registry, counts: ResponseCounts, system: System) -> Callable[[], Awaitable[Families]]:
+def reader(registry: Registry, counts: ResponseCounts, system: System, jobs: Jobs | None = None) -> Callable[[], Awaitable[Families]]:
     """What reads all metrics as they are when it is called."""
     host = socket.gethostname()
     settings = registry.settings
@@ -137,7 +142,8 @@ def reader(registry: Registry, counts: ResponseCounts, system: System) -> Callab
         shares = {model.name: registry.shares(model.name) for model in models}
         shadows, in_flight = registry.shadows.all(), registry.bytes_in_flight
         families = Families()
-        reading = Reading(host, models, counts, system.read(), gpus, config, all_models, usage, process, shares, shadows, in_flight)
+        queue = None if jobs is None else await read_jobs(jobs)
+        reading = Reading(host, models, counts, system.read(), gpus, config, all_models, usage, process, shares, shadows, in_flight, queue)
         await in_turns(fill(families, reading))
         return families
 
@@ -162,9 +168,9 @@ def usage_of(workers: Iterable[Worker]) -> dict[str, ResourceUsage]:
     return {id: usage for id, usage in found if usage is not None}
 
 
-def build_router(registry: Registry, counts: ResponseCounts, system: System) -> APIRouter:
+def build_router(registry: Registry, counts: ResponseCounts, system: System, jobs: Jobs | None = None) -> APIRouter:
     router = APIRouter(tags=["metrics"])
-    read = reader(registry, counts, system)
+    read = reader(registry, counts, system, jobs)
 
     @router.get("/metrics", summary="All metrics as Prometheus text", response_class=Response, responses={200: _DOCUMENTED})
     async def metrics(

@@ -207,6 +207,10 @@ class Settings(BaseModel):
         "jobs.sqlite in state_dir if not set",
     )
     job_retention: int = Field(86_400, ge=1, description="time for which an asynchronous answer is stored, in seconds")
+    idempotency_retention: int = Field(86_400, ge=1, description="time for which the answer to an Idempotency-Key is stored, in seconds")
+    max_kept_answer: int = Field(
+        8 << 20, ge=0, le=MAX_FIELD, description="maximum size of an answer that is stored for an Idempotency-Key, in bytes"
+    )
     max_job_size: int | None = Field(
         None,
         ge=1,
@@ -214,6 +218,9 @@ class Settings(BaseModel):
         description="maximum size of the body of an asynchronous request, in bytes; max_request_size if not set",
     )
     max_queued_jobs: int = Field(10_000, ge=1, description="maximum number of asynchronous requests that are not answered yet")
+    max_jobs_per_client: int | None = Field(
+        None, ge=0, description="of these, maximum number of one client; 0 = unlimited; not set: 1000 where other machines can connect"
+    )
     max_jobs_size: int = Field(16 << 30, ge=0, description="maximum size of the SQLite file of jobs_store, in bytes; 0 = no limit")
     jobs_share: float = Field(
         0.5, gt=0, le=1, description="share of the requests that the workers of a model take at once that may be asynchronous"

@@ -169,7 +169,8 @@ def test_where_other_machines_can_connect_no_address_is_told(start_server):
         assert app.not_found("/models").message.endswith("It is on the management address.")
 
 
-def test_the_headers_of_urgency_are_described(server):
+def test_the_headers_of_predictions_are_described(server):
     post = server.inference.get("/openapi.json").json()["paths"]["/predictions/{model}"]["post"]
-    assert {one["name"] for one in post["parameters"] if one["in"] == "header"} == {"x-tsx-priority", "x-tsx-timeout-ms"}
+    described = {one["name"] for one in post["parameters"] if one["in"] == "header"}
+    assert described == {"x-tsx-priority", "x-tsx-timeout-ms", "Prefer", "Idempotency-Key", "x-tsx-callback-url"}
     assert {"400", "429", "503"} <= set(post["responses"])

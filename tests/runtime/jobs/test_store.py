@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tsx_runtime.errors import BadRequest, JobsFull, StoreFull, StoreUnavailable
+from tsx_runtime.errors import BadRequest, JobsFull, StoreFull, StoreUnavailable, TooManyRequests
 from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.sqlite import SqliteStore
 from tsx_runtime.jobs.store import JOB, AnswerKey, JobRecord, JobStore, NewJob, StoredAnswer, StoredRequest
@@ -131,7 +131,7 @@ def test_what_has_expired_is_removed_and_known_for_a_while(make_store: MakeStore
 def test_no_more_jobs_are_accepted_than_may_be_of_one_client_or_of_all(make_store: MakeStore) -> None:
     async def test(store: JobStore) -> None:
         await store.add(new("a", client="me"), 2, 1)
-        with pytest.raises(JobsFull, match="this client"):
+        with pytest.raises(TooManyRequests, match="max_jobs_per_client"):
             await store.add(new("b", client="me"), 2, 1)
         await store.add(new("c", client="you"), 2, 1)
         with pytest.raises(JobsFull, match="max_queued_jobs"):

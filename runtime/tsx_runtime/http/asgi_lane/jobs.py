@@ -22,11 +22,13 @@ from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, new_request_id
 from tsx_runtime.api.priority import priority_and_timeout
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import Conflict, JobGone, JobNotFound, MethodNotAllowed, TsxError
+from tsx_runtime.http.asgi_lane.idempotency import KEYED, REQUEST_ID
 from tsx_runtime.http.asgi_lane.predictions import read_request
 from tsx_runtime.http.asgi_lane.stored_requests import pairs_of
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.deferred import CALLBACK, Preference, callback_of, parse_preference
 from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, as_sent, rest_of, send_whole
+from tsx_runtime.jobs.keyed_runs import KeyedRequest
 from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.jobs.store import JobRecord, NewJob, StoredAnswer, StoredRequest
 from tsx_runtime.metrics.response_counts import ResponseCounts
@@ -88,7 +90,10 @@ class JobRoutes:
         deadline = None if timeout_ms is None else time.time() + timeout_ms / 1000
         id = secrets.token_hex(16)
         version = target.version if target.version and self._has(route.name, target.version) else ""
-        await self.jobs.add(NewJob(id, route.name, version, request, priority, deadline, _client(scope), callback))
+        new = NewJob(id, route.name, version, request, priority, deadline, _client(scope), callback)
+        if (keyed := scope.pop(KEYED, None)) is not None:
+            return await self._accept_once(new, keyed, request_id)
+        await self.jobs.add(new)
         applied = b"respond-async"
         if preference.wait:
             applied += b", wait=%d" % preference.wait
@@ -97,6 +102,13 @@ class JobRoutes:
         if (job := await self.jobs.get(id)) is None:
             raise JobNotFound(f"Job {id} was removed while it was accepted.")
         return await self._progress(job, _location(id), (b"preference-applied", applied))
+
+    async def _accept_once(self, job: NewJob, keyed: KeyedRequest, request_id: bytes) -> _Response:
+        """For a request with a key: the job and the answer that each repeated request gets are stored together. Nobody waits."""
+        body = _json({"id": job.id, "state": "queued", "model": job.model, "version": job.version or None})
+        headers = (JSON, (STATE, b"queued"), _location(job.id), (b"preference-applied", b"respond-async"), *NO_CACHE)
+        await self.jobs.add(job, (keyed.key, self.jobs.keyed_runs.answer(keyed, 202, ((REQUEST_ID, request_id), *headers), body)))
+        return _Response(202, headers, body)
 
     def _has(self, name: str, version: str) -> bool:
         """Routes of KServe take a version that does not exist for none."""

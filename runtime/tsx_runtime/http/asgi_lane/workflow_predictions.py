@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.headers import check_status, handler_headers
 from tsx_runtime.api.priority import deadline, priority_and_timeout
 from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, as_sent, read_body, request_id_of, rest_of, send_whole
+from tsx_runtime.http.semantics.messages import (
+    ClientGone,
+    Receive,
+    Scope,
+    Send,
+    as_sent,
+    read_body,
+    request_id_of,
+    rest_of,
+    send_whole,
+    while_client_waits,
+)
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.workflows.manager import Workflows
 from tsx_runtime.workflows.node import WorkflowRequest
 from tsx_runtime.workflows.schedule import Output
 
 PREFIX = "/wfpredict/"
-
-ResultT = TypeVar("ResultT")
 
 
 def runs_workflow(path: str) -> bool:
@@ -67,19 +73,4 @@ class WorkflowPredictions:
         hidden = self.workflows.registry.hidden_headers.of(name)
         headers = [pair for pair in as_sent(scope) if pair[0].lower() not in hidden]
         request = WorkflowRequest(request_id.decode(), headers, body, deadline(arrived, 0.0, timeout_ms), priority)
-        return await _while_client_waits(self.workflows.find(name).answer(request), receive)
-
-
-async def _while_client_waits(work: Coroutine[Any, Any, ResultT], receive: Receive) -> ResultT:
-    """Raises ClientGone, and ends the work, when the client leaves first. After the body, nothing else is to be received."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(receive())
-    try:
-        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone
-        return working.result()
-    finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        return await while_client_waits(self.workflows.find(name).answer(request), receive)

@@ -22,6 +22,7 @@ _WHY = {
     408: "requests of the model were not finished in time",
     409: "it is registered already, or has no such state",
     413: "the body is larger than max_request_size",
+    422: "another request has this Idempotency-Key",
     429: "there is no room in the queue, where overload_status is 429",
     500: "the handler failed, the worker died, or the model does not load; the message says why",
     503: "no worker, a full queue, or a deadline that cannot be met",
@@ -44,6 +45,15 @@ _URGENCY = [
             priority.MOST_URGENT,
         ),
         (priority.TIMEOUT, "milliseconds that the client will wait for the answer", 1, priority.LONGEST),
+    )
+]
+
+_STORED = [
+    {"name": name, "in": "header", "required": False, "description": description, "schema": {"type": "string"}, "example": example}
+    for name, description, example in (
+        ("Prefer", "respond-async: answer later, at the Location of a 202", "respond-async"),
+        ("Idempotency-Key", "a request that comes again under the same key gets the first one's answer, and runs no model", "order-17"),
+        ("x-tsx-callback-url", "with respond-async: where the answer is sent", "https://example.com/answers"),
     )
 ]
 
@@ -150,7 +160,7 @@ def job_path() -> dict[str, Any]:
     return {
         "/jobs/{id}": {
             method: {
-                "tags": ["inference"],
+                "tags": ["jobs"],
                 "summary": summary,
                 "operationId": f"{method}_job",
                 "parameters": [id],
@@ -162,8 +172,8 @@ def job_path() -> dict[str, Any]:
     }
 
 
-def add_predictions(document: dict[str, Any], *, jobs: bool) -> None:
-    document["paths"] = prediction_paths() | workflow_path() | (job_path() if jobs else {}) | document["paths"]
+def add_predictions(document: dict[str, Any]) -> None:
+    document["paths"] = prediction_paths() | workflow_path() | document["paths"]
     document.setdefault("components", {}).setdefault("schemas", {})["ErrorBody"] = ErrorBody.model_json_schema()
 
 
@@ -239,7 +249,7 @@ def _prediction(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
         + (_QUERY if path in _TAKES_QUERY else "")
         + "The answer is what the handler returns; it has a Content-Type only if the handler sets one.",
         "operationId": f"post_{words}",
-        "parameters": [*parameters, *_URGENCY],
+        "parameters": [*parameters, *_URGENCY, *_STORED],
         "requestBody": {
             "content": {
                 "application/octet-stream": {"schema": binary},
@@ -249,6 +259,7 @@ def _prediction(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
             }
         },
         "responses": {"200": {"description": "what the handler returned", "content": {"*/*": {"schema": {}, "example": {"7": 0.998}}}}}
-        | {str(status): {"description": _WHY[status], "content": _ERROR} for status in (400, 401, 404, 413, 429, 500, 503, 507)},
+        | {"202": {"description": "the request is stored, with Prefer: respond-async"}}
+        | {str(status): {"description": _WHY[status], "content": _ERROR} for status in (400, 401, 404, 413, 422, 429, 500, 503, 507)},
     }
     return {"post": operation}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Protocol, TypeAlias
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from typing import Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from tsx_runtime.api.headers import Pair, new_request_id
@@ -15,6 +16,7 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
+ResultT = TypeVar("ResultT")
 
 MOST_PIECES = 1024  # of one body, which a client may send byte by byte
 LONGEST_NUMBER = 19  # digits of a length
@@ -145,6 +147,21 @@ async def send_last(send: Send, body: bytes, rest: Receive | None) -> None:
         await discard(rest)
         body = b""
     await send({"type": "http.response.body", "body": body})
+
+
+async def while_client_waits(work: Coroutine[Any, Any, ResultT], receive: Receive) -> ResultT:
+    """Raises ClientGone, and ends the work, when the client leaves first. After the body, nothing else is to be received."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 class PlatformHook(Protocol):

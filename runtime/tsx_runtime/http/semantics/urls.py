@@ -43,6 +43,7 @@ RESERVED_PATHS = {
     "jobs",
 }
 RESERVED_PATHS |= {"ping", "livez", "readyz", "version", "api-description", "openapi.json"}
+PRECOMPUTED = "precomputed"  # in place of a version, before a key: a stored answer, for which no model runs
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F))
 
 
@@ -106,8 +107,10 @@ def resolve(registry: Registry, target: Target, headers: Headers = ()) -> Route:
     return registry.route(target.name, target.version if known else None, headers)
 
 
-def _from_predictions(path: str) -> Target:
+def _from_predictions(path: str) -> Target | None:
     segments = path.split("/", 4)  # "", predictions, model, version, rest
+    if segments[3:4] == [PRECOMPUTED] and segments[1] == "predictions" and len(segments) == 5:
+        return None
     if not segments[2]:
         raise ResourceNotFound(f"{NOT_FOUND} The path names no model: /{segments[1]}/MODEL.")
     version = (segments[3] or None) if len(segments) > 3 else None

@@ -9,6 +9,7 @@ import math
 import mimetypes
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -21,6 +22,7 @@ from tsx_runtime.api.describe import memory_of
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.errors import ForeignOrigin, MethodNotAllowed, ResourceNotFound
+from tsx_runtime.http.asgi_lane.jobs import JobRoutes
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.semantics.errors import NOT_FOUND
 from tsx_runtime.http.semantics.messages import HEADER_NAMES, Message, Receive, Scope, Send
@@ -170,15 +172,29 @@ def metrics_of(families: Families, model: str) -> list[dict[str, Any]]:
     return found
 
 
+class PlaygroundJobs(JobRoutes):
+    """The same for a request for later."""
+
+    async def _accept(self, scope: Scope, receive: Receive, request_id: bytes) -> Any:
+        check_page(scope)
+        return await super()._accept(without_secrets(scope), receive, request_id)
+
+
+@dataclass(eq=False)
 class Playground(Predictions):
     """`/ui/api/predict/MODEL[/VERSION]`: what `/predictions/...` is on the inference address, behind management's guard.
 
     A page may call no address but its own, and a client that may register a model may run it.
     """
 
+    later: JobRoutes | None = None
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["path"] = f"/predictions/{scope['path'][len(PREDICT) :]}"  # in place: the access log reads the model from this scope
-        await super().__call__(scope, receive, confining(send))
+        if self.later is not None and self.later.accepts(scope):
+            await self.later(scope, receive, confining(send))
+        else:
+            await super().__call__(scope, receive, confining(send))
 
     async def _options(self, scope: Scope, send: Send, request_id: bytes) -> None:
         check_page(scope)

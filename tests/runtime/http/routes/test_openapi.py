@@ -45,7 +45,7 @@ def test_no_request_makes_the_server_fail(asked: Any, role: str, mode: str) -> N
     for number, found in enumerate(document.get_all_operations()):
         if mode == "positive" or CASES > 1 or number % 6 == 0:  # to find a bad one takes half a second of the processor
             _try(found.ok(), mode, asked, role, statuses)
-    assert statuses[200]
+    assert mode == "negative" or statuses[200]  # of few bad ones all may be refused
     print(f"\n{role}, {mode}: {statuses.total()} requests, by status: {dict(sorted(statuses.items()))}")
 
 

@@ -2,6 +2,7 @@
 
 import { kept, token } from "./api.js";
 import { h, say, show } from "./dom.js";
+import { jobsView } from "./jobs.js";
 import { listen, live, refresh } from "./live.js";
 import { modelView, TABS } from "./model.js";
 import { modelsView } from "./models.js";
@@ -11,10 +12,11 @@ const chosen = kept("localStorage", "tsx-theme");
 const main = document.getElementById("main");
 let current = null; // {key, view}
 
-/** `#/` is the list, `#/model/NAME[/TAB[/DETAIL]]` one model. Null for any other. */
+/** `#/` is the list, `#/jobs` the asynchronous requests, `#/model/NAME[/TAB[/DETAIL]]` one model. Null for any other. */
 export function parse(hash) {
   const [first, kind, name, tab, ...rest] = hash.replace(/^#/, "").split("/");
   if (!first && !kind) return { name: null };
+  if (!first && kind === "jobs" && !name) return { name: null, jobs: true };
   if (first || kind !== "model" || !name || (tab && !(tab in TABS))) return null;
   try {
     return { name: decodeURIComponent(name), tab: tab || Object.keys(TABS)[0], detail: rest.map(decodeURIComponent).join("/") };
@@ -27,13 +29,13 @@ function navigate() {
   if (!live.state) return;
   const place = parse(location.hash);
   const name = place?.name ?? null;
-  const key = place === null ? `unknown ${location.hash}` : name === null ? "models" : `model ${name}`;
+  const key = place === null ? `unknown ${location.hash}` : place.jobs ? "jobs" : name === null ? "models" : `model ${name}`;
   const moved = current !== null;
   if (current?.key !== key) {
     current?.view.close?.();
-    current = { key, view: place === null ? unknownView() : name === null ? modelsView() : modelView(name) };
+    current = { key, view: place === null ? unknownView() : place.jobs ? jobsView() : name === null ? modelsView() : modelView(name) };
     main.replaceChildren(current.view.node);
-    document.title = `${place === null ? "Not found" : name ?? "Models"} · tsx`;
+    document.title = `${place === null ? "Not found" : place.jobs ? "Jobs" : name ?? "Models"} · tsx`;
     if (moved) main.focus({ preventScroll: false });
   }
   current.view.select?.(place.tab, place.detail);

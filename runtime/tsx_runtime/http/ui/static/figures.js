@@ -10,7 +10,7 @@ const WORDS = {
   ready: "ready", degraded: "degraded", loading: "loading", failed: "failed", idle: "no workers",
   READY: "ready", LOADING: "loading", UNLOADING: "ending", BACKING_OFF: "backing off", FAILED: "failed",
 };
-const CLASSES = { ready: "good", READY: "good", loading: "busy", LOADING: "busy", UNLOADING: "busy", idle: "off" };
+const CLASSES = { ready: "good", READY: "good", done: "good", queued: "busy", running: "busy", cancelled: "off", expired: "off", loading: "busy", LOADING: "busy", UNLOADING: "busy", idle: "off" };
 const WORST = ["failed", "degraded", "loading", "idle", "ready"];
 const MOST = 600; // seconds that are kept
 

@@ -40,6 +40,7 @@ export function playgroundTab(name) {
   const samples = h("fieldset", { class: "samples", hidden: true });
   const problem = h("p", { class: "problem", role: "alert" });
   const submit = h("button", { class: "primary", type: "submit" }, "Send");
+  const later = h("input", { type: "checkbox", id: newId() });
   const stop = h("button", { type: "button", hidden: true, onclick: () => running?.abort() }, "Stop");
   const result = resultView();
   const past = historyList(name, async (entry) => {
@@ -70,7 +71,7 @@ export function playgroundTab(name) {
     submit.disabled = true;
     show(stop, true);
     try {
-      if (await isReadable(input.body)) past.add({ ...(await result.run({ ...input, model: name, version: versions.value }, running.signal)), kind });
+      if (await isReadable(input.body)) past.add({ ...(await result.run({ ...input, model: name, version: versions.value, later: later.checked }, running.signal)), kind });
       else say(problem, `${input.name} cannot be read: it is a folder, or has changed since it was chosen. Choose it again.`);
     } finally {
       running = null;
@@ -79,7 +80,7 @@ export function playgroundTab(name) {
       refresh();
     }
   };
-  const form = h("form", { class: "card", onsubmit: run }, field("Version", versions), choice, hint, samples, Object.values(ways).map((way) => way.node), problem, h("div", { class: "row" }, submit, stop, h("span", { class: "quiet" }, "Ctrl + Enter sends as well")));
+  const form = h("form", { class: "card", onsubmit: run }, field("Version", versions), choice, hint, samples, Object.values(ways).map((way) => way.node), problem, h("div", { class: "row" }, submit, stop, h("span", {}, later, h("label", { for: later.id }, " Answer later")), h("span", { class: "quiet" }, "Ctrl + Enter sends as well")));
   form.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && form.requestSubmit());
   form.addEventListener("paste", (event) => {
     const file = [...(event.clipboardData?.files ?? [])].find(({ type }) => type.startsWith("image/"));
@@ -192,6 +193,7 @@ function resultView() {
     view.replaceChildren(response.ok ? answerView(answer, request.image ?? null) : tellsMore(answer.value) ? raw(answer, false) : "");
     if (response.ok && answer.text === null) lines.replaceChildren(...repeat({ ...request, output: fileOf(answer) }, isInline(request) ? null : urlOf(new Blob([request.body]))));
     if (!response.ok && number) linkTraceback(entry, number);
+    if (request.later && response.status === 202) trace.replaceChildren(h("p", { class: "traced" }, h("a", { href: "#/jobs" }, "Show the job")));
   }
 
   /** Once the worker has reported it; a refusal of the server has none. */
@@ -224,7 +226,7 @@ function resultView() {
       const timer = setInterval(count, 1000);
       const entry = { request, at: Date.now() / 1000, response: null, answer: null, failure: null };
       try {
-        const response = await send("POST", `ui/api/predict/${path(...[request.model, request.version].filter(Boolean))}`, { body: request.body, headers: { "Content-Type": request.type, "x-tsx-timing": "1" }, signal });
+        const response = await send("POST", `ui/api/predict/${path(...[request.model, request.version].filter(Boolean))}`, { body: request.body, headers: { "Content-Type": request.type, "x-tsx-timing": "1", ...(request.later && { Prefer: "respond-async" }) }, signal });
         entry.answer = await read(response, (sofar, text) => {
           size = sofar;
           say(status, "Receiving the answer …");
@@ -252,7 +254,7 @@ function tellsMore(value) {
 }
 
 /** The whole answer; `sofar(size, text)` while it comes in pieces, with null for what is no text. */
-async function read(response, sofar) {
+export async function read(response, sofar) {
   const type = response.headers.get("content-type") ?? "";
   const pieces = [];
   const decoder = new TextDecoder("utf-8", { fatal: true });

@@ -18,7 +18,7 @@ export function fileOf({ name }) {
 }
 
 /**
- * `request` is `{model, version, type, name, text, output}`: with `text`, that is what is sent, else the file `name`.
+ * `request` is `{model, version, type, name, text, output, later}`: with `text`, that is what is sent, else the file `name`.
  * `output` is the file for an answer that is not text.
  */
 export function snippets(request, server, host) {
@@ -27,7 +27,7 @@ export function snippets(request, server, host) {
   const url = socket ? "http://localhost" : reachable(address, host);
   const path = `/predictions/${[request.model, request.version].filter(Boolean).map(encodeURIComponent).join("/")}`;
   const parts = { ...request, inline: isInline(request), url, path, socket, token: server.inferenceToken, file: fileOf(request) };
-  return [["curl", curl(parts)], ...(socket ? [] : [["requests", requests(parts)], ["urllib", urllib(parts)]]), ["tsx", tsx(parts, address)]];
+  return [["curl", curl(parts)], ...(socket ? [] : [["requests", requests(parts)], ["urllib", urllib(parts)]]), ...(request.later ? [] : [["tsx", tsx(parts, address)]])];
 }
 
 /** An address that listens everywhere is reached by the name that this page was reached by. */
@@ -35,9 +35,10 @@ function reachable(address, host) {
   return address.replace(/\/\/(0\.0\.0\.0|\[::\])(?=[:/]|$)/, `//${host}`).replace(/\/$/, "");
 }
 
-function curl({ socket, url, path, type, token, inline, text, file, output }) {
+function curl({ socket, url, path, type, token, inline, text, file, output, later }) {
   const words = ["curl", ...(socket ? ["--unix-socket", quoted(socket)] : []), quoted(url + path), "-H", quoted(`Content-Type: ${type}`)];
   if (token) words.push("-H", '"Authorization: Bearer $TSX_INFERENCE_TOKEN"');
+  if (later) words.push("-i", "-H", quoted("Prefer: respond-async"));
   words.push(...(inline ? ["--data-raw", quoted(text)] : ["--data-binary", quoted(`@${file}`)]));
   if (output) words.push("-o", quoted(output));
   return words.join(" ");
@@ -54,9 +55,9 @@ function urllib({ output, ...parts }) {
 const addressOf = ({ url, path }) => JSON.stringify(url + path);
 const ending = (answer, output) => [output ? `open(${JSON.stringify(output)}, "wb").write(${answer})` : `print(${answer}.decode())`];
 
-function preamble({ type, token, inline, text, file }, library) {
+function preamble({ type, token, inline, text, file, later }, library) {
   const data = inline ? `${JSON.stringify(text)}.encode()` : `open(${JSON.stringify(file)}, "rb").read()`;
-  const headers = [`"Content-Type": ${JSON.stringify(type)}`, ...(token ? ['"Authorization": f"Bearer {os.environ[\'TSX_INFERENCE_TOKEN\']}"'] : [])];
+  const headers = [`"Content-Type": ${JSON.stringify(type)}`, ...(token ? ['"Authorization": f"Bearer {os.environ[\'TSX_INFERENCE_TOKEN\']}"'] : []), ...(later ? ['"Prefer": "respond-async"'] : [])];
   return [...(token ? ["import os"] : []), `import ${library}`, "", `data = ${data}`, `headers = {${headers.join(", ")}}`];
 }
 

@@ -1,0 +1,1 @@
+"""The command `tsx jobs`: the asynchronous requests of a running server."""

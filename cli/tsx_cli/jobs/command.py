@@ -1,0 +1,138 @@
+"""`tsx jobs`: lists the asynchronous requests of a running server, shows one with its answer, cancels them and runs them again."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tsx_cli.common.client import Server, path
+from tsx_cli.common.failure import UsageError
+from tsx_cli.common.options import AsJson, Config, Url, management
+from tsx_cli.common.output import human, one_line, print_json, print_result, print_table
+
+PAGE = 500  # jobs of one answer of the server
+STATES = ("queued", "running", "done", "failed", "cancelled", "expired")
+COLUMNS = ["job", "model", "version", "state", "answer", "accepted", "waited", "ran", "attempts"]
+
+Model = Annotated[str | None, typer.Option(help="Only jobs of this model.")]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="Ids of jobs; or choose them with --model and --all.")]
+All = Annotated[bool, typer.Option("--all", help="All such jobs, instead of those that are named.")]
+
+app = typer.Typer(
+    add_completion=False, help="List, show, cancel and retry the asynchronous requests of a running server.", no_args_is_help=True
+)
+
+
+@app.command("list")
+def list_jobs(
+    model: Model = None,
+    state: Annotated[str | None, typer.Option(help=f"Only jobs in this state: {', '.join(STATES)}.")] = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Number of jobs to show.")] = 20,
+    as_json: AsJson = False,
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """List jobs, the newest first."""
+    if state is not None and state not in STATES:
+        raise UsageError(f"--state takes {', '.join(STATES)}, not '{state}'")
+    server = management(url, config)
+    jobs = _jobs(server, count, model=model, state=state)
+    if as_json:
+        print_json(jobs)
+    elif jobs:
+        print_table(COLUMNS, [_row(job, time.time()) for job in jobs])
+    else:
+        print(f"no such job at {server.url}; a prediction becomes one with the header 'Prefer: respond-async'")
+
+
+@app.command()
+def show(
+    job: Annotated[str, typer.Argument(help="Id of the job.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the body of its answer to this file.")] = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """Show one job, and with -o save its answer."""
+    server = management(url, config)
+    found = server.call("GET", path("jobs", job, "record")).json()
+    if output is not None:
+        if found["state"] != "done":
+            raise UsageError(f"job {job} is {found['state']} and has no answer to write to {output}; leave -o out")
+        output.write_bytes(server.send("GET", path("jobs", job)).body())
+    print_result(found, as_json, _show)
+
+
+@app.command()
+def cancel(
+    jobs: Ids = None, every: All = False, model: Model = None, as_json: AsJson = False, url: Url = None, config: Config = None
+) -> None:
+    """Cancel jobs that are queued or running."""
+    _check(jobs, every, model)
+    print_result(_change(management(url, config), "DELETE", (), jobs, model, ("queued", "running")), as_json, _show_ids)
+
+
+@app.command()
+def retry(
+    jobs: Ids = None, every: All = False, model: Model = None, as_json: AsJson = False, url: Url = None, config: Config = None
+) -> None:
+    """Run jobs again that failed or were cancelled."""
+    _check(jobs, every, model)
+    print_result(_change(management(url, config), "POST", ("retry",), jobs, model, ("failed", "cancelled")), as_json, _show_ids)
+
+
+def _check(ids: list[str] | None, every: bool, model: str | None) -> None:
+    if bool(ids) == every or (ids and model):
+        raise UsageError("give the ids of jobs, as `tsx jobs list` shows them, or --all, which --model narrows")
+
+
+def _jobs(server: Server, most: int | None = None, **query: str | None) -> list[dict[str, Any]]:
+    jobs: list[dict[str, Any]] = []
+    page: dict[str, Any] = {"next": None}
+    while "next" in page and (most is None or len(jobs) < most):
+        limit = PAGE if most is None else min(PAGE, most - len(jobs))
+        page = server.call("GET", path("jobs", limit=limit, next=page["next"], **query)).json()
+        jobs += page["jobs"]
+    return jobs
+
+
+def _change(
+    server: Server, method: str, verb: tuple[str, ...], ids: list[str] | None, model: str | None, states: tuple[str, ...]
+) -> list[str]:
+    """Of the named jobs, or of all in these states."""
+    for id in (chosen := ids or [job["id"] for state in states for job in _jobs(server, model=model, state=state)]):
+        server.call(method, path("jobs", id, *verb))
+    return chosen
+
+
+def _row(job: dict[str, Any], now: float) -> list[object]:
+    begun, ended = job.get("started"), job.get("finished")
+    waited = (begun or ended or now) - job["created"]
+    ran = None if begun is None else f"{(ended or now) - begun:.2f} s"
+    return [
+        *(job.get(name) for name in ("id", "model", "version", "state", "status")),
+        _clock(job["created"]),
+        f"{waited:.2f} s",
+        ran,
+        job["attempts"],
+    ]
+
+
+def _show(job: dict[str, Any]) -> None:
+    facts = dict(zip(COLUMNS, _row(job, time.time()), strict=True)) | {"request": job["request_id"], "size": human(job["size"])}
+    facts |= {"callback": job["callback"], "expires": _clock(job["expires"]) if "expires" in job else None}
+    for name, value in facts.items():
+        if value not in (None, ""):
+            print(f"{name:9} {one_line(value)}")
+
+
+def _show_ids(ids: list[str]) -> None:
+    print("\n".join(map(one_line, ids)) or "no such job")
+
+
+def _clock(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")

@@ -1,0 +1,39 @@
+"""`/predictions/{model}/precomputed/{key}`: the answer to a prediction that was made in advance, as `tsx batch` has stored it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Response
+
+from tsx_runtime.errors import ResourceNotFound
+from tsx_runtime.http.routes import openapi
+from tsx_runtime.http.routes.management import ModelName
+from tsx_runtime.http.semantics import urls
+from tsx_runtime.jobs.service import Jobs
+from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey
+from tsx_runtime.wire import parse_header_block
+
+_DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "what the handler returned in the batch", "content": {"*/*": {"schema": {}}}}
+}
+
+
+def build_router(jobs: Jobs) -> APIRouter:
+    router = APIRouter(tags=["inference"])
+
+    @router.get(
+        f"/predictions/{{model}}/{urls.PRECOMPUTED}/{{key:path}}",
+        summary="Get an answer that was computed in advance",
+        response_class=Response,
+        responses=openapi.failures(404, 503) | _DOCUMENTED,
+    )
+    async def precomputed(
+        model: ModelName, key: Annotated[str, Path(description="the row's id, or its field that `tsx batch --key-field` names")]
+    ) -> Response:
+        found = await jobs.store.get_answer(AnswerKey(PRECOMPUTED, model, key)) if await jobs.is_open() else None
+        if found is None or found.status is None:
+            raise ResourceNotFound(f"No answer of {model} is stored under {key!r}, or it has expired: `tsx batch -o` stores answers.")
+        return Response(found.body, found.status, headers=dict(parse_header_block(found.headers.decode("latin-1"))))
+
+    return router

@@ -1,0 +1,28 @@
+"""Counts of what a server did with asynchronous requests since it was started."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+
+from tsx_runtime.core.telemetry.histogram import Durations
+from tsx_runtime.jobs.store import JobRecord
+
+OUTCOMES = ("succeeded", "failed", "cancelled")
+
+
+class JobStats:
+    """Times are in seconds and by model."""
+
+    def __init__(self) -> None:
+        self.finished: Counter[tuple[str, str]] = Counter()  # by model and outcome
+        self.waited: defaultdict[str, Durations] = defaultdict(Durations)
+        self.ran: defaultdict[str, Durations] = defaultdict(Durations)
+        self.callbacks: Counter[str] = Counter()  # by outcome of a try
+
+    def answered(self, job: JobRecord, status: int) -> None:
+        """An answer is stored."""
+        started = job.created if job.started is None else job.started
+        self.finished[job.model, "succeeded" if status < 400 else "failed"] += 1
+        self.waited[job.model].add([max(0.0, started - job.created)])
+        self.ran[job.model].add([max(0.0, time.time() - started)])

@@ -1,0 +1,81 @@
+"""`tsx jobs` against a real server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cli.conftest import Run
+from tests.support.models import make_model
+from tests.support.servers import FREE_PORTS, Running, serving
+
+FICKLE = """
+import os
+
+
+def handle(data, context):
+    if data is None:
+        return None
+    if not os.path.exists(os.environ["FICKLE_FILE"]):
+        raise RuntimeError("not yet")
+    return ["done"] * len(data)
+"""
+
+
+@pytest.fixture(scope="module")
+def fickle(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Path]]:
+    """A server whose model fails until a file is there, and the file."""
+    place = tmp_path_factory.mktemp("server")
+    make_model(place / "fickle.mar", FICKLE)
+    environment = {"TSX_STATE_DIR": str(place / "state"), "TSX_CACHE_DIR": str(place / "cache"), "TSX_WORKER_PRELOAD": "false"}
+    with serving(["serve", "fickle.mar", *FREE_PORTS], place, environment | {"FICKLE_FILE": str(place / "now")}) as running:
+        yield running, place / "now"
+
+
+@pytest.fixture
+def jobs(run: Run, fickle: tuple[Running, Path]) -> Callable[..., Any]:
+    """`tsx jobs` with these words, and its JSON."""
+
+    def call(*words: str) -> Any:
+        ended = run("jobs", *words, "--json", "--url", fickle[0].address("models"))
+        assert ended.code == 0, ended.err
+        return json.loads(ended.out)
+
+    return call
+
+
+def test_jobs_are_listed_retried_shown_and_cancelled(
+    run: Run, jobs: Callable[..., Any], fickle: tuple[Running, Path], until: Callable[[Callable[[], object]], None], tmp_path: Path
+) -> None:
+    server, file = fickle
+    url = server.address("models")
+    assert "no such job" in run("jobs", "list", "--url", url).out
+    for _ in range(2):
+        httpx.post(f"{server.address('predictions')}/predictions/fickle", content=b"x", headers={"prefer": "respond-async"}, timeout=60)
+    until(lambda: len(jobs("list", "--state", "failed")) == 2)
+    first, second = (job["id"] for job in jobs("list", "-n", "2"))
+    assert jobs("show", first)["status"] == 500
+    file.touch()
+    assert jobs("retry", "--all", "--model", "fickle") == [first, second]
+    until(lambda: jobs("show", second).get("status") == 200)
+    shown = run("jobs", "show", second, "-o", "answer.txt", "--url", url)
+    assert (tmp_path / "answer.txt").read_text() == "done"
+    assert "attempts" in shown.out
+    assert second in run("jobs", "list", "--model", "fickle", "--url", url).out
+    until(lambda: jobs("list", "--state", "done") and not jobs("list", "--state", "running"))
+    for words, text in (
+        (("cancel", second), "is done"),
+        (("show", "none"), "Job none is not known"),
+        (("cancel",), "--all"),
+        (("retry", first, "--all"), "--all"),
+        (("list", "--state", "lost"), "--state takes"),
+    ):
+        ended = run("jobs", *words, "--url", url)
+        assert ended.code != 0
+        assert text in ended.err
+    assert jobs("cancel", "--all") == []

@@ -1,0 +1,348 @@
+"""`Idempotency-Key`: one run for each key, whose answer is kept before it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tsx_runtime.api.headers import Pair
+from tsx_runtime.errors import StoreUnavailable
+from tsx_runtime.http.asgi_lane.idempotency import Idempotency, has_key, keyed_request
+from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send
+from tsx_runtime.jobs import keyed_runs
+from tsx_runtime.jobs.keyed_runs import KeyedRuns
+from tsx_runtime.jobs.sqlite import SqliteStore
+from tsx_runtime.jobs.store import AnswerKey, StoredAnswer
+from tsx_runtime.metrics.response_counts import ResponseCounts
+
+KEY: Pair = (b"idempotency-key", b'"k-1"')
+DAY = 86_400.0
+
+
+class Model:
+    """What runs a model: it answers with the number of the run, once it may."""
+
+    def __init__(self, status: int = 200, parts: int = 1) -> None:
+        self.status = status
+        self.parts = parts
+        self.runs = 0
+        self.begun = asyncio.Event()
+        self.may = asyncio.Event()
+        self.may.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["body"] == scope["wanted"]
+        self.runs += 1
+        self.begun.set()
+        await self.may.wait()
+        body = b"run %d " % self.runs
+        length = [] if self.parts > 1 else [(b"content-length", b"%d" % len(body))]
+        headers = [(b"x-request-id", b"id-%d" % self.runs), (b"content-type", b"text/plain"), *length]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        for left in reversed(range(self.parts)):
+            await send({"type": "http.response.body", "body": body, "more_body": left > 0})
+
+
+class Client:
+    """One server and its clients."""
+
+    def __init__(self, store: SqliteStore, owner: str = "one", largest: int = 1000) -> None:
+        self.runs = KeyedRuns(store, owner, DAY, largest, store.open)
+        self.lane = Idempotency(self.runs, 1000, None, ResponseCounts())
+
+    async def ask(
+        self,
+        model: Callable[[Scope, Receive, Send], Awaitable[None]],
+        body: bytes = b"x",
+        *headers: Pair,
+        path: str = "/predictions/m",
+        **more: Any,
+    ) -> tuple[int, dict[bytes, bytes], bytes]:
+        """Status, headers, body."""
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": [*(headers or (KEY,))], "wanted": body}
+        sent: list[Message] = []
+        given = False
+
+        async def receive() -> Message:
+            nonlocal given
+            if given:
+                await more.get("left", asyncio.Event()).wait()
+                return {"type": "http.disconnect"}
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await self.lane(model, scope, receive, send)
+        if not sent:
+            return 0, {}, b""
+        return sent[0]["status"], dict(sent[0]["headers"]), b"".join(message["body"] for message in sent[1:])
+
+
+def run(work: Callable[[SqliteStore], Awaitable[None]], path: Path) -> None:
+    async def main() -> None:
+        store = SqliteStore(path / "jobs.sqlite")
+        try:
+            await asyncio.wait_for(work(store), 30)
+        finally:
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_repeated_request_gets_the_first_answer_also_after_a_restart(tmp_path: Path) -> None:
+    async def first(store: SqliteStore) -> None:
+        client, model = Client(store), Model(status=400)
+        status, headers, body = await client.ask(model)
+        assert (status, body) == (400, b"run 1 ")
+        assert b"idempotent-replayed" not in headers
+        assert (await client.ask(model, b"x", (b"idempotency-key", b"k-1")))[2] == b"run 1 "  # without quotes it is the same key
+
+    async def later(store: SqliteStore) -> None:
+        client, model = Client(store, "two"), Model()
+        assert await client.ask(model) == (
+            400,
+            {
+                b"x-request-id": b"id-1",
+                b"content-type": b"text/plain",
+                b"content-length": b"6",
+                b"idempotent-replayed": b"true",
+            },
+            b"run 1 ",
+        )
+        assert model.runs == 0
+        assert client.runs.counts == {"replayed": 1}
+
+    run(first, tmp_path)
+    run(later, tmp_path)
+
+
+def test_keys_are_apart_by_path_and_token(tmp_path: Path) -> None:
+    async def work(store: SqliteStore) -> None:
+        client, model = Client(store), Model()
+        await client.ask(model)
+        assert (await client.ask(model, b"x", path="/predictions/other"))[2] == b"run 2 "
+        assert (await client.ask(model, b"x", KEY, (b"authorization", b"Bearer b")))[2] == b"run 3 "
+
+    run(work, tmp_path)
+
+
+def test_another_body_under_the_same_key_is_refused_while_the_first_runs_and_after(tmp_path: Path) -> None:
+    async def work(store: SqliteStore) -> None:
+        client, model = Client(store), Model()
+        model.may.clear()
+        first = asyncio.create_task(client.ask(model))
+        await model.begun.wait()
+        for _ in range(2):
+            status, _, body = await client.ask(model, b"y")
+            assert status == 422
+            assert b"belongs to another request" in body
+            model.may.set()
+            await first
+        assert model.runs == 1
+
+    run(work, tmp_path)
+
+
+def test_requests_that_come_while_the_first_runs_wait_for_its_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the same server, and on another one of the store."""
+    monkeypatch.setattr(keyed_runs, "SHORTEST", 0.001)
+
+    async def work(store: SqliteStore) -> None:
+        one, two, model = Client(store), Client(store, "two"), Model()
+        model.may.clear()
+        first = asyncio.create_task(one.ask(model))
+        await model.begun.wait()
+        others = [asyncio.create_task(client.ask(model)) for client in (one, one, two, two)]
+        left = asyncio.Event()
+        leaving = asyncio.create_task(two.ask(model, left=left))
+        left.set()
+        assert (await leaving)[0] == 0  # a client that leaves ends its own wait alone
+        model.may.set()
+        assert {answer[2] for answer in await asyncio.gather(first, *others)} == {b"run 1 "}
+        assert model.runs == 1
+
+    run(work, tmp_path)
+
+
+@pytest.mark.parametrize("status", [500, 503, 429, 404])
+def test_an_answer_that_another_try_may_better_is_not_kept(tmp_path: Path, status: int) -> None:
+    async def work(store: SqliteStore) -> None:
+        client, model = Client(store), Model(status)
+        assert (await client.ask(model))[0] == status
+        model.status = 200
+        assert (await client.ask(model))[2] == b"run 2 "
+
+    run(work, tmp_path)
+
+
+def test_a_run_that_fails_or_breaks_off_frees_its_key(tmp_path: Path) -> None:
+    async def fails(scope: Scope, receive: Receive, send: Send) -> None:
+        raise StoreUnavailable("not now")
+
+    async def breaks_off(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+
+    async def work(store: SqliteStore) -> None:
+        client = Client(store)
+        assert (await client.ask(fails))[0] == 503
+        assert (await client.ask(breaks_off))[2] == b"a"
+        assert (await client.ask(Model()))[2] == b"run 1 "
+
+    run(work, tmp_path)
+
+
+def test_a_stream_goes_out_in_parts_and_comes_again_whole(tmp_path: Path) -> None:
+    async def work(store: SqliteStore) -> None:
+        client, model = Client(store), Model(parts=3)
+        first = await client.ask(model)
+        again = await client.ask(model)
+        assert first[2] == again[2] == b"run 1 run 1 run 1 "
+        assert again[1][b"content-length"] == b"18"
+
+    run(work, tmp_path)
+
+
+def test_an_answer_that_is_too_large_is_sent_once_and_not_run_again(tmp_path: Path) -> None:
+    async def work(store: SqliteStore) -> None:
+        client, model = Client(store, largest=10), Model(parts=3)
+        assert len((await client.ask(model))[2]) == 18
+        status, _, body = await client.ask(model)
+        assert status == 409
+        assert b"more than 10 bytes" in body
+        assert model.runs == 1
+
+    run(work, tmp_path)
+
+
+def test_a_client_that_leaves_comes_back_for_the_answer(tmp_path: Path) -> None:
+    async def work(store: SqliteStore) -> None:
+        client, left, model = Client(store), asyncio.Event(), Model()
+
+        async def watching(scope: Scope, receive: Receive, send: Send) -> None:
+            heard: list[Message] = []
+
+            async def receive_body() -> Message:
+                return heard[0]
+
+            heard.append(await receive())
+            left.set()
+            done, _ = await asyncio.wait([asyncio.create_task(receive())], timeout=0.01)
+            assert not done
+            await model(scope, receive_body, send)
+
+        await client.ask(watching, left=left)
+        assert (await client.ask(model))[2] == b"run 1 "
+        assert model.runs == 1
+
+    run(work, tmp_path)
+
+
+def test_a_server_that_was_taken_for_dead_sends_the_answer_of_the_one_that_took_over(tmp_path: Path) -> None:
+    async def work(store: SqliteStore) -> None:
+        one, model = Client(store), Model()
+        model.may.clear()
+        first = asyncio.create_task(one.ask(model))
+        await model.begun.wait()
+        (key,) = one.runs._runs
+        await store.drop_answer(key)  # as its lease ran out
+        two = Model()
+        two.runs = 1
+        assert (await Client(store, "two").ask(two))[2] == b"run 2 "
+        model.may.set()
+        assert (await first)[2] == b"run 2 "
+
+    run(work, tmp_path)
+
+
+def test_a_server_that_died_frees_its_keys_with_its_lease(tmp_path: Path) -> None:
+    async def work(store: SqliteStore) -> None:
+        model = Model()
+        keyed = keyed_request({"method": "POST", "path": "/predictions/m", "query_string": b"", "headers": [KEY]}, "k-1", b"x")
+        assert await store.begin_answer(keyed.key, keyed.fingerprint, "dead", 0.0) is None
+        assert (await Client(store).ask(model))[2] == b"run 1 "
+
+    run(work, tmp_path)
+
+
+def test_a_run_keeps_its_key_for_as_long_as_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyed_runs, "LEASE", 0.03)
+
+    async def work(store: SqliteStore) -> None:
+        client, model, renewed = Client(store), Model(), asyncio.Event()
+        renew = store.renew_answer
+
+        async def watched(key: AnswerKey, owner: str, seconds: float) -> None:
+            await renew(key, owner, 10 * DAY)
+            renewed.set()
+
+        monkeypatch.setattr(store, "renew_answer", watched)
+        model.may.clear()
+        first = asyncio.create_task(client.ask(model))
+        await renewed.wait()
+        (key,) = client.runs._runs
+        begun = await store.begin_answer(key, "", "two", 1)
+        assert begun is not None
+        assert begun.expires > time.time() + 9 * DAY
+        model.may.set()
+        await first
+
+    run(work, tmp_path)
+
+
+@pytest.mark.parametrize("value", [b"", b'""', b'"a', b"a b", b"\xe9", b"k" * 256])
+def test_an_invalid_key_is_refused_and_nothing_runs(tmp_path: Path, value: bytes) -> None:
+    async def work(store: SqliteStore) -> None:
+        client, model = Client(store), Model()
+        status, _, body = await client.ask(model, b"x", (b"idempotency-key", value))
+        assert status == 400
+        assert b"1 to 255 visible ASCII characters" in body
+        assert (await client.ask(model, b"x", KEY, KEY))[0] == 400
+        assert model.runs == 0
+
+    run(work, tmp_path)
+
+
+def test_requests_that_run_nothing_need_no_key() -> None:
+    assert has_key({"method": "PUT", "headers": [KEY]})
+    assert not has_key({"method": "PUT", "headers": [(b"x-idempotency-key", b"k")]})
+    assert not has_key({"method": "OPTIONS", "headers": [KEY]})
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_server_that_is_killed_leaves_the_keys_of_its_jobs_and_frees_those_that_it_ran(tmp_path: Path) -> None:
+    program = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from tsx_runtime.jobs.sqlite import SqliteStore
+from tsx_runtime.jobs.store import AnswerKey, NewJob, StoredAnswer, StoredRequest
+
+async def main():
+    store = SqliteStore(Path(sys.argv[1]))
+    await store.begin_answer(AnswerKey("idempotency", "", "ran"), "f", "killed", 10)
+    await store.begin_answer(AnswerKey("idempotency", "", "job"), "f", "killed", 10)
+    job = NewJob("id", "m", "", StoredRequest("r", "POST", "/predictions/m", b"", b"", b"x"))
+    await store.add(job, 10, 0, (AnswerKey("idempotency", "", "job"), StoredAnswer(202, b"", b"id", "f", 1e12)))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path / "jobs.sqlite")], check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+
+    async def work(store: SqliteStore) -> None:
+        assert await store.begin_answer(AnswerKey("idempotency", "", "ran"), "f", "next", 10) is None
+        assert await store.begin_answer(AnswerKey("idempotency", "", "job"), "f", "next", 10) == StoredAnswer(202, b"", b"id", "f", 1e12)
+        assert await store.counts() == {("m", "queued"): 1}
+
+    run(work, tmp_path)
