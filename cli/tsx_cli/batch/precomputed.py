@@ -13,8 +13,9 @@ from tsx_cli.batch.stores import LocalStore
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import read_option
 from tsx_runtime.jobs.service import postgres_store
+from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.sqlite import SqliteStore
-from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey, JobStore, StoredAnswer
+from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey, StoredAnswer
 from tsx_runtime.settings.jobs import POSTGRES, SQLITE
 from tsx_runtime.shared.quantities import parse_seconds
 from tsx_runtime.wire import header_block
@@ -36,7 +37,7 @@ class _SharedSqlite(SqliteStore):
 class PrecomputedWriter:
     """Replaces the answers of rows that succeeded. A part that comes again replaces its own."""
 
-    def __init__(self, store: JobStore, model: str, keep: float) -> None:
+    def __init__(self, store: SqlStore, model: str, keep: float) -> None:
         """`keep`: seconds."""
         self.fingerprint = f"precomputed {model}"
         self._store, self._model, self._keep = store, model, keep

@@ -337,6 +337,8 @@ def _build_app(
         described = openapi.prediction_paths() | openapi.workflow_path()
         app.paths |= {path: {method.upper(): each["summary"] for method, each in item.items()} for path, item in described.items()}
     if "management" in roles:
+        if jobs is None:
+            app.add_routes(queue.build_closed_router())
         app.add_routes(traffic.build_router(registry, most))  # before those that take any word for a version
         app.add_routes(rollout.build_router(registry, most))
         app.add_routes(recording.build_router(registry, most))

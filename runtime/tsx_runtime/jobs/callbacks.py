@@ -24,10 +24,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
-from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.errors import BadRequest, ModelNotFound, StoreFull, TsxError, Unavailable
 from tsx_runtime.jobs.job_stats import JobStats
-from tsx_runtime.jobs.store import DueCallback, JobStore
+from tsx_runtime.jobs.sql_store import SqlStore
+from tsx_runtime.jobs.store import DueCallback, JobRecord
 from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.sources.urls import AllowList, parse_url
 from tsx_runtime.wire import parse_header_block
@@ -45,7 +45,7 @@ class CallbackSender:
     """Sends what is due, from a few threads."""
 
     def __init__(
-        self, store: JobStore, hosts: AllowList, secret: str, draw: Callable[[], float] = random.random, stats: JobStats | None = None
+        self, store: SqlStore, hosts: AllowList, secret: str, draw: Callable[[], float] = random.random, stats: JobStats | None = None
     ) -> None:
         self._store = store
         self._hosts = hosts
@@ -53,7 +53,7 @@ class CallbackSender:
         self._stats = stats or JobStats()
         self._draw = draw
         self._threads = DaemonThreads(AT_ONCE, "callbacks")
-        self._tasks = TaskGroup()
+        self._sending: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
 
     def check(self, url: str) -> None:
@@ -67,18 +67,29 @@ class CallbackSender:
         if parsed.scheme not in ("http", "https") or not self._hosts.allows(parsed):
             raise BadRequest(f"The callback cannot be sent to {redacted(url)}: its host is not in job_callback_hosts.")
 
-    def added(self) -> None:
-        self._wake.set()
+    def added(self, job: JobRecord) -> None:
+        """Its answer is stored."""
+        if job.callback:
+            self._wake.set()
 
     async def run(self) -> None:
+        try:
+            await self._run()
+        finally:
+            for task in self._sending:
+                task.cancel()
+            await asyncio.gather(*self._sending, return_exceptions=True)
+
+    async def _run(self) -> None:
         while True:
             self._wake.clear()
             pause = LOOK
             with suppress(StoreFull, Unavailable):  # what the store is about is logged where jobs are looked after
-                room = AT_ONCE - len(self._tasks)
+                room = AT_ONCE - len(self._sending)
                 for due in await self._store.claim_callbacks(room, LEASE) if room else ():
-                    self._tasks.begin(self._send(due))
-                if len(self._tasks) < AT_ONCE and (seconds := await self._store.next_callback()) is not None:
+                    self._sending.add(task := asyncio.create_task(self._send(due)))
+                    task.add_done_callback(self._sent)
+                if len(self._sending) < AT_ONCE and (seconds := await self._store.next_callback()) is not None:
                     pause = max(0.0, min(seconds, LOOK))
             with suppress(asyncio.TimeoutError, TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), pause)
@@ -88,6 +99,9 @@ class CallbackSender:
             failure = await self._threads.call(lambda: self._post(due))
         except TsxError as error:
             failure = error.message
+        except Exception as error:  # whatever the network brings: it must not be tried for ever
+            logger.exception("job %s: its callback failed unexpectedly", due.id)
+            failure = f"{type(error).__name__}: {error}"
         retry_in = None if not failure or due.attempts >= MOST_TRIES else backoff(due.attempts, self._draw())
         self._stats.callbacks["delivered" if not failure else "given_up" if retry_in is None else "retried"] += 1
         if failure:
@@ -95,6 +109,9 @@ class CallbackSender:
             logger.warning("job %s: its callback to %s failed: %s; %s", due.id, redacted(due.url), failure, what)
         with suppress(StoreFull, Unavailable):  # it is sent again once its lease has run out
             await self._store.end_callback(due.id, retry_in, failure)
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        self._sending.discard(task)
         self._wake.set()
 
     def _post(self, due: DueCallback) -> str:

@@ -10,7 +10,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from tsx_runtime.errors import KeyReused, TsxError
-from tsx_runtime.jobs.store import AnswerKey, JobStore, StoredAnswer
+from tsx_runtime.jobs.sql_store import SqlStore
+from tsx_runtime.jobs.store import AnswerKey, StoredAnswer
 from tsx_runtime.wire import header_block
 
 IDEMPOTENCY = "idempotency"  # the kind of these answers
@@ -33,7 +34,7 @@ class _Run(NamedTuple):
 class KeyedRuns:
     """Those of one server. `counts`: requests with a key, by what became of them."""
 
-    def __init__(self, store: JobStore, owner: str, keep: float, largest: int, begin: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, store: SqlStore, owner: str, keep: float, largest: int, begin: Callable[[], Awaitable[None]]) -> None:
         """`keep`: seconds; `largest`: bytes of an answer; `begin`: from when on the store is looked after."""
         self.largest = largest
         self.counts: Counter[str] = Counter()
@@ -52,13 +53,23 @@ class KeyedRuns:
             await other.ended.wait()
         self._runs[keyed.key] = _Run(keyed.fingerprint, asyncio.Event())
         try:
-            found, elsewhere = await self._look_up(keyed)
+            await self._begin()
+            pause = SHORTEST
+            while (found := await self._store.begin_answer(keyed.key, keyed.fingerprint, self._owner, LEASE)) is not None:
+                self._check(keyed, found.fingerprint)
+                if found.status is not None:
+                    break
+                # Another server works on it, or one that died did. SQLite tells nobody, and on PostgreSQL a notification for each key would
+                # cost every answer one, so one request of this server looks again, ever more rarely; the others wait for it.
+                waited = True
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST)
         except BaseException:
             self._end(keyed)
             raise
         if found is not None:
             self._end(keyed)
-        self.counts["run" if found is None else "waited" if waited or elsewhere else "replayed"] += 1
+        self.counts["run" if found is None else "waited" if waited else "replayed"] += 1
         return found
 
     async def run(self, keyed: KeyedRequest, work: Awaitable[StoredAnswer | None]) -> StoredAnswer | None:
@@ -83,21 +94,6 @@ class KeyedRuns:
 
     def answer(self, keyed: KeyedRequest, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> StoredAnswer:
         return StoredAnswer(status, header_block(headers), body, keyed.fingerprint, time.time() + self._keep)
-
-    async def _look_up(self, keyed: KeyedRequest) -> tuple[StoredAnswer | None, bool]:
-        """What is stored, None if this run is the one, and whether another server ran it meanwhile."""
-        await self._begin()
-        pause = SHORTEST
-        while True:
-            found = await self._store.begin_answer(keyed.key, keyed.fingerprint, self._owner, LEASE)
-            if found is not None:
-                self._check(keyed, found.fingerprint)
-            if found is None or found.status is not None:
-                return found, pause > SHORTEST
-            # Another server works on it, or one that died did. SQLite tells nobody, and on PostgreSQL a notification for each key would
-            # cost every answer one, so one request of this server looks again, ever more rarely; the others wait for it.
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST)
 
     async def _renew(self, keyed: KeyedRequest) -> None:
         while True:

@@ -9,7 +9,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from tsx_runtime.errors import BadRequest, StoreFull, StoreUnavailable, TsxError
 from tsx_runtime.jobs.sql_store import SqlStore
-from tsx_runtime.jobs.sql_thread import Dialect, Session
+from tsx_runtime.jobs.sql_thread import Session
 
 CONNECT_TIMEOUT = 10  # seconds
 STATEMENT_TIMEOUT = 60_000  # ms; nothing that a store does takes as long
@@ -20,12 +20,14 @@ class PostgresStore(SqlStore):
     """Jobs are claimed by FOR UPDATE SKIP LOCKED, and are the claiming server's while it renews their leases. Times are the database's."""
 
     shared = True
-    dialect = Dialect(
-        parameter="%s",
-        now="extract(epoch FROM clock_timestamp())::float8",
-        types={"serial": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "real": "DOUBLE PRECISION", "blob": "BYTEA"},
-        locked="FOR UPDATE SKIP LOCKED",
-    )
+    words = {
+        "{begin}": "BEGIN",
+        "{now}": "extract(epoch FROM clock_timestamp())::float8",
+        "{locked}": "FOR UPDATE SKIP LOCKED",
+        "?": "%s",
+    }
+    types = {"serial": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "real": "DOUBLE PRECISION", "blob": "BYTEA"}
+    driver_error = psycopg.Error
 
     def __init__(self, url: str) -> None:
         """Raises psycopg.ProgrammingError for what is no URL of a database."""
@@ -33,19 +35,13 @@ class PostgresStore(SqlStore):
         self._url = url
         self._shown = _without_secrets(url)
 
-    def exists(self) -> bool:
-        return True
-
     def connect(self) -> Any:
         options = f"-c statement_timeout={STATEMENT_TIMEOUT} -c synchronous_commit=on"
         given = {"connect_timeout": CONNECT_TIMEOUT, "application_name": "tsx", "options": options} | conninfo_to_dict(self._url)
-        return psycopg.connect(**given)  # type: ignore[arg-type]  # parameters of libpq, by name
+        return psycopg.connect(autocommit=True, **given)  # type: ignore[arg-type]  # parameters of libpq, by name
 
     def prepare(self, session: Session) -> None:
         session.run("SELECT pg_advisory_xact_lock(?)", TABLES_LOCK)
-
-    def begin(self, connection: Any) -> None:
-        """psycopg begins a transaction with the first statement."""
 
     def is_lost(self, connection: Any) -> bool:
         return bool(connection.closed)

@@ -26,6 +26,7 @@ CREATE TABLE IF NOT EXISTS tsx_answers (
   headers {blob} NOT NULL, body {blob} NOT NULL, PRIMARY KEY (kind, scope, name)
 );
 CREATE INDEX IF NOT EXISTS tsx_answers_expires ON tsx_answers (expires);
+CREATE INDEX IF NOT EXISTS tsx_answers_begun ON tsx_answers (kind) WHERE status IS NULL;
 CREATE TABLE IF NOT EXISTS tsx_callbacks (
   id TEXT PRIMARY KEY, url TEXT NOT NULL, attempts INTEGER NOT NULL DEFAULT 0, due {real} NOT NULL, error TEXT NOT NULL DEFAULT ''
 );

@@ -7,7 +7,6 @@ import secrets
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import NamedTuple
 
 from tsx_runtime.core.concurrency.periodic import repeat, running
 from tsx_runtime.errors import SettingError
@@ -15,8 +14,9 @@ from tsx_runtime.jobs.callbacks import CallbackSender
 from tsx_runtime.jobs.job_stats import JobStats
 from tsx_runtime.jobs.keyed_runs import KeyedRuns
 from tsx_runtime.jobs.runner import LEASE, JobExecutor, Runner
+from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.sqlite import SqliteStore
-from tsx_runtime.jobs.store import JOB, AnswerKey, JobRecord, JobState, JobStore, NewJob, StoredAnswer
+from tsx_runtime.jobs.store import JOB, AnswerKey, JobRecord, JobState, NewJob, StoredAnswer
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.jobs import OFF, POSTGRES, SQLITE
 from tsx_runtime.settings.schema import Settings
@@ -27,17 +27,10 @@ LOOK = 1.0  # seconds between two looks for the jobs that other servers have acc
 TEND = LEASE / 3
 
 
-class JobProgress(NamedTuple):
-    """What is known of a job that is not answered."""
-
-    ahead: int  # queued jobs of its model that go before it
-    expected: int | None  # whole seconds until its answer
-
-
 class Jobs:
     """Nothing is opened before `begin`, which the first job calls."""
 
-    def __init__(self, settings: Settings, store: JobStore, executor: JobExecutor) -> None:
+    def __init__(self, settings: Settings, store: SqlStore, executor: JobExecutor) -> None:
         """Raises SettingError."""
         if settings.job_callback_hosts and not settings.job_callback_secret:
             raise SettingError("job_callback_hosts is set, but job_callback_secret, which callbacks are signed with, is not. Set both.")
@@ -61,12 +54,13 @@ class Jobs:
         if self._begun:
             return
         self._begun = True
-        works = [self.runner.run(), self.callbacks.run(), self._tend(), *([repeat(LOOK, self.runner.look)] if self.store.shared else [])]
+        looking = [repeat(LOOK, self.runner.look)] if self.store.shared else []
+        works = [self.runner.run(), self.callbacks.run(), self._tend(), repeat(TEND, self.runner.clean), *looking]
         await self._tasks.enter_async_context(running("asynchronous answers stand still", *works))
 
     async def resume(self) -> None:
         """`begin` where there may be jobs of an earlier server."""
-        if self.store.shared or self.store.exists():
+        if not self._begun and self.store.exists():
             await self.begin()
 
     async def stop(self, seconds: float, hurry: asyncio.Event) -> None:
@@ -83,7 +77,7 @@ class Jobs:
     async def add(self, job: NewJob, answer: tuple[AnswerKey, StoredAnswer] | None = None) -> None:
         """Once it returns, the job is on the disk. Raises JobsFull, StoreFull, StoreUnavailable."""
         await self.begin()
-        await self.store.add(job, self._most, self._most_of_client if job.client else 0, answer)
+        await self.store.add(job, self._most, self._most_of_client if job.client else 0, answer, self.owner)
         self.runner.added((job.model, job.version))
 
     async def get(self, id: str) -> JobRecord | None:
@@ -96,9 +90,10 @@ class Jobs:
     async def answer(self, id: str) -> StoredAnswer | None:
         return await self.store.get_answer(AnswerKey(JOB, "", id))
 
-    async def progress(self, job: JobRecord) -> JobProgress:
+    async def progress(self, job: JobRecord) -> tuple[int, int | None]:
+        """How many queued jobs of its model go before it, and whole seconds until its answer, if they are known."""
         ahead = await self.store.ahead(job) if job.state == "queued" else 0
-        return JobProgress(ahead, self.runner.expected(job, ahead))
+        return ahead, self.runner.expected(job, ahead)
 
     async def wait(self, id: str, seconds: float) -> StoredAnswer | None:
         """Its answer, if it is there within so many seconds."""
@@ -107,7 +102,7 @@ class Jobs:
             left = max(0.0, end - time.monotonic())
             await self.runner.wait(id, min(left, LOOK) if self.store.shared else left)  # another server tells nothing of its answers
             answer = await self.answer(id)
-            if answer is not None or not self.store.shared or not left:
+            if answer is not None or not self.store.shared or not left or self.runner.stopping:
                 return answer
 
     async def cancel(self, id: str) -> JobRecord | None:
@@ -140,7 +135,7 @@ class Jobs:
         await repeat(TEND, self.runner.tend)
 
 
-def make_store(settings: Settings, directory: Path | None) -> JobStore | None:
+def make_store(settings: Settings, directory: Path | None) -> SqlStore | None:
     """The store that `jobs_store` names, else a file in the directory of the server's state; None without one. Raises SettingError."""
     named = settings.jobs_store
     if named == OFF:
@@ -152,7 +147,7 @@ def make_store(settings: Settings, directory: Path | None) -> JobStore | None:
     return None if directory is None else SqliteStore(directory / "jobs.sqlite", settings.max_jobs_size)
 
 
-def postgres_store(url: str) -> JobStore:
+def postgres_store(url: str) -> SqlStore:
     try:
         from tsx_runtime.jobs.postgres import PostgresStore  # here, as its driver is an extra
     except ImportError as error:

@@ -1,35 +1,61 @@
-"""The store in SQL, the same for SQLite and PostgreSQL."""
+"""The store of jobs and answers, in SQL that SQLite and PostgreSQL both take."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
-from tsx_runtime.errors import JobsFull, TooManyRequests
+from tsx_runtime.errors import JobsFull, StoreUnavailable, TooManyRequests
 from tsx_runtime.jobs.sql_thread import Session, SqlThread
-from tsx_runtime.jobs.store import JOB, AnswerKey, DueCallback, JobRecord, JobState, JobTarget, NewJob, StoredAnswer, StoredRequest
+from tsx_runtime.jobs.store import (
+    JOB,
+    AnswerKey,
+    Claim,
+    DueCallback,
+    JobRecord,
+    JobState,
+    JobTarget,
+    NewJob,
+    StoredAnswer,
+    StoredRequest,
+)
 
 TOMBSTONE = 86_400.0  # seconds for which an expired job is still known
-EXPIRED_AT_ONCE = 500  # jobs: the thread has other work
+EXPIRED_AT_ONCE = 500  # jobs, or answers: the thread has other work
 LIVE = "state IN ('queued', 'running')"
-RECORD = (
-    "number, id, state, model, version, priority, client, request_id, size, attempts, status, created, started, finished, expires, "
-    "deadline, callback"
-)
-ANSWER = "status, headers, body, fingerprint, expires"
+RECORD = ", ".join(JobRecord._fields)
+ANSWER = ", ".join(StoredAnswer._fields)
+REPLACE = "ON CONFLICT (kind, scope, name) DO UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in StoredAnswer._fields)
 HELD = "id = ? AND attempts = ? AND owner = ? AND state = 'running'"
-BEGUN = "kind = ? AND scope = ? AND name = ? AND status IS NULL AND headers = ?"  # by this owner
+KEY = "kind = ? AND scope = ? AND name = ?"
+BEGUN = f"{KEY} AND status IS NULL AND headers = ?"  # by this owner
 
 
 class SqlStore(SqlThread):
-    """A `JobStore`; what databases do differently is in `sqlite.py` and `postgres.py`."""
+    """All methods raise `StoreFull` and `StoreUnavailable`, and none blocks the event loop."""
 
-    shared: bool
+    shared: bool  # whether other servers may work on the same queue
+
+    def exists(self) -> bool:
+        """Whether it may have jobs, without opening it."""
+        return True
 
     # Jobs, for clients
 
-    async def add(self, job: NewJob, most: int, most_of_client: int = 0, answer: tuple[AnswerKey, StoredAnswer] | None = None) -> None:
+    async def add(
+        self, job: NewJob, most: int, most_of_client: int = 0, answer: tuple[AnswerKey, StoredAnswer] | None = None, owner: str = ""
+    ) -> None:
+        """Accept a job; in the same commit store an `answer` under its key, which `owner` has begun.
+
+        Raises `JobsFull` where so many are queued or running, and `TooManyRequests` where so many are this client's (0: any number).
+        """
+
         def work(session: Session) -> None:
             _check_room(session, job.client, most, most_of_client)
+            if answer is not None:
+                if not session.run(f"DELETE FROM tsx_answers WHERE {BEGUN}", *answer[0], owner.encode()):
+                    raise StoreUnavailable("Another server works on this Idempotency-Key now. Send the request again.", retry_after=1)
+                _put(session, *answer)
             fields = "id, state, model, version, priority, client, request_id, size, created, deadline, callback"
             added = session.run(
                 f"INSERT INTO tsx_jobs ({fields}) VALUES (?, 'queued', ?, ?, ?, ?, ?, ?, {{now}}, ?, ?) ON CONFLICT (id) DO NOTHING",
@@ -37,13 +63,8 @@ class SqlStore(SqlThread):
                 *(len(job.request.body), job.deadline, job.callback),
             )
             if added:  # else an earlier try was committed after all
-                session.run(
-                    "INSERT INTO tsx_requests (id, request_id, method, path, query, headers, body) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    job.id,
-                    *job.request,
-                )
-            if answer is not None:
-                _put(session, *answer)
+                fields = ", ".join(StoredRequest._fields)
+                session.run(f"INSERT INTO tsx_requests (id, {fields}) VALUES (?, ?, ?, ?, ?, ?, ?)", job.id, *job.request)
 
         await self.do(work)
 
@@ -51,12 +72,15 @@ class SqlStore(SqlThread):
         return await self.do(lambda session: _get(session, id))
 
     async def ahead(self, job: JobRecord) -> int:
+        """How many queued jobs of its model go before it."""
         before = "state = 'queued' AND model = ? AND (priority > ? OR (priority = ? AND number < ?))"
         values = (job.model, job.priority, job.priority, job.number)
         count: int = (await self.do(lambda session: session.row(f"SELECT count(*) FROM tsx_jobs WHERE {before}", *values)))[0]
         return count
 
     async def cancel(self, id: str, keep: float) -> JobRecord | None:
+        """Cancel it where it is queued or running; returns it as it is now. A server that runs it learns it by `renew`."""
+
         def work(session: Session) -> JobRecord | None:
             change = "state = 'cancelled', owner = NULL, finished = {now}, expires = {now} + ?"
             session.run(f"UPDATE tsx_jobs SET {change} WHERE id = ? AND {LIVE}", keep, id)
@@ -65,10 +89,12 @@ class SqlStore(SqlThread):
         return await self.do(work)
 
     async def retry(self, id: str) -> JobRecord | None:
+        """Queue it again where it is done or cancelled, and forget its answer; returns it as it is now."""
+
         def work(session: Session) -> JobRecord | None:
             change = "state = 'queued', status = NULL, started = NULL, finished = NULL, expires = NULL, deadline = NULL"
             if session.run(f"UPDATE tsx_jobs SET {change} WHERE id = ? AND state IN ('done', 'cancelled')", id):
-                session.run("DELETE FROM tsx_answers WHERE kind = ? AND scope = '' AND name = ?", JOB, id)
+                session.run(f"DELETE FROM tsx_answers WHERE {KEY}", JOB, "", id)
                 session.run("DELETE FROM tsx_callbacks WHERE id = ?", id)
             return _get(session, id)
 
@@ -79,37 +105,43 @@ class SqlStore(SqlThread):
         *,
         state: JobState | None = None,
         model: str | None = None,
-        client: str | None = None,
         least_status: int | None = None,
         before: int | None = None,
         limit: int = 100,
     ) -> list[JobRecord]:
-        wanted = {"state = ?": state, "model = ?": model, "client = ?": client, "status >= ?": least_status, "number < ?": before}
+        """The newest first; `before`: the number of the last one of the page before."""
+        wanted = {"state = ?": state, "model = ?": model, "status >= ?": least_status, "number < ?": before}
         given = {test: value for test, value in wanted.items() if value is not None}
         where = f"WHERE {' AND '.join(given)}" if given else ""
         sql = f"SELECT {RECORD} FROM tsx_jobs {where} ORDER BY number DESC LIMIT ?"
-        return [JobRecord(*row) for row in await self.do(lambda session: session.rows(sql, *given.values(), limit))]
+        return [JobRecord(*row) for row in await self._rows(sql, *given.values(), limit)]
 
     async def counts(self) -> dict[tuple[str, JobState], int]:
-        sql = "SELECT model, state, count(*) FROM tsx_jobs GROUP BY state, model"
-        return {(model, state): count for model, state, count in await self.do(lambda session: session.rows(sql))}
+        """Jobs by model and state."""
+        rows = await self._rows("SELECT model, state, count(*) FROM tsx_jobs GROUP BY state, model")
+        return {(model, state): count for model, state, count in rows}
 
     async def oldest(self) -> dict[str, float]:
-        sql = "SELECT model, {now} - min(created) FROM tsx_jobs WHERE state = 'queued' GROUP BY model"
-        return {model: max(0.0, seconds) for model, seconds in await self.do(lambda session: session.rows(sql))}
+        """Seconds for which the oldest queued job of each model has waited."""
+        first = "SELECT min(number) FROM tsx_jobs WHERE state = 'queued' GROUP BY model"  # by an index alone
+        rows = await self._rows(f"SELECT model, {{now}} - created FROM tsx_jobs WHERE number IN ({first})")
+        return {model: max(0.0, seconds) for model, seconds in rows}
 
     # Jobs, for the servers that run them
 
     async def request(self, id: str) -> StoredRequest | None:
-        sql = "SELECT request_id, method, path, query, headers, body FROM tsx_requests WHERE id = ?"
-        row = await self.do(lambda session: session.row(sql, id))
-        return None if row is None else StoredRequest(*row)
+        rows = await self._rows(f"SELECT {', '.join(StoredRequest._fields)} FROM tsx_requests WHERE id = ?", id)
+        return StoredRequest(*rows[0]) if rows else None
 
-    async def waiting(self) -> set[JobTarget]:
-        sql = "SELECT DISTINCT model, version FROM tsx_jobs WHERE state = 'queued'"
-        return {(model, version) for model, version in await self.do(lambda session: session.rows(sql))}
+    async def waiting(self) -> tuple[set[JobTarget], set[JobTarget]]:
+        """What has queued jobs, and what has running ones, on whatever server."""
+        rows = await self._rows(f"SELECT DISTINCT state, model, version FROM tsx_jobs WHERE {LIVE}")
+        queued, running = ({(model, version) for state, model, version in rows if state == each} for each in ("queued", "running"))
+        return queued, running
 
     async def claim(self, wanted: Mapping[JobTarget, int], owner: str, seconds: float) -> list[JobRecord]:
+        """At most so many jobs of each target, which from now on are `owner`'s for so many seconds."""
+
         def work(session: Session) -> list[JobRecord]:
             claimed = []
             for target, most in wanted.items():
@@ -122,21 +154,22 @@ class SqlStore(SqlThread):
 
         return await self.do(work)
 
-    async def renew(self, held: Collection[tuple[str, int]], owner: str, seconds: float) -> set[str]:
-        def work(session: Session) -> set[str]:
+    async def renew(self, held: Collection[Claim], owner: str, seconds: float) -> set[Claim]:
+        """Keep jobs for so many seconds from now on. Returns those that are the owner's no more."""
+
+        def work(session: Session) -> set[Claim]:
             sql = f"UPDATE tsx_jobs SET lease = {{now}} + ? WHERE {HELD}"
-            return {id for id, attempts in held if not session.run(sql, seconds, id, attempts, owner)}
+            return {claim for claim in held if not session.run(sql, seconds, *claim, owner)}
 
         return await self.do(work)
 
-    async def release(self, held: Collection[tuple[str, int]], owner: str) -> None:
-        def work(session: Session) -> None:
-            for id, attempts in held:
-                session.run(f"UPDATE tsx_jobs SET state = 'queued', owner = NULL WHERE {HELD}", id, attempts, owner)
-
-        await self.do(work)
+    async def release(self, owner: str) -> None:
+        """Queue all jobs again that this owner runs."""
+        await self._change("UPDATE tsx_jobs SET state = 'queued', owner = NULL WHERE state = 'running' AND owner = ?", owner)
 
     async def finish(self, id: str, attempts: int, owner: str, answer: StoredAnswer, keep: float) -> bool:
+        """Store the answer for so many seconds; False where the job is the owner's no more (cancelled, or claimed by another server)."""
+
         def work(session: Session) -> bool:
             change = "state = 'done', owner = NULL, status = ?, finished = {now}, expires = {now} + ?"
             if not session.run(f"UPDATE tsx_jobs SET {change} WHERE {HELD}", answer.status, keep, id, attempts, owner):
@@ -150,49 +183,54 @@ class SqlStore(SqlThread):
         return await self.do(work)
 
     async def reclaim(self) -> None:
-        sql = "UPDATE tsx_jobs SET state = 'queued', owner = NULL WHERE state = 'running' AND lease < {now}"
-        await self.do(lambda session: session.run(sql))
+        """Queue the jobs again whose lease has run out."""
+        await self._change("UPDATE tsx_jobs SET state = 'queued', owner = NULL WHERE state = 'running' AND lease < {now}")
 
-    async def expire(self) -> None:
-        def work(session: Session) -> None:
-            gone = f"SELECT id, state FROM tsx_jobs WHERE expires < {{now}} ORDER BY expires LIMIT {EXPIRED_AT_ONCE}"
-            for id, state in session.rows(gone):
+    async def expire(self) -> bool:
+        """Remove some of what has passed its `expires`: requests and answers, a day later the record of the job. False: that was all."""
+
+        def work(session: Session) -> bool:
+            gone = session.rows(f"SELECT id, state FROM tsx_jobs WHERE expires < {{now}} ORDER BY expires LIMIT {EXPIRED_AT_ONCE}")
+            for id, state in gone:
                 if state == "expired":
                     session.run("DELETE FROM tsx_jobs WHERE id = ?", id)
                 else:
                     session.run("UPDATE tsx_jobs SET state = 'expired', expires = {now} + ? WHERE id = ?", TOMBSTONE, id)
                     session.run("DELETE FROM tsx_requests WHERE id = ?", id)
                     session.run("DELETE FROM tsx_callbacks WHERE id = ?", id)
-            session.run("DELETE FROM tsx_answers WHERE expires < {now}")
+            old = f"SELECT kind, scope, name FROM tsx_answers WHERE expires < {{now}} LIMIT {EXPIRED_AT_ONCE}"
+            removed = session.run(f"DELETE FROM tsx_answers WHERE (kind, scope, name) IN ({old})")
+            return max(len(gone), removed) >= EXPIRED_AT_ONCE
 
-        await self.do(work)
+        return await self.do(work)
 
     # Answers by key
 
     async def get_answer(self, key: AnswerKey) -> StoredAnswer | None:
+        """None where there is none, or it has expired."""
         return await self.do(lambda session: _answer(session, key))
 
     async def begin_answer(self, key: AnswerKey, fingerprint: str, owner: str, seconds: float) -> StoredAnswer | None:
-        fields = "kind, scope, name, status, fingerprint, expires, headers, body"
-        insert = (
-            f"INSERT INTO tsx_answers ({fields}) VALUES (?, ?, ?, NULL, ?, {{now}} + ?, ?, ?) ON CONFLICT (kind, scope, name) DO NOTHING"
-        )
+        """None: there is no answer, and from now on nobody but the caller works on it, for so many seconds. Else what there is."""
+        free = "tsx_answers.expires < {now} OR (tsx_answers.status IS NULL AND tsx_answers.headers = excluded.headers)"
+        values = "?, ?, ?, NULL, ?, ?, ?, {now} + ?"
+        sql = f"INSERT INTO tsx_answers (kind, scope, name, {ANSWER}) VALUES ({values}) {REPLACE} WHERE {free}"
 
         def work(session: Session) -> StoredAnswer | None:
-            while True:  # again where what is there expires between two of these statements
-                session.run("DELETE FROM tsx_answers WHERE kind = ? AND scope = ? AND name = ? AND expires < {now}", *key)
-                if session.run(insert, *key, fingerprint, seconds, owner.encode(), b""):
-                    return None
-                if (found := _answer(session, key)) is not None:
-                    return found
+            if session.run(sql, *key, owner.encode(), b"", fingerprint, seconds):
+                return None
+            gone_meanwhile = StoredAnswer(None, fingerprint=fingerprint)  # so that the caller looks again
+            return _answer(session, key) or gone_meanwhile
 
         return await self.do(work)
 
     async def renew_answer(self, key: AnswerKey, owner: str, seconds: float) -> None:
-        sql = f"UPDATE tsx_answers SET expires = {{now}} + ? WHERE {BEGUN}"
-        await self.do(lambda session: session.run(sql, seconds, *key, owner.encode()))
+        """Work on it for so many seconds from now on."""
+        await self._change(f"UPDATE tsx_answers SET expires = {{now}} + ? WHERE {BEGUN}", seconds, *key, owner.encode())
 
     async def end_answer(self, key: AnswerKey, owner: str, answer: StoredAnswer | None) -> bool:
+        """Store what came of the owner's work, or that nothing did; False where it is the owner's no more."""
+
         def work(session: Session) -> bool:
             ended = session.run(f"DELETE FROM tsx_answers WHERE {BEGUN}", *key, owner.encode()) > 0
             if ended and answer is not None:
@@ -202,15 +240,14 @@ class SqlStore(SqlThread):
         return await self.do(work)
 
     async def put_answer(self, key: AnswerKey, answer: StoredAnswer) -> None:
+        """Store it, in place of what is there under this key."""
         await self.do(lambda session: _put(session, key, answer))
-
-    async def drop_answer(self, key: AnswerKey) -> bool:
-        sql = "DELETE FROM tsx_answers WHERE kind = ? AND scope = ? AND name = ?"
-        return await self.do(lambda session: session.run(sql, *key) > 0)
 
     # Callbacks
 
     async def claim_callbacks(self, most: int, seconds: float) -> list[DueCallback]:
+        """Callbacks whose time has come; no other server gets them for so many seconds."""
+
         def work(session: Session) -> list[DueCallback]:
             claimed = []
             due = "SELECT id, url, attempts FROM tsx_callbacks WHERE due <= {now} ORDER BY due LIMIT ? {locked}"
@@ -226,15 +263,22 @@ class SqlStore(SqlThread):
         return await self.do(work)
 
     async def next_callback(self) -> float | None:
-        seconds: float | None = (await self.do(lambda session: session.row("SELECT min(due) - {now} FROM tsx_callbacks")))[0]
+        """Seconds until the next is due; None where there is none."""
+        seconds: float | None = (await self._rows("SELECT min(due) - {now} FROM tsx_callbacks"))[0][0]
         return seconds
 
     async def end_callback(self, id: str, retry_in: float | None, error: str) -> None:
+        """It was received or given up (None), or is to be sent again."""
         if retry_in is None:
-            await self.do(lambda session: session.run("DELETE FROM tsx_callbacks WHERE id = ?", id))
+            await self._change("DELETE FROM tsx_callbacks WHERE id = ?", id)
         else:
-            sql = "UPDATE tsx_callbacks SET due = {now} + ?, error = ? WHERE id = ?"
-            await self.do(lambda session: session.run(sql, retry_in, error, id))
+            await self._change("UPDATE tsx_callbacks SET due = {now} + ?, error = ? WHERE id = ?", retry_in, error, id)
+
+    async def _rows(self, sql: str, *values: Any) -> list[Any]:
+        return await self.do(lambda session: session.rows(sql, *values))
+
+    async def _change(self, sql: str, *values: Any) -> None:
+        await self.do(lambda session: session.run(sql, *values))
 
 
 def _check_room(session: Session, client: str, most: int, most_of_client: int) -> None:
@@ -253,10 +297,9 @@ def _get(session: Session, id: str) -> JobRecord | None:
 
 
 def _answer(session: Session, key: AnswerKey) -> StoredAnswer | None:
-    row = session.row(f"SELECT {ANSWER} FROM tsx_answers WHERE kind = ? AND scope = ? AND name = ? AND expires >= {{now}}", *key)
+    row = session.row(f"SELECT {ANSWER} FROM tsx_answers WHERE {KEY} AND expires >= {{now}}", *key)
     return None if row is None else StoredAnswer(*row)
 
 
 def _put(session: Session, key: AnswerKey, answer: StoredAnswer) -> None:
-    session.run("DELETE FROM tsx_answers WHERE kind = ? AND scope = ? AND name = ?", *key)
-    session.run(f"INSERT INTO tsx_answers (kind, scope, name, {ANSWER}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", *key, *answer)
+    session.run(f"INSERT INTO tsx_answers (kind, scope, name, {ANSWER}) VALUES (?, ?, ?, ?, ?, ?, ?, ?) {REPLACE}", *key, *answer)

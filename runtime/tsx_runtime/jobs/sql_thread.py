@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 from abc import ABC, abstractmethod
@@ -16,39 +17,34 @@ from tsx_runtime.jobs.schema import TABLES, VERSION
 GROUP = 256  # transactions of one commit
 ResultT = TypeVar("ResultT")
 
-
-class Dialect(NamedTuple):
-    """Where the two differ."""
-
-    parameter: str
-    now: str  # seconds since the epoch, by the clock that all servers of the queue share
-    types: Mapping[str, str]  # of columns
-    locked: str  # has a SELECT leave out what other servers work on
+logger = logging.getLogger("tsx.jobs")
 
 
 class Session:
     """One transaction."""
 
-    def __init__(self, connection: Any, dialect: Dialect) -> None:
+    def __init__(self, connection: Any, words: Mapping[str, str]) -> None:
+        """`words`: what stands in this database for `{begin}`, `{now}`, `{locked}` and `?`."""
         self._connection = connection
-        self._dialect = dialect
+        self._words = words
 
     def run(self, sql: str, *values: Any) -> int:
         """The number of rows that were changed."""
-        changed: int = self._connection.execute(self._translated(sql), values).rowcount
+        changed: int = self._execute(sql, values).rowcount
         return changed
 
     def rows(self, sql: str, *values: Any) -> list[Any]:
-        found: list[Any] = self._connection.execute(self._translated(sql), values).fetchall()
+        found: list[Any] = self._execute(sql, values).fetchall()
         return found
 
     def row(self, sql: str, *values: Any) -> Any:
         """None where there is none."""
         return next(iter(self.rows(sql, *values)), None)
 
-    def _translated(self, sql: str) -> str:
-        sql = sql.replace("{now}", self._dialect.now).replace("{locked}", self._dialect.locked)
-        return sql if self._dialect.parameter == "?" else sql.replace("?", self._dialect.parameter)
+    def _execute(self, sql: str, values: Sequence[Any]) -> Any:
+        for word, own in self._words.items():
+            sql = sql.replace(word, own)
+        return self._connection.execute(sql, values)
 
 
 class _Call(NamedTuple):
@@ -60,40 +56,40 @@ class _Call(NamedTuple):
 class SqlThread(ABC):
     """Its calls become transactions in a thread: those that have come while it was busy share its next commit."""
 
-    dialect: Dialect
+    # What differs between databases. All of it is used in the thread.
 
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._connection: Any = None
-
-    # What differs between databases. All of it is called in the thread.
+    words: Mapping[str, str]  # see `Session`
+    types: Mapping[str, str]  # of columns
+    driver_error: type[Exception]
 
     @abstractmethod
     def connect(self) -> Any:
         """A connection in no transaction. Raises TsxError, or an error of the driver's."""
 
     @abstractmethod
-    def begin(self, connection: Any) -> None: ...
-
-    @abstractmethod
     def fault(self, error: Exception) -> TsxError:
         """What an error of the driver's means."""
 
     @abstractmethod
-    def is_lost(self, connection: Any) -> bool:
-        """Whether there must be a new connection after an error."""
-
-    @abstractmethod
     def prepare(self, session: Session) -> None:
         """In the transaction that makes the tables, before it does."""
+
+    def is_lost(self, connection: Any) -> bool:
+        """Whether there must be a new connection after an error."""
+        return False
 
     def disconnect(self, connection: Any) -> None:
         connection.close()
 
     # The thread
 
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._connection: Any = None
+
     async def open(self) -> None:
+        """Connect, and make what is not there. The first call of `do` does it too."""
         await self.do(lambda session: None)
 
     async def close(self) -> None:
@@ -127,40 +123,47 @@ class SqlThread(ABC):
             self._connection = None
 
     def _commit(self, group: Sequence[_Call], *, again: bool = True) -> None:
-        """One transaction; where it fails, one for each call, so that none fails for another's sake."""
+        """One transaction; where it fails, one for each call, so that none fails for another's sake. Without a connection all fail."""
         try:
-            results = self._transaction(group)
+            if self._connection is None:
+                self._connection = self._connected()
         except Exception as error:  # the boundary of the thread: it is raised where the call is waited for
-            lost = self._rolled_back()
-            if len(group) > 1 or (lost and again):
-                for call in group:
-                    self._commit([call], again=False)
-                return
-            results = [error if isinstance(error, TsxError) else self.fault(error)]
+            results: list[Any] = [self._fault(error) for _ in group]
+        else:
+            try:
+                results = self._transaction(self._connection, group)
+            except Exception as error:  # as above
+                lost = self._rolled_back()
+                if lost and again:
+                    self._commit(group, again=False)
+                    return
+                if not lost and len(group) > 1:
+                    for call in group:
+                        self._commit([call])
+                    return
+                results = [self._fault(error) for _ in group]
         for call, result in zip(group, results, strict=True):
             with suppress(RuntimeError):  # the loop has ended, and with it every waiter
                 call.loop.call_soon_threadsafe(_set, call.result, result)
 
-    def _transaction(self, group: Sequence[_Call]) -> list[Any]:
-        if self._connection is None:
-            self._connection = self._connected()
-        self.begin(self._connection)
-        session, results = Session(self._connection, self.dialect), []
+    def _transaction(self, connection: Any, group: Sequence[_Call]) -> list[Any]:
+        session, results = Session(connection, self.words), []
+        session.run("{begin}")
         for call in group:
             try:
                 results.append(call.work(session))
             except TsxError as error:
                 results.append(error)
-        self._connection.commit()
+        connection.commit()
         return results
 
     def _connected(self) -> Any:
         connection = self.connect()
         try:
-            self.begin(connection)
-            session = Session(connection, self.dialect)
+            session = Session(connection, self.words)
+            session.run("{begin}")
             self.prepare(session)
-            for statement in TABLES.format(**self.dialect.types).split(";"):
+            for statement in TABLES.format(**self.types).split(";"):
                 session.run(statement)
             version = session.row("SELECT version FROM tsx_schema")
             if version is None:
@@ -174,10 +177,15 @@ class SqlThread(ABC):
             raise
         return connection
 
+    def _fault(self, error: Exception) -> Exception:
+        if isinstance(error, TsxError):
+            return error
+        if not isinstance(error, self.driver_error):
+            logger.error("a transaction of jobs_store failed unexpectedly", exc_info=error)
+        return self.fault(error)
+
     def _rolled_back(self) -> bool:
         """Whether the connection is lost."""
-        if self._connection is None:
-            return False
         with suppress(Exception):  # a connection that cannot roll back is lost, and closed below
             self._connection.rollback()
         if not self.is_lost(self._connection):

@@ -10,22 +10,20 @@ from tsx_archiver.storage.locks import FileLock
 from tsx_archiver.storage.private_directory import private_directory, private_opener
 from tsx_runtime.errors import StoreFull, StoreUnavailable, TsxError
 from tsx_runtime.jobs.sql_store import SqlStore
-from tsx_runtime.jobs.sql_thread import Dialect, Session
+from tsx_runtime.jobs.sql_thread import Session
 
 PAGE = 4096  # bytes
 MOST_PAGES = 4_294_967_294  # of SQLite itself
+LARGEST_LOG = 64 << 20  # bytes that the write-ahead log keeps of the disk
 
 
 class SqliteStore(SqlStore):
     """WAL with synchronous=FULL: a commit is on the disk when it returns. What a killed server was running is queued again at once."""
 
     shared = False
-    dialect = Dialect(
-        parameter="?",
-        now="((julianday('now') - 2440587.5) * 86400.0)",
-        types={"serial": "INTEGER PRIMARY KEY AUTOINCREMENT", "real": "REAL", "blob": "BLOB"},
-        locked="",
-    )
+    words = {"{begin}": "BEGIN IMMEDIATE", "{now}": "((julianday('now') - 2440587.5) * 86400.0)", "{locked}": ""}
+    types = {"serial": "INTEGER PRIMARY KEY AUTOINCREMENT", "real": "REAL", "blob": "BLOB"}
+    driver_error = sqlite3.Error
 
     def __init__(self, path: Path, most: int = 0) -> None:
         """`most`: bytes of the file; 0: as many as the disk has."""
@@ -43,18 +41,19 @@ class SqliteStore(SqlStore):
             self._own()
             with open(self.path, "ab", opener=private_opener):
                 pass
-        except (OSError, CacheError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise StoreUnavailable(f"jobs_store, {self.path}, cannot be written: {reason}. Name another file.") from error
-        try:
             connection = sqlite3.connect(self.path, isolation_level=None)  # transactions are begun by name
             for pragma in (
                 f"page_size={PAGE}",
                 "journal_mode=WAL",
+                f"journal_size_limit={LARGEST_LOG}",
                 "synchronous=FULL",
                 f"max_page_count={self._most // PAGE or MOST_PAGES}",
             ):
                 connection.execute(f"PRAGMA {pragma}")
+        except (OSError, CacheError) as error:
+            self._leave()
+            reason = getattr(error, "strerror", None) or error
+            raise StoreUnavailable(f"jobs_store, {self.path}, cannot be written: {reason}. Name another file.") from error
         except sqlite3.Error:
             self._leave()
             raise
@@ -66,20 +65,12 @@ class SqliteStore(SqlStore):
             session.run("UPDATE tsx_callbacks SET due = {now} WHERE due > {now} AND error = ''")  # the killed server was sending it
             session.run("DELETE FROM tsx_answers WHERE status IS NULL")
 
-    def begin(self, connection: sqlite3.Connection) -> None:
-        connection.execute("BEGIN IMMEDIATE")
-
-    def is_lost(self, connection: sqlite3.Connection) -> bool:
-        return False
-
     def fault(self, error: Exception) -> TsxError:
         if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
             limit = f" or has reached max_jobs_size, {self._most} bytes" if self._most else ""
             text = f"The disk of jobs_store, {self.path}, is full{limit}."
             return StoreFull(f"{text} Free space there, lower job_retention, or name a store on another disk.")
-        if isinstance(error, sqlite3.Error):
-            return StoreUnavailable(f"jobs_store, {self.path}, cannot be used: {error}.")
-        return StoreUnavailable(f"jobs_store, {self.path}, failed: {type(error).__name__}: {error}.")
+        return StoreUnavailable(f"jobs_store, {self.path}, cannot be used: {error}.")
 
     def disconnect(self, connection: sqlite3.Connection) -> None:
         super().disconnect(connection)

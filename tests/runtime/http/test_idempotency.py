@@ -255,12 +255,31 @@ def test_a_server_that_was_taken_for_dead_sends_the_answer_of_the_one_that_took_
         first = asyncio.create_task(one.ask(model))
         await model.begun.wait()
         (key,) = one.runs._runs
-        await store.drop_answer(key)  # as its lease ran out
+        await store.renew_answer(key, "one", -1)  # its lease ran out
         two = Model()
         two.runs = 1
         assert (await Client(store, "two").ask(two))[2] == b"run 2 "
         model.may.set()
         assert (await first)[2] == b"run 2 "
+
+    run(work, tmp_path)
+
+
+def test_a_client_that_leaves_while_its_key_is_stored_finds_it_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(store: SqliteStore) -> None:
+        client, model, left, begin = Client(store), Model(), asyncio.Event(), store.begin_answer
+
+        async def slow(*words: Any) -> StoredAnswer | None:
+            found = await begin(*words)
+            left.set()
+            await asyncio.Event().wait()
+            return found
+
+        monkeypatch.setattr(store, "begin_answer", slow)
+        assert (await client.ask(model, left=left))[0] == 0
+        monkeypatch.setattr(store, "begin_answer", begin)
+        assert (await client.ask(model))[2] == b"run 1 "
+        assert client.runs.counts == {"run": 1}
 
     run(work, tmp_path)
 
@@ -332,7 +351,7 @@ async def main():
     await store.begin_answer(AnswerKey("idempotency", "", "ran"), "f", "killed", 10)
     await store.begin_answer(AnswerKey("idempotency", "", "job"), "f", "killed", 10)
     job = NewJob("id", "m", "", StoredRequest("r", "POST", "/predictions/m", b"", b"", b"x"))
-    await store.add(job, 10, 0, (AnswerKey("idempotency", "", "job"), StoredAnswer(202, b"", b"id", "f", 1e12)))
+    await store.add(job, 10, 0, (AnswerKey("idempotency", "", "job"), StoredAnswer(202, b"", b"id", "f", 1e12)), "killed")
     os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main())

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from pathlib import Path
 
 import pytest
 
 from tests.runtime.jobs.test_store import ANSWER, MOST, new
 from tsx_runtime.errors import BadRequest, SettingError
+from tsx_runtime.jobs import callbacks
 from tsx_runtime.jobs.callbacks import CallbackSender, backoff
 from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.jobs.sqlite import SqliteStore
+from tsx_runtime.jobs.store import DueCallback
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources.urls import AllowList
 
@@ -29,11 +32,15 @@ class WatchedStore(SqliteStore):
         self.ends.put_nowait((retry_in, error))
 
 
-async def ended(path: Path, hosts: list[str], url: str) -> tuple[float | None, str]:
-    store = WatchedStore(path / "jobs.sqlite")
-    await store.add(new("a", callback=url), MOST)
+async def finished(store: SqliteStore, url: str, id: str = "a") -> None:
+    await store.add(new(id, callback=url), MOST)
     await store.claim({("m", ""): 1}, "me", 60)
-    await store.finish("a", 1, "me", ANSWER, 60)
+    await store.finish(id, 1, "me", ANSWER, 60)
+
+
+async def ended(path: Path, hosts: list[str], url: str, id: str = "a") -> tuple[float | None, str]:
+    store = WatchedStore(path / "jobs.sqlite")
+    await finished(store, url, id)
     task = asyncio.create_task(CallbackSender(store, AllowList(hosts), "secret", lambda: 0.5).run())
     try:
         return await asyncio.wait_for(store.ends.get(), 30)
@@ -56,6 +63,38 @@ async def test_a_host_that_is_allowed_no_more_gets_nothing(tmp_path: Path) -> No
 
 async def test_a_refused_connection_is_tried_again(tmp_path: Path) -> None:
     assert (await ended(tmp_path, ["localhost:9"], "http://localhost:9/"))[0] == 2.0
+
+
+async def test_a_sender_that_ends_leaves_what_it_was_sending_to_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may = threading.Event(), threading.Event()
+
+    def post(self: CallbackSender, due: DueCallback) -> str:
+        begun.set()
+        may.wait(30)
+        return ""
+
+    monkeypatch.setattr(CallbackSender, "_post", post)
+    store = WatchedStore(tmp_path / "jobs.sqlite")
+    await finished(store, "http://a.example/")
+    sending = asyncio.create_task(CallbackSender(store, AllowList(["a.example"]), "secret").run())
+    await asyncio.to_thread(begun.wait, 30)
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+    await store.close()
+    may.set()
+    await asyncio.sleep(0)
+    assert store.ends.empty()
+    assert store._thread is None
+
+
+async def test_a_callback_that_fails_unexpectedly_is_tried_again_and_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def post(self: CallbackSender, due: DueCallback) -> str:
+        raise RuntimeError("unexpected")
+
+    monkeypatch.setattr(CallbackSender, "_post", post)
+    assert await ended(tmp_path, ["a.example"], "http://a.example/") == (2.0, "RuntimeError: unexpected")
+    monkeypatch.setattr(callbacks, "MOST_TRIES", 1)
+    assert await ended(tmp_path, ["a.example"], "http://a.example/", "b") == (None, "RuntimeError: unexpected")
 
 
 def test_pauses_double_up_to_an_hour_and_differ() -> None:

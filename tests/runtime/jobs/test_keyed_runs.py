@@ -35,7 +35,7 @@ def among(database: str, work: Callable[[KeyedRuns, KeyedRuns], Awaitable[None]]
 def test_one_of_two_servers_gets_a_key(database: str) -> None:
     async def work(one: KeyedRuns, two: KeyedRuns) -> None:
         begun = await asyncio.gather(
-            *(runs._store.begin_answer(KEYED.key, "request", "owner", 60) for runs in (one, two) for _ in range(10))
+            *(runs._store.begin_answer(KEYED.key, "request", f"owner {number}", 60) for number, runs in enumerate([one, two] * 10))
         )
         assert begun.count(None) == 1
 

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.runtime.jobs.test_store import ANSWER, MOST, new
-from tsx_runtime.errors import QueueFull
+from tsx_runtime.errors import QueueFull, StoreFull
 from tsx_runtime.jobs import runner as runner_module
 from tsx_runtime.jobs.runner import Runner
 from tsx_runtime.jobs.sql_store import SqlStore
@@ -48,10 +49,10 @@ class Model:
 
 
 class Work:
-    def __init__(self, store: SqlStore, model: Model, owner: str = "me") -> None:
+    def __init__(self, store: SqlStore, model: Model, owner: str, keep: float) -> None:
         self.store, self.model = store, model
         self.answered = asyncio.Semaphore(0)
-        self.runner = Runner(store, model, owner, 60, self.answered.release)
+        self.runner = Runner(store, model, owner, keep, lambda job: self.answered.release())
 
     async def add(self, *ids: str) -> None:
         for id in ids:
@@ -70,8 +71,8 @@ async def _no_limit() -> AsyncIterator[None]:  # Python 3.10
 
 
 @asynccontextmanager
-async def working(store: SqlStore, model: Model, owner: str = "me") -> AsyncIterator[Work]:
-    work = Work(store, model, owner)
+async def working(store: SqlStore, model: Model, owner: str = "me", keep: float = 60) -> AsyncIterator[Work]:
+    work = Work(store, model, owner, keep)
     task = asyncio.create_task(work.runner.run())
     try:
         yield work
@@ -151,6 +152,84 @@ async def test_a_stop_waits_for_running_jobs_and_starts_no_others(path: Path) ->
         work.model.go.set()
         await stopping
         assert await work.store.counts() == {("m", "done"): 1, ("m", "queued"): 1}
+
+
+async def test_jobs_that_are_cancelled_before_they_begin_leave_their_places(path: Path) -> None:
+    async with working(SqliteStore(path), Model(1)) as work:
+        claim, cancelled = work.store.claim, []
+
+        async def claim_and_cancel(*words: Any) -> list[JobRecord]:
+            cancelled.extend(jobs := await claim(*words))
+            for job in jobs:
+                asyncio.get_running_loop().call_soon(work.runner.cancel, job.id)
+            return jobs
+
+        work.store.claim = claim_and_cancel  # type: ignore[method-assign]
+        await work.add("a")
+        await work.until(lambda: bool(cancelled) and not work.runner._held)
+        work.store.claim = claim  # type: ignore[method-assign]
+        await work.add("b")
+        await work.until(lambda: work.model.running == ["b"])
+
+
+async def test_a_job_that_is_cancelled_and_retried_at_once_is_held_by_its_new_claim(path: Path) -> None:
+    async with working(SqliteStore(path), Model(2)) as work:
+        await work.add("a")
+        await work.until(lambda: work.model.running == ["a"])
+        await work.store.cancel("a", 60)
+        await work.store.retry("a")
+        work.runner.added(("m", ""))
+        await work.until(lambda: len(work.runner._held) == 2)
+        await work.runner.tend()
+        await work.until(lambda: list(work.runner._held) == [("a", 2)])
+        assert work.model.running == ["a"]
+
+
+async def test_no_jobs_are_started_while_answers_cannot_be_stored(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "MOST_UNSTORED", 3)
+    monkeypatch.setattr(runner_module, "PAUSE", 0.001)
+    async with working(SqliteStore(path), Model(1)) as work:
+        finish, tries = work.store.finish, 0
+
+        async def full(*words: Any) -> bool:
+            nonlocal tries
+            tries += 1
+            raise StoreFull("full")
+
+        work.store.finish = full  # type: ignore[method-assign]
+        work.model.go.set()
+        await work.add(*"abcdefgh")
+        await work.until(lambda: tries > 20)
+        assert (await work.store.counts())["m", "running"] == 3
+        work.store.finish = finish  # type: ignore[method-assign]
+        for _ in range(8):
+            await asyncio.wait_for(work.answered.acquire(), 30)
+
+
+async def test_a_client_waits_no_longer_for_a_job_that_is_cancelled_or_left_to_the_next_server(path: Path) -> None:
+    async with working(SqliteStore(path), Model(0)) as work:
+        await work.add("a", "b")
+        waiting = [asyncio.create_task(work.runner.wait(id, 600)) for id in "ab"]
+        await asyncio.sleep(0)
+        work.runner.cancel("a")
+        await asyncio.wait_for(waiting[0], 30)
+        await work.runner.stop(0.01, asyncio.Event())
+        await asyncio.wait_for(waiting[1], 30)
+
+
+async def test_a_job_is_left_to_the_server_that_has_its_model(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SqliteStore, "shared", True)
+    async with working(SqliteStore(path), Model(None), keep=0) as work:
+        work.model.go.set()
+        await work.add("a", "b")
+        (other,) = await work.store.claim({("m", ""): 1}, "another", 60)
+        for _ in range(3):
+            await work.runner.tend()
+        assert await work.store.counts() == {("m", "running"): 1, ("m", "queued"): 1}
+        await work.store.finish(other.id, 1, "another", ANSWER, 60)
+        for _ in range(2):
+            await work.runner.tend()
+        await asyncio.wait_for(work.answered.acquire(), 30)  # nobody has had it for as long as answers are kept
 
 
 @pytest.mark.slow

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from tsx_runtime.errors import BadRequest, JobsFull, StoreFull, StoreUnavailable, TooManyRequests
+from tsx_runtime.jobs import sql_store
 from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.sqlite import SqliteStore
-from tsx_runtime.jobs.store import JOB, AnswerKey, JobRecord, JobStore, NewJob, StoredAnswer, StoredRequest
+from tsx_runtime.jobs.store import JOB, AnswerKey, JobRecord, NewJob, StoredAnswer, StoredRequest
 
 MakeStore = Callable[[], SqlStore]
 MOST = 1000
@@ -23,7 +25,7 @@ def new(id: str, model: str = "m", **more: object) -> NewJob:
     return NewJob(id, model, request=REQUEST, **({"version": ""} | more))  # type: ignore[arg-type]
 
 
-def run(store: SqlStore, test: Callable[[JobStore], Awaitable[None]]) -> None:
+def run(store: SqlStore, test: Callable[[SqlStore], Awaitable[None]]) -> None:
     async def main() -> None:
         try:
             await test(store)
@@ -33,20 +35,20 @@ def run(store: SqlStore, test: Callable[[JobStore], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-async def state_of(store: JobStore, id: str) -> str | None:
+async def state_of(store: SqlStore, id: str) -> str | None:
     job = await store.get(id)
     return None if job is None else job.state
 
 
-async def claim(store: JobStore, most: int = 10, owner: str = "me", seconds: float = 60) -> list[JobRecord]:
+async def claim(store: SqlStore, most: int = 10, owner: str = "me", seconds: float = 60) -> list[JobRecord]:
     return await store.claim({("m", ""): most}, owner, seconds)
 
 
 def test_an_accepted_job_is_there_as_it_came_also_for_the_next_server(make_store: MakeStore) -> None:
-    async def accept(store: JobStore) -> None:
+    async def accept(store: SqlStore) -> None:
         await store.add(new("a", priority=3, callback="http://x/", client="me", deadline=5.0), MOST)
 
-    async def look(store: JobStore) -> None:
+    async def look(store: SqlStore) -> None:
         job = await store.get("a")
         assert job is not None
         assert (job.state, job.priority, job.callback, job.client, job.deadline) == ("queued", 3, "http://x/", "me", 5.0)
@@ -59,11 +61,11 @@ def test_an_accepted_job_is_there_as_it_came_also_for_the_next_server(make_store
 
 
 def test_jobs_are_claimed_once_by_priority_and_then_by_arrival(make_store: MakeStore) -> None:
-    async def test(store: JobStore) -> None:
+    async def test(store: SqlStore) -> None:
         for id, priority in (("a", 0), ("b", 1), ("c", 0), ("d", -1)):
             await store.add(new(id, priority=priority), MOST)
         await store.add(new("other", version="2.0"), MOST)
-        assert await store.waiting() == {("m", ""), ("m", "2.0")}
+        assert await store.waiting() == ({("m", ""), ("m", "2.0")}, set())
         third = await store.get("c")
         assert third is not None
         assert await store.ahead(third) == 2
@@ -75,12 +77,12 @@ def test_jobs_are_claimed_once_by_priority_and_then_by_arrival(make_store: MakeS
 
 
 def test_a_job_is_answered_by_the_claim_that_is_in_force_and_once(make_store: MakeStore) -> None:
-    async def test(store: JobStore) -> None:
+    async def test(store: SqlStore) -> None:
         await store.add(new("a", callback="http://x/"), MOST)
         await claim(store, owner="slow", seconds=-1)
         await store.reclaim()
         await claim(store, owner="quick")
-        assert await store.renew([("a", 1)], "slow", 60) == {"a"}
+        assert await store.renew([("a", 1)], "slow", 60) == {("a", 1)}
         assert await store.renew([("a", 2)], "quick", 60) == set()
         assert not await store.finish("a", 1, "slow", StoredAnswer(500), 60)
         assert not await store.finish("a", 1, "quick", StoredAnswer(500), 60)
@@ -96,16 +98,19 @@ def test_a_job_is_answered_by_the_claim_that_is_in_force_and_once(make_store: Ma
 
 
 def test_a_job_can_be_released_cancelled_and_run_again(make_store: MakeStore) -> None:
-    async def test(store: JobStore) -> None:
+    async def test(store: SqlStore) -> None:
         for id in ("a", "b"):
             await store.add(new(id), MOST)
+        await claim(store, 1)
+        await claim(store, owner="you")
+        await store.release("me")
+        assert [await state_of(store, id) for id in ("a", "b")] == ["queued", "running"]
+        await store.release("you")
         await claim(store)
-        await store.release([("a", 1)], "me")
-        assert await state_of(store, "a") == "queued"
         cancelled = [await store.cancel(id, 60) for id in ("a", "b", "c")]
         assert [job and job.state for job in cancelled] == ["cancelled", "cancelled", None]
-        assert await store.renew([("b", 1)], "me", 60) == {"b"}
-        assert not await store.finish("b", 1, "me", ANSWER, 60)
+        assert await store.renew([("b", 2)], "me", 60) == {("b", 2)}
+        assert not await store.finish("b", 2, "me", ANSWER, 60)
         assert (await store.retry("b") or cancelled[0]).state == "queued"  # type: ignore[union-attr]
         [again] = await claim(store)
         assert await store.finish("b", again.attempts, "me", ANSWER, 60)
@@ -115,7 +120,7 @@ def test_a_job_can_be_released_cancelled_and_run_again(make_store: MakeStore) ->
 
 
 def test_what_has_expired_is_removed_and_known_for_a_while(make_store: MakeStore) -> None:
-    async def test(store: JobStore) -> None:
+    async def test(store: SqlStore) -> None:
         await store.add(new("a", callback="http://x/"), MOST)
         await claim(store)
         await store.finish("a", 1, "me", ANSWER, -1)
@@ -129,7 +134,7 @@ def test_what_has_expired_is_removed_and_known_for_a_while(make_store: MakeStore
 
 
 def test_no_more_jobs_are_accepted_than_may_be_of_one_client_or_of_all(make_store: MakeStore) -> None:
-    async def test(store: JobStore) -> None:
+    async def test(store: SqlStore) -> None:
         await store.add(new("a", client="me"), 2, 1)
         with pytest.raises(TooManyRequests, match="max_jobs_per_client"):
             await store.add(new("b", client="me"), 2, 1)
@@ -144,7 +149,7 @@ def test_no_more_jobs_are_accepted_than_may_be_of_one_client_or_of_all(make_stor
 
 
 def test_jobs_are_listed_by_pages_the_newest_first(make_store: MakeStore) -> None:
-    async def test(store: JobStore) -> None:
+    async def test(store: SqlStore) -> None:
         for number in range(5):
             await store.add(new(str(number), model="n" if number == 4 else "m"), MOST)
         page = await store.list_jobs(limit=2)
@@ -156,7 +161,7 @@ def test_jobs_are_listed_by_pages_the_newest_first(make_store: MakeStore) -> Non
 
 
 def test_many_at_once_share_commits_and_one_that_fails_fails_alone(make_store: MakeStore) -> None:
-    async def test(store: JobStore) -> None:
+    async def test(store: SqlStore) -> None:
         await store.add(new("x"), MOST)
         bad = store.put_answer(AnswerKey("k", "", "bad"), StoredAnswer(200, None))  # type: ignore[arg-type]  # which the table refuses
         results = await asyncio.gather(*(store.add(new(str(n)), MOST) for n in range(50)), bad, return_exceptions=True)
@@ -172,24 +177,41 @@ def test_many_at_once_share_commits_and_one_that_fails_fails_alone(make_store: M
 def test_an_answer_by_key_is_begun_by_one_and_forgotten_when_it_expires(make_store: MakeStore) -> None:
     key = AnswerKey("idempotency", "m", "k")
 
-    async def test(store: JobStore) -> None:
+    async def test(store: SqlStore) -> None:
         assert await store.begin_answer(key, "f", "me", 60) is None
         begun = await store.begin_answer(key, "g", "you", 60)
         assert begun is not None
         assert (begun.status, begun.fingerprint) == (None, "f")
+        assert await store.begin_answer(key, "f", "me", 60) is None  # its client left while the first one was stored
         await store.put_answer(key, ANSWER._replace(fingerprint="f", expires=begun.expires))
         assert await store.begin_answer(key, "f", "you", 60) == ANSWER._replace(fingerprint="f", expires=begun.expires)
         await store.put_answer(key, ANSWER._replace(expires=1.0))
         assert await store.get_answer(key) is None
         assert await store.begin_answer(key, "f", "you", 60) is None
-        assert await store.drop_answer(key)
-        assert not await store.drop_answer(key)
+        accepted = (key, StoredAnswer(202, expires=1e12))
+        with pytest.raises(StoreUnavailable, match="Another server works on this Idempotency-Key"):
+            await store.add(new("a"), MOST, 0, accepted, "me")
+        assert await store.counts() == {}
+        await store.add(new("a"), MOST, 0, accepted, "you")
+        assert await store.begin_answer(key, "f", "me", 60) == accepted[1]
+
+    run(make_store(), test)
+
+
+def test_what_has_expired_is_removed_in_steps(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql_store, "EXPIRED_AT_ONCE", 2)
+
+    async def test(store: SqlStore) -> None:
+        for number in range(5):
+            await store.put_answer(AnswerKey("k", "", str(number)), ANSWER._replace(expires=1.0))
+        assert [await store.expire() for _ in range(3)] == [True, True, False]
+        assert await store.do(lambda session: session.rows("SELECT * FROM tsx_answers")) == []
 
     run(make_store(), test)
 
 
 def test_a_callback_is_claimed_once_and_comes_again_after_a_while(make_store: MakeStore) -> None:
-    async def test(store: JobStore) -> None:
+    async def test(store: SqlStore) -> None:
         await store.add(new("a", callback="http://x/"), MOST)
         await claim(store)
         await store.finish("a", 1, "me", ANSWER, 60)
@@ -207,14 +229,14 @@ def test_a_callback_is_claimed_once_and_comes_again_after_a_while(make_store: Ma
 
 
 def test_a_killed_server_leaves_its_file_and_its_jobs_to_the_next_one(tmp_path: Path) -> None:
-    async def test(store: JobStore) -> None:
+    async def test(store: SqlStore) -> None:
         await store.add(new("a"), MOST)
         await claim(store)
         assert await store.begin_answer(AnswerKey("idempotency", "m", "k"), "f", "me", 60) is None
         with pytest.raises(StoreUnavailable, match="in use by another running server"):
             await SqliteStore(tmp_path / "jobs.sqlite").get("a")
 
-    async def look(store: JobStore) -> None:
+    async def look(store: SqlStore) -> None:
         assert [job.attempts for job in await claim(store)] == [2]
         assert await store.begin_answer(AnswerKey("idempotency", "m", "k"), "f", "me", 60) is None
 
@@ -224,7 +246,7 @@ def test_a_killed_server_leaves_its_file_and_its_jobs_to_the_next_one(tmp_path: 
 
 
 def test_a_full_disk_is_an_error_that_says_what_to_do_and_passes(tmp_path: Path) -> None:
-    async def test(store: JobStore) -> None:
+    async def test(store: SqlStore) -> None:
         await store.add(new("a"), MOST)
         large = new("b")._replace(request=REQUEST._replace(body=bytes(1 << 20)))
         with pytest.raises(StoreFull, match="max_jobs_size") as raised:
@@ -239,11 +261,29 @@ def test_a_full_disk_is_an_error_that_says_what_to_do_and_passes(tmp_path: Path)
 def test_a_file_that_is_no_store_and_a_place_that_cannot_be_written_are_errors_in_words(tmp_path: Path) -> None:
     (tmp_path / "other.sqlite").write_bytes(b"no database" * 100)
     (tmp_path / "file").touch()
-    for path in (tmp_path / "other.sqlite", tmp_path / "file" / "jobs.sqlite"):
+    (tmp_path / "directory").mkdir()
+    for path in (tmp_path / "other.sqlite", tmp_path / "file" / "jobs.sqlite", tmp_path / "directory"):
         store = SqliteStore(path)
         for _ in range(2):  # the lock of the first try is given back
             with pytest.raises(StoreUnavailable, match=r"cannot be (used|written)"):
                 asyncio.run(store.get("a"))
+
+
+def test_calls_that_wait_for_one_connection_fail_together(tmp_path: Path) -> None:
+    class Unreachable(SqliteStore):
+        tries = 0
+
+        def connect(self) -> sqlite3.Connection:
+            self.tries += 1
+            raise sqlite3.OperationalError("it may take ten seconds to find out")
+
+    async def test(store: SqlStore) -> None:
+        results = await asyncio.gather(*(store.get("a") for _ in range(50)), return_exceptions=True)
+        assert {type(result) for result in results} == {StoreUnavailable}
+
+    store = Unreachable(tmp_path / "jobs.sqlite")
+    run(store, test)
+    assert store.tries < 5
 
 
 def test_a_lost_connection_is_made_again(database: str) -> None:
@@ -251,7 +291,7 @@ def test_a_lost_connection_is_made_again(database: str) -> None:
 
     from tsx_runtime.jobs.postgres import PostgresStore  # its driver is an extra
 
-    async def test(store: JobStore) -> None:
+    async def test(store: SqlStore) -> None:
         await store.add(new("a"), MOST)
         with psycopg.connect(database, autocommit=True) as connection:
             connection.execute(

@@ -17,6 +17,7 @@ from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.headers import Pair
 from tsx_runtime.errors import BadRequest, Conflict, TsxError
 from tsx_runtime.http.semantics import errors
+from tsx_runtime.http.semantics.deferred import IDEMPOTENCY_KEY
 from tsx_runtime.http.semantics.messages import (
     ClientGone,
     Message,
@@ -30,10 +31,9 @@ from tsx_runtime.http.semantics.messages import (
     while_client_waits,
 )
 from tsx_runtime.jobs.keyed_runs import IDEMPOTENCY, KeyedRequest, KeyedRuns
-from tsx_runtime.jobs.store import AnswerKey, StoredAnswer
+from tsx_runtime.jobs.store import AnswerKey, StoredAnswer, pairs_of
 from tsx_runtime.metrics.response_counts import ResponseCounts
 
-HEADER = b"idempotency-key"
 KEYED = "tsx.keyed"  # in a scope: its `KeyedRequest`, until a job has stored the answer
 REPLAYED: Pair = (b"idempotent-replayed", b"true")
 REQUEST_ID = b"x-request-id"
@@ -46,7 +46,7 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def has_key(scope: Scope) -> bool:
-    return scope["method"] not in _METHODS and any(name == HEADER for name, _ in scope["headers"])
+    return scope["method"] not in _METHODS and any(name == IDEMPOTENCY_KEY for name, _ in scope["headers"])
 
 
 @dataclass(eq=False)
@@ -89,8 +89,8 @@ class Idempotency:
     async def _replay(self, kept: StoredAnswer, scope: Scope, send: Send) -> None:
         assert kept.status is not None
         self.counts.add(kept.status)
-        pairs = [(name, value) for line in kept.headers.split(b"\r\n") if line for name, _, value in [line.partition(b": ")]]
-        request_id = next((value for name, value in pairs if name == REQUEST_ID), b"")
+        pairs = pairs_of(kept.headers)
+        request_id = dict(pairs).get(REQUEST_ID, b"")
         headers = (*(pair for pair in pairs if pair[0] not in _OF_ONE), REPLAYED)
         await send_whole(send, scope, kept.status, headers, request_id, kept.body)
 
@@ -168,7 +168,7 @@ class AnswerRecorder:
 
 
 def read_key(headers: list[Pair]) -> str:
-    values = [value.strip() for name, value in headers if name == HEADER]
+    values = [value.strip() for name, value in headers if name == IDEMPOTENCY_KEY]
     found = _KEY.fullmatch(values[0]) if len(values) == 1 else None
     if found is None:
         shown = b", ".join(values)[:100].decode("latin-1")

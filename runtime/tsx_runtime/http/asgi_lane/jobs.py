@@ -18,19 +18,28 @@ from typing import NamedTuple
 
 from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.client_limits import calling
-from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, new_request_id
+from tsx_runtime.api.headers import JSON, NO_CACHE, Pair
 from tsx_runtime.api.priority import priority_and_timeout
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import Conflict, JobGone, JobNotFound, MethodNotAllowed, TsxError
 from tsx_runtime.http.asgi_lane.idempotency import KEYED, REQUEST_ID
 from tsx_runtime.http.asgi_lane.predictions import read_request
-from tsx_runtime.http.asgi_lane.stored_requests import pairs_of
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.deferred import CALLBACK, Preference, callback_of, parse_preference
-from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, as_sent, rest_of, send_whole
+from tsx_runtime.http.semantics.messages import (
+    ClientGone,
+    Receive,
+    Scope,
+    Send,
+    as_sent,
+    request_id_of,
+    rest_of,
+    send_whole,
+    while_client_waits,
+)
 from tsx_runtime.jobs.keyed_runs import KeyedRequest
 from tsx_runtime.jobs.service import Jobs
-from tsx_runtime.jobs.store import JobRecord, NewJob, StoredAnswer, StoredRequest
+from tsx_runtime.jobs.store import JobRecord, NewJob, StoredAnswer, StoredRequest, pairs_of
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.wire import header_block
 
@@ -59,7 +68,7 @@ class JobRoutes:
         return path.startswith(PREFIX) and path.count("/") == 2 and len(path) > len(PREFIX)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = new_request_id()
+        request_id = request_id_of(scope)
         rest = None
         try:
             if self.guard is not None:
@@ -91,23 +100,19 @@ class JobRoutes:
         id = secrets.token_hex(16)
         version = target.version if target.version and self._has(route.name, target.version) else ""
         new = NewJob(id, route.name, version, request, priority, deadline, _client(scope), callback)
-        if (keyed := scope.pop(KEYED, None)) is not None:
-            return await self._accept_once(new, keyed, request_id)
-        await self.jobs.add(new)
-        applied = b"respond-async"
-        if preference.wait:
-            applied += b", wait=%d" % preference.wait
-            if (answer := await self.jobs.wait(id, preference.wait)) is not None:
-                return _whole(answer, request_id, _location(id), (b"preference-applied", b"wait=%d" % preference.wait))
-        if (job := await self.jobs.get(id)) is None:
-            raise JobNotFound(f"Job {id} was removed while it was accepted.")
-        return await self._progress(job, _location(id), (b"preference-applied", applied))
-
-    async def _accept_once(self, job: NewJob, keyed: KeyedRequest, request_id: bytes) -> _Response:
-        """For a request with a key: the job and the answer that each repeated request gets are stored together. Nobody waits."""
-        body = _json({"id": job.id, "state": "queued", "model": job.model, "version": job.version or None})
-        headers = (JSON, (STATE, b"queued"), _location(job.id), (b"preference-applied", b"respond-async"), *NO_CACHE)
-        await self.jobs.add(job, (keyed.key, self.jobs.keyed_runs.answer(keyed, 202, ((REQUEST_ID, request_id), *headers), body)))
+        keyed: KeyedRequest | None = scope.pop(KEYED, None)
+        wait = 0 if keyed is not None else preference.wait  # each repeated request gets the same answer
+        applied = b"respond-async, wait=%d" % wait if wait else b"respond-async"
+        location = (b"location", f"{PREFIX}{id}".encode())
+        body = _json({"id": id, "state": "queued", "model": new.model, "version": new.version or None})
+        headers = (JSON, (STATE, b"queued"), location, (b"preference-applied", applied), (b"retry-after", b"1"), *NO_CACHE)
+        if keyed is not None:  # a job and the answer under its key are stored together
+            pairs = ((REQUEST_ID, request_id), *headers)
+            await self.jobs.add(new, (keyed.key, self.jobs.keyed_runs.answer(keyed, 202, pairs, body)))
+        else:
+            await self.jobs.add(new)
+        if wait and (answer := await while_client_waits(self.jobs.wait(id, wait), receive)) is not None:
+            return _whole(answer, request_id, location, (b"preference-applied", b"wait=%d" % wait))
         return _Response(202, headers, body)
 
     def _has(self, name: str, version: str) -> bool:
@@ -137,20 +142,19 @@ class JobRoutes:
             return _failure(JobGone(f"Job {id} {why}. Send the request again for an answer."), job)
         return _whole(answer, job.request_id.encode())
 
-    async def _progress(self, job: JobRecord, *headers: Pair) -> _Response:
-        progress = await self.jobs.progress(job)
-        pause = min(progress.expected or 1, MOST_PAUSE)
-        shown: dict[str, object] = {
+    async def _progress(self, job: JobRecord) -> _Response:
+        ahead, expected = await self.jobs.progress(job)
+        shown = {
             "id": job.id,
             "state": job.state,
             "model": job.model,
             "version": job.version or None,
             "created": job.created,
-            "ahead": progress.ahead,
-            "expected_seconds": progress.expected,
+            "ahead": ahead,
+            "expected_seconds": expected,
         }
-        own: tuple[Pair, ...] = (JSON, (STATE, job.state.encode()), (b"retry-after", b"%d" % pause))
-        return _Response(202, (*own, *headers, *NO_CACHE), _json(shown))
+        pause = b"%d" % min(expected or 1, MOST_PAUSE)
+        return _Response(202, (JSON, (STATE, job.state.encode()), (b"retry-after", pause), *NO_CACHE), _json(shown))
 
 
 class _Response(NamedTuple):
@@ -168,10 +172,6 @@ def _whole(answer: StoredAnswer, request_id: bytes, *headers: Pair) -> _Response
 def _failure(error: TsxError, job: JobRecord) -> _Response:
     status, headers, body = errors.fault(error)
     return _Response(status, (*headers, (STATE, job.state.encode())), body)
-
-
-def _location(id: str) -> Pair:
-    return b"location", f"{PREFIX}{id}".encode()
 
 
 def _json(data: dict[str, object]) -> bytes:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from tsx_runtime import wire
-from tsx_runtime.api.headers import Pair, check_status, handler_headers
+from tsx_runtime.api.headers import check_status, handler_headers
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
 from tsx_runtime.core.scheduling.job import Route, WaitingJob
@@ -16,7 +16,7 @@ from tsx_runtime.errors import DeadlinePassed, TsxError, Unavailable
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.urls import find_target, resolve, with_headers
 from tsx_runtime.jobs.service import Jobs, make_store
-from tsx_runtime.jobs.store import JobRecord, JobTarget, StoredAnswer, StoredRequest
+from tsx_runtime.jobs.store import JobRecord, JobTarget, StoredAnswer, StoredRequest, pairs_of
 from tsx_runtime.settings.schema import Settings
 
 BEHIND = 1000  # by which its priority is below that of a request whose client waits
@@ -117,7 +117,3 @@ def _refusal(error: TsxError, path: str, job: WaitingJob | None = None) -> Store
     if job is not None and job.routed is not None:
         headers = (*headers, (HEADER, job.routed.version.encode()))
     return StoredAnswer(status, wire.header_block(headers), body)
-
-
-def pairs_of(block: bytes) -> list[Pair]:
-    return [(name, value) for line in block.split(b"\r\n") if line for name, _, value in [line.partition(b": ")]]

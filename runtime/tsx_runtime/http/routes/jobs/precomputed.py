@@ -29,11 +29,12 @@ def build_router(jobs: Jobs) -> APIRouter:
         responses=openapi.failures(404, 503) | _DOCUMENTED,
     )
     async def precomputed(
-        model: ModelName, key: Annotated[str, Path(description="the row's id, or its field that `tsx batch --key-field` names")]
+        model: ModelName, key: Annotated[str, Path(description="the row's id, or its field that `tsx batch --id-field` names")]
     ) -> Response:
         found = await jobs.store.get_answer(AnswerKey(PRECOMPUTED, model, key)) if await jobs.is_open() else None
         if found is None or found.status is None:
-            raise ResourceNotFound(f"No answer of {model} is stored under {key!r}, or it has expired: `tsx batch -o` stores answers.")
+            text = f"No answer of {model} is stored under {key!r}, or it has expired."
+            raise ResourceNotFound(f"{text} `tsx batch -o jobs+sqlite:///FILE` stores answers.")
         return Response(found.body, found.status, headers=dict(parse_header_block(found.headers.decode("latin-1"))))
 
     return router

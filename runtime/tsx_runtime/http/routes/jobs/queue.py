@@ -94,6 +94,18 @@ def build_router(jobs: Jobs, guard: Guard | None) -> APIRouter:
     return router
 
 
+def build_closed_router() -> APIRouter:
+    """Of a server without a store: else it would seem that the address is the wrong one."""
+    router = APIRouter()
+
+    @router.api_route("/jobs", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    @router.api_route("/jobs/{rest:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    async def refuse() -> None:
+        raise JobNotFound("This server stores no jobs: jobs_store is off. Start it with a jobs_store to use them.")
+
+    return router
+
+
 def _known(id: str, job: JobRecord | None) -> JobRecord:
     if job is None:
         raise JobNotFound(f"Job {id} is not known: the id is mistyped, or its record was removed a day after its answer (job_retention).")

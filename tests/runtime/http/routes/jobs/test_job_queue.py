@@ -188,7 +188,10 @@ def test_a_server_without_a_store_refuses_keys(start_server: Start, error_of: Ca
         refused = server.ask(idempotency_key="a")
         assert refused.status_code == 400
         assert "jobs_store" in error_of(refused)[1]
-        assert server.management.get("/jobs").status_code == 404
+        for path in ("/jobs", "/jobs/a", "/jobs/a/record"):
+            missing = server.management.get(path)
+            assert missing.status_code == 404
+            assert "jobs_store is off" in error_of(missing)[1]
 
 
 def test_looking_at_jobs_makes_no_store(start_server: Start) -> None:
