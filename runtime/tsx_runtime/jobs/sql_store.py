@@ -282,13 +282,17 @@ class SqlStore(SqlThread):
 
 
 def _check_room(session: Session, client: str, most: int, most_of_client: int) -> None:
-    count = f"SELECT count(*) FROM (SELECT 1 FROM tsx_jobs WHERE {LIVE} LIMIT ?) AS live"
-    if session.row(count, most)[0] >= most:
+    """Jobs are counted once for all that are accepted in one commit: it takes time where many are queued."""
+    for counted, where, limit in (("", LIVE, most), (client, f"client = ? AND {LIVE}", most_of_client)):
+        if limit and counted not in session.live:
+            count = f"SELECT count(*) FROM (SELECT 1 FROM tsx_jobs WHERE {where} LIMIT ?) AS live"
+            session.live[counted] = session.row(count, *([counted] if counted else []), limit)[0]
+    if session.live[""] >= most:
         raise JobsFull(f"{most} jobs are queued or running (max_queued_jobs). Try again later.", retry_after=5)
-    count = f"SELECT count(*) FROM tsx_jobs WHERE client = ? AND {LIVE}"
-    if most_of_client and session.row(count, client)[0] >= most_of_client:
+    if most_of_client and session.live[client] >= most_of_client:
         text = f"{most_of_client} jobs of this client are queued or running (max_jobs_per_client). Try again later."
         raise TooManyRequests(text, retry_after=5)
+    session.live.update({each: session.live[each] + 1 for each in {"", client} if each in session.live})
 
 
 def _get(session: Session, id: str) -> JobRecord | None:

@@ -25,6 +25,7 @@ class Session:
 
     def __init__(self, connection: Any, words: Mapping[str, str]) -> None:
         """`words`: what stands in this database for `{begin}`, `{now}`, `{locked}` and `?`."""
+        self.live: dict[str, int] = {}  # jobs of a client, and of all (""), that are queued or running, as far as they were counted
         self._connection = connection
         self._words = words
 

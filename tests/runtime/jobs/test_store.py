@@ -144,6 +144,8 @@ def test_no_more_jobs_are_accepted_than_may_be_of_one_client_or_of_all(make_stor
         await claim(store)
         await store.finish("a", 1, "me", ANSWER, 60)
         await store.add(new("d", client="me"), 2, 1)
+        both = await asyncio.gather(*(store.add(new(str(n), client="they"), 9, 3) for n in range(8)), return_exceptions=True)
+        assert [type(result) for result in both if result] == [TooManyRequests] * 5  # also in one commit
 
     run(make_store(), test)
 
