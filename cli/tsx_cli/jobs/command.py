@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.common.client import Server, path
+from tsx_cli.common.client import RequestFailed, Server, path
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import AsJson, Config, Url, management
 from tsx_cli.common.output import human, one_line, print_json, print_result, print_table
@@ -103,10 +103,17 @@ def _jobs(server: Server, most: int | None = None, **query: str | None) -> list[
 def _change(
     server: Server, method: str, verb: tuple[str, ...], ids: list[str] | None, model: str | None, states: tuple[str, ...]
 ) -> list[str]:
-    """Of the named jobs, or of all in these states."""
-    for id in (chosen := ids or [job["id"] for state in states for job in _jobs(server, model=model, state=state)]):
-        server.call(method, path("jobs", id, *verb))
-    return chosen
+    """Of the named jobs, or of all in these states. Returns those that were changed: of all, some may end meanwhile."""
+    changed = []
+    for id in ids or [job["id"] for state in states for job in _jobs(server, model=model, state=state)]:
+        try:
+            server.call(method, path("jobs", id, *verb))
+        except RequestFailed as error:
+            if ids or error.status not in (404, 409):
+                raise
+        else:
+            changed.append(id)
+    return changed
 
 
 def _row(job: dict[str, Any], now: float) -> list[object]:

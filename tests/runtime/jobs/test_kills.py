@@ -1,4 +1,4 @@
-"""A server that is killed at random moments loses no job that it has accepted, and answers none twice.
+"""A server that is killed at random moments loses no job that it has accepted and no answer under a key, and answers none twice.
 
 JOB_KILLS: how often it is killed, 4 times if not set.
 """
@@ -42,6 +42,7 @@ class Client:
         self.sent = 0
         self.accepted: dict[str, str] = {}  # bodies by Location
         self.answers: dict[str, str] = {}  # that were seen
+        self.kept: dict[int, str] = {}  # under keys
 
     def send(self, address: str) -> None:
         with httpx.Client(base_url=address, timeout=DEADLINE) as http, suppress(httpx.TransportError):
@@ -51,6 +52,21 @@ class Client:
                 answer = http.post("/predictions/echo", content=body, headers={"prefer": "respond-async"})
                 assert answer.status_code == 202, answer.text
                 self.accepted[answer.headers["location"]] = body
+
+    def ask(self, address: str) -> None:
+        """Under keys, every second one for a job. What the kill interrupts comes again at the next server."""
+        with httpx.Client(base_url=address, timeout=DEADLINE) as http, suppress(httpx.TransportError):
+            while True:
+                self.ask_once(http, len(self.kept))
+
+    def ask_once(self, http: httpx.Client, number: int) -> None:
+        body = f"key-{number}"
+        headers = {"idempotency-key": body} | ({"prefer": "respond-async"} if number % 2 else {})
+        answer = http.post("/predictions/echo", content=body, headers=headers)
+        assert answer.status_code == (202 if number % 2 else 200), answer.text
+        if number % 2:
+            self.accepted[answer.headers["location"]] = body
+        assert self.kept.setdefault(number, answer.text) == answer.text
 
     def look(self, address: str) -> None:
         """At the newest ones, and again at some of those that were answered before."""
@@ -72,7 +88,7 @@ class Client:
 def kill_in(seconds: float, server: Running, client: Client) -> None:
     address = server.address("predictions")
     with ThreadPoolExecutor() as threads:
-        working = [threads.submit(client.send, address), threads.submit(client.look, address)]
+        working = [threads.submit(work, address) for work in (client.send, client.ask, client.look)]
         threading.Timer(seconds, server.process.kill).start()
         for each in working:
             each.result(DEADLINE)
@@ -91,6 +107,8 @@ def test_a_server_that_is_killed_loses_no_job_and_answers_none_twice(processes: 
             kill_in(draw.uniform(0.01, LONGEST), server, client)
     with serving(words, tmp_path, {}) as server, httpx.Client(base_url=server.address("predictions"), timeout=DEADLINE) as http:
         deadline = time.monotonic() + DEADLINE
+        for number in range(len(client.kept)):
+            client.ask_once(http, number)
         for where in client.accepted:
             while not client.take(where, http.get(where)):
                 assert time.monotonic() < deadline
@@ -99,9 +117,10 @@ def test_a_server_that_is_killed_loses_no_job_and_answers_none_twice(processes: 
     with closing(sqlite3.connect(tmp_path / "jobs.sqlite")) as store:
         states = dict(store.execute("SELECT state, count(*) FROM tsx_jobs GROUP BY state"))
         jobs, bodies = store.execute("SELECT count(*), count(DISTINCT body) FROM tsx_requests").fetchone()
-        (answers,) = store.execute("SELECT count(*) FROM tsx_answers").fetchone()
-    print(f"{KILLS} kills, {client.sent} sent, {len(client.accepted)} accepted, {states}")
+        (answers,) = store.execute("SELECT count(*) FROM tsx_answers WHERE kind = 'job'").fetchone()
+    print(f"{KILLS} kills, {client.sent} sent, {len(client.kept)} under keys, {len(client.accepted)} accepted, {states}")
     assert jobs == bodies == sum(states.values())
     assert answers == states.get("done", 0)
-    assert len(client.accepted) <= jobs <= client.sent
+    assert len(client.accepted) <= jobs <= client.sent + len(client.kept) // 2 + 1
     assert client.accepted
+    assert client.kept
