@@ -87,10 +87,9 @@ class JobRoutes:
         await send_whole(send, scope, response.status, response.headers, response.request_id or request_id, response.body, rest)
 
     async def _accept(self, scope: Scope, receive: Receive, request_id: bytes) -> _Response:
-        headers: list[Pair] = scope["headers"]
-        preference = parse_preference(headers) or Preference()
-        priority, timeout_ms = priority_and_timeout(headers)
-        if callback := callback_of(headers):
+        preference = parse_preference(scope["headers"]) or Preference()
+        priority, timeout_ms = priority_and_timeout(scope["headers"])
+        if callback := callback_of(scope["headers"]):
             self.jobs.callbacks.check(callback)
         target, route, body = await read_request(self.registry, scope, receive, self.limit)
         left_out = {CALLBACK, *self.registry.hidden_headers.of(route.name)}
@@ -144,7 +143,7 @@ class JobRoutes:
 
     async def _progress(self, job: JobRecord) -> _Response:
         ahead, expected = await self.jobs.progress(job)
-        shown = {
+        shown: dict[str, object] = {
             "id": job.id,
             "state": job.state,
             "model": job.model,
