@@ -51,7 +51,6 @@ class Session:
 class _Call(NamedTuple):
     work: Callable[[Session], Any]
     result: asyncio.Future[Any]
-    loop: asyncio.AbstractEventLoop
 
 
 class SqlThread(ABC):
@@ -101,12 +100,11 @@ class SqlThread(ABC):
 
     async def do(self, work: Callable[[Session], ResultT]) -> ResultT:
         """`work` may be called again where its transaction has failed; it raises a `TsxError` only before it has written anything."""
-        loop = asyncio.get_running_loop()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tsx jobs", daemon=True)
             self._thread.start()
-        result: asyncio.Future[ResultT] = loop.create_future()
-        self._calls.put(_Call(work, result, loop))
+        result: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
+        self._calls.put(_Call(work, result))
         return await result
 
     def _run(self) -> None:
@@ -145,7 +143,7 @@ class SqlThread(ABC):
                 results = [self._fault(error) for _ in group]
         for call, result in zip(group, results, strict=True):
             with suppress(RuntimeError):  # the loop has ended, and with it every waiter
-                call.loop.call_soon_threadsafe(_set, call.result, result)
+                call.result.get_loop().call_soon_threadsafe(_set, call.result, result)
 
     def _transaction(self, connection: Any, group: Sequence[_Call]) -> list[Any]:
         session, results = Session(connection, self.words), []

@@ -80,6 +80,7 @@ class ModelReplica:
         registry.tracer = held.enter_context(tracing(settings, os.environ))
         registry.warm_up()
         [self._app] = build_apps(registry, settings, [("inference",)])
+        self._app.idempotency = None  # nothing is stored here; by a key, the ingress knows that it may repeat the request
         self._grpc = GrpcBridge(registry, settings, Path(state), self._app.counts)
         held.push_async_callback(self._grpc.close)
         counts, system = self._app.counts, self._app.system
