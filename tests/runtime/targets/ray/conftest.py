@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -106,7 +107,9 @@ def ray_serve(processes: None, tmp_path_factory: pytest.TempPathFactory, free_po
     http, grpc = free_ports(2)
     settings = {"cache_dir": str(place / "cache"), "worker_preload": False, "max_request_size": 100_000}
     with pytest.MonkeyPatch.context() as patch, ExitStack() as held:
-        for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "TMPDIR": str(place)}.items():
+        short = held.enter_context(tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True))  # Ray has sockets in it
+        own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_TMPDIR": short, "TMPDIR": str(place)}
+        for name, value in own.items():
             patch.setenv(name, value)
         node = {"num_cpus": 1, "object_store_memory": 80 << 20}
         system = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
