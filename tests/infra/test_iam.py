@@ -85,7 +85,8 @@ def asked(file: Path) -> set[str]:
 
 
 def test_whatever_the_code_asks_of_aws_is_allowed_to_who_deploys() -> None:
-    needed = {NAMED_OTHERWISE.get(each, each) for file in (*sorted(DEPLOY.rglob("*.py")), *sorted(BATCH.rglob("*.py"))) for each in asked(file)}
+    files = [*sorted(DEPLOY.rglob("*.py")), *sorted(BATCH.rglob("*.py"))]
+    needed = {NAMED_OTHERWISE.get(each, each) for file in files for each in asked(file)}
     allowed = {
         action for name in ("sagemaker", "lambda") for each in documents()[f"deployer-{name}"]["Statement"] for action in each["Action"]
     }
