@@ -92,11 +92,11 @@ class BatchRun:
 
     def _taken(self, rows: Iterator[Row]) -> Iterator[Row]:
         for row in rows:
+            if self._stop.is_set():  # the row may be cut: see `Sources.end_stdin`
+                return
             self._positions.append(row.next)
             yield row
-            if self._stop.is_set():
-                return
-        self._exhausted = True
+        self._exhausted = not self._stop.is_set()
 
     def _add(self, result: RowResult) -> None:
         done = self.done
@@ -120,7 +120,8 @@ class BatchRun:
             self._commit()
             self._wait()
             why = f"; one is {self.first_error}" if self.first_error else ""
-            raise CliError(f"{done.errors:,} of {done.rows:,} rows failed, more than --max-errors allows{why}")
+            text = f"{done.errors:,} of {done.rows:,} rows failed, more than --max-errors allows{why}"
+            raise CliError(f"{text}. The same command with a higher limit goes on")
 
     def _show(self) -> None:
         self._shown = time.monotonic()

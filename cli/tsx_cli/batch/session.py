@@ -67,12 +67,17 @@ def run_command(options: Options, settings: Settings) -> None:
     s3 = S3(settings.s3_endpoint_url)
     reader = InputReader(options.inputs, options.input_format, RowFormat(options.field, options.id_field), s3)
     stop, finished = threading.Event(), False
+
+    def interrupt() -> None:
+        stop.set()
+        reader.sources.end_stdin()
+
     opening = open_engine(options, reader, settings, stop)
     writer, store = open_output(options, reader, settings, s3)
     fingerprint = {"model": model_fingerprint(options.model, settings), "reader": reader.fingerprint, "writer": writer.fingerprint}
     journal = BatchJournal(store, fingerprint, restart=options.restart)
     try:
-        with interruptible(begin=stop.set), BatchProgress(reader) as progress, opening as engine:
+        with interruptible(begin=interrupt), BatchProgress(reader) as progress, opening as engine:
             run = BatchRun(
                 engine,
                 reader,

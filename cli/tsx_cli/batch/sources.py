@@ -38,6 +38,7 @@ class Sources:
 
     def __init__(self, inputs: Sequence[str], format: str | None, s3: S3) -> None:
         self._format, self._s3, self.stdin = format, s3, STDIN in inputs
+        self._opened: int | None = None  # standard input
         if self.stdin and (len(inputs) > 1 or format in (FILES, "parquet")):
             raise UsageError("standard input (-) brings JSON lines or, with --input-format csv, CSV, and is the only input")
         self._inputs = [each if each == STDIN or is_s3(each) else str(Path(each).absolute()) for each in inputs]
@@ -58,10 +59,18 @@ class Sources:
 
     def open(self, source: Source) -> BinaryIO:
         if source.url == STDIN:
-            return open(os.dup(sys.stdin.fileno()), "rb")
+            self._opened = os.dup(sys.stdin.fileno())
+            return open(self._opened, "rb")
         if is_s3(source.url):
             return cast(BinaryIO, io.BufferedReader(ObjectFile(self._s3, source.url, source.size, source.tag), PIECE))
         return open(source.url, "rb")
+
+    def end_stdin(self) -> None:
+        """For a signal handler: a read of standard input that it has interrupted goes on, and ends."""
+        if self._opened is not None:
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(nothing, self._opened)
+            os.close(nothing)
 
     def check_output(self, output: str) -> None:
         """Raises UsageError where it would be among the inputs, so that they change with it."""

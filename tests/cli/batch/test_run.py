@@ -7,6 +7,8 @@ import csv
 import json
 import os
 import shutil
+import signal
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -185,6 +187,32 @@ def test_the_file_of_a_row_has_a_name_that_file_systems_take() -> None:
     long, other = "é" * 200, "é" * 199 + "e"
     assert len(file_name(long).encode()) <= LONGEST_NAME
     assert file_name(long) != file_name(other)
+
+
+def test_a_stop_ends_a_read_of_standard_input_that_waits_and_its_half_line_is_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_end, write_end = os.pipe()
+    with open(read_end) as file, open(write_end, "wb", buffering=0) as pipe:
+        monkeypatch.setattr(sys, "stdin", file)
+        pipe.write(b'{"x": 0}\n{"x": 1}\n{"x"')
+        reader, stop, store = InputReader(["-"]), threading.Event(), LocalStore(f"{tmp_path}/out")
+        journal = BatchJournal(store, {})
+
+        def on_signal(number: int, frame: object) -> None:
+            stop.set()
+            reader.sources.end_stdin()
+
+        before = signal.signal(signal.SIGALRM, on_signal)
+        signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+        try:
+            run = BatchRun(EchoEngine(), reader, FileWriter(store, JsonLinesEncoding()), journal, stop=stop)
+            run.run()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            journal.close(finished=False)
+    assert (run.done.rows, run.done.complete) == (2, False)
 
 
 def fails(numbers: range) -> Callable[[Row], bool]:
