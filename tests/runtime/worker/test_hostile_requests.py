@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -122,6 +124,16 @@ def test_whatever_a_content_type_says_the_body_is_read_or_refused(kind: str, sig
         return
 
 
+@pytest.fixture
+def new_process() -> Iterator[None]:
+    """Its recursion limit: torch.compile may have raised that of this one."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    yield
+    sys.setrecursionlimit(limit)
+
+
+@pytest.mark.usefixtures("new_process")
 @pytest.mark.parametrize("envelope", ["json", "kserve"])
 def test_json_that_is_nested_too_deeply_is_refused_by_its_envelope(envelope: str) -> None:
     bodies = [b'{"instances": [%b]}' % NESTED, b'{"instances": [1]}']
