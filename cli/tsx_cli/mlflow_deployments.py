@@ -266,9 +266,10 @@ def _packed(uri: str, place: list[str], flavor: Text, given: Mapping[str, Any], 
     """The archive of a model, its manifest and its flavour. Raises CliError, ArchiveError and MlflowException."""
     if "://" in uri or uri.startswith("file:"):
         uri = download_artifacts(uri, dst_path=str(directory))
-    version = given.get("VERSION", *place[1:] or [None])
-    if place[1:] not in ([], [version]):
-        raise UsageError(f"VERSION={version} is not the version {place[1]} of the deployment; leave it out")
+    named = place[1] if len(place) > 1 else None
+    version = given.get("VERSION", named)
+    if named not in (None, version):
+        raise UsageError(f"VERSION={version} is not the version {named} of the deployment; leave it out")
     handler = given.get("HANDLER") or (PYFUNC if flavor == PYFUNC_FLAVOR else None)
     model_file, requirements, settings = (
         Path(given[key]) if key in given else None for key in ("MODEL_FILE", "REQUIREMENTS_FILE", "CONFIG_FILE")
