@@ -133,9 +133,9 @@ class Load:
         return self.answers
 
 
-def post(client: httpx.Client, model: str = "m", **headers: str) -> httpx.Response:
+def ask_model(client: httpx.Client, model: str = "m", method: str = "POST", **headers: str) -> httpx.Response:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return client.post(f"http://127.0.0.1:{HTTP}/app/predictions/{model}", headers=named)
+    return client.request(method, f"http://127.0.0.1:{HTTP}/app/predictions/{model}", headers=named)
 
 
 def until(holds: Callable[[], bool]) -> float:
@@ -155,8 +155,8 @@ def lost(nodes: Nodes, place: Path) -> dict[str, Any]:
     deploy(place, archives(place, ["m"]), replicas=2, replica=RESOURCES)
 
     def ask(client: httpx.Client, number: int) -> tuple[str, httpx.Response]:
-        keyed = {"idempotency_key": str(random.random())} if number % 2 else {}
-        return ("repeatable" if number % 2 else "plain"), post(client, x_work="sleep 0.05", **keyed)
+        kind, method = ("repeatable", "PUT") if number % 2 else ("plain", "POST")
+        return kind, ask_model(client, method=method, x_work="sleep 0.05")
 
     load = Load(8, ask)
     for _ in range(3):
@@ -173,16 +173,23 @@ def lost(nodes: Nodes, place: Path) -> dict[str, Any]:
 
 
 def scaling(nodes: Nodes, place: Path) -> dict[str, Any]:
-    quick = {"upscale_delay_s": 1.0, "downscale_delay_s": 3.0, "metrics_interval_s": 0.5, "look_back_period_s": 2.0}
-    deploy(place, archives(place, ["m"]), autoscaling={"min": 0, "max": 3, "initial": 0, "target_ongoing_requests": 2, **quick})
+    quick = {
+        "target_ongoing_requests": 2,
+        "initial_replicas": 0,
+        "upscale_delay_s": 1.0,
+        "downscale_delay_s": 3.0,
+        "metrics_interval_s": 0.5,
+        "look_back_period_s": 2.0,
+    }
+    deploy(place, archives(place, ["m"]), autoscaling={"min_replicas": 0, "max_replicas": 3, **quick})
     assert replicas() == 0
-    load = Load(8, lambda client, number: ("all", post(client, x_work="sleep 0.1")))
+    load = Load(8, lambda client, number: ("all", ask_model(client, x_work="sleep 0.1")))
     up = until(lambda: replicas() == 3)
     answers = load.stop()
     down = until(lambda: replicas() == 0)
     begun = time.monotonic()
     with httpx.Client(timeout=DEADLINE) as client:
-        assert post(client).status_code == 200
+        assert ask_model(client).status_code == 200
     assert set(answers) == {("all", 200)}, answers
     woken = time.monotonic() - begun
     return {
@@ -201,7 +208,7 @@ def many(nodes: Nodes, place: Path) -> dict[str, Any]:
 
     def right(name: str) -> bool:
         with httpx.Client(timeout=DEADLINE) as client:
-            answer = post(client, name)
+            answer = ask_model(client, name)
         return answer.status_code == 200 and answer.text == name
 
     begun = time.monotonic()
@@ -215,7 +222,7 @@ def throughput(nodes: Nodes, place: Path) -> dict[str, Any]:
     for count in (1, 2):
         deploy(place, models, replicas=count, replica=RESOURCES)
         until(lambda count=count: replicas() == count)
-        load = Load(4 * count, lambda client, number: ("all", post(client, x_work="100")))
+        load = Load(4 * count, lambda client, number: ("all", ask_model(client, x_work="100")))
         time.sleep(2)
         before, begun = sum(load.answers.values()), time.monotonic()
         time.sleep(8)

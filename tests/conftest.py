@@ -91,13 +91,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="only tests that start no process and take less than a second")
 
 
-LONG = {  # files of few tests that take many seconds of the processor: compilers, whole benchmarks, ranks that import torch
+LONG = {  # files of few tests that take many seconds: compilers, whole benchmarks, clusters, ranks that import torch
+    "tests/cli/batch/test_command.py",
+    "tests/cli/batch/test_ray.py",
     "tests/cli/bench/commands/test_forms.py",
     "tests/cli/bench/commands/test_run.py",
+    "tests/cli/deploy/ray/test_deployment.py",
     "tests/cli/deploy/sagemaker/test_shared_containers.py",
     "tests/cli/deploy/test_interrupted.py",
     "tests/cli/optimize/test_run.py",
     "tests/runtime/core/workers/test_groups.py",
+    "tests/runtime/jobs/test_kills.py",
+    "tests/runtime/targets/ray/test_application.py",
     "tests/runtime/worker/forms/kinds/test_aotinductor.py",
     "tests/runtime/worker/forms/kinds/test_compile.py",
     "tests/runtime/worker/forms/kinds/test_int8.py",

@@ -54,6 +54,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias, TypedDict
 
@@ -272,6 +273,12 @@ def parse_header_block(block: str) -> Iterator[tuple[str, str]]:
         if line:
             name, _, value = line.partition(": ")
             yield name, value
+
+
+@lru_cache(256)
+def content_type_of(block: bytes) -> str:
+    """Of a header block; empty where it names none."""
+    return {name.lower(): value for name, value in parse_header_block(block.decode("latin-1"))}.get("content-type", "")
 
 
 def _table(count: int) -> struct.Struct:

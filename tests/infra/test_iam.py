@@ -16,7 +16,7 @@ from tsx_cli.deploy.aws.iam_policies import documents, execution
 from tsx_cli.deploy.spec import DeploySpec
 
 ROOT = Path(__file__).parents[2]
-IAM, DEPLOY = ROOT / "infra" / "iam", ROOT / "cli" / "tsx_cli" / "deploy"
+IAM, DEPLOY, BATCH = ROOT / "infra" / "iam", ROOT / "cli" / "tsx_cli" / "deploy", ROOT / "cli" / "tsx_cli" / "batch"
 LARGEST = 6144  # characters of a managed policy, without its white space
 CLIENTS = {"s3": ("s3",), "sagemaker": ("sagemaker", "sagemaker-runtime")}
 NO_CALLS = {  # permissions that are not called as an operation of the API
@@ -85,7 +85,8 @@ def asked(file: Path) -> set[str]:
 
 
 def test_whatever_the_code_asks_of_aws_is_allowed_to_who_deploys() -> None:
-    needed = {NAMED_OTHERWISE.get(each, each) for file in sorted(DEPLOY.rglob("*.py")) for each in asked(file)}
+    files = [*sorted(DEPLOY.rglob("*.py")), *sorted(BATCH.rglob("*.py"))]
+    needed = {NAMED_OTHERWISE.get(each, each) for file in files for each in asked(file)}
     allowed = {
         action for name in ("sagemaker", "lambda") for each in documents()[f"deployer-{name}"]["Statement"] for action in each["Action"]
     }

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tsx_cli.common.options import AsJson, Assignments, Config
+from tsx_cli.common.options import AsJson, Assignments, Config, read_settings
 
 app = typer.Typer(add_completion=False)
 
@@ -92,20 +92,23 @@ def batch_command(
     from tsx_cli.batch.session import Options, run_command  # here, as it imports the front end, and help must be quick
 
     options = Options(
-        model,
-        tuple(inputs),
-        output,
-        input_format,
-        output_format,
-        field,
-        id_field,
-        workers,
-        batch_size,
-        max_errors,
-        commit_every,
-        restart,
-        on,
-        end_job,
+        model=model,
+        inputs=inputs,
+        output=output,
+        input_format=input_format,
+        output_format=output_format,
+        field=field,
+        id_field=id_field,
+        workers=workers,
+        batch_size=batch_size,
+        on=on,
+        end_job=end_job,
+        max_errors=max_errors,
+        commit_every=commit_every,
+        restart=restart,
+        model_name=model_name,
+        expires=expires,
+        price_per_hour=price_per_hour,
+        as_json=as_json,
     )
-    stored = options._replace(model_name=model_name, expires=expires)
-    run_command(stored, price_per_hour, config, assignments, as_json=as_json)
+    run_command(options, read_settings(config, assignments)[0])

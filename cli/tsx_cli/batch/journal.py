@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tsx_cli.batch.rows import Position
@@ -14,7 +14,7 @@ FORMAT = 1
 CHANGED = {"model": "the model", "reader": "the input or the way it is read", "writer": "the format of the output"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Checkpoint:
     """`rows` are in the output, in `parts` parts; the next one is read from `position`."""
 
@@ -33,20 +33,13 @@ class BatchJournal:
         """`fingerprint`: JSON, by the names of CHANGED. Raises CliError where the output is there, or belongs to other rows."""
         self._store, self._fingerprint = store, json.loads(json.dumps(fingerprint))
         self.progress = Checkpoint()
-        if store is None:
-            return
-        store.lock()
-        try:
-            kept = store.read(JOURNAL)
-            if kept is not None and not restart:
-                self.progress = self._parse(store, kept)
-                return
-            store.clear()
-            if store.exists():
-                self._refuse_output(store, restart)
-        except BaseException:
-            store.close()
-            raise
+        if store is not None:
+            store.lock()
+            try:
+                self._begin(store, restart)
+            except BaseException:
+                store.close()
+                raise
 
     def commit(self, progress: Checkpoint) -> None:
         """It is on the disk on return."""
@@ -63,23 +56,29 @@ class BatchJournal:
             finally:
                 self._store.close()
 
-    def _parse(self, store: OutputStore, kept: bytes) -> Checkpoint:
+    def _begin(self, store: OutputStore, restart: bool) -> None:
+        kept = store.read(JOURNAL)
+        if kept is not None and not restart:
+            self.progress = self._parse(store.output, kept)
+            return
+        store.clear()
+        if store.exists():
+            if store.output.endswith("/"):
+                raise CliError(f"{store.output} is not empty; remove what is in it, or name another directory with -o")
+            if not restart:
+                raise CliError(f"{store.output} is there already, and no unfinished run belongs to it; write it anew with --restart")
+
+    def _parse(self, output: str, kept: bytes) -> Checkpoint:
         anew = "; start anew with --restart, or name another output"
         try:
             entry = json.loads(kept)
             if entry.pop("format") != FORMAT:
                 raise ValueError("it is of another version of tsx")
-            before = entry.pop("fingerprint")
-            progress = replace(Checkpoint(**entry), position=Position(*entry["position"]))
+            before, position = entry.pop("fingerprint"), Position(*entry.pop("position"))
+            progress = Checkpoint(**entry, position=position)
+            changed = [words for key, words in CHANGED.items() if before.get(key) != self._fingerprint.get(key)]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CliError(f"the journal of the unfinished run that writes {store.output} cannot be read ({error}){anew}") from error
-        changed = [words for key, words in CHANGED.items() if before.get(key) != self._fingerprint.get(key)]
+            raise CliError(f"the journal of the unfinished run that writes {output} cannot be read ({error}){anew}") from error
         if changed:
-            raise CliError(f"{store.output} is unfinished, and {' and '.join(changed)} changed since it was begun{anew}")
+            raise CliError(f"{output} is unfinished, and {' and '.join(changed)} changed since it was begun{anew}")
         return progress
-
-    def _refuse_output(self, store: OutputStore, restart: bool) -> None:
-        if store.output.endswith("/"):
-            raise CliError(f"{store.output} is not empty; remove what is in it, or name another directory with -o")
-        if not restart:
-            raise CliError(f"{store.output} is there already, and no unfinished run belongs to it; write it anew with --restart")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import lru_cache
@@ -14,26 +13,28 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from tsx_cli.batch.rows import Row, RowResult
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.storage.archive_record import read_record
 from tsx_cli.common.client import error_text
 from tsx_cli.common.failure import CliError
-from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.placement.devices import cpu_count
 from tsx_runtime.core.registry.registry import open_model
-from tsx_runtime.core.scheduling.job import Flow
+from tsx_runtime.core.scheduling.job import Answer, Flow, WaitingJob
 from tsx_runtime.core.telemetry.batch_times import Batch
-from tsx_runtime.errors import TsxError, Unavailable
+from tsx_runtime.errors import PredictionFailed, TsxError, Unavailable
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.content_types import looks_like
-from tsx_runtime.wire import Body, Buffer
+from tsx_runtime.wire import Buffer, content_type_of, header_block
 
-CHUNK = 64  # rows at least that go to the workers' queue together
-IN_HAND = 256 << 20  # bytes of rows that are under way
+CHUNK = 64  # rows that go to the workers together, where they are fast
+QUICK, SLOW = 0.02, 1.0  # seconds of such rows, between which their number stays
+IN_HAND = 256 << 20  # bytes of rows and answers that are under way
 LARGEST = 4096  # batch size that calibration tries
+LONGEST = 5.0  # seconds of a batch, beyond which it does not grow: one that is under way is computed again after a kill
 GROWTH = 1.05  # in rows per second, for which a larger batch is worth its memory
 STEP = 0.25  # seconds at least that a batch size is measured for
 FULL = 85.0  # per cent of the memory in use, beyond which nothing grows
@@ -64,39 +65,18 @@ def recommendation(model: Path) -> Recommendation:
 def open_local(model: Path, settings: Settings, workers: int | None = None, batch_size: int | None = None) -> Iterator[LocalEngine]:
     """`workers` and `batch_size`: instead of what the measurement recommends or the machine has room for. Raises as `open_model` does."""
     measured = recommendation(model)
-    opened: Future[LocalEngine] = Future()
-    ended = asyncio.Event()
-
-    async def serve() -> None:
-        async with open_model(model, settings, workers=0) as version:
-            _check(version)
-            count = workers or measured.workers or 1
-            await version.scale(count, count)
-            if not (workers or measured.workers):
-                count = _room_for(version)
-                await version.scale(count, count)
-            version.change({"job_queue_size": 1 << 30, "max_queue_bytes": 1 << 50})  # the engine bounds what is under way
-            opened.set_result(LocalEngine(asyncio.get_running_loop(), version, count, batch_size or measured.batch_size))
-            await ended.wait()
-
-    def run() -> None:
-        try:
-            asyncio.run(serve())
-        except BaseException as error:
-            if opened.done():
-                raise
-            opened.set_exception(error)
-
-    thread = threading.Thread(target=run, name="model")
-    thread.start()
-    try:
-        engine = opened.result()
-        try:
-            yield engine
-        finally:
-            engine.loop.call_soon_threadsafe(ended.set)
-    finally:
-        thread.join()
+    with (
+        start_blocking_portal(name="model") as portal,
+        portal.wrap_async_context_manager(open_model(model, settings, workers=0)) as version,
+    ):
+        _check(version)
+        count = workers or measured.workers or 1
+        portal.call(version.scale, count, count)
+        if not (workers or measured.workers):
+            count = _room_for(version)
+            portal.call(version.scale, count, count)
+        portal.call(version.change, {"job_queue_size": 1 << 30, "max_queue_bytes": 1 << 50})  # the engine bounds what is under way
+        yield LocalEngine(portal, version, count, batch_size or measured.batch_size)
 
 
 def _check(version: ModelVersion) -> None:
@@ -122,63 +102,59 @@ def _room_for(version: ModelVersion) -> int:
 class LocalEngine:
     """See `BatchEngine`. Without a batch size it is found on the first rows: doubled for as long as the rows per second grow."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, version: ModelVersion, workers: int, batch_size: int | None) -> None:
-        self.loop = loop
+    def __init__(self, portal: BlockingPortal, version: ModelVersion, workers: int, batch_size: int | None) -> None:
         self.workers = workers
         self.batches = version.plan.strategy.mode == "batch"  # otherwise its workers take rows while they work on others
         self.batch_size: int | None = None  # once it is known
-        self._version = version
+        self._portal, self._version = portal, version
         if not self.batches:
-            self.batch_size = CHUNK * workers
+            self.batch_size = CHUNK
         elif batch_size is not None:
             self._set(batch_size)
 
     def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
+        """Rows go to the workers in flights: of a batch where that takes long, of several where it does not."""
         if self.batch_size is None:
             yield from self.calibrate(rows)
         assert self.batch_size is not None
-        size = -(-CHUNK // self.batch_size) * self.batch_size
-        most = 2 + (2 * self.workers + 2) * self.batch_size // size
-        flights: deque[RowFlight] = deque()
-        bytes_in_hand, more = 0, True
+        least = self.batch_size if self.batches else 1
+        size, flights = least, deque[RowFlight]()
+        answer, landed, more = 0, time.monotonic(), True  # bytes of an answer; the time of the last flight's end
         while True:
-            while more and len(flights) < most and (not flights or bytes_in_hand < IN_HAND):
-                more = bool(taken := _take(rows, size))
-                if taken:
+            while more and (count := sum(flight.rows for flight in flights)) < 2 * (size + self.workers * self.batch_size):
+                if flights and sum(flight.size for flight in flights) + count * answer > IN_HAND:
+                    break
+                if more := bool(taken := _take(rows, size)):
                     flights.append(self._submit(taken))
-                    bytes_in_hand += flights[-1].size
             if not flights:
                 return
-            bytes_in_hand -= flights[0].size
-            yield from flights.popleft().wait()
+            results = flights[0].results.result()
+            flights.popleft()
+            answer, before, landed = sum(len(each.body) for each in results) // len(results), landed, time.monotonic()
+            if landed - before < QUICK and size < CHUNK:
+                size *= 2
+            elif landed - before > SLOW:
+                size = max(least, size // 2)
+            yield from results
 
     def calibrate(self, rows: Iterator[Row]) -> Iterator[RowResult]:
-        size, before, best = 1, 1, 0.0
+        size, best = 1, 0.0
         while True:
             self._set(size)
-            yield from (results := self._measure(rows, size))[0]
-            rate = results[1]
-            if rate is None or rate < best * GROWTH:
-                break
-            best, before = rate, size
-            seconds = size * self.workers / rate  # of a batch
-            if size == LARGEST or seconds > self._version.plan.response_timeout / 4 or self._full():
-                break
-            size *= 2
-        self._set(before)
-
-    def _measure(self, rows: Iterator[Row], size: int) -> tuple[list[RowResult], float | None]:
-        """Results, and rows per second; None where the rows do not suffice."""
-        count, found = size * self.workers, list[RowResult]()
-        begun, measured = 0.0, 0
-        while begun == 0.0 or time.monotonic() - begun < STEP or measured < 2 * count:
-            taken = _take(rows, count)
-            found += self._submit(taken).wait() if taken else []
-            if len(taken) < count:
-                return found, None
-            measured = measured + count if begun else 0  # the first round is for warming up
-            begun = begun or time.monotonic()
-        return found, measured / (time.monotonic() - begun)
+            count, results, begun, measured, more = size * self.workers, list[RowResult](), 0.0, 0, True
+            while more and (measured < 2 * count or time.monotonic() - begun < STEP):
+                taken = _take(rows, count)
+                results += self._submit(taken).results.result()
+                more, measured = len(taken) == count, measured + count if begun else 0  # the first round is for warming up
+                begun = begun or time.monotonic()
+            rate = measured / (time.monotonic() - begun)
+            yield from results
+            if not more or rate < best * GROWTH:  # too few rows to say, or no better
+                self._set(max(1, size // 2))
+                return
+            if size == LARGEST or count / rate > LONGEST or self._full():
+                return
+            best, size = rate, size * 2
 
     def _full(self) -> bool:
         cut = any(key[0] == OUT_OF_MEMORY for key in list(self._version.stats.handler_metrics))
@@ -186,12 +162,49 @@ class LocalEngine:
 
     def _set(self, batch_size: int) -> None:
         self.batch_size = batch_size
-        self.loop.call_soon_threadsafe(self._version.change, {"batch_size": batch_size})
+        self._portal.call(self._version.change, {"batch_size": batch_size})
 
     def _submit(self, rows: Sequence[Row]) -> RowFlight:
-        flight = RowFlight(rows, self._version.max_response_size)
-        self.loop.call_soon_threadsafe(flight.submit, self._version)
-        return flight
+        return RowFlight(len(rows), sum(len(row.body) for row in rows), self._portal.start_task_soon(self._answers, rows))
+
+    async def _answers(self, rows: Sequence[Row]) -> list[RowResult]:
+        """In the order of the rows. Raises Unavailable where the model has no worker any more."""
+        now, most, jobs = time.monotonic(), self._version.max_response_size, list[RowJob]()
+        for row in rows:
+            if row.error is None:
+                jobs.append(RowJob(b"%d\r\n\r\n%b" % (row.index, _headers(row.content_type)), row.body, now, most))
+                self._version.submit(jobs[-1])
+        answers = iter(await asyncio.gather(*(job.done for job in jobs), return_exceptions=True))
+        return [_result(row, next(answers)) if row.error is None else row.failed(400, row.error) for row in rows]
+
+
+class RowFlight(NamedTuple):
+    """Rows that went to the workers together."""
+
+    rows: int
+    size: int  # bytes
+    results: Future[list[RowResult]]
+
+
+class RowJob(WaitingJob):
+    """Collects the parts of a streamed answer, since nobody reads them before the last."""
+
+    __slots__ = ("_most", "_parts", "_size")
+
+    def __init__(self, meta: bytes, body: bytes, arrived: float, most: int) -> None:
+        super().__init__(meta, body, arrived)
+        self._most, self._parts, self._size = most, list[bytes](), 0
+
+    def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
+        self._size += len(body)
+        if self._size <= self._most:
+            self._parts.append(bytes(body))
+
+    def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
+        if self._size > self._most:
+            self.refuse(PredictionFailed("The parts of the answer have more bytes than max_response_size allows."))
+        else:
+            super().answer(status, headers, b"".join((*self._parts, body)) if status < 400 else body, batch)
 
 
 def _take(rows: Iterator[Row], count: int) -> list[Row]:
@@ -205,105 +218,16 @@ def _take(rows: Iterator[Row], count: int) -> list[Row]:
     return taken
 
 
-class RowFlight:
-    """Rows that went to the workers together. Everything but `wait` runs on the loop."""
-
-    def __init__(self, rows: Sequence[Row], max_response_size: int) -> None:
-        self.size = sum(len(row.body) for row in rows)
-        self.max_response_size = max_response_size
-        self.arrived = 0.0
-        self._rows = rows
-        self._left = len(rows)
-        self._results: list[RowResult | None] = [None] * len(rows)
-        self._over = threading.Event()
-        self._error: TsxError | None = None
-
-    def submit(self, version: ModelVersion) -> None:
-        self.arrived = time.monotonic()
-        for position, row in enumerate(self._rows):
-            version.submit(RowJob(self, position, row))
-
-    def done(self, position: int, result: RowResult) -> None:
-        self._results[position] = result
-        self._left -= 1
-        if not self._left:
-            self._over.set()
-
-    def fail(self, error: TsxError) -> None:
-        """No row can succeed any more."""
-        self._error = error
-        self._over.set()
-
-    def wait(self) -> list[RowResult]:
-        """In the order of the rows. Raises TsxError where the model has no worker any more."""
-        self._over.wait()
-        if self._error is not None:
-            raise self._error
-        return [result for result in self._results if result is not None]
-
-
-class RowJob:
-    """See `Job`."""
-
-    __slots__ = (
-        "_flight",
-        "_pieces",
-        "_position",
-        "_row",
-        "_size",
-        "arrived",
-        "body",
-        "deadline",
-        "gone",
-        "meta",
-        "priority",
-        "routed",
-        "watched",
-    )
-
-    def __init__(self, flight: RowFlight, position: int, row: Row) -> None:
-        self.meta = b"%d\r\n\r\n%b" % (row.index, _headers(row.content_type))
-        self.body: Body = row.body
-        self.arrived = flight.arrived
-        self.deadline: float | None = None
-        self.priority = 0
-        self.gone = False
-        self._flight, self._position, self._row = flight, position, row
-        self._pieces: list[bytes] = []  # of a streamed answer
-        self._size = 0
-
-    @property
-    def request_id(self) -> bytes:
-        return b"%d" % self._row.index
-
-    def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
-        content = b"".join((*self._pieces, bytes(body))) if status < 400 else bytes(body)
-        if self._size > self._flight.max_response_size:
-            status, content = 500, b"The parts of the answer have more bytes than max_response_size allows."
-        content_type = _content_type(bytes(headers)) or looks_like(content)
-        self._finish(status, content_type, content, error_text(content) if status >= 400 else None)
-
-    def refuse(self, error: TsxError) -> None:
-        if isinstance(error, Unavailable):
-            self._flight.fail(error)
-        else:
-            self._finish(error.status, "", b"", error.message)
-
-    def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
-        self._size += len(body)
-        if self._size <= self._flight.max_response_size:
-            self._pieces.append(bytes(body))
-
-    def _finish(self, status: int, content_type: str, body: bytes, error: str | None) -> None:
-        self._flight.done(self._position, RowResult(self._row.index, self._row.id, status, content_type, body, error))
+def _result(row: Row, answer: Answer | BaseException) -> RowResult:
+    if isinstance(answer, TsxError) and not isinstance(answer, Unavailable):
+        return row.failed(answer.status, answer.message)
+    if isinstance(answer, BaseException):
+        raise answer
+    content_type = content_type_of(answer.headers) or looks_like(answer.body)
+    error = error_text(answer.body) if answer.status >= 400 else None
+    return RowResult(row.index, row.id, answer.status, content_type, answer.body, error)
 
 
 @lru_cache(256)
 def _headers(content_type: str) -> bytes:
-    return wire.header_block([(b"content-type", content_type.encode())])
-
-
-@lru_cache(256)
-def _content_type(headers: bytes) -> str:
-    found: Mapping[str, str] = {name.lower(): value for name, value in wire.parse_header_block(headers.decode("latin-1"))}
-    return found.get("content-type", "")
+    return header_block([(b"content-type", content_type.encode())])

@@ -9,7 +9,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tsx_cli.batch.rows import RowResult
-from tsx_cli.batch.stores import LocalStore
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import read_option
 from tsx_runtime.jobs.service import postgres_store
@@ -64,8 +63,11 @@ def is_jobs_store(output: str) -> bool:
     return output.startswith(PREFIX)
 
 
-def open_precomputed(output: str, model: str, expires: str | None) -> tuple[PrecomputedWriter, LocalStore]:
-    """The writer, and where its run keeps its journal: beside the file, or in the working directory. Raises UsageError, SettingError."""
+def open_precomputed(output: str, model: str, expires: str | None) -> tuple[PrecomputedWriter, str]:
+    """The writer, and the name beside which its run keeps its journal: the file's, or one in the working directory.
+
+    Raises UsageError, SettingError.
+    """
     keep = read_option(parse_seconds, expires or USUAL, "--expires", "a time such as 12h or 7d")
     named = output.removeprefix(PREFIX)
     if named.startswith(POSTGRES):
@@ -75,4 +77,4 @@ def open_precomputed(output: str, model: str, expires: str | None) -> tuple[Prec
         store = _SharedSqlite(place)
     else:
         raise UsageError(f"-o {output} names no store; it takes jobs+sqlite:///FILE or jobs+postgresql://USER@HOST/DATABASE")
-    return PrecomputedWriter(store, model, keep), LocalStore(f"{place}.{quote(model, safe='')}")
+    return PrecomputedWriter(store, model, keep), f"{place}.{quote(model, safe='')}"

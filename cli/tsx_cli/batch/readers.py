@@ -9,27 +9,17 @@ import json
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple
 
 from tsx_cli.batch.rows import Position, Row
+from tsx_cli.batch.s3 import S3
 from tsx_cli.batch.sources import FILES, STDIN, Source, Sources
-from tsx_cli.common.failure import CliError
+from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.shared.content_types import BYTES, JSON, TEXT, guess_content_type
 
 LONGEST = 1 << 30  # bytes of one row
 AT_ONCE = 16  # files that are read at a time, and
 AHEAD = 64 << 20  # bytes of files that are there before they are asked for
-
-
-class RowReader(Protocol):
-    """What is read of the inputs, in a fixed order."""
-
-    total: int | None  # of `Position.done` at the end; None where it is not known
-    exact: bool  # whether that unit is rows
-    fingerprint: dict[str, Any]  # JSON: the same only where it yields the same rows
-
-    def rows(self, start: Position, index: int) -> Generator[Row, None, None]:
-        """From `start` on, which is before the row of that index. Raises CliError where nothing further can be read."""
 
 
 class RowFormat(NamedTuple):
@@ -40,22 +30,25 @@ class RowFormat(NamedTuple):
 
 
 class InputReader:
-    """Of files, here or in S3, and of standard input."""
+    """The rows of files, here or in S3, or of standard input, in a fixed order.
 
-    def __init__(self, inputs: Sequence[str], format: str | None = None, rows: RowFormat | None = None) -> None:
-        self._sources, self._rows = Sources(inputs, format), rows or RowFormat()
-        self.by_reference = False  # files are left to whoever answers the rows
-        digest, count, size, self.exact = self._sources.survey()
+    `total` is what `Position.done` is at the end: rows where that is `exact`, else bytes; None for standard input. `fingerprint` is JSON,
+    and the same only where the rows are the same.
+    """
+
+    def __init__(self, inputs: Sequence[str], format: str | None = None, rows: RowFormat | None = None, s3: S3 | None = None) -> None:
+        """Raises UsageError, CliError."""
+        self.sources, self._rows = Sources(inputs, format, s3 or S3()), rows or RowFormat()
+        digest, count, size, self.exact = self.sources.survey()
         if not count:
             raise CliError(f"there are no files in {', '.join(inputs)}")
-        self.total = None if self._sources.stdin else count if self.exact else size
-        self.fingerprint = {"inputs": digest, "files": count, "bytes": size, **self._rows._asdict()}
-
-    def first_file(self) -> Source | None:
-        """Of the files that are rows; None where other files are among them."""
-        return next(iter(self._sources), None) if self.exact else None
+        if self.exact and self._rows != RowFormat():
+            raise UsageError("--field and --id-field name a field of a row, and here each row is a whole file; leave them out")
+        self.total = None if self.sources.stdin else count if self.exact else size
+        self.fingerprint: dict[str, Any] = {"inputs": digest, "files": count, "bytes": size, **self._rows._asdict()}
 
     def rows(self, start: Position, index: int) -> Generator[Row, None, None]:
+        """From `start` on, which is before the row of that index. Raises CliError where nothing further can be read."""
         for number, row in enumerate(self._all(start), index):
             yield row._replace(index=number)
 
@@ -64,18 +57,13 @@ class InputReader:
         done = ahead = 0
         pool = ThreadPoolExecutor(AT_ONCE)
         try:
-            for number, source in enumerate(self._sources):
+            for number, source in enumerate(self.sources):
                 begin = start if number == start.source else Position(number, done=done)
                 done += 1 if self.exact else source.size
                 if number < start.source:
                     continue
                 if source.format == FILES:
-                    files.append(
-                        (
-                            pool.submit(file_reference if self.by_reference else file_row, source, Position(number + 1, done=done)),
-                            source.size,
-                        )
-                    )
+                    files.append((pool.submit(self._file, source, Position(number + 1, done=done)), source.size))
                     ahead += source.size
                 while files and (source.format != FILES or len(files) > 2 * AT_ONCE or ahead > AHEAD):
                     ahead -= files[0][1]
@@ -87,15 +75,25 @@ class InputReader:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
+    def _file(self, source: Source, next: Position) -> Row:
+        if source.size > LONGEST:
+            return unreadable(source.name, next, f"it has {source.size} bytes, and a row has {LONGEST} at most")
+        try:
+            with self.sources.open(source) as file:
+                body = file.read()
+        except (OSError, CliError) as error:
+            return unreadable(source.name, next, error)
+        return Row(0, source.name, body, guess_content_type(source.name, body), next)
+
     def _read(self, source: Source, start: Position, done: int) -> Iterator[Row]:
         """`done` at the beginning of the source."""
         formats: dict[str, Callable[[Source, BinaryIO, Position, int], Iterator[Row]]]
         formats = {"jsonl": self._json_lines, "csv": self._csv, "parquet": self._parquet}
         try:
-            with source.open() as file:
+            with self.sources.open(source) as file:
                 yield from formats[source.format](source, file, start, done)
-        except OSError as error:
-            raise CliError(f"{source.url} cannot be read ({error.strerror or error})") from error
+        except (OSError, csv.Error, ValueError, NotImplementedError) as error:  # the last two are pyarrow's
+            raise CliError(f"{source.url} cannot be read ({getattr(error, 'strerror', None) or error})") from error
 
     def _json_lines(self, source: Source, file: BinaryIO, start: Position, done: int) -> Iterator[Row]:
         for at, after, line in _lines(source, file, start):
@@ -195,21 +193,6 @@ def _lines(source: Source, file: BinaryIO, start: Position) -> Iterator[tuple[Po
         after = Position(at.source, at.offset + len(line), at.line + 1, at.done + len(line), digest.hexdigest() if digest else "")
         yield at, after, line
         at = after
-
-
-def file_row(source: Source, next: Position) -> Row:
-    if source.size > LONGEST:
-        return unreadable(source.name, next, f"it has {source.size} bytes, and a row has {LONGEST} at most")
-    try:
-        with source.open() as file:
-            body = file.read()
-    except (OSError, CliError) as error:
-        return unreadable(source.name, next, error)
-    return Row(0, source.name, body, guess_content_type(source.name, body), next)
-
-
-def file_reference(source: Source, next: Position) -> Row:
-    return Row(0, source.name, b"", "", next, None, source)
 
 
 def _plain(value: object) -> str:

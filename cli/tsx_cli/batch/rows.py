@@ -1,10 +1,9 @@
-"""A row of the input, and its result."""
+"""A row of the input, its result, and what makes the one of the other."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from tsx_cli.batch.sources import Source
+from collections.abc import Generator, Iterator
+from typing import NamedTuple, Protocol
 
 
 class Position(NamedTuple):
@@ -13,20 +12,8 @@ class Position(NamedTuple):
     source: int = 0  # number of the file
     offset: int = 0  # in it: bytes of text, or rows of Parquet
     line: int = 1  # of a text, that begins there
-    done: int = 0  # of all that there is to read, in the unit of `RowReader.total`
+    done: int = 0  # of all that there is to read, in the unit of `InputReader.total`
     digest: str = ""  # of what standard input has brought so far
-
-
-class Row(NamedTuple):
-    """One request. A row with an `error` could not be read, and no engine gets it."""
-
-    index: int  # type: ignore[assignment]  # from 0, over all inputs; not the method of tuples
-    id: str
-    body: bytes
-    content_type: str
-    next: Position = Position()  # behind it
-    error: str | None = None
-    source: Source | None = None  # the file that is its body, where whoever answers it has to read that
 
 
 class RowResult(NamedTuple):
@@ -38,3 +25,30 @@ class RowResult(NamedTuple):
     content_type: str
     body: bytes
     error: str | None = None
+
+
+class Row(NamedTuple):
+    """One request. A row with an `error` could not be read."""
+
+    index: int  # type: ignore[assignment]  # from 0, over all inputs; not the method of tuples
+    id: str
+    body: bytes
+    content_type: str
+    next: Position = Position()  # behind it
+    error: str | None = None
+
+    def failed(self, status: int, error: str) -> RowResult:
+        return RowResult(self.index, self.id, status, "", b"", error)
+
+
+class BatchEngine(Protocol):
+    """What computes the results: this machine, a cluster, a service."""
+
+    batch_size: int | None  # once it is known
+
+    def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
+        """One result for each row, in the order of the rows; a row with an `error` is answered with that.
+
+        It takes rows ahead of its results within a bound of its own, from one thread. `rows` ends early where the run is to stop: what was
+        taken is still answered. Raises CliError or TsxError where no further row can succeed.
+        """

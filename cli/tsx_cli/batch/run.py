@@ -8,19 +8,17 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import NamedTuple
 
-from tsx_cli.batch.engine import BatchEngine
 from tsx_cli.batch.journal import BatchJournal, Checkpoint
-from tsx_cli.batch.readers import RowReader
-from tsx_cli.batch.rows import Position, Row, RowResult
+from tsx_cli.batch.readers import InputReader
+from tsx_cli.batch.rows import BatchEngine, Position, Row, RowResult
 from tsx_cli.batch.writers import Writer
 from tsx_cli.common.failure import CliError
 
 PART = 32 << 20  # bytes of answers, with which a part is written whatever its age
 PART_ROWS = 100_000
-UNREADABLE = 50_000  # rows whose results may be to come when one cannot be read
 ENOUGH = 100  # rows, of which a share of errors says something
 SHOWN = 0.2  # seconds between two calls of `progress`
 
@@ -39,144 +37,107 @@ class MaxErrors(NamedTuple):
 NO_LIMIT = MaxErrors()
 
 
-@dataclass
-class Tally:
-    """`rows` and `errors` are those of the whole output; `before` were there when this run began."""
+class BatchRun:
+    """`before`: where the journal had it begin; `done`: how far it is, with rows whose commit is still to come."""
 
-    rows: int
-    errors: int
-    before: int
-    seconds: float  # of this run
-    total_seconds: float  # of all runs
-    position: Position  # behind the last row
-    first_error: str = ""  # of this run
-    finished: bool = False  # the output is whole; else the run was stopped
-
-
-def run_batch(
-    engine: BatchEngine,
-    reader: RowReader,
-    writer: Writer,
-    journal: BatchJournal,
-    *,
-    stop: threading.Event,
-    max_errors: MaxErrors = NO_LIMIT,
-    progress: Callable[[Tally], None] = lambda tally: None,
-    commit_every: float = 5.0,
-) -> Tally:
-    """Go on where the journal says, until the output is whole or `stop` is set: what the engine has taken is finished and committed.
-
-    Raises CliError for too many errors, after a commit, and what reader, engine and writer raise.
-    """
-    return _BatchRun(engine, reader, writer, journal, stop, max_errors, progress, commit_every).run()
-
-
-class _BatchRun:
     def __init__(
         self,
         engine: BatchEngine,
-        reader: RowReader,
+        reader: InputReader,
         writer: Writer,
         journal: BatchJournal,
+        *,
         stop: threading.Event,
-        max_errors: MaxErrors,
-        progress: Callable[[Tally], None],
-        commit_every: float,
+        max_errors: MaxErrors = NO_LIMIT,
+        progress: Callable[[BatchRun], None] = lambda run: None,
+        commit_every: float = 5.0,
     ) -> None:
         self._engine, self._reader, self._writer, self._journal = engine, reader, writer, journal
         self._stop, self._max_errors, self._progress, self._every = stop, max_errors, progress, commit_every
-        self._kept = before = journal.progress
+        self.before, self.done = journal.progress, replace(journal.progress)
+        self.first_error = ""
         self._begun = self._committed = self._shown = time.monotonic()
-        self.tally = Tally(before.rows, before.errors, before.rows, 0.0, before.seconds, before.position)
-        self._seconds = before.seconds
         self._exhausted = False  # all rows were taken
-        self._taken: deque[Row] = deque()  # without their bodies: rows whose results are still to come
+        self._positions: deque[Position] = deque()  # behind the rows whose results are still to come
         self._results: list[RowResult] = []  # of the next part
         self._size = 0
         self._thread = ThreadPoolExecutor(1, "writer")
         self._written: Future[None] | None = None
 
-    def run(self) -> Tally:
-        tally = self.tally
+    @property
+    def seconds(self) -> float:
+        return self.done.seconds - self.before.seconds
+
+    def run(self) -> None:
+        """Until the output is whole (`done.complete`) or `stop` is set: what the engine has taken is finished and committed.
+
+        Raises CliError for too many errors, after a commit, and what reader, engine and writer raise.
+        """
+        done = self.done
         with self._thread:
-            if not self._kept.complete:
-                with closing(self._reader.rows(tally.position, tally.rows)) as rows:
-                    self._answer(rows)
+            if not done.complete:
+                with (
+                    closing(self._reader.rows(done.position, done.rows)) as rows,
+                    closing(self._engine.run(self._taken(rows))) as results,
+                ):
+                    for result in results:
+                        self._add(result)
                 self._check_errors(over=self._exhausted)
-                self._commit(complete=self._exhausted)
+                done.complete = self._exhausted
+                self._commit()
                 self._wait()
-            if self._kept.complete:
-                self._writer.finish(self._kept.parts)
-                tally.finished = True
-        self._show(time.monotonic())
-        return tally
+            if done.complete:
+                self._writer.finish(done.parts)
+        self._show()
 
-    def _answer(self, rows: Iterator[Row]) -> None:
-        while not (self._exhausted or self._stop.is_set()):
-            with closing(self._engine.run(self._readable(rows))) as results:
-                for result in results:
-                    self._add_unreadable(result.index)
-                    self._add(result, self._taken.popleft().next)
-            self._add_unreadable(None)
-
-    def _readable(self, rows: Iterator[Row]) -> Iterator[Row]:
-        """For the engine. It ends early where many rows in a row cannot be read, so that their results do not pile up."""
+    def _taken(self, rows: Iterator[Row]) -> Iterator[Row]:
         for row in rows:
-            self._taken.append(row._replace(body=b""))
-            if row.error is None:
-                yield row
-            if self._stop.is_set() or (row.error is not None and len(self._taken) > UNREADABLE):
+            if self._stop.is_set():  # the row may be cut: see `Sources.end_stdin`
                 return
-        self._exhausted = True
+            self._positions.append(row.next)
+            yield row
+        self._exhausted = not self._stop.is_set()
 
-    def _add_unreadable(self, before: int | None) -> None:
-        """Results of the rows that the engine did not get, up to this index."""
-        while self._taken and (before is None or self._taken[0].index < before):
-            row = self._taken.popleft()
-            if row.error is None:
-                raise CliError(f"the result of row {row.index} ({row.id}) is missing")  # the engine broke its promise
-            self._add(RowResult(row.index, row.id, 400, "", b"", row.error), row.next)
-
-    def _add(self, result: RowResult, position: Position) -> None:
-        tally = self.tally
+    def _add(self, result: RowResult) -> None:
+        done = self.done
+        assert result.index == done.rows, "the engine's promise"
         self._results.append(result)
         self._size += len(result.body)
-        tally.rows, tally.position = tally.rows + 1, position
+        done.rows, done.position = done.rows + 1, self._positions.popleft()
         if result.error is not None:
-            tally.errors += 1
-            tally.first_error = tally.first_error or f"{result.id}: {result.error}"
+            done.errors += 1
+            self.first_error = self.first_error or f"{result.id}: {result.error}"
             self._check_errors(over=False)
         now = time.monotonic()
         if now - self._shown >= SHOWN:
-            self._show(now)
+            self._show()
         if self._size >= PART or len(self._results) >= PART_ROWS or now - self._committed >= self._every:
-            self._commit(complete=False)
+            self._commit()
 
     def _check_errors(self, *, over: bool) -> None:
-        tally = self.tally
-        if self._max_errors.exceeded(tally.errors, tally.rows, over=over):
-            self._commit(complete=False)
+        done = self.done
+        if self._max_errors.exceeded(done.errors, done.rows, over=over):
+            self._commit()
             self._wait()
-            why = f"; one is {tally.first_error}" if tally.first_error else ""
-            raise CliError(f"{tally.errors:,} of {tally.rows:,} rows failed, more than --max-errors allows{why}")
+            why = f"; one is {self.first_error}" if self.first_error else ""
+            text = f"{done.errors:,} of {done.rows:,} rows failed, more than --max-errors allows{why}"
+            raise CliError(f"{text}. The same command with a higher limit goes on")
 
-    def _show(self, now: float) -> None:
-        self._shown, self.tally.seconds = now, now - self._begun
-        self.tally.total_seconds = self._seconds + self.tally.seconds
-        self._progress(self.tally)
+    def _show(self) -> None:
+        self._shown = time.monotonic()
+        self.done.seconds = self.before.seconds + self._shown - self._begun
+        self._progress(self)
 
-    def _commit(self, *, complete: bool) -> None:
+    def _commit(self) -> None:
         """Has one thread write what there is, while the next rows are computed; waits for the part before."""
         self._wait()
-        now = time.monotonic()
-        tally, results = self.tally, self._results
-        if not results and not complete:
+        done, results, now = self.done, self._results, time.monotonic()
+        if not results and not done.complete:
             return
-        seconds = self._seconds + now - self._begun
-        parts = self._kept.parts + bool(results)
-        self._kept = Checkpoint(tally.rows, tally.errors, parts, seconds, complete, tally.position)
+        done.parts += bool(results)
+        done.seconds = self.before.seconds + now - self._begun
         self._results, self._size, self._committed = [], 0, now
-        self._written = self._thread.submit(self._write, self._kept, results)
+        self._written = self._thread.submit(self._write, replace(done), results)
 
     def _write(self, progress: Checkpoint, results: list[RowResult]) -> None:
         if results:

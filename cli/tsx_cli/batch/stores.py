@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from tsx_archiver.storage.locks import FileLock
-from tsx_cli.batch import s3
+from tsx_cli.batch.s3 import S3, place
 from tsx_cli.common.failure import CliError
 
 WORK = ".tsx-batch"  # behind the output's name: the directory of its run
 JOURNAL = "journal.json"
+AT_ONCE = 16  # objects that are written at a time
+LONGEST_NAME = 200  # bytes of a file's name, to which its kind is added; file systems take 255
 Write = Callable[[BinaryIO], object]
 
 
@@ -24,7 +28,7 @@ class LocalStore:
 
     def __init__(self, output: str) -> None:
         self.output = output
-        self._path = Path(output)
+        self._path = Path(output).resolve()
         self._work = self._path.with_name(f"{self._path.name}{WORK}")
         self._files = self._work / "files"
         self._lock: FileLock | None = None
@@ -36,6 +40,8 @@ class LocalStore:
     def lock(self) -> None:
         """Before all but `exists`. Raises CliError where another run has it."""
         while self._lock is None or not self._lock.is_current():  # another run that ends removes it
+            if self._lock is not None:
+                self._lock.close()
             self._work.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(self._work / "lock")
             if not self._lock.own(wait=False):
@@ -105,13 +111,13 @@ class LocalStore:
 class S3Store:
     """As `LocalStore`, but S3 has no locks: two runs at a time are not kept from each other."""
 
-    def __init__(self, output: str) -> None:
-        self.output = output
+    def __init__(self, output: str, s3: S3) -> None:
+        self.output, self._s3 = output, s3
         self._work = f"{output.rstrip('/')}{WORK}/"
 
     def exists(self) -> bool:
-        with s3.calls(self.output) as client:
-            bucket, key = s3.place(self.output).values()
+        with self._s3.calls(self.output) as client:
+            bucket, key = place(self.output).values()
             found = client.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get("Contents", [])
         return any(key.endswith("/") or each["Key"] == key for each in found)
 
@@ -119,18 +125,20 @@ class S3Store:
         pass
 
     def read(self, name: str) -> bytes | None:
-        if not any(url == self._work + name for url, _, _ in s3.listing(self._work)):
-            return None
-        with s3.calls(self.output) as client:
-            content: bytes = client.get_object(**s3.place(self._work + name))["Body"].read()
+        url = self._work + name
+        with self._s3.calls(url) as client:
+            try:
+                content: bytes = client.get_object(**place(url))["Body"].read()
+            except client.exceptions.NoSuchKey:
+                return None
         return content
 
     def put(self, name: str, content: bytes) -> None:
         self._put(self._work + name, content)
 
     def add_files(self, files: Mapping[str, bytes]) -> None:
-        for name, content in files.items():
-            self._put(f"{self.output}{name}", content)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(self._put, (f"{self.output}{name}" for name in files), files.values()))
 
     def remove_files(self, names: Iterable[str]) -> None:
         for name in names:
@@ -138,33 +146,39 @@ class S3Store:
 
     def publish(self, write: Write | None) -> None:
         if write is not None:
-            with tempfile.TemporaryFile() as file, s3.calls(self.output) as client:
+            with tempfile.TemporaryFile() as file, self._s3.calls(self.output) as client:
                 write(file)
                 file.seek(0)
-                client.upload_fileobj(file, *s3.place(self.output).values())
+                client.upload_fileobj(file, *place(self.output).values())
 
     def clear(self) -> None:
-        for url in sorted((url for url, _, _ in s3.listing(self._work)), key=lambda url: not url.endswith(f"/{JOURNAL}")):
+        for url in sorted((url for url, _, _ in self._s3.listing(self._work)), key=lambda url: not url.endswith(f"/{JOURNAL}")):
             self._delete(url)
 
     def close(self) -> None:
         pass
 
     def _put(self, url: str, content: bytes) -> None:
-        with s3.calls(url) as client:
-            client.put_object(**s3.place(url), Body=content)
+        with self._s3.calls(url) as client:
+            client.put_object(**place(url), Body=content)
 
     def _delete(self, url: str) -> None:
-        with s3.calls(url) as client:
-            client.delete_object(**s3.place(url))
+        with self._s3.calls(url) as client:
+            client.delete_object(**place(url))
 
 
 OutputStore: TypeAlias = LocalStore | S3Store
 
 
 def file_name(id: str) -> str:
-    """The path of a row's file in a directory, which it cannot lead out of."""
-    return "/".join(re.sub(r"[\x00-\x1f\x7f%\\]|^\.", lambda found: f"%{ord(found[0]):02X}", part) or "%" for part in id.split("/"))
+    """The path of a row's file in a directory, which it cannot lead out of. A part that is too long for a file system is cut."""
+    parts = [re.sub(r"[\x00-\x1f\x7f%\\]|^\.", lambda found: f"%{ord(found[0]):02X}", part) or "%" for part in id.split("/")]
+    return "/".join(part if len(part.encode()) <= LONGEST_NAME else _cut(part) for part in parts)
+
+
+def _cut(name: str) -> str:
+    """With a digest, as the names of two rows stay two."""
+    return f"{name.encode()[: LONGEST_NAME - 17].decode(errors='ignore')}%{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def _sync(path: Path) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
-from tsx_cli.batch.readers import RowReader
-from tsx_cli.batch.run import Tally
+from tsx_cli.batch.readers import InputReader
+from tsx_cli.batch.run import BatchRun
 from tsx_cli.batch.sources import STDIN
 from tsx_cli.common.output import number
 from tsx_runtime.shared.log_format import escaped
@@ -23,7 +23,7 @@ BETWEEN_LINES = 30.0  # seconds, where stderr is no terminal
 class BatchProgress:
     """One line that changes on a terminal; elsewhere a line now and then."""
 
-    def __init__(self, reader: RowReader) -> None:
+    def __init__(self, reader: InputReader) -> None:
         self._reader = reader
         self._console = Console(stderr=True, highlight=False)
         self._status: Status | None = None
@@ -39,8 +39,8 @@ class BatchProgress:
         if self._status is not None:
             self._status.stop()
 
-    def show(self, tally: Tally) -> None:
-        text = progress_text(tally, self._reader.total, exact=self._reader.exact)
+    def show(self, run: BatchRun) -> None:
+        text = progress_text(run, self._reader)
         if self._status is not None:
             self._status.update(escaped(text))
         elif time.monotonic() - self._printed >= BETWEEN_LINES:
@@ -48,47 +48,57 @@ class BatchProgress:
             print(text, file=sys.stderr, flush=True)
 
 
-def progress_text(tally: Tally, total: int | None, *, exact: bool) -> str:
-    """`total` is in the unit of `Position.done`; rows, where that is `exact`."""
-    parts = [f"{tally.rows:,} rows"]
-    if tally.errors:
-        parts.append(f"{tally.errors:,} errors")
-    rate = (tally.rows - tally.before) / tally.seconds if tally.seconds else 0.0
+def progress_text(run: BatchRun, reader: InputReader) -> str:
+    done, rate, read = run.done, _rate(run), run.done.position.done
+    parts = [_count(done.rows, "row")]
+    if done.errors:
+        parts.append(_count(done.errors, "error"))
     parts.append(f"{number(rate)} rows/s")
-    done = tally.position.done
-    if total is not None and done:
-        left = total - done if exact else round(tally.rows * (total - done) / done)
-        parts.append(f"{'' if exact else 'about '}{left:,} left")
+    if reader.total is not None and read:
+        left = reader.total - read if reader.exact else round(done.rows * (reader.total - read) / read)
+        parts.append(f"{'' if reader.exact else 'about '}{left:,} left")
         if rate:
             parts.append(f"{timedelta(seconds=round(left / rate))} left")
     return " · ".join(parts)
 
 
-def summary(tally: Tally, output: str, batch_size: int | None, price_per_hour: float | None) -> dict[str, Any]:
+def summary(run: BatchRun, output: str, batch_size: int | None, price_per_hour: float | None) -> dict[str, Any]:
+    done = run.done
     found: dict[str, Any] = {
         "output": output,
-        "finished": tally.finished,
-        "rows": tally.rows,
-        "errors": tally.errors,
-        "rows_before": tally.before,
-        "seconds": round(tally.seconds, 3),
-        "total_seconds": round(tally.total_seconds, 3),
-        "rows_per_second": round((tally.rows - tally.before) / tally.seconds, 3) if tally.seconds else None,
+        "finished": done.complete,
+        "rows": done.rows,
+        "errors": done.errors,
+        "first_error": run.first_error or None,
+        "rows_before": run.before.rows,
+        "seconds": round(run.seconds, 3),
+        "total_seconds": round(done.seconds, 3),
+        "rows_per_second": round(_rate(run), 3),
         "batch_size": batch_size,
     }
     if price_per_hour is not None:
-        found["cost"] = tally.total_seconds / 3600 * price_per_hour
+        found["cost"] = done.seconds / 3600 * price_per_hour
     return found
 
 
 def summary_text(found: dict[str, Any]) -> str:
-    rate = "" if found["rows_per_second"] is None else f", {number(found['rows_per_second'])} rows/s"
     before = f" ({found['rows_before']:,} of them by earlier runs)" if found["rows_before"] else ""
-    text = f"{found['output']}: {found['rows']:,} rows{before}, {found['errors']:,} errors, {found['seconds']:,.1f} s{rate}"
+    text = f"{found['output']}: {_count(found['rows'], 'row')}{before}, {_count(found['errors'], 'error')}, {found['seconds']:,.1f} s, "
+    text += f"{number(found['rows_per_second'])} rows/s"
     if found["batch_size"] is not None:
         text += f", batches of {found['batch_size']:,}"
     if "cost" in found:
         text += f", cost {number(found['cost'])}"
+    if found["first_error"]:
+        text += f"\nthe first error: {found['first_error']}"
     if found["finished"]:
         return text
     return f"{text}\nstopped before the end" + ("" if found["output"] == STDIN else "; the same command goes on there")
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number:,} {name}{'' if number == 1 else 's'}"
+
+
+def _rate(run: BatchRun) -> float:
+    return (run.done.rows - run.before.rows) / run.seconds if run.seconds else 0.0

@@ -87,7 +87,7 @@ class DirectoryWriter:
         self._store.publish(None)
 
     def _file(self, result: RowResult) -> tuple[str, bytes]:
-        name = f"{result.index:09}-{file_name(result.id.replace('/', '_')[:100])}" if self._numbered else file_name(result.id)
+        name = f"{result.index:09}-{file_name(result.id.replace('/', '_'))}" if self._numbered else file_name(result.id)
         if result.error is not None:
             return f"{name}.error.json", json.dumps(_error(result)).encode()
         return name + (mimetypes.guess_extension(_media_type(result)) or ".bin"), result.body
@@ -193,7 +193,7 @@ def _json_line(result: RowResult) -> bytes:
         return b'%b"error":%b}\n' % (start, json.dumps(_error(result), ensure_ascii=False).encode())
     if _is_json(result):
         try:
-            value = json.loads(result.body)
+            value = json.loads(result.body.decode())
         except (ValueError, RecursionError):  # the handler says JSON, and it is none
             pass
         else:

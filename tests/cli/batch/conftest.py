@@ -11,7 +11,6 @@ import pytest
 from moto import mock_aws
 
 from tests.support.models import make_model
-from tsx_cli.batch import s3
 from tsx_cli.batch.rows import Row, RowResult
 
 TWICE = """
@@ -38,6 +37,7 @@ class EchoEngine:
     def __init__(self, fails: Callable[[Row], bool] = lambda row: False) -> None:
         self.fails = fails
         self.seen = 0
+        self.batch_size: int | None = None
 
     def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
         behind: list[Row] = []
@@ -48,9 +48,11 @@ class EchoEngine:
         yield from map(self._answer, behind)
 
     def _answer(self, row: Row) -> RowResult:
+        if row.error is not None:
+            return row.failed(400, row.error)
         self.seen += 1
         if self.fails(row):
-            return RowResult(row.index, row.id, 500, "", b"", "it failed")
+            return row.failed(500, "it failed")
         return RowResult(row.index, row.id, 200, row.content_type, row.body)
 
 
@@ -66,8 +68,6 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name, value in {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}.items():
         monkeypatch.setenv(name, value)
     with mock_aws():
-        s3._client.cache_clear()
         client: Any = boto3.client("s3")
         client.create_bucket(Bucket="data")
         yield client
-    s3._client.cache_clear()

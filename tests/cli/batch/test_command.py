@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.conftest import Run
-from tsx_cli.common.failure import INTERRUPTED
+from tsx_cli.common.failure import INTERRUPTED, CliError
 
 KILLS = int(os.environ.get("TSX_BATCH_KILLS", "4"))
 QUICK = ("--set", "worker_preload=false", "--batch-size", 4, "--workers", 2)
@@ -167,3 +167,19 @@ def test_wrong_usage_is_refused_with_what_to_do(run: Run, twice: Path, rows: Cal
     ended = run("batch", twice, "rows.jsonl", *words)
     assert ended.code == 2
     assert message in ended.err
+
+
+def test_a_directory_with_other_files_is_refused_as_output(run: Run, twice: Path, rows: Callable[[int], Path]) -> None:
+    rows(1)
+    ended = run("batch", twice, "rows.jsonl", "-o", ".")
+    assert ended.code == 1
+    assert "./ is not empty; remove what is in it, or name another directory with -o" in ended.err
+
+
+def test_objects_are_looked_for_where_the_settings_of_the_command_say(run: Run, twice: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def client(service: str, endpoint_url: str, config: object) -> None:
+        raise CliError(f"asked {endpoint_url}")
+
+    monkeypatch.setattr("boto3.client", client)
+    ended = run("batch", twice, "s3://data/rows.jsonl", "-o", "out.jsonl", "--set", "s3_endpoint_url=http://127.0.0.1:9")
+    assert "asked http://127.0.0.1:9" in ended.err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from tests.support.benchmarked import results
 from tests.support.models import make_model
 from tsx_cli.batch.local import Recommendation, open_local, recommendation
+from tsx_cli.batch.rows import Row
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.storage.archive_record import record_of
 from tsx_cli.common.failure import CliError
@@ -37,3 +40,42 @@ def test_a_model_whose_rows_belong_together_is_refused(tmp_path: Path, session_c
     model = make_model(tmp_path / "s.mar", NOTHING, config="sequenceBatching: true\nsequenceMaxIdleMSec: 1000\n")
     with pytest.raises(CliError, match="its requests belong to sequences"), open_local(model, settings):
         pass
+
+
+STREAMS = """
+from ts.handler_utils.utils import send_intermediate_predict_response
+
+def handle(data, context):
+    if data is not None:
+        send_intermediate_predict_response(["one "] * len(data), context.request_ids, "", 200, context)
+        return ["two"] * len(data)
+"""
+
+
+def rows(count: int, taken: list[int]) -> Iterator[Row]:
+    for number in range(count):
+        taken.append(number)
+        yield Row(number, str(number), b'{"x": %d}' % number, "application/json")
+
+
+@pytest.mark.slow
+def test_few_rows_are_under_way_where_a_commit_would_wait_for_many(
+    twice: Path, session_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_local(twice, Settings(cache_dir=session_cache, worker_preload=False), 1, 1) as engine:
+        taken: list[int] = []
+        results = engine.run(rows(100, taken))
+        assert json.loads(next(results).body) == {"twice": 0}
+        assert len(taken) == 4
+        assert [result.index for result in results] == list(range(1, 100))
+        monkeypatch.setattr("tsx_cli.batch.local.IN_HAND", 8)  # bytes: less than an answer has
+        taken.clear()
+        for number, _ in enumerate(engine.run(rows(20, taken))):
+            assert number == 0 or len(taken) <= number + 4
+
+
+@pytest.mark.slow
+def test_the_parts_of_a_streamed_answer_are_one_answer(tmp_path: Path, session_cache: Path) -> None:
+    model = make_model(tmp_path / "streams.mar", STREAMS)
+    with open_local(model, Settings(cache_dir=session_cache, worker_preload=False), 1, 2) as engine:
+        assert [result.body for result in engine.run(rows(3, []))] == [b"one two"] * 3

@@ -6,6 +6,7 @@ import base64
 import csv
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -152,22 +153,38 @@ def test_standard_input_goes_on_only_where_it_brings_the_same_rows(tmp_path: Pat
         (["a", "a"], None, "named twice"),
         (["nothing"], None, "nothing' cannot be read .No such file"),
         (["."], None, "there are no files in"),
+        (["rows.parquet"], None, "rows.parquet cannot be read"),
+        (["rows.csv"], None, "rows.csv cannot be read .new-line character"),
     ],
 )
 def test_inputs_that_cannot_be_used_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inputs: list[str], format: str | None, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if inputs[0].startswith("rows"):
+        Path(inputs[0]).write_bytes(b"no,\rparquet\n")
     with pytest.raises((CliError, UsageError), match=message):
-        InputReader(inputs, format)
+        all_rows(InputReader(inputs, format))
+
+
+def test_files_that_are_rows_have_no_fields(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(UsageError, match="each row is a whole file; leave them out"):
+        InputReader([str(tmp_path)], rows=RowFormat("x"))
+
+
+def test_what_is_no_regular_file_is_left_out_of_a_directory(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "a.txt").write_text("a")
+    assert [row.id for row in all_rows(InputReader([str(tmp_path)]))] == ["a.txt"]
 
 
 def test_fingerprints_change_with_the_content_and_the_options(tmp_path: Path) -> None:
     def fingerprint(**options: Any) -> object:
-        return InputReader([str(tmp_path)], **options).fingerprint
+        return InputReader([str(tmp_path / "a.jsonl")], **options).fingerprint
 
-    (tmp_path / "a").write_text("1")
+    (tmp_path / "a.jsonl").write_text("1")
     before = fingerprint()
     assert fingerprint() == before != fingerprint(rows=RowFormat("x"))
-    (tmp_path / "a").write_text("22")
+    (tmp_path / "a.jsonl").write_text("22")
     assert fingerprint() != before

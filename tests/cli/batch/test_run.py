@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
 import os
 import shutil
+import signal
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,10 +22,11 @@ from hypothesis import strategies as st
 from tests.cli.batch.conftest import EchoEngine
 from tsx_cli.batch.journal import BatchJournal
 from tsx_cli.batch.readers import InputReader
-from tsx_cli.batch.rows import Position, Row
-from tsx_cli.batch.run import MaxErrors, Tally, run_batch
-from tsx_cli.batch.stores import LocalStore, OutputStore, S3Store
-from tsx_cli.batch.writers import ENCODINGS, DirectoryWriter, FileWriter, Writer
+from tsx_cli.batch.rows import Position, Row, RowResult
+from tsx_cli.batch.run import BatchRun, MaxErrors
+from tsx_cli.batch.s3 import S3
+from tsx_cli.batch.stores import LONGEST_NAME, LocalStore, OutputStore, S3Store, file_name
+from tsx_cli.batch.writers import ENCODINGS, DirectoryWriter, FileWriter, JsonLinesEncoding, Writer
 from tsx_cli.common.failure import CliError
 
 ROWS = 9
@@ -78,18 +82,19 @@ class MortalDisk:
 
 def run(
     place: Path, kind: str, engine: EchoEngine | None = None, stop: threading.Event | None = None, *, output: str = "", **options: Any
-) -> Tally:
+) -> BatchRun:
     """As the command does it, with a commit for each row."""
     reader = InputReader([str(place / "rows.jsonl")])
-    store: OutputStore = S3Store(output) if output else LocalStore(f"{place}/out{'/' if kind == 'directory' else ''}")
+    store: OutputStore = S3Store(output, S3()) if output else LocalStore(f"{place}/out{'/' if kind == 'directory' else ''}")
     writer: Writer = DirectoryWriter(store, numbered=False) if kind == "directory" else FileWriter(store, ENCODINGS[kind]())
     journal, finished = BatchJournal(store, {"reader": reader.fingerprint}), False
     try:
-        tally = run_batch(
+        ended = BatchRun(
             engine or EchoEngine(), reader, writer, journal, stop=stop or threading.Event(), **({"commit_every": 0.0} | options)
         )
-        finished = tally.finished
-        return tally
+        ended.run()
+        finished = ended.done.complete
+        return ended
     finally:
         journal.close(finished=finished)
 
@@ -149,26 +154,65 @@ def test_what_is_committed_is_not_computed_again(tmp_path: Path) -> None:
     make_rows(tmp_path, 20)
     stop = threading.Event()
     first, second = stopping_at(5, stop), EchoEngine()
-    tally = run(tmp_path, "jsonl", first, stop)
-    assert (tally.finished, tally.rows) == (False, first.seen)
-    tally = run(tmp_path, "jsonl", second)
-    assert tally.finished
-    assert tally.before == first.seen == 20 - second.seen > 5
+    done = run(tmp_path, "jsonl", first, stop).done
+    assert (done.complete, done.rows) == (False, first.seen)
+    ended = run(tmp_path, "jsonl", second)
+    assert ended.done.complete
+    assert ended.before.rows == first.seen == 20 - second.seen > 5
     assert ids(tmp_path, "jsonl") == [f"rows.jsonl:{number + 1}" for number in range(20)]
 
 
-def test_rows_that_cannot_be_read_keep_their_place_and_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_cannot_be_read_keep_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class PartlyReader(InputReader):
         def rows(self, start: Position, index: int) -> Any:
             return (row._replace(error="odd" if row.index % 4 else None) for row in super().rows(start, index))
 
     monkeypatch.setattr("tests.cli.batch.test_run.InputReader", PartlyReader)
-    monkeypatch.setattr("tsx_cli.batch.run.UNREADABLE", 2)
     make_rows(tmp_path)
-    assert run(tmp_path, "jsonl").errors == 6
+    assert run(tmp_path, "jsonl").done.errors == 6
     entries = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
     assert [entry["id"] for entry in entries] == [f"rows.jsonl:{number + 1}" for number in range(ROWS)]
     assert [entry.get("error", {}).get("message") for entry in entries] == [None, "odd", "odd", "odd"] * 2 + [None]
+
+
+def test_json_that_is_not_utf_8_does_not_break_its_line() -> None:
+    body = '{"x": "\u0a0a"}'.encode("utf-16")
+    [line] = JsonLinesEncoding().encode([RowResult(0, "a", 200, "application/json", body)]).splitlines()
+    assert base64.b64decode(json.loads(line)["output_base64"]) == body
+
+
+def test_the_file_of_a_row_has_a_name_that_file_systems_take() -> None:
+    assert file_name("a/b.jpg") == "a/b.jpg"
+    assert file_name("../x") == "%2E./x"
+    long, other = "é" * 200, "é" * 199 + "e"
+    assert len(file_name(long).encode()) <= LONGEST_NAME
+    assert file_name(long) != file_name(other)
+
+
+def test_a_stop_ends_a_read_of_standard_input_that_waits_and_its_half_line_is_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_end, write_end = os.pipe()
+    with open(read_end) as file, open(write_end, "wb", buffering=0) as pipe:
+        monkeypatch.setattr(sys, "stdin", file)
+        pipe.write(b'{"x": 0}\n{"x": 1}\n{"x"')
+        reader, stop, store = InputReader(["-"]), threading.Event(), LocalStore(f"{tmp_path}/out")
+        journal = BatchJournal(store, {})
+
+        def on_signal(number: int, frame: object) -> None:
+            stop.set()
+            reader.sources.end_stdin()
+
+        before = signal.signal(signal.SIGALRM, on_signal)
+        signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+        try:
+            run = BatchRun(EchoEngine(), reader, FileWriter(store, JsonLinesEncoding()), journal, stop=stop)
+            run.run()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            journal.close(finished=False)
+    assert (run.done.rows, run.done.complete) == (2, False)
 
 
 def fails(numbers: range) -> Callable[[Row], bool]:
@@ -192,7 +236,7 @@ def test_too_many_errors_end_the_run_which_goes_on_with_a_higher_limit(
         with pytest.raises(CliError, match=message):
             run(tmp_path, "jsonl", EchoEngine(fails(failing)), max_errors=limit)
         assert not (tmp_path / "out").exists()
-    assert run(tmp_path, "jsonl", EchoEngine(fails(failing))).errors == 3
+    assert run(tmp_path, "jsonl", EchoEngine(fails(failing))).done.errors == 3
     assert len(ids(tmp_path, "jsonl")) == ROWS
 
 
@@ -213,7 +257,7 @@ def test_two_runs_cannot_write_one_output(tmp_path: Path) -> None:
     with pytest.raises(CliError, match="another run writes"):
         run(tmp_path, "jsonl")
     store.close()
-    assert run(tmp_path, "jsonl").finished
+    assert run(tmp_path, "jsonl").done.complete
     assert {each.name for each in tmp_path.iterdir()} == {"rows.jsonl", "out"}
 
 
@@ -221,11 +265,11 @@ def test_a_stopped_run_into_s3_goes_on_and_leaves_only_the_output(tmp_path: Path
     make_rows(tmp_path, 12)
     for output in ("s3://data/out.jsonl", "s3://data/files/"):
         stop = threading.Event()
-        assert not run(tmp_path, "directory" if output.endswith("/") else "jsonl", stopping_at(5, stop), stop, output=output).finished
+        assert not run(tmp_path, "directory" if output.endswith("/") else "jsonl", stopping_at(5, stop), stop, output=output).done.complete
         keys = [each["Key"] for each in bucket.list_objects_v2(Bucket="data")["Contents"]]
         assert f"{output.removeprefix('s3://data/').rstrip('/')}.tsx-batch/journal.json" in keys
         engine = EchoEngine()
-        assert run(tmp_path, "directory" if output.endswith("/") else "jsonl", engine, output=output).finished
+        assert run(tmp_path, "directory" if output.endswith("/") else "jsonl", engine, output=output).done.complete
         assert 0 < engine.seen < 12
     keys = [each["Key"] for each in bucket.list_objects_v2(Bucket="data")["Contents"]]
     assert sorted(keys) == sorted(["out.jsonl", *(f"files/rows.jsonl:{number}.json" for number in range(1, 13))])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import tarfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -21,8 +22,9 @@ from tests.support.models import make_model
 from tests.support.platforms.aws import Account, Course, aws
 from tests.support.platforms.sagemaker_host import Host, container
 from tests.support.platforms.sagemaker_transform import run_job
-from tsx_cli.batch.rows import RowResult
-from tsx_cli.batch.sagemaker.engine import SageMakerEngine, TransformJob
+from tsx_cli.batch.readers import InputReader
+from tsx_cli.batch.rows import Position, Row, RowResult
+from tsx_cli.batch.sagemaker.engine import SageMakerEngine
 from tsx_cli.common.failure import CliError
 from tsx_cli.main import main
 
@@ -132,11 +134,24 @@ def test_a_job_answers_all_rows_as_this_machine_does_and_the_same_command_finds_
     assert described["TransformResources"] == {"InstanceType": "ml.c6i.xlarge", "InstanceCount": 1}
 
 
-def test_files_of_any_bytes_come_back_as_they_would_here(archive: Path, platform: Platform) -> None:
+def test_files_of_any_bytes_are_answered_and_no_row_is_taken_before_the_one_in_front_of_it_is_answered(
+    archive: Path, platform: Platform
+) -> None:
     Path("files").mkdir()
     for number in range(6):
         Path(f"files/{number}.bin").write_bytes(bytes(range(200, 200 + number)))
-    assert batch(archive, "files", "far.jsonl", "--on", "sagemaker") == batch(archive, "files", "local.jsonl")
+    reader, taken = InputReader(["files"]), list[Row]()
+
+    def rows() -> Iterator[Row]:
+        for row in reader.rows(Position(), 0):
+            taken.append(row)
+            yield row
+
+    for number, result in enumerate(SageMakerEngine(archive, reader, None, None, threading.Event(), restart=False).run(rows())):
+        assert len(taken) == number + 1
+        body = taken[-1].body
+        assert result.body == (body[::-1] if number % 2 else str(number).encode())
+        assert result.id == f"{number}.bin"
 
 
 def test_a_job_that_fails_says_why_and_the_same_command_tries_again(
@@ -176,7 +191,7 @@ def test_what_the_output_has_already_is_not_written_again(archive: Path, platfor
     Path("rows.jsonl").write_text("".join(f'{{"n": {number}}}\n' for number in range(10, 30)))
     whole = batch(archive, "rows.jsonl", "whole.jsonl", "--on", "sagemaker")
 
-    def cut(self: SageMakerEngine, job: TransformJob) -> Iterator[RowResult]:
+    def cut(self: SageMakerEngine, job: str) -> Iterator[RowResult]:
         yield from islice(results(self, job), 12)
         raise CliError("the connection broke")
 

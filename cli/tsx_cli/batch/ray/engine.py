@@ -13,15 +13,11 @@ from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tsx_archiver import inspect_archive
-from tsx_archiver.storage.digest import content_digest
 from tsx_cli.batch.ray.coordinator import AT_ONCE, Coordinator
-from tsx_cli.batch.ray.replica import Answers, ReplicaOrder, sees
-from tsx_cli.batch.readers import InputReader
+from tsx_cli.batch.ray.replica import Answers, ReplicaOrder
 from tsx_cli.batch.rows import Row, RowResult
-from tsx_cli.batch.sources import Source, local_source
 from tsx_cli.bench.storage.archive_record import read_record
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.options import archive_limits
@@ -42,38 +38,29 @@ class ClusterLayout(NamedTuple):
     gpus: int
 
 
-def layout(nodes: list[dict[str, Any]], threads: int | None, replicas: int | None, gpus: bool) -> ClusterLayout:
+def layout(nodes: list[dict[str, float]], threads: int | None, replicas: int | None, gpus: bool) -> ClusterLayout:
     """As many replicas as the nodes have room for, each with as many CPUs as its worker has threads, and a GPU where there are any."""
-    cpus, there = threads or 1, [node["Resources"] for node in nodes if node["Alive"]]
-    each = 1 if gpus and any(node.get("GPU") for node in there) else 0
-    room = (min(node.get("CPU", 0) // cpus, node.get("GPU", 0) if each else MOST) for node in there)
+    cpus = threads or 1
+    each = 1 if gpus and any(node.get("GPU") for node in nodes) else 0
+    room = (min(node.get("CPU", 0) // cpus, node.get("GPU", 0) if each else MOST) for node in nodes)
     return ClusterLayout(replicas or max(1, int(sum(room))), cpus, each)
 
 
 @contextmanager
-def open_ray(
-    address: str, model: Path, reader: InputReader, settings: Settings, replicas: int | None, batch_size: int | None
-) -> Iterator[RayEngine]:
-    """Has `reader` leave files to the nodes where they see them. Raises CliError, ArchiveError."""
+def open_ray(address: str, model: Path, settings: Settings, replicas: int | None, batch_size: int | None) -> Iterator[RayEngine]:
+    """Raises CliError, ArchiveError."""
     if model.is_dir():
         raise CliError(f"{model} is a directory, and nodes check an archive by its sha-256: pack it with `tsx archive`")
     with _connected(address):
-        nodes: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]  # Ray's
-        with model.open("rb") as file:
-            digest = content_digest(file)
-        inspection = inspect_archive(model, limits=archive_limits())
-        shared = _all_see(nodes, local_source(model.absolute()))
-        source = str(model.absolute()) if shared else f"{OBJECT}{upload(model)}"
-        first = reader.first_file()
-        reader.by_reference = first is not None and _all_see(nodes, first)
-        who = "the nodes read the inputs" if reader.by_reference else "this machine reads the inputs and sends the rows"
-        record = read_record(model)
+        inspection, record = inspect_archive(model, limits=archive_limits()), read_record(model)
+        digest = upload(model)
         threads = inspection.config.threads or (record.best.configuration.get("threads") if record else None)
-        found = layout(nodes, threads, replicas, settings.number_of_gpu != 0)
-        print(f"{found.replicas} replicas on {len(nodes)} nodes, {found.cpus} CPUs and {found.gpus} GPUs each; {who}", file=sys.stderr)
+        nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]  # Ray's
+        found = layout([node["Resources"] for node in nodes], threads, replicas, settings.number_of_gpu != 0)
+        print(f"{found.replicas} replicas on {len(nodes)} nodes, {found.cpus} CPUs and {found.gpus} GPUs each", file=sys.stderr)
         own = settings.model_copy(update={"cpus": found.cpus, "cache_dir": None})  # which is this machine's
-        known = RayModel(name=inspection.manifest.model_name, source=source, sha256=digest)
-        yield RayEngine(ReplicaOrder(known, own, batch_size, first if reader.by_reference else None), found)
+        known = RayModel(name=inspection.manifest.model_name, source=f"{OBJECT}{digest}", sha256=digest)
+        yield RayEngine(ReplicaOrder(known, own, batch_size), found)
 
 
 @contextmanager
@@ -100,14 +87,8 @@ def _version() -> str:
     return __version__
 
 
-def _all_see(nodes: list[dict[str, Any]], source: Source) -> bool:
-    strategies = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
-    remote = ray.remote(num_cpus=0)(sees)
-    return all(ray.get([remote.options(scheduling_strategy=each).remote(source) for each in strategies]))
-
-
 class RayEngine:
-    """See `Engine`."""
+    """See `BatchEngine`."""
 
     def __init__(self, order: ReplicaOrder, found: ClusterLayout) -> None:
         self.batch_size = order.batch_size

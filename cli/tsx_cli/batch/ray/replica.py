@@ -15,9 +15,7 @@ import pyarrow
 
 from tsx_archiver import ArchiveError
 from tsx_cli.batch.local import LocalEngine, open_local
-from tsx_cli.batch.readers import file_row
 from tsx_cli.batch.rows import Row, RowResult
-from tsx_cli.batch.sources import Source
 from tsx_cli.common.failure import CliError
 from tsx_runtime.errors import TsxError
 from tsx_runtime.settings.schema import Settings
@@ -31,7 +29,6 @@ class ReplicaOrder(NamedTuple):
     model: RayModel
     settings: Settings
     batch_size: int | None
-    seen: Source | None  # a file of the inputs, where the nodes read them
 
 
 class Answers(NamedTuple):
@@ -64,34 +61,17 @@ class BatchReplica:
             return Answers(error=self._error)
         engine, begun = self._engine, time.monotonic()
         try:
-            rows = [self._read(row) for row in pickle.loads(chunk)]
-            readable = [row for row in rows if row.error is None]
+            rows: list[Row] = pickle.loads(chunk)
             with self._calibrating:
-                if engine.batch_size is None and readable:
+                if engine.batch_size is None and (readable := [row for row in rows if row.error is None]):
                     deque(engine.calibrate(cycle(readable)), maxlen=0)
                     begun = time.monotonic()
-            answered = engine.run(iter(readable))
-            results = [RowResult(row.index, row.id, 400, "", b"", row.error) if row.error is not None else next(answered) for row in rows]
-            return Answers(results, time.monotonic() - begun, engine.batch_size or 1)
+            return Answers(list(engine.run(iter(rows))), time.monotonic() - begun, engine.batch_size or 1)
         except (CliError, TsxError) as error:
             return Answers(error=self._where(error))
 
-    def _read(self, row: Row) -> Row:
-        """Its body, where that is a file. Raises CliError on a node that does not see the inputs."""
-        if row.source is None:
-            return row
-        found = file_row(row.source, row.next)
-        if found.error is not None and self._order.seen is not None and not sees(self._order.seen):
-            raise CliError(f"{self._order.seen.url} is not there: mount the inputs on all nodes, or put them into S3")
-        return found._replace(index=row.index)
-
     def _where(self, error: Exception) -> str:
         return f"node {platform.node()}: {getattr(error, 'message', None) or error}"
-
-
-def sees(source: Source) -> bool:
-    """Whether this node reads the same file there."""
-    return source == source.found()
 
 
 def answers_of(block: Any) -> Answers:

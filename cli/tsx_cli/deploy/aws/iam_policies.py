@@ -133,10 +133,12 @@ def _deploys_endpoints(account: str, place: str) -> list[Document]:
     scaling = f"arn:aws:iam::{account}:role/aws-service-role/sagemaker.application-autoscaling.amazonaws.com/*"
     bucket = "arn:aws:s3:::tsx-" + account + "-*"
     on_bucket = ("CreateBucket", "ListBucket", "GetBucketPublicAccessBlock", "PutBucketPublicAccessBlock", "PutBucketTagging")
+    jobs = ("CreateTransformJob", "DescribeTransformJob", "StopTransformJob", "AddTags")  # of `tsx batch --on sagemaker`
     on_objects = ("GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload")
     return [
         _allow("Endpoints", [f"sagemaker:{each}" for each in verbs], [f"arn:aws:sagemaker:{place}:{kind}" for kind in kinds]),
-        _allow("Lists", ["sagemaker:ListModels", "sagemaker:ListEndpointConfigs", "sagemaker:ListInferenceComponents"]),
+        _allow("BatchJobs", [f"sagemaker:{each}" for each in jobs], [f"arn:aws:sagemaker:{place}:transform-job/tsx-batch-*"]),
+        _allow("Lists", [f"sagemaker:List{kind}s" for kind in ("Model", "EndpointConfig", "InferenceComponent", "TransformJob")]),
         _allow("Bucket", [f"s3:{each}" for each in on_bucket], [bucket]),
         _allow("Models", [f"s3:{each}" for each in on_objects], [f"{bucket}/tsx/*"]),
         _allow("FirstScaling", ["iam:CreateServiceLinkedRole"], [scaling]),
@@ -191,7 +193,9 @@ def _endpoint(spec: DeploySpec, account: str, region: str, bucket: str) -> list[
     place = f"{region}:{account}"
     wanted = [_allow("Model", ["s3:GetObject"], [f"arn:aws:s3:::{bucket}/tsx/{spec.name}/*"])]
     wanted += [_allow("Bucket", ["s3:ListBucket"], [f"arn:aws:s3:::{bucket}"]), *_image(place)]
-    groups = [f"/aws/sagemaker/Endpoints/{spec.name}", *([f"/aws/sagemaker/InferenceComponents/{spec.name}"] if own.component else [])]
+    wanted.append(_allow("BatchAnswers", ["s3:PutObject"], [f"arn:aws:s3:::{bucket}/tsx/{spec.name}/batch/*"]))
+    groups = [f"/aws/sagemaker/Endpoints/{spec.name}", "/aws/sagemaker/TransformJobs"]
+    groups += [f"/aws/sagemaker/InferenceComponents/{spec.name}"] if own.component else []
     wanted.append(_writes_logs(place, *groups))
     wanted.append(_allow("Metrics", ["cloudwatch:PutMetricData"]))
     if spec.canary is not None:

@@ -126,7 +126,8 @@ def _place(name: str, target: str, fields: Mapping[str, Any], spec: DeploySpec |
             from tsx_cli.deploy.ray.kinds import KINDS as RAY_KINDS
         except ImportError as error:
             raise CliError(f"--target ray needs packages that are not installed ({error.name}): pip install 'tsx-serve[ray]'") from error
-        cloud, kinds = RayCluster(Ray.model_validate(fields["ray"]), partial(Cloud, fields.get("region"), fields.get("profile"))), RAY_KINDS
+        own_ray = Ray.model_construct(**fields["ray"])  # checked before: with all its defaults it would not pass again
+        cloud, kinds = RayCluster(own_ray, partial(Cloud, fields.get("region"), fields.get("profile"))), RAY_KINDS
         platform = RayTarget()
     else:
         cloud, kinds = Cloud(fields.get("region"), fields.get("profile"), fields["sagemaker"]["bucket_owner"]), AWS_KINDS

@@ -13,7 +13,7 @@ from tsx_cli.deploy.emit.yaml_text import yaml_text
 from tsx_cli.deploy.engine.facts import Facts, look_at
 from tsx_cli.deploy.ray.resources import GRPC, configuration
 from tsx_cli.deploy.spec import DeploySpec
-from tsx_runtime.targets.ray.config import IMPORT_PATH, INGRESS, MODEL
+from tsx_runtime.targets.ray.config import IMPORT_PATH
 from tsx_runtime.version import __version__
 
 CONFIG, SERVICE = "serve-config.yaml", "rayservice.yaml"
@@ -45,14 +45,13 @@ def ray_files(spec: DeploySpec, facts: Facts) -> tuple[dict[str, str], list[str]
 
 
 def _serve_config(spec: DeploySpec, config: dict[str, Any]) -> dict[str, Any]:
-    grpc = {"grpc_options": {"port": GRPC_PORT, "grpc_servicer_functions": list(GRPC)}} if spec.ray.grpc else {}
+    grpc = {"grpc_options": {"port": GRPC_PORT, "grpc_servicer_functions": [GRPC]}} if spec.ray.grpc else {}
     application = {
         "name": spec.name,
         "import_path": IMPORT_PATH,
         "route_prefix": config["RoutePrefix"],
         "runtime_env": config["RuntimeEnv"],
         "args": config["Application"],
-        "deployments": [{"name": each, "max_surge_percent": math.ceil(config["Surge"])} for each in (INGRESS, MODEL)],
     }
     return {
         "proxy_location": "EveryNode",

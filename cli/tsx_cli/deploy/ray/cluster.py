@@ -21,9 +21,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tsx_cli.common.failure import CliError
 from tsx_cli.deploy.aws.session import Cloud
+from tsx_cli.deploy.engine.engine import OWNER
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.ray.resources import GRPC
-from tsx_cli.deploy.ray.running import RunningApplication
+from tsx_cli.deploy.ray.running import RunningApplication, raised
 from tsx_cli.deploy.ray.spec import Ray
 from tsx_runtime.errors import TsxError
 from tsx_runtime.targets.ray.config import NAMESPACE
@@ -56,6 +57,7 @@ class RayCluster:
             if host:  # Ray itself tries for minutes
                 socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+            logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it writes a line for what this command says itself
         except OSError as error:
             raise CliError(f"no Ray cluster answers at {address}: {error}. {_advice(address)}") from error
         except (RuntimeError, ValueError, AssertionError, RayError) as error:
@@ -68,7 +70,7 @@ class RayCluster:
             controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
         except ValueError:
             return {}
-        with self._translated("asking Ray Serve what it runs"):
+        with self.translated("asking Ray Serve what it runs"):
             shown = ray.get(controller.get_serve_instance_details.remote(), timeout=ANSWER)
         found: dict[str, Any] = json.loads(json.dumps(shown))  # the values of its enums
         return found
@@ -76,6 +78,11 @@ class RayCluster:
     def application(self, name: str) -> RunningApplication | None:
         found = self.details().get("applications", {}).get(name)
         return None if found is None else RunningApplication(found)
+
+    def owned(self, application: str, name: str) -> RunningApplication | None:
+        """Where it belongs to the deployment of this name."""
+        found = self.application(application)
+        return found if found is not None and found.tags.get(OWNER) == name else None
 
     def nodes(self) -> list[dict[str, float]]:
         """The resources of each, in all."""
@@ -86,13 +93,13 @@ class RayCluster:
         """Ray Serve, if it does not run. Raises CliError where it does, without the gRPC that is asked for."""
         running = self.details()
         if not running:
-            grpc = {"grpc_options": {"grpc_servicer_functions": list(GRPC)}} if self.own.grpc else {}
-            with self._translated("starting Ray Serve"):
+            grpc = {"grpc_options": {"grpc_servicer_functions": [GRPC]}} if self.own.grpc else {}
+            with self.translated("starting Ray Serve"):
                 serve.start(proxy_location="EveryNode", http_options={"host": self.own.host, "port": self.own.port}, **grpc)
-        elif self.own.grpc and not {*GRPC} <= {*running["grpc_options"].get("grpc_servicer_functions", ())}:
+        elif self.own.grpc and GRPC not in (running["grpc_options"].get("grpc_servicer_functions") or ()):
             raise CliError(
                 f"Ray Serve runs on {self.region} without gRPC, which is chosen when it starts: remove ray.grpc, or start it anew "
-                f"(`serve shutdown` ends all applications) with grpc_servicer_functions {', '.join(GRPC)}"
+                f"(`serve shutdown` ends all applications) with the grpc_servicer_functions {GRPC}"
             )
 
     def run(
@@ -103,14 +110,13 @@ class RayCluster:
         options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, **({"runtime_env": dict(env)} if env else {})}
         if node is not None:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
-        with self._translated(doing):
+        with self.translated(doing):
             return ray.get(ray.remote(function).options(**options).remote(*arguments))
 
-    def delete(self, *names: str) -> None:
-        """Begins to remove applications."""
+    def delete(self, name: str) -> None:
         self.connect()
-        with self._translated(f"removing {', '.join(names)}"):
-            ray.get(ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE).delete_apps.remote(list(names)), timeout=ANSWER)
+        with self.translated(f"removing {name}"):
+            serve.delete(name)
 
     def record(self, version: str) -> dict[str, Any] | None:
         self.connect()
@@ -134,7 +140,7 @@ class RayCluster:
         _internal_kv_del(_key(version), namespace=NAMESPACE)
 
     @contextlib.contextmanager
-    def _translated(self, doing: str) -> Generator[None, None, None]:
+    def translated(self, doing: str) -> Generator[None, None, None]:
         try:
             yield
         except RayTaskError as error:
@@ -142,7 +148,7 @@ class RayCluster:
                 raise CloudError(error.cause.message) from error
             lacks = isinstance(error.cause, ModuleNotFoundError)
             advice = " Its nodes need tsx: install tsx-serve[ray] there, or set ray.runtime_env={pip = ['tsx-serve[ray]']}" if lacks else ""
-            raise CloudError(f"{doing}: {_last(error)}.{advice}") from error
+            raise CloudError(f"{doing}: {raised(str(error))}.{advice}") from error
         except (RayError, TimeoutError) as error:
             raise CloudError(f"{doing}: {_first(error)}; `ray status` shows the cluster's nodes") from error
 
@@ -165,8 +171,3 @@ def _advice(address: str, text: str = "") -> str:
 
 def _first(error: BaseException) -> str:
     return re.sub(r"\s+", " ", str(error)).strip().partition(". ")[0].rstrip(".")
-
-
-def _last(error: RayTaskError) -> str:
-    """Of a traceback, what was raised."""
-    return str(error).strip().splitlines()[-1].rstrip(".")

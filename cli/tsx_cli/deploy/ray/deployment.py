@@ -12,15 +12,13 @@ from typing import Any
 from tsx_cli.bench.storage.archive_record import read_record
 from tsx_cli.common.client import Response
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.deploy.aws.alarms import read_bound
 from tsx_cli.deploy.engine.facts import Facts, look_at
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.ray.cluster import RayCluster
-from tsx_cli.deploy.ray.kinds import beside
 from tsx_cli.deploy.ray.on_nodes import Lines, ask, read_logs
-from tsx_cli.deploy.ray.resources import APPLICATION, ARCHIVE, NONE, UPLOAD, VERSION, resources, route_prefix
+from tsx_cli.deploy.ray.resources import APPLICATION, ARCHIVE, UPLOAD, VERSION, as_canary, beside, resources, route_prefix
 from tsx_cli.deploy.ray.running import RunningApplication
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.targets.ray.config import OBJECT, S3
@@ -31,39 +29,46 @@ FOLLOW = 1.0  # seconds between two looks at the log files of a node
 class RayTarget:
     def wanted(self, cloud: RayCluster, spec: DeploySpec, facts: Facts) -> list[Resource]:
         """Raises UsageError and CliError."""
-        named = [] if spec.canary is None else [text for text in spec.canary.alarms if read_bound(text) is None]
-        if named:
-            raise UsageError(f"--alarm: '{named[0]}' is not a bound; a canary on Ray is watched by 5xx>0 and p95>300ms")
+        if spec.canary is not None and spec.canary.model_fields_set & {"bake", "alarms"}:
+            raise UsageError(
+                "--bake, --alarm: a canary on Ray keeps its share until `tsx deploy promote` or `tsx deploy rollback`. Remove them"
+            )
         if spec.image is not None:
             raise UsageError("image: the nodes of a cluster have theirs already; --emit ray writes one into a RayService. Remove it")
         _refuse_conflicts(cloud.details().get("applications", {}), spec)
         archives = [facts, *(look_at(each)[1] for each in spec.ray.models)]
         *made, application = resources(spec, archives, read_record(spec.model))
         notes = _notes(cloud, spec, archives, application.properties["Config"]["Application"]["replica"])
-        return [*made, replace(application, notes=tuple(notes))]
+        application, stable = replace(application, notes=tuple(notes)), cloud.owned(spec.name, spec.name)
+        if spec.canary is None or stable is None or stable.version == application.properties["Version"]:
+            return [*made, application]
+        return [*made, *as_canary(application, spec.canary.percent)]
 
     def belongings(self, cloud: RayCluster, name: str, *, purge: bool = False) -> list[Resource]:
         """An archive of the object store that no other deployment uses goes as well: it takes memory of the nodes."""
         records = cloud.records()
         own = {version for version in records if version.rpartition("-")[0] == name}
         found = [*_unused(records, own), *(Resource(f"Version{n}", VERSION, each, {}) for n, each in enumerate(sorted(own)))]
-        there = [each for each in (beside(name), name) if _own(cloud, each, name) is not None]
+        there = [each for each in (beside(name), name) if cloud.owned(each, name) is not None]
         found += [Resource(f"Application{n}", APPLICATION, each, {}) for n, each in enumerate(there)]
         return [*(uploads(cloud, name) if purge else []), *found]
 
     def obsolete(self, cloud: RayCluster, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
         names = {each.name for each in wanted}
         records = cloud.records()
-        others = [version for version in cloud.records(spec.name) if version not in names]
+        applications = [found for each in (spec.name, beside(spec.name)) if (found := cloud.owned(each, spec.name)) is not None]
+        kept = names | {each.version for each in applications}
+        others = [version for version in cloud.records(spec.name) if version not in kept]
         gone = others[: -(spec.keep - 1) or None]
         archives = [each for each in _unused(records, set(gone)) if each.name not in names]
         return [*archives, *(Resource(f"Version{n}", VERSION, each, {}) for n, each in enumerate(gone))]
 
     def versions(self, cloud: RayCluster, name: str) -> list[DeployedVersion]:
-        application = _own(cloud, name)
+        application = cloud.owned(name, name)
         if application is None:
             return []
-        shares = {} if application.canary is None else {application.canary.version: application.canary.percent}
+        canary = cloud.owned(beside(name), name)
+        shares = {} if canary is None or canary.version == application.version else {canary.version: float(canary.release["percent"])}
         return [
             DeployedVersion(
                 n, each, datetime.fromisoformat(record["made"]), record["tags"], each == application.version, shares.get(each, 0.0)
@@ -72,20 +77,22 @@ class RayTarget:
         ]
 
     def going_back(self, cloud: RayCluster, name: str, version: DeployedVersion) -> list[Resource]:
-        """A canary that is under way ends with it."""
+        """A canary ends with it."""
         if version.percent:
             raise CliError(f"version {version.number} of {name} is its canary; `tsx deploy promote` gives it all requests")
         return [_as_recorded(cloud, name, version.id)]
 
     def promoting(self, cloud: RayCluster, name: str) -> list[Resource]:
-        application = _own(cloud, name)
-        canary = None if application is None else application.canary
-        if canary is None or canary.ended:
+        canary = cloud.owned(beside(name), name)
+        if canary is None or canary.is_ending or canary.version is None:
             raise CliError(f"{name} has no canary: one version has all requests")
+        state, reason = canary.condition
+        if state != "ready":
+            raise CliError(f"the canary of {name} is not ready: {reason}. `tsx deploy rollback` ends it")
         return [_as_recorded(cloud, name, canary.version)]
 
     def status(self, cloud: RayCluster, name: str) -> dict[str, Any] | None:
-        application = _own(cloud, name)
+        application, canary = cloud.owned(name, name), cloud.owned(beside(name), name)
         if application is None:
             return None
         state, reason = application.condition
@@ -100,13 +107,13 @@ class RayTarget:
             "version": application.version,
             "replicas": f"{sum(each['state'] == 'RUNNING' for each in application.replicas)} of {application.wanted} running",
             "nodes": sorted({str(each["node_ip"]) for each in application.replicas if each.get("node_ip")}),
-            "canary": _canary(cloud, application),
+            "canary": [] if canary is None else [_canary(application, canary)],
             "address": [f"{each}{application.shown['route_prefix'] or ''}" for each in _addresses(cloud.details()).values()],
         }
 
     def invoke(self, cloud: RayCluster, name: str, body: bytes, content_type: str, accept: str | None) -> Response:
         """On a node of the cluster, as this machine may not reach the port of Ray Serve."""
-        application, addresses = _own(cloud, name), _addresses(cloud.details())
+        application, addresses = cloud.owned(name, name), _addresses(cloud.details())
         if application is None or not addresses:
             raise CloudError(f"{name} does not run; see `tsx deploy status`")
         model = application.tags.get("tsx:model", name).partition("/")[0]
@@ -120,7 +127,7 @@ class RayTarget:
         start = None if since is None else float(since.rstrip("s"))
         read: dict[str, dict[str, int]] = {}
         while True:
-            application = _own(cloud, name)
+            application = cloud.owned(name, name)
             if application is None:
                 raise CliError(f"there is no deployment '{name}' on {cloud.region}")
             found = Lines()
@@ -136,21 +143,10 @@ class RayTarget:
             time.sleep(FOLLOW)
 
 
-def _own(cloud: RayCluster, application: str, name: str = "") -> RunningApplication | None:
-    """One that belongs to the deployment of this name, by default that of its own."""
-    found = cloud.application(application)
-    return found if found is not None and found.tags.get("tsx:name") == (name or application) else None
-
-
 def _refuse_conflicts(applications: Mapping[str, Mapping[str, Any]], spec: DeploySpec) -> None:
     for name, shown in applications.items():
         if name not in (spec.name, beside(spec.name)) and shown["route_prefix"] == route_prefix(spec):
             raise UsageError(f"requests below {shown['route_prefix']} go to the application '{name}': choose another ray.route_prefix")
-    other = applications.get(beside(spec.name))
-    if spec.canary is not None and other is not None and RunningApplication(other).tags.get("tsx:name") != spec.name:
-        raise CliError(
-            f"the application {beside(spec.name)} already exists, and it is not the canary of {spec.name}; choose another --name"
-        )
 
 
 def _notes(cloud: RayCluster, spec: DeploySpec, archives: Sequence[Facts], replica: Mapping[str, Any]) -> Iterator[str]:
@@ -170,7 +166,7 @@ def _as_recorded(cloud: RayCluster, name: str, version: str) -> Resource:
     record = cloud.record(version)
     if record is None:
         raise CliError(f"the cluster has no record of {version} any more; deploy its archive again")
-    properties = {"Version": version, "Config": record["config"], "Canary": NONE}
+    properties = {"Version": version, "Config": record["config"], "Canary": None}
     return Resource("Application", APPLICATION, name, properties, tags=record["tags"], patience=600)
 
 
@@ -204,10 +200,7 @@ def _addresses(details: Mapping[str, Any]) -> dict[str, str]:
     return {node: f"http://{host if inside else ip}:{options.get('port', 8000)}" for node, ip in nodes.items()}
 
 
-def _canary(cloud: RayCluster, application: RunningApplication) -> list[dict[str, Any]]:
-    state = application.canary
-    if state is None:
-        return []
-    record = cloud.record(state.version)
-    shown = {"version": state.version, "percent": state.percent, "since": state.since, "ends because": state.ended}
-    return [{"model": record["tags"].get("tsx:model") if record else None, **{key: value for key, value in shown.items() if value}}]
+def _canary(application: RunningApplication, canary: RunningApplication) -> dict[str, Any]:
+    shown = {"model": canary.tags.get("tsx:model"), "version": canary.version, "percent": application.share}
+    state, reason = canary.condition
+    return shown if state == "ready" else {**shown, "state": state, "reason": reason}

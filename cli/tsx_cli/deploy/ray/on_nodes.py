@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import ray
 from ray import serve
-from ray.serve._private.build_app import build_app
-from ray.serve._private.constants import SERVE_NAMESPACE
 from ray.serve._private.logging_utils import get_serve_logs_dir
-from ray.serve.context import _get_global_client
 
 from tsx_cli.deploy.container.deployment import predict
-from tsx_cli.deploy.kubernetes.canary import Counters, read_counters
-from tsx_runtime.metrics.exposition import Families
-from tsx_runtime.metrics.version_metrics import add_version
 from tsx_runtime.targets.ray.application import build
 
 MOST = 4 << 20  # bytes that are read of a log file at a time
@@ -31,34 +23,15 @@ _MARKS = (":job_id:", ":actor_name:", ":task_name:")  # of Ray itself
 Lines = list[tuple[float, str]]  # when, in seconds since 1970, and the text
 
 
-def deploy(arguments: dict[str, Any], route_prefix: str | None, surge: float) -> None:
-    """As `serve.run`, but with `surge` percent more replicas while they are replaced, and without a wait: `status` says how far it is."""
-    environment = ray.get_runtime_context().runtime_env
-    built = build_app(build(arguments), name=arguments["name"], route_prefix=route_prefix, default_runtime_env=environment)
-    for deployment in built.deployments:
-        deployment._deployment_config.max_surge_percent = math.ceil(surge)
-    client = _get_global_client()
-    assert client is not None  # as it raises where there is none
-    client.deploy_applications([built], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+def deploy(arguments: dict[str, Any], route_prefix: str | None) -> None:
+    """As `serve.run`, without a wait: `status` says how far it is."""
+    target = serve.RunTarget(build(arguments), arguments["name"], route_prefix)
+    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
 
 def ask(address: str, model: str, body: bytes, content_type: str, accept: str | None) -> tuple[bytes, str]:
     answer = predict(address, model, body, content_type, accept)
     return answer.body(), answer.content_type
-
-
-def counters(actors: Sequence[str]) -> dict[str, Counters]:
-    """What the replicas of these names have counted since they started."""
-    return {name: ray.get(ray.get_actor(name, namespace=SERVE_NAMESPACE).__ray_call__.remote(_counted), timeout=10) for name in actors}
-
-
-def _counted(replica: Any) -> Counters:
-    """Runs in a replica's own process, where its registry is."""
-    families, served = Families(), cast(Any, serve.get_replica_context().servable_object)
-    for model in served._registry.models.values():
-        for version in model.versions.values():
-            add_version(families, version, "", {}, {})
-    return read_counters(b"".join(families.text()).decode())
 
 
 def read_logs(

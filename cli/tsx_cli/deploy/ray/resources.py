@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.storage.archive_record import ArchiveRecord
 from tsx_cli.common.failure import UsageError
+from tsx_cli.deploy.engine.engine import OWNER
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.engine.resources import Resource, digest
 from tsx_cli.deploy.preflight.outlook import Outlook
@@ -17,8 +19,7 @@ from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.targets.ray.config import OBJECT, S3, RayApplication, ReplicaResources, parse_application
 
 ARCHIVE, UPLOAD, VERSION, APPLICATION = "Tsx::Ray::Archive", "Tsx::Ray::Upload", "Tsx::Ray::Version", "Tsx::Ray::Application"
-GRPC = tuple(f"tsx_runtime.targets.ray.grpc_bridge.{each}" for each in ("add_inference_to_server", "add_open_inference_to_server"))
-NONE = "none"  # the property `Canary` where there is none
+GRPC = "tsx_runtime.targets.ray.grpc_bridge.add_services_to_server"
 MARGIN = 120  # seconds for packages to be installed and archives to be copied, beside the time until a model is ready
 UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
 
@@ -29,13 +30,28 @@ def resources(spec: DeploySpec, archives: Sequence[Facts], measured: ArchiveReco
     tags = tags_of(spec, archives[0])
     made = {each.id: each for each in (_carried(spec, facts, n) for n, facts in enumerate(archives)) if each is not None}
     version = f"{spec.name}-{digest(config, 12)}"
-    how = {} if spec.canary is None else spec.canary.model_dump(include={"percent", "bake", "alarms"})
-    properties = {"Version": version, "Config": config, "Canary": NONE}
+    properties = {"Version": version, "Config": config, "Canary": None}
     return [
         *made.values(),
         Resource("Version", VERSION, version, {"Config": config}, tuple(made), tags),
-        Resource("Application", APPLICATION, spec.name, properties, ("Version",), tags, how, patience=spec.ray.startup_timeout + MARGIN),
+        Resource("Application", APPLICATION, spec.name, properties, ("Version",), tags, patience=spec.ray.startup_timeout + MARGIN),
     ]
+
+
+def as_canary(application: Resource, percent: float) -> list[Resource]:
+    """What `application` is beside the stable version: an application of its own, and a share of the other's requests."""
+    version, config = application.properties["Version"], application.properties["Config"]
+    own = {"Version": version, "Config": config, "Percent": percent}
+    share = {"Canary": {"Version": version, "Percent": percent}}
+    return [
+        replace(application, id="Canary", name=beside(application.name), properties=own),
+        replace(application, properties=share, needs=("Canary",), tags={OWNER: application.name}, notes=()),
+    ]
+
+
+def beside(name: str) -> str:
+    """The application of its canary."""
+    return f"{name}-canary"
 
 
 def configuration(spec: DeploySpec, archives: Sequence[Facts], measured: ArchiveRecord | None) -> dict[str, Any]:
@@ -43,7 +59,7 @@ def configuration(spec: DeploySpec, archives: Sequence[Facts], measured: Archive
     variables = {"env_vars": dict(spec.env)} if spec.env else {}
     arguments = _arguments(spec, archives, measured).model_dump(mode="json", exclude_unset=True)
     environment = {**spec.ray.runtime_env, **variables}
-    return {"Application": arguments, "RoutePrefix": route_prefix(spec), "RuntimeEnv": environment, "Surge": spec.ray.surge}
+    return {"Application": arguments, "RoutePrefix": route_prefix(spec), "RuntimeEnv": environment}
 
 
 def route_prefix(spec: DeploySpec) -> str:
@@ -93,9 +109,10 @@ def _arguments(spec: DeploySpec, archives: Sequence[Facts], measured: ArchiveRec
     scaling: dict[str, Any] = {"replicas": own.replicas}
     if own.max_replicas is not None:
         aim = {} if target is None else {"target_ongoing_requests": float(target)}
-        scaling = {"autoscaling": {"min": own.min_replicas, "max": own.max_replicas, **aim}}
+        scaling = {"autoscaling": {"min_replicas": own.min_replicas, "max_replicas": own.max_replicas, **aim}}
     models = [{"name": each.model_name, "source": source_of(spec, each), "sha256": each.sha256} for each in archives]
-    shared: dict[str, Any] = {"repeat": own.repeat, "ingress_replicas": own.ingress_replicas, "drain": own.grace}
+    shared: dict[str, Any] = {"repeat": own.repeat, "ingress_replicas": own.ingress_replicas}
+    shared |= {"surge": math.ceil(own.surge), "drain": own.grace}
     shared |= {} if own.models_per_replica is None else {"multiplexed": own.models_per_replica}
     return parse_application({"name": spec.name, "models": models, "replica": replica, **scaling, **shared})
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tsx_cli.deploy.engine.resources import State
-from tsx_cli.deploy.kubernetes.canary import CanaryState
 from tsx_runtime.targets.ray.config import MODEL
 
-RELEASE = "release"  # the key of the user_config that the deployer writes: version, tags, canary and percent
+RELEASE = "release"  # the key of the user_config that the deployer writes: version, tags, and of a canary the percentage
 
 
 @dataclass(frozen=True)
@@ -18,10 +17,14 @@ class RunningApplication:
     shown: Mapping[str, Any]  # an `ApplicationDetails` of Ray Serve
 
     @property
-    def release(self) -> Mapping[str, Any]:
+    def _routing(self) -> Mapping[str, Any]:
         """Empty where tsx deploy did not make it."""
         configs = (each["deployment_config"].get("user_config") for each in self.shown["deployments"].values())
-        return next((config[RELEASE] for config in configs if isinstance(config, Mapping) and config.get(RELEASE)), {})
+        return next((config for config in configs if isinstance(config, Mapping) and config.get(RELEASE)), {})
+
+    @property
+    def release(self) -> dict[str, Any]:
+        return dict(self._routing.get(RELEASE, {}))
 
     @property
     def version(self) -> str | None:
@@ -32,14 +35,9 @@ class RunningApplication:
         return dict(self.release.get("tags") or {})
 
     @property
-    def canary(self) -> CanaryState | None:
-        state = self.release.get("canary")
-        return None if state is None else CanaryState(**state)
-
-    @property
-    def percent(self) -> float:
-        """Of the requests, that a canary gets."""
-        return float(self.release.get("percent") or 0.0)
+    def share(self) -> float:
+        """The percentage of its requests that its canary gets."""
+        return float((self._routing.get("canary") or {}).get("percent", 0.0))
 
     @property
     def condition(self) -> tuple[State, str]:
@@ -54,14 +52,14 @@ class RunningApplication:
 
     @property
     def message(self) -> str:
-        """Ray Serve's own words, or what its replicas wait for."""
-        said = [self.shown["message"], *(each["message"] for each in self.shown["deployments"].values())]
+        """Ray Serve's own words, the most precise ones first, or what its replicas wait for."""
+        said = [raised(each["message"]) for each in self.shown["deployments"].values()]
         for each in self.shown["deployments"].values():
             unplaced = [replica for replica in each["replicas"] if replica["state"] == "STARTING" and not replica.get("node_id")]
             if unplaced:
                 needs = ", ".join(f"{amount:g} {resource}" for resource, amount in each["required_resources"].items())
                 said.append(f"{len(unplaced)} of its replicas ({needs or 'no resources'} each) have no node yet")
-        return next((text for text in said if text), "")
+        return next((text for text in (*said, self.shown["message"]) if text), "")
 
     @property
     def replicas(self) -> list[Mapping[str, Any]]:
@@ -86,3 +84,8 @@ class RunningApplication:
                     files = [f"worker-{each['worker_id']}-*.{kind}" for kind in ("err", "out")]  # which Ray Serve's own lines go to as well
                     found.setdefault(str(each["node_id"]), {})[str(each["replica_id"])] = files
         return found
+
+
+def raised(text: str) -> str:
+    """Of a traceback, what was raised."""
+    return text.strip().splitlines()[-1].rstrip(".") if "\n  File " in text else text

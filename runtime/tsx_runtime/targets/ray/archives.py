@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,35 +30,39 @@ class ArchiveHolder:
     """A detached actor that owns the pieces of archives, so that they outlive the deployer that uploaded them."""
 
     def __init__(self) -> None:
-        self._pieces: dict[str, list[Any]] = {}
-        self._complete: set[str] = set()
+        self._arriving: dict[str, dict[int, Any]] = {}
+        self._complete: dict[str, list[Any]] = {}
 
-    def has(self, digest: str) -> bool:
-        return digest in self._complete
+    def add(self, digest: str, number: int, piece: bytes) -> None:
+        """Two that upload the same archive at the same time send the same pieces."""
+        self._arriving.setdefault(digest, {})[number] = ray.put(piece)
 
-    def begin(self, digest: str) -> None:
-        self._pieces[digest] = []
-
-    def add(self, digest: str, piece: bytes) -> None:
-        self._pieces[digest].append(ray.put(piece))
-
-    def finish(self, digest: str) -> None:
-        """Raises ValueError where the pieces are not the archive's."""
-        check = hashlib.sha256()
-        for piece in self._pieces[digest]:
-            check.update(ray.get(piece))
-        if check.hexdigest() != digest:
-            del self._pieces[digest]
-            raise ValueError(f"the sha-256 of what was uploaded is {check.hexdigest()}, not {digest}")
-        self._complete.add(digest)
+    def finish(self, digest: str, count: int) -> None:
+        """Raises ValueError. The nodes check the sha-256."""
+        if digest in self._complete:
+            return
+        arrived = self._arriving.pop(digest, {})
+        if len(arrived) < count:  # another upload of it was given up meanwhile
+            raise ValueError(f"{count - len(arrived)} of {count} pieces of the archive {digest} are gone. Deploy it again.")
+        self._complete[digest] = [arrived[number] for number in range(count)]
 
     def pieces(self, digest: str) -> list[Any]:
         """Object references, or none where the archive is not there."""
-        return self._pieces[digest] if digest in self._complete else []
+        return self._complete.get(digest, [])
 
     def remove(self, digest: str) -> None:
-        self._complete.discard(digest)
-        self._pieces.pop(digest, None)
+        """Also what has arrived of an upload that was given up."""
+        self._complete.pop(digest, None)
+        self._arriving.pop(digest, None)
+
+
+def held(digest: str) -> bool:
+    """Whether the cluster's object store has this archive."""
+    try:
+        actor = ray.get_actor(HOLDER, namespace=NAMESPACE)
+    except ValueError:
+        return False
+    return bool(ray.get(actor.pieces.remote(digest)))
 
 
 def holder() -> Any:
@@ -69,19 +73,22 @@ def holder() -> Any:
     ).remote()
 
 
-def upload(path: Path, sent: Callable[[int], None] = lambda size: None) -> str:
-    """Put an archive into the cluster's object store, unless it is there. Returns its sha-256; `sent` gets the bytes of each piece."""
+def upload(path: Path) -> str:
+    """Put an archive into the cluster's object store, unless it is there. Returns its sha-256."""
     with open_source(path) as file:
         digest = content_digest(file)
-        actor = holder()
-        if ray.get(actor.has.remote(digest)):
+        if held(digest):
             return digest
         file.seek(0)
-        ray.get(actor.begin.remote(digest))
-        while piece := file.read(PIECE):
-            ray.get(actor.add.remote(digest, piece))
-            sent(len(piece))
-        ray.get(actor.finish.remote(digest))
+        actor, count = holder(), 0
+        try:
+            while piece := file.read(PIECE):
+                ray.get(actor.add.remote(digest, count, piece))
+                count += 1
+            ray.get(actor.finish.remote(digest, count))
+        except BaseException:  # Ctrl-C as well: its pieces take the memory of the head node
+            actor.remove.remote(digest)
+            raise
     return digest
 
 

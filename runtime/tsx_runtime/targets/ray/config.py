@@ -9,15 +9,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tsx_archiver import is_model_name
-from tsx_archiver.metadata.model_limits import LIMITS
-from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.errors import SettingError
 
 IMPORT_PATH = "tsx_runtime.targets.ray.application:build"
 NAMESPACE = "tsx"
-NOT_ORDERED = frozenset({"url", "model_name", "loaded_at_startup", "workflow", "replaces", "archive_first"})
-NUMBERS = {*LIMITS, "initial_workers", "max_workers", "default_workers"}
-ORDERED = frozenset(RegisterOrder.__dataclass_fields__) - NOT_ORDERED
 OBJECT = "object://"
 S3 = "s3://"
 INGRESS, MODEL = "Ingress", "Model"  # the deployments of an application
@@ -33,7 +28,6 @@ class RayModel(_Strict):
     name: str
     source: str = Field(min_length=1)
     sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$")
-    order: dict[str, Any] = {}  # fields of a registration: see `RegisterOrder`
 
     @model_validator(mode="after")
     def _check(self) -> RayModel:
@@ -47,10 +41,6 @@ class RayModel(_Strict):
                 raise ValueError(f"source {self.source!r} must be object:// and the archive's sha-256, the same as in sha256")
         if self.source.startswith(S3) and self.sha256 is None:
             raise ValueError(f"source {self.source!r} needs sha256, by which each node checks its download")
-        if unknown := sorted(set(self.order) - ORDERED):
-            raise ValueError(f"order has unknown fields: {', '.join(unknown)}. A registration has: {', '.join(sorted(ORDERED))}")
-        if wrong := sorted(name for name in NUMBERS & set(self.order) if type(self.order[name]) is not int or self.order[name] < 0):
-            raise ValueError(f"in order, these must be whole numbers, at least 0: {', '.join(wrong)}")
         return self
 
     @property
@@ -66,26 +56,6 @@ class ReplicaResources(_Strict):
     memory: int | None = Field(None, ge=1, description="bytes")
     resources: dict[str, float] = {}  # custom resources of the cluster's nodes
     max_ongoing_requests: int = Field(100, ge=1, description="requests in a replica at a time, the waiting ones included")
-    max_queued_requests: int = Field(-1, ge=-1, description="requests that wait in a proxy for a replica; the next gets 503. -1: no limit")
-
-
-class ReplicaScaling(_Strict):
-    """Ray Serve's own, on ongoing requests. Seconds default to Ray Serve's."""
-
-    min: int = Field(1, ge=0)
-    max: int = Field(ge=1)
-    target_ongoing_requests: float = Field(2.0, gt=0)
-    initial: int | None = Field(None, ge=0)
-    upscale_delay_s: float | None = Field(None, ge=0)
-    downscale_delay_s: float | None = Field(None, ge=0)
-    metrics_interval_s: float | None = Field(None, gt=0)
-    look_back_period_s: float | None = Field(None, gt=0)
-
-    @model_validator(mode="after")
-    def _check(self) -> ReplicaScaling:
-        if self.max < self.min:
-            raise ValueError(f"max ({self.max}) must not be less than min ({self.min})")
-        return self
 
 
 class RayCanary(_Strict):
@@ -100,8 +70,7 @@ class Routing(_Strict):
 
     canary: RayCanary | None = None
     repeat: Literal["idempotent", "all"] = Field(
-        "idempotent",
-        description="which requests are repeated where their replica is lost: of idempotent methods and with an Idempotency-Key, or all",
+        "idempotent", description="which requests are repeated where their replica is lost: those of idempotent methods, or all"
     )
     release: dict[str, Any] = {}  # the deployer's own record, not read here
 
@@ -114,10 +83,11 @@ class RayApplication(Routing):
     settings: dict[str, Any] = {}  # tsx's own, by name; they come before the nodes' TSX_* variables
     replica: ReplicaResources = ReplicaResources.model_validate({})
     replicas: int | None = Field(None, ge=1)
-    autoscaling: ReplicaScaling | None = None
+    autoscaling: dict[str, Any] | None = None  # an `AutoscalingConfig` of Ray Serve
     multiplexed: int | None = Field(None, ge=1, description="models that a replica holds at a time; the one used longest ago makes room")
     ingress_replicas: int = Field(2, ge=1, description="best one on each node that takes requests; they hold no model and reserve no CPU")
     ingress_resources: dict[str, float] = Field({}, description="custom resources that an ingress reserves, to bind it to nodes")
+    surge: int = Field(25, ge=0, le=100, description="more replicas during an update, in percent; 0: one ends before the next starts")
     drain: float = Field(30.0, ge=0, description="seconds in which a replica that is removed answers what it has accepted")
 
     @field_validator("models")

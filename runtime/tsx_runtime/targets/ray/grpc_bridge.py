@@ -39,19 +39,15 @@ _OF_TRANSPORT = frozenset({"content-type", "te", "user-agent"})
 Metadata = list[tuple[str, str | bytes]]
 
 
-def add_inference_to_server(servicer: Any, server: Any) -> None:
-    """TorchServe's inference service, for `grpc_options.grpc_servicer_functions` of Ray Serve."""
-    _add(INFERENCE, {"StreamPredictions": grpc.unary_stream_rpc_method_handler(_taken)}, server)
-
-
-def add_open_inference_to_server(servicer: Any, server: Any) -> None:
-    """The Open Inference Protocol, as above."""
-    _add(OPEN_INFERENCE, {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(_taken)}, server)
-
-
-def _add(service: str, handlers: dict[str, Any], server: Any) -> None:
-    unary: dict[str, Any] = {method: grpc.unary_unary_rpc_method_handler(_taken) for method in UNARY[service]}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {**unary, **handlers}),))
+def add_services_to_server(servicer: Any, server: Any) -> None:
+    """TorchServe's inference service and the Open Inference Protocol, for `grpc_options.grpc_servicer_functions` of Ray Serve."""
+    handlers: dict[str, dict[str, Any]] = {
+        INFERENCE: {"StreamPredictions": grpc.unary_stream_rpc_method_handler(_taken)},
+        OPEN_INFERENCE: {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(_taken)},
+    }
+    for service, methods in UNARY.items():
+        handlers[service] |= {method: grpc.unary_unary_rpc_method_handler(_taken) for method in methods}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers[service]),))
 
 
 def _taken(request: Any, context: Any) -> Any:

@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 import grpc
 from ray import serve
 from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayTaskError, WorkerCrashedError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
-from tsx_runtime.errors import QueueFull, TsxError, Unavailable
+from tsx_runtime.errors import TsxError, Unavailable
 from tsx_runtime.http.semantics.errors import fault
 from tsx_runtime.http.semantics.messages import (
     COUNTED,
@@ -37,12 +37,11 @@ from tsx_runtime.http.semantics.messages import (
     send_whole,
 )
 from tsx_runtime.http.semantics.urls import find_target, is_form, model_in_form
-from tsx_runtime.targets.ray.config import MODEL, RayCanary, Routing
+from tsx_runtime.targets.ray.config import MODEL, Routing
 from tsx_runtime.targets.ray.grpc_bridge import RUNS_MODEL, GrpcAnswer, model_of, refused
 
 MOST_REPEATS = 3  # of a request that loses one replica after the other
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})  # RFC 9110, section 9.2.2
-IDEMPOTENCY_KEY = "idempotency-key"
 LOST = (RayActorError, ObjectLostError, WorkerCrashedError, NodeDiedError)
 _SENT = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers", "client", "server")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
@@ -59,68 +58,8 @@ class ReplicaLost(Unavailable):
         why = (
             f"and so were {MOST_REPEATS} others that it was repeated on" if repeats else "and it was not repeated, because it may have run"
         )
-        text = (
-            "Repeat it if running it twice does no harm. tsx does so by itself for requests with an Idempotency-Key, or with repeat = all."
-        )
+        text = "Repeat it if running it twice does no harm; with repeat = all (ray.repeat of tsx deploy) the cluster repeats each request."
         super().__init__(f"The replica that had this request was lost, {why}. {text}", retry_after=1 if repeats else None)
-
-
-class Forwarder:
-    """Chooses the replicas' deployment, and calls it again where that is safe."""
-
-    def __init__(self, largest: int, in_flight: int, models: list[str], model: Handle) -> None:
-        """Bytes of one request's body, and of all at a time. `models`: those that share replicas; none where there is one."""
-        self._largest, self._budget = largest, ByteBudget(in_flight)
-        self.names = frozenset(models)
-        self._model = model.options(stream=True)
-        self._canary: Handle | None = None
-        self._routing = Routing.model_validate({})
-
-    def reconfigure(self, given: Mapping[str, Any]) -> None:
-        """Ray Serve calls it with the `user_config`, in place: nothing is restarted. Raises RayServeException for an unknown canary."""
-        routing = Routing.model_validate(given)
-        self._canary = None if routing.canary is None else canary_handle(routing.canary)
-        self._routing = routing
-
-    @property
-    def repeats_all(self) -> bool:
-        return self._routing.repeat == "all"
-
-    async def forward(self, method: str, *args: Any, model: str, repeats: bool) -> AsyncGenerator[Any, None]:
-        """What a replica answers. Raises ReplicaLost, Unavailable."""
-        begun = done = False
-        for attempt in range(MOST_REPEATS + 1):
-            handle = self._chosen().options(method_name=method)
-            answers: Any = (handle.options(multiplexed_model_id=model) if model else handle).remote(*args, model)
-            try:
-                async for answer in answers:
-                    begun = True
-                    yield answer
-                done = True
-                return
-            except BackPressureError as error:
-                raise QueueFull("All replicas are busy, and max_queued_requests wait for one. Try again later.") from error
-            except DeploymentUnavailableError as error:
-                raise Unavailable("The model's replicas do not start; the status of its Ray Serve application says why.") from error
-            except LOST as error:
-                if isinstance(error, RayTaskError):  # raised in a replica, which is alive
-                    raise
-                if begun or not repeats or attempt == MOST_REPEATS:
-                    raise ReplicaLost(repeats=repeats and not begun) from error
-                logger.warning("a replica was lost, and its request is repeated on another one: %s", type(error).__name__)
-            finally:
-                if not done:
-                    answers.cancel()
-
-    def _chosen(self) -> Handle:
-        canary = self._routing.canary
-        if canary is not None and self._canary is not None and random.random() * 100 < canary.percent:
-            return self._canary
-        return self._model
-
-    def shared(self, name: str) -> str:
-        """The name, if it is one of the models that share replicas."""
-        return name if name in self.names else ""
 
 
 class EncodedMessage:
@@ -143,8 +82,57 @@ def _unary(method: str) -> Any:
     return call
 
 
-class Ingress(Forwarder):
+class Ingress:
     """The deployment that Ray Serve's proxies call. It parses nothing of a body."""
+
+    def __init__(self, largest: int, in_flight: int, models: list[str], model: Handle) -> None:
+        """Bytes of one request's body, and of all at a time. `models`: those that share replicas; none where there is one."""
+        self._largest, self._budget = largest, ByteBudget(in_flight)
+        self._shared = frozenset(models)
+        self._model = model.options(stream=True)
+        self._canary: Handle | None = None
+        self._routing = Routing.model_validate({})
+
+    def reconfigure(self, given: Mapping[str, Any]) -> None:
+        """Ray Serve calls it with the `user_config`, in place: nothing is restarted. Raises RayServeException for an unknown canary."""
+        self._routing = routing = Routing.model_validate(given)
+        self._canary = None if routing.canary is None else serve.get_deployment_handle(MODEL, routing.canary.app).options(stream=True)
+
+    async def forward(self, method: str, *args: Any, model: str, is_idempotent: bool) -> AsyncGenerator[Any, None]:
+        """What a replica answers. Raises ReplicaLost, Unavailable."""
+        repeats, begun, done, losses = is_idempotent or self._routing.repeat == "all", False, False, 0
+        chosen = self._chosen()
+        while True:
+            handle = chosen.options(method_name=method)
+            answers: Any = (handle.options(multiplexed_model_id=model) if model else handle).remote(*args, model)
+            try:
+                async for answer in answers:
+                    begun = True
+                    yield answer
+                done = True
+                return
+            except DeploymentUnavailableError as error:
+                if chosen is self._model:
+                    raise Unavailable("The model's replicas do not start; the status of its Ray Serve application says why.") from error
+                chosen = self._model  # of a canary: nothing of it has run
+            except LOST as error:
+                if isinstance(error, RayTaskError):  # raised in a replica, which is alive
+                    raise
+                if begun or not repeats or losses == MOST_REPEATS:
+                    raise ReplicaLost(repeats=repeats and not begun) from error
+                losses += 1
+                chosen = self._chosen()
+                logger.warning("a replica was lost, and its request is repeated on another one: %s", type(error).__name__)
+            finally:
+                if not done:
+                    answers.cancel()
+
+    def _chosen(self) -> Handle:
+        canary = self._routing.canary
+        takes_it = canary is not None and random.random() * 100 < canary.percent
+        return self._canary if takes_it and self._canary is not None else self._model
+
+    # HTTP
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
@@ -164,11 +152,9 @@ class Ingress(Forwarder):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(scope, receive, self._largest)
         sent = {name: scope[name] for name in (*_SENT, REQUEST_ID) if name in scope}
-        keyed = any(name == IDEMPOTENCY_KEY.encode() for name, _ in scope["headers"])
-        repeats = keyed or scope["method"] in IDEMPOTENT or self.repeats_all
-        sending, begun = _without_id(scope, send), False
+        sending, is_idempotent, begun = _without_id(scope, send), scope["method"] in IDEMPOTENT, False
         try:
-            async for messages in self.forward("http", sent, body, model=self._model_of(scope, body), repeats=repeats):
+            async for messages in self.forward("http", sent, body, model=self._model_of(scope, body), is_idempotent=is_idempotent):
                 for message in messages:
                     begun = True
                     await sending(message)
@@ -179,7 +165,7 @@ class Ingress(Forwarder):
 
     def _model_of(self, scope: Scope, body: bytes) -> str:
         """Which of the models that share replicas the request is for; empty where there is one, or none is named."""
-        if not self.names:
+        if not self._shared:
             return ""
         path: str = scope["path"].removeprefix(scope.get("root_path", ""))
         parts, named = path.split("/"), None
@@ -188,7 +174,7 @@ class Ingress(Forwarder):
                 named = parts[3] if len(parts) > 3 and parts[2] == "models" else None  # what KServe's clients ask of a model
             elif (named := target.name) is None and is_form(scope["headers"]):
                 named = model_in_form(scope["headers"], body)
-        return self.shared(named or "")
+        return named if named in self._shared else ""
 
     # gRPC: Ray Serve calls the method that has the RPC's name
 
@@ -210,11 +196,10 @@ class Ingress(Forwarder):
     async def call(self, method: str, request: bytes, context: Any) -> AsyncGenerator[bytes, None]:
         """The messages of the answer. Its status and metadata go to the context."""
         metadata = list(context.invocation_metadata())
-        repeats = method not in RUNS_MODEL or self.repeats_all or any(key == IDEMPOTENCY_KEY for key, _ in metadata)
-        end = GrpcAnswer(None)
+        end, model = GrpcAnswer(None), model_of(request) if self._shared else ""
+        model = model if model in self._shared else ""
         try:
-            model = self.shared(model_of(request) if self.names else "")
-            async for answer in self.forward("grpc", method, metadata, request, model=model, repeats=repeats):
+            async for answer in self.forward("grpc", method, metadata, request, model=model, is_idempotent=method not in RUNS_MODEL):
                 if answer.body is None:
                     end = answer
                 else:
@@ -231,10 +216,6 @@ def _check(context: Any) -> None:
     """Ray Serve sends the status of a stream only where it ends by an exception."""
     if context.code():
         raise RuntimeError(context.details())
-
-
-def canary_handle(canary: RayCanary) -> Handle:
-    return serve.get_deployment_handle(MODEL, canary.app).options(stream=True)
 
 
 def _without_id(scope: Scope, send: Send) -> Send:

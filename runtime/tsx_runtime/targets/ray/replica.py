@@ -7,12 +7,13 @@ import contextlib
 import math
 import os
 import tempfile
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ray import serve
+from ray.serve.metrics import Gauge
 
 from tsx_archiver import ArchiveError
 from tsx_runtime.api.describe import is_given_up
@@ -25,17 +26,37 @@ from tsx_runtime.http.semantics.errors import fault
 from tsx_runtime.http.semantics.messages import Message, Scope, request_id_of, send_whole
 from tsx_runtime.metrics.collection import reader
 from tsx_runtime.metrics.torchserve_log import feed_once, metric_tasks
+from tsx_runtime.plugins.api import Sample
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
 from tsx_runtime.targets.image.environment import DEFAULTS
 from tsx_runtime.targets.observability.logging_setup import set_up_logging
 from tsx_runtime.targets.observability.otlp import tracing
 from tsx_runtime.targets.ray.archives import open_model
-from tsx_runtime.targets.ray.config import ReplicaResources, parse_application
+from tsx_runtime.targets.ray.config import RayApplication, ReplicaResources, parse_application
 from tsx_runtime.targets.ray.grpc_bridge import GrpcAnswer, GrpcBridge, Metadata, refused
-from tsx_runtime.targets.ray.metrics import RayMetrics
+
+UNLOADING = 30.0  # seconds in which a model that makes room answers what it has accepted; then it gives up the rest
 
 Messages = list[Message]
+
+
+class RayMetrics:
+    """A metrics sink: Ray's nodes show Prometheus the samples as `ray_NAME`, with the application and the replica.
+
+    Ray's own counters and histograms only grow by steps, so all samples are gauges there, with the totals.
+    """
+
+    def __init__(self) -> None:
+        self._gauges: dict[str, tuple[Gauge, tuple[str, ...]]] = {}
+
+    def __call__(self, samples: list[Sample]) -> None:
+        for sample in samples:
+            if sample.name not in self._gauges:
+                keys: Any = tuple(sample.labels)  # of any length, whatever Ray's annotation says
+                self._gauges[sample.name] = Gauge(sample.name, f"a {sample.kind} of tsx", keys), keys
+            gauge, keys = self._gauges[sample.name]
+            gauge.set(sample.value, {key: sample.labels.get(key, "") for key in keys})
 
 
 class SharedModel:
@@ -44,21 +65,28 @@ class SharedModel:
     def __init__(self, registry: Registry, name: str) -> None:
         self._registry, self._name = registry, name
         self.__del__ = self._unload  # what Ray Serve awaits to make room; of the class, the interpreter would call it as well
-        self._requests = 0
+        self._requests: set[asyncio.Task[Any] | None] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def __enter__(self) -> None:
-        self._requests += 1
+    @contextlib.contextmanager
+    def in_use(self) -> Generator[None, None, None]:
+        task = asyncio.current_task()  # which may not be the one that closes a generator
+        self._requests.add(task)
         self._idle.clear()
-
-    def __exit__(self, *_: object) -> None:
-        self._requests -= 1
-        if not self._requests:
-            self._idle.set()
+        try:
+            yield
+        finally:
+            self._requests.discard(task)
+            if not self._requests:
+                self._idle.set()
 
     async def _unload(self) -> None:
-        await self._idle.wait()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), UNLOADING)
+        for task in self._requests:  # a stream without an end must not keep all other models from being loaded
+            if task is not None:
+                task.cancel()
         await self._registry.unregister(self._name)
 
 
@@ -69,37 +97,38 @@ class ModelReplica:
         """`args`: see `RayApplication`. Raises SettingError, and what loading a model raises."""
         application = parse_application(args)
         self._models = {model.name: model for model in application.models}
-        self._held = held = contextlib.AsyncExitStack()
-        state = held.enter_context(tempfile.TemporaryDirectory(prefix="tsx-ray-"))
-        settings = replica_settings(application.settings, application.replica, os.environ, Path(state))
         if os.environ.get("OMP_NUM_THREADS") == str(max(1, int(application.replica.num_cpus))):
             del os.environ["OMP_NUM_THREADS"]  # Ray's: all CPUs of the replica for each worker, which are to share them
-        set_up_logging(settings)
-        self._registry = registry = Registry(settings)
-        held.push_async_callback(registry.close)
-        registry.tracer = held.enter_context(tracing(settings, os.environ))
-        registry.warm_up()
-        [self._app] = build_apps(registry, settings, [("inference",)])
-        self._grpc = GrpcBridge(registry, settings, Path(state), self._app.counts)
-        held.push_async_callback(self._grpc.close)
-        counts, system = self._app.counts, self._app.system
-        await held.enter_async_context(metric_tasks(registry, counts, system, settings))
-        pushing = partial(feed_once, "ray", RayMetrics(), reader(registry, counts, system))
-        works = repeat(1.0, registry.cores.share), repeat(settings.metrics_push_interval, pushing)
-        await held.enter_async_context(running("cores are not shared anew, or Ray gets no metrics,", *works))
-        self._load = None
+        async with contextlib.AsyncExitStack() as held:
+            await self._start(application, held)
+            if application.multiplexed is None:
+                await self._register(application.models[0].name)
+            self._held = held.pop_all()
+        self._load: Any = None
         if application.multiplexed is not None:
 
             async def load(name: str) -> SharedModel:
                 return await self._register(name)
 
             self._load = serve.multiplexed(load, max_num_models_per_replica=application.multiplexed)
-        else:
-            try:
-                await self._register(application.models[0].name)
-            except BaseException:
-                await held.aclose()
-                raise
+
+    async def _start(self, application: RayApplication, held: contextlib.AsyncExitStack) -> None:
+        """Of what `tsx serve` has: the registry, the inference routes, gRPC and the metrics."""
+        state = held.enter_context(tempfile.TemporaryDirectory(prefix="tsx-ray-"))
+        settings = replica_settings(application.settings, application.replica, os.environ, Path(state))
+        set_up_logging(settings)
+        self._registry = registry = Registry(settings)
+        held.push_async_callback(registry.close)
+        registry.tracer = held.enter_context(tracing(settings, os.environ))
+        registry.warm_up()
+        [self._app] = build_apps(registry, settings, [("inference",)])
+        counts, system = self._app.counts, self._app.system
+        self._grpc = GrpcBridge(registry, settings, Path(state), counts)
+        held.push_async_callback(self._grpc.close)
+        await held.enter_async_context(metric_tasks(registry, counts, system, settings))
+        pushing = partial(feed_once, "ray", RayMetrics(), reader(registry, counts, system))
+        works = repeat(1.0, registry.cores.share), repeat(settings.metrics_push_interval, pushing)
+        await held.enter_async_context(running("cores are not shared anew, or Ray gets no metrics,", *works))
 
     async def http(self, scope: Scope, body: bytes, model: str) -> AsyncGenerator[Messages, None]:
         """The messages of the answer, as ASGI has them. Cancelled, it gives the request up. `model`: which to load, where several share."""
@@ -159,16 +188,17 @@ class ModelReplica:
         if self._load is None or model not in self._models:
             return contextlib.nullcontext()
         loaded: SharedModel = await self._load(model)
-        return loaded
+        return loaded.in_use()
 
     async def _register(self, name: str) -> SharedModel:
-        model = self._models[name]
-        settings = self._registry.settings
+        if name in self._registry.models:  # it was to make room, and its worker did not end in time
+            return SharedModel(self._registry, name)
+        model, settings = self._models[name], self._registry.settings
         try:
             archive = await asyncio.to_thread(open_model, model, settings)
         except ArchiveError as error:
             raise InvalidModel(f"model {name} cannot be loaded from {model.source}: {error}") from error
-        order = RegisterOrder(url=model.source, model_name=name, loaded_at_startup=True, **model.order)
+        order = RegisterOrder(url=model.source, model_name=name, loaded_at_startup=True)
         await self._registry.register_archive(archive, order)
         return SharedModel(self._registry, name)
 

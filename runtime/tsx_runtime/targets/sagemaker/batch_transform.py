@@ -12,16 +12,15 @@ import io
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Route, WaitingJob
 from tsx_runtime.errors import TsxError, Unavailable, read_error
 from tsx_runtime.http.semantics.messages import ClientGone, Receive
 from tsx_runtime.shared.content_types import looks_like
 from tsx_runtime.targets.sagemaker import rows
+from tsx_runtime.wire import content_type_of
 
 QUOTED = 1000  # characters of an error answer that are quoted as the reason of a failure
 
@@ -95,11 +94,6 @@ def as_row(answer: LineAnswer, sent: Mapping[str, Any]) -> bytes:
         raise LineFailed(answer.number, answer.status, answer.refused)
     kind = "" if answer.refused else content_type_of(answer.headers) or looks_like(answer.body)
     return rows.as_line(answer.body, **sent, status=answer.status, content_type=kind, error=answer.refused or None)
-
-
-@lru_cache(256)
-def content_type_of(headers: bytes) -> str:
-    return {name.lower(): value for name, value in wire.parse_header_block(headers.decode("latin-1"))}.get("content-type", "")
 
 
 def joined(lines: Iterable[bytes]) -> bytes:

@@ -32,10 +32,10 @@ def test_the_config_is_one_of_ray_serve_and_its_arguments_those_of_the_applicati
     (application,) = checked.applications
     assert (application.name, application.route_prefix) == ("digits", "/digits")
     assert application.runtime_env == {"env_vars": {"A": "b"}}
-    assert {each.name: each.max_surge_percent for each in application.deployments} == {"Ingress": 25, "Model": 25}
+    assert parse_application(application.args).surge == 25
     model = parse_application(application.args).models[0]
     assert model.source.startswith("s3://bucket/models/digits/")
-    assert len(checked.grpc_options.grpc_servicer_functions) == 2
+    assert len(checked.grpc_options.grpc_servicer_functions) == 1
     assert yaml.safe_load(service["spec"]["serveConfigV2"]) == config
 
 

@@ -21,13 +21,10 @@ from ray.cluster_utils import Cluster
 from tests.support.models import make_model
 from tsx_cli.deploy.commands import locations
 from tsx_cli.deploy.engine import engine
-from tsx_cli.deploy.kubernetes import canary_watch
-from tsx_cli.deploy.kubernetes.canary import CanaryState
 from tsx_cli.deploy.ray.running import RunningApplication
 from tsx_cli.main import main
 
 pytestmark = pytest.mark.usefixtures("processes")
-GONE = 130  # the exit code after Ctrl-C
 
 
 @serve.deployment(ray_actor_options={"num_cpus": 0})
@@ -52,14 +49,14 @@ class OnRay:
         return out
 
     def deploy(self, answer: str, *words: str, verb: str = "apply", code: int = 0) -> str:
-        """Of an archive whose model gives that answer."""
-        archive = self.place / answer / "digits.mar"
-        if not archive.exists():
-            archive.parent.mkdir()
-            body = "raise RuntimeError('broken')" if answer == "broken" else f"return ['{answer}'] * len(data)"
-            make_model(archive, f"def handle(data, context):\n    if data:\n        {body}\n")
-        own = ("--set", f"ray.port={self.port}", "--set", "ray.ingress_replicas=1", "--set", "ray.surge=100")
-        return self(verb, str(archive), *own, "--no-check", *(("--yes",) if verb == "apply" else ()), *words, code=code)
+        own = (*more(port=self.port, ingress_replicas=1, surge=100), "--no-check", *(("--yes",) if verb == "apply" else ()))
+        return self(verb, str(self.archive("digits", answer)), *own, *words, code=code)
+
+    def archive(self, name: str, answer: str) -> Path:
+        """Of a model that gives that answer."""
+        path = self.place / answer / f"{name}.mar"
+        path.parent.mkdir(exist_ok=True)
+        return path if path.exists() else make_model(path, f"def handle(data, context):\n    return data and ['{answer}'] * len(data)\n")
 
     def plan(self, answer: str, *words: str, code: int) -> dict[str, str]:
         changes = json.loads(self.deploy(answer, "--json", *words, verb="plan", code=code))["changes"]
@@ -100,10 +97,10 @@ class OnRay:
     def cluster(self) -> Any:
         return locations.named(None, {"name": "digits", "target": "ray", "ray": {"address": self.where[-1]}}).cloud
 
-    @property
-    def canary(self) -> CanaryState | None:
-        application = self.application()
-        return None if application is None else application.canary
+
+def more(**own: Any) -> tuple[str, ...]:
+    """Keys of the section `ray`."""
+    return tuple(word for key, value in own.items() for word in ("--set", f"ray.{key}={value}"))
 
 
 @pytest.fixture(scope="module")
@@ -148,50 +145,29 @@ def test_a_deployment_is_planned_made_and_then_as_it_should_be(deploy: OnRay) ->
     assert "is ready on cpu" in deploy("logs")
 
 
-def test_an_update_under_load_loses_no_request(deploy: OnRay) -> None:
-    with deploy.asked() as answers:
-        deploy.deploy("b")
-    assert {answer.status_code for answer in answers} == {200}
-    assert deploy.post().text == "b"
-    assert [(each["number"], each["is_current"]) for each in deploy.shown("history")] == [(1, False), (2, True)]
-
-
-def test_a_canary_that_is_left_keeps_its_share_until_it_is_promoted(deploy: OnRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    def sleep(seconds: float) -> None:
-        if deploy.canary is not None and deploy.canary.since:
-            raise KeyboardInterrupt
-        threading.Event().wait(seconds)
-
-    stable = deploy.replicas()
-    with monkeypatch.context() as patch:
-        patch.setattr(locations, "Engine", partial(engine.Engine, sleep=sleep))
-        deploy.deploy("c", "--canary", "50%", "--bake", "1h", code=GONE)
-    assert "Ray Serve continues what has started" in deploy.err
+def test_a_canary_keeps_its_share_until_it_is_promoted_without_a_lost_request(deploy: OnRay) -> None:
+    canary, stable = ("--canary", "50%"), deploy.replicas()
+    deploy.deploy("b", *canary)
     assert deploy.replicas() == stable  # its share is changed in place
-    assert {deploy.post().text for _ in range(40)} == {"b", "c"}
+    assert {deploy.post().text for _ in range(40)} == {"a", "b"}
+    assert set(deploy.plan("b", *canary, code=0).values()) == {"same"}
     assert deploy.shown("status")["canary"][0]["percent"] == 50
-    assert [each["percent"] for each in deploy.shown("history")] == [0, 0, 50]
+    assert [each["percent"] for each in deploy.shown("history")] == [0, 50]
     with deploy.asked() as answers:
         deploy("promote", "--yes")
     assert {answer.status_code for answer in answers} == {200}
-    assert Counter(deploy.post().text for _ in range(10)) == {"c": 10}
+    assert Counter(deploy.post().text for _ in range(10)) == {"b": 10}
     assert list(serve.status().applications) == ["digits"]
     deploy("promote", "--yes", code=1)
     assert "digits has no canary" in deploy.err
 
 
-def test_a_canary_that_fails_goes_back(deploy: OnRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(canary_watch, "EVERY", 0.0)
-    with deploy.asked():
-        deploy.deploy("broken", "--canary", "50%", "--bake", "1h", code=1)
-    assert "the stable version of digits has all requests again: the alarm 5xx>0 went off" in deploy.err
-    assert {deploy.post().text for _ in range(10)} == {"c"}
-
-
-def test_a_rollback_returns_to_an_earlier_version(deploy: OnRay) -> None:
-    deploy("rollback", "--to", "2", "--yes")
-    assert deploy.post().text == "b"
-    assert [each["is_current"] for each in deploy.shown("history")] == [False, True, False, False]
+def test_a_rollback_returns_to_an_earlier_version_without_a_lost_request(deploy: OnRay) -> None:
+    with deploy.asked() as answers:
+        deploy("rollback", "--yes")
+    assert {answer.status_code for answer in answers} == {200}
+    assert deploy.post().text == "a"
+    assert [each["is_current"] for each in deploy.shown("history")] == [True, False]
 
 
 def test_applications_of_others_are_neither_taken_over_nor_in_the_way(deploy: OnRay) -> None:
@@ -205,8 +181,8 @@ def test_applications_of_others_are_neither_taken_over_nor_in_the_way(deploy: On
 def test_what_a_cluster_has_no_use_for_is_refused(deploy: OnRay) -> None:
     deploy.deploy("a", "--image", "own/ray:1", code=2)
     assert "--emit ray writes one into a RayService" in deploy.err
-    deploy.deploy("a", "--canary", "10%", "--alarm", "my-alarm", code=2)
-    assert "a canary on Ray is watched by 5xx>0 and p95>300ms" in deploy.err
+    deploy.deploy("a", "--canary", "10%", "--alarm", "5xx>0", code=2)
+    assert "keeps its share until `tsx deploy promote` or `tsx deploy rollback`" in deploy.err
 
 
 def test_nothing_of_a_deployment_is_left_and_all_of_others(deploy: OnRay) -> None:
@@ -216,7 +192,7 @@ def test_nothing_of_a_deployment_is_left_and_all_of_others(deploy: OnRay) -> Non
     assert deploy.cluster().records() == {}
     holder = ray.get_actor("tsx-archives", namespace="tsx")
     archives = [hashlib.sha256(archive.read_bytes()).hexdigest() for archive in deploy.place.glob("*/digits.mar")]
-    assert ray.get([holder.has.remote(each) for each in archives]) == [False] * 4
+    assert ray.get([holder.pieces.remote(each) for each in archives]) == [[]] * 2
 
 
 def test_what_no_node_has_room_for_is_said_in_the_words_of_ray(deploy: OnRay, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +203,7 @@ def test_what_no_node_has_room_for_is_said_in_the_words_of_ray(deploy: OnRay, mo
 
     monkeypatch.setattr(locations, "Engine", partial(engine.Engine, clock=clock))
     big = ("--set", "ray.num_cpus=100")
-    assert "no node of the cluster has what a replica reserves (100 CPU)" in deploy.deploy("c", *big, verb="plan", code=2)
-    deploy.deploy("c", *big, code=1)
+    assert "no node of the cluster has what a replica reserves (100 CPU)" in deploy.deploy("a", *big, verb="plan", code=2)
+    deploy.deploy("a", *big, code=1)
     assert "have taken more than 1s to be scheduled" in deploy.err
     assert deploy.shown("status")["status"] == "DEPLOYING"

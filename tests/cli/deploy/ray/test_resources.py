@@ -14,6 +14,7 @@ from tests.support.benchmarked import results
 from tsx_cli.bench.storage.archive_record import record_of
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.aws.session import Cloud
+from tsx_cli.deploy.commands.locations import named, place
 from tsx_cli.deploy.commands.spec_file import read_spec
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.resources import Resource
@@ -63,7 +64,7 @@ def test_replicas_are_as_large_as_the_archive_was_measured_and_scale_where_its_b
     scaled = {"min_replicas": 0, "max_replicas": 8}
     measured = configuration(spec(ray=scaled), [FACTS], record_of(results()))["Application"]  # two workers, one thread each
     assert (measured["replica"]["num_cpus"], measured["replica"]["num_gpus"]) == (2, 0)
-    assert measured["autoscaling"] == {"min": 0, "max": 8, "target_ongoing_requests": 1}
+    assert measured["autoscaling"] == {"min_replicas": 0, "max_replicas": 8, "target_ongoing_requests": 1}
     assert arguments(num_cpus=0.5, num_gpus=0.25, memory="2Gi", max_ongoing_requests=7)["replica"] == {
         "num_cpus": 0.5,
         "num_gpus": 0.25,
@@ -71,6 +72,12 @@ def test_replicas_are_as_large_as_the_archive_was_measured_and_scale_where_its_b
         "max_ongoing_requests": 7,
     }
     assert arguments(**scaled, target_ongoing_requests=90)["replica"]["max_ongoing_requests"] == 180
+
+
+def test_a_specification_that_scales_finds_its_cluster() -> None:
+    given = {"min_replicas": 0, "max_replicas": 2}
+    assert place(spec(ray=given)).cloud.own.max_replicas == 2
+    assert named(None, {"name": "digits", "target": "ray", "ray": given}).cloud.own.max_replicas == 2
 
 
 def test_several_archives_share_replicas() -> None:
@@ -132,7 +139,9 @@ def test_versions_beyond_those_that_are_kept_go_with_the_archives_that_only_they
         return {"config": {"Application": {"models": [{"source": f"object://{each}"} for each in archives]}}}
 
     records = {"digits-1": record("a", "b"), "digits-2": record("b", "c", "d"), "digits-3": record("c"), "other-1": record("b")}
-    cloud: Any = SimpleNamespace(records=lambda name="": {key: each for key, each in records.items() if key.startswith(name)})
+    cloud: Any = SimpleNamespace(
+        records=lambda name="": {key: each for key, each in records.items() if key.startswith(name)}, owned=lambda *_: None
+    )
     wanted = [Resource("Archive0", ARCHIVE, "d", {}), Resource("Version", VERSION, "digits-4", {})]
     gone = RayTarget().obsolete(cloud, spec(keep=2), wanted)
     assert [each.name for each in gone] == ["a", "digits-1", "digits-2"]
@@ -198,5 +207,12 @@ def test_an_application_that_tsx_did_not_make_has_no_release_and_says_how_it_is(
     part = {"deployment_config": {"user_config": {"threshold": 1}}, "message": "", "required_resources": {"CPU": 8}}
     shown = {"status": "DEPLOYING", "message": "", "deployments": {"Model": {**part, "replicas": [{"state": "STARTING"}]}}}
     application = RunningApplication(shown)
-    assert (application.version, application.tags, application.canary, application.percent) == (None, {}, None, 0.0)
+    assert (application.version, application.tags, application.share) == (None, {}, 0.0)
     assert application.condition == ("changing", "1 of its replicas (8 CPU each) have no node yet")
+    failed = {
+        **part,
+        "message": 'failed to start 3 times. Error:\nTraceback (most recent call last):\n  File "a.py"\nLoadFailed: no weights',
+        "replicas": [],
+    }
+    shown = {"status": "DEPLOY_FAILED", "message": "Failed to update the deployments", "deployments": {"Model": failed}}
+    assert RunningApplication(shown).condition == ("failed", "LoadFailed: no weights")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ def act(idx, row, context):
     return json.dumps({"row": shown, "name": context.manifest["model"]["modelName"]})
 """
 MANY = [f"model-{number}" for number in range(5)]
-GRPC = [f"tsx_runtime.targets.ray.grpc_bridge.add_{kind}_to_server" for kind in ("inference", "open_inference")]
+GRPC = ["tsx_runtime.targets.ray.grpc_bridge.add_services_to_server"]
 DEADLINE = 60.0  # seconds; of a machine that has other things to do
 ON_HEAD = {"node:__internal_head__": 0.001}
 
@@ -86,16 +87,10 @@ class RayServe:
     tsx: Running  # `tsx serve` with the archive of the application `talker`
     place: Path
     settings: dict[str, Any]
-    source: str  # of its archive, in the object store
 
     def target(self, name: str, models: list[dict[str, Any]], **more: Any) -> serve.RunTarget:
         args = {"name": name, "models": models, "settings": self.settings, "replica": {"num_cpus": 0.1}, "ingress_replicas": 1}
         return serve.RunTarget(build({**args, "ingress_resources": ON_HEAD, **more}), name=name, route_prefix=f"/{name}")
-
-    def talker(self, **more: Any) -> serve.RunTarget:
-        """The application that tests share: a replica on each of two nodes."""
-        resources = {"num_cpus": 0.1, "resources": {"slot": 1.0}}
-        return self.target("talker", [{"name": "talker", "source": self.source}], **{"replica": resources, "replicas": 2, **more})
 
     def post(self, path: str, **headers: str) -> httpx.Response:
         words = {name.replace("_", "-"): word for name, word in headers.items()}
@@ -112,10 +107,13 @@ def ray_serve(processes: None, tmp_path_factory: pytest.TempPathFactory, free_po
     http, grpc = free_ports(2)
     settings = {"cache_dir": str(place / "cache"), "worker_preload": False, "max_request_size": 100_000}
     with pytest.MonkeyPatch.context() as patch, ExitStack() as held:
-        for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "TMPDIR": str(place)}.items():
+        short = held.enter_context(tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True))  # Ray has sockets in it
+        own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_TMPDIR": short, "TMPDIR": str(place)}
+        for name, value in own.items():
             patch.setenv(name, value)
         node = {"num_cpus": 1, "object_store_memory": 80 << 20}
-        cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+        system = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
+        cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False, "_system_config": system})
         held.callback(cluster.shutdown)
         for _ in range(2):
             cluster.add_node(**node, resources={"slot": 1})
@@ -126,9 +124,10 @@ def ray_serve(processes: None, tmp_path_factory: pytest.TempPathFactory, free_po
         words = ["serve", archive, *FREE_PORTS, *FREE_GRPC_PORTS, "--set", "max_request_size=100000"]
         tsx = held.enter_context(serving(words, place, {"TSX_CACHE_DIR": settings["cache_dir"]}))
         address = f"http://127.0.0.1:{http}"
-        started = RayServe(cluster, address, f"127.0.0.1:{grpc}", tsx, place, settings, f"object://{upload(archive)}")
+        started = RayServe(cluster, address, f"127.0.0.1:{grpc}", tsx, place, settings)
         models = [{"name": name, "source": str(make_model(place / f"{name}.mar", HANDLER))} for name in MANY]
-        canary = [{"name": "talker", "source": str(archive)}]
-        targets = [started.talker(), started.target("canary", canary), started.target("many", models, multiplexed=2)]
+        resources = {"num_cpus": 0.1, "resources": {"slot": 1.0}}  # a replica on each of two nodes
+        talker = [{"name": "talker", "source": f"object://{upload(archive)}"}]
+        targets = [started.target("talker", talker, replica=resources, replicas=2), started.target("many", models, multiplexed=2)]
         serve.run_many(targets)
         yield started

@@ -16,7 +16,7 @@ from tsx_runtime.errors import DownloadFailed, InvalidModel, SettingError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import ModelUrl
 from tsx_runtime.targets.ray.application import build
-from tsx_runtime.targets.ray.archives import open_model
+from tsx_runtime.targets.ray.archives import ArchiveHolder, open_model
 from tsx_runtime.targets.ray.config import RayModel, ReplicaResources, parse_application
 from tsx_runtime.targets.ray.replica import ModelReplica, replica_settings
 
@@ -32,11 +32,8 @@ DIGEST = "0" * 64
         ({"models": [MODEL, MODEL], "multiplexed": 1}, "several models are called m"),
         ({"models": [{**MODEL, "source": "object://abc"}]}, "sha-256"),
         ({"models": [{**MODEL, "source": "s3://bucket/m.mar"}]}, "needs sha256"),
-        ({"models": [{**MODEL, "order": {"batch": 1}}]}, "batch_size"),
-        ({"models": [{**MODEL, "order": {"batch_size": "8"}}]}, "whole numbers, at least 0: batch_size"),
         ({"models": [{**MODEL, "name": "../m"}]}, "model name"),
-        ({"replicas": 1, "autoscaling": {"max": 2}}, "not both"),
-        ({"autoscaling": {"min": 3, "max": 2}}, "autoscaling"),
+        ({"replicas": 1, "autoscaling": {"max_replicas": 2}}, "not both"),
         ({"canary": {"app": "a", "percent": 101}}, "canary.percent"),
         ({"canary": {"app": "a", "percent": 1}}, "another application"),
         ({"workers": 3}, "workers"),
@@ -60,8 +57,8 @@ def test_what_changes_in_place_changes_no_replica() -> None:
         return [ingress.version, ingress.init_args[3]._bound_deployment.version]
 
     same = versions()
-    assert versions(release={"id": 2}, canary={"app": "b", "percent": 5}, repeat="all", autoscaling={"max": 4}) == same
-    ingress, model = versions(models=[{**MODEL, "order": {"batch_size": 2}}])
+    assert versions(release={"id": 2}, canary={"app": "b", "percent": 5}, repeat="all", autoscaling={"max_replicas": 4}) == same
+    ingress, model = versions(settings={"job_queue_size": 7})
     assert ingress == same[0]
     assert model != same[1]
 
@@ -110,6 +107,21 @@ def test_a_node_fetches_an_archive_once_and_checks_it(tmp_path: Path, monkeypatc
     for _ in range(2):  # the second time there is nothing to fetch
         with open_model(model, settings) as archive:
             assert (archive.digest, archive.manifest.model_name) == (digest, "m")
+
+
+def test_an_archive_is_kept_once_all_its_pieces_are_there_whoever_sent_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.put", lambda piece: piece)
+    holder = ArchiveHolder()
+    for number, piece in [(0, b"a"), (0, b"a"), (1, b"b"), (1, b"b")]:  # of two that upload it at the same time
+        holder.add(DIGEST, number, piece)
+    holder.finish(DIGEST, 2)
+    holder.finish(DIGEST, 2)
+    assert holder.pieces(DIGEST) == [b"a", b"b"]
+    holder.remove(DIGEST)
+    holder.add(DIGEST, 1, b"b")
+    with pytest.raises(ValueError, match="1 of 2 pieces"):
+        holder.finish(DIGEST, 2)
+    assert holder.pieces(DIGEST) == []
 
 
 @pytest.mark.parametrize(("state", "healthy"), [(WorkerState.READY, True), (WorkerState.FAILED, False), (WorkerState.LOADING, True)])

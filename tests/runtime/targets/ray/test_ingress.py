@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from ray.exceptions import ActorDiedError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.exceptions import DeploymentUnavailableError
 
 from tsx_runtime.http.semantics.messages import Message
 from tsx_runtime.targets.ray.grpc_bridge import GrpcAnswer
@@ -19,6 +19,7 @@ WHOLE: list[Message] = [
     {"type": "http.response.start", "status": 200, "headers": [(b"x-request-id", b"own")]},
     {"type": "http.response.body", "body": b"answer"},
 ]
+UNAVAILABLE = DeploymentUnavailableError(cast("Any", None))
 HALF: list[Message] = [WHOLE[0], {"type": "http.response.body", "body": b"half", "more_body": True}]
 
 
@@ -101,12 +102,12 @@ def ask(to: Ingress, method: str = "POST", path: str = "/app/predictions/m", **h
 
 
 @pytest.mark.parametrize(
-    ("method", "headers", "user_config"),
-    [("GET", {}, {}), ("PUT", {}, {}), ("POST", {"idempotency_key": "1"}, {}), ("POST", {}, {"repeat": "all"})],
+    ("method", "user_config"),
+    [("GET", {}), ("PUT", {}), ("POST", {"repeat": "all"})],
 )
-def test_what_may_be_repeated_is_repeated_on_another_replica(method: str, headers: dict[str, str], user_config: dict[str, str]) -> None:
+def test_what_may_be_repeated_is_repeated_on_another_replica(method: str, user_config: dict[str, str]) -> None:
     handle = ScriptedHandle([lost()], [lost()], [WHOLE])
-    assert ask(ingress(handle, **user_config), method, **headers)[::2] == (200, b"answer")
+    assert ask(ingress(handle, **user_config), method)[::2] == (200, b"answer")
 
 
 def test_what_may_not_be_repeated_gets_an_error_that_says_so() -> None:
@@ -127,14 +128,15 @@ def test_half_an_answer_is_not_repeated_and_ends_the_connection() -> None:
         ask(ingress(ScriptedHandle([HALF, lost()])), "GET")
 
 
-@pytest.mark.parametrize(
-    ("error", "says"), [(BackPressureError(3, 3), b"max_queued_requests"), (DeploymentUnavailableError(cast("Any", None)), b"do not start")]
-)
-def test_where_no_replica_takes_it_the_error_is_in_the_servers_form(error: Exception, says: bytes) -> None:
-    status, _, body = ask(ingress(ScriptedHandle([error])), path="/app/v2/models/m/infer")
-    assert status == 503
-    assert says in body
-    assert "error" in json.loads(body)  # the protocol's own field
+def test_where_no_replica_takes_it_the_error_is_in_the_servers_form() -> None:
+    status, _, body = ask(ingress(ScriptedHandle([UNAVAILABLE])), path="/app/v2/models/m/infer")
+    assert (status, "do not start" in json.loads(body)["error"]) == (503, True)  # the protocol's own field
+
+
+def test_a_canary_whose_replicas_do_not_start_takes_no_request_from_the_stable_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.serve.get_deployment_handle", lambda *_: ScriptedHandle([UNAVAILABLE]))
+    to = ingress(ScriptedHandle([WHOLE]), canary={"app": "m-canary", "percent": 100})
+    assert ask(to)[::2] == (200, b"answer")
 
 
 def test_the_answer_has_no_request_id_where_the_proxy_adds_the_same() -> None:
@@ -164,9 +166,9 @@ def test_a_request_goes_where_its_model_is(path: str, model: list[str]) -> None:
 
 
 def test_a_lost_call_gets_a_status_that_says_whether_it_may_be_repeated() -> None:
-    plain, keyed = Context(), Context(idempotency_key="1")
+    plain, repeated = Context(), Context()
     asyncio.run(ingress(ScriptedHandle([lost()])).Predictions(b"", plain))
     assert (plain.status, "may have run" in plain.text) == ("UNAVAILABLE", True)
     answered = [GrpcAnswer(b"answer"), GrpcAnswer(None, metadata=[("x-request-id", "1")])]
-    answer = asyncio.run(ingress(ScriptedHandle([lost()], answered)).Predictions(b"", keyed))
-    assert (answer.SerializeToString(), keyed.status, keyed.trailing) == (b"answer", None, [("x-request-id", "1")])
+    answer = asyncio.run(ingress(ScriptedHandle([lost()], answered), repeat="all").Predictions(b"", repeated))
+    assert (answer.SerializeToString(), repeated.status, repeated.trailing) == (b"answer", None, [("x-request-id", "1")])

@@ -1,13 +1,15 @@
-"""The metrics of a replica, as Ray gets them."""
+"""What a replica hands to Ray, and how a model makes room in it."""
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tsx_runtime.plugins.api import Sample
-from tsx_runtime.targets.ray import metrics
+from tsx_runtime.targets.ray import replica
 
 
 class RecordedGauge:
@@ -23,9 +25,34 @@ class RecordedGauge:
 
 def test_each_sample_is_a_gauge_with_its_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RecordedGauge, "values", {}, raising=False)
-    monkeypatch.setattr(metrics, "Gauge", RecordedGauge)
-    sink = metrics.RayMetrics()
+    monkeypatch.setattr(replica, "Gauge", RecordedGauge)
+    sink = replica.RayMetrics()
     first = [Sample("requests", "counter", {"model": "a", "version": "1"}, 1.0), Sample("up", "gauge", {}, 1.0)]
     sink(first)
     sink([Sample("requests", "counter", {"model": "a", "version": "1"}, 3.0), Sample("requests", "counter", {"model": "b"}, 2.0)])
     assert RecordedGauge.values == {("requests", "a", "1"): 3.0, ("requests", "b", ""): 2.0, ("up",): 1.0}
+
+
+def test_a_model_with_an_endless_stream_makes_room_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica, "UNLOADING", 0.01)
+    removed: list[str] = []
+
+    async def unregister(name: str) -> None:
+        removed.append(name)
+
+    async def unload() -> bool:
+        registry: Any = SimpleNamespace(unregister=unregister)
+        shared = replica.SharedModel(registry, "m")
+
+        async def stream() -> None:
+            with shared.in_use():
+                await asyncio.Future()
+
+        streaming = asyncio.create_task(stream())
+        await asyncio.sleep(0)
+        await shared.__del__()
+        await asyncio.wait([streaming])
+        return streaming.cancelled()
+
+    assert asyncio.run(unload())
+    assert removed == ["m"]
