@@ -101,17 +101,12 @@ def store(server: Running) -> Path:
 
 
 @pytest.fixture
-def target(server: Running) -> str:
-    """Both addresses have ports of their own."""
-    inference, management = (server.address(what).rpartition(":")[2] for what in ("predictions", "models"))
-    return f"tsx://127.0.0.1:{inference}?management={management}"
-
-
-@pytest.fixture
-def client(target: str, store: Path, tracking: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[TsxDeploymentClient]:
-    """The server is empty again afterwards."""
+def client(server: Running, store: Path, tracking: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[TsxDeploymentClient]:
+    """The server, at the addresses of the settings, is empty again afterwards."""
     monkeypatch.setenv("TSX_MODEL_STORE", str(store))
-    made = TsxDeploymentClient(target)
+    for role, what in (("INFERENCE", "predictions"), ("MANAGEMENT", "models")):
+        monkeypatch.setenv(f"TSX_{role}_ADDRESS", server.address(what))
+    made = TsxDeploymentClient("tsx")
     yield made
     for each in made.list_endpoints():
         made.delete_endpoint(each["name"])
@@ -127,25 +122,17 @@ def refused(act: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[str
     return caught.value.error_code, caught.value.message
 
 
-def test_mlflows_command_line_deploys_a_model_of_its_registry(
-    tracking: str, target: str, server: Running, store: Path, client: TsxDeploymentClient
-) -> None:
-    words = ["create", "-t", target, "--name", "flowers", "-m", "models:/iris@champion", "-C", f"EXPORT_PATH={store}"]
-    environment = {**os.environ, "MLFLOW_TRACKING_URI": tracking}
-    done = subprocess.run(
-        [sys.executable, "-m", "mlflow", "deployments", *words], env=environment, capture_output=True, text=True, check=False
-    )
-    assert "pytorch deployment flowers is created" in done.stdout, done.stderr
+def test_mlflows_own_client_reads_the_answers_of_a_deployment(server: Running, client: TsxDeploymentClient) -> None:
+    client.create_deployment("flowers", "models:/iris@champion")
     host, port = server.address("predictions").removeprefix("http://").split(":")
     scoring = ScoringServerClient(host, port)
     scoring.wait_server_ready()
     predictions = scoring.invoke(pd.DataFrame(ROW)).get_predictions()
     assert predictions.shape == (1, 2)
-    assert scoring.get_version() == mlflow.__version__
 
 
 def test_each_command_of_the_page_does_what_it_says(
-    tracking: str, target: str, client: TsxDeploymentClient, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tracking: str, client: TsxDeploymentClient, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In this process: a start of MLflow's command takes seconds."""
     monkeypatch.chdir(tmp_path)
@@ -154,7 +141,7 @@ def test_each_command_of_the_page_does_what_it_says(
     lines = re.findall(r"^\$ mlflow deployments (.*)$", PAGE.read_text(), re.MULTILINE)
     said = []
     for line in lines:
-        done = CliRunner().invoke(commands, shlex.split(line.replace("tsx://127.0.0.1:8080", target)), catch_exceptions=False)
+        done = CliRunner().invoke(commands, shlex.split(line.replace("tsx://127.0.0.1:8080", "tsx")), catch_exceptions=False)
         assert done.exit_code == 0, (line, done.output)
         said.append(done.output)
     shown = dict(zip(lines, said, strict=True))
@@ -172,13 +159,15 @@ def test_each_command_of_the_page_does_what_it_says(
 
 def test_a_deployment_is_made_changed_replaced_and_deleted(client: TsxDeploymentClient) -> None:
     assert client.create_deployment("iris", "models:/iris/1", config={"batch_size": 8}) == {"name": "iris", "flavor": "pytorch"}
-    assert client.list_deployments() == [{"name": "iris", "version": "1"}]
+    assert client.list_deployments() == [{"name": "iris"}]
     first = client.predict("iris", np.array(ROW))
+    assert client.predict("iris", torch.tensor(ROW)) == client.predict("iris", {"inputs": np.array(ROW)}) == first
+    assert len(client.explain("iris", ROW)) == len(ROW[0])
     assert client.predict("iris", {"inputs": ROW}) == client.predict("iris/1", pd.DataFrame(ROW)) == client.predict("iris", ROW) == first
     assert client.update_deployment("iris", config={"BATCH-SIZE": 4}) == {"name": "iris", "flavor": "unchanged"}
     assert client.get_deployment("iris")["batchSize"] == 4
     assert client.update_deployment("iris", "models:/iris/2", flavor="pytorch")["flavor"] == "pytorch"
-    assert client.list_deployments() == [{"name": "iris", "version": "2"}]
+    assert client.list_deployments(endpoint="iris") == [{"name": "2", "endpoint": "iris"}]
     assert client.predict("iris", ROW) != first
     client.delete_deployment("iris")
     client.delete_deployment("iris")
@@ -195,6 +184,9 @@ def test_an_endpoint_splits_its_requests_among_its_deployments(client: TsxDeploy
     client.update_endpoint("flowers", {"traffic": {"a": 0, "b": 100}})
     assert client.get_endpoint("flowers")["traffic"] == {"a": 0.0, "b": 1.0}
     assert client.predict(endpoint="flowers", inputs=ROW) == client.predict("b", ROW, endpoint="flowers")
+    client.update_deployment("flowers/b", config={"set-default": "true"})
+    assert client.get_endpoint("flowers")["default"] == "b"
+    client.update_endpoint("flowers", {"default": "a"})
     client.update_endpoint("flowers", {"default": "b"})
     client.delete_deployment("a", endpoint="flowers")
     assert names(client.list_deployments(endpoint="flowers")) == ["b"]
@@ -220,6 +212,10 @@ def test_what_cannot_be_deployed_says_what_to_do(client: TsxDeploymentClient, st
     assert (
         refused(client.update_deployment, "iris", flavor="pytorch")[1] == "the flavour pytorch is of a new model: give --model-uri as well"
     )
+    assert "nothing to update" in refused(client.update_deployment, "iris")[1]
+    kept = set(store.iterdir())
+    assert refused(client.update_deployment, "iris", "models:/iris/1", config={"initial_workers": -1})[0] == "INVALID_PARAMETER_VALUE"
+    assert set(store.iterdir()) == kept  # what is served is still there
     code, message = refused(client.predict, "iris", [[1, 2]])
     assert (code, "float32 rows of shape [4]" in message) == ("INVALID_PARAMETER_VALUE", True)
     assert refused(client.get_deployment, "roses")[0] == "RESOURCE_DOES_NOT_EXIST"
@@ -246,26 +242,26 @@ def test_an_archive_tells_which_version_and_run_it_has(tracking: str, run: Run, 
     assert (ended.code, "Model Version (name=iris, version=17) not found" in ended.err) == (1, True)
 
 
-def test_a_local_run_serves_the_model_with_the_settings_given(client: TsxDeploymentClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[list[str]] = []
-
-    def serve(command: list[str], check: bool) -> subprocess.CompletedProcess[bytes]:
-        started.append(command[3:])
-        assert Path(command[4]).is_file()
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(mlflow_deployments.subprocess, "run", serve)
-    mlflow_deployments.run_local("iris", "models:/iris/1", config={"inference_address": "http://127.0.0.1:7000", "version": "5"})
-    assert started[0][0] == "serve"
-    assert started[0][2:] == ["--set", "inference_address=http://127.0.0.1:7000"]
+def test_a_local_run_serves_the_model_until_ctrl_c(tracking: str, tmp_path: Path) -> None:
+    settings = ["-C", "version=5", *(word for role in ("inference", "management") for word in ("-C", f"{role}_address=http://127.0.0.1:0"))]
+    command = [sys.executable, "-m", "mlflow", "deployments", "run-local", "-t", "tsx", "--name", "iris", "-m", "models:/iris/1", *settings]
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": tracking, "TSX_METRICS_ADDRESS": "http://127.0.0.1:0"}
+    local = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert local.stdout is not None
+    with local.stdout as said:
+        try:
+            assert any(line.startswith("try: ") for line in said)  # the last line once it serves
+        finally:
+            os.killpg(local.pid, signal.SIGINT)  # as a terminal does
+        assert local.wait() == 0, said.read()
 
 
 @pytest.mark.parametrize(
     ("target", "inference", "management"),
     [
         ("tsx://host:9000", "http://host:9000", "http://host:9001"),
-        ("tsx://host", "http://host:8080", "http://host:8081"),
-        ("tsx://[::1]:80?management=81&scheme=https", "https://[::1]:80", "https://[::1]:81"),
+        ("tsx://host/", "http://host:8080", "http://host:8081"),
+        ("tsx://[::1]:80", "http://[::1]:80", "http://[::1]:81"),
         ("tsx", None, None),
         ("tsx:/", None, None),
     ],
@@ -274,9 +270,17 @@ def test_a_target_has_two_addresses(target: str, inference: str | None, manageme
     assert (address(target, "inference"), address(target, "management")) == (inference, management)
 
 
-@pytest.mark.parametrize("target", ["tsx://host?port=1", "tsx://host?scheme=ftp", "tsx://host?management=x"])
-def test_a_target_that_is_none_is_refused(target: str) -> None:
-    assert "one looks like tsx://HOST:PORT" in refused(TsxDeploymentClient, target)[1]
+@pytest.mark.parametrize(
+    ("target", "hint"),
+    [
+        ("tsx://host?port=1", "one looks like tsx://HOST:PORT"),
+        ("tsx://host/models", "one looks like tsx://HOST:PORT"),
+        ("tsx://host:x", "is not the address of a server"),
+        ("tsx://host:70000", "is not the address of a server"),
+    ],
+)
+def test_a_target_that_is_none_is_refused(target: str, hint: str) -> None:
+    assert hint in refused(TsxDeploymentClient, target)[1]
 
 
 def test_help_names_every_key() -> None:

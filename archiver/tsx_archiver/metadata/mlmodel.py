@@ -89,8 +89,9 @@ def read_mlmodel(directory: Path) -> MLmodel:
     data = load_yaml_file(directory / FILE)
     try:
         model = MLmodel(data)
-        if not all(isinstance(each, dict) for each in (*model.inputs, *model.flavors.values())) or not model.flavors:
+        if not model.flavors or not all(isinstance(each, dict) for each in model.flavors.values()):
             raise ValueError("it has no flavors")
+        _ = model.tensors, model.example  # which raise for a signature that is none
     except (AttributeError, TypeError, ValueError) as error:
         raise CannotPack(f"{directory / FILE} does not describe a model: {error}. Save the model again with MLflow.") from error
     return model

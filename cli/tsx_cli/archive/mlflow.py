@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 from tsx_archiver import DEFAULT_VERSION, ArchiveSpec, describe_model_file
 from tsx_archiver.metadata.mlmodel import DIRECTORY, FILE, MANIFEST_KEY, PYTORCH, MLmodel, read_mlmodel
@@ -24,17 +24,12 @@ RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 REQUIREMENTS = "requirements.txt"
 
 
-class MLflowSource(NamedTuple):
-    """Where a model comes from. `version` is the registry's, None elsewhere."""
-
-    name: str
-    version: str | None
-    uri: str  # of what is to be downloaded
-    tags: Mapping[str, str] = {}
+def is_uri(path: Path) -> bool:
+    return str(path).startswith((REGISTRY, RUNS))
 
 
 def is_mlflow(path: Path | None) -> bool:
-    return path is not None and (str(path).startswith((REGISTRY, RUNS)) or (path / FILE).is_file())
+    return path is not None and (is_uri(path) or (path / FILE).is_file())
 
 
 def default_name(path: Path) -> str:
@@ -54,71 +49,62 @@ def mlflow_spec(
     """
     with TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_place()) as made:
         place = Path(made)
-        source = MLflowSource(default_name(path), None, "")
+        origin: dict[str, Any] = {"name": default_name(path), "source": path.name}
         directory = path
-        if str(path).startswith((REGISTRY, RUNS)):
-            source, directory = _downloaded(str(path), tracking_uri, place / "download")
+        if is_uri(path):
+            directory, found = _downloaded(str(path), tracking_uri, place / "download")
+            origin |= found
         model = read_mlmodel(directory)
+        origin |= {"flavor": model.flavor, **{key: model.data.get(key) for key in ("run_id", "model_id", "mlflow_version")}}
         chosen = handler or model.handler
-        named, numbered = name or source.name, version or source.version or DEFAULT_VERSION
-        notes = [f"{path}: MLflow model, flavour {model.flavor}", f"name {named}, version {numbered}", f"handler {chosen}"]
+        title, numbered = name or origin["name"], version or origin.get("version") or DEFAULT_VERSION
+        notes = [f"{path}: MLflow model, flavour {model.flavor}", f"name {title}, version {numbered}", f"handler {chosen}"]
         notes += _pickled(model, directory)
         packages = _requirements(directory, chosen) if requirements else []
         if packages:
             (place / REQUIREMENTS).write_text("\n".join(packages) + "\n")
-            notes.append(f"requirements: {', '.join(packages)}; a server with install_py_dep_per_model = true installs them")
+            named = ", ".join(line for line in packages if not line.startswith("-"))  # an index may have a password
+            notes.append(f"requirements: {named}; a server with install_py_dep_per_model = true installs them")
         (place / "members").mkdir()
         (place / "members" / DIRECTORY).symlink_to(directory.absolute())
         spec = ArchiveSpec(
-            model_name=named,
+            model_name=title,
             version=numbered,
             handler=chosen,
             extra_files=[place / "members"],
             requirements_file=place / REQUIREMENTS if packages else None,
             contents=_sample(model, directory),
-            extra_manifest={MANIFEST_KEY: _origin(path, source, model)},
+            extra_manifest={MANIFEST_KEY: {key: value for key, value in origin.items() if value}},
         )
         yield spec, notes
 
 
-def _downloaded(uri: str, tracking_uri: str | None, place: Path) -> tuple[MLflowSource, Path]:
+def _downloaded(uri: str, tracking_uri: str | None, place: Path) -> tuple[Path, dict[str, Any]]:
+    """The model's directory, and where it comes from: an alias, `latest` or a stage as the version that it is now."""
     os.environ.setdefault(RETRIES, "2")  # else a server that is not there is waited for for minutes
     try:
         import mlflow.artifacts  # an extra
-        from mlflow.exceptions import MlflowException
+        from mlflow.store.artifact.utils.models import get_model_name_and_version
         from mlflow.tracking import MlflowClient
     except ModuleNotFoundError as error:
         raise UsageError(f"{uri} is read by MLflow: pip install 'tsx-serve[mlflow]'") from error
     place.mkdir()
     if tracking_uri is not None:
         mlflow.set_tracking_uri(tracking_uri)  # for the process: what downloads a registered model looks nowhere else
+    origin: dict[str, Any] = {"source": uri}
     try:
-        source = _resolved(uri, MlflowClient())
-        found = mlflow.artifacts.download_artifacts(source.uri, dst_path=str(place))
-    except (MlflowException, OSError) as error:
+        client = MlflowClient()
+        name, *numbers = get_model_name_and_version(client, uri) if uri.startswith(REGISTRY) else [""]
+        if numbers:  # else of a run, or models:/ID, of a model that is in no registry
+            version = client.get_model_version(name, numbers[0])
+            origin = {"source": f"{REGISTRY}{name}/{version.version}", "version": str(version.version), "tags": dict(version.tags)}
+        found = Path(mlflow.artifacts.download_artifacts(origin["source"], dst_path=str(place)))
+    except Exception as error:  # a store of artifacts raises whatever its own library does
         server = mlflow.get_tracking_uri()
         raise CliError(f"{uri} cannot be read from {server}: {error}; --tracking-uri names another server") from error
-    if not (Path(found) / FILE).is_file():
+    if not (found / FILE).is_file():
         raise CliError(f"{uri} is no model: it has no {FILE}; give the path of a model, such as runs:/ID/model")
-    return source, Path(found)
-
-
-def _resolved(uri: str, client: Any) -> MLflowSource:
-    """An alias, `latest` or a stage as the version that it is now, with its tags."""
-    from mlflow.store.artifact.utils.models import get_model_name_and_version  # an extra
-
-    name, *version = get_model_name_and_version(client, uri) if uri.startswith(REGISTRY) else [""]
-    if not version:  # of a run, or models:/ID, of a model that is in no registry
-        return MLflowSource(default_name(Path(uri)), None, uri)
-    found = client.get_model_version(name, version[0])
-    return MLflowSource(default_name(Path(uri)), str(found.version), f"{REGISTRY}{name}/{found.version}", dict(found.tags))
-
-
-def _origin(path: Path, source: MLflowSource, model: MLmodel) -> dict[str, Any]:
-    """For the manifest."""
-    origin: dict[str, Any] = {"name": source.name, "version": source.version, "source": source.uri or path.name, "flavor": model.flavor}
-    origin |= {key: model.data.get(key) for key in ("run_id", "model_id", "mlflow_version")} | {"tags": dict(source.tags)}
-    return {key: value for key, value in origin.items() if value}
+    return found, origin
 
 
 def _pickled(model: MLmodel, directory: Path) -> list[str]:
@@ -133,12 +119,13 @@ def _pickled(model: MLmodel, directory: Path) -> list[str]:
 
 
 def _requirements(directory: Path, handler: str) -> list[str]:
-    """The model's own, without what comes with tsx, and without MLflow where torch alone loads it."""
+    """The model's own, without what comes with tsx, and without MLflow where torch alone loads it; with the indexes that have them."""
     file = directory / REQUIREMENTS
     lines = [line.strip() for line in file.read_text().splitlines()] if file.is_file() else []
     ours = {_package(line) for line in metadata.requires("tsx-serve") or () if "extra ==" not in line}
     ours |= {"mlflow", "mlflow-skinny"} if handler == PYTORCH else set()
-    return [line for line in lines if line and not line.startswith(("#", "-")) and _package(line) not in ours]
+    kept = [line for line in lines if line and not line.startswith(("#", "-r", "-c")) and _package(line) not in ours]
+    return kept if any(not line.startswith("-") for line in kept) else []
 
 
 def _package(requirement: str) -> str:

@@ -15,7 +15,7 @@ from tsx_archiver import ArchiveSpec, Format, write_archive
 from tsx_archiver.limits import human
 from tsx_archiver.progress import progress_bar
 from tsx_cli.archive.importing import check_code
-from tsx_cli.archive.mlflow import is_mlflow, mlflow_spec
+from tsx_cli.archive.mlflow import is_mlflow, is_uri, mlflow_spec
 from tsx_cli.archive.model_file import DEFAULT_HANDLER, HandlerFiles, work_out
 from tsx_cli.common.failure import FAILED, UsageError
 from tsx_cli.common.inputs import SAMPLES
@@ -81,6 +81,8 @@ class Packed:
 
 def pack(path: Path | None, order: Packing, *, quiet: bool) -> Packed:
     """Write the archive. Raises `CliError` and `ArchiveError`."""
+    if order.tracking_uri is not None and (path is None or not is_uri(path)):
+        raise UsageError("--tracking-uri is the server of models:/NAME/VERSION and runs:/ID/PATH; remove it for a file or a directory")
     if path is None or not is_mlflow(path):
         spec, notes = work_out(path, order.parts, name=order.name, version=order.version)
         return _pack(spec, notes, order, quiet=quiet)

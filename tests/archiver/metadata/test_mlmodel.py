@@ -58,7 +58,16 @@ def test_an_example_has_the_columns_of_the_signature() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "flavors: {}", "flavors: [a]", "flavors: {onnx: 1}", "flavors: {onnx: {}}\nsignature: {inputs: '{'}"]
+    "text",
+    [
+        "[]",
+        "flavors: {}",
+        "flavors: [a]",
+        "flavors: {onnx: 1}",
+        "flavors: {onnx: {}}\nsignature: {inputs: '{'}",
+        "flavors: {onnx: {}}\nsignature: {inputs: '[1]'}",
+        "flavors: {onnx: {}}\nsignature: {inputs: '[{\"tensor-spec\": [1]}]'}",
+    ],
 )
 def test_a_file_that_describes_no_model_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)

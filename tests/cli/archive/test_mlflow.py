@@ -15,6 +15,7 @@ from tests.cli.conftest import Run
 from tsx_cli.archive.mlflow import default_name
 
 SIGNATURE = '[{"type": "tensor", "tensor-spec": {"dtype": "float32", "shape": [-1, 3]}}]'
+INDEX, PINNED = "--extra-index-url https://example.org", "scikit_learn[x]==1.5 ; python_version > '3'"
 MLMODEL = f"""
 flavors:
   python_function: {{loader_module: mlflow.pytorch}}
@@ -23,6 +24,7 @@ mlflow_version: 3.17.2
 run_id: abc
 signature: {{inputs: '{SIGNATURE}'}}
 """
+REQUIREMENTS = f"# pinned\n{INDEX}\n-c constraints.txt\nmlflow==3.17.2\ntorch==2.10\nNumPy>=1\n{PINNED}\n"
 COLUMNS = 'flavors: {python_function: {}}\nsignature: {inputs: \'[{"type": "double", "name": "a"}]\'}\n'
 
 
@@ -32,9 +34,7 @@ def saved(tmp_path: Path) -> Path:
     (tmp_path / "net" / "data").mkdir(parents=True)
     torch.save(torch.nn.Linear(3, 2), tmp_path / "net" / "data" / "model.pth")
     (tmp_path / "net" / "MLmodel").write_text(MLMODEL)
-    (tmp_path / "net" / "requirements.txt").write_text(
-        "# pinned\nmlflow==3.17.2\ntorch==2.10\nNumPy>=1\nscikit_learn[x]==1.5 ; python_version > '3'\n"
-    )
+    (tmp_path / "net" / "requirements.txt").write_text(REQUIREMENTS)
     (tmp_path / "net" / "serving_input_example.json").write_text('{"inputs": [[1, 2, 3]]}')
     return tmp_path / "net"
 
@@ -44,10 +44,11 @@ def test_a_directory_becomes_an_archive_that_answers_its_own_example(run: Run, s
     assert ended.code == 0, ended.err
     assert "net: MLflow model, flavour pytorch\nname net, version 7\nhandler mlflow_pytorch\n" in ended.out
     assert "note: data/model.pth is a pickle, so its workers run code from it" in ended.out
+    assert f"requirements: {PINNED}; a server" in ended.out
     assert "check: 1 sample got the same answers in batches of 1, 2" in ended.out
     with zipfile.ZipFile(tmp_path / "net.mar") as archive:
         manifest = json.loads(archive.read("MAR-INF/MANIFEST.json"))
-        assert archive.read("requirements.txt").decode() == "scikit_learn[x]==1.5 ; python_version > '3'\n"
+        assert archive.read("requirements.txt").decode().splitlines() == [INDEX, PINNED]
         assert {path.relative_to(saved).as_posix() for path in saved.rglob("*") if path.is_file()} == {
             name.removeprefix("mlflow_model/") for name in archive.namelist() if name.startswith("mlflow_model/")
         }
@@ -111,3 +112,17 @@ def test_the_extra_is_named_where_mlflow_is_not_installed(run: Run, monkeypatch:
     monkeypatch.setitem(sys.modules, "mlflow.artifacts", None)
     ended = run("archive", "models:/iris/1")
     assert (ended.code, ended.err) == (2, "Error: models:/iris/1 is read by MLflow: pip install 'tsx-serve[mlflow]'\n")
+
+
+def test_a_store_of_artifacts_that_cannot_be_read_is_an_error_with_a_next_step(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_client(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError("No module named 'boto3'")
+
+    monkeypatch.setattr("mlflow.artifacts.download_artifacts", without_client)
+    ended = run("archive", "runs:/abc/net", "--tracking-uri", "http://127.0.0.1:1")
+    assert (ended.code, "cannot be read from http://127.0.0.1:1: No module named 'boto3'" in ended.err) == (1, True)
+
+
+def test_a_tracking_server_is_for_what_lies_there(run: Run, saved: Path) -> None:
+    ended = run("archive", "net", "--tracking-uri", "http://127.0.0.1:1")
+    assert (ended.code, "remove it for a file or a directory" in ended.err) == (2, True)

@@ -82,7 +82,10 @@ def desired_options(
     ] = None,
     bake: Annotated[str | None, typer.Option("--bake", help="How long the new version keeps that share, such as 10m.")] = None,
     alarm: Annotated[
-        list[str] | None, typer.Option("--alarm", help="What triggers a rollback: 5xx>0, p95>300ms or an alarm's name; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--alarm", metavar="CONDITION", help="What triggers a rollback: 5xx>0, p95>300ms or an alarm's name; may be repeated."
+        ),
     ] = None,
 ) -> DeploymentOptions:
     """What is to be there."""

@@ -1,19 +1,15 @@
-"""Health routes: liveness (`/livez`), readiness (`/readyz`), TorchServe's `/ping`, and MLflow's `/version`. They need no token."""
+"""Health routes: liveness (`/livez`), readiness (`/readyz`), and TorchServe's `/ping`. They need no token."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from fastapi import APIRouter, Response
-from fastapi.responses import PlainTextResponse
 
-from tsx_archiver.metadata.mlmodel import MANIFEST_KEY
 from tsx_runtime.api.describe import is_healthy, not_ready
 from tsx_runtime.api.schemas import Health, Readiness
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.errors import ResourceNotFound
 from tsx_runtime.http.routes.responses import json_answer
-from tsx_runtime.http.semantics.errors import NOT_FOUND
 
 QUIETLY = ["HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
@@ -35,14 +31,6 @@ def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
         healthy = is_healthy(registry.models.values())
         return json_answer(Health(status="Healthy" if healthy else "Unhealthy"), 200 if healthy else 500)
 
-    async def mlflow_version() -> Response:
-        """What `mlflow models serve` answers, from which clients conclude which protocol `/invocations` has."""
-        manifests = [model.versions[model.default].archive.manifest.data for model in registry.models.values()]
-        versions = {str((manifest.get(MANIFEST_KEY) or {}).get("mlflow_version", "")) for manifest in manifests}
-        if len(versions) != 1 or "" in versions:
-            raise ResourceNotFound(f"{NOT_FOUND} /version tells the version of MLflow that wrote the models, and these have not one.")
-        return PlainTextResponse(versions.pop())
-
     router.add_api_route("/livez", livez, methods=["GET"], summary="Is the server alive", response_model=Health)
     router.add_api_route("/livez", livez, methods=["HEAD"], include_in_schema=False)
     summary = "Is the default version of every model ready"
@@ -56,5 +44,4 @@ def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
             "/ping", ping, methods=["GET"], summary="Is the server healthy", response_model=Health, responses=responses, tags=["inference"]
         )
         router.add_api_route("/ping", ping, methods=QUIETLY, include_in_schema=False)
-        router.add_api_route("/version", mlflow_version, methods=["GET"], include_in_schema=False)
     return router

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 
-from tsx_archiver import ArchiveSpec, write_archive
 from tsx_runtime.core.workers.worker import WorkerState
 
 SLOW = """
@@ -83,17 +82,3 @@ def test_a_model_whose_workers_are_given_up_is_neither_ready_nor_healthy(empty, 
     assert ready_of(empty.inference)["notReady"][0]["reason"] == "no worker is ready; workers: 1 FAILED"
     assert empty.inference.get("/ping").status_code == 500
     assert empty.inference.get("/livez").status_code == 200
-
-
-def test_the_version_of_mlflow_is_told_where_it_wrote_the_models(empty):
-    assert empty.inference.get("/version").status_code == 404
-    origin = {"mlflow": {"mlflow_version": "3.17.2"}}
-    for name, said in (("plain", {}), ("logged", origin)):
-        spec = ArchiveSpec(name, "base_handler", contents={"a": b""}, extra_manifest=said)
-        write_archive(spec, empty.settings.model_store)
-    empty.register("logged.mar", initial_workers=0)
-    answer = empty.inference.get("/version")
-    assert (answer.status_code, answer.text) == (200, "3.17.2")
-    assert empty.management.get("/version").status_code == 404
-    empty.register("plain.mar", initial_workers=0)
-    assert "these have not one" in empty.inference.get("/version").json()["message"]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
 from tsx_archiver.metadata.mlmodel import MANIFEST_KEY, MLmodel
+from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import choose_device
-from tsx_runtime.worker.handlers.mlflow.scoring import JSON, missing_module, model_in, refuse
+from tsx_runtime.worker.handlers.mlflow.model import missing_module, model_in
 
+JSON = "application/json"
 DEVICE = "MLFLOW_DEFAULT_PREDICTION_DEVICE"
 
 
@@ -55,8 +58,12 @@ class MLflowPyfunc:
             cause = error.__context__
             if isinstance(cause, Exception) and "unexpected error while evaluating the model" in error.message:
                 raise cause from error  # what the model raised: to MLflow that is the client's fault, whatever it is
-            return refuse(context, index, error.message, error.get_http_status_code(), error.error_code)
-        if answer.status >= 400:
-            return refuse(context, index, answer.response, answer.status)
-        context.set_response_content_type(index, answer.mimetype)
-        return str(answer.response)
+            status, said = error.get_http_status_code(), {"message": error.message, "error_code": error.error_code}
+        else:
+            if answer.status < 400:
+                context.set_response_content_type(index, answer.mimetype)
+                return str(answer.response)
+            status, said = answer.status, {"message": answer.response}
+        context.set_response_status(status, idx=index)
+        context.set_response_content_type(index, JSON)
+        return json.dumps({"code": status, "type": (BadRequest if status < 500 else TsxError).type, **said}) + "\n"

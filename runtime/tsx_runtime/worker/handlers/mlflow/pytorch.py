@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from tsx_archiver.metadata.mlmodel import MANIFEST_KEY, PYTORCH, MLmodel
-from tsx_runtime.worker.exceptions import BadRows, LoadError
+from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.modules import own_modules
 from tsx_runtime.worker.handlers.base import BaseHandler, choose_device
-from tsx_runtime.worker.handlers.mlflow.scoring import missing_module, model_in, refuse
+from tsx_runtime.worker.handlers.mlflow.model import missing_module, model_in
 from tsx_runtime.worker.handlers.models.input_spec import InputSpec
 from tsx_runtime.worker.handlers.models.model_files import load_model_file
 
@@ -30,10 +30,7 @@ class MLflowPyTorch(BaseHandler):
         self.device = choose_device(context.system_properties.get("gpu_id"))
         directory, self.mlmodel = model_in(context)
         if self.mlmodel.handler != PYTORCH:
-            text = (
-                f"The model is not of the flavour pytorch with a signature of tensors; register it with the handler {self.mlmodel.handler}."
-            )
-            raise LoadError(text)
+            raise LoadError(f"The model has no flavour pytorch with a signature of tensors; use the handler {self.mlmodel.handler}.")
         flavor = self.mlmodel.flavors["pytorch"]
         if flavor.get("code"):
             own_modules.add(directory / flavor["code"])
@@ -51,15 +48,6 @@ class MLflowPyTorch(BaseHandler):
 
     def preprocess(self, data: Any) -> Any:
         return super().preprocess([_as_instances(row) for row in data])
-
-    def handle(self, data: Any, context: Context) -> Any:
-        """As that of the default handler, except that a refusal is in MLflow's form, too."""
-        try:
-            return super().handle(data, context)
-        except BadRows as bad:
-            good = [row for position, row in enumerate(data) if position not in bad.faults]
-            answers = iter(self.handle(good, context) if good else ())
-            return [refuse(context, at, bad.faults[at], bad.error_code) if at in bad.faults else next(answers) for at in range(len(data))]
 
     def describe_handle(self) -> Any:
         return {**super().describe_handle(), MANIFEST_KEY: self.manifest.get(MANIFEST_KEY)}

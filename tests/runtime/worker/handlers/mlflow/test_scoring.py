@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,13 +15,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from mlflow.exceptions import MlflowException
 from mlflow.models import infer_signature
 from mlflow.pyfunc.scoring_server import invocations
 
 from tsx_archiver.metadata.mlmodel import DIRECTORY, FILE
 from tsx_runtime.wire import request_meta
-from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.exceptions import BadRows, LoadError
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.metrics import Metrics
 from tsx_runtime.worker.handlers.mlflow.pyfunc import MLflowPyfunc
@@ -70,7 +70,12 @@ class Asked:
         self.context.begin([request_meta(str(n), b"", [(b"content-type", kind.encode())]).decode() for n, (_, kind) in enumerate(requests)])
         raw = getattr(self.handler, "takes_raw_bodies", False)
         bodies = [json.loads(body) if kind == JSON and not raw else bytearray(_bytes(body)) for body, kind in requests]
-        answers = self.handler.handle([{"body": body} for body in bodies], self.context)
+        try:
+            answers = self.handler.handle([{"body": body} for body in bodies], self.context)
+        except BadRows as bad:  # the others are called again, as by a worker
+            left = [each for n, each in enumerate(requests) if n not in bad.faults]
+            good = iter(self.batch(*left) if left else ())
+            return [Answer(400, {"code": 400, "message": bad.faults[n]}) if n in bad.faults else next(good) for n in range(len(requests))]
         values = [json.loads(answer) if isinstance(answer, str) else answer for answer in answers]
         return [Answer(self.context.get_response_status(n)[0], value) for n, value in enumerate(values)]
 
@@ -172,7 +177,6 @@ def test_rows_of_several_requests_run_in_one_call_and_a_bad_request_fails_alone(
     assert (first.status, bad.status, last.status) == (200, 400, 200)
     assert [len(answer.data["predictions"]) for answer in (first, last)] == [2, 1]
     assert first.data["predictions"][0] == pytest.approx(last.data["predictions"][0])
-    assert (bad.data["error_code"], bad.data["code"], bad.data["type"]) == ("BAD_REQUEST", 400, "BadRequestException")
 
 
 @pytest.mark.parametrize(
@@ -194,9 +198,8 @@ def test_a_request_that_does_not_fit_the_signature_is_refused_with_the_reason(
 ) -> None:
     answer = asked(name).one(request_)
     assert (answer.status, answer.data["code"]) == (400, 400)
-    assert answer.data["error_code"] in ("BAD_REQUEST", "INVALID_PARAMETER_VALUE")
-    with pytest.raises(MlflowException, match=reason):
-        raise MlflowException(answer.data["message"])
+    assert re.search(reason, answer.data["message"])
+    assert name == "pickle" or answer.data["error_code"] in ("BAD_REQUEST", "INVALID_PARAMETER_VALUE")
 
 
 def test_a_body_without_a_content_type_is_json(asked: Callable[[str], Asked]) -> None:
@@ -206,7 +209,7 @@ def test_a_body_without_a_content_type_is_json(asked: Callable[[str], Asked]) ->
 
 def test_what_is_no_form_of_the_protocol_is_refused(asked: Callable[[str], Asked]) -> None:
     answer = asked("adder").batch(("<a/>", "text/xml"))[0]
-    assert (answer.status, answer.data["code"]) == (415, 415)
+    assert (answer.status, answer.data["code"], answer.data["type"]) == (415, 415, "BadRequestException")
     assert "text/csv" in answer.data["message"]
 
 
@@ -227,5 +230,5 @@ def test_a_handler_tells_what_its_model_takes(asked: Callable[[str], Asked]) -> 
 def test_an_archive_without_a_model_and_a_wrong_handler_say_what_to_do(saved: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=f"no {DIRECTORY}/{FILE}. Pack the model"):
         Asked(MLflowPyTorch, tmp_path)
-    with pytest.raises(LoadError, match="register it with the handler mlflow_pyfunc"):
+    with pytest.raises(LoadError, match="use the handler mlflow_pyfunc"):
         Asked(MLflowPyTorch, saved["adder"])
