@@ -121,7 +121,7 @@ class BatchRun:
             self._wait()
             why = f"; one is {self.first_error}" if self.first_error else ""
             text = f"{done.errors:,} of {done.rows:,} rows failed, more than --max-errors allows{why}"
-            raise CliError(f"{text}. The same command with a higher limit goes on")
+            raise CliError(f"{text}. The same command with a higher limit continues the run")
 
     def _show(self) -> None:
         self._shown = time.monotonic()
