@@ -36,7 +36,7 @@ from tsx_runtime.shared.log_format import escaped
 from tsx_runtime.shared.quantities import parse_share
 
 SAGEMAKER = "sagemaker"
-STOPPING = b"\nstops once the rows under way are written; Ctrl-C again stops at once\n"
+STOPPING = b"\nstopping; Ctrl-C again stops at once\n"
 
 
 class Options(NamedTuple):

@@ -164,14 +164,12 @@ def _advice(address: str, text: str = "") -> str:
     if "ersion" in text:
         return "Run tsx with the same versions of Python and Ray as the cluster's nodes have"
     if address == "auto":
-        return (
-            "auto is for the cluster's own nodes; from elsewhere the address is ray://HOST:10001; `ray start --head` starts a cluster here"
-        )
+        return "auto is for the cluster's nodes; elsewhere the address is ray://HOST:10001. `ray start --head` starts a cluster here"
     if address.startswith("ray://"):
         return (
             f"Start its head node with `ray start --head` (a Ray client is answered on port {CLIENT_PORT}), and let this machine reach it"
         )
-    return f"HOST:PORT is for the cluster's own nodes; from elsewhere the address is ray://HOST:{CLIENT_PORT}"
+    return f"HOST:PORT is for the cluster's nodes; elsewhere the address is ray://HOST:{CLIENT_PORT}"
 
 
 def _first(error: BaseException) -> str:
