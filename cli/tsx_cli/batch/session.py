@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -75,7 +75,8 @@ def run_command(options: Options, settings: Settings) -> None:
     def interrupt() -> None:
         stop.set()
         reader.sources.end_stdin()
-        os.write(2, STOPPING)  # `print` cannot be called again while it writes
+        with suppress(OSError):  # the terminal may be gone
+            os.write(2, STOPPING)  # a handler must not print while the command prints
 
     opening = open_engine(options, reader, settings, stop)
     writer, store = open_output(options, reader, settings, s3)

@@ -24,7 +24,7 @@ from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.engine import OWNER
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.ray.resources import GRPC
-from tsx_cli.deploy.ray.running import RunningApplication, raised
+from tsx_cli.deploy.ray.running import RunningApplication, last_line
 from tsx_cli.deploy.ray.spec import Ray
 from tsx_runtime.errors import TsxError
 from tsx_runtime.targets.ray.config import NAMESPACE
@@ -137,7 +137,7 @@ class RayCluster:
                 raise CloudError(error.cause.message) from error
             lacks = isinstance(error.cause, ModuleNotFoundError)
             advice = " Its nodes need tsx: install tsx-serve[ray] there, or set ray.runtime_env={pip = ['tsx-serve[ray]']}" if lacks else ""
-            raise CloudError(f"{doing}: {raised(str(error))}.{advice}") from error
+            raise CloudError(f"{doing}: {last_line(str(error))}.{advice}") from error
         except (RayError, TimeoutError) as error:
             raise CloudError(f"{doing}: {_first(error)}; `ray status` shows the cluster's nodes") from error
 

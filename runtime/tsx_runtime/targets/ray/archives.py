@@ -59,7 +59,7 @@ class ArchiveHolder:
         self._arriving.pop(digest, None)
 
 
-def held(digest: str) -> bool:
+def has_archive(digest: str) -> bool:
     """Whether the cluster's object store has this archive."""
     try:
         actor = ray.get_actor(HOLDER, namespace=NAMESPACE)
@@ -80,7 +80,7 @@ def upload(path: Path) -> str:
     """Put an archive into the cluster's object store, unless it is there. Returns its sha-256."""
     with open_source(path) as file:
         digest = content_digest(file)
-        if held(digest):
+        if has_archive(digest):
             return digest
         file.seek(0)
         actor, count = holder(), 0
