@@ -150,7 +150,7 @@ def connect(address: str) -> None:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
         logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it writes a line for what this command says itself
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # the latter for a port beyond 65535
         raise CliError(f"no Ray cluster answers at {address}: {error}. {_advice(address)}") from error
     except (RuntimeError, ValueError, AssertionError, RayError) as error:
         raise CliError(f"the Ray cluster {address} refuses this machine: {_first(error)}. {_advice(address, str(error))}") from error
