@@ -8,9 +8,9 @@ from typing import Any
 
 import boto3
 import pytest
-from moto import mock_aws
 
 from tests.support.models import make_model
+from tests.support.platforms.aws import REGION, Account, aws
 from tsx_cli.batch.rows import Row, RowResult
 
 TWICE = """
@@ -62,12 +62,16 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("models") / "twice.mar", TWICE)
 
 
+@pytest.fixture(scope="package")
+def account() -> Iterator[Account]:
+    with aws() as account:
+        yield account
+
+
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def bucket(account: Account) -> Any:
     """A client of S3 with an empty bucket `data`."""
-    for name, value in {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}.items():
-        monkeypatch.setenv(name, value)
-    with mock_aws():
-        client: Any = boto3.client("s3")
-        client.create_bucket(Bucket="data")
-        yield client
+    account.emptied()
+    client: Any = boto3.client("s3")
+    client.create_bucket(Bucket="data", CreateBucketConfiguration={"LocationConstraint": REGION})
+    return client

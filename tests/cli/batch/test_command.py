@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def test_a_run_killed_at_random_moments_goes_on_and_writes_each_row_once(
     tmp_path: Path, twice: Path, rows: Callable[[int], Path], session_cache: Path
 ) -> None:
     """The handler tells of each row it sees, so that the moments spread over all that a run does, and not over its start alone."""
-    count = 60 + 40 * KILLS
+    count = 100 + 100 * KILLS  # more than all kills together let through
     rows(count)
     os.mkfifo(tmp_path / "seen")
     seen = os.open(tmp_path / "seen", os.O_RDWR)
@@ -53,6 +54,7 @@ def test_a_run_killed_at_random_moments_goes_on_and_writes_each_row_once(
         with subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             left = random.randint(1, 70)
             while left > 0:
+                assert select.select([seen], [], [], 60)[0], process.poll()
                 left -= len(os.read(seen, left))
             process.send_signal(signal.SIGTERM if kill == 0 else signal.SIGKILL)
             assert process.wait() == (INTERRUPTED if kill == 0 else -signal.SIGKILL), process.stderr and process.stderr.read()

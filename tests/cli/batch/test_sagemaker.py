@@ -19,7 +19,7 @@ from moto.sagemaker.responses import SageMakerResponse
 
 from tests.support.deploying import IMAGE, ROLE
 from tests.support.models import make_model
-from tests.support.platforms.aws import Account, Course, aws
+from tests.support.platforms.aws import Account, Course
 from tests.support.platforms.sagemaker_host import Host, container
 from tests.support.platforms.sagemaker_transform import run_job
 from tsx_cli.batch.readers import InputReader
@@ -47,12 +47,6 @@ role = "{ROLE}"
 """
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("processes")]
-
-
-@pytest.fixture(scope="module")
-def account() -> Iterator[Account]:
-    with aws() as account:
-        yield account
 
 
 @pytest.fixture(scope="module")

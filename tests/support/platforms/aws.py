@@ -130,7 +130,8 @@ def _heard(session: Any, account: Account) -> Any:
     made: dict[Any, Any] = {}
 
     def client(service: str, **how: Any) -> Any:
-        which = (service, how.get("region_name"), os.environ.get("AWS_ENDPOINT_URL"), os.environ.get("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME"))
+        place = how.get("region_name"), how.get("endpoint_url")
+        which = (service, *place, os.environ.get("AWS_ENDPOINT_URL"), os.environ.get("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME"))
         if which not in made:  # it takes as long to make as to use ten times
             made[which] = make(service, **how)
         return made[which]
