@@ -21,7 +21,7 @@ from tsx_runtime.sources.urls import AllowList
 
 
 class WatchedStore(SqliteStore):
-    """Tells how callbacks ended."""
+    """Puts the end of each try into `ends`."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
