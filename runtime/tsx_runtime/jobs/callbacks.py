@@ -9,7 +9,7 @@
 
 The signature is the HMAC-SHA256 of "SECONDS.ID.STATUS." and the body, under `job_callback_secret`. A receiver compares it in constant
 time, and SECONDS (of the epoch) with its clock, so that nobody can send it again later. Any status from 200 to 299 is a receipt. An
-answer may come more than once, since a receipt can be lost; the ID tells.
+answer may come more than once, since a receipt can be lost; it then has the same ID.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tsx_runtime.wire import parse_header_block
 AT_ONCE = 8  # callbacks that are being sent
 LEASE = 300.0  # seconds after which another server sends a callback that a server has begun to send
 MOST_TRIES = 14
-LONGEST_PAUSE = 3600.0  # seconds; with all tries, about four hours
+LONGEST_PAUSE = 3600.0  # seconds; with all tries, about three hours
 LOOK = 30.0  # seconds: another server may have died while it was sending
 
 logger = logging.getLogger("tsx.jobs")
