@@ -65,7 +65,8 @@ class CallbackSender:
         except ModelNotFound as error:
             raise BadRequest(f"The callback cannot be sent to {redacted(url)}: {error.message}") from error
         if parsed.scheme not in ("http", "https") or not self._hosts.allows(parsed):
-            raise BadRequest(f"The callback cannot be sent to {redacted(url)}: its host is not in job_callback_hosts.")
+            entries = "hosts, each with its port where that is neither 80 nor 443, or regular expressions for whole URLs"
+            raise BadRequest(f"The callback cannot be sent to {redacted(url)}: job_callback_hosts does not allow it. It has {entries}.")
 
     def added(self, job: JobRecord) -> None:
         """Its answer is stored."""
@@ -121,7 +122,7 @@ class CallbackSender:
         try:
             url = parse_url(due.url)
             if not self._hosts.allows(url):  # they may have changed since it was accepted
-                return "its host is not in job_callback_hosts"
+                return "job_callback_hosts does not allow it any more"
             status = post(url, due.answer.body, self._headers(due), private=self._hosts.names(url))
         except ModelNotFound:
             return "its host has an address that is not public; name the host in job_callback_hosts, not by a pattern, to allow that"
