@@ -92,6 +92,8 @@ class TsxDeploymentClient(BaseDeploymentClient):
             raise UsageError(f"the flavour {flavor} is of a new model: give --model-uri as well")
         given = _checked(config, (DEFAULT, *ScaleParameters.model_fields))
         is_default = str(given.pop(DEFAULT, False)).lower() == "true"
+        if is_default and len(place) == 1:
+            raise UsageError(f"{DEFAULT} is for one version: name it, as in {name}/2")
         if not given and not is_default:
             raise UsageError("there is nothing to update: give --model-uri, or a limit such as -C batch_size=8")
         if given:

@@ -213,6 +213,7 @@ def test_what_cannot_be_deployed_says_what_to_do(client: TsxDeploymentClient, st
         refused(client.update_deployment, "iris", flavor="pytorch")[1] == "the flavour pytorch is of a new model: give --model-uri as well"
     )
     assert "nothing to update" in refused(client.update_deployment, "iris")[1]
+    assert "for one version: name it, as in iris/2" in refused(client.update_deployment, "iris", config={"set_default": True})[1]
     kept = set(store.iterdir())
     assert refused(client.update_deployment, "iris", "models:/iris/1", config={"initial_workers": -1})[0] == "INVALID_PARAMETER_VALUE"
     assert set(store.iterdir()) == kept  # what is served is still there

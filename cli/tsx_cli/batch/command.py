@@ -61,14 +61,14 @@ def batch_command(
             help="A Ray cluster, as ray://HOST:PORT, HOST:PORT or auto, or sagemaker for a batch transform job; by default this machine.",
         ),
     ] = None,
-    end_job: Annotated[bool, typer.Option("--stop", help="End the job that the same command began with --on sagemaker.")] = False,
+    end_job: Annotated[bool, typer.Option("--stop", help="Stop the job that the same command started with --on sagemaker.")] = False,
     max_errors: Annotated[
         str | None, typer.Option("--max-errors", metavar="N|P%", help="End the run once more rows than this have failed.")
     ] = None,
     commit_every: Annotated[
         float, typer.Option(min=0.01, metavar="SECONDS", help="At most this much work is done again after an interruption.")
     ] = 5.0,
-    restart: Annotated[bool, typer.Option("--restart", help="Begin anew where an unfinished run, or an output, is there.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Start over, replacing an unfinished run or an existing output.")] = False,
     model_name: Annotated[
         str | None,
         typer.Option("--model-name", metavar="NAME", help="With -o jobs+...: the model's name there; by default the archive's."),
@@ -85,7 +85,7 @@ def batch_command(
 ) -> None:
     """Run a model over many inputs, without a server, and write the answers in the order of the inputs.
 
-    A run that was interrupted goes on with the same command: each row is in the output once. A row that fails is an error record.
+    The same command continues a run that was interrupted: each row is in the output once. A row that fails is an error record.
 
     Exit code 0: all rows are written, failed ones included; 1: the run failed, or --max-errors was exceeded; 130: it was interrupted.
     """

@@ -66,10 +66,10 @@ class BatchJournal:
             if store.output.endswith("/"):
                 raise CliError(f"{store.output} is not empty; remove what is in it, or name another directory with -o")
             if not restart:
-                raise CliError(f"{store.output} is there already, and no unfinished run belongs to it; write it anew with --restart")
+                raise CliError(f"{store.output} exists already, and no unfinished run belongs to it; --restart replaces it")
 
     def _parse(self, output: str, kept: bytes) -> Checkpoint:
-        anew = "; start anew with --restart, or name another output"
+        advice = "; start over with --restart, or name another output"
         try:
             entry = json.loads(kept)
             if entry.pop("format") != FORMAT:
@@ -78,7 +78,7 @@ class BatchJournal:
             progress = Checkpoint(**entry, position=position)
             changed = [words for key, words in CHANGED.items() if before.get(key) != self._fingerprint.get(key)]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CliError(f"the journal of the unfinished run that writes {output} cannot be read ({error}){anew}") from error
+            raise CliError(f"the journal of the unfinished run that writes {output} cannot be read ({error}){advice}") from error
         if changed:
-            raise CliError(f"{output} is unfinished, and {' and '.join(changed)} changed since it was begun{anew}")
+            raise CliError(f"{output} is unfinished, and {' and '.join(changed)} changed since the run started{advice}")
         return progress

@@ -147,7 +147,7 @@ class LocalEngine:
                 results += self._submit(taken).results.result()
                 more, measured = len(taken) == count, measured + count if begun else 0  # the first round is for warming up
                 begun = begun or time.monotonic()
-            rate = measured / (time.monotonic() - begun)
+            rate = measured / max(time.monotonic() - begun, 1e-9)  # without rows no time may have passed
             yield from results
             if not more or rate < best * GROWTH:  # too few rows to say, or no better
                 self._set(max(1, size // 2))

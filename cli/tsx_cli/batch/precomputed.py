@@ -20,7 +20,7 @@ from tsx_runtime.shared.quantities import parse_seconds
 from tsx_runtime.wire import header_block
 
 PREFIX = "jobs+"  # of an output that is such a store
-USUAL = "30d"  # until an answer expires that no later run replaces
+DEFAULT_EXPIRES = "30d"
 
 
 class _SharedSqlite(SqliteStore):
@@ -69,7 +69,7 @@ def open_precomputed(output: str, model: str, expires: str | None) -> tuple[Prec
 
     Raises UsageError, SettingError.
     """
-    keep = read_option(parse_seconds, expires or USUAL, "--expires", "a time such as 12h or 7d")
+    keep = read_option(parse_seconds, expires or DEFAULT_EXPIRES, "--expires", "a time such as 12h or 7d")
     named = output.removeprefix(PREFIX)
     if named.startswith(POSTGRES):
         store, place = postgres_store(named), Path("precomputed")

@@ -117,8 +117,15 @@ class InputReader:
                 yield line.decode("utf-8", "surrogateescape").removeprefix("" if at.offset else "\ufeff")
 
         csv.field_size_limit(LONGEST)
-        columns = next(csv.reader(lines(Position(start.source, done=done))), [])
-        records = csv.reader(lines(max(start, after)))
+        text = lines(Position(start.source, done=done))
+        columns = next(csv.reader(text), [])
+        if source.url == STDIN:  # which has no way back to its beginning
+            while after.offset < start.offset and next(text, None) is not None:
+                pass
+            _check_stdin(start, after.digest)
+        elif start.offset > after.offset:
+            text = lines(start)
+        records = csv.reader(text)
         cells: list[str] | None = []
         while cells is not None:
             id, error = f"{source.name}:{max(start, after).line}", ""
@@ -147,7 +154,7 @@ class InputReader:
 
     def _row(self, id: str, values: Any, next: Position) -> Row:
         try:
-            id = id if self._rows.id_field is None else str(values[self._rows.id_field])
+            id = id if self._rows.id_field is None else _as_text(str(values[self._rows.id_field]))
             value = values if self._rows.field is None else values[self._rows.field]
             if isinstance(value, bytes):
                 return Row(0, id, value, BYTES, next)
@@ -161,8 +168,12 @@ class InputReader:
 
 
 def unreadable(id: str, next: Position, error: object) -> Row:
-    text = f"the row cannot be read: {error}".encode("utf-8", "replace").decode()
-    return Row(0, id.encode("utf-8", "replace").decode(), b"", "", next, text)
+    return Row(0, id, b"", "", next, _as_text(f"the row cannot be read: {error}"))
+
+
+def _as_text(text: str) -> str:
+    """With `?` for what UTF-8 cannot have: half of a pair of surrogates."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def pyarrow_parquet() -> Any:
@@ -183,8 +194,7 @@ def _lines(source: Source, file: BinaryIO, start: Position) -> Iterator[tuple[Po
         while left and (part := file.read(min(left, 1 << 20))):
             digest.update(part)
             left -= len(part)
-        if start.offset and digest.hexdigest() != start.digest:
-            raise CliError("standard input does not begin with the rows that the output has already; begin anew with --restart")
+        _check_stdin(start, digest.hexdigest())
     while line := file.readline(LONGEST):
         if len(line) == LONGEST:
             raise CliError(f"{source.url}, line {at.line}, has more than {LONGEST} bytes; are there lines in it?")
@@ -193,6 +203,12 @@ def _lines(source: Source, file: BinaryIO, start: Position) -> Iterator[tuple[Po
         after = Position(at.source, at.offset + len(line), at.line + 1, at.done + len(line), digest.hexdigest() if digest else "")
         yield at, after, line
         at = after
+
+
+def _check_stdin(start: Position, digest: str) -> None:
+    """`digest`: of what comes before `start`. Raises CliError."""
+    if start.offset and digest != start.digest:
+        raise CliError("standard input does not begin with the rows that the output has already; start over with --restart")
 
 
 def _plain(value: object) -> str:

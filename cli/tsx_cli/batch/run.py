@@ -19,8 +19,8 @@ from tsx_cli.common.failure import CliError
 
 PART = 32 << 20  # bytes of answers, with which a part is written whatever its age
 PART_ROWS = 100_000
-ENOUGH = 100  # rows, of which a share of errors says something
-SHOWN = 0.2  # seconds between two calls of `progress`
+SHARE_FROM = 100  # rows: of fewer, a share of errors says little
+PROGRESS_EVERY = 0.2  # seconds between two calls of `progress`
 
 
 class MaxErrors(NamedTuple):
@@ -31,7 +31,7 @@ class MaxErrors(NamedTuple):
 
     def exceeded(self, errors: int, rows: int, *, over: bool) -> bool:
         many = self.rows is not None and errors > self.rows
-        return many or (self.share is not None and (over or rows >= ENOUGH) and errors > self.share * rows)
+        return many or (self.share is not None and (over or rows >= SHARE_FROM) and errors > self.share * rows)
 
 
 NO_LIMIT = MaxErrors()
@@ -109,7 +109,7 @@ class BatchRun:
             self.first_error = self.first_error or f"{result.id}: {result.error}"
             self._check_errors(over=False)
         now = time.monotonic()
-        if now - self._shown >= SHOWN:
+        if now - self._shown >= PROGRESS_EVERY:
             self._show()
         if self._size >= PART or len(self._results) >= PART_ROWS or now - self._committed >= self._every:
             self._commit()
@@ -121,7 +121,7 @@ class BatchRun:
             self._wait()
             why = f"; one is {self.first_error}" if self.first_error else ""
             text = f"{done.errors:,} of {done.rows:,} rows failed, more than --max-errors allows{why}"
-            raise CliError(f"{text}. The same command with a higher limit goes on")
+            raise CliError(f"{text}. The same command with a higher limit continues the run")
 
     def _show(self) -> None:
         self._shown = time.monotonic()

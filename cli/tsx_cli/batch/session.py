@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -28,11 +30,13 @@ from tsx_cli.common.failure import INTERRUPTED, CliError, UsageError
 from tsx_cli.common.interruption import interruptible
 from tsx_cli.common.options import read_option
 from tsx_cli.common.output import print_json
+from tsx_cli.deploy.ray.spec import RAY_ADDRESS
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.log_format import escaped
 from tsx_runtime.shared.quantities import parse_share
 
 SAGEMAKER = "sagemaker"
+STOPPING = b"\nstopping; Ctrl-C again stops at once\n"
 
 
 class Options(NamedTuple):
@@ -71,6 +75,8 @@ def run_command(options: Options, settings: Settings) -> None:
     def interrupt() -> None:
         stop.set()
         reader.sources.end_stdin()
+        with suppress(OSError):  # the terminal may be gone
+            os.write(2, STOPPING)  # a handler must not print while the command prints
 
     opening = open_engine(options, reader, settings, stop)
     writer, store = open_output(options, reader, settings, s3)
@@ -113,10 +119,10 @@ def open_engine(options: Options, reader: InputReader, settings: Settings, stop:
 
         job = SageMakerEngine(model, reader, workers, batch_size, stop, restart=options.restart)
         if options.end_job:
-            print(f"{job.end_job()} is stopped", file=sys.stderr)
+            print(f"{job.end_job()} is stopping", file=sys.stderr)
             raise typer.Exit
         return nullcontext(job)
-    if on != "auto" and ":" not in on:
+    if not re.fullmatch(RAY_ADDRESS, on):
         raise UsageError(f"--on takes ray://HOST:PORT, HOST:PORT, auto or {SAGEMAKER}, not {on!r}")
     try:
         from tsx_cli.batch.ray.engine import open_ray  # an extra
@@ -143,6 +149,8 @@ def open_output(options: Options, reader: InputReader, settings: Settings, s3: S
             raise UsageError(f"standard output (-o -) takes JSON lines or, with --output-format csv, CSV, not {format}")
         return StreamWriter(ENCODINGS[format]()), None
     reader.sources.check_output(output)
+    if format != "directory" and Path(output).is_dir():
+        raise UsageError(f"-o {output} is a directory, and --output-format {format} is one file; name the file")
     output = f"{output.rstrip('/')}/" if format == "directory" else output
     store: OutputStore = S3Store(output, s3) if is_s3(output) else LocalStore(output)
     if format == "directory":

@@ -30,7 +30,7 @@ class Source(NamedTuple):
 
 
 class Sources:
-    """Lists the files anew each time, so that the memory does not grow with their number.
+    """Lists the files again each time, so that the memory does not grow with their number.
 
     A file that is named itself has rows where its name ends as in BY_SUFFIX. Of a directory, and below a prefix of S3, each file is a row.
     `format` says otherwise for all of them.

@@ -50,9 +50,9 @@ class BatchProgress:
 
 def progress_text(run: BatchRun, reader: InputReader) -> str:
     done, rate, read = run.done, _rate(run), run.done.position.done
-    parts = [_count(done.rows, "row")]
+    parts = [counted(done.rows, "row")]
     if done.errors:
-        parts.append(_count(done.errors, "error"))
+        parts.append(counted(done.errors, "error"))
     parts.append(f"{number(rate)} rows/s")
     if reader.total is not None and read:
         left = reader.total - read if reader.exact else round(done.rows * (reader.total - read) / read)
@@ -83,7 +83,7 @@ def summary(run: BatchRun, output: str, batch_size: int | None, price_per_hour: 
 
 def summary_text(found: dict[str, Any]) -> str:
     before = f" ({found['rows_before']:,} of them by earlier runs)" if found["rows_before"] else ""
-    text = f"{found['output']}: {_count(found['rows'], 'row')}{before}, {_count(found['errors'], 'error')}, {found['seconds']:,.1f} s, "
+    text = f"{found['output']}: {counted(found['rows'], 'row')}{before}, {counted(found['errors'], 'error')}, {found['seconds']:,.1f} s, "
     text += f"{number(found['rows_per_second'])} rows/s"
     if found["batch_size"] is not None:
         text += f", batches of {found['batch_size']:,}"
@@ -93,10 +93,10 @@ def summary_text(found: dict[str, Any]) -> str:
         text += f"\nthe first error: {found['first_error']}"
     if found["finished"]:
         return text
-    return f"{text}\nstopped before the end" + ("" if found["output"] == STDIN else "; the same command goes on there")
+    return f"{text}\nstopped before the end" + ("" if found["output"] == STDIN else "; the same command continues there")
 
 
-def _count(number: int, name: str) -> str:
+def counted(number: int, name: str) -> str:
     return f"{number:,} {name}{'' if number == 1 else 's'}"
 
 

@@ -46,7 +46,7 @@ class FileWriter:
 
     def _read(self, part: int) -> bytes:
         if (content := self._store.read(f"{part:08}.part")) is None:
-            raise CliError(f"{self._store.output}: part {part} of the unfinished run is gone; begin anew with --restart")
+            raise CliError(f"{self._store.output}: part {part} of the unfinished run is gone; start over with --restart")
         return content
 
 

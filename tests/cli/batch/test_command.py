@@ -97,7 +97,7 @@ def test_bad_rows_and_rows_that_kill_workers_are_error_records(run: Run, twice: 
 
     ended = run("batch", twice, "rows.jsonl", "-o", "out.jsonl", *QUICK)
     assert (ended.code, ended.out) == (1, "")
-    assert "out.jsonl is there already, and no unfinished run belongs to it; write it anew with --restart" in ended.err
+    assert "out.jsonl exists already, and no unfinished run belongs to it; --restart replaces it" in ended.err
 
     ended = run("batch", twice, "rows.jsonl", "-o", "out.jsonl", "--restart", "--max-errors", "10%", *QUICK)
     assert ended.code == 1
@@ -105,7 +105,7 @@ def test_bad_rows_and_rows_that_kill_workers_are_error_records(run: Run, twice: 
     assert entries == lines(tmp_path / "out.jsonl")  # the old one, until a new one is whole
 
     ended = run("batch", twice, "rows.jsonl", "-o", "out.jsonl", "--field", "x", *QUICK)
-    assert "out.jsonl is unfinished, and the input or the way it is read changed since it was begun; start anew with --restart" in ended.err
+    assert "out.jsonl is unfinished, and the input or the way it is read changed since the run started; start over with" in ended.err
 
 
 @pytest.mark.slow
@@ -160,10 +160,15 @@ def test_inputs_and_outputs_may_be_objects_of_s3(run: Run, twice: Path, bucket: 
         (["-o", "rows.jsonl"], "-o rows.jsonl is among the inputs, which would change with it; name a place outside of them"),
         ([".", "-o", "out.jsonl"], "-o out.jsonl is among the inputs"),
         (["-o", "-", "--json"], "--json prints the summary on standard output"),
+        (["-o", "made", "--output-format", "jsonl"], "-o made is a directory, and --output-format jsonl is one file; name the file"),
+        (["-o", "out.jsonl", "--on", "ray://head"], "--on takes ray://HOST:PORT, HOST:PORT, auto or sagemaker, not 'ray://head'"),
     ],
 )
-def test_wrong_usage_is_refused_with_what_to_do(run: Run, twice: Path, rows: Callable[[int], Path], words: list[str], message: str) -> None:
+def test_wrong_usage_is_refused_with_what_to_do(
+    run: Run, twice: Path, rows: Callable[[int], Path], tmp_path: Path, words: list[str], message: str
+) -> None:
     rows(1)
+    (tmp_path / "made").mkdir()
     ended = run("batch", twice, "rows.jsonl", *words)
     assert ended.code == 2
     assert message in ended.err

@@ -77,7 +77,7 @@ def test_the_output_is_that_of_a_local_run_and_an_unfinished_run_goes_on(
     words = ("rows.jsonl", "ray.jsonl", "--on", cluster[1])
     run(directory, *words, "--max-errors", "2", code=1)
     err = capsys.readouterr().err
-    assert "2 replicas on 2 nodes, 1 CPUs and 0 GPUs each" in err
+    assert "2 replicas on 2 nodes, 1 CPU and 0 GPUs each" in err
     assert "more than --max-errors allows" in err
     assert run(directory, *words, "--json") == local
     assert json.loads(capsys.readouterr().out)["rows_before"] >= 108

@@ -123,6 +123,12 @@ def test_a_row_that_cannot_be_read_is_an_error_and_not_the_end(
     assert after.error is None
 
 
+def test_an_id_can_be_written_whatever_it_has(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"id": "a\\ud800", "x": "b"}\n')
+    [row] = all_rows(InputReader([str(tmp_path / "rows.jsonl")], rows=RowFormat("x", "id")))
+    assert (row.id, row.error) == ("a?", None)
+
+
 def test_a_file_that_is_too_large_for_a_row_is_an_error_of_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tsx_cli.batch.readers.LONGEST", 1)
     for name in ("a", "bb", "c"):
@@ -131,18 +137,28 @@ def test_a_file_that_is_too_large_for_a_row_is_an_error_of_its_row(tmp_path: Pat
     assert [row.error for row in rows] == [None, "the row cannot be read: it has 2 bytes, and a row has 1 at most", None]
 
 
-def test_standard_input_goes_on_only_where_it_brings_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("format", "head", "other", "ids"),
+    [
+        (None, b"", b"", ["stdin:1", "stdin:2", "stdin:3"]),
+        ("csv", b"y\n", b"z\n", ["stdin:2", "stdin:3", "stdin:4"]),
+    ],
+)
+def test_standard_input_goes_on_only_where_it_brings_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str | None, head: bytes, other: bytes, ids: list[str]
+) -> None:
     def read(content: bytes, start: Position, index: int) -> list[Row]:
         (tmp_path / "pipe").write_bytes(content)
         with (tmp_path / "pipe").open("rb") as file:
             monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(file))
-            return list(InputReader(["-"]).rows(start, index))
+            return list(InputReader(["-"], format).rows(start, index))
 
-    rows = read(b'{"x": 1}\n{"x": 2}\n{"x": 3}\n', Position(), 0)
-    assert [row.id for row in rows] == ["stdin:1", "stdin:2", "stdin:3"]
-    assert read(b'{"x": 1}\n{"x": 2}\n{"x": 3}\n', rows[0].next, 1) == rows[1:]
-    with pytest.raises(CliError, match="does not begin with the rows that the output has"):
-        read(b'{"x": 9}\n{"x": 2}\n{"x": 3}\n', rows[0].next, 1)
+    rows = read(head + b"1\n2\n3\n", Position(), 0)
+    assert [row.id for row in rows] == ids
+    assert read(head + b"1\n2\n3\n", rows[0].next, 1) == rows[1:]
+    for changed in (head + b"9\n2\n3\n", *([other + b"1\n2\n3\n"] if other else [])):
+        with pytest.raises(CliError, match="does not begin with the rows that the output has"):
+            read(changed, rows[0].next, 1)
 
 
 @pytest.mark.parametrize(

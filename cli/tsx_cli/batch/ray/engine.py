@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
 import sys
 from collections import deque
@@ -18,9 +17,11 @@ from tsx_archiver import inspect_archive
 from tsx_cli.batch.ray.coordinator import AT_ONCE, Coordinator
 from tsx_cli.batch.ray.replica import Answers, ReplicaOrder
 from tsx_cli.batch.rows import Row, RowResult
+from tsx_cli.batch.summary import counted
 from tsx_cli.bench.storage.archive_record import read_record
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.options import archive_limits
+from tsx_cli.deploy.ray.cluster import connect
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.ray.archives import ON_HEAD, upload
 from tsx_runtime.targets.ray.config import OBJECT, RayModel
@@ -57,7 +58,8 @@ def open_ray(address: str, model: Path, settings: Settings, replicas: int | None
         threads = inspection.config.threads or (record.best.configuration.get("threads") if record else None)
         nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]  # Ray's
         found = layout([node["Resources"] for node in nodes], threads, replicas, settings.number_of_gpu != 0)
-        print(f"{found.replicas} replicas on {len(nodes)} nodes, {found.cpus} CPUs and {found.gpus} GPUs each", file=sys.stderr)
+        places = f"{counted(found.replicas, 'replica')} on {counted(len(nodes), 'node')}"
+        print(f"{places}, {counted(found.cpus, 'CPU')} and {counted(found.gpus, 'GPU')} each", file=sys.stderr)
         own = settings.model_copy(update={"cpus": found.cpus, "cache_dir": None})  # which is this machine's
         known = RayModel(name=inspection.manifest.model_name, source=f"{OBJECT}{digest}", sha256=digest)
         yield RayEngine(ReplicaOrder(known, own, batch_size), found)
@@ -65,10 +67,8 @@ def open_ray(address: str, model: Path, settings: Settings, replicas: int | None
 
 @contextmanager
 def _connected(address: str) -> Iterator[None]:
-    try:
-        ray.init(address, namespace="tsx", log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-        raise CliError(f"--on {address}: no Ray cluster answers there ({' '.join(str(error).split())[:500]})") from error
+    """Raises CliError."""
+    connect(address)
     try:
         version = ray.get(ray.remote(num_cpus=0)(_version).remote())
         if version != __version__:
@@ -77,7 +77,7 @@ def _connected(address: str) -> Iterator[None]:
     except RayError as error:
         reason = str(error).strip().splitlines()[-1]
         raise CliError(
-            f"--on {address}: {reason}. The same command goes on where the output ends; the nodes need tsx-serve[ray]"
+            f"--on {address}: {reason}. The same command continues where the output ends; the nodes need tsx-serve[ray]"
         ) from error
     finally:
         ray.shutdown()
@@ -95,8 +95,8 @@ class RayEngine:
         self._order, self._layout, self._size = order, found, LEAST
 
     def run(self, rows: Iterator[Row]) -> Generator[RowResult, None, None]:
-        pending, fed, more, tries = deque[bytes](), 0, True, 0  # `pending`: chunks without answers, to begin anew with
-        coordinator = self._started(pending, more)
+        pending, fed, more, tries = deque[bytes](), 0, True, 0  # `pending`: chunks without answers
+        coordinator = self._start(pending, more)
         try:
             while True:
                 try:
@@ -114,7 +114,7 @@ class RayEngine:
                     if tries == TRIES:
                         raise
                     ray.kill(coordinator)
-                    coordinator, fed = self._started(pending, more), len(pending)
+                    coordinator, fed = self._start(pending, more), len(pending)
                     continue
                 if found.error:
                     raise CliError(found.error)
@@ -125,7 +125,7 @@ class RayEngine:
         finally:
             ray.kill(coordinator)  # and with it the replicas
 
-    def _started(self, pending: Iterable[bytes], more: bool) -> Any:
+    def _start(self, pending: Iterable[bytes], more: bool) -> Any:
         kind: Any = ray.remote(Coordinator)
         coordinator = kind.options(num_cpus=0, resources=ON_HEAD, max_concurrency=4 + AT_ONCE).remote()
         ray.get(coordinator.start.remote(self._order, *self._layout))

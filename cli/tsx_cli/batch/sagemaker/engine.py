@@ -61,21 +61,21 @@ class SageMakerEngine:
                 yield row.failed(400, row.error)
                 continue
             if results is None:
-                results = self._results(self._found() or self._begun())
+                results = self._results(self._usable_job() or self._create_job())
             result = next((each for each in results if each.index >= row.index), None)
             if result is None or result.index != row.index:
-                raise CliError(f"the job has no answer to {row.id}; begin another with --restart")
+                raise CliError(f"the job has no answer to {row.id}; start another with --restart")
             yield result
 
     def end_job(self) -> str:
-        """Has SageMaker stop the job of the same command. Its name."""
-        job = self._latest()
-        if job is None or self._described(job)["TransformJobStatus"] != "InProgress":
+        """Has SageMaker stop the job of the same command. Returns its name."""
+        job = self._latest_job()
+        if job is None or self._describe(job)["TransformJobStatus"] != "InProgress":
             raise CliError("no job of this command is under way")
         self._cloud.call("sagemaker", "stop_transform_job", f"stopping {job}", TransformJobName=job)
         return job
 
-    def _latest(self) -> str | None:
+    def _latest_job(self) -> str | None:
         found = self._cloud.listed(
             "sagemaker", "list_transform_jobs", "TransformJobSummaries", "listing transform jobs", NameContains=self._name
         )
@@ -85,19 +85,19 @@ class SageMakerEngine:
     def _attempt(self, job: str) -> int:
         return int(job.removeprefix(self._name))
 
-    def _found(self) -> str | None:
+    def _usable_job(self) -> str | None:
         """The job that answers the rows, or has; a failed one is tried again."""
-        job = self._latest()
+        job = self._latest_job()
         states = ["InProgress", "Stopping", *([] if self._restart else ["Completed"])]
-        return job if job is not None and self._described(job)["TransformJobStatus"] in states else None
+        return job if job is not None and self._describe(job)["TransformJobStatus"] in states else None
 
-    def _described(self, job: str) -> dict[str, Any]:
+    def _describe(self, job: str) -> dict[str, Any]:
         found: dict[str, Any] = self._cloud.call("sagemaker", "describe_transform_job", f"looking at {job}", TransformJobName=job)
         return found
 
-    def _begun(self) -> str:
+    def _create_job(self) -> str:
         model = transform_model(self._where, self._spec, self._facts)
-        latest = self._latest()
+        latest = self._latest_job()
         job = f"{self._name}{1 if latest is None else self._attempt(latest) + 1}"
         payload, own = max(PAYLOAD, math.ceil(self._upload() / (1 << 20))), self._spec.sagemaker
         answers = f"s3://{self._bucket}/{self._answers(job)}"
@@ -127,7 +127,7 @@ class SageMakerEngine:
         return f"{self._place}out-{self._attempt(job)}/"
 
     def _upload(self) -> int:
-        """All rows that can be read, read anew: what was taken for `run` has its results still to come. The bytes of the largest."""
+        """Upload all rows that can be read, from the first one on. Returns the bytes of the largest."""
         part, number, largest = bytearray(), 0, 0
 
         def put() -> None:
@@ -153,7 +153,7 @@ class SageMakerEngine:
 
     def _wait(self, job: str) -> None:
         shown = ""
-        while (found := self._described(job))["TransformJobStatus"] in ("InProgress", "Stopping"):
+        while (found := self._describe(job))["TransformJobStatus"] in ("InProgress", "Stopping"):
             answered, uploaded = len(self._keys(self._answers(job))), len(self._keys(f"{self._place}in/"))
             text = f"{job} is {found['TransformJobStatus']}; {answered} of {uploaded} objects are answered"
             if text != shown:

@@ -112,7 +112,7 @@ def _cloudformation(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFile
 
 def _ray(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     if spec.canary is not None:
-        raise UsageError("canary: files cannot watch one; `tsx deploy --target ray` does. Remove it")
+        raise UsageError("canary: the files are of one version; `tsx deploy --target ray` starts a canary. Remove it")
     files, notes = ray_files(spec, facts)
     return EmittedFiles(files, {}, STEP, notes)
 

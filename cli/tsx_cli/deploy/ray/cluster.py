@@ -24,7 +24,7 @@ from tsx_cli.deploy.aws.session import Cloud
 from tsx_cli.deploy.engine.engine import OWNER
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.ray.resources import GRPC
-from tsx_cli.deploy.ray.running import RunningApplication, raised
+from tsx_cli.deploy.ray.running import RunningApplication, last_line
 from tsx_cli.deploy.ray.spec import Ray
 from tsx_runtime.errors import TsxError
 from tsx_runtime.targets.ray.config import NAMESPACE
@@ -48,20 +48,9 @@ class RayCluster:
         return self.account()
 
     def connect(self) -> None:
-        """Raises CliError, which says what to do."""
-        if ray.is_initialized():
-            return
-        address = self.own.address
-        host, _, port = address.removeprefix("ray://").rpartition(":")
-        try:
-            if host:  # Ray itself tries for minutes
-                socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()
-            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-            logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it writes a line for what this command says itself
-        except OSError as error:
-            raise CliError(f"no Ray cluster answers at {address}: {error}. {_advice(address)}") from error
-        except (RuntimeError, ValueError, AssertionError, RayError) as error:
-            raise CliError(f"{self.region} does not let this machine in: {_first(error)}. {_advice(address, str(error))}") from error
+        """Raises CliError."""
+        if not ray.is_initialized():
+            connect(self.own.address)
 
     def details(self) -> dict[str, Any]:
         """As `GET /api/serve/applications/` of the cluster's dashboard has them; empty where Ray Serve does not run. Raises CliError."""
@@ -98,7 +87,7 @@ class RayCluster:
                 serve.start(proxy_location="EveryNode", http_options={"host": self.own.host, "port": self.own.port}, **grpc)
         elif self.own.grpc and GRPC not in (running["grpc_options"].get("grpc_servicer_functions") or ()):
             raise CliError(
-                f"Ray Serve runs on {self.region} without gRPC, which is chosen when it starts: remove ray.grpc, or start it anew "
+                f"Ray Serve runs on {self.region} without gRPC, which is chosen when it starts: remove ray.grpc, or start it again "
                 f"(`serve shutdown` ends all applications) with the grpc_servicer_functions {GRPC}"
             )
 
@@ -148,9 +137,23 @@ class RayCluster:
                 raise CloudError(error.cause.message) from error
             lacks = isinstance(error.cause, ModuleNotFoundError)
             advice = " Its nodes need tsx: install tsx-serve[ray] there, or set ray.runtime_env={pip = ['tsx-serve[ray]']}" if lacks else ""
-            raise CloudError(f"{doing}: {raised(str(error))}.{advice}") from error
+            raise CloudError(f"{doing}: {last_line(str(error))}.{advice}") from error
         except (RayError, TimeoutError) as error:
             raise CloudError(f"{doing}: {_first(error)}; `ray status` shows the cluster's nodes") from error
+
+
+def connect(address: str) -> None:
+    """Raises CliError, which says what to do."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        if host:  # Ray itself tries for minutes
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it writes a line for what this command says itself
+    except (OSError, OverflowError) as error:  # the latter for a port beyond 65535
+        raise CliError(f"no Ray cluster answers at {address}: {error}. {_advice(address)}") from error
+    except (RuntimeError, ValueError, AssertionError, RayError) as error:
+        raise CliError(f"the Ray cluster {address} refuses this machine: {_first(error)}. {_advice(address, str(error))}") from error
 
 
 def _key(version: str) -> str:
@@ -161,12 +164,12 @@ def _advice(address: str, text: str = "") -> str:
     if "ersion" in text:
         return "Run tsx with the same versions of Python and Ray as the cluster's nodes have"
     if address == "auto":
-        return "auto is for the cluster's own nodes; from elsewhere set --address ray://HOST:10001, and `ray start --head` starts one here"
+        return "auto is for the cluster's nodes; elsewhere the address is ray://HOST:10001. `ray start --head` starts a cluster here"
     if address.startswith("ray://"):
         return (
             f"Start its head node with `ray start --head` (a Ray client is answered on port {CLIENT_PORT}), and let this machine reach it"
         )
-    return f"HOST:PORT is for the cluster's own nodes; from elsewhere set --address ray://HOST:{CLIENT_PORT}"
+    return f"HOST:PORT is for the cluster's nodes; elsewhere the address is ray://HOST:{CLIENT_PORT}"
 
 
 def _first(error: BaseException) -> str:

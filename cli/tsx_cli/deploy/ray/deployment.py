@@ -18,7 +18,7 @@ from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.ray.cluster import RayCluster
 from tsx_cli.deploy.ray.on_nodes import Lines, ask, read_logs
-from tsx_cli.deploy.ray.resources import APPLICATION, ARCHIVE, UPLOAD, VERSION, as_canary, beside, resources, route_prefix
+from tsx_cli.deploy.ray.resources import APPLICATION, ARCHIVE, UPLOAD, VERSION, as_canary, canary_name, resources, route_prefix
 from tsx_cli.deploy.ray.running import RunningApplication
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.targets.ray.config import OBJECT, S3
@@ -49,14 +49,14 @@ class RayTarget:
         records = cloud.records()
         own = {version for version in records if version.rpartition("-")[0] == name}
         found = [*_unused(records, own), *(Resource(f"Version{n}", VERSION, each, {}) for n, each in enumerate(sorted(own)))]
-        there = [each for each in (beside(name), name) if cloud.owned(each, name) is not None]
+        there = [each for each in (canary_name(name), name) if cloud.owned(each, name) is not None]
         found += [Resource(f"Application{n}", APPLICATION, each, {}) for n, each in enumerate(there)]
         return [*(uploads(cloud, name) if purge else []), *found]
 
     def obsolete(self, cloud: RayCluster, spec: DeploySpec, wanted: Sequence[Resource]) -> list[Resource]:
         names = {each.name for each in wanted}
         records = cloud.records()
-        applications = [found for each in (spec.name, beside(spec.name)) if (found := cloud.owned(each, spec.name)) is not None]
+        applications = [found for each in (spec.name, canary_name(spec.name)) if (found := cloud.owned(each, spec.name)) is not None]
         kept = names | {each.version for each in applications}
         others = [version for version in cloud.records(spec.name) if version not in kept]
         gone = others[: -(spec.keep - 1) or None]
@@ -67,7 +67,7 @@ class RayTarget:
         application = cloud.owned(name, name)
         if application is None:
             return []
-        canary = cloud.owned(beside(name), name)
+        canary = cloud.owned(canary_name(name), name)
         shares = {} if canary is None or canary.version == application.version else {canary.version: float(canary.release["percent"])}
         return [
             DeployedVersion(
@@ -83,7 +83,7 @@ class RayTarget:
         return [_as_recorded(cloud, name, version.id)]
 
     def promoting(self, cloud: RayCluster, name: str) -> list[Resource]:
-        canary = cloud.owned(beside(name), name)
+        canary = cloud.owned(canary_name(name), name)
         if canary is None or canary.is_ending or canary.version is None:
             raise CliError(f"{name} has no canary: one version has all requests")
         state, reason = canary.condition
@@ -92,7 +92,7 @@ class RayTarget:
         return [_as_recorded(cloud, name, canary.version)]
 
     def status(self, cloud: RayCluster, name: str) -> dict[str, Any] | None:
-        application, canary = cloud.owned(name, name), cloud.owned(beside(name), name)
+        application, canary = cloud.owned(name, name), cloud.owned(canary_name(name), name)
         if application is None:
             return None
         state, reason = application.condition
@@ -145,7 +145,7 @@ class RayTarget:
 
 def _refuse_conflicts(applications: Mapping[str, Mapping[str, Any]], spec: DeploySpec) -> None:
     for name, shown in applications.items():
-        if name not in (spec.name, beside(spec.name)) and shown["route_prefix"] == route_prefix(spec):
+        if name not in (spec.name, canary_name(spec.name)) and shown["route_prefix"] == route_prefix(spec):
             raise UsageError(f"requests below {shown['route_prefix']} go to the application '{name}': choose another ray.route_prefix")
 
 

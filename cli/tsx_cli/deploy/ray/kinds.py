@@ -21,9 +21,9 @@ from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits
 from tsx_cli.deploy.ray.cluster import RayCluster
 from tsx_cli.deploy.ray.on_nodes import deploy
-from tsx_cli.deploy.ray.resources import APPLICATION, ARCHIVE, UPLOAD, VERSION, beside
+from tsx_cli.deploy.ray.resources import APPLICATION, ARCHIVE, UPLOAD, VERSION, canary_name
 from tsx_cli.deploy.ray.running import RELEASE
-from tsx_runtime.targets.ray.archives import held, holder, upload
+from tsx_runtime.targets.ray.archives import has_archive, holder, upload
 
 LEFT = "Ray Serve continues what has started"
 
@@ -36,7 +36,7 @@ class Archive(ResourceKind):
     def observe(self, cloud: RayCluster, name: str) -> Observed | None:
         cloud.connect()
         with cloud.translated("looking for the archive"):
-            return Observed(name, {}) if held(name) else None
+            return Observed(name, {}) if has_archive(name) else None
 
     def create(self, cloud: RayCluster, resource: Resource) -> None:
         with cloud.translated(f"uploading {resource.properties['Path']}"):
@@ -87,7 +87,7 @@ class Application(ResourceKind):
     poll = 0.5
 
     def observe(self, cloud: RayCluster, name: str) -> Observed | None:
-        found, other = cloud.application(name), cloud.owned(beside(name), name)
+        found, other = cloud.application(name), cloud.owned(canary_name(name), name)
         if found is None:
             return None
         record = cloud.record(found.version) if found.version else None
@@ -106,7 +106,7 @@ class Application(ResourceKind):
         """The requests of a canary go back before it ends."""
         canary = found.properties["Canary"]
         if canary is not None and not canary["Percent"] and [each.path for each in fields] == ["Canary"]:
-            cloud.delete(beside(resource.name))
+            cloud.delete(canary_name(resource.name))
             return None
         properties = {**found.properties, **resource.properties}  # the stable one stays what it is while it gets a canary
         _run(cloud, resource.name, properties, resource.tags if "Version" in resource.properties else found.tags)
@@ -123,7 +123,7 @@ def _run(cloud: RayCluster, name: str, properties: Mapping[str, Any], tags: Mapp
     release = {"version": properties["Version"], "tags": dict(tags), "percent": percent}
     arguments = {**config["Application"], "name": name, RELEASE: release}
     if canary is not None:
-        arguments["canary"] = {"app": beside(name), "percent": canary["Percent"]}
+        arguments["canary"] = {"app": canary_name(name), "percent": canary["Percent"]}
     if percent is not None and "replicas" in arguments:
         arguments["replicas"] = max(1, math.ceil(arguments["replicas"] * percent / 100))
     prefix = config["RoutePrefix"] if percent is None else None

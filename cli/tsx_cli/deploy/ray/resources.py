@@ -44,12 +44,12 @@ def as_canary(application: Resource, percent: float) -> list[Resource]:
     own = {"Version": version, "Config": config, "Percent": percent}
     share = {"Canary": {"Version": version, "Percent": percent}}
     return [
-        replace(application, id="Canary", name=beside(application.name), properties=own),
+        replace(application, id="Canary", name=canary_name(application.name), properties=own),
         replace(application, properties=share, needs=("Canary",), tags={OWNER: application.name}, notes=()),
     ]
 
 
-def beside(name: str) -> str:
+def canary_name(name: str) -> str:
     """The application of its canary."""
     return f"{name}-canary"
 

@@ -53,7 +53,7 @@ class RunningApplication:
     @property
     def message(self) -> str:
         """Ray Serve's own words, the most precise ones first, or what its replicas wait for."""
-        said = [raised(each["message"]) for each in self.shown["deployments"].values()]
+        said = [last_line(each["message"]) for each in self.shown["deployments"].values()]
         for each in self.shown["deployments"].values():
             unplaced = [replica for replica in each["replicas"] if replica["state"] == "STARTING" and not replica.get("node_id")]
             if unplaced:
@@ -86,6 +86,6 @@ class RunningApplication:
         return found
 
 
-def raised(text: str) -> str:
-    """Of a traceback, what was raised."""
+def last_line(text: str) -> str:
+    """Of a traceback, what was raised; any other text as a whole."""
     return text.strip().splitlines()[-1].rstrip(".") if "\n  File " in text else text

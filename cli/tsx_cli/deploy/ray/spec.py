@@ -57,7 +57,7 @@ class Ray(SpecSection):
             if "://" not in str(place):
                 raise ValueError(f"the nodes cannot read {place}: upload it as a zip, and give its URI, such as s3://bucket/code.zip")
         if "env_vars" in env:
-            raise ValueError("variables of the replicas stand in env, not in env_vars")
+            raise ValueError("set variables of the replicas in env, not in env_vars")
         return env
 
     @model_validator(mode="after")

@@ -39,9 +39,9 @@ class ArchiveHolder:
 
     def finish(self, digest: str, count: int) -> None:
         """Raises ValueError. The nodes check the sha-256."""
+        arrived = self._arriving.pop(digest, {})
         if digest in self._complete:
             return
-        arrived = self._arriving.pop(digest, {})
         if len(arrived) < count:  # another upload of it was given up meanwhile
             raise ValueError(f"{count - len(arrived)} of {count} pieces of the archive {digest} are gone. Deploy it again.")
         self._complete[digest] = [arrived[number] for number in range(count)]
@@ -50,13 +50,16 @@ class ArchiveHolder:
         """Object references, or none where the archive is not there."""
         return self._complete.get(digest, [])
 
+    def cancel(self, digest: str) -> None:
+        """An upload was given up. An archive that is complete stays: deployments may use it."""
+        self._arriving.pop(digest, None)
+
     def remove(self, digest: str) -> None:
-        """Also what has arrived of an upload that was given up."""
         self._complete.pop(digest, None)
         self._arriving.pop(digest, None)
 
 
-def held(digest: str) -> bool:
+def has_archive(digest: str) -> bool:
     """Whether the cluster's object store has this archive."""
     try:
         actor = ray.get_actor(HOLDER, namespace=NAMESPACE)
@@ -77,7 +80,7 @@ def upload(path: Path) -> str:
     """Put an archive into the cluster's object store, unless it is there. Returns its sha-256."""
     with open_source(path) as file:
         digest = content_digest(file)
-        if held(digest):
+        if has_archive(digest):
             return digest
         file.seek(0)
         actor, count = holder(), 0
@@ -87,7 +90,7 @@ def upload(path: Path) -> str:
                 count += 1
             ray.get(actor.finish.remote(digest, count))
         except BaseException:  # Ctrl-C as well: its pieces take the memory of the head node
-            actor.remove.remote(digest)
+            actor.cancel.remote(digest)
             raise
     return digest
 

@@ -128,7 +128,7 @@ class ModelReplica:
         await held.enter_async_context(metric_tasks(registry, counts, system, settings))
         pushing = partial(feed_once, "ray", RayMetrics(), reader(registry, counts, system))
         works = repeat(1.0, registry.cores.share), repeat(settings.metrics_push_interval, pushing)
-        await held.enter_async_context(running("cores are not shared anew, or Ray gets no metrics,", *works))
+        await held.enter_async_context(running("cores are not shared again, or Ray gets no metrics,", *works))
 
     async def http(self, scope: Scope, body: bytes, model: str) -> AsyncGenerator[Messages, None]:
         """The messages of the answer, as ASGI has them. Cancelled, it gives the request up. `model`: which to load, where several share."""

@@ -57,7 +57,7 @@ def test_a_service_has_room_for_its_replicas_and_their_update(archive: Path, cap
     ("words", "said"),
     [
         ((), "files cannot put the archive into the cluster's memory"),
-        (("--set", "ray.archives=path", "--canary", "10%"), "files cannot watch one"),
+        (("--set", "ray.archives=path", "--canary", "10%"), "the files are of one version"),
     ],
 )
 def test_what_files_cannot_do_is_refused(archive: Path, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,7 +171,7 @@ def test_models_that_share_replicas_have_no_canary() -> None:
     ("address", "advice"),
     [
         ("ray://127.0.0.1:{}", "Start its head node with `ray start --head`"),
-        ("127.0.0.1:{}", "from elsewhere set --address ray://HOST:10001"),
+        ("127.0.0.1:{}", "elsewhere the address is ray://HOST:10001"),
     ],
 )
 def test_a_cluster_that_does_not_answer_is_reported_with_the_next_step(address: str, advice: str) -> None:

@@ -115,8 +115,12 @@ def test_an_archive_is_kept_once_all_its_pieces_are_there_whoever_sent_them(monk
     for number, piece in [(0, b"a"), (0, b"a"), (1, b"b"), (1, b"b")]:  # of two that upload it at the same time
         holder.add(DIGEST, number, piece)
     holder.finish(DIGEST, 2)
+    holder.add(DIGEST, 1, b"b")
     holder.finish(DIGEST, 2)
-    assert holder.pieces(DIGEST) == [b"a", b"b"]
+    assert holder._arriving == {}
+    holder.add(DIGEST, 0, b"a")
+    holder.cancel(DIGEST)
+    assert (holder.pieces(DIGEST), holder._arriving) == ([b"a", b"b"], {})
     holder.remove(DIGEST)
     holder.add(DIGEST, 1, b"b")
     with pytest.raises(ValueError, match="1 of 2 pieces"):

@@ -185,6 +185,7 @@ def test_rows_of_several_requests_run_in_one_call_and_a_bad_request_fails_alone(
         ("pickle", {"inputs": [[1, 2]]}, r"has the shape \[1, 2\]. The model takes float32 rows of shape \[3\]"),
         ("pickle", {"inputs": [["a", 2, 3]]}, "cannot be read as numbers"),
         ("pickle", {"inputs": {"a": [1], "b": [1, 2]}}, "takes 1 inputs|The model takes float32"),
+        ("pickle", {"inputs": {"a": [1], "b": 2}}, "takes 1 inputs|The model takes float32"),
         ("pickle", {"dataframe_split": 1}, '"columns" and "data"'),
         ("pickle", {"inputs": []}, "no rows|shape"),
         ("adder", split("a", [1]), r"Model is missing inputs \['b'\]"),
