@@ -9,7 +9,7 @@
 
 The signature is the HMAC-SHA256 of "SECONDS.ID.STATUS." and the body, under `job_callback_secret`. A receiver compares it in constant
 time, and SECONDS (of the epoch) with its clock, so that nobody can send it again later. Any status from 200 to 299 is a receipt. An
-answer may come more than once, since a receipt can be lost; the ID tells.
+answer may come more than once, since a receipt can be lost; it then has the same ID.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tsx_runtime.wire import parse_header_block
 AT_ONCE = 8  # callbacks that are being sent
 LEASE = 300.0  # seconds after which another server sends a callback that a server has begun to send
 MOST_TRIES = 14
-LONGEST_PAUSE = 3600.0  # seconds; with all tries, about four hours
+LONGEST_PAUSE = 3600.0  # seconds; with all tries, about three hours
 LOOK = 30.0  # seconds: another server may have died while it was sending
 
 logger = logging.getLogger("tsx.jobs")
@@ -65,7 +65,8 @@ class CallbackSender:
         except ModelNotFound as error:
             raise BadRequest(f"The callback cannot be sent to {redacted(url)}: {error.message}") from error
         if parsed.scheme not in ("http", "https") or not self._hosts.allows(parsed):
-            raise BadRequest(f"The callback cannot be sent to {redacted(url)}: its host is not in job_callback_hosts.")
+            entries = "hosts, each with its port where that is neither 80 nor 443, or regular expressions for whole URLs"
+            raise BadRequest(f"The callback cannot be sent to {redacted(url)}: job_callback_hosts does not allow it. It has {entries}.")
 
     def added(self, job: JobRecord) -> None:
         """Its answer is stored."""
@@ -121,7 +122,7 @@ class CallbackSender:
         try:
             url = parse_url(due.url)
             if not self._hosts.allows(url):  # they may have changed since it was accepted
-                return "its host is not in job_callback_hosts"
+                return "job_callback_hosts does not allow it any more"
             status = post(url, due.answer.body, self._headers(due), private=self._hosts.names(url))
         except ModelNotFound:
             return "its host has an address that is not public; name the host in job_callback_hosts, not by a pattern, to allow that"

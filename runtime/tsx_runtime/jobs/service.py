@@ -148,8 +148,13 @@ def make_store(settings: Settings, directory: Path | None) -> SqlStore | None:
 
 
 def postgres_store(url: str) -> SqlStore:
+    """Raises SettingError."""
     try:
         from tsx_runtime.jobs.postgres import PostgresStore  # here, as its driver is an extra
     except ImportError as error:
         raise SettingError("jobs_store is a PostgreSQL URL, which needs the extra postgres: pip install 'tsx-serve[postgres]'") from error
-    return PostgresStore(url)
+    try:
+        return PostgresStore(url)
+    except PostgresStore.driver_error:  # its text may hold the password
+        text = "jobs_store is not a URL of a PostgreSQL database. Write postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+        raise SettingError(f"{text}, with the signs @ / : % of the password percent-encoded.") from None

@@ -26,6 +26,7 @@ LIVE = "state IN ('queued', 'running')"
 RECORD = ", ".join(JobRecord._fields)
 ANSWER = ", ".join(StoredAnswer._fields)
 REPLACE = "ON CONFLICT (kind, scope, name) DO UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in StoredAnswer._fields)
+REQUEUE = "state = 'queued', owner = NULL, started = NULL"
 HELD = "id = ? AND attempts = ? AND owner = ? AND state = 'running'"
 KEY = "kind = ? AND scope = ? AND name = ?"
 BEGUN = f"{KEY} AND status IS NULL AND headers = ?"  # by this owner
@@ -165,7 +166,7 @@ class SqlStore(SqlThread):
 
     async def release(self, owner: str) -> None:
         """Queue all jobs again that this owner runs."""
-        await self._change("UPDATE tsx_jobs SET state = 'queued', owner = NULL WHERE state = 'running' AND owner = ?", owner)
+        await self._change(f"UPDATE tsx_jobs SET {REQUEUE} WHERE state = 'running' AND owner = ?", owner)
 
     async def finish(self, id: str, attempts: int, owner: str, answer: StoredAnswer, keep: float) -> bool:
         """Store the answer for so many seconds; False where the job is the owner's no more (cancelled, or claimed by another server)."""
@@ -184,7 +185,7 @@ class SqlStore(SqlThread):
 
     async def reclaim(self) -> None:
         """Queue the jobs again whose lease has run out."""
-        await self._change("UPDATE tsx_jobs SET state = 'queued', owner = NULL WHERE state = 'running' AND lease < {now}")
+        await self._change(f"UPDATE tsx_jobs SET {REQUEUE} WHERE state = 'running' AND lease < {{now}}")
 
     async def expire(self) -> bool:
         """Remove some of what has passed its `expires`: requests and answers, a day later the record of the job. False: that was all."""

@@ -9,7 +9,7 @@ from tsx_archiver.errors import CacheError
 from tsx_archiver.storage.locks import FileLock
 from tsx_archiver.storage.private_directory import private_directory, private_opener
 from tsx_runtime.errors import StoreFull, StoreUnavailable, TsxError
-from tsx_runtime.jobs.sql_store import SqlStore
+from tsx_runtime.jobs.sql_store import REQUEUE, SqlStore
 from tsx_runtime.jobs.sql_thread import Session
 
 PAGE = 4096  # bytes
@@ -61,7 +61,7 @@ class SqliteStore(SqlStore):
 
     def prepare(self, session: Session) -> None:
         if session.row("SELECT 1 FROM sqlite_master WHERE name = 'tsx_jobs'"):
-            session.run("UPDATE tsx_jobs SET state = 'queued', owner = NULL WHERE state = 'running'")
+            session.run(f"UPDATE tsx_jobs SET {REQUEUE} WHERE state = 'running'")
             session.run("UPDATE tsx_callbacks SET due = {now} WHERE due > {now} AND error = ''")  # the killed server was sending it
             session.run("DELETE FROM tsx_answers WHERE status IS NULL")
 

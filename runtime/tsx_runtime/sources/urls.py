@@ -115,7 +115,7 @@ def file_name(url: ModelUrl, suffixes: tuple[str, ...] = ARCHIVE_SUFFIXES) -> st
 
 
 class AllowList:
-    """The URLs that models may be loaded from: each entry is a host, which must be the same, or a pattern that must match a whole URL."""
+    """The URLs that a setting allows: each entry is a host, which must be the same, or a pattern that must match a whole URL."""
 
     def __init__(self, entries: Sequence[str], setting: str = "allowed_urls") -> None:
         """`setting`: where they come from. Raises SettingError for a pattern that is none."""

@@ -56,7 +56,7 @@ class Client:
 
     def __init__(self, store: SqliteStore, owner: str = "one", largest: int = 1000) -> None:
         self.runs = KeyedRuns(store, owner, DAY, largest, store.open)
-        self.lane = Idempotency(self.runs, 1000, None, ResponseCounts())
+        self.lane = Idempotency(self.runs, 1000, 1000, None, ResponseCounts())
 
     async def ask(
         self,

@@ -21,7 +21,7 @@ from tsx_runtime.sources.urls import AllowList
 
 
 class WatchedStore(SqliteStore):
-    """Tells how callbacks ended."""
+    """Puts the end of each try into `ends`."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -58,7 +58,7 @@ async def test_a_pattern_opens_no_private_address(tmp_path: Path, caplog: pytest
 
 
 async def test_a_host_that_is_allowed_no_more_gets_nothing(tmp_path: Path) -> None:
-    assert (await ended(tmp_path, ["a.example"], "http://b.example/"))[1] == "its host is not in job_callback_hosts"
+    assert (await ended(tmp_path, ["a.example"], "http://b.example/"))[1] == "job_callback_hosts does not allow it any more"
 
 
 async def test_a_refused_connection_is_tried_again(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tsx_runtime.errors import BadRequest, JobsFull, StoreFull, StoreUnavailable, TooManyRequests
+from tsx_runtime.errors import BadRequest, JobsFull, SettingError, StoreFull, StoreUnavailable, TooManyRequests
 from tsx_runtime.jobs import sql_store
+from tsx_runtime.jobs.service import postgres_store
 from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.sqlite import SqliteStore
 from tsx_runtime.jobs.store import JOB, AnswerKey, JobRecord, NewJob, StoredAnswer, StoredRequest
@@ -105,6 +106,7 @@ def test_a_job_can_be_released_cancelled_and_run_again(make_store: MakeStore) ->
         await claim(store, owner="you")
         await store.release("me")
         assert [await state_of(store, id) for id in ("a", "b")] == ["queued", "running"]
+        assert [(await store.get(id)).started is None for id in ("a", "b")] == [True, False]  # type: ignore[union-attr]
         await store.release("you")
         await claim(store)
         cancelled = [await store.cancel(id, 60) for id in ("a", "b", "c")]
@@ -269,6 +271,12 @@ def test_a_file_that_is_no_store_and_a_place_that_cannot_be_written_are_errors_i
         for _ in range(2):  # the lock of the first try is given back
             with pytest.raises(StoreUnavailable, match=r"cannot be (used|written)"):
                 asyncio.run(store.get("a"))
+
+
+def test_a_url_that_postgresql_cannot_read_is_an_error_without_its_password() -> None:
+    with pytest.raises(SettingError, match="postgresql://USER:PASSWORD@HOST") as caught:
+        postgres_store("postgresql://me:100%zzz@host/jobs")
+    assert "zzz" not in str(caught.value)
 
 
 def test_calls_that_wait_for_one_connection_fail_together(tmp_path: Path) -> None:

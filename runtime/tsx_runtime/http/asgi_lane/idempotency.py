@@ -17,7 +17,7 @@ from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.headers import Pair
 from tsx_runtime.errors import BadRequest, Conflict, TsxError
 from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.deferred import IDEMPOTENCY_KEY
+from tsx_runtime.http.semantics.deferred import IDEMPOTENCY_KEY, JOB_SIZE, parse_preference
 from tsx_runtime.http.semantics.messages import (
     ClientGone,
     Message,
@@ -51,10 +51,11 @@ def has_key(scope: Scope) -> bool:
 
 @dataclass(eq=False)
 class Idempotency:
-    """Stands before what runs models. `limit`: bytes of a body."""
+    """Stands before what runs models. `limit`: bytes of a body; `job_limit`: of a request for later."""
 
     runs: KeyedRuns | None  # None: nothing is stored
     limit: int
+    job_limit: int
     guard: Guard | None
     counts: ResponseCounts
 
@@ -67,7 +68,10 @@ class Idempotency:
             key = read_key(scope["headers"])
             if self.runs is None:
                 raise BadRequest("This server stores no answers (jobs_store), so it takes no Idempotency-Key. Send the request without it.")
-            body = await read_body(scope, receive, self.limit)
+            if parse_preference(scope["headers"]) is None:
+                body = await read_body(scope, receive, self.limit)
+            else:
+                body = await read_body(scope, receive, self.job_limit, setting=JOB_SIZE)
             scope[KEYED] = keyed = keyed_request(scope, key, body)
             kept = await while_client_waits(self.runs.claim(keyed), receive)
             if kept is None:

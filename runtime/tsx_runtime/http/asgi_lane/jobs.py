@@ -25,7 +25,7 @@ from tsx_runtime.errors import Conflict, JobGone, JobNotFound, MethodNotAllowed,
 from tsx_runtime.http.asgi_lane.idempotency import KEYED, REQUEST_ID
 from tsx_runtime.http.asgi_lane.predictions import read_request
 from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.deferred import CALLBACK, Preference, callback_of, parse_preference
+from tsx_runtime.http.semantics.deferred import CALLBACK, JOB_SIZE, Preference, callback_of, parse_preference
 from tsx_runtime.http.semantics.messages import (
     ClientGone,
     Receive,
@@ -91,7 +91,7 @@ class JobRoutes:
         priority, timeout_ms = priority_and_timeout(scope["headers"])
         if callback := callback_of(scope["headers"]):
             self.jobs.callbacks.check(callback)
-        target, route, body = await read_request(self.registry, scope, receive, self.limit)
+        target, route, body = await read_request(self.registry, scope, receive, self.limit, JOB_SIZE)
         left_out = {CALLBACK, *self.registry.hidden_headers.of(route.name)}
         kept = header_block(pair for pair in as_sent(scope) if pair[0].lower() not in left_out)
         request = StoredRequest(request_id.decode(), scope["method"], scope["path"], scope["query_string"], kept, body)
@@ -128,6 +128,8 @@ class JobRoutes:
         job = await (self.jobs.cancel(id) if method == "DELETE" else self.jobs.get(id))
         if job is None:
             raise JobNotFound(f"There is no job {id}. A job is forgotten a day after its answer has expired (job_retention).")
+        if job.state == "expired":
+            return _failure(JobGone(f"Job {id} has expired (job_retention). Send the request again for an answer."), job)
         if method == "DELETE":
             if job.state == "done":
                 text = f"Job {id} is done, so it cannot be cancelled. Its answer is deleted when it expires (job_retention)."

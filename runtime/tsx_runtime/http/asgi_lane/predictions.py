@@ -137,7 +137,9 @@ class Predictions:
             answer.leave()
 
 
-async def read_request(registry: Registry, scope: Scope, receive: Receive, limit: int) -> tuple[Target, Route, bytes]:
+async def read_request(
+    registry: Registry, scope: Scope, receive: Receive, limit: int, setting: str = "max_request_size"
+) -> tuple[Target, Route, bytes]:
     """What a request asks for, where it is submitted, and its body. Raises as `resolve` and `read_body` do."""
     headers: list[Pair] = scope["headers"]
     target = find_target(scope["path"], scope["query_string"])
@@ -145,7 +147,7 @@ async def read_request(registry: Registry, scope: Scope, receive: Receive, limit
     form = target.name is None and is_form(headers)
     if not form:
         resolve(registry, target)  # before the body, which would come for nothing
-    body = await read_body(scope, receive, limit, field_counter(headers) if form else None)
+    body = await read_body(scope, receive, limit, field_counter(headers) if form else None, setting)
     if form:
         target = target._replace(name=model_in_form(headers, body))
     return target, resolve(registry, target, headers), body  # not before: it may be unregistered while the body comes

@@ -10,6 +10,7 @@ from tsx_runtime.api.headers import Pair
 PREFER = b"prefer"
 IDEMPOTENCY_KEY = b"idempotency-key"
 CALLBACK = b"x-tsx-callback-url"
+JOB_SIZE = "max_job_size"  # the setting that bounds their bodies
 LONGEST_WAIT = 600  # seconds for which a request is held; what is longer counts as this
 
 

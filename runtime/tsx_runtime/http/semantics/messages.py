@@ -54,14 +54,16 @@ def request_id_of(scope: Scope) -> bytes:
     return given or new_request_id()
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int, check: Callable[[bytes], None] | None = None) -> bytes:
+async def read_body(
+    scope: Scope, receive: Receive, limit: int, check: Callable[[bytes], None] | None = None, setting: str = "max_request_size"
+) -> bytes:
     """The whole body; raises `PayloadTooLarge` as soon as it is known to exceed `limit` bytes, `NoRoom`, and `ClientGone`.
 
-    `check` is called with each part, and may raise `PayloadTooLarge`.
+    `check` is called with each part, and may raise `PayloadTooLarge`. `setting`: the one that `limit` comes from.
     """
     announced, waits_for_go = _announced(scope["headers"])
     if announced > limit:
-        raise too_large(limit, more=not waits_for_go)
+        raise _too_large(limit, setting, more=not waits_for_go)
     counted: CountedBytes | None = scope.get(COUNTED)
     parts: list[bytes] = []
     size, more = 0, True
@@ -77,7 +79,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, check: Callable[
             parts = [b"".join(parts)]
         try:
             if size > limit:
-                raise too_large(limit)
+                raise _too_large(limit, setting)
             if check is not None:
                 check(part)
             if counted is not None:
@@ -117,12 +119,9 @@ def _announced(headers: list[Pair]) -> tuple[int, bool]:
     return length, waits
 
 
-def too_large(limit: int, *, more: bool = False) -> PayloadTooLarge:
-    return PayloadTooLarge(
-        f"The request's body is larger than max_request_size, which is {limit} bytes. "
-        "Send less, or start the server with a larger max_request_size.",
-        more=more,
-    )
+def _too_large(limit: int, setting: str, *, more: bool = False) -> PayloadTooLarge:
+    text = f"The request's body is larger than {setting}, which is {limit} bytes."
+    return PayloadTooLarge(f"{text} Send less, or start the server with a larger {setting}.", more=more)
 
 
 async def send_whole(

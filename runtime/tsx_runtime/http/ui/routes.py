@@ -173,7 +173,7 @@ def metrics_of(families: Families, model: str) -> list[dict[str, Any]]:
 
 
 class PlaygroundJobs(JobRoutes):
-    """The same for a request for later."""
+    """Accepts the asynchronous requests of the page's playground, by the rules of `Playground`."""
 
     async def _accept(self, scope: Scope, receive: Receive, request_id: bytes) -> Any:
         check_page(scope)

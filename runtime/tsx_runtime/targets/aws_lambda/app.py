@@ -12,6 +12,7 @@ from tsx_runtime.api.auth import build_guards
 from tsx_runtime.api.tokens import build_keys
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.asgi_lane.predictions import Predictions
+from tsx_runtime.http.semantics.deferred import IDEMPOTENCY_KEY
 from tsx_runtime.http.semantics.messages import Receive, Scope, Send
 from tsx_runtime.http.semantics.urls import runs_model
 from tsx_runtime.metrics.response_counts import ResponseCounts
@@ -33,7 +34,8 @@ class LambdaApp:
         path = scope["path"]
         if scope["root_path"]:
             path = path.removeprefix(scope["root_path"])
-        if self._in_full or not runs_model(path):
+        has_key = any(name == IDEMPOTENCY_KEY for name, _ in scope["headers"])  # to be refused: its client relies on it
+        if self._in_full or has_key or not runs_model(path):
             await self._rest(scope, receive, send)
         else:
             scope["path"], scope["root_path"] = path, ""

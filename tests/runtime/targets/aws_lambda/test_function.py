@@ -113,6 +113,12 @@ def test_the_stage_of_an_api_is_no_part_of_the_path(host: Host) -> None:
     assert host.invoke(function_url("/v1/models/echo:predict", "{}", headers=JSON, stage="beta")).json()["statusCode"] == 200
 
 
+def test_an_idempotency_key_is_refused_as_no_answer_is_stored(host: Host) -> None:
+    refused = host.invoke(function_url("/predictions/echo", "{}", headers={**JSON, "idempotency-key": "a"}, stage="beta")).json()
+    assert refused["statusCode"] == 400
+    assert "takes no Idempotency-Key" in json.loads(answer_of(refused))["message"]
+
+
 def test_other_routes_are_those_of_the_server(host: Host) -> None:
     assert json.loads(answer_of(host.invoke(function_url("/ping", method="GET")).json())) == {"status": "Healthy"}
     missing = host.invoke(function_url("/predictions/nobody", "{}")).json()

@@ -7,7 +7,7 @@ import { chip, tile } from "./figures.js";
 import { clock, duration, number, span } from "./format.js";
 import { live } from "./live.js";
 import { read } from "./playground.js";
-import { act } from "./talk.js";
+import { act, note } from "./talk.js";
 import { watched } from "./watched.js";
 
 const STATES = ["queued", "running", "done", "cancelled", "expired"];
@@ -73,7 +73,12 @@ function row(job, poll, answer) {
 }
 
 async function showAnswer(id, place) {
-  const found = await read(await send("GET", path("jobs", id)), () => {});
+  let found;
+  try {
+    found = await read(await send("GET", path("jobs", id)), () => {});
+  } catch (error) {
+    return note(error.message, true);
+  }
   place.replaceChildren(h("section", { class: "card answer", "aria-label": "Answer" }, h("h2", {}, "Answer"), h("p", { class: "status" }, `job ${id}`), answerView({ ...found, url: URL.createObjectURL(found.body) }, null)));
   place.scrollIntoView({ block: "nearest" });
 }

@@ -22,7 +22,7 @@ Start = Callable[..., AbstractContextManager[Any]]
 
 @pytest.fixture(scope="module")
 def queueing(start_server: Start) -> Iterator[Any]:
-    with start_server(max_kept_answer=1000) as server:
+    with start_server(max_kept_answer=1000, max_job_size=150_000) as server:
         server.register("talker.mar", initial_workers=1)
         server.register("other.mar", initial_workers=0)
         yield server
@@ -79,6 +79,29 @@ def test_a_job_that_failed_runs_again_and_one_that_waits_does_not(
         assert "Job none is not known" in error_of(missing)[1]
     assert queueing.management.delete(f"/jobs/{waiting}").status_code == 200
     assert queueing.management.post(f"/jobs/{waiting}/retry").json()["state"] == "queued"  # cancelled by mistake
+
+
+def test_a_job_that_has_expired_is_gone_for_every_call(queueing: Any, error_of: Callable[[httpx.Response], tuple[str, str]]) -> None:
+    job = later(queueing, "other")
+    queueing.call(lambda: queueing.jobs.store.cancel(job, -1))
+    queueing.call(queueing.jobs.store.expire)
+    for method in ("GET", "DELETE"):
+        gone = queueing.inference.request(method, f"/jobs/{job}")
+        assert (gone.status_code, gone.headers["x-tsx-job-state"]) == (410, "expired")
+        assert error_of(gone) == ("JobGoneException", f"Job {job} has expired (job_retention). Send the request again for an answer.")
+
+
+def test_a_job_may_be_larger_than_other_requests(queueing: Any, error_of: Callable[[httpx.Response], tuple[str, str]]) -> None:
+    sizes = (
+        (150_000, LATER, ""),
+        (150_001, LATER, "max_job_size, which is 150000 bytes"),
+        (150_000, {}, "max_request_size, which is 100000 bytes"),
+    )
+    for key in ({}, {"idempotency_key": "larger"}):
+        for size, headers, refusal in sizes:
+            answer = queueing.ask(b"x" * size, path="/predictions/other", **headers, **key)
+            assert answer.status_code == (413 if refusal else 202)
+            assert not refusal or refusal in error_of(answer)[1]
 
 
 def test_each_role_has_its_token(start_server: Start, until: Callable[[Callable[[], object]], None]) -> None:
