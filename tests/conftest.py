@@ -93,10 +93,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 LONG = {  # files of few tests that take many seconds: compilers, whole benchmarks, clusters, ranks that import torch
     "tests/cli/batch/test_command.py",
-    "tests/cli/batch/test_ray.py",
     "tests/cli/bench/commands/test_forms.py",
     "tests/cli/bench/commands/test_run.py",
-    "tests/cli/deploy/ray/test_deployment.py",
     "tests/cli/deploy/sagemaker/test_shared_containers.py",
     "tests/cli/deploy/test_interrupted.py",
     "tests/cli/optimize/test_run.py",
@@ -153,8 +151,8 @@ sys.addaudithook(_note_process)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """For `-n auto`: three more than there are cores, since tests often wait for processes that they started."""
-    return cpu_count() + 3
+    """For `-n auto`: two more than there are cores, since tests often wait for processes that they started."""
+    return cpu_count() + 2
 
 
 @pytest.hookimpl(optionalhook=True)

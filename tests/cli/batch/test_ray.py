@@ -39,7 +39,7 @@ NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20}
 # A lost node is noticed within a second: nothing here is far away.
 QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200, "health_check_failure_threshold": 3}
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 
 @pytest.fixture(scope="module")

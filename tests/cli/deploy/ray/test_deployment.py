@@ -24,7 +24,7 @@ from tsx_cli.deploy.engine import engine
 from tsx_cli.deploy.ray.running import RunningApplication
 from tsx_cli.main import main
 
-pytestmark = pytest.mark.usefixtures("processes")
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("processes")]
 
 
 @serve.deployment(ray_actor_options={"num_cpus": 0})

@@ -106,7 +106,7 @@ def test_variables_and_packages_are_the_replicas_environment() -> None:
         ({"models": "a.mar"}, "models and models_per_replica belong together"),
         ({"archives": "ftp://x"}, "String should match"),
         ({"runtime_env": {"working_dir": "."}}, "upload it as a zip"),
-        ({"runtime_env": {"env_vars": {}}}, "stand in env"),
+        ({"runtime_env": {"env_vars": {}}}, "set variables of the replicas in env"),
         ({"address": "head"}, "String should match"),
     ],
 )
@@ -190,7 +190,7 @@ def test_a_cluster_that_does_not_answer_is_reported_with_the_next_step(address: 
             RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.55.0\n    Python: 3.12.1\nThis process..."),
             "Version mismatch: The cluster was started with: Ray: 2.55.0 Python: 3.12.1.* same versions of Python and Ray",
         ),
-        (ConnectionError("Could not find any running Ray instance. Please specify"), "auto is for the cluster's own nodes"),
+        (ConnectionError("Could not find any running Ray instance. Please specify"), "auto is for the cluster's nodes"),
     ],
 )
 def test_a_cluster_that_refuses_this_machine_is_reported_in_its_words(error: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,9 @@ def _as_instances(row: Any) -> Any:
     inputs = body.get("inputs") if isinstance(body, dict) else None
     if isinstance(inputs, list) and not any(isinstance(each, dict) for each in inputs):  # else of the Open Inference Protocol
         return {"body": {"instances": inputs}}
-    columns = list(inputs.values()) if isinstance(inputs, dict) else []
+    if not isinstance(inputs, dict):
+        return row
+    columns = list(inputs.values())
     if columns and all(isinstance(column, list) and len(column) == len(columns[0]) for column in columns):
         return {"body": {"instances": [dict(zip(inputs, values, strict=True)) for values in zip(*columns, strict=True)]}}
     return row
