@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -26,6 +26,9 @@ from tests.support.servers import DEADLINE, Running, clean, started
 from tsx_runtime.core.isolation import hidden_credentials
 from tsx_runtime.core.placement.devices import cpu_count
 from tsx_runtime.core.workers.forked import PRELOAD_EXPORTED, _ensure_fork_server
+
+if TYPE_CHECKING:
+    from tests.support.platforms.aws import Account
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -81,6 +84,15 @@ def one_ssl_context() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def account() -> Iterator[Account]:
+    """One AWS of moto's, which a test empties first. A second one beside it would not hear the clients that the first has made."""
+    from tests.support.platforms.aws import aws
+
+    with aws() as account:
+        yield account
+
+
 # No test asserts speed. What decides whether a change lands draws the same examples each time; whoever works on it draws new ones.
 settings.register_profile("everyday", deadline=None, max_examples=30, derandomize="CI" in os.environ)
 settings.register_profile("nightly", deadline=None, max_examples=500)  # pytest --hypothesis-profile nightly
@@ -91,7 +103,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="only tests that start no process and take less than a second")
 
 
-LONG = {  # files of few tests that take many seconds: compilers, whole benchmarks, clusters, ranks that import torch
+# torch compiles and runs a program to find out if the processor has the instructions that it says it has, and headers that few tests need
+os.environ |= {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+LONG = {  # files of few tests that take many seconds: whole benchmarks, ranks that import torch
     "tests/cli/batch/test_command.py",
     "tests/cli/bench/commands/test_forms.py",
     "tests/cli/bench/commands/test_run.py",
@@ -100,10 +114,6 @@ LONG = {  # files of few tests that take many seconds: compilers, whole benchmar
     "tests/cli/optimize/test_run.py",
     "tests/runtime/core/workers/test_groups.py",
     "tests/runtime/jobs/test_kills.py",
-    "tests/runtime/targets/ray/test_application.py",
-    "tests/runtime/worker/forms/kinds/test_aotinductor.py",
-    "tests/runtime/worker/forms/kinds/test_compile.py",
-    "tests/runtime/worker/forms/kinds/test_int8.py",
 }
 gc.disable()  # until the tests are there: what their modules make stays, and to look through it again and again takes a fifth of the time
 
@@ -151,8 +161,8 @@ sys.addaudithook(_note_process)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """For `-n auto`: two more than there are cores, since tests often wait for processes that they started."""
-    return cpu_count() + 2
+    """For `-n auto`: one more than there are cores, since tests often wait for processes that they started."""
+    return cpu_count() + 1
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -10,7 +10,7 @@ import boto3
 import pytest
 
 from tests.support.models import make_model
-from tests.support.platforms.aws import REGION, Account, aws
+from tests.support.platforms.aws import REGION, Account
 from tsx_cli.batch.rows import Row, RowResult
 
 TWICE = """
@@ -60,12 +60,6 @@ class EchoEngine:
 def twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that doubles x, and tells the length of anything else."""
     return make_model(tmp_path_factory.mktemp("models") / "twice.mar", TWICE)
-
-
-@pytest.fixture(scope="package")
-def account() -> Iterator[Account]:
-    with aws() as account:
-        yield account
 
 
 @pytest.fixture

@@ -1,23 +1,16 @@
-"""One AWS of moto's for all tests of tsx deploy, emptied before each that uses it."""
+"""An empty AWS for each test of tsx deploy that uses it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.deploying import HANDLER
 from tests.support.models import make_model
-from tests.support.platforms.aws import Account, Course, aws
+from tests.support.platforms.aws import Account, Course
 from tsx_cli.deploy.aws_lambda import kinds as lambda_kinds
 from tsx_cli.deploy.sagemaker import kinds as sagemaker_kinds
-
-
-@pytest.fixture(scope="package")
-def account() -> Iterator[Account]:
-    with aws() as account:
-        yield account
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import sqlite3
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -85,11 +84,16 @@ class Client:
         return True
 
 
-def kill_in(seconds: float, server: Running, client: Client) -> None:
-    address = server.address("predictions")
+def kill_in(seconds: float, server: Running, client: Client, *, wait: bool) -> None:
+    """Counted from the first request, or, with `wait`, from the first jobs that this server has accepted of both kinds."""
+    address, before = server.address("predictions"), (len(client.accepted), len(client.kept))
     with ThreadPoolExecutor() as threads:
         working = [threads.submit(work, address) for work in (client.send, client.ask, client.look)]
-        threading.Timer(seconds, server.process.kill).start()
+        deadline = time.monotonic() + DEADLINE
+        while wait and (len(client.accepted) == before[0] or len(client.kept) == before[1]) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(seconds)
+        server.process.kill()
         for each in working:
             each.result(DEADLINE)
 
@@ -102,9 +106,9 @@ def test_a_server_that_is_killed_loses_no_job_and_answers_none_twice(processes: 
     own = {"jobs_store": tmp_path / "jobs.sqlite", "worker_preload": "false", "max_queued_jobs": 100_000, "enable_grpc": "false"}
     words = ["serve", tmp_path / "echo.mar", *FREE_PORTS, *(word for name, value in own.items() for word in ("--set", f"{name}={value}"))]
     client = Client()
-    for _ in range(KILLS):
+    for kill in range(KILLS):
         with serving(words, tmp_path, {}) as server:
-            kill_in(draw.uniform(0.01, LONGEST), server, client)
+            kill_in(draw.uniform(0.01, LONGEST), server, client, wait=kill % 2 == 0)
     with serving(words, tmp_path, {}) as server, httpx.Client(base_url=server.address("predictions"), timeout=DEADLINE) as http:
         deadline = time.monotonic() + DEADLINE
         for number in range(len(client.kept)):

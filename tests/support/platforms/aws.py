@@ -83,8 +83,7 @@ def aws() -> Generator[Account, None, None]:
             patch.setenv(f"AWS_{name}", value)
         for name in ("PROFILE", "ENDPOINT_URL"):
             patch.delenv(f"AWS_{name}", raising=False)
-        ours = ("before-send", _answer)  # once, though accounts nest: an answer uses up the body, and a second one would find none
-        patch.setattr(handlers, "BUILTIN_HANDLERS", [*(each for each in handlers.BUILTIN_HANDLERS if each != ours), ours])
+        patch.setattr(handlers, "BUILTIN_HANDLERS", [*handlers.BUILTIN_HANDLERS, ("before-send", _answer)])
         patch.setattr(boto3, "DEFAULT_SESSION", None)
         patch.setattr("boto3.session.Session", cache(lambda **which: _heard(make(**which), account)))
         patch.setattr(FakeEndpointConfig, "validate_instance_type", lambda self, instance_type: None)

@@ -100,7 +100,7 @@ class RayServe:
         return httpx.get(f"{self.address}{path}", timeout=DEADLINE)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def ray_serve(processes: None, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Iterator[RayServe]:
     place = tmp_path_factory.mktemp("ray")
     archive = make_model(place / "talker.mar", HANDLER)

@@ -17,6 +17,7 @@ from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import ModelInferRequest, Model
 from tsx_runtime.grpc.protos.inference_pb2 import PredictionsRequest
 from tsx_runtime.targets.ray.grpc_bridge import INFERENCE
 
+pytestmark = pytest.mark.cluster
 PREDICT = "/predictions/talker"
 TEXT, JSON = {"content-type": "text/plain"}, {"content-type": "application/json"}
 TENSORS = b'{"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}'

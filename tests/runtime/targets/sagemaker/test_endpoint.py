@@ -16,7 +16,7 @@ import pytest
 from botocore.exceptions import ClientError, EventStreamError
 
 from tests.support.models import make_model
-from tests.support.platforms.aws import aws
+from tests.support.platforms.aws import Account
 from tests.support.platforms.sagemaker_host import STOP, Host, container, unpack
 from tests.support.platforms.sagemaker_runtime import Loader, runtime
 
@@ -176,19 +176,18 @@ def test_metrics_are_where_requests_are_and_management_is_not(endpoint: tuple[Ho
     assert endpoint[0].get("/models").status == 404
 
 
-def test_an_asynchronous_request_goes_from_s3_to_s3(endpoint: tuple[Host, Any, Path]) -> None:
-    with aws() as account:
-        account.emptied()
-        s3 = boto3.client("s3")
-        for bucket in ("inputs", "answers"):
-            s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
-        s3.put_object(Bucket="inputs", Key="a", Body=b"x" * (7 << 20))
-        with runtime(endpoint[0], output="s3://answers/out") as client:
-            given = {"InputLocation": "s3://inputs/a", "ContentType": "application/octet-stream", "InferenceId": "one"}
-            reported = client.invoke_endpoint_async(EndpointName="e", **given)
-            assert reported["OutputLocation"] == "s3://answers/out/one.out"
-        found = s3.get_object(Bucket="answers", Key="out/one.out")
-        assert (json.loads(found["Body"].read()), found["ContentType"]) == ({"got": 7 << 20, "together": 1}, "application/json")
+def test_an_asynchronous_request_goes_from_s3_to_s3(account: Account, endpoint: tuple[Host, Any, Path]) -> None:
+    account.emptied()
+    s3 = boto3.client("s3")
+    for bucket in ("inputs", "answers"):
+        s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
+    s3.put_object(Bucket="inputs", Key="a", Body=b"x" * (7 << 20))
+    with runtime(endpoint[0], output="s3://answers/out") as client:
+        given = {"InputLocation": "s3://inputs/a", "ContentType": "application/octet-stream", "InferenceId": "one"}
+        reported = client.invoke_endpoint_async(EndpointName="e", **given)
+        assert reported["OutputLocation"] == "s3://answers/out/one.out"
+    found = s3.get_object(Bucket="answers", Key="out/one.out")
+    assert (json.loads(found["Body"].read()), found["ContentType"]) == ({"got": 7 << 20, "together": 1}, "application/json")
 
 
 @pytest.fixture(scope="module")
