@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from tsx_archiver.metadata.forms import NAME
 from tsx_archiver.metadata.model_limits import LIMITS
+from tsx_archiver.metadata.slo import read_target
 from tsx_archiver.names import normal, path_fault
 
 # A reader gives the value, or None and the reason why it cannot be used.
@@ -144,6 +145,7 @@ TORCHSERVE_KEYS = (
 # What tsx adds; TorchServe passes over these.
 TSX_KEYS = (
     ConfigKey("batchPolicy", "batch_policy", text),
+    ConfigKey("slo", "slo", read_target),
     ConfigKey("overlapPreprocessing", "overlap_preprocessing", flag_or_auto),
     ConfigKey("retryFailedBatch", "retry_failed_batch", flag),
     ConfigKey("weightsOnly", "weights_only", flag),

@@ -1,0 +1,80 @@
+"""The state behind a latency target: the curve, the rate of arrivals, and what of both is kept until something changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tsx_archiver.metadata.slo import LatencyTarget
+from tsx_runtime.core.slo.curve import LatencyCurve
+from tsx_runtime.core.slo.decision import admission, aim, batch_size, expected_end
+
+MEMORY = 1.0  # seconds after which an arrival weighs about a third of what it did
+
+
+class HeldBatches(NamedTuple):
+    """What a worker has: when the first batch began, and the sizes of all."""
+
+    began: float
+    sizes: Sequence[int]
+
+
+class SloControl:
+    """Decides for one version; its caller has the queue, the workers and the clock."""
+
+    def __init__(self, target: LatencyTarget, curve: LatencyCurve) -> None:
+        self.target = target
+        self.curve = curve
+        self.aim = aim(curve, target.seconds, 0.0, 1)
+        self.waiting = 0  # requests that may wait, as far as was asked
+        self.opens = 0.0  # when one more may
+        self._arrivals = 0.0
+        self._counted = 0  # since `_since`
+        self._since = 0.0
+        self._workers = 1
+
+    def retarget(self, target: LatencyTarget) -> None:
+        self.target = target
+        self.curve.retarget(target.quantile)
+        self._renew_aim(self._workers)
+
+    def offered(self) -> None:
+        """A request arrived, whether it is accepted or not."""
+        self._counted += 1
+
+    def learn(self, size: int, seconds: float, now: float, workers: int) -> None:
+        """A batch was answered."""
+        self.curve.add(size, seconds, now)
+        self._renew(now, workers)
+
+    def changed(self) -> None:
+        """A batch has left or a worker has come or gone: what may wait is to be found again."""
+        self.waiting, self.opens = 0, 0.0
+
+    def admits(self, waiting: int, held: Iterable[HeldBatches], now: float) -> bool:
+        """Whether a request that arrives now, behind `waiting` others, is answered in time; `opens` says when one could be."""
+        if waiting < self.waiting:
+            return True
+        if now >= self.opens:
+            free = [self.end(each, now) for each in held]
+            self.waiting, self.opens = admission(self.aim, free, now, waiting)
+        return waiting < self.waiting
+
+    def end(self, held: HeldBatches, now: float) -> float:
+        return expected_end(held.began, held.sizes, self.curve, now)
+
+    def batch_size(self, arrivals: Iterable[float], start: float, most: int) -> int:
+        return min(batch_size(self.curve, self.target.seconds, arrivals, start), most)
+
+    def _renew(self, now: float, workers: int) -> None:
+        passed = max(now - self._since, 1e-9)
+        keep = math.exp(-passed / MEMORY)
+        self._arrivals = self._arrivals * keep + self._counted / passed * (1 - keep)
+        self._counted, self._since = 0, now
+        self._renew_aim(workers)
+
+    def _renew_aim(self, workers: int) -> None:
+        self._workers = workers
+        self.aim = aim(self.curve, self.target.seconds, self._arrivals, workers)
+        self.changed()
