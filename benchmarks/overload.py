@@ -106,7 +106,7 @@ def compare_with_target(directory: Path, body: bytes, options: argparse.Namespac
     first, each = options.batch_ms / 1000, options.request_ms / 1000
     half = max(1, int((target.seconds / 2 - first) / each))
     capacity = half / (first + each * half)
-    print(f"{machine.describe()}; a batch of n takes {options.batch_ms:g} + {options.request_ms:g} n ms; 100 %: {capacity:,.0f} requests/s\n")
+    print(f"{machine.describe()}; a batch of n takes {options.batch_ms:g} + {options.request_ms:g} n ms; 100 %: {capacity:,.0f}/s\n")
     print("| setting | arrivals | offered/s | accepted within the target | goodput/s | refused/s | p99 ms |")
     print("|---|---|---|---|---|---|---|", flush=True)
     settings: list[dict[str, object]] = [{"slo": options.slo}]

@@ -44,6 +44,7 @@ maxBatchBytes: 1000
 maxQueueBytes: 8589934592
 overloadStatus: 429
 batchPolicy: wait
+slo: p99<50ms
 overlapPreprocessing: auto
 retryFailedBatch: false
 weightsOnly: false

@@ -7,12 +7,13 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
 
-# The sizes at which times are kept: each to 8, then steps of a quarter. Between them the curve is linear.
-SIZES = (*range(1, 9), 10, 12, 15, 19, 24, 30, 37, 46, 58, 72, 90, 112, 140, 175, 219, 274, 342, 428, 535, 669, 836, 1024)
+# The sizes at which times are kept; between them the curve is linear
+SIZES = (*range(1, 9), 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024)
 KEPT = 15  # batches of each size, whose median counts: one outlier changes nothing, and seven batches follow a change
 RATIOS = 256  # batches of any size, of which the tail is the quantile: how many times the median they took
 STALE = 10.0  # seconds after which a size has to agree with the sizes that are served now
 ENOUGH = 2  # batches of the largest size, before a larger one is tried
+UNCUT = 32  # batches as large as other limits allowed once, before a larger one is expected to pass them
 FIRST_STEP = 0.25  # of a request's time alone, that a second one is expected to add: where that is wrong, one batch tells
 
 
@@ -25,7 +26,9 @@ class LatencyCurve:
     def __init__(self, quantile: float, measured: Iterable[tuple[int, float]] = (), spread: float = 0.0) -> None:
         """`measured`: batch sizes with their median seconds, from a benchmark; `spread`: their coefficient of variation."""
         self.quantile = quantile
-        self.most = 1  # the largest batch that may be tried
+        self._grown = 1  # the largest batch that may be tried
+        self._cap = SIZES[-1]  # and that other limits have left room for
+        self._full = 0  # batches of that size since
         self.tail = 1.0  # how many times the typical time the quantile is; of too few batches to see it, the largest
         self.mean = 1.0  # and the mean; what is beyond the quantile counts as the quantile
         self._times: dict[int, deque[float]] = {}
@@ -38,7 +41,7 @@ class LatencyCurve:
             place = SIZES[bisect_left(SIZES, min(size, SIZES[-1]))]
             self._times[place] = deque([seconds] * ENOUGH, maxlen=KEPT)
             self._at[place] = -math.inf
-        for ratio in (1.0, 1.0 + 3 * spread if self._times else 1.25):
+        for ratio in (1.0, 1.0 + 3 * spread if self._times else 1.1):
             self._add_ratio(ratio)
         if self._times:
             self._fit(next(iter(self._times)))
@@ -61,6 +64,20 @@ class LatencyCurve:
         times.append(seconds)
         self._at[place] = now
         self._fit(place)
+
+    @property
+    def most(self) -> int:
+        """The largest batch that can be expected."""
+        return min(self._grown, self._cap)
+
+    def sent(self, size: int, *, cut: bool) -> None:
+        """A batch has left; `cut`: another limit, such as that of bytes, made it smaller than was decided."""
+        if cut:
+            self._cap, self._full = size, 0
+        elif size >= self._cap:
+            self._full += 1
+            if self._full == UNCUT:
+                self._cap, self._full = size + size // 8 + 1, 0
 
     def typical(self, size: int) -> float:
         """Seconds, the median; beyond the largest known size the last slope goes on. Needs `known`."""
@@ -119,4 +136,4 @@ class LatencyCurve:
             fitted[place] = min(fitted[place], near)
         self._fitted = fitted
         largest = max((size for size in sizes if len(self._times[size]) >= ENOUGH), default=0)
-        self.most = SIZES[min(bisect_left(SIZES, largest) + 1, len(SIZES) - 1)] if largest else sizes[0]
+        self._grown = SIZES[min(bisect_left(SIZES, largest) + 1, len(SIZES) - 1)] if largest else sizes[0]

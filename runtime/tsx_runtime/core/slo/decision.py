@@ -1,8 +1,7 @@
 """Which batch keeps a latency target, and which requests are refused on arrival: pure functions, without a clock.
 
 A request that has to wait is accepted if its batch can begin early enough: with the time that a batch of the size that is aimed at takes,
-it is answered within the target. All that waits then fits into batches of that size, so a request that comes early does not force
-a batch that is too small to be worth its time.
+it is answered within the target. A request that comes early then does not force a batch that is too small to be worth its time.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from tsx_runtime.core.slo.curve import LatencyCurve
@@ -25,7 +25,7 @@ class Aim(NamedTuple):
     ahead: float  # seconds that a batch before it is expected to take
 
 
-class Admission(NamedTuple):
+class QueueRoom(NamedTuple):
     waiting: int  # requests that may wait in all, as far as was asked
     opens: float  # when one more may, if none leaves before: now where there is room
 
@@ -53,35 +53,48 @@ def aim(curve: LatencyCurve, target: float, rate: float, workers: int) -> Aim:
     return Aim(low, max(0.0, target - curve.typical(low) * own), curve.typical(low) * mean)
 
 
-def batch_size(curve: LatencyCurve, target: float, arrivals: Iterable[float], start: float) -> int:
+def batch_size(curve: LatencyCurve, target: float, arrivals: Iterable[float], start: float, aimed: int) -> int:
     """The largest batch that keeps the target for the oldest request if it begins at `start`; one at least.
 
-    `arrivals` are those of the waiting requests in the order in which they are served. One that is late even if it runs alone
-    does not make the batches smaller that the others need.
+    By its quantile, or up to the size that is `aimed` at by its mean: smaller batches would have the next ones begin later still.
+    `arrivals` are those of the waiting requests in the order in which they are served. Those that are late even if they run alone
+    count no more: a batch is as large as the first other one allows, or, if that would not reach it, takes all that are late.
     """
     if not curve.known:
         return 1
-    own = factor(curve, target)
-    alone = curve.typical(1) * own
-    slack = next((left for arrived in arrivals if (left := arrived + target - start) >= alone), target)
-    return max(1, curve.largest(slack / own))
+    own, mean = factor(curve, target), curve.mean
+    late = 0
+    for arrived in arrivals:
+        slack = arrived + target - start
+        size = max(curve.largest(slack / own), min(aimed, curve.largest(slack / mean)))
+        if size > late:
+            return size
+        if size:
+            break
+        late += 1
+    return max(1, min(late, curve.largest(target / own)))
 
 
-def admission(aimed: Aim, free: Sequence[float], now: float, waiting: int) -> Admission:
-    """`free`: when each worker is done with what it has, not before `now`. A request that no other waits before and that an idle
-    worker, or none, is there for has room in any case.
+def admission(curve: LatencyCurve, target: float, aimed: Aim, arrivals: Sequence[float], free: Sequence[float], now: float) -> QueueRoom:
+    """`arrivals`: as for `batch_size`; `free`: when each worker is done with what it has, not before `now`.
+
+    What waits already is batched as it will be. A request that no other waits before and that an idle worker, or none, is there for
+    has room in any case.
     """
+    waiting = len(arrivals)
     if not free:
-        return Admission(1, now)
+        return QueueRoom(1, now)
     ends = sorted(free)
-    step = max(aimed.ahead, 1e-6)
-    places, start = 0, now
-    while places <= waiting:
+    places = 0
+    while places < waiting:
         start = ends[0]
-        places += aimed.size
-        heapq.heapreplace(ends, start + step)
-    in_time = start <= now + aimed.wait
-    return Admission(places if in_time else waiting, now if in_time else start - aimed.wait)
+        size = batch_size(curve, target, islice(arrivals, places, None), start, aimed.size)
+        places += size
+        heapq.heapreplace(ends, start + (curve.typical(size) * curve.mean if curve.known else aimed.ahead))
+    if places > waiting:  # a batch that it can join
+        return QueueRoom(places, now)
+    latest = now + aimed.wait
+    return QueueRoom(places + aimed.size, now) if ends[0] <= latest else QueueRoom(waiting, ends[0] - aimed.wait)
 
 
 def expected_end(began: float, sizes: Sequence[int], curve: LatencyCurve, now: float) -> float:

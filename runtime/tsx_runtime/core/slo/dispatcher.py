@@ -40,12 +40,15 @@ class SloDispatcher(Dispatcher):
     def submit(self, job: Job) -> None:
         self.control.offered()
         if len(self.queue.jobs) >= self.bounds.items and self.accepting:
-            if self._flush_due:
+            admitted = self._admits()
+            if not admitted and self._flush_due:
                 self._flush()
-            waiting = len(self.queue.jobs)
-            admitted = self.control.admits(waiting, self._held(), time.monotonic())
-            self.bounds = self.bounds._replace(items=self.control.waiting if admitted else waiting)
+                admitted = self._admits()
+            self.bounds = self.bounds._replace(items=self.control.waiting if admitted else len(self.queue.jobs))
         super().submit(job)
+
+    def _admits(self) -> bool:
+        return self.control.admits(self._arrivals(), self._held(), time.monotonic())
 
     def change(self, limits: BatchLimits, bounds: Bounds) -> None:
         if bounds.slo is not None:
@@ -62,24 +65,29 @@ class SloDispatcher(Dispatcher):
 
     def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None:
         now = time.monotonic()
-        if not sent.deaths:
-            self.control.learn(len(sent.jobs), now - max(sent.at, channel.replied), now, len(self.channels))
-        self._ask_again()
         due = now - self.control.target.seconds
         missed = sum([job.arrived < due for job in sent.jobs])
+        if not sent.deaths:
+            self.control.learn(len(sent.jobs), now - max(sent.at, channel.replied), now, len(self.channels), missed)
+        self._ask_again()
         super().on_reply(channel, sent, frame)
         self.attainment.add(len(sent.jobs) - missed, missed)
 
     def _decide(self, now: float) -> Assignment[Channel]:
         """Where no worker is idle, what leaves early begins when a worker is done."""
-        waiting: Iterable[float] = (job.arrived for job in self.queue.jobs)
-        arrivals = sorted(waiting) if self.queue.ordered else waiting
         ends = [self.control.end(held, now) for held in self._held()]
-        limits = self.limits._replace(max_items=self.control.batch_size(arrivals, min(ends, default=now), self.limits.max_items))
+        limits = self.limits._replace(max_items=self.control.batch_size(self._arrivals(), min(ends, default=now), self.limits.max_items))
         todo = assign(self.queue, self.channels, now, limits)
+        for _, jobs in todo.batches:
+            self.control.sent(len(jobs), cut=len(jobs) < limits.max_items and bool(self.queue.jobs))
         if todo.batches or todo.retries:
             self._ask_again()
         return todo
+
+    def _arrivals(self) -> list[float]:
+        """In the order in which they are served; where that is another than that of arrival, as if it were not."""
+        arrivals = [job.arrived for job in self.queue.jobs]
+        return sorted(arrivals) if self.queue.ordered else arrivals
 
     def _held(self) -> Iterator[HeldBatches]:
         for channel in self.channels:

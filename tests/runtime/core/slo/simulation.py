@@ -50,7 +50,7 @@ class Case(NamedTuple):
 
     def arrivals(self, rate: float, seconds: float) -> list[float]:
         chance = np.random.default_rng(self.seed + 1)
-        return list(np.cumsum(chance.exponential(1 / rate, int(rate * seconds))))
+        return np.cumsum(chance.exponential(1 / rate, int(rate * seconds))).tolist()
 
 
 def iter_of(more: Callable[[], np.ndarray]) -> Iterator[float]:
@@ -111,7 +111,7 @@ def with_target(case: Case, arrivals: list[float], quantile: float, warm: float,
     """As `SloDispatcher` does it, but for batches that leave early."""
     control = SloControl(LatencyTarget("", quantile, case.bound), curve or LatencyCurve(quantile))
     service = case.service()
-    workers: list[tuple[float, float, int]] = []  # busy ones: end, begin, size
+    workers: list[tuple[float, float, int, int]] = []  # busy ones: end, begin, size, requests that will be late
     waiting: list[float] = []
     accepted = kept = 0
     latencies: list[float] = []
@@ -119,12 +119,12 @@ def with_target(case: Case, arrivals: list[float], quantile: float, warm: float,
     def begin(now: float) -> None:
         nonlocal accepted, kept
         while waiting and len(workers) < case.workers:
-            size = control.batch_size(waiting, now, int(case.limit))
-            batch = waiting[:size]
-            del waiting[:size]
+            size = control.batch_size(waiting, now, 1024)
+            batch = waiting[: min(size, int(case.limit))]
+            del waiting[: len(batch)]
             done = now + service(len(batch), now)
-            heapq.heappush(workers, (done, now, len(batch)))
-            control.changed()
+            heapq.heappush(workers, (done, now, len(batch), bisect_left(batch, done - case.bound)))
+            control.sent(len(batch), cut=len(batch) < size and bool(waiting))
             counted = batch[bisect_left(batch, warm) :]
             accepted += len(counted)
             kept += len(counted) - bisect_left(counted, done - case.bound)
@@ -132,15 +132,15 @@ def with_target(case: Case, arrivals: list[float], quantile: float, warm: float,
 
     def until(now: float) -> None:
         while workers and workers[0][0] <= now:
-            done, began, size = heapq.heappop(workers)
-            control.learn(size, done - began, done, case.workers)
+            done, began, size, late = heapq.heappop(workers)
+            control.learn(size, done - began, done, case.workers, late)
             begin(done)
 
     for now in arrivals:
         until(now)
         control.offered()
-        held = [HeldBatches(began, [size]) for _, began, size in workers] + [HeldBatches(0.0, [])] * (case.workers - len(workers))
-        if control.admits(len(waiting), held, now):
+        held = [HeldBatches(began, [size]) for _, began, size, _ in workers] + [HeldBatches(0.0, [])] * (case.workers - len(workers))
+        if control.admits(waiting, held, now):
             waiting.append(now)
             begin(now)
     end = arrivals[-1]
