@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 
 # The sizes at which times are kept; between them the curve is linear
-SIZES = (*range(1, 9), 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024)
+SIZES: tuple[int, ...] = (*range(1, 9), 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024)
 KEPT = 15  # batches of each size, whose median counts: one outlier changes nothing, and seven batches follow a change
 RATIOS = 256  # batches of any size, of which the tail is the quantile: how many times the median they took
 STALE = 10.0  # seconds after which a size has to agree with the sizes that are served now

@@ -35,7 +35,7 @@ class SloDispatcher(Dispatcher):
 
     @property
     def report(self) -> SloReport:
-        return self.attainment.report(self.control.target, self.control.aim.size, max(self.bounds.items, self.pending))
+        return self.attainment.report(self.control.target, self.control.aim.size, max(1, self.bounds.items, self.pending))
 
     def submit(self, job: Job) -> None:
         self.control.offered()

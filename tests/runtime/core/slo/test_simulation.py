@@ -33,16 +33,16 @@ def cases(count: int) -> list[Case]:
 def compare(case: Case) -> tuple[Outcome, Outcome, tuple[int, int]]:
     """With the target, and the best fixed setting: of those that keep it, if there is one, the one with the most goodput."""
     largest = next((size for size in range(1, int(case.limit) + 1) if case.typical(size + 1) > case.bound), int(case.limit))
-    sizes = sorted({max(1, round(largest * share)) for share in (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0)})
+    sizes = sorted({max(1, round(largest * share)) for share in (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 1.0)})
     # capacity: what all workers can do with half of the bound for a batch, as the other half goes by while a request waits
     half = next((size for size in range(1, int(case.limit) + 1) if case.typical(size + 1) > case.bound / 2), int(case.limit))
     rate = case.load * case.workers * half / case.typical(half)
-    arrivals = case.arrivals(rate, max(400 * case.bound / case.workers, 4000 / rate))
+    arrivals = case.arrivals(rate, 8000 / rate)
     warm = arrivals[-1] * WARM
     found = [
         ((size, queue), static(case, arrivals, size, queue, warm))
         for size in sizes
-        for queue in sorted({max(1, round(size * share * case.workers)) for share in (0.25, 0.5, 0.75, 1, 1.5, 2.5)})
+        for queue in sorted({max(1, round(size * share * case.workers)) for share in (0.5, 0.75, 1, 1.5, 2.5)})
     ]
     keeping = [each for each in found if each[1].attainment >= QUANTILE] or found
     setting, best = max(keeping, key=lambda each: each[1].goodput)
