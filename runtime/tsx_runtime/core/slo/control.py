@@ -81,7 +81,10 @@ class SloControl:
         return expected_end(held.began, held.sizes, self.curve, now)
 
     def batch_size(self, arrivals: Iterable[float], start: float, most: int) -> int:
-        return min(batch_size(self.curve, self.target.seconds, arrivals, start, self.aim.size), most)
+        size = batch_size(self.curve, self.target.seconds, arrivals, start, self.aim.size)
+        if size == self.curve.most and self.curve.capped:  # some more, to see whether other limits let it pass
+            size += size // 8 + 1
+        return min(size, most)
 
     def _renew(self, now: float, workers: int) -> None:
         passed = max(now - self._since, 1e-9)

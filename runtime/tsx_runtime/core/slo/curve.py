@@ -13,7 +13,6 @@ KEPT = 15  # batches of each size, whose median counts: one outlier changes noth
 RATIOS = 256  # batches of any size, of which the tail is the quantile: how many times the median they took
 STALE = 10.0  # seconds after which a size has to agree with the sizes that are served now
 ENOUGH = 2  # batches of the largest size, before a larger one is tried
-UNCUT = 32  # batches as large as other limits allowed once, before a larger one is expected to pass them
 FIRST_STEP = 0.25  # of a request's time alone, that a second one is expected to add: where that is wrong, one batch tells
 
 
@@ -28,7 +27,6 @@ class LatencyCurve:
         self.quantile = quantile
         self._grown = 1  # the largest batch that may be tried
         self._cap = SIZES[-1]  # and that other limits have left room for
-        self._full = 0  # batches of that size since
         self.tail = 1.0  # how many times the typical time the quantile is; of too few batches to see it, the largest
         self.mean = 1.0  # and the mean; what is beyond the quantile counts as the quantile
         self._times: dict[int, deque[float]] = {}
@@ -70,14 +68,13 @@ class LatencyCurve:
         """The largest batch that can be expected."""
         return min(self._grown, self._cap)
 
+    @property
+    def capped(self) -> bool:
+        return self._cap < self._grown
+
     def sent(self, size: int, *, cut: bool) -> None:
         """A batch has left; `cut`: another limit, such as that of bytes, made it smaller than was decided."""
-        if cut:
-            self._cap, self._full = size, 0
-        elif size >= self._cap:
-            self._full += 1
-            if self._full == UNCUT:
-                self._cap, self._full = size + size // 8 + 1, 0
+        self._cap = max(size, self.most * 3 // 4 if cut else self._cap)
 
     def typical(self, size: int) -> float:
         """Seconds, the median; beyond the largest known size the last slope goes on. Needs `known`."""

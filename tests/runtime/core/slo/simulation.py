@@ -99,7 +99,7 @@ def static(case: Case, arrivals: list[float], size: int, queue: int, warm: float
         del waiting[:size]
         done = start + service(len(batch), start)
         heapq.heapreplace(free, done)
-        counted = batch[bisect_left(batch, warm) :]
+        counted = batch if warm <= done <= end else []
         accepted += len(counted)
         kept += len(counted) - bisect_left(counted, done - case.bound)
         latencies += [done - arrived for arrived in counted]
@@ -115,6 +115,7 @@ def with_target(case: Case, arrivals: list[float], quantile: float, warm: float,
     waiting: list[float] = []
     accepted = kept = 0
     latencies: list[float] = []
+    end = arrivals[-1]
 
     def begin(now: float) -> None:
         nonlocal accepted, kept
@@ -125,7 +126,7 @@ def with_target(case: Case, arrivals: list[float], quantile: float, warm: float,
             done = now + service(len(batch), now)
             heapq.heappush(workers, (done, now, len(batch), bisect_left(batch, done - case.bound)))
             control.sent(len(batch), cut=len(batch) < size and bool(waiting))
-            counted = batch[bisect_left(batch, warm) :]
+            counted = batch if warm <= done <= end else []
             accepted += len(counted)
             kept += len(counted) - bisect_left(counted, done - case.bound)
             latencies.extend([done - arrived for arrived in counted])
@@ -143,6 +144,5 @@ def with_target(case: Case, arrivals: list[float], quantile: float, warm: float,
         if control.admits(waiting, held, now):
             waiting.append(now)
             begin(now)
-    end = arrivals[-1]
     offered = len(arrivals) - bisect_left(arrivals, warm)
     return Outcome(offered, accepted, kept, end - warm, latencies)

@@ -11,7 +11,7 @@ from tests.runtime.core.slo.simulation import Case, Outcome, static, with_target
 
 KINDS = ("constant", "linear", "bimodal", "drifting", "heavy-tailed")
 QUANTILE = 0.99
-CURVES = int(os.environ.get("TSX_SLO_CURVES", "100"))
+CURVES = int(os.environ.get("TSX_SLO_CURVES", "60"))
 WARM = 0.25  # of a run, in which the curve is learned
 
 
@@ -37,7 +37,7 @@ def compare(case: Case) -> tuple[Outcome, Outcome, tuple[int, int]]:
     # capacity: what all workers can do with half of the bound for a batch, as the other half goes by while a request waits
     half = next((size for size in range(1, int(case.limit) + 1) if case.typical(size + 1) > case.bound / 2), int(case.limit))
     rate = case.load * case.workers * half / case.typical(half)
-    arrivals = case.arrivals(rate, 8000 / rate)
+    arrivals = case.arrivals(rate, 6000 / rate)
     warm = arrivals[-1] * WARM
     found = [
         ((size, queue), static(case, arrivals, size, queue, warm))
