@@ -60,5 +60,5 @@ def test_accepted_requests_keep_the_target_and_goodput_is_that_of_the_best_fixed
         goodput, share = ratios[key], kept[key]
         figures = f"goodput {np.median(goodput):.3f} (least {min(goodput):.3f}) kept {np.median(share):.4f} (least {min(share):.4f})"
         print(*key, figures)
-    everything = [ratio for each in ratios.values() for ratio in each]
-    assert np.median(everything) >= 0.95
+        assert np.median(share) >= QUANTILE - 0.01, key
+        assert np.median(goodput) >= (0.88 if key[0] == "heavy-tailed" else 0.95), key
