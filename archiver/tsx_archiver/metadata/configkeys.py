@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
+from tsx_archiver.metadata.caching import read_cache
 from tsx_archiver.metadata.forms import NAME
 from tsx_archiver.metadata.model_limits import LIMITS
 from tsx_archiver.names import normal, path_fault
@@ -144,6 +145,7 @@ TORCHSERVE_KEYS = (
 # What tsx adds; TorchServe passes over these.
 TSX_KEYS = (
     ConfigKey("batchPolicy", "batch_policy", text),
+    ConfigKey("cache", "cache", read_cache),
     ConfigKey("overlapPreprocessing", "overlap_preprocessing", flag_or_auto),
     ConfigKey("retryFailedBatch", "retry_failed_batch", flag),
     ConfigKey("weightsOnly", "weights_only", flag),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tsx_archiver import ModelConfig
+from tsx_archiver.metadata.caching import CacheConfig
 from tsx_archiver.metadata.model_limits import LIMITS, ModelLimits
 from tsx_runtime import wire
 from tsx_runtime.core.placement.devices import candidates, gpus_for
@@ -37,6 +38,7 @@ class RegisterOrder(ModelLimits["int | None"]):
     archive_first: bool = False  # initial_workers only where the archive has no minWorkers, as in TorchServe's API
     default_workers: int | None = None  # at start, where nothing else says how many
     device_type: str | None = None
+    cache: CacheConfig | None = None
     loaded_at_startup: bool = False
     workflow: str = ""  # whose node it is; a node without a url is a function of the workflow's own
     s3_sse_kms: bool = False
@@ -49,7 +51,7 @@ def with_own_settings(order: RegisterOrder, own: ModelSettings | None) -> Regist
         return order
     own_values = {name: getattr(own, name) for name in LIMITS if getattr(order, name) is None}
     workers = own.workers if order.initial_workers is None else order.initial_workers
-    return replace(order, initial_workers=workers, device_type=order.device_type or own.device, **own_values)
+    return replace(order, initial_workers=workers, device_type=order.device_type or own.device, cache=own.cache, **own_values)
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class VersionPlan(ModelLimits[int]):
     wait: bool
     strategy: Strategy
     policy: BatchPolicy | None = None  # a plugin's; then `wait` is true
+    cache: CacheConfig | None = None
 
     @property
     def limits(self) -> BatchLimits:
@@ -108,8 +111,18 @@ def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: in
         gpus=tuple(candidates(config.device_ids or (), gpus, parallel.gpus)),
         wait=config.batch_policy == "wait",
         strategy=strategy(config),
+        cache=_cache(order, config),
         **limits,
     )
+
+
+def _cache(order: RegisterOrder, config: ModelConfig) -> CacheConfig | None:
+    chosen = order.cache or config.cache
+    if chosen is None or not chosen.size:
+        return None
+    if config.sequence_batching:
+        raise BadRequest("cache does not apply to a model with sequenceBatching: what it answers depends on earlier requests. Remove one.")
+    return chosen
 
 
 def check_workers(count: int) -> None:
