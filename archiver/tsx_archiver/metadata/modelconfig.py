@@ -81,6 +81,7 @@ class ModelConfig(ModelLimits["int | None"]):
     max_num_sequence: int | None = None
     use_venv: bool | None = None
     batch_policy: str | None = None  # "wait", or a plugin's name
+    batch_buckets: tuple[int, ...] | None = None
     cache: CacheConfig | None = None
     overlap_preprocessing: bool | str | None = None  # or "auto"
     retry_failed_batch: bool | None = None

@@ -139,6 +139,7 @@ class ModelSettings(BaseModel):
     device: Literal["cpu", "gpu"] | None = Field(None, description="where the model runs")
     pass_env: list[str] | None = Field(None, description="additional credentials in the server's environment that its workers can read")
     pass_headers: list[str] | None = Field(None, description="additional headers with clients' credentials that its handler can read")
+    batch_buckets: list[Annotated[int, Field(ge=1)]] | None = Field(None, description="preferred numbers of requests in a batch")
     cache: Cache | None = Field(None, description="how its answers are cached, in place of what its archive says; see caching.md")
     traffic: Traffic | None = Field(None, description="how requests are split between its versions; see routing.md")
     isolation: Literal["off", "on"] | None = Field(None, description="whether its workers are isolated; see security.md")

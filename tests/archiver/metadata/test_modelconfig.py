@@ -45,6 +45,9 @@ maxBatchBytes: 1000
 maxQueueBytes: 8589934592
 overloadStatus: 429
 batchPolicy: wait
+maxBatchCost: 100
+maxBatchTokens: 100
+batchBuckets: [1, 2, 4]
 cache: {size: 1MiB, ttl: 10m, key: X-User}
 overlapPreprocessing: auto
 retryFailedBatch: false
@@ -104,6 +107,8 @@ def test_the_table_and_the_dataclasses_have_the_same_fields() -> None:
         ("init_args: {deep: [{data: !!binary aGk=}]}", "init_args", "numbers, strings"),
         ("init_args: {a-b: 1}", "init_args", "argument names"),
         ("torchrun: {rdzv-backend: 1}", "batch_size", "it must be a string"),
+        ("batchBuckets: 4", "batch_buckets", r"such as \[1, 2, 4, 8\]"),
+        ("batchBuckets: [0, 1]", "batch_buckets", "list of numbers of requests"),
         ("cache: 64MiB", "cache", r"a mapping such as \{size: 64MiB, ttl: 60s"),
         ("cache: {sise: 1MB}", "cache", "sise is not a known key; the known keys are size, ttl, key"),
         ("cache: {size: much}", "cache", "size must be a number of bytes such as 64MiB"),

@@ -41,11 +41,11 @@ class Dispatcher:
     Jobs are accepted while a worker serves the version or is on its way (`accept`), and the queue has room.
     """
 
-    def __init__(self, label: str, limits: BatchLimits, bounds: Bounds) -> None:
+    def __init__(self, label: str, limits: BatchLimits, bounds: Bounds, queue: RequestQueue | None = None) -> None:
         self.label = label  # as errors name it: Model "m" [Version 1.0]
         self.limits = limits
         self.bounds = bounds
-        self.queue = RequestQueue()
+        self.queue = RequestQueue() if queue is None else queue
         self.channels: list[Channel] = []
         self.stats = Stats(label, self)
         self.service_rate = ServiceRate()
@@ -222,6 +222,7 @@ class Dispatcher:
         if len(extra) > TIMES_SIZE:
             values = json.loads(bytes(extra[TIMES_SIZE:]))
             self.stats.add_handler_metrics(values)
+            self.queue.learn(jobs, values)
             if self.stats.journal is not None:
                 self.stats.journal.add_values(values, [job.request_id for job in jobs])
 
