@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import time
 from collections import OrderedDict
@@ -26,16 +27,15 @@ TELLING = (
     *(b"describe", b"explain", b"url_path", b"x-tsx-protocol"),
     *map(str.encode, CREDENTIALS),
 )
+_NOT_LOOKED_UP = re.compile(rb"^(range:|cache-control:.*no-(cache|store))", re.IGNORECASE | re.MULTILINE)  # in a request's headers
+_NOT_STORED = re.compile(rb"^(set-cookie:|cache-control:.*(no-cache|no-store|private))", re.IGNORECASE | re.MULTILINE)  # an answer's
 
 
 class _Reply(NamedTuple):
     headers: bytes
     body: bytes
     stored: float  # time.monotonic()
-
-    @property
-    def size(self) -> int:
-        return len(self.headers) + len(self.body) + OVERHEAD
+    size: int
 
 
 class ReplyCache:
@@ -71,8 +71,6 @@ class ReplyCache:
             self._replies.move_to_end(key)
             self._answer(job, reply, now)
             return
-        if reply is not None:
-            self._drop(key)
         running = self._running.get(key)
         if running is not None and running.is_soon_enough_for(job):
             running.followers.append(job)
@@ -98,79 +96,64 @@ class ReplyCache:
 
     # What misses call
 
-    def streams(self, miss: _Miss) -> list[Job]:
-        """Its answer is for its own client alone. Returns the jobs that waited for it."""
-        if self._running.get(miss.key) is miss:
-            del self._running[miss.key]
-        for job in miss.followers:
-            del self._waiting[job]
-        followers, miss.followers = miss.followers, []
-        return followers
-
-    def answered(self, miss: _Miss, status: int, headers: Buffer, body: Buffer) -> None:
-        followers = self._end(miss)
+    def answered(self, miss: _Miss, headers: bytes, body: bytes) -> None:
+        """Others may get the answer too."""
         now = self._clock()
-        reply = _Reply(bytes(headers), bytes(body), now) if status == 200 and not miss.streamed else None
-        if reply is not None and may_store(reply.headers):
-            self._store(miss.key, reply)
-            for job in followers:
-                self._answer(job, reply, now)
-        else:
-            self.run(followers)
+        reply = _Reply(headers, body, now, len(headers) + len(body) + OVERHEAD)
+        for job in self.release(miss):
+            self._answer(job, reply, now)
+        if reply.size <= self.config.size:
+            self._drop(miss.key)
+            self._replies[miss.key] = reply
+            self.size += reply.size
+        while self.size > self.config.size:
+            self._drop(next(iter(self._replies)))
+            self.evictions += 1
+
+    def not_shared(self, miss: _Miss, *, over: bool = True) -> None:
+        """Its answer is for its own client alone, so each of those that waited for it runs."""
+        for job in self.release(miss, over=over):
+            self.misses += 1
+            self._submit(job)
 
     def refused(self, miss: _Miss, error: TsxError) -> None:
         """Equal requests would be refused alike, except for what concerned this client alone."""
-        now = self._clock()
-        for job in self._end(miss):
+        for job in self.release(miss):
             if isinstance(error, DeadlinePassed | ClientLeft) and not job.gone:
                 self.submit(job)
             else:
-                self._dispatcher.stats.add_refusal(job, error, now)
+                self._dispatcher.stats.add_refusal(job, error, self._clock())
                 job.refuse(error)
 
-    def run(self, jobs: list[Job]) -> None:
-        """Each for itself, since there is nothing to share."""
-        self.misses += len(jobs)
-        for job in jobs:
-            self._submit(job)
-
-    def _end(self, miss: _Miss) -> list[Job]:
-        self._waiting.pop(miss.job, None)
-        return self.streams(miss)
+    def release(self, miss: _Miss, *, over: bool = True) -> list[Job]:
+        """The jobs that waited for it: from now on none does."""
+        if self._running.get(miss.key) is miss:
+            del self._running[miss.key]
+        followers, miss.followers = miss.followers, []
+        for job in (miss.job, *followers) if over else followers:
+            del self._waiting[job]
+        return followers
 
     def _answer(self, job: Job, reply: _Reply, now: float) -> None:
         self.hits += 1
         batch: Batch = (now, now, now, 1, NOTHING, struct.pack("d", job.arrived), None)
         job.answer(200, b"%bage: %d\r\nx-cache: hit\r\n" % (reply.headers, now - reply.stored), reply.body, batch)
 
-    def _store(self, key: bytes, reply: _Reply) -> None:
-        if reply.size > self.config.size:
-            return
-        self._drop(key)
-        self._replies[key] = reply
-        self.size += reply.size
-        while self.size > self.config.size:
-            self._drop(next(iter(self._replies)))
-            self.evictions += 1
-
     def _drop(self, key: bytes) -> None:
-        reply = self._replies.pop(key, None)
-        self.size -= 0 if reply is None else reply.size
+        if reply := self._replies.pop(key, None):
+            self.size -= reply.size
 
     def _key(self, job: Job) -> bytes | None:
         """None for a request that the cache is not used for."""
         body = job.body
-        if len(body) > LONGEST:
+        _, query, block = job.meta.split(b"\r\n", 2)
+        if len(body) > LONGEST or _NOT_LOOKED_UP.search(block):
             return None
-        _, query, block = bytes(job.meta).split(b"\r\n", 2)
         lines = [query]
         for line in block.split(b"\r\n"):
             name, _, value = line.partition(b": ")
-            name = name.lower()
-            if name == b"range" or (name == b"cache-control" and _forbids(value, b"no-cache", b"no-store")):
-                return None
-            if name in self._telling:
-                lines.append(b"%b: %b" % (name, value))
+            if name.lower() in self._telling:
+                lines.append(b"%b: %b" % (name.lower(), value))
         digest = sha256(b"\r\n".join(lines) + b"\r\n\r\n")
         for piece in body.pieces if isinstance(body, wire.Parts) else (body,):
             digest.update(piece)
@@ -201,7 +184,10 @@ class _Miss(ObservedJob):
         self.job.gone = gone
 
     def seen_answer(self, status: int, headers: Buffer, body: Buffer) -> None:
-        self._cache.answered(self, status, headers, body)
+        if status == 200 and not self.streamed and not _NOT_STORED.search(bytes(headers)):
+            self._cache.answered(self, bytes(headers), bytes(body))
+        else:
+            self._cache.not_shared(self)
 
     def seen_refusal(self, error: TsxError) -> None:
         self._cache.refused(self, error)
@@ -209,19 +195,5 @@ class _Miss(ObservedJob):
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
         if not self.streamed:
             self.streamed = True
-            self._cache.run(self._cache.streams(self))
+            self._cache.not_shared(self, over=False)
         super().piece(headers, body, flow)
-
-
-def may_store(headers: bytes) -> bool:
-    """Whether the handler lets its answer be stored, as RFC 9111 has it for shared caches."""
-    for name, value in wire.parse_header_block(headers.decode("latin-1")):
-        name = name.lower()
-        if name == "set-cookie" or (name == "cache-control" and _forbids(value.encode("latin-1"), b"no-store", b"no-cache", b"private")):
-            return False
-    return True
-
-
-def _forbids(value: bytes, *directives: bytes) -> bool:
-    value = value.lower()
-    return any(directive in value for directive in directives)

@@ -101,7 +101,7 @@ def test_an_answer_is_given_again_with_its_age_until_it_is_too_old() -> None:
     assert second.answers == [(200, b"x-own: 1\r\nage: 59\r\nx-cache: hit\r\n", b"of x")]
     made.now = 60.0
     made.send(late)
-    assert (len(made.running), made.cache.size, made.cache.hits, made.cache.misses) == (1, 0, 1, 2)
+    assert (len(made.running), made.cache.hits, made.cache.misses) == (1, 1, 2)
 
 
 @pytest.mark.parametrize(
