@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from tsx_archiver import Limits
 from tsx_archiver.metadata.caching import CacheConfig, read_cache
@@ -124,7 +124,7 @@ def _cache(value: Any) -> CacheConfig:
 
 Cache = Annotated[
     CacheConfig,
-    PlainValidator(_cache),
+    BeforeValidator(_cache),
     Accepts('a table such as {size = "64MiB", ttl = "60s", key = ["x-user"]}; size = 0 for none'),
 ]
 

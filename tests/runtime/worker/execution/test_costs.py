@@ -8,7 +8,7 @@ from tests.runtime.worker.conftest import StartWorker
 
 TOGETHER = """
     def handle(data, context):
-        return [{"together": [bytes(row["body"]).decode() for row in data]}] * len(data or [])
+        return [{"together": [bytes(row["body"]).decode() for row in data or []]}] * len(data or [])
 
     def cost(request):
         if request["body"] == b"odd":
