@@ -67,6 +67,15 @@ def test_both_lanes_share_one_answer(served: RunningServer) -> None:
         assert answer.headers["x-request-id"] != first.headers["x-request-id"]
 
 
+@pytest.mark.parametrize("lane", ["fast", "asgi"])
+def test_a_cached_answer_can_be_timed(served: RunningServer, lane: str) -> None:
+    ask(served, b"timed")
+    answer = ask(served, b"timed", lane=lane, x_tsx_timing="1")
+    assert answer.headers["x-cache"] == "hit"
+    assert "total;dur=" in answer.headers["server-timing"]
+    assert "nan" not in answer.headers["server-timing"]
+
+
 def test_no_cache_errors_streams_and_other_users_run(served: RunningServer) -> None:
     first = call(ask(served, b"runs"))
     calls = [call(ask(served, b"runs", Cache_Control="no-cache")), call(ask(served, b"runs", X_User="ada"))]
