@@ -59,8 +59,9 @@ def test_a_sequence_goes_on_only_once_its_worker_is_done_with_a_late_request():
         late, following = job(b"late", soon()), job(b"following")
         for each in (late, following):
             each.meta += wire.header_block([(b"ts_request_sequence_id", b"a")])
-            dispatcher.submit(each)
+        dispatcher.submit(late)
         frame = await peer.read()
+        dispatcher.submit(following)
         with pytest.raises(DeadlinePassed, match="did not answer"):
             await answer(late)
         assert (await peer.read()).kind is wire.Kind.CANCEL
