@@ -303,7 +303,7 @@ class QueueFull(Unavailable):
 
 
 class DeadlinePassed(Unavailable):
-    """No worker started the request before the deadline of its client or model."""
+    """No worker started the request, or answered it, before the deadline of its client or model."""
 
 
 class NoRoom(Unavailable):
