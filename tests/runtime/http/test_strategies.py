@@ -503,7 +503,7 @@ def test_a_client_that_leaves_cancels_its_request(server: Any, until: Any) -> No
 
 def test_a_request_that_is_late_for_its_client_is_refused_and_cancelled(server: Any, error_of: Any, until: Any) -> None:
     late = ask(server, "engine", "wait late", **{"x-tsx-timeout-ms": "300"})
-    assert late.status_code == 503
+    assert late.status_code == 504
     assert "did not answer the request before its deadline" in error_of(late)[1]
     until(lambda: "late" in ask(server, "engine", "cancelled").json())
 

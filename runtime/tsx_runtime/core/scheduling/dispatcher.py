@@ -17,7 +17,7 @@ from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue, 
 from tsx_runtime.core.scheduling.service_rate import ServiceRate, latest_start, retry_after
 from tsx_runtime.core.telemetry.batch_times import NOTHING
 from tsx_runtime.core.telemetry.version_stats import Stats
-from tsx_runtime.errors import ClientLeft, DeadlinePassed, NoWorker, QueueFull, TsxError, WorkerDied
+from tsx_runtime.errors import AnswerLate, ClientLeft, DeadlinePassed, NoWorker, QueueFull, TsxError, WorkerDied
 
 TIMES_SIZE = wire.TIMES.size
 
@@ -315,7 +315,7 @@ class Dispatcher:
         self._due[late] = NEVER
         seconds = self._seconds_to_empty()
         text = f"{self.label} did not answer the request before its deadline; try again in {seconds} s."
-        self._reject(job, DeadlinePassed(text, retry_after=seconds))
+        self._reject(job, AnswerLate(text, retry_after=seconds))
 
     def _reject(self, job: Job, error: TsxError) -> None:
         """Refuse what was never accepted."""
