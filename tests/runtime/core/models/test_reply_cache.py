@@ -16,7 +16,7 @@ from tsx_runtime.core.models.reply_cache import LONGEST, OVERHEAD, ReplyCache
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.telemetry.version_stats import Stats
-from tsx_runtime.errors import ClientLeft, DeadlinePassed, TsxError, WorkerDied
+from tsx_runtime.errors import AnswerLate, ClientLeft, DeadlinePassed, TsxError, WorkerDied
 
 NO_FLOW: Any = None
 SIZE = 1000
@@ -217,7 +217,7 @@ def test_a_request_goes_on_while_anybody_waits_for_it() -> None:
     assert made.left == made.running
 
 
-@pytest.mark.parametrize("error", [WorkerDied("x"), DeadlinePassed("x"), ClientLeft("x")])
+@pytest.mark.parametrize("error", [WorkerDied("x"), DeadlinePassed("x"), AnswerLate("x"), ClientLeft("x")])
 def test_who_waits_is_refused_with_what_is_refused_unless_that_concerned_the_other_alone(error: TsxError) -> None:
     made = model()
     first, second = Client(), Client()
