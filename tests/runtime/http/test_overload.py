@@ -91,13 +91,13 @@ def test_a_deadline_holds_for_a_request_that_runs(start_server, tmp_path, until,
         status, headers, body = answer_on(sock)
         assert (status, int(headers["retry-after"]) >= 1) == (504, True)
         assert "did not answer the request before its deadline;" in body
-        assert version.stats.refusals == {"DeadlinePassed": 1}
+        assert version.stats.refusals == {"AnswerLate": 1}
         sock.sendall(b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nx-do: bytes\r\n" + LANES[lane])
         until(lambda: version.stats.requests == 2)
         gate.touch()
         assert answer_on(sock)[::2] == (200, "x")
         server.call(version.finished)
-        assert (version.stats.answers, version.stats.refusals) == ({200: 1}, {"DeadlinePassed": 1})
+        assert (version.stats.answers, version.stats.refusals) == ({200: 1}, {"AnswerLate": 1})
 
 
 @both_lanes

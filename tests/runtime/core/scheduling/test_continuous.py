@@ -216,7 +216,7 @@ def test_a_late_request_is_cancelled_and_holds_its_place_until_the_worker_is_don
             await peer.reply(frames[1 - place])
         assert await answer(other) == b"other"
         await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
-        assert counts(dispatcher) == (2, {200: 1}, {"DeadlinePassed": 1})
+        assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
         assert (channel.batches, dispatcher._due, dispatcher._deaths) == (0, {}, {})
 
     asyncio.run(main())

@@ -609,11 +609,11 @@ def test_a_request_that_runs_past_its_deadline_is_refused_then_and_the_others_of
             await answer(late)
         assert refused.value.retry_after == 1
         assert not patient.done.done()
-        assert counts(dispatcher) == (2, {}, {"DeadlinePassed": 1})
+        assert counts(dispatcher) == (2, {}, {"AnswerLate": 1})
         assert dispatcher.in_flight == 2  # the worker is not done with it
         await peer.reply(frame)
         assert await answer(patient) == b"patient"
-        assert counts(dispatcher) == (2, {200: 1}, {"DeadlinePassed": 1})
+        assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
         assert (dispatcher.in_flight, dispatcher._due) == (0, {})
         await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
 
@@ -633,7 +633,7 @@ def test_a_batch_for_which_no_client_waits_any_more_is_called_off():
         called_off = await peer.read()
         assert (called_off.kind, called_off.batch) == (wire.Kind.CANCEL, frame.batch)
         await peer.reply(frame)
-        assert (await answer(leaving), counts(dispatcher)) == (b"leaving", (2, {200: 1}, {"DeadlinePassed": 1}))
+        assert (await answer(leaving), counts(dispatcher)) == (b"leaving", (2, {200: 1}, {"AnswerLate": 1}))
         dispatcher.submit(alone := job(b"alone", soon()))
         frame = await peer.read()
         with pytest.raises(DeadlinePassed):
@@ -642,7 +642,7 @@ def test_a_batch_for_which_no_client_waits_any_more_is_called_off():
         before = dispatcher.stats.busy_seconds
         await peer.reply(frame)
         await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
-        assert counts(dispatcher) == (3, {200: 1}, {"DeadlinePassed": 2})
+        assert counts(dispatcher) == (3, {200: 1}, {"AnswerLate": 2})
         assert dispatcher.stats.busy_seconds > before  # the worker was, and the pace is learned from it
         assert dispatcher.service_rate.answer_time > 0
 
@@ -663,7 +663,7 @@ def test_an_answer_that_has_begun_to_stream_is_not_broken_off_at_the_deadline():
         await peer.write(*wire.encode(wire.Kind.PIECE, frame.batch, [(1, b"", b"to nobody")]))
         await peer.write(*wire.encode(wire.Kind.REPLY, frame.batch, [(200, b"", b"two"), (200, b"", b"to nobody")]))
         assert [part async for part in first.parts()] == [b"one ", b"two"]
-        assert counts(dispatcher) == (2, {200: 1}, {"DeadlinePassed": 1})
+        assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
 
     asyncio.run(main())
 
@@ -696,7 +696,7 @@ def test_a_worker_that_dies_with_a_late_request_loses_and_doubles_nothing(dies, 
             await asyncio.wait([first.done, second.done], timeout=TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
         assert seen == [b"first", b"second"]
         await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
-        assert counts(dispatcher) == (3, {200: 2}, {"DeadlinePassed": 1})
+        assert counts(dispatcher) == (3, {200: 2}, {"AnswerLate": 1})
         assert not dispatcher._due
 
     asyncio.run(main())

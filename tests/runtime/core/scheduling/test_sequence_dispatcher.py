@@ -70,7 +70,7 @@ def test_a_sequence_goes_on_only_once_its_worker_is_done_with_a_late_request():
         await peer.reply(frame)
         await peer.reply(await peer.read())
         assert await answer(following) == b"following"
-        assert counts(dispatcher) == (2, {200: 1}, {"DeadlinePassed": 1})
+        assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
         assert not dispatcher._due
 
     asyncio.run(main())

@@ -144,7 +144,7 @@ def test_a_worker_that_dies_with_a_late_request_loses_and_doubles_nothing(tmp_pa
         gate.touch()
         assert (await asyncio.wait_for(other.done, TIMEOUT)).body.decode() == f"until {gate}"
         stats = version.stats
-        assert (stats.requests, stats.answers, stats.batch_sizes, stats.refusals) == (2, {200: 1}, {1: 1}, {"DeadlinePassed": 1})
+        assert (stats.requests, stats.answers, stats.batch_sizes, stats.refusals) == (2, {200: 1}, {1: 1}, {"AnswerLate": 1})
 
     with_registry(test)
 
