@@ -10,8 +10,8 @@ from tsx_runtime import wire
 from tsx_runtime.core.scheduling.batching import Assignment, assign
 from tsx_runtime.core.scheduling.channel import Channel, SentBatch
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
-from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.scheduling.queue import BatchLimits
+from tsx_runtime.core.scheduling.job import Job, LateJob
+from tsx_runtime.core.scheduling.queue import BatchLimits, RequestQueue
 from tsx_runtime.core.scheduling.service_rate import retry_after
 from tsx_runtime.core.slo.attainment import Attainment, SloReport
 from tsx_runtime.core.slo.control import HeldBatches, SloControl
@@ -26,10 +26,16 @@ class SloDispatcher(Dispatcher):
     """
 
     def __init__(
-        self, label: str, limits: BatchLimits, bounds: Bounds, target: LatencyTarget, points: Iterable[tuple[int, float]] = ()
+        self,
+        label: str,
+        limits: BatchLimits,
+        bounds: Bounds,
+        target: LatencyTarget,
+        points: Iterable[tuple[int, float]] = (),
+        queue: RequestQueue | None = None,
     ) -> None:
         """`points`: batch sizes and their seconds, as a benchmark measured them on this machine."""
-        super().__init__(label, limits, bounds._replace(items=0))
+        super().__init__(label, limits, bounds._replace(items=0), queue)
         self.control = SloControl(target, LatencyCurve(target.quantile, points))
         self.attainment = Attainment()
 
@@ -66,7 +72,7 @@ class SloDispatcher(Dispatcher):
     def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None:
         now = time.monotonic()
         due = now - self.control.target.seconds
-        missed = sum([job.arrived < due for job in sent.jobs])
+        missed = sum([job.arrived < due or isinstance(job, LateJob) for job in sent.jobs])
         if not sent.deaths:
             self.control.learn(len(sent.jobs), now - max(sent.at, channel.replied), now, len(self.channels), missed)
         self._ask_again()
@@ -77,7 +83,7 @@ class SloDispatcher(Dispatcher):
         """Where no worker is idle, what leaves early begins when a worker is done."""
         ends = [self.control.end(held, now) for held in self._held()]
         limits = self.limits._replace(max_items=self.control.batch_size(self._arrivals(), min(ends, default=now), self.limits.max_items))
-        todo = assign(self.queue, self.channels, now, limits)
+        todo = assign(self.queue, self.channels, now, limits, self.service_rate.short)
         for _, jobs in todo.batches:
             self.control.sent(len(jobs), cut=len(jobs) < limits.max_items and bool(self.queue.jobs))
         if todo.batches or todo.retries:
