@@ -121,7 +121,7 @@ def rendered() -> dict[str, set[str]]:
     version = SimpleNamespace(
         name="m", version="1", stats=stats, workers=[worker], pending=0, queue_capacity=100, in_flight=0, forms={"reference": 1}
     )
-    version.slo = None
+    version.slo = version.cache = None
     slo = SloReport(latency_target("p99<50ms"), 4, 8, 1, 0, 0, 1.0, 1.0)
     reading = Reading(
         "host",
