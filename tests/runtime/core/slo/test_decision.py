@@ -169,3 +169,27 @@ def test_attainment_is_of_the_last_minutes_and_the_budget_of_the_hour():
     now = 80 * 60.0
     assert counts.report(target, 1, 1).budget_left == 1
     assert math.isclose(SIZES[-1], 1024)
+
+
+def test_a_limit_of_bytes_that_cuts_batches_is_learned_and_forgotten():
+    control = SloControl(LatencyTarget("p99<50ms", 0.99, 0.05), LatencyCurve(0.99, [(1, 0.001), (64, 0.002)]))
+    assert control.batch_size([0.0] * 100, 0.0, 1024) > 64
+    for _ in range(10):
+        control.sent(12, cut=True)
+    assert control.curve.most == 12
+    assert control.batch_size([0.0] * 100, 0.0, 1024) == 14  # a little more is asked for, in case it passes now
+    control.sent(14, cut=False)
+    assert control.curve.most == 14
+
+
+def test_misses_in_overload_make_the_margin_smaller_and_answers_in_time_larger_again():
+    control = SloControl(LatencyTarget("p99<50ms", 0.99, 0.05), LatencyCurve(0.99, [(1, 0.01)]))
+    before = control.margin
+    control.learn(1, 0.01, 1.0, 1, 1)
+    after = control.margin
+    assert after < before
+    control.learn(1, 0.06, 2.0, 1, 1)  # no admission could have helped
+    assert control.margin == after
+    for number in range(200):
+        control.learn(1, 0.01, 3.0 + number, 1, 0)
+    assert control.margin == pytest.approx(before)
