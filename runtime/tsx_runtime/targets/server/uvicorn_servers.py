@@ -90,7 +90,7 @@ class ServerGroup:
         if not answering.done():
             if self._leaving:
                 for server in self._running:
-                    server.close_idle()
+                    server.end_connections(after_next=False)
             await registry.close()  # refuses waiting requests and ends the workers, so each request gets an answer
         await answering
 
@@ -141,13 +141,13 @@ class _Server(uvicorn.Server):
 
     def leave(self) -> None:
         self.listener.hand_over()
-        self.app.leaving = True
         for server in self.servers:
             server.close()
+        self.end_connections(after_next=True)
 
-    def close_idle(self) -> None:
-        """The connections that had a last request to send have not sent it."""
-        self.app.leaving = False
+    def end_connections(self, *, after_next: bool) -> None:
+        """Those that wait for nothing end now, or after their next answer; the others with the present one."""
+        self.app.leaving = after_next
         for connection in list(self.server_state.connections):
             connection.shutdown()
 

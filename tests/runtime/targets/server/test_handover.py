@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.support.clients.rawhttp import RawConnection, request
@@ -40,6 +41,7 @@ class Server:
     def __init__(self, place: Path, ports: list[int], held: ExitStack) -> None:
         self.place, self.ports, self._held = place, ports, held
         self.key_file, self.metrics = place / "keys.json", place / "m.sock"
+        self.more: dict[str, object] = {}
 
     def words(self, handler: str, *more: str) -> tuple[list[object], Path]:
         place = self.place / handler.partition(" ")[0]
@@ -50,8 +52,11 @@ class Server:
             "metrics_address": f"unix:{self.metrics}",
             "state_dir": self.place / "state",
             "cache_dir": self.place / "cache",
+            **self.more,
         }
-        ports = ["--port", self.ports[0], "--management-port", self.ports[1]]
+        ports: list[object] = ["--port", self.ports[0], "--management-port", self.ports[1]]
+        if len(self.ports) > 2:
+            ports += ["--set=enable_grpc=true", "--grpc-port", self.ports[2], "--grpc-management-port", self.ports[2]]
         return ["serve", place / "echo", *ports, *more, *(f"--set={name}={value}" for name, value in settings.items())], place
 
     def start(self, handler: str, *more: str) -> Running:
@@ -93,7 +98,7 @@ class Load(threading.Thread):
 
     def run(self) -> None:
         connection = None
-        while not self.over.wait(0.001):
+        while not self.over.wait(0.005):
             try:
                 if connection is None or not self.keep:
                     connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE)
@@ -108,13 +113,31 @@ class Load(threading.Thread):
                 connection.close()
 
 
-def test_a_server_is_replaced_under_load_and_no_request_fails(server: Server) -> None:
+class GrpcLoad(Load):
+    """Calls one after the other over one channel."""
+
+    def run(self) -> None:
+        with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
+            ping = channel.unary_unary("/org.pytorch.serve.grpc.inference.InferenceAPIsService/Ping")
+            while not self.over.wait(0.001):
+                try:
+                    ping(b"", timeout=DEADLINE, wait_for_ready=True)
+                    self.outcomes["OK"] += 1
+                except grpc.RpcError as error:
+                    self.outcomes[str(error)] += 1
+
+
+def test_a_server_is_replaced_under_load_and_no_request_fails(
+    server: Server, free_ports: Callable[[int], list[int]], until: Callable[[Callable[[], object]], None]
+) -> None:
+    server.ports += free_ports(1)
     old = server.start("old")
     token = server.token
     idle = http.client.HTTPConnection("127.0.0.1", server.ports[0], timeout=DEADLINE)
     assert server.ask(idle) == (200, b"old")
     load = [Load(server.ports[0], "POST", "/predictions/echo", token, keep=keep) for keep in (True, True, False, False)]
     load += [Load(server.ports[0], "GET", "/readyz", token, keep=keep) for keep in (True, False)]
+    load.append(GrpcLoad(server.ports[2], "", "", "", keep=True))
     for each in load:
         each.start()
     try:
@@ -122,13 +145,12 @@ def test_a_server_is_replaced_under_load_and_no_request_fails(server: Server) ->
         assert server.ask(idle) == (200, b"old")  # the one request that a connection of the old server still has
         assert old.process.wait(DEADLINE) == 0
         after = [sum(each.outcomes.values()) for each in load]
-        while any(sum(each.outcomes.values()) < count + 5 for each, count in zip(load, after, strict=True)):
-            assert all(each.is_alive() for each in load)
+        until(lambda: all(sum(each.outcomes.values()) >= count + 5 for each, count in zip(load, after, strict=True)))
     finally:
         for each in load:
             each.over.set()
             each.join()
-    assert {outcome for each in load for outcome in each.outcomes} == {"200 old", "200 new", "200"}
+    assert {outcome for each in load for outcome in each.outcomes} == {"200 old", "200 new", "200", "OK"}
     assert all(each.outcomes["200 new"] >= 5 for each in load[:4])
     assert "Traceback" not in old.log
     assert server.token == token
@@ -140,6 +162,7 @@ def test_a_server_is_replaced_under_load_and_no_request_fails(server: Server) ->
 
 
 def test_a_server_that_does_not_start_replaces_nothing_and_one_that_was_replaced_can_be_replaced_again(server: Server) -> None:
+    server.more = {"drain_timeout": 1}
     first = server.start("first")
     error = server.fails_to_start("broken", "--replace")
     assert "no_such_library" in error
@@ -150,7 +173,11 @@ def test_a_server_that_does_not_start_replaces_nothing_and_one_that_was_replaced
     assert "the server that was to replace this one did not start" in first.log
     assert "in use" in server.fails_to_start("taken")
     assert server.ask() == (200, b"first")
-    second = server.start("second", "--replace")
+    with RawConnection(("127.0.0.1", server.ports[0])) as silent:
+        silent.send(request(b"GET", b"/ping"))
+        assert silent.answer(b"GET") is not None
+        second = server.start("second", "--replace")
+        assert silent.answer() is None  # it sent nothing more within drain_timeout
     assert first.process.wait(DEADLINE) == 0
     third = server.start("third", "--replace")
     assert second.process.wait(DEADLINE) == 0
