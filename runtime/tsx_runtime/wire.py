@@ -31,8 +31,8 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
     PING      front     none                                                    empty
     PONG      worker    none; answers a PING, between batches                   empty
     CANCEL    front     none: no client waits for this batch now. A worker    empty
-                        that takes one batch after the other gets it once
-                        the batch streams; it is still closed by a REPLY
+                        that takes one batch after the other stops at the
+                        next part of a stream; a REPLY still closes it
     THREADS   front     none; in place of the batch's number: the threads   empty
                         that torch may use from the next batch on
     REPORT    worker    none; at any time: what was raised and printed since    {"errors": [{"message", "traceback",

@@ -17,7 +17,7 @@ from tsx_runtime.metrics.gpu import Gpu
 
 MICRO, MILLI = 1e6, 1e3
 RECYCLED = ("requests", "memory", "age", "cores")
-REFUSED = ("DeadlinePassed", "NoWorker", "QueueFull", "WorkerDied")  # from the start: of a series that begins at 9 no rate counts these
+REFUSED = ("AnswerLate", "DeadlinePassed", "NoWorker", "QueueFull", "WorkerDied")  # from the start: of a series that begins at 9 no rate counts these
 STUCK = ("stopped", "silent")
 
 

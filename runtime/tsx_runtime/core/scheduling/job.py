@@ -61,6 +61,33 @@ class ClientJob(Job, Protocol):
         """Set `routed`, and have header lines of the server's own go out with the answer."""
 
 
+class LateJob:
+    """Takes the place of a running request that was refused at its deadline: what its worker answers goes nowhere."""
+
+    __slots__ = ("arrived", "body", "deadline", "gone", "meta", "priority")
+
+    def __init__(self, job: Job) -> None:
+        self.meta = job.meta
+        self.body: Body = b""
+        self.arrived = job.arrived
+        self.deadline: float | None = None
+        self.priority = job.priority
+        self.gone = True
+
+    @property
+    def request_id(self) -> bytes:
+        return self.meta.partition(b"\r")[0]
+
+    def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
+        pass
+
+    def refuse(self, error: TsxError) -> None:
+        pass
+
+    def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
+        pass
+
+
 class Answer:
     """What a `WaitingJob` yields. A streamed answer is there from its first piece on; its parts come from `parts()`."""
 
