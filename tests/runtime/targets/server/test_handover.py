@@ -173,6 +173,11 @@ def test_a_server_that_does_not_start_replaces_nothing_and_one_that_was_replaced
     assert "the server that was to replace this one did not start" in first.log
     assert "in use" in server.fails_to_start("taken")
     assert server.ask() == (200, b"first")
+    with socket.socket(socket.AF_UNIX) as stranger:  # who cannot read the secret beside the socket
+        stranger.settimeout(DEADLINE)
+        stranger.connect(str(next((server.place / "state").glob("*.sock"))))
+        stranger.sendall(b"guess\n")
+        assert socket.recv_fds(stranger, 100, 10)[:2] == (b"", [])
     with RawConnection(("127.0.0.1", server.ports[0])) as silent:
         silent.send(request(b"GET", b"/ping"))
         assert silent.answer(b"GET") is not None
