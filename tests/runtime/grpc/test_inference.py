@@ -74,6 +74,14 @@ def test_what_a_handler_says_beside_its_answer_is_metadata(client: Client) -> No
     assert not any(key.startswith("content-") for key in reported)
 
 
+def test_an_equal_request_is_answered_from_the_reply_cache(client: Client) -> None:
+    order = client.management.RegisterModelRequest(url="cached.mar", initial_workers=1, synchronous=True)
+    client.models.RegisterModel(order, timeout=TIMEOUT)
+    asked = [client.ask("cached", data=data) for data in (b"a", b"a", b"b")]
+    assert [prediction for prediction, _ in asked] == [b"1", b"1", b"2"]
+    assert [dict(call.initial_metadata()).get("x-cache") for _, call in asked] == [None, "hit", None]
+
+
 def test_a_status_that_a_handler_sets_ends_no_call(client: Client) -> None:
     prediction, call = client.ask(do=b"status")
     assert (prediction, dict(call.initial_metadata())["x-http-status"]) == (b"body of it", "507")

@@ -42,11 +42,11 @@ class Dispatcher:
     Jobs are accepted while a worker serves the version or is on its way (`accept`), and the queue has room.
     """
 
-    def __init__(self, label: str, limits: BatchLimits, bounds: Bounds) -> None:
+    def __init__(self, label: str, limits: BatchLimits, bounds: Bounds, queue: RequestQueue | None = None) -> None:
         self.label = label  # as errors name it: Model "m" [Version 1.0]
         self.limits = limits
         self.bounds = bounds
-        self.queue = RequestQueue()
+        self.queue = RequestQueue() if queue is None else queue
         self.channels: list[Channel] = []
         self._all_channels: WeakSet[Channel] = WeakSet()  # also those that get nothing more, and may hold something
         self.stats = Stats(label, self)
@@ -238,6 +238,8 @@ class Dispatcher:
         if len(extra) > TIMES_SIZE:
             values = json.loads(bytes(extra[TIMES_SIZE:]))
             self.stats.add_handler_metrics(values)
+            if size == len(sent.jobs):  # else the bodies of late ones are gone
+                self.queue.learn(jobs, values)
             if self.stats.journal is not None:
                 self.stats.journal.add_values(values, [job.request_id for job in sent.jobs])
 
