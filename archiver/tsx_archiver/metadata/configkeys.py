@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 from tsx_archiver.metadata.caching import read_cache
 from tsx_archiver.metadata.forms import NAME
 from tsx_archiver.metadata.model_limits import LIMITS
+from tsx_archiver.metadata.slo import read_target
 from tsx_archiver.names import normal, path_fault
 
 # A reader gives the value, or None and the reason why it cannot be used.
@@ -151,6 +152,7 @@ TORCHSERVE_KEYS = (
 # What tsx adds; TorchServe passes over these.
 TSX_KEYS = (
     ConfigKey("batchPolicy", "batch_policy", text),
+    ConfigKey("slo", "slo", read_target),
     ConfigKey("batchBuckets", "batch_buckets", batch_sizes),
     ConfigKey("cache", "cache", read_cache),
     ConfigKey("overlapPreprocessing", "overlap_preprocessing", flag_or_auto),

@@ -45,6 +45,7 @@ maxBatchBytes: 1000
 maxQueueBytes: 8589934592
 overloadStatus: 429
 batchPolicy: wait
+slo: p99<50ms
 maxBatchCost: 100
 maxBatchTokens: 100
 batchBuckets: [1, 2, 4]
