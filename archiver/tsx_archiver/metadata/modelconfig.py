@@ -80,6 +80,7 @@ class ModelConfig(ModelLimits["int | None"]):
     max_num_sequence: int | None = None
     use_venv: bool | None = None
     batch_policy: str | None = None  # "wait", or a plugin's name
+    scale_to_zero: float | None = None  # seconds without a request after which it is unloaded; 0: never
     overlap_preprocessing: bool | str | None = None  # or "auto"
     retry_failed_batch: bool | None = None
     weights_only: bool | None = None

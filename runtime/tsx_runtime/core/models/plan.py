@@ -33,10 +33,11 @@ class RegisterOrder(ModelLimits["int | None"]):
     handler: str | None = None
     runtime: str | None = None
     initial_workers: int | None = None
-    max_workers: int | None = None  # with initial_workers; as many if not set
+    max_workers: int | None = None  # as many as at first if not set
     archive_first: bool = False  # initial_workers only where the archive has no minWorkers, as in TorchServe's API
     default_workers: int | None = None  # at start, where nothing else says how many
     device_type: str | None = None
+    scale_to_zero: float | None = None  # seconds
     loaded_at_startup: bool = False
     workflow: str = ""  # whose node it is; a node without a url is a function of the workflow's own
     s3_sse_kms: bool = False
@@ -48,6 +49,7 @@ def with_own_settings(order: RegisterOrder, own: ModelSettings | None) -> Regist
     if own is None:
         return order
     own_values = {name: getattr(own, name) for name in LIMITS if getattr(order, name) is None}
+    own_values |= {name: getattr(own, name) for name in ("max_workers", "scale_to_zero") if getattr(order, name) is None}
     workers = own.workers if order.initial_workers is None else order.initial_workers
     return replace(order, initial_workers=workers, device_type=order.device_type or own.device, **own_values)
 
@@ -59,6 +61,7 @@ class VersionPlan(ModelLimits[int]):
     max_retry_timeout: int  # s
     min_workers: int
     max_workers: int
+    scale_to_zero: float  # seconds without a request after which it is unloaded; 0: never
     device_type: str | None
     device_ids: tuple[int, ...]
     threads: int | None
@@ -92,6 +95,12 @@ def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: in
     gpus = gpus_for(device_type, gpus)
     parallel = parallel_of(config, gpus)
     workers, most = _workers(order, config, settings, gpus // parallel.gpus, own)
+    most = max(most, order.max_workers or 0)
+    scale_to_zero = order.scale_to_zero if order.scale_to_zero is not None else config.scale_to_zero or 0.0
+    if scale_to_zero and config.use_job_ticket:
+        raise BadRequest(
+            "scaleToZero needs requests to wait while the model is loaded, and with useJobTicket no request waits. Remove one of the two."
+        )
     check_workers(workers)
     limits: dict[str, Any] = {
         name: _first(*(getattr(source, name, None) for source in (order, config, own)), getattr(settings, limit.setting, limit.default))
@@ -100,7 +109,8 @@ def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: in
     return VersionPlan(
         max_retry_timeout=_first(config.max_retry_timeout, 300),
         min_workers=workers,
-        max_workers=most,
+        max_workers=max(most, 1) if scale_to_zero else most,
+        scale_to_zero=scale_to_zero,
         device_type=device_type,
         device_ids=tuple(config.device_ids or ()),
         threads=config.threads,

@@ -28,7 +28,7 @@ def in_place_of(old: ModelVersion, order: RegisterOrder, config: ModelConfig) ->
     kept = {name: getattr(old.order, name) for name in (*LIMITS, "device_type") if getattr(order, name) is None}
     kept |= {name: value for name, value in old.changed.items() if getattr(order, name) is None}
     if order.initial_workers is None and (old.scaled or not config.min_workers):
-        kept |= {"initial_workers": old.min_workers, "max_workers": old.max_workers}
+        kept |= {"initial_workers": old.min_workers, "max_workers": old.max_workers if order.max_workers is None else order.max_workers}
     return replace(order, loaded_at_startup=old.loaded_at_startup, **kept)
 
 

@@ -19,6 +19,7 @@ from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.errors import ClientLeft, DeadlinePassed, NoWorker, QueueFull, TsxError, WorkerDied
 
 TIMES_SIZE = wire.TIMES.size
+COLD_START = "x-tsx-cold-start"  # the header with the seconds that a request waited for its model to be loaded
 
 # TorchServe's words, which its clients look for, also where the queue is full
 _NO_WORKER = (
@@ -52,6 +53,8 @@ class Dispatcher:
         self.accepting = False
         self.why_not = ""
         self.seconds_until_ready: Callable[[], float | None] = lambda: None  # the supervisor knows
+        self.wake: Callable[[], bool] = lambda: False  # have an unloaded model loaded; False where there is none
+        self.cold_until = 0.0  # time.monotonic(): requests that came before it have waited for a model to be loaded; 0: none has
         self.response_timeout = 120.0  # seconds; the supervisor holds workers to it
         self._loop = asyncio.get_running_loop()
         self._flush_due = False
@@ -72,7 +75,7 @@ class Dispatcher:
             if self._flush_due:  # a burst may fill the queue while workers idle, and jobs whose clients have left hold a place until now
                 self._flush()
             full = len(queue.jobs) >= bounds.items or (queue.size > 0 and queue.size + size > bounds.size)
-        if not self.accepting:
+        if not self.accepting and not self._wakes():
             self._reject(job, self._no_worker())
         elif full and not self._displace_for(job):
             self._reject(job, self._queue_full())
@@ -109,6 +112,11 @@ class Dispatcher:
         """Where `responseTimeout` is 0: TorchServe's words, without the end of a worker for each request."""
         self._reject(job, WorkerDied("Worker died. Cause: it did not answer within 0 s (responseTimeout). Set a longer time."))
 
+    @property
+    def unused(self) -> bool:
+        """Whether nothing would be lost without workers."""
+        return not self._open
+
     def leave(self, job: Job) -> None:
         """Its client is gone. If it waits, it gives its place up in this turn of the loop and is refused; else its answer goes nowhere."""
         self.queue.leave(job)
@@ -135,6 +143,8 @@ class Dispatcher:
         if channel.closed.done():  # its worker has died since it was ready
             return
         channel.began = time.monotonic()  # from now on it is free for a batch
+        if self.cold_until == NEVER:
+            self.cold_until = channel.began
         self.channels.append(channel)
         self._full = None
         self._flush()
@@ -207,6 +217,8 @@ class Dispatcher:
     def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None:
         now = time.monotonic()
         self._flush()  # the next batch leaves before this one's answers are written
+        if self.cold_until:
+            frame = self._with_cold_starts(sent.jobs, frame)
         _, jobs, at, _, free, arrivals = sent  # by name, each field costs as much as all of them
         _, _, codes, items, extra = frame
         size = len(jobs)
@@ -226,7 +238,7 @@ class Dispatcher:
                 self.stats.journal.add_values(values, [job.request_id for job in jobs])
 
     def on_begun(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
-        return headers
+        return self._with_cold_start(job, headers)
 
     def on_report(self, channel: Channel, facts: dict[str, Any]) -> None:
         self.stats.error_log.add_report(channel.worker, facts)
@@ -265,6 +277,24 @@ class Dispatcher:
 
     def _decide(self, now: float) -> Assignment[Channel]:
         return assign(self.queue, self.channels, now, self.limits)
+
+    def _wakes(self) -> bool:
+        if not self.wake():
+            return False
+        self.cold_until = NEVER
+        return True
+
+    def _with_cold_start(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
+        """Tells the client how long its request waited for the model to be loaded."""
+        waited = self.cold_until - job.arrived
+        return headers if waited <= 0 else bytes(headers) + f"{COLD_START}: {waited:.3f}\r\n".encode()
+
+    def _with_cold_starts(self, jobs: list[Job], frame: wire.Frame) -> wire.Frame:
+        if all(job.arrived >= self.cold_until for job in jobs):
+            self.cold_until = 0.0
+            return frame
+        with_header = [self._with_cold_start(job, headers) for job, (_, headers, _) in zip(jobs, frame.items, strict=True)]
+        return frame._replace(items=[(item[0], headers, item[2]) for item, headers in zip(frame.items, with_header, strict=True)])
 
     def _set_timer(self, at: float, now: float) -> None:
         """One that is set already and goes off earlier stays: it costs one flush, and sets the next."""
