@@ -47,6 +47,7 @@ class ElasticController:
         self._budget = budget
         self._cores = cores
         self._begin = begin
+        self.clock = time.monotonic
         self._watched: dict[ModelVersion, _Watched] = {}
         self._looks = itertools.count(1)
 
@@ -64,7 +65,7 @@ class ElasticController:
         adaptive = [version for version in self._versions() if version in adaptive]  # some may have gone meanwhile
         self._watched = {version: self._watched.get(version) or _Watched() for version in adaptive}
         for version, watched in self._watched.items():
-            self._apply(version, watched, _observe(version, watched, time.monotonic(), usage, free, self._cores))
+            self._apply(version, watched, _observe(version, watched, self.clock(), usage, free, self._cores))
 
     def _apply(self, version: ModelVersion, watched: _Watched, seen: Observation) -> None:
         decision, watched.history = decide(seen, watched.history)

@@ -53,13 +53,14 @@ class MemoryBudget:
     @asynccontextmanager
     async def room(self, version: ModelVersion, worker: Worker) -> AsyncIterator[None]:
         """Open while a process of the worker loads the model. Raises LoadOutOfMemory where no idle model can be unloaded for it."""
-        if self.bound is None:
+        bound = self.bound
+        if bound is None:
             yield
             return
         if worker.state is not WorkerState.READY:
             self._used.pop(worker, None)  # of its last process
-        need = self._needs.get(version, 0) or await asyncio.to_thread(size_of, version.archive.directory)
-        await self._make_room(self.bound, version, worker, need)
+        need = self._needs.get(version, 0) or await asyncio.to_thread(size_of_files, version.archive.directory)
+        await self._make_room(bound, version, worker, need)
         try:
             yield
             self._used[worker] = self._needs[version] = await asyncio.to_thread(memory_of, [worker])
@@ -67,8 +68,12 @@ class MemoryBudget:
             del self._reserved[worker]
             released, self._released = self._released, asyncio.Event()
             released.set()
-        await self._make_room(self.bound, version, worker, 0)
-        del self._reserved[worker]
+        try:
+            await self._make_room(bound, version, worker, 0)
+            del self._reserved[worker]
+        except LoadOutOfMemory:
+            del self._used[worker]  # which ends
+            raise
 
     def free(self) -> int | None:
         """Bytes that are left, those of idle models not counted; None where there is no bound."""
@@ -117,7 +122,7 @@ class MemoryBudget:
         return f"{text} is {bound // MEGA} MB, and no model is idle that could be unloaded. Raise model_memory, or unregister models."
 
 
-def size_of(directory: Path) -> int:
+def size_of_files(directory: Path) -> int:
     """Bytes of the files: a loaded model takes at least as much memory."""
     return sum(os.lstat(Path(place, name)).st_size for place, _, names in os.walk(directory) for name in names)
 

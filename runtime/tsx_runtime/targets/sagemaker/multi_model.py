@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tsx_archiver import ArchiveError, is_model_name
-from tsx_runtime.core.elastic.memory import MEGA, memory_of, size_of
+from tsx_runtime.core.elastic.memory import MEGA, memory_of, size_of_files
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import BadRequest, Conflict, LoadOutOfMemory, ModelNotFound, OutOfResources, SettingError
 from tsx_runtime.shared.memory import container_memory
@@ -50,7 +50,7 @@ class Models:
             raise BadRequest('Send {"model_name": "NAME", "url": "DIRECTORY"} to load a model.')
         self._coming[name] = 0
         try:
-            self._coming[name] = await asyncio.to_thread(_size_of, Path(url))
+            self._coming[name] = await asyncio.to_thread(size_of, Path(url))
             await self._check(f"it needs {self._coming[name] // MEGA} MB at least, and ")
             loaded = LoadedModel(name, url, registry_name(name))
             await self._register(loaded)
@@ -112,8 +112,8 @@ def registry_name(name: str) -> str:
     return name if is_model_name(name) and len(name) <= LONGEST_NAME else f"model-{hashlib.sha256(name.encode()).hexdigest()[:24]}"
 
 
-def _size_of(directory: Path) -> int:
+def size_of(directory: Path) -> int:
     """Raises BadRequest."""
     if not directory.is_dir():
         raise BadRequest(f"The model's url is {directory}, which is not a directory.")
-    return size_of(directory)
+    return size_of_files(directory)
