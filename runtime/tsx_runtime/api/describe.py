@@ -105,16 +105,15 @@ def not_ready(models: Iterable[Model]) -> list[NotReadyModel]:
     waiting, now = [], time.monotonic()
     for model in models:
         version = model.versions.get(model.default)
-        if version is None or not version.min_workers or version.asleep:
+        if version is None or not version.min_workers or version.ready:
             continue
         states = Counter(worker.state for worker in version.workers)
-        if not states[WorkerState.READY]:
-            held = ", ".join(f"{count} {state.value}" for state, count in states.items()) or "none"
-            reason = f"no worker is ready; workers: {held}"
-            if states[WorkerState.FAILED]:
-                left = min(worker.next_start - now for worker in version.workers if worker.state is WorkerState.FAILED)
-                reason += f"; the next attempt is in {max(0.0, left):.0f} s"
-            waiting.append(NotReadyModel(model_name=version.name, model_version=version.version, reason=reason))
+        held = ", ".join(f"{count} {state.value}" for state, count in states.items()) or "none"
+        reason = f"no worker is ready; workers: {held}"
+        if states[WorkerState.FAILED]:
+            left = min(worker.next_start - now for worker in version.workers if worker.state is WorkerState.FAILED)
+            reason += f"; the next attempt is in {max(0.0, left):.0f} s"
+        waiting.append(NotReadyModel(model_name=version.name, model_version=version.version, reason=reason))
     return waiting
 
 

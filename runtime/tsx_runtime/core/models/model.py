@@ -101,6 +101,7 @@ class ModelVersion:
         self._host = host
         self._environment = environment
         self._closed = False
+        self._wakes = False  # it has been scaled, and is not closed
         self._names = HeaderNames(
             settings.ts_header_key_sequence_id, settings.ts_header_key_sequence_start, settings.ts_header_key_sequence_end
         )
@@ -162,13 +163,14 @@ class ModelVersion:
 
     @property
     def ready(self) -> bool:
-        """Whether a worker serves it now, or will when a request comes."""
-        return self.asleep or any(worker.state is WorkerState.READY for worker in self.workers)
+        """Whether a worker serves it now; or it was unloaded, and requests load it."""
+        states = [worker.state for worker in self.workers]
+        return self.asleep or WorkerState.READY in states or (self._dispatcher.is_waking and WorkerState.LOADING in states)
 
     @property
     def asleep(self) -> bool:
         """Whether it has no worker, and the next request starts one."""
-        return not self.workers and self.max_workers > 0 and not self._closed
+        return not self.workers and self.max_workers > 0 and self._wakes
 
     @property
     def adapts(self) -> bool:
@@ -261,7 +263,7 @@ class ModelVersion:
         Raises BadRequest at once, LoadFailed when awaited.
         """
         check_workers(min_workers)
-        self.min_workers, self.max_workers = min_workers, max_workers
+        self.min_workers, self.max_workers, self._wakes = min_workers, max_workers, True
         return self._supervisor.scale(min(max(len(self.workers), min_workers), max_workers))
 
     def adapt(self, count: int, reason: str, numbers: str) -> Coroutine[Any, Any, None]:
@@ -324,7 +326,7 @@ class ModelVersion:
         """End all workers at once; what they hold is refused."""
         if self._closed:
             return
-        self._closed = True
+        self._closed, self._wakes = True, False
         await self._supervisor.scale(0, drain=False)
         self._dispatcher.close()
         self.archive.close()

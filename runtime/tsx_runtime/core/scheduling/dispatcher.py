@@ -113,6 +113,10 @@ class Dispatcher:
         self._reject(job, WorkerDied("Worker died. Cause: it did not answer within 0 s (responseTimeout). Set a longer time."))
 
     @property
+    def is_waking(self) -> bool:
+        return self.cold_until == NEVER
+
+    @property
     def unused(self) -> bool:
         """Whether nothing would be lost without workers."""
         return not self._open
