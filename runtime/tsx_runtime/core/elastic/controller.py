@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tsx_runtime.core.elastic.decision import History, Observation, decide
+from tsx_runtime.core.elastic.decision import History, ModelLoad, decide
 from tsx_runtime.core.elastic.memory import MEGA, MemoryBudget
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import MOST_WORKERS
@@ -67,7 +67,7 @@ class ElasticController:
         for version, watched in self._watched.items():
             self._apply(version, watched, _observe(version, watched, self.clock(), usage, free, self._cores))
 
-    def _apply(self, version: ModelVersion, watched: _Watched, seen: Observation) -> None:
+    def _apply(self, version: ModelVersion, watched: _Watched, seen: ModelLoad) -> None:
         decision, watched.history = decide(seen, watched.history)
         if decision.workers == len(version.workers):
             if decision.reason and decision.reason != watched.held:
@@ -82,14 +82,14 @@ class ElasticController:
 
 def _observe(
     version: ModelVersion, watched: _Watched, now: float, usage: dict[Worker, ResourceUsage | None], free: int, cores: int
-) -> Observation:
+) -> ModelLoad:
     waiting, working, rate = version.pressure()
     states = [worker.state for worker in version.workers]
     refusals = version.stats.refusals["QueueFull"] + (version.stats.refusals["NoWorker"] if version.plan.strategy.tickets else 0)
     refused, watched.refusals = max(0, refusals - watched.refusals) if watched.history.looked > 0 else 0, refusals
     used = {worker: each for worker, each in usage.items() if each is not None and worker in version.workers}
     _learn_cores(version, watched, used)
-    return Observation(
+    return ModelLoad(
         now=now,
         minimum=version.min_workers,
         maximum=min(version.max_workers, MOST_WORKERS),
@@ -120,7 +120,7 @@ def _learn_cores(version: ModelVersion, watched: _Watched, used: dict[Worker, Re
         watched.cores_of_worker = min(1.0, (cpu - watched.cpu_seconds) / (busy - watched.busy_seconds))
 
 
-def _numbers(seen: Observation) -> str:
+def _numbers(seen: ModelLoad) -> str:
     parts = [
         f"{seen.waiting} requests wait",
         f"{seen.refused} refused" if seen.refused else "",

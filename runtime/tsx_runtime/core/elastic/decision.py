@@ -31,7 +31,7 @@ RECENT, USUAL = 1.0, 20.0  # seconds over which the share of workers at work is 
 
 
 @dataclass(frozen=True)
-class Observation:
+class ModelLoad:
     """What is seen of a model at one look. Times are in seconds, memory is in bytes."""
 
     now: float
@@ -66,24 +66,24 @@ class History(NamedTuple):
     shrunk: float = -math.inf  # when
 
 
-class Decision(NamedTuple):
+class Scaling(NamedTuple):
     workers: int
     reason: str = ""  # queue, refused, quiet or unused; memory or cores where one of these kept workers away
 
 
-def decide(seen: Observation, before: History) -> tuple[Decision, History]:
+def decide(seen: ModelLoad, before: History) -> tuple[Scaling, History]:
     """How many workers there should be, and what to remember. The same number, without a reason, where all is well."""
     then = _averaged(seen, before)
     if not seen.workers or seen.starting or seen.failing:
-        return Decision(seen.workers), then._replace(pressed_since=None, quiet_since=None)
+        return Scaling(seen.workers), then._replace(pressed_since=None, quiet_since=None)
     if seen.scale_to_zero and seen.unused >= seen.scale_to_zero:
-        return Decision(0, "unused"), History()
+        return Scaling(0, "unused"), History()
     if seen.refused or _is_pressed(seen, then):
         return _when_pressed(seen, then)
     return _when_not(seen, then._replace(pressed_since=None))
 
 
-def _averaged(seen: Observation, before: History) -> History:
+def _averaged(seen: ModelLoad, before: History) -> History:
     if before.looked == -math.inf:
         return before._replace(looked=seen.now, recent=seen.working, usual=seen.working)
     passed = seen.now - before.looked
@@ -93,44 +93,44 @@ def _averaged(seen: Observation, before: History) -> History:
     return before._replace(looked=seen.now, recent=recent, usual=usual)
 
 
-def _is_pressed(seen: Observation, then: History) -> bool:
+def _is_pressed(seen: ModelLoad, then: History) -> bool:
     if seen.working < seen.workers or seen.waiting < seen.places * seen.workers:
         return False
     return seen.waiting >= PATIENCE * seen.rate * seen.workers or then.recent >= SATURATED * seen.workers
 
 
-def _when_pressed(seen: Observation, then: History) -> tuple[Decision, History]:
+def _when_pressed(seen: ModelLoad, then: History) -> tuple[Scaling, History]:
     since = seen.now if then.pressed_since is None else then.pressed_since
     then = then._replace(pressed_since=since, quiet_since=None)
     if not seen.refused and seen.now - since < max(LOOK / 2, min(seen.load_seconds, LONGEST_PATIENCE)):
-        return Decision(seen.workers), then
+        return Scaling(seen.workers), then
     work = (seen.waiting + seen.refused) / (seen.rate * max(1.0, seen.load_seconds)) if seen.rate else 0.0
-    wanted = seen.workers + min(seen.workers, max(1, math.ceil(work)))
+    wanted = seen.workers + max(1, math.ceil(min(seen.workers, work)))
     limits = [(seen.maximum, ""), (_fitting(seen), "memory"), (_cores(seen), "cores")]
     most, limit = min(limits, key=lambda each: each[0])
     if most <= seen.workers:
-        return Decision(seen.workers, limit), then
+        return Scaling(seen.workers, limit), then
     if seen.now - then.shrunk < 2 * then.calm:
         then = then._replace(calm=min(2 * then.calm, MOST_CALM))
-    return Decision(min(wanted, most), "refused" if seen.refused else "queue"), then._replace(pressed_since=None)
+    return Scaling(min(wanted, most), "refused" if seen.refused else "queue"), then._replace(pressed_since=None)
 
 
-def _when_not(seen: Observation, then: History) -> tuple[Decision, History]:
+def _when_not(seen: ModelLoad, then: History) -> tuple[Scaling, History]:
     least = max(seen.minimum, 1, math.ceil(then.usual / COMFORTABLE))
     if least >= seen.workers:
-        return Decision(seen.workers), then._replace(quiet_since=None)
+        return Scaling(seen.workers), then._replace(quiet_since=None)
     if then.quiet_since is None:
-        return Decision(seen.workers), then._replace(quiet_since=seen.now)
+        return Scaling(seen.workers), then._replace(quiet_since=seen.now)
     if seen.now - then.quiet_since < then.calm:
-        return Decision(seen.workers), then
+        return Scaling(seen.workers), then
     calm = then.calm if seen.now - then.shrunk < 4 * then.calm else max(CALM, then.calm / 2)
-    return Decision(least, "quiet"), then._replace(quiet_since=None, calm=calm, shrunk=seen.now)
+    return Scaling(least, "quiet"), then._replace(quiet_since=None, calm=calm, shrunk=seen.now)
 
 
-def _fitting(seen: Observation) -> int:
+def _fitting(seen: ModelLoad) -> int:
     return seen.workers + (max(0, seen.free_memory) // seen.worker_memory if seen.worker_memory else seen.maximum)
 
 
-def _cores(seen: Observation) -> int:
+def _cores(seen: ModelLoad) -> int:
     """More workers than the cores can run make each other wait."""
     return max(seen.minimum, 1, int(seen.cores / seen.cores_of_worker)) if seen.cores_of_worker and seen.cores < math.inf else seen.maximum

@@ -69,7 +69,8 @@ def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_even_if_the_pro
         assert len(version.workers) == 1
         pass_time(registry, 20)
         await registry.elastic.look()
-        assert version.asleep and version.ready
+        assert version.asleep
+        assert version.ready
         flag.unlink()
         jobs = [submit(version, word) for word in ("b", "c")]
         await until(lambda: version.workers and version.workers[0].pid)

@@ -61,7 +61,8 @@ def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_request(
         await ask(registry.find("e"), "again")
         await ask(registry.find("a"), "x")
         assert loaded() == "ae"
-        assert registry.find("f").asleep and registry.find("f").ready
+        assert registry.find("f").asleep
+        assert registry.find("f").ready
         assert "model_memory" in registry.find("f").last_scaling
         go = tmp_path / "go"
         busy = [submit(registry.find(name), f"until {go}") for name in "ae"]

@@ -109,4 +109,4 @@ def test_an_unloaded_model_is_ready_and_says_how_long_its_first_request_waited(e
     described = empty.management.get("/models/rests").json()[0]
     assert described["lastScaling"] == "from 0 to 1 workers (request): the model was not loaded"
     metrics = empty.metrics.get("/metrics").text
-    assert 'tsx_worker_scalings_total{' in metrics
+    assert "tsx_worker_scalings_total{" in metrics
