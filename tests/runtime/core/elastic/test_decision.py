@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsx_runtime.core.elastic.decision import CALM, LOOK, Scaling, History, ModelLoad, decide
+from tsx_runtime.core.elastic.decision import CALM, LOOK, History, ModelLoad, Scaling, decide
 
 MODEL = ModelLoad(
     now=1000.0, minimum=1, maximum=8, workers=1, starting=0, failing=0, working=1, waiting=40, rate=20.0, load_seconds=0.02, cores=8.0
