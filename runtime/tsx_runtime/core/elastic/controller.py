@@ -101,7 +101,7 @@ def _observe(
         refused=refused,
         places=version.batch_places or 1,
         rate=rate,
-        load_seconds=max((worker.load_seconds or 0.0 for worker in version.workers), default=0.0),
+        load_seconds=min((worker.instance.model_seconds for worker in version.workers if worker.instance), default=0.0),
         worker_memory=max((each.memory for each in used.values()), default=0),
         free_memory=free,
         cores=cores,
@@ -127,7 +127,7 @@ def _numbers(seen: ModelLoad) -> str:
         f"{seen.working} of {seen.workers} workers are at work",
         f"{seen.rate:.3g} requests/s each",
         f"a worker loads in {seen.load_seconds:.2g} s and uses {seen.worker_memory // MEGA} MB of {seen.free_memory // MEGA} MB free",
-        f"{seen.cores_of_worker:.2g} of {seen.cores:g} cores" if seen.cores_of_worker else "",
+        f"it uses {seen.cores_of_worker:.2g} of {seen.cores:g} cores at work" if seen.cores_of_worker else "",
         f"no request for {seen.unused:.0f} s" if seen.unused >= 1 else "",
     ]
     return ", ".join(filter(None, parts))
