@@ -130,7 +130,7 @@ def check_workers(count: int) -> None:
 def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings) -> tuple[int, int]:
     """`gpus`: for how many workers there are GPUs."""
     if order.initial_workers is not None:
-        return order.initial_workers, max(order.initial_workers, order.max_workers or 0)
+        return order.initial_workers, order.initial_workers
     if config.min_workers and has_workers(config):
         return config.min_workers, config.max_workers or config.min_workers
     if own.min_workers is not None:

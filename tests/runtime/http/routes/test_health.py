@@ -98,10 +98,10 @@ def test_a_server_with_a_dead_model_is_restarted_where_that_is_wanted(start_serv
 
 def test_an_unloaded_model_is_ready_and_says_how_long_its_first_request_waited(empty):
     empty.write_mar("rests.mar", handler="def handle(data, context):\n    return data and ['x'] * len(data)\n", config="scaleToZero: 5m\n")
-    empty.register("rests.mar", initial_workers=0)
+    empty.management.post("/models", params={"url": "rests.mar", "initial_workers": 0, "max_workers": 2}).raise_for_status()
     assert ready_of(empty.inference)["status"] == "Ready"
     described = empty.management.get("/models/rests").json()[0]
-    assert (described["asleep"], described["scaleToZero"], described["workers"]) == (True, 300.0, [])
+    assert (described["asleep"], described["scaleToZero"], described["maxWorkers"], described["workers"]) == (True, 300.0, 2, [])
     answer = empty.inference.post("/predictions/rests", content=b"x")
     assert answer.status_code == 200
     assert float(answer.headers["x-tsx-cold-start"]) > 0
