@@ -47,7 +47,7 @@ class MemoryBudget:
         self._everyone = everyone
         self._used: WeakKeyDictionary[Worker, int] = WeakKeyDictionary()
         self._needs: WeakKeyDictionary[ModelVersion, int] = WeakKeyDictionary()  # of one worker, once one has loaded
-        self._reserved: dict[Worker, int] = {}  # for processes that load
+        self._reserved: dict[Worker, int] = {}  # for processes that load; 0 once one has loaded and waits for room
         self._released = asyncio.Event()  # replaced each time
 
     @asynccontextmanager
@@ -64,16 +64,15 @@ class MemoryBudget:
         try:
             yield
             self._used[worker] = self._needs[version] = await asyncio.to_thread(memory_of, [worker])
+            self._reserved[worker] = 0
+            await self._make_room(bound, version, worker, 0)
+        except LoadOutOfMemory:
+            self._used.pop(worker, None)
+            raise
         finally:
             del self._reserved[worker]
             released, self._released = self._released, asyncio.Event()
-            released.set()
-        try:
-            await self._make_room(bound, version, worker, 0)
-            del self._reserved[worker]
-        except LoadOutOfMemory:
-            del self._used[worker]  # which ends
-            raise
+            released.set()  # those that wait look again once the worker is ready, so that its model may be unloaded
 
     def free(self) -> int | None:
         """Bytes that are left, those of idle models not counted; None where there is no bound."""
@@ -89,14 +88,15 @@ class MemoryBudget:
         await self._unload(self._idle(None), self._taken() - self.bound)
 
     async def _make_room(self, bound: int, version: ModelVersion, worker: Worker, need: int) -> None:
-        """Until it returns, `need` is not reserved unless idle models are unloaded for it."""
+        """Waits for others that load, whose models may be unloaded then; one that has loaded itself does not wait for others that have."""
         while (excess := self._taken() + need - bound) > 0:
             idle = self._idle(version)
             if least_recently_used(idle, excess) is not None:
-                self._reserved[worker] = need
+                self._reserved[worker] = need or 1  # not 0: it will be done, whatever others do
                 await self._unload(idle, excess)
                 return
-            if not self._reserved or worker.stopping.is_set():
+            loading = [other for other, size in self._reserved.items() if size or worker not in self._reserved]
+            if not loading or worker.stopping.is_set():
                 raise LoadOutOfMemory(self._no_room(bound, version, need))
             waits = [asyncio.ensure_future(event.wait()) for event in (self._released, worker.stopping)]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
