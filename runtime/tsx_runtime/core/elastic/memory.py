@@ -48,6 +48,7 @@ class MemoryBudget:
         self._used: WeakKeyDictionary[Worker, int] = WeakKeyDictionary()
         self._needs: WeakKeyDictionary[ModelVersion, int] = WeakKeyDictionary()  # of one worker, once one has loaded
         self._reserved: dict[Worker, int] = {}  # for processes that load; 0 once one has loaded and waits for room
+        self._least = 0  # bytes of the smallest worker so far; 0 before one has loaded
         self._released = asyncio.Event()  # replaced each time
 
     @asynccontextmanager
@@ -59,11 +60,15 @@ class MemoryBudget:
             return
         if worker.state is not WorkerState.READY:
             self._used.pop(worker, None)  # of its last process
-        need = self._needs.get(version, 0) or await asyncio.to_thread(size_of_files, version.archive.directory)
+        size = await asyncio.to_thread(size_of_files, version.archive.directory)
+        while not self._least and self._reserved and not worker.stopping.is_set():  # the first one shows what a process takes
+            await self._next_release(worker)
+        need = self._needs.get(version) or max(size, self._least)
         await self._make_room(bound, version, worker, need)
         try:
             yield
             self._used[worker] = self._needs[version] = await asyncio.to_thread(memory_of, [worker])
+            self._least = min(self._least or self._used[worker], self._used[worker])
             self._reserved[worker] = 0
             await self._make_room(bound, version, worker, 0)
         except LoadOutOfMemory:
@@ -98,11 +103,15 @@ class MemoryBudget:
             loading = [other for other, size in self._reserved.items() if size or worker not in self._reserved]
             if not loading or worker.stopping.is_set():
                 raise LoadOutOfMemory(self._no_room(bound, version, need))
-            waits = [asyncio.ensure_future(event.wait()) for event in (self._released, worker.stopping)]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for wait in waits:
-                wait.cancel()
+            await self._next_release(worker)
         self._reserved[worker] = need
+
+    async def _next_release(self, worker: Worker) -> None:
+        """Wait until another worker has loaded, or failed to, or this one is not needed any more."""
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._released, worker.stopping)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
 
     def _idle(self, version: ModelVersion | None) -> list[tuple[float, int, ModelVersion]]:
         idle = [each for each in self._versions() if each is not version and each.workers and each.is_idle]

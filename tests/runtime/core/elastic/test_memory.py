@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import OrderedDict
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.clients.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
-from tsx_runtime.core.elastic.memory import MEGA, least_recently_used
+from tsx_runtime.core.elastic.memory import MEGA, MemoryBudget, least_recently_used
+from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadOutOfMemory
 
 
@@ -40,6 +45,51 @@ def test_of_200_models_the_20_that_fit_are_those_used_last(requests):
         expected[model] = None
         expected.move_to_end(model)
     assert set(loaded) == set(list(expected)[-20:])
+
+
+class Rester:
+    """A model as the budget sees it, which is idle as soon as it has loaded."""
+
+    label = "m"
+    archive = SimpleNamespace(directory="")
+
+    def __init__(self) -> None:
+        self.workers: list = []
+        self.last_used = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return all(worker.state is WorkerState.READY for worker in self.workers)
+
+    def adapt(self, count: int, reason: str, numbers: str) -> Coroutine[Any, Any, None]:
+        self.workers = []
+        return asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("size", [0, 10])
+def test_of_200_models_that_load_at_once_all_load_and_20_stay(size, monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.elastic.memory.memory_of", lambda workers: 10)
+    monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: size)
+    models = [Rester() for _ in range(200)]
+    ready = itertools.count(1)
+
+    async def load(budget, model, turns):
+        worker = Worker("1", (), 0.0)
+        model.workers = [worker]
+        async with budget.room(model, worker):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        worker.state, model.last_used = WorkerState.READY, next(ready)
+        assert sum(model.is_idle for model in models if model.workers) <= 20
+
+    async def main():
+        budget = MemoryBudget(200, lambda: models, lambda: models)
+        loads = [load(budget, model, number * 7 % 5) for number, model in enumerate(models)]
+        await asyncio.wait_for(asyncio.gather(*loads), TIMEOUT)
+        assert budget.free() == 0
+
+    asyncio.run(main())
+    assert {model for model in models if model.workers} == set(sorted(models, key=lambda model: model.last_used)[-20:])
 
 
 @pytest.mark.usefixtures("processes")
