@@ -20,6 +20,7 @@ from tsx_runtime.core.models.benchmark_record import read_benchmark_record
 from tsx_runtime.core.models.handlers import chosen_handler, handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order
 from tsx_runtime.core.models.plan import RegisterOrder, VersionPlan, check_workers
+from tsx_runtime.core.models.reply_cache import ReplyCache
 from tsx_runtime.core.placement.placement import Machine, WorkerPlacement, placement_of
 from tsx_runtime.core.scheduling.job import Headers, Job
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
@@ -128,8 +129,9 @@ class ModelVersion:
         self._supervisor = Supervisor(self._supervision, ids=host.ids, next_gpus=lambda: host.choose_gpus(chosen))
         self._dispatcher.wake = self._wake
         self._unloaded_at = time.monotonic()  # or registered
-        self.submit: Callable[[Job], None] = entrance(self._dispatcher, chosen.strategy, chosen.response_timeout)
-        self.leave: Callable[[Job], None] = self._dispatcher.leave
+        self.cache = None if chosen.cache is None else ReplyCache(chosen.cache, self._dispatcher)
+        self.submit: Callable[[Job], None] = self._entrance()
+        self.leave: Callable[[Job], None] = self._dispatcher.leave if self.cache is None else self.cache.leave
 
     @property
     def config(self) -> ModelConfig:
@@ -165,7 +167,7 @@ class ModelVersion:
     def ready(self) -> bool:
         """Whether a worker serves it now; or it was unloaded, and requests load it."""
         states = [worker.state for worker in self.workers]
-        return self.asleep or WorkerState.READY in states or (self._dispatcher.is_waking and WorkerState.LOADING in states)
+        return self.asleep or WorkerState.READY in states or (self._dispatcher.cold_starts.is_waking and WorkerState.LOADING in states)
 
     @property
     def asleep(self) -> bool:
@@ -284,6 +286,7 @@ class ModelVersion:
     def _wake(self) -> bool:
         if not self.asleep:
             return False
+        self._dispatcher.cold_starts.begin()
         self._host.background.load(self.adapt(max(1, self.min_workers), "request", "the model was not loaded"))
         return True
 
@@ -291,7 +294,9 @@ class ModelVersion:
         """Values for names of CHANGEABLE, from now on: what is on its way to a worker goes as it was."""
         before, self.plan = self.plan, replace(self.plan, **changes)
         if bool(before.response_timeout) != bool(self.plan.response_timeout):
-            self.submit = entrance(self._dispatcher, self.plan.strategy, self.plan.response_timeout)
+            self.submit = self._entrance()
+        if self.cache is not None:
+            self.cache.clear()
         self.changed |= changes
         self.client_timeout = self.plan.client_timeout / 1000
         self._dispatcher.response_timeout = self.plan.response_timeout
@@ -329,9 +334,15 @@ class ModelVersion:
         self._closed, self._wakes = True, False
         await self._supervisor.scale(0, drain=False)
         self._dispatcher.close()
+        if self.cache is not None:
+            self.cache.clear()
         self.archive.close()
         if self._environment is not None:
             self._environment.close()
+
+    def _entrance(self) -> Callable[[Job], None]:
+        submit = entrance(self._dispatcher, self.plan.strategy, self.plan.response_timeout)
+        return submit if self.cache is None else self.cache.before(submit)
 
     def _place(self, worker: Worker) -> WorkerPlacement:
         workers = self.workers

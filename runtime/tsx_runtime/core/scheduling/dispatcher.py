@@ -7,19 +7,20 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.batching import BLAMELESS, Assignment, apart, assign, halves
-from tsx_runtime.core.scheduling.channel import Channel, SentBatch
-from tsx_runtime.core.scheduling.job import Job
+from tsx_runtime.core.scheduling.channel import Channel, SentBatch, without_late
+from tsx_runtime.core.scheduling.job import Job, LateJob
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue, Suspects
 from tsx_runtime.core.scheduling.service_rate import ServiceRate, latest_start, retry_after
 from tsx_runtime.core.telemetry.batch_times import NOTHING
+from tsx_runtime.core.telemetry.cold_starts import ColdStarts
 from tsx_runtime.core.telemetry.version_stats import Stats
-from tsx_runtime.errors import ClientLeft, DeadlinePassed, NoWorker, QueueFull, TsxError, WorkerDied
+from tsx_runtime.errors import AnswerLate, ClientLeft, DeadlinePassed, NoWorker, QueueFull, TsxError, WorkerDied
 
 TIMES_SIZE = wire.TIMES.size
-COLD_START = "x-tsx-cold-start"  # the header with the seconds that a request waited for its model to be loaded
 
 # TorchServe's words, which its clients look for, also where the queue is full
 _NO_WORKER = (
@@ -42,24 +43,26 @@ class Dispatcher:
     Jobs are accepted while a worker serves the version or is on its way (`accept`), and the queue has room.
     """
 
-    def __init__(self, label: str, limits: BatchLimits, bounds: Bounds) -> None:
+    def __init__(self, label: str, limits: BatchLimits, bounds: Bounds, queue: RequestQueue | None = None) -> None:
         self.label = label  # as errors name it: Model "m" [Version 1.0]
         self.limits = limits
         self.bounds = bounds
-        self.queue = RequestQueue()
+        self.queue = RequestQueue() if queue is None else queue
         self.channels: list[Channel] = []
+        self._all_channels: WeakSet[Channel] = WeakSet()  # also those that get nothing more, and may hold something
         self.stats = Stats(label, self)
         self.service_rate = ServiceRate()
         self.accepting = False
         self.why_not = ""
         self.seconds_until_ready: Callable[[], float | None] = lambda: None  # the supervisor knows
         self.wake: Callable[[], bool] = lambda: False  # have an unloaded model loaded; False where there is none
-        self.cold_until = 0.0  # time.monotonic(): requests that came before it have waited for a model to be loaded; 0: none has
+        self.cold_starts = ColdStarts()
         self.response_timeout = 120.0  # seconds; the supervisor holds workers to it
         self._loop = asyncio.get_running_loop()
         self._flush_due = False
         self._timer: asyncio.TimerHandle | None = None  # the one for whatever is to be done next although nothing arrives
         self._timer_at = NEVER
+        self._due: dict[Job, float] = {}  # the deadlines of accepted jobs that have one; NEVER of what took the place of a late one
         self._full: tuple[bool, str, int] | None = None  # what is said when the queue is full, by requests or by bytes
         self._open = 0  # accepted and neither answered nor refused yet
         self._idle = asyncio.Event()
@@ -75,7 +78,7 @@ class Dispatcher:
             if self._flush_due:  # a burst may fill the queue while workers idle, and jobs whose clients have left hold a place until now
                 self._flush()
             full = len(queue.jobs) >= bounds.items or (queue.size > 0 and queue.size + size > bounds.size)
-        if not self.accepting and not self._wakes():
+        if not self.accepting and not self.wake():
             self._reject(job, self._no_worker())
         elif full and not self._displace_for(job):
             self._reject(job, self._queue_full())
@@ -84,6 +87,7 @@ class Dispatcher:
                 self._idle.clear()
             self._open += 1
             if job.deadline is not None:
+                self._watch_deadline(job, job.deadline)
                 job.deadline = latest_start(job.arrived, job.deadline, self.service_rate.answer_time)
             queue.put(job, size)
             if not self._flush_due:  # one flush a turn of the loop: what arrived together leaves together
@@ -113,10 +117,6 @@ class Dispatcher:
         self._reject(job, WorkerDied("Worker died. Cause: it did not answer within 0 s (responseTimeout). Set a longer time."))
 
     @property
-    def is_waking(self) -> bool:
-        return self.cold_until == NEVER
-
-    @property
     def unused(self) -> bool:
         """Whether nothing would be lost without workers."""
         return not self._open
@@ -124,6 +124,8 @@ class Dispatcher:
     def leave(self, job: Job) -> None:
         """Its client is gone. If it waits, it gives its place up in this turn of the loop and is refused; else its answer goes nowhere."""
         self.queue.leave(job)
+        for channel in self._all_channels:
+            channel.cancel(job)
         if not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self._flush)
@@ -147,9 +149,9 @@ class Dispatcher:
         if channel.closed.done():  # its worker has died since it was ready
             return
         channel.began = time.monotonic()  # from now on it is free for a batch
-        if self.cold_until == NEVER:
-            self.cold_until = channel.began
+        self.cold_starts.end(channel.began)
         self.channels.append(channel)
+        self._all_channels.add(channel)
         self._full = None
         self._flush()
 
@@ -221,28 +223,39 @@ class Dispatcher:
     def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None:
         now = time.monotonic()
         self._flush()  # the next batch leaves before this one's answers are written
-        if self.cold_until:
-            frame = self._with_cold_starts(sent.jobs, frame)
+        if self.cold_starts.until:
+            frame = self.cold_starts.with_headers(sent.jobs, frame)
         _, jobs, at, _, free, arrivals = sent  # by name, each field costs as much as all of them
         _, _, codes, items, extra = frame
         size = len(jobs)
-        times = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else _times_in(extra)
-        batch = (free, at, now, size, times, arrivals, None if codes.count(200) == size else codes)
         self.service_rate.add(size, now - max(at, channel.replied), now - at)
         channel.replied = now
+        if self._due:
+            for job in jobs:
+                self._due.pop(job, None)
+            jobs, arrivals, codes, items = without_late(sent, frame)
+            self._close(size - len(jobs))
+            size = len(jobs)
+        times = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else _times_in(extra)
+        batch = (free, at, now, size, times, arrivals, None if codes.count(200) == size else codes)
         self._full = None
         for job, (status, headers, body) in zip(jobs, items, strict=False):  # the channel has counted them
             job.answer(status, headers, body, batch)
-        self.stats.add_batch(batch, jobs)  # while the answers are on their way: no client waits for it
+        if size:
+            self.stats.add_batch(batch, jobs)  # while the answers are on their way: no client waits for it
+        else:
+            self.stats.add_late_batch(batch)
         self._close(size)
         if len(extra) > TIMES_SIZE:
             values = json.loads(bytes(extra[TIMES_SIZE:]))
             self.stats.add_handler_metrics(values)
+            if size == len(sent.jobs):  # else the bodies of late ones are gone
+                self.queue.learn(jobs, values)
             if self.stats.journal is not None:
-                self.stats.journal.add_values(values, [job.request_id for job in jobs])
+                self.stats.journal.add_values(values, [job.request_id for job in sent.jobs])
 
     def on_begun(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
-        return self._with_cold_start(job, headers)
+        return self.cold_starts.with_header(job, headers)
 
     def on_report(self, channel: Channel, facts: dict[str, Any]) -> None:
         self.stats.error_log.add_report(channel.worker, facts)
@@ -280,25 +293,7 @@ class Dispatcher:
             self._set_timer(todo.wake, now)
 
     def _decide(self, now: float) -> Assignment[Channel]:
-        return assign(self.queue, self.channels, now, self.limits)
-
-    def _wakes(self) -> bool:
-        if not self.wake():
-            return False
-        self.cold_until = NEVER
-        return True
-
-    def _with_cold_start(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
-        """Tells the client how long its request waited for the model to be loaded."""
-        waited = self.cold_until - job.arrived
-        return headers if waited <= 0 else bytes(headers) + f"{COLD_START}: {waited:.3f}\r\n".encode()
-
-    def _with_cold_starts(self, jobs: list[Job], frame: wire.Frame) -> wire.Frame:
-        if all(job.arrived >= self.cold_until for job in jobs):
-            self.cold_until = 0.0
-            return frame
-        with_header = [self._with_cold_start(job, headers) for job, (_, headers, _) in zip(jobs, frame.items, strict=True)]
-        return frame._replace(items=[(item[0], headers, item[2]) for item, headers in zip(frame.items, with_header, strict=True)])
+        return assign(self.queue, self.channels, now, self.limits, self.service_rate.short)
 
     def _set_timer(self, at: float, now: float) -> None:
         """One that is set already and goes off earlier stays: it costs one flush, and sets the next."""
@@ -310,6 +305,30 @@ class Dispatcher:
     def _on_timer(self) -> None:
         at, self._timer, self._timer_at = self._timer_at, None, NEVER
         self._flush(at)  # loops round to milliseconds, and one that is early would have to be set again
+        if self._due:
+            self._refuse_late(max(at, time.monotonic()))
+
+    def _watch_deadline(self, job: Job, due: float) -> None:
+        self._due[job] = due
+        if due < self._timer_at:
+            self._set_timer(due, time.monotonic())
+
+    def _refuse_late(self, now: float) -> None:
+        """Refuse what still runs at its deadline, unless its answer has begun: the worker is told, and what it answers goes nowhere."""
+        for job in [job for job, due in self._due.items() if due <= now]:
+            del self._due[job]
+            late = LateJob(job)
+            if not job.gone and any(channel.replace(job, late) for channel in self._all_channels):
+                self._refuse_running(job, late)
+        if (earliest := min(self._due.values(), default=NEVER)) < self._timer_at:
+            self._set_timer(earliest, now)
+
+    def _refuse_running(self, job: Job, late: LateJob) -> None:
+        """`late` is what its worker holds now; it is counted as open until that is done with it."""
+        self._due[late] = NEVER
+        seconds = self._seconds_to_empty()
+        text = f"{self.label} did not answer the request before its deadline; try again in {seconds} s."
+        self._reject(job, AnswerLate(text, retry_after=seconds))
 
     def _reject(self, job: Job, error: TsxError) -> None:
         """Refuse what was never accepted."""
@@ -361,7 +380,9 @@ class Dispatcher:
         return retry_after(len(self.queue), self.service_rate.rate, self.seconds_until_ready() or 0.0)
 
     def _refuse(self, job: Job, error: TsxError) -> None:
-        self._reject(job, error)
+        self._due.pop(job, None)
+        if not isinstance(job, LateJob):  # that is refused already
+            self._reject(job, error)
         self._close(1)
 
     def _close(self, jobs: int) -> None:

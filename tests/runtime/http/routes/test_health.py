@@ -97,7 +97,11 @@ def test_a_server_with_a_dead_model_is_restarted_where_that_is_wanted(start_serv
 
 
 def test_an_unloaded_model_is_ready_and_says_how_long_its_first_request_waited(empty):
-    empty.write_mar("rests.mar", handler="def handle(data, context):\n    return data and ['x'] * len(data)\n", config="scaleToZero: 5m\n")
+    empty.write_mar(
+        "rests.mar",
+        handler="def handle(data, context):\n    return data and ['x'] * len(data)\n",
+        config="scaleToZero: 5m\ncache: {size: 1MiB, ttl: 10m}\n",
+    )
     empty.management.post("/models", params={"url": "rests.mar", "initial_workers": 0, "max_workers": 2}).raise_for_status()
     assert ready_of(empty.inference)["status"] == "Ready"
     described = empty.management.get("/models/rests").json()[0]
@@ -105,7 +109,9 @@ def test_an_unloaded_model_is_ready_and_says_how_long_its_first_request_waited(e
     answer = empty.inference.post("/predictions/rests", content=b"x")
     assert answer.status_code == 200
     assert float(answer.headers["x-tsx-cold-start"]) > 0
-    assert "x-tsx-cold-start" not in empty.inference.post("/predictions/rests", content=b"x").headers
+    assert "x-tsx-cold-start" not in empty.inference.post("/predictions/rests", content=b"y").headers
+    hit = empty.inference.post("/predictions/rests", content=b"x").headers
+    assert (hit["x-cache"], "x-tsx-cold-start" in hit) == ("hit", False)  # another client did not wait
     described = empty.management.get("/models/rests").json()[0]
     assert described["lastScaling"] == "from 0 to 1 workers (request): the model was not loaded"
     metrics = empty.metrics.get("/metrics").text

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from tsx_archiver.metadata.durations import parse_quantity
-from tsx_archiver.metadata.durations import parse_seconds as parse_seconds
-
+_NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]*)", re.ASCII)
+_SECONDS = {"": 1.0, "us": 1e-6, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _POWERS = {"": 0, "b": 0, "k": 1, "kb": 1, "m": 2, "mb": 2, "g": 3, "gb": 3, "t": 4, "tb": 4}
+
+
+def parse_seconds(text: str) -> float:
+    """A number without a unit is one of seconds."""
+    return _parse(text, _SECONDS, "it must be a number of seconds, or a string such as 30m, 12h or 7d")
 
 
 def parse_bytes(text: str, *, kilo: int = 1000) -> int:
     sizes = {unit: kilo**power for unit, power in _POWERS.items()}
-    return int(parse_quantity(text, sizes, "it must be a number of bytes, or a string such as 100MB or 2GB"))
+    sizes |= {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)}
+    return int(_parse(text, sizes, "it must be a number of bytes, or a string such as 100MB or 2GB"))
 
 
 def parse_percent(text: str) -> float:
@@ -37,6 +43,13 @@ def parse_share(text: str) -> float:
 def where_text(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
     """For fields of pydantic that take a number as well."""
     return lambda value: parse(value) if isinstance(value, str) else value
+
+
+def _parse(text: str, units: Mapping[str, float], usage: str) -> float:
+    found = _NUMBER.fullmatch(text.strip())
+    if found is None or found[2].lower() not in units:
+        raise ValueError(usage)
+    return float(found[1]) * units[found[2].lower()]
 
 
 def _finite(text: str) -> float:
