@@ -99,7 +99,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 FLOORS: dict[str, list[set[str]]] = {
     "tsx_runtime.core": [
         {"registry"},
-        {"rollouts", "shadowing", "recording"},
+        {"rollouts", "shadowing", "recording", "elastic"},
         {"traffic"},
         {"models"},
         {"workers", "slo"},

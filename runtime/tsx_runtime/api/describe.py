@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -67,6 +68,9 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
         job_queue_status=JobQueue(remaining_capacity=max(0, version.queue_capacity - pending), pending_requests=pending),
         worker_restarts=version.stats.restarts,
         worker_recycles=dict(version.stats.recycled) or None,
+        scale_to_zero=plan.scale_to_zero or None,
+        asleep=version.asleep or None,
+        last_scaling=version.last_scaling,
         last_error=version.last_error,
         isolation=None if version.isolation is None else version.isolation.describe(),
         form=", ".join(version.forms) or None,
@@ -119,17 +123,18 @@ def page_of(ordered: Sequence[ItemT], limit: int, start: int) -> tuple[Sequence[
 
 def not_ready(models: Iterable[Model]) -> list[NotReadyModel]:
     """The default versions that cannot serve now. One that is to have no workers is not waited for."""
-    waiting = []
+    waiting, now = [], time.monotonic()
     for model in models:
         version = model.versions.get(model.default)
-        if version is None or not version.min_workers:
+        if version is None or not version.min_workers or version.ready:
             continue
         states = Counter(worker.state for worker in version.workers)
-        if not states[WorkerState.READY]:
-            held = ", ".join(f"{count} {state.value}" for state, count in states.items()) or "none"
-            waiting.append(
-                NotReadyModel(model_name=version.name, model_version=version.version, reason=f"no worker is ready; workers: {held}")
-            )
+        held = ", ".join(f"{count} {state.value}" for state, count in states.items()) or "none"
+        reason = f"no worker is ready; workers: {held}"
+        if states[WorkerState.FAILED]:
+            left = min(worker.next_start - now for worker in version.workers if worker.state is WorkerState.FAILED)
+            reason += f"; the next attempt is in {max(0.0, left):.0f} s"
+        waiting.append(NotReadyModel(model_name=version.name, model_version=version.version, reason=reason))
     return waiting
 
 

@@ -139,6 +139,7 @@ def _order(parameters: RegisterParameters) -> RegisterOrder:
         handler=parameters.handler,
         runtime=parameters.runtime,
         initial_workers=parameters.initial_workers,
+        max_workers=parameters.max_workers,
         archive_first=not parameters.replace,
         s3_sse_kms=parameters.s3_sse_kms,
         replaces=parameters.replace,

@@ -80,6 +80,11 @@ class RegisterParameters(BaseModel):
     handler: str | None = Field(None, description="the archive's own if not given")
     initial_workers: int | None = Field(None, ge=0, description="if the archive has no minWorkers; default_workers_per_model if not given")
     slo: SloText | None = Field(None, description="latency target, such as p99<50ms, in place of batch_size and job_queue_size")
+    max_workers: int | None = Field(
+        None,
+        ge=0,
+        description="most workers, which come and go with the load; initial_workers if not given; not used if the archive has minWorkers",
+    )
     synchronous: Flag = Field(True, description="answer when the workers are ready")
     replace: Flag = Field(
         False,
@@ -91,7 +96,7 @@ class RegisterParameters(BaseModel):
 @with_limits(CHANGEABLE)
 class ScaleParameters(BaseModel):
     min_worker: int | None = Field(None, ge=0, description="least workers; 1 if nothing at all is given")
-    max_worker: int | None = Field(None, ge=0, description="most workers; min_worker if not given")
+    max_worker: int | None = Field(None, ge=0, description="most workers, which come and go with the load; min_worker if not given")
     slo: SloText | None = Field(None, description="another latency target for a version that has one")
     synchronous: Flag = Field(False, description="answer when it is done")
     model_version: str | None = Field(None, description="this version instead of the default one")
@@ -208,6 +213,9 @@ class DescribedModel(_TorchServeDescription):
 
     worker_restarts: int = Field(0, description="how often a worker of this version was restarted")
     worker_recycles: dict[str, int] | None = Field(None, description="how often workers were replaced, by the limit that they reached")
+    scale_to_zero: float | None = Field(None, description="seconds without a request after which it is unloaded")
+    asleep: bool | None = Field(None, description="true while it is unloaded: the next request loads it")
+    last_scaling: str | None = Field(None, description="why its number of workers was last changed by the server itself, with the numbers")
     last_error: str | None = Field(None, description="why a worker last failed to load the model, or how it ended")
     isolation: dict[str, str | int | float | bool] | None = Field(
         None, description="how its workers are isolated, and their limits; only if they are isolated"

@@ -20,6 +20,7 @@ MICRO, MILLI = 1e6, 1e3
 RECYCLED = ("requests", "memory", "age", "cores")
 # From the start: of a series that begins at 9 no rate counts these
 REFUSED = ("AnswerLate", "DeadlinePassed", "NoWorker", "QueueFull", "WorkerDied")
+SCALED = ("queue", "refused", "quiet", "unused", "request", "model_memory", "memory", "cores")
 STUCK = ("stopped", "silent")
 
 
@@ -109,6 +110,10 @@ def _add_workers(families: Families, version: ModelVersion, model: Labels) -> No
         text = "workers that do not run the first form that is configured"
         families.add("tsx_model_form_fallback", "gauge", text, [(model, fallen_back)])
     families.add("tsx_worker_restarts_total", "counter", "worker restarts", [(model, stats.restarts)])
+    families.add("tsx_workers_desired", "gauge", "workers that the load, or minWorkers, asks for", [(model, len(version.workers))])
+    scaled = [(model | {"reason": reason}, stats.scalings[reason]) for reason in SCALED]
+    text = "changes of the number of workers by the server itself, and workers that memory or cores kept away"
+    families.add("tsx_worker_scalings_total", "counter", text, scaled)
     recycled = [(model | {"reason": reason}, stats.recycled[reason]) for reason in RECYCLED]
     families.add(
         "tsx_worker_recycles_total", "counter", "workers replaced because they reached a limit of requests, memory or age", recycled

@@ -38,10 +38,11 @@ class RegisterOrder(ModelLimits["int | None"]):
     handler: str | None = None
     runtime: str | None = None
     initial_workers: int | None = None
-    max_workers: int | None = None  # with initial_workers; as many if not set
+    max_workers: int | None = None  # as many as at first if not set
     archive_first: bool = False  # initial_workers only where the archive has no minWorkers, as in TorchServe's API
     default_workers: int | None = None  # at start, where nothing else says how many
     device_type: str | None = None
+    scale_to_zero: float | None = None  # seconds
     batch_buckets: tuple[int, ...] | None = None
     cache: CacheConfig | None = None
     loaded_at_startup: bool = False
@@ -62,6 +63,7 @@ def with_own_settings(order: RegisterOrder, own: ModelSettings | None) -> Regist
     if own is None:
         return order
     own_values = addable(order, {name: getattr(own, name) for name in (*LIMITS, "slo")})
+    own_values |= {name: getattr(own, name) for name in ("max_workers", "scale_to_zero") if getattr(order, name) is None}
     workers = own.workers if order.initial_workers is None else order.initial_workers
     buckets = None if own.batch_buckets is None else tuple(own.batch_buckets)
     own_values |= {"device_type": order.device_type or own.device, "batch_buckets": buckets, "cache": own.cache}
@@ -75,6 +77,7 @@ class VersionPlan(ModelLimits[int]):
     max_retry_timeout: int  # s
     min_workers: int
     max_workers: int
+    scale_to_zero: float  # seconds without a request after which it is unloaded; 0: never
     device_type: str | None
     device_ids: tuple[int, ...]
     threads: int | None
@@ -118,6 +121,12 @@ def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: in
     gpus = gpus_for(device_type, gpus)
     parallel = parallel_of(config, gpus)
     workers, most = _workers(order, config, settings, gpus // parallel.gpus, own)
+    most = max(most, order.max_workers or 0)
+    scale_to_zero = order.scale_to_zero if order.scale_to_zero is not None else config.scale_to_zero or 0.0
+    if scale_to_zero and config.use_job_ticket:
+        raise BadRequest(
+            "scaleToZero needs requests to wait while the model is loaded, and with useJobTicket no request waits. Remove one of the two."
+        )
     check_workers(workers)
     chosen = strategy(config)
     slo = _slo(order, config, own, chosen)
@@ -131,7 +140,8 @@ def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: in
     return VersionPlan(
         max_retry_timeout=_first(config.max_retry_timeout, 300),
         min_workers=workers,
-        max_workers=most,
+        max_workers=max(most, 1) if scale_to_zero else most,
+        scale_to_zero=scale_to_zero,
         device_type=device_type,
         device_ids=tuple(config.device_ids or ()),
         threads=config.threads,
@@ -192,7 +202,7 @@ def check_workers(count: int) -> None:
 def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings) -> tuple[int, int]:
     """`gpus`: for how many workers there are GPUs."""
     if order.initial_workers is not None:
-        return order.initial_workers, max(order.initial_workers, order.max_workers or 0)
+        return order.initial_workers, order.initial_workers
     if config.min_workers and has_workers(config):
         return config.min_workers, config.max_workers or config.min_workers
     if own.min_workers is not None:

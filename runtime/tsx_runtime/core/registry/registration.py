@@ -146,7 +146,7 @@ class Registrar:
         environment: ModelEnvironment | None,
     ) -> ModelVersion:
         if order.archive_first and has_workers(archive.config):
-            order = replace(order, initial_workers=None)
+            order = replace(order, initial_workers=None, max_workers=None)
         if old is not None:
             order = in_place_of(old, order, archive.config)
         order = with_own_settings(order, self._settings.models.get(name))

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tsx_runtime.core.concurrency.task_group import TaskGroup
+from tsx_runtime.core.elastic.controller import ElasticController
+from tsx_runtime.core.elastic.memory import MemoryBudget
 from tsx_runtime.core.environments.venvs import Environments
 from tsx_runtime.core.isolation.config import check_isolation
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders, hidden_variables
@@ -83,6 +85,7 @@ class Registry:
         self._starter = starter or ProcessStarter(
             preload=settings.worker_preload, worker_files=worker_files, hidden=hidden_variables(settings, os.environ)
         )
+        self.memory = MemoryBudget(settings.model_memory, self._versions, table.all)
         host = ServerResources(
             settings,
             self._starter,
@@ -92,9 +95,12 @@ class Registry:
             self._choose_gpus,
             self.plugins.batch_policies,
             lambda: sum(len(version.workers) for version in table.all()),
+            self.memory.room,
+            self._background,
             worker_output,
         )
         self.cores = CoreSharing(host.machine.cores, self._serving)
+        self.elastic = ElasticController(self._versions, self.memory, host.machine.cores, self._background.load)
         self._environments = Environments(
             settings.cache_dir, timeout=settings.install_timeout, size=settings.max_environments_size, hidden=self._starter.hidden
         )
@@ -193,7 +199,10 @@ class Registry:
 
     def workers(self) -> list[Worker]:
         """Of all versions that requests find."""
-        return [worker for model in self.models.values() for version in model.versions.values() for worker in version.workers]
+        return [worker for version in self._versions() for worker in version.workers]
+
+    def _versions(self) -> list[ModelVersion]:
+        return [version for model in self.models.values() for version in model.versions.values()]
 
     def _choose_gpus(self, plan: VersionPlan) -> tuple[int, ...]:
         """For one more worker: those with the fewest workers of all models."""

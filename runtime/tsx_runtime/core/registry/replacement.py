@@ -27,7 +27,7 @@ def in_place_of(old: ModelVersion, order: RegisterOrder, config: ModelConfig) ->
     """
     kept = addable(order, {name: getattr(old.order, name) for name in (*LIMITS, "device_type", "slo")} | old.changed)
     if order.initial_workers is None and (old.scaled or not config.min_workers):
-        kept |= {"initial_workers": old.min_workers, "max_workers": old.max_workers}
+        kept |= {"initial_workers": old.min_workers, "max_workers": old.max_workers if order.max_workers is None else order.max_workers}
     return replace(order, loaded_at_startup=old.loaded_at_startup, **kept)
 
 

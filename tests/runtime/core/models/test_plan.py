@@ -58,11 +58,28 @@ def test_more_workers_than_any_machine_has_room_for_are_refused(order, yaml):
         ({}, {"minWorkers": 3, "maxWorkers": 1}, 0, (0, 0)),
         ({"initial_workers": 5}, {"minWorkers": 2}, 0, (5, 5)),
         ({"initial_workers": 0}, {"minWorkers": 2}, 0, (0, 0)),
+        ({"initial_workers": 1, "max_workers": 3}, {}, 0, (1, 3)),
+        ({"max_workers": 3}, {"minWorkers": 2, "maxWorkers": 2}, 0, (2, 3)),
+        ({"initial_workers": 2, "max_workers": 1}, {}, 0, (2, 2)),
+        ({}, {"scaleToZero": "10m"}, 0, (0, 1)),
     ],
 )
 def test_how_many_workers_a_model_starts_with(order, yaml, gpus, workers):
     chosen = planned(order, yaml, gpus=gpus)
     assert (chosen.min_workers, chosen.max_workers) == workers
+
+
+def test_a_server_says_for_a_model_how_many_workers_it_may_have_and_when_it_is_unloaded():
+    own = ModelSettings(workers=1, max_workers=4, scale_to_zero="10m")
+    config, _ = parse_model_config({"scaleToZero": 30})
+    chosen = plan(with_own_settings(RegisterOrder(url="m.mar"), own), config, Settings(), 0)
+    assert (chosen.min_workers, chosen.max_workers, chosen.scale_to_zero) == (1, 4, 600.0)
+    never = plan(with_own_settings(RegisterOrder(url="m.mar"), ModelSettings(scale_to_zero=0)), config, Settings(), 0)
+    assert never.scale_to_zero == 0
+    assert Settings(model_memory="8GB").model_memory == 8 * 10**9
+    for wrong in ({"model_memory": "much"}, {"models": {"m": {"scale_to_zero": "soon"}}}):
+        with pytest.raises(ValueError, match=r"such as"):
+            Settings(**wrong)
 
 
 def test_waiting_for_company_exists_only_by_name():
