@@ -102,7 +102,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"rollouts", "shadowing", "recording", "elastic"},
         {"traffic"},
         {"models"},
-        {"workers"},
+        {"workers", "slo"},
         {"scheduling"},
         {"telemetry", "placement", "environments", "isolation", "concurrency", "persistence"},
     ],

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 from tsx_archiver.metadata.caching import read_cache
 from tsx_archiver.metadata.forms import NAME
 from tsx_archiver.metadata.model_limits import LIMITS
+from tsx_archiver.metadata.slo import read_target
 from tsx_archiver.names import normal, path_fault
 from tsx_archiver.quantities import parse_seconds
 
@@ -162,6 +163,7 @@ TORCHSERVE_KEYS = (
 TSX_KEYS = (
     ConfigKey("batchPolicy", "batch_policy", text),
     ConfigKey("scaleToZero", "scale_to_zero", idle_time),
+    ConfigKey("slo", "slo", read_target),
     ConfigKey("batchBuckets", "batch_buckets", batch_sizes),
     ConfigKey("cache", "cache", read_cache),
     ConfigKey("overlapPreprocessing", "overlap_preprocessing", flag_or_auto),

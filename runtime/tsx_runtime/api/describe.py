@@ -7,7 +7,16 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from tsx_archiver.metadata.model_limits import LIMITS
-from tsx_runtime.api.schemas import DescribedMeasurement, DescribedModel, DescribedWorker, JobQueue, ListedModel, ModelList, NotReadyModel
+from tsx_runtime.api.schemas import (
+    DescribedMeasurement,
+    DescribedModel,
+    DescribedSlo,
+    DescribedWorker,
+    JobQueue,
+    ListedModel,
+    ModelList,
+    NotReadyModel,
+)
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.metrics.gpu import Gpu
 
@@ -15,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tsx_runtime.core.models.model import Model, ModelVersion
+    from tsx_runtime.core.slo.attainment import SloReport
 
 PAGE = 100
 
@@ -32,6 +42,7 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
     plan = version.plan
     pending = version.pending
     limits: dict[str, Any] = {name: getattr(plan, name) or (0 if limit.changeable else None) for name, limit in LIMITS.items()}
+    limits |= limits_now(version)
     return DescribedModel(
         model_name=version.name,
         model_version=version.version,
@@ -54,7 +65,7 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
         device_ids=list(plan.device_ids) or None,
         loaded_at_startup=version.loaded_at_startup,
         workers=[describe_worker(worker, gpus, memory.get(worker, 0)) for worker in version.workers],
-        job_queue_status=JobQueue(remaining_capacity=max(0, plan.job_queue_size - pending), pending_requests=pending),
+        job_queue_status=JobQueue(remaining_capacity=max(0, version.queue_capacity - pending), pending_requests=pending),
         worker_restarts=version.stats.restarts,
         worker_recycles=dict(version.stats.recycled) or None,
         scale_to_zero=plan.scale_to_zero or None,
@@ -65,8 +76,18 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
         form=", ".join(version.forms) or None,
         forms_passed_over=version.forms_passed_over or None,
         measured=None if version.measured is None else DescribedMeasurement(**version.measured._asdict()),
+        slo=None if version.slo is None else describe_slo(version.slo),
         **limits,
     )
+
+
+def limits_now(version: ModelVersion) -> dict[str, int]:
+    """What a latency target changes with the load."""
+    return {} if version.slo is None else {"batch_size": version.batch_size, "job_queue_size": version.queue_capacity}
+
+
+def describe_slo(slo: SloReport) -> DescribedSlo:
+    return DescribedSlo(**slo._asdict() | {"target": slo.target.text})
 
 
 def describe_worker(worker: Worker, gpus: dict[int, Gpu], memory: int) -> DescribedWorker:

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from tsx_archiver import Limits
 from tsx_archiver.metadata.caching import CacheConfig, read_cache
 from tsx_archiver.metadata.model_limits import LIMITS
+from tsx_archiver.metadata.slo import checked_target
 from tsx_archiver.quantities import parse_bytes, parse_seconds, parse_share, where_text
 from tsx_runtime.settings.addresses import FORMS, parse_address
 from tsx_runtime.settings.jobs import JobsStore
@@ -113,6 +114,7 @@ def _check_networks(values: list[str]) -> list[str]:
     return values
 
 
+SloText = Annotated[str, AfterValidator(checked_target), Accepts("one percentile and a time, such as p99<50ms")]
 Networks = Annotated[list[str], AfterValidator(_check_networks), Accepts("addresses and networks, such as 10.0.0.7 or 10.0.0.0/8")]
 
 
@@ -143,6 +145,7 @@ class ModelSettings(BaseModel):
     max_workers: int | None = Field(None, ge=0, description="workers that it may have under load; as many as are started if not set")
     device: Literal["cpu", "gpu"] | None = Field(None, description="where the model runs")
     scale_to_zero: IdleTime | None = Field(None, description="time without a request after which it is unloaded, such as 10m; 0 = never")
+    slo: SloText | None = Field(None, description="latency target, such as p99<50ms, in place of batch_size and job_queue_size; see slo.md")
     pass_env: list[str] | None = Field(None, description="additional credentials in the server's environment that its workers can read")
     pass_headers: list[str] | None = Field(None, description="additional headers with clients' credentials that its handler can read")
     batch_buckets: list[Annotated[int, Field(ge=1)]] | None = Field(None, description="preferred numbers of requests in a batch")

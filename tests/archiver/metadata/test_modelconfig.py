@@ -46,6 +46,7 @@ maxQueueBytes: 8589934592
 overloadStatus: 429
 batchPolicy: wait
 scaleToZero: 10m
+slo: p99<50ms
 maxBatchCost: 100
 maxBatchTokens: 100
 batchBuckets: [1, 2, 4]

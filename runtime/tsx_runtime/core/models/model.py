@@ -5,56 +5,39 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from tsx_archiver import ModelConfig, OpenArchive
 from tsx_archiver.metadata.forms import form_precision
 from tsx_runtime import wire
-from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.environments.venvs import ModelEnvironment
 from tsx_runtime.core.isolation.config import Sandbox, isolation_of
 from tsx_runtime.core.models.benchmark_record import read_benchmark_record
 from tsx_runtime.core.models.handlers import chosen_handler, handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order
-from tsx_runtime.core.models.plan import RegisterOrder, VersionPlan, check_workers
+from tsx_runtime.core.models.plan import KNOBS, RegisterOrder, VersionPlan, check_workers
 from tsx_runtime.core.models.reply_cache import ReplyCache
-from tsx_runtime.core.placement.placement import Machine, WorkerPlacement, placement_of
+from tsx_runtime.core.models.resources import ServerResources
+from tsx_runtime.core.placement.placement import WorkerPlacement, placement_of
+from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.scheduling.job import Headers, Job
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
 from tsx_runtime.core.scheduling.service_rate import retry_after
-from tsx_runtime.core.scheduling.strategies import entrance, make_dispatcher
+from tsx_runtime.core.scheduling.strategies import entrance, make_dispatcher, queue_of
+from tsx_runtime.core.slo.attainment import SloReport
+from tsx_runtime.core.slo.dispatcher import SloDispatcher
 from tsx_runtime.core.telemetry.metric_journal import MetricJournal
 from tsx_runtime.core.telemetry.version_stats import Stats
-from tsx_runtime.core.workers.forked import Starter
 from tsx_runtime.core.workers.launch import Launch, launch_of
 from tsx_runtime.core.workers.lifecycle import SupervisionConfig
 from tsx_runtime.core.workers.supervisor import Supervisor
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, TsxError
-from tsx_runtime.plugins import BatchPolicy
-from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.redaction import redacted
 
 logger = logging.getLogger("tsx.supervisor")
-
-
-class ServerResources(NamedTuple):
-    """Resources that all versions of this server share."""
-
-    settings: Settings
-    starter: Starter
-    machine: Machine
-    ids: Iterator[int]  # of workers
-    gpus: int  # that this server uses
-    choose_gpus: Callable[[VersionPlan], tuple[int, ...]]  # for one more worker
-    batch_policies: Mapping[str, BatchPolicy]  # of plugins
-    count_workers: Callable[[], int]  # of all versions
-    room: Callable[[ModelVersion, Worker], AbstractAsyncContextManager[None]]  # open while a process of the worker loads the model
-    background: TaskGroup
-    worker_output: str = ""  # see `LoadOrder.output`
 
 
 class ModelVersion:
@@ -107,7 +90,7 @@ class ModelVersion:
             settings.ts_header_key_sequence_id, settings.ts_header_key_sequence_start, settings.ts_header_key_sequence_end
         )
         self.label = label = f'Model "{name}" [Version {version}]'
-        self._dispatcher = make_dispatcher(label, chosen.limits, chosen.bounds, chosen.strategy, self._names)
+        self._dispatcher = self._make_dispatcher(chosen)
         self._dispatcher.response_timeout = chosen.response_timeout
         if settings.metrics_mode != "prometheus":
             self.stats.journal = MetricJournal()
@@ -133,6 +116,18 @@ class ModelVersion:
         self.submit: Callable[[Job], None] = self._entrance()
         self.leave: Callable[[Job], None] = self._dispatcher.leave if self.cache is None else self.cache.leave
 
+    def _make_dispatcher(self, chosen: VersionPlan) -> Dispatcher:
+        bounds = chosen.bounds
+        if bounds.slo is None:
+            return make_dispatcher(self.label, chosen.limits, bounds, chosen.strategy, self._names)
+        points = self.measured.curve if self.measured is not None and self.measured.here else ()
+        return SloDispatcher(self.label, chosen.limits, bounds, bounds.slo, points, queue_of(chosen.strategy))
+
+    @property
+    def slo(self) -> SloReport | None:
+        """Its latency target, and how well it is kept."""
+        return self._dispatcher.report if isinstance(self._dispatcher, SloDispatcher) else None
+
     @property
     def config(self) -> ModelConfig:
         return self.archive.config
@@ -143,12 +138,12 @@ class ModelVersion:
 
     @property
     def batch_size(self) -> int:
-        return self.plan.batch_size
+        return self.plan.batch_size if self.slo is None else self.slo.batch_size
 
     @property
     def batch_places(self) -> int:
         """Requests that fit into a batch; 0 where a batch has one, or workers take requests while they work on others."""
-        return self.plan.batch_size if self.plan.batch_size > 1 and self.plan.strategy.mode == "batch" else 0
+        return self.batch_size if self.batch_size > 1 and self.plan.strategy.mode == "batch" else 0
 
     @property
     def workers(self) -> list[Worker]:
@@ -226,7 +221,7 @@ class ModelVersion:
     @property
     def queue_capacity(self) -> int:
         """Requests that may wait."""
-        return self.plan.job_queue_size
+        return self.plan.job_queue_size if self.slo is None else self.slo.waiting
 
     @property
     def stats(self) -> Stats:
@@ -290,8 +285,16 @@ class ModelVersion:
         self._host.background.load(self.adapt(max(1, self.min_workers), "request", "the model was not loaded"))
         return True
 
+    def check_changes(self, changes: Mapping[str, Any]) -> None:
+        """Raises BadRequest where a latency target and what it stands in place of come together."""
+        unfit = KNOBS if self.plan.slo is not None else ("slo",)
+        if names := [name for name in unfit if name in changes]:
+            has = f"its slo is {self.plan.slo}" if self.plan.slo is not None else "it was registered without an slo"
+            text = f"{self.label} cannot be given {', '.join(names)} while it is served, since {has}"
+            raise BadRequest(f"{text}. Register it with what you want: POST /models?url=...&replace=true&slo=...")
+
     def change(self, changes: Mapping[str, Any]) -> None:
-        """Values for names of CHANGEABLE, from now on: what is on its way to a worker goes as it was."""
+        """Values for names of CHANGEABLE, from now on: what is on its way to a worker goes as it was. See `check_changes`."""
         before, self.plan = self.plan, replace(self.plan, **changes)
         if bool(before.response_timeout) != bool(self.plan.response_timeout):
             self.submit = self._entrance()

@@ -9,6 +9,7 @@ import zipfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from tsx_runtime.core.concurrency.task_group import TaskGroup
@@ -17,8 +18,9 @@ from tsx_runtime.core.elastic.memory import MemoryBudget
 from tsx_runtime.core.environments.venvs import Environments
 from tsx_runtime.core.isolation.config import check_isolation
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders, hidden_variables
-from tsx_runtime.core.models.model import ModelVersion, ServerResources
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder, VersionPlan
+from tsx_runtime.core.models.resources import ServerResources
 from tsx_runtime.core.persistence import StateStore, state_directory
 from tsx_runtime.core.placement.core_sharing import CoreSharing
 from tsx_runtime.core.placement.devices import gpu_count, least_used
@@ -147,6 +149,7 @@ class Registry:
         if min_workers < 0 or most < min_workers:
             raise BadRequest("max_worker cannot be less than min_worker.")
         found = self.find(name, version)
+        found.check_changes(changes or {})
         scaling = found.scale(min_workers, most)
         found.scaled = True
         if changes:
@@ -158,8 +161,9 @@ class Registry:
         self._table.tell_managed()
 
     def change(self, name: str, version: str | None, changes: Mapping[str, int]) -> ModelVersion:
-        """Values for names of CHANGEABLE. Raises ModelNotFound, ModelVersionNotFound."""
+        """Values for names of CHANGEABLE. Raises BadRequest, ModelNotFound, ModelVersionNotFound."""
         found = self.find(name, version)
+        found.check_changes(changes)
         found.change(changes)
         self._table.tell_managed()
         return found
@@ -228,6 +232,9 @@ async def open_model(
     registry = Registry(settings)
     registry.warm_up([path])
     order = RegisterOrder(url=path.name, handler=handler, batch_size=batch_size, initial_workers=workers, loaded_at_startup=True)
+    order = replace(
+        order, job_queue_size=settings.job_queue_size
+    )  # instead of a latency target: nothing is refused that no client waits for
     try:
         yield await registry.register_path(path, order)
     finally:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
+from tsx_archiver.metadata.slo import LatencyTarget
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.batching import BLAMELESS, Assignment, apart, assign, halves
 from tsx_runtime.core.scheduling.channel import Channel, SentBatch, without_late
@@ -35,6 +36,7 @@ class Bounds(NamedTuple):
     items: int = 100
     size: int = 1 << 30  # bytes of bodies; one request alone may exceed it
     overload_status: int = 503
+    slo: LatencyTarget | None = None  # of a version whose dispatcher has one
 
 
 class Dispatcher:

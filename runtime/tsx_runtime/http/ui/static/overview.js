@@ -18,6 +18,7 @@ const LIMITS = [
   ["response_timeout", "Response timeout, seconds", "a worker that takes longer for a batch is replaced", 1],
   ["client_timeout", "Deadline of a request, ms", "0: none", 0],
 ];
+const BY_SLO = ["batch_size", "max_batch_delay", "job_queue_size"]; // what a latency target is in place of
 
 export function overviewTab(name) {
   const tiles = stateTiles();
@@ -94,12 +95,13 @@ function versionCard(name, { version }) {
   const scaling = h("p", { class: "quiet small", hidden: true });
   const about = h("p", { class: "quiet small" });
   const measured = h("p", { class: "quiet small", hidden: true });
+  const slo = h("p", { class: "small", hidden: true });
   const passedOver = h("p", { class: "quiet small", hidden: true });
   const why = h("p", { hidden: true }, "Not all of its workers are ready. ", h("a", { href: `#/model/${encodeURIComponent(name)}/errors` }, "Errors and log"), " shows why.");
   const workers = h("details", {}, h("summary", {}, "Workers"), list.node);
   const node = h("section", { class: "card", "aria-label": `Version ${version}` },
     h("div", { class: "row" }, h("h3", {}, `Version ${version}`), state.node, isDefault, h("span", { class: "grow" }), settings, makeDefault, remove),
-    about, measured, passedOver, scaling, why,
+    about, slo, measured, passedOver, scaling, why,
     h("dl", { class: "facts" }, Object.entries(FACTS).map(([key, label]) => h("div", {}, h("dt", {}, label), facts[key]))),
     none, workers);
   return {
@@ -113,6 +115,8 @@ function versionCard(name, { version }) {
       say(passedOver, `Forms that are not used: ${now.formsPassedOver.join("; ")}`);
       show(why, now.errors && ["failed", "degraded"].includes(now.state));
       say(measured, now.measured ?? "");
+      show(slo, now.slo);
+      say(slo, now.slo ? sloText(now.slo) : "");
       const devices = [...new Set(now.workers.map(({ device }) => device).filter(Boolean))];
       const texts = { workers: workersText([now]), device: devices.join(", ") || "–", memory: memoryText([now]), batch: number(now.limits.batch_size), waiting: number(now.waiting), requests: number(now.requests), failed: number(now.failed), restarts: number(now.restarts) };
       for (const [key, text] of Object.entries(texts)) say(facts[key], text);
@@ -130,6 +134,11 @@ function versionCard(name, { version }) {
       show(remove, server.modelApi && !model.workflow && (only || model.default !== version));
     },
   };
+}
+
+function sloText({ target, attainment, budgetLeft, refused, batchSize }) {
+  const kept = attainment === null ? "no request in the last 5 minutes" : `kept for ${percent(attainment, 2)} of the requests of the last 5 minutes`;
+  return `Target ${target}: ${kept}; ${percent(budgetLeft, 0)} of the hour's error budget is left; ${number(refused)} refused on arrival; batches of up to ${number(batchSize)}`;
 }
 
 function workerRow() {
@@ -164,7 +173,7 @@ function defaultDialog(name, version, where) {
 function settingsDrawer(name, now, where) {
   const input = (value, min, max) => h("input", { type: "number", min, max, required: true, value: String(value) });
   const workers = input(now.minWorkers, 0, 1024), most = input(now.maxWorkers, 0, 1024);
-  const limits = LIMITS.map(([key, label, hint, min]) => ({ key, label, hint, input: input(now.limits[key], min) }));
+  const limits = LIMITS.filter(([key]) => !now.slo || !BY_SLO.includes(key)).map(([key, label, hint, min]) => ({ key, label, hint, input: input(now.limits[key], min) }));
   const texts = (value, top, of) => Object.fromEntries([["Workers", value], ["Most workers", top], ...limits.map(({ label, key, input }) => [label, of(key, input)])]);
   return formDialog({
     title: `Version ${now.version}: scaling and limits`,
