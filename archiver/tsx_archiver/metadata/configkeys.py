@@ -162,8 +162,8 @@ TORCHSERVE_KEYS = (
 # What tsx adds; TorchServe passes over these.
 TSX_KEYS = (
     ConfigKey("batchPolicy", "batch_policy", text),
-    ConfigKey("scaleToZero", "scale_to_zero", idle_time),
     ConfigKey("slo", "slo", read_target),
+    ConfigKey("scaleToZero", "scale_to_zero", idle_time),
     ConfigKey("batchBuckets", "batch_buckets", batch_sizes),
     ConfigKey("cache", "cache", read_cache),
     ConfigKey("overlapPreprocessing", "overlap_preprocessing", flag_or_auto),

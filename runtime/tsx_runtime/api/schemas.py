@@ -79,12 +79,12 @@ class RegisterParameters(BaseModel):
     runtime: str | None = Field(None, description="the archive's own if not given")
     handler: str | None = Field(None, description="the archive's own if not given")
     initial_workers: int | None = Field(None, ge=0, description="if the archive has no minWorkers; default_workers_per_model if not given")
+    slo: SloText | None = Field(None, description="latency target, such as p99<50ms, in place of batch_size and job_queue_size")
     max_workers: int | None = Field(
         None,
         ge=0,
         description="most workers, which come and go with the load; initial_workers if not given; not used if the archive has minWorkers",
     )
-    slo: SloText | None = Field(None, description="latency target, such as p99<50ms, in place of batch_size and job_queue_size")
     synchronous: Flag = Field(True, description="answer when the workers are ready")
     replace: Flag = Field(
         False,

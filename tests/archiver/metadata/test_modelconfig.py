@@ -45,8 +45,8 @@ maxBatchBytes: 1000
 maxQueueBytes: 8589934592
 overloadStatus: 429
 batchPolicy: wait
-scaleToZero: 10m
 slo: p99<50ms
+scaleToZero: 10m
 maxBatchCost: 100
 maxBatchTokens: 100
 batchBuckets: [1, 2, 4]

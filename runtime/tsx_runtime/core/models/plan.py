@@ -62,7 +62,8 @@ def with_own_settings(order: RegisterOrder, own: ModelSettings | None) -> Regist
     """The order, filled up with what the settings say of this model."""
     if own is None:
         return order
-    own_values = addable(order, {name: getattr(own, name) for name in (*LIMITS, "slo", "max_workers", "scale_to_zero")})
+    own_values = addable(order, {name: getattr(own, name) for name in (*LIMITS, "slo")})
+    own_values |= {name: getattr(own, name) for name in ("max_workers", "scale_to_zero") if getattr(order, name) is None}
     workers = own.workers if order.initial_workers is None else order.initial_workers
     buckets = None if own.batch_buckets is None else tuple(own.batch_buckets)
     own_values |= {"device_type": order.device_type or own.device, "batch_buckets": buckets, "cache": own.cache}
