@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from tsx_archiver import ModelConfig, OpenArchive
 from tsx_archiver.metadata.forms import form_precision
 from tsx_runtime import wire
-from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.environments.venvs import ModelEnvironment
 from tsx_runtime.core.isolation.config import Sandbox, isolation_of
 from tsx_runtime.core.models.benchmark_record import read_benchmark_record
@@ -21,7 +19,8 @@ from tsx_runtime.core.models.handlers import chosen_handler, handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order
 from tsx_runtime.core.models.plan import KNOBS, RegisterOrder, VersionPlan, check_workers
 from tsx_runtime.core.models.reply_cache import ReplyCache
-from tsx_runtime.core.placement.placement import Machine, WorkerPlacement, placement_of
+from tsx_runtime.core.models.resources import ServerResources
+from tsx_runtime.core.placement.placement import WorkerPlacement, placement_of
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.scheduling.job import Headers, Job
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
@@ -31,33 +30,14 @@ from tsx_runtime.core.slo.attainment import SloReport
 from tsx_runtime.core.slo.dispatcher import SloDispatcher
 from tsx_runtime.core.telemetry.metric_journal import MetricJournal
 from tsx_runtime.core.telemetry.version_stats import Stats
-from tsx_runtime.core.workers.forked import Starter
 from tsx_runtime.core.workers.launch import Launch, launch_of
 from tsx_runtime.core.workers.lifecycle import SupervisionConfig
 from tsx_runtime.core.workers.supervisor import Supervisor
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, TsxError
-from tsx_runtime.plugins import BatchPolicy
-from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.redaction import redacted
 
 logger = logging.getLogger("tsx.supervisor")
-
-
-class ServerResources(NamedTuple):
-    """Resources that all versions of this server share."""
-
-    settings: Settings
-    starter: Starter
-    machine: Machine
-    ids: Iterator[int]  # of workers
-    gpus: int  # that this server uses
-    choose_gpus: Callable[[VersionPlan], tuple[int, ...]]  # for one more worker
-    batch_policies: Mapping[str, BatchPolicy]  # of plugins
-    count_workers: Callable[[], int]  # of all versions
-    room: Callable[[ModelVersion, Worker], AbstractAsyncContextManager[None]]  # open while a process of the worker loads the model
-    background: TaskGroup
-    worker_output: str = ""  # see `LoadOrder.output`
 
 
 class ModelVersion:
@@ -283,14 +263,6 @@ class ModelVersion:
         self.min_workers, self.max_workers, self._wakes = min_workers, max_workers, True
         return self._supervisor.scale(min(max(len(self.workers), min_workers), max_workers))
 
-    def check_changes(self, changes: Mapping[str, Any]) -> None:
-        """Raises BadRequest where a latency target and what it stands in place of come together."""
-        unfit = KNOBS if self.plan.slo is not None else ("slo",)
-        if names := [name for name in unfit if name in changes]:
-            has = f"its slo is {self.plan.slo}" if self.plan.slo is not None else "it was registered without an slo"
-            text = f"{self.label} cannot be given {', '.join(names)} while it is served, since {has}"
-            raise BadRequest(f"{text}. Register it with what you want: POST /models?url=...&replace=true&slo=...")
-
     def adapt(self, count: int, reason: str, numbers: str) -> Coroutine[Any, Any, None]:
         """Have `count` workers for a reason that the log, the description and the metrics tell."""
         self.last_scaling = f"from {len(self.workers)} to {count} workers ({reason}): {numbers}"
@@ -312,6 +284,14 @@ class ModelVersion:
         self._dispatcher.cold_starts.begin()
         self._host.background.load(self.adapt(max(1, self.min_workers), "request", "the model was not loaded"))
         return True
+
+    def check_changes(self, changes: Mapping[str, Any]) -> None:
+        """Raises BadRequest where a latency target and what it stands in place of come together."""
+        unfit = KNOBS if self.plan.slo is not None else ("slo",)
+        if names := [name for name in unfit if name in changes]:
+            has = f"its slo is {self.plan.slo}" if self.plan.slo is not None else "it was registered without an slo"
+            text = f"{self.label} cannot be given {', '.join(names)} while it is served, since {has}"
+            raise BadRequest(f"{text}. Register it with what you want: POST /models?url=...&replace=true&slo=...")
 
     def change(self, changes: Mapping[str, Any]) -> None:
         """Values for names of CHANGEABLE, from now on: what is on its way to a worker goes as it was. See `check_changes`."""

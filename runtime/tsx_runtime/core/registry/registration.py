@@ -12,8 +12,9 @@ from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_na
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.environments.venvs import Environments, ModelEnvironment
 from tsx_runtime.core.isolation.config import isolation_of
-from tsx_runtime.core.models.model import ModelVersion, ServerResources
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import NOTHING_OWN, RegisterOrder, VersionPlan, has_workers, plan, with_own_settings
+from tsx_runtime.core.models.resources import ServerResources
 from tsx_runtime.core.registry.downloads import Downloads
 from tsx_runtime.core.registry.model_table import ModelTable
 from tsx_runtime.core.registry.replacement import Replacer, in_place_of

@@ -18,8 +18,9 @@ from tsx_runtime.core.elastic.memory import MemoryBudget
 from tsx_runtime.core.environments.venvs import Environments
 from tsx_runtime.core.isolation.config import check_isolation
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders, hidden_variables
-from tsx_runtime.core.models.model import ModelVersion, ServerResources
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder, VersionPlan
+from tsx_runtime.core.models.resources import ServerResources
 from tsx_runtime.core.persistence import StateStore, state_directory
 from tsx_runtime.core.placement.core_sharing import CoreSharing
 from tsx_runtime.core.placement.devices import gpu_count, least_used
