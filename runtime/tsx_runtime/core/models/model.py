@@ -176,8 +176,10 @@ class ModelVersion:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all its workers could end now, and nothing would be lost."""
-        return self._dispatcher.unused and all(worker.state is WorkerState.READY for worker in self.workers)
+        """Whether all its workers could end now, and nothing would be lost: the next request starts one, unless none may wait."""
+        return (
+            not self.plan.strategy.tickets and self._dispatcher.unused and all(worker.state is WorkerState.READY for worker in self.workers)
+        )
 
     @property
     def last_used(self) -> float:
