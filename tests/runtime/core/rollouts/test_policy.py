@@ -179,5 +179,5 @@ def test_steps_end_with_all_requests() -> None:
 
 
 @pytest.mark.parametrize(("asleep", "why"), [(True, ""), (False, "it has no workers")])
-def test_a_version_that_its_next_request_loads_has_not_failed(asleep: bool, why: str) -> None:  # noqa: FBT001
+def test_a_version_that_its_next_request_loads_has_not_failed(asleep: bool, why: str) -> None:
     assert _failure(cast(ModelVersion, SimpleNamespace(workers=[], asleep=asleep))) == why
