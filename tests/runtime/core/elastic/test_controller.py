@@ -6,13 +6,16 @@ import asyncio
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from tests.support.clients.talker import HANDLER, TIMEOUT, ask, order, submit, talker, until, with_registry
+from tsx_runtime.core.elastic.controller import _learn_cores, _Watched
 from tsx_runtime.core.elastic.decision import CALM
 from tsx_runtime.core.models.plan import RegisterOrder
-from tsx_runtime.core.workers.worker import WorkerState
+from tsx_runtime.core.workers.instance import ResourceUsage
+from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest
 
 pytestmark = pytest.mark.usefixtures("processes")
@@ -102,3 +105,14 @@ def test_a_model_registered_without_workers_is_loaded_by_its_first_request_only_
             )
 
     with_registry(test)
+
+
+def test_what_a_worker_used_before_it_was_restarted_does_not_count():
+    stats = SimpleNamespace(busy_seconds=10.0)
+    version, watched, worker = SimpleNamespace(stats=stats), _Watched(), Worker("1", (), 0.0)
+    for busy, cpu in [(10.0, 50.0), (12.0, 0.1), (14.0, 1.1)]:
+        if busy > 10.0:
+            worker.instance = "its second process"
+        stats.busy_seconds = busy
+        _learn_cores(version, watched, {worker: ResourceUsage((1,), 0, cpu, 0)})
+    assert watched.cores_of_worker == pytest.approx(0.5)
