@@ -108,11 +108,11 @@ def test_a_model_registered_without_workers_is_loaded_by_its_first_request_only_
 
 
 def test_what_a_worker_used_before_it_was_restarted_does_not_count():
-    stats = SimpleNamespace(busy_seconds=10.0)
-    version, watched, worker = SimpleNamespace(stats=stats), _Watched(), Worker("1", (), 0.0)
-    for busy, cpu in [(10.0, 50.0), (12.0, 0.1), (14.0, 1.1)]:
-        if busy > 10.0:
-            worker.instance = "its second process"
-        stats.busy_seconds = busy
-        _learn_cores(version, watched, {worker: ResourceUsage((1,), 0, cpu, 0)})
-    assert watched.cores_of_worker == pytest.approx(0.5)
+    async def main():
+        version, watched, worker = SimpleNamespace(stats=SimpleNamespace()), _Watched(), Worker("1", (), 0.0)
+        for process, busy, cpu in [(1, 10.0, 50.0), (2, 12.0, 0.1), (2, 14.0, 1.1)]:
+            worker.instance, version.stats.busy_seconds = process, busy
+            _learn_cores(version, watched, {worker: ResourceUsage((1,), 0, cpu, 0)})
+        assert watched.cores_of_worker == pytest.approx(0.5)
+
+    asyncio.run(main())
