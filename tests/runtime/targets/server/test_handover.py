@@ -24,8 +24,10 @@ from tests.support.models import make_model
 from tests.support.servers import DEADLINE, Running, clean, serving, tsx
 from tsx_runtime.api.tokens import build_keys, made_up_tokens
 from tsx_runtime.errors import SettingError
+from tsx_runtime.settings.addresses import Address
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.server.handover import _connect, replaceable
+from tsx_runtime.targets.server.listeners import Listener, PassedSocket
 from tsx_runtime.targets.server.systemd import passed_sockets, use_sockets
 
 ECHO = "def handle(data, context):\n    return None if data is None else [%r] * len(data)\n"
@@ -279,3 +281,17 @@ def test_the_tokens_that_are_handed_over_are_those_of_the_moment(short_path: Pat
             assert successor.tokens["inference"][0] == keys.inference.token
 
     asyncio.run(main())
+
+
+def test_the_file_of_a_unix_socket_is_made_again_where_the_other_server_was_stopped_meanwhile(short_path: Path) -> None:
+    address = Address("", 0, "unix", str(short_path / "i.sock"))
+    old = Listener(address, ["inference"])
+    old.listen()
+    new = Listener(address, ["inference"], PassedSocket(old.sock.dup(), owned=True))
+    old.close()
+    new.take_over()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(address.path)
+        new.sock.accept()[0].close()
+    new.close()
+    assert not Path(address.path).exists()
