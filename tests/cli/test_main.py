@@ -27,7 +27,7 @@ HEAVY = (
     "jinja2",
     "asyncio",
     "tsx_runtime.settings.schema",
-    "tsx_archiver",
+    "tsx_archiver.opening",
 )
 
 
@@ -54,7 +54,7 @@ from tsx_cli.main import Commands
 for module, _ in Commands.entries.values():
     importlib.import_module(module)
 """
-    needed = (*HEAVY, "tsx_archiver", "tsx_runtime.settings.schema", "tsx_runtime.core")
+    needed = (*HEAVY, "tsx_archiver.opening", "tsx_runtime.settings.schema", "tsx_runtime.core")
     assert python(f"{code}print([name for name in {needed} if name in sys.modules])").splitlines()[-1] == "[]"
 
 
