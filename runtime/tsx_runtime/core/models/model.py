@@ -176,8 +176,8 @@ class ModelVersion:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all its workers could end now, and nothing would be lost."""
-        return self._dispatcher.unused and all(worker.state is WorkerState.READY for worker in self.workers)
+        """Whether all its workers could end now, and nothing would be lost: its next request may wait for one."""
+        return self._dispatcher.unused and not self.plan.strategy.tickets and {each.state for each in self.workers} <= {WorkerState.READY}
 
     @property
     def last_used(self) -> float:

@@ -131,7 +131,7 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
 class SocketHandover:
     """Waits for a server that replaces this one. `is_taken` once there is one, and it is ready."""
 
-    def __init__(self, listeners: Sequence[Listener], tokens: HandedTokens, on_ready: Callable[[], None]) -> None:
+    def __init__(self, listeners: Sequence[Listener], tokens: Callable[[], HandedTokens], on_ready: Callable[[], None]) -> None:
         self.is_taken = False
         self._listeners = listeners
         self._tokens = tokens
@@ -157,7 +157,7 @@ class SocketHandover:
                 return
             self._successor = writer
             sockets = [[place(listener.address), listener.owns_file] for listener in self._listeners]
-            message = {"format": FORMAT, "version": __version__, "sockets": sockets, "tokens": self._tokens}
+            message = {"format": FORMAT, "version": __version__, "sockets": sockets, "tokens": self._tokens()}
             with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as connection:
                 line = json.dumps(message).encode() + b"\n"
                 socket.send_fds(connection, [line], [listener.sock.fileno() for listener in self._listeners])
@@ -196,7 +196,7 @@ class SocketHandover:
 
 @asynccontextmanager
 async def replaceable(
-    path: Path | None, listeners: Sequence[Listener], tokens: HandedTokens, on_ready: Callable[[], None]
+    path: Path | None, listeners: Sequence[Listener], tokens: Callable[[], HandedTokens], on_ready: Callable[[], None]
 ) -> AsyncIterator[SocketHandover]:
     """As long as it lasts, another server can replace this one; `on_ready` is called when one is about to."""
     handover = SocketHandover(listeners, tokens, on_ready)
