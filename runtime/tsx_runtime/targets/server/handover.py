@@ -36,6 +36,7 @@ from tsx_runtime.version import __version__
 
 FORMAT = 1  # of the messages: the two servers may be of different releases
 PATIENCE = 30.0  # seconds for an answer of the other server
+INTRODUCTION = 5.0  # seconds that another server has for its secret
 MOST = 64 << 10  # bytes of a line
 MOST_SOCKETS = 16
 READY, YOURS = b"ready\n", b"yours\n"
@@ -152,7 +153,7 @@ class SocketHandover:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            said = await reader.readline()
+            said = await asyncio.wait_for(reader.readline(), INTRODUCTION)
             if self._successor is not None or self.is_taken or not hmac.compare_digest(said.strip(), self._secret):
                 return
             self._successor = writer
@@ -167,9 +168,12 @@ class SocketHandover:
             else:
                 self._successor = None
                 logger.warning("the server that was to replace this one did not start; this one goes on")
+        except (TimeoutError, asyncio.TimeoutError):  # whoever it was has said nothing
+            return
         except (OSError, ValueError) as error:
             logger.warning("this server could not be replaced: %s", error)
-            self._successor = None
+            if self._successor is writer:
+                self._successor = None
         finally:
             if not self.is_taken or self._successor is not writer:
                 writer.close()
