@@ -17,7 +17,7 @@ from tsx_runtime.core.isolation.config import Sandbox, isolation_of
 from tsx_runtime.core.models.benchmark_record import read_benchmark_record
 from tsx_runtime.core.models.handlers import chosen_handler, handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order
-from tsx_runtime.core.models.plan import KNOBS, RegisterOrder, VersionPlan, check_workers
+from tsx_runtime.core.models.plan import RegisterOrder, VersionPlan, check_workers
 from tsx_runtime.core.models.reply_cache import ReplyCache
 from tsx_runtime.core.models.resources import ServerResources
 from tsx_runtime.core.placement.placement import WorkerPlacement, placement_of
@@ -287,8 +287,7 @@ class ModelVersion:
 
     def check_changes(self, changes: Mapping[str, Any]) -> None:
         """Raises BadRequest where a latency target and what it stands in place of come together."""
-        unfit = KNOBS if self.plan.slo is not None else ("slo",)
-        if names := [name for name in unfit if name in changes]:
+        if names := [name for name in self.plan.unfit if name in changes]:
             has = f"its slo is {self.plan.slo}" if self.plan.slo is not None else "it was registered without an slo"
             text = f"{self.label} cannot be given {', '.join(names)} while it is served, since {has}"
             raise BadRequest(f"{text}. Register it with what you want: POST /models?url=...&replace=true&slo=...")
