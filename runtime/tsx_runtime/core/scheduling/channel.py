@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 from tsx_runtime import wire
-from tsx_runtime.core.scheduling.job import Job, LateJob
+from tsx_runtime.core.scheduling.job import Job, LateJob, UncountedJob
 from tsx_runtime.errors import LoadFailed, LoadOutOfMemory
 
 SMALL = 256 << 10  # frames up to this size are read without an allocation of their own
@@ -329,8 +329,9 @@ def arrivals(jobs: Sequence[Job]) -> bytes:
 def without_late(sent: SentBatch, frame: wire.Frame) -> tuple[list[Job], bytes, Sequence[int], list[wire.Item]]:
     """The jobs of an answered batch that were not refused while it ran, with their arrivals, statuses and answers."""
     _, jobs, _, _, _, arrived = sent
-    left = [position for position, job in enumerate(jobs) if not isinstance(job, LateJob)]
+    items = frame.items
+    left = [position for position, job in enumerate(jobs) if not (isinstance(job, UncountedJob) and job.takes(items[position]))]
     if len(left) == len(jobs):
-        return jobs, arrived, frame.codes, frame.items
+        return jobs, arrived, frame.codes, items
     kept = [jobs[position] for position in left]
-    return kept, arrivals(kept), [frame.codes[position] for position in left], [frame.items[position] for position in left]
+    return kept, arrivals(kept), [frame.codes[position] for position in left], [items[position] for position in left]

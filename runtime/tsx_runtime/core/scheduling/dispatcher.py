@@ -318,7 +318,7 @@ class Dispatcher:
     def _refuse_late(self, now: float) -> None:
         """Refuse what still runs at its deadline, unless its answer has begun: the worker is told, and what it answers goes nowhere."""
         for job in [job for job, due in self._due.items() if due <= now]:
-            del self._due[job]
+            self._due.pop(job, None)
             late = LateJob(job)
             if not job.gone and any(channel.replace(job, late) for channel in self._all_channels):
                 self._refuse_running(job, late)

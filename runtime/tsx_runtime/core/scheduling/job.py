@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.core.telemetry.tracing import JobTrace, OpenSpan
 from tsx_runtime.errors import PredictionFailed, TsxError
-from tsx_runtime.wire import Body, Buffer
+from tsx_runtime.wire import Body, Buffer, Item
 
 Headers = Collection[tuple[bytes, bytes]]  # names in lower case
 AHEAD = 1 << 20  # bytes of one streamed answer that may wait for its client
@@ -61,7 +61,15 @@ class ClientJob(Job, Protocol):
         """Set `routed`, and have header lines of the server's own go out with the answer."""
 
 
-class LateJob:
+class UncountedJob:
+    """A job whose answer may be of no request of its own."""
+
+    def takes(self, item: Item) -> bool:
+        """Whether the answer goes no further, and is not counted."""
+        return True
+
+
+class LateJob(UncountedJob):
     """Takes the place of a running request that was refused at its deadline: what its worker answers goes nowhere."""
 
     __slots__ = ("arrived", "body", "deadline", "gone", "meta", "priority")

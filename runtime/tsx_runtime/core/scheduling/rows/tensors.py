@@ -1,0 +1,184 @@
+"""Splits a request of the Open Inference Protocol by rows, and joins the answers of its parts: pure functions of their bytes.
+
+Numbers are not parsed: those in JSON are cut at their commas and those behind it at their sizes, so each part has them as they were sent.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+from tsx_runtime.wire import COPIED, Body, Buffer, Parts
+
+MOST_TEXTS = 1 << 16  # elements of BYTES that are split, for the same reason as `dispatcher.LONGEST`
+SIZE = "binary_data_size"
+_DATA = re.compile(rb'"data"\s*:\s*\[([-+.\d\[\]\seE,truefalsnNIity]*)\]')  # numbers, booleans and null
+_MARK = "\0"  # stands in the JSON for what was cut out of it
+_MARKED = json.dumps(_MARK).encode()
+_LENGTH = struct.Struct("<I")  # before each element of BYTES
+
+
+class RowsPart(NamedTuple):
+    rows: int
+    head: int  # bytes of JSON that the body begins with
+    body: Body
+
+
+class PartAnswer(NamedTuple):
+    rows: int  # of its part of the request
+    head: int | None  # as in RowsPart; None: all of it
+    body: bytes
+
+
+class _Message(NamedTuple):
+    json: dict[str, Any]
+    tensors: list[dict[str, Any]]
+    data: list[Any]  # of each: the text between its brackets, a view of its bytes, or a list
+
+
+def split(body: Buffer, head: int | None, most: int) -> list[RowsPart] | None:
+    """In parts of `most` rows. None for what has no more rows, or is left for the worker to report: see docs/batching.md.
+
+    A tensor's rows are along its first dimension, in which all must agree. `head`: bytes of JSON; None where there is nothing else.
+    """
+    try:
+        message = _read(body, len(body) if head is None else head, "inputs")
+        sizes = {tensor["shape"][0] for tensor in message.tensors}
+        rows = sizes.pop()
+        flat = any(len(tensor["shape"]) == 1 and tensor["datatype"] != "BYTES" for tensor in message.tensors)  # more likely one row
+        if sizes or flat or type(rows) is not int or rows <= most:
+            return None
+        cuts = [_cutter(tensor, data, rows) for tensor, data in zip(message.tensors, message.data, strict=True)]
+        spans = [(start, min(start + most, rows)) for start in range(0, rows, most)]
+        return [_part(message, end - start, [cut(start, end) for cut in cuts]) for start, end in spans]
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, struct.error):
+        return None
+
+
+def join(answers: Sequence[PartAnswer]) -> tuple[int, bytes]:
+    """The bytes of JSON that the body begins with, and the body, as if one call had answered all rows. Raises ValueError."""
+    try:
+        messages = [_read(body, len(body) if head is None else head, "outputs") for _, head, body in answers]
+        texts: list[bytes] = []
+        raw: list[memoryview] = []
+        outputs = []
+        for number, first in enumerate(messages[0].tensors):
+            for (rows, *_), message in zip(answers, messages, strict=True):
+                _check(message.tensors[number], first, rows, len(message.tensors) == len(messages[0].tensors))
+            output = {**first, "shape": [sum(answer.rows for answer in answers), *first["shape"][1:]]}
+            data = [message.data[number] for message in messages]
+            if all(isinstance(each, memoryview) for each in data):
+                raw += data
+                output["parameters"] = {**first["parameters"], SIZE: sum(map(len, data))}
+            elif all(isinstance(each, bytes) for each in data):
+                texts.append(_joined(data))
+            else:
+                output["data"] = [*chain.from_iterable(json.loads(b"[%b]" % each) if type(each) is bytes else each for each in data)]
+            outputs.append(output)
+        text = _written(messages[0].json | {"outputs": outputs}, texts, 2 if answers[0].body.startswith(b"{\n") else None)
+    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise ValueError(f"one is not an answer of the Open Inference Protocol, {type(error).__name__}: {error}") from error
+    return len(text), b"".join([text, *raw])
+
+
+def _read(body: Buffer, head: int, key: str) -> _Message:
+    texts: list[bytes] = []
+
+    def cut_out(found: re.Match[bytes]) -> bytes:
+        texts.append(found[1])
+        return b'"data":' + _MARKED
+
+    view = memoryview(body)
+    content = json.loads(_DATA.sub(cut_out, bytes(view[:head])))
+    tensors, rest, data = content[key], view[head:], list[Any]()
+    left = iter(texts)
+    for tensor in tensors:
+        size = (tensor.get("parameters") or {}).get(SIZE)
+        if size is not None:
+            data.append(rest[:size])
+            rest = rest[size:]
+            if len(data[-1]) != size:
+                raise ValueError("its bytes are missing")
+        else:
+            data.append(next(left, None) if tensor["data"] == _MARK else tensor["data"])
+    if rest or None in data or next(left, None) is not None:
+        raise ValueError("its data do not belong to its tensors")
+    return _Message(content, tensors, data)
+
+
+def _cutter(tensor: dict[str, Any], data: Any, rows: int) -> Callable[[int, int], Any]:
+    """Gives the data of the rows from one up to another."""
+    if isinstance(data, memoryview) and tensor["datatype"] == "BYTES":
+        ends = _ends(data)
+        step = _step(len(ends) - 1, rows)
+        return lambda start, end: data[ends[start * step] : ends[end * step]]
+    if isinstance(data, bytes):
+        numbers = data.split(b",")
+        step = _step(len(numbers), rows)
+        return lambda start, end: _whole(b",".join(numbers[start * step : end * step]))
+    step = _step(len(data), rows)
+    return lambda start, end: data[start * step : end * step]
+
+
+def _step(count: int, rows: int) -> int:
+    if count % rows:
+        raise ValueError(f"{count} values are not {rows} rows")
+    return count // rows
+
+
+def _whole(text: bytes) -> bytes:
+    if text.count(b"[") != text.count(b"]"):
+        raise ValueError("its lists are not its rows")
+    return text
+
+
+def _ends(data: memoryview) -> list[int]:
+    """Where the elements of BYTES end, the first entry being their beginning."""
+    ends = [0]
+    while ends[-1] < len(data):
+        ends.append(ends[-1] + _LENGTH.size + _LENGTH.unpack_from(data, ends[-1])[0])
+        if len(ends) > MOST_TEXTS:
+            raise ValueError("it has too many elements")
+    if ends[-1] != len(data):
+        raise ValueError("the lengths of its elements do not add up")
+    return ends
+
+
+def _part(message: _Message, rows: int, pieces: Iterable[Any]) -> RowsPart:
+    texts, raw, inputs = list[bytes](), list[Buffer](), []
+    for tensor, piece in zip(message.tensors, pieces, strict=True):
+        part = {**tensor, "shape": [rows, *tensor["shape"][1:]]}
+        if isinstance(piece, memoryview):
+            raw.append(piece)
+            part["parameters"] = {**tensor["parameters"], SIZE: len(piece)}
+        elif isinstance(piece, bytes):
+            texts.append(piece)
+        else:
+            part["data"] = piece
+        inputs.append(part)
+    text = _written(message.json | {"inputs": inputs}, texts, None)
+    size = len(text) + sum(map(len, raw))
+    return RowsPart(rows, len(text), b"".join([text, *raw]) if size <= COPIED else Parts([text, *raw], size))
+
+
+def _written(content: dict[str, Any], texts: Sequence[bytes], indent: int | None) -> bytes:
+    first, *others = json.dumps(content, indent=indent).encode().split(_MARKED)
+    return b"".join([first, *chain.from_iterable((b"[", text, b"]", other) for text, other in zip(texts, others, strict=True))])
+
+
+def _joined(texts: Sequence[bytes]) -> bytes:
+    """With the white space that the first has."""
+    texts = [text for text in texts if text.strip()] or [b""]
+    first = texts[0]
+    before, behind = first[: len(first) - len(first.lstrip())], first[len(first.rstrip()) :]
+    return before + (b"," + (before or b" ")).join([text.strip() for text in texts]) + behind
+
+
+def _check(output: dict[str, Any], first: dict[str, Any], rows: int, as_many: bool) -> None:
+    alike = as_many and all(output[key] == first[key] for key in ("name", "datatype")) and output["shape"][1:] == first["shape"][1:]
+    if not alike or output["shape"][0] != rows:
+        raise ValueError(f"its output {output['name']!r} has the shape {output['shape']} for {rows} rows")
