@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tsx_runtime.core.elastic.decision import History, ModelLoad, decide
+from tsx_runtime.core.elastic.decision import History, LatencyBound, ModelLoad, decide
 from tsx_runtime.core.elastic.memory import MEGA, MemoryBudget
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import MOST_WORKERS
@@ -27,6 +27,7 @@ class _Watched:
 
     history: History = field(default_factory=History)
     refusals: int = 0
+    arrived: int = 0
     processes: frozenset[WorkerInstance | None] = frozenset()  # since when the two sums are counted
     cpu_seconds: float = 0.0
     busy_seconds: float = 0.0
@@ -71,13 +72,13 @@ class ElasticController:
         decision, watched.history = decide(seen, watched.history)
         if decision.workers == len(version.workers):
             if decision.reason and decision.reason != watched.held:
-                version.hold(decision.reason, _numbers(seen))
+                version.hold(decision.reason, _numbers(seen, watched.history))
             watched.held = decision.reason or watched.held
             return
         if decision.workers < len(version.workers) and not version.can_shrink:
             return
         watched.held = ""
-        self._begin(version.adapt(decision.workers, decision.reason, _numbers(seen)))
+        self._begin(version.adapt(decision.workers, decision.reason, _numbers(seen, watched.history)))
 
 
 def _observe(
@@ -87,6 +88,11 @@ def _observe(
     states = [worker.state for worker in version.workers]
     refusals = version.stats.refusals["QueueFull"] + (version.stats.refusals["NoWorker"] if version.plan.strategy.tickets else 0)
     refused, watched.refusals = max(0, refusals - watched.refusals) if watched.history.looked > 0 else 0, refusals
+    count, report = version.stats.requests + refusals, version.slo
+    arrived, watched.arrived = max(0, count - watched.arrived) if watched.history.looked > 0 else 0, count
+    bound = None
+    if report is not None and report.curve is not None and report.curve.known:
+        bound = LatencyBound(report.target.text, report.seconds, report.curve)
     used = {worker: each for worker, each in usage.items() if each is not None and worker in version.workers}
     _learn_cores(version, watched, used)
     return ModelLoad(
@@ -99,6 +105,8 @@ def _observe(
         working=working,
         waiting=waiting,
         refused=refused,
+        arrived=arrived,
+        bound=bound,
         places=version.batch_places or 1,
         rate=rate,
         load_seconds=min((worker.instance.model_seconds for worker in version.workers if worker.instance), default=0.0),
@@ -121,8 +129,13 @@ def _learn_cores(version: ModelVersion, watched: _Watched, used: dict[Worker, Re
         watched.cores_of_worker = min(1.0, (cpu - watched.cpu_seconds) / (busy - watched.busy_seconds))
 
 
-def _numbers(seen: ModelLoad) -> str:
+def _numbers(seen: ModelLoad, then: History) -> str:
+    bound = ""
+    if seen.bound is not None:
+        rate, size = seen.bound.capacity(then.recent_rate, seen.workers)
+        bound = f"{then.recent_rate:.3g} requests/s arrive, of which these answer {rate:.3g} within {seen.bound.text}, in batches of {size}"
     parts = [
+        bound,
         f"{seen.waiting} requests wait",
         f"{seen.refused} refused" if seen.refused else "",
         f"{seen.working} of {seen.workers} workers are at work",

@@ -41,7 +41,9 @@ class SloDispatcher(Dispatcher):
 
     @property
     def report(self) -> SloReport:
-        return self.attainment.report(self.control.target, self.control.aim.size, max(1, self.bounds.items, self.pending))
+        control = self.control
+        report = self.attainment.report(control.target, control.aim.size, max(1, self.bounds.items, self.pending))
+        return report._replace(curve=control.curve, seconds=control.target.seconds * control.margin)
 
     def submit(self, job: Job) -> None:
         self.control.offered()
