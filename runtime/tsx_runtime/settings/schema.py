@@ -361,6 +361,9 @@ class Settings(BaseModel):
     model_memory: Size | None = Field(
         None, description="memory that the workers of all models may use, such as 8GB; no limit if not set; see elastic.md"
     )
+    model_gpu_memory: Size | None = Field(
+        None, description="memory of each GPU that the workers of all models may use, such as 20GB; no limit if not set; see elastic.md"
+    )
     shutdown_delay: int = Field(
         0, ge=0, description="time in which a stopping server reports that it is not ready but still accepts requests, in seconds"
     )

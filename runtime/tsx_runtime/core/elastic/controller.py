@@ -66,7 +66,7 @@ class ElasticController:
         adaptive = [version for version in self._versions() if version in adaptive]  # some may have gone meanwhile
         self._watched = {version: self._watched.get(version) or _Watched() for version in adaptive}
         for version, watched in self._watched.items():
-            self._apply(version, watched, _observe(version, watched, self.clock(), usage, free, self._cores))
+            self._apply(version, watched, _observe(version, watched, self.clock(), usage, free, self._budget.fitting(version), self._cores))
 
     def _apply(self, version: ModelVersion, watched: _Watched, seen: ModelLoad) -> None:
         decision, watched.history = decide(seen, watched.history)
@@ -82,7 +82,7 @@ class ElasticController:
 
 
 def _observe(
-    version: ModelVersion, watched: _Watched, now: float, usage: dict[Worker, ResourceUsage | None], free: int, cores: int
+    version: ModelVersion, watched: _Watched, now: float, usage: dict[Worker, ResourceUsage | None], free: int, fitting: float, cores: int
 ) -> ModelLoad:
     waiting, working, rate = version.pressure()
     states = [worker.state for worker in version.workers]
@@ -112,6 +112,7 @@ def _observe(
         load_seconds=min((worker.instance.model_seconds for worker in version.workers if worker.instance), default=0.0),
         worker_memory=max((each.memory for each in used.values()), default=0),
         free_memory=free,
+        fitting=fitting,
         cores=cores,
         cores_of_worker=0.0 if version.plan.gpus else watched.cores_of_worker,
         unused=max(0.0, now - version.last_used),

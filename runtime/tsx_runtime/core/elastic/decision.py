@@ -74,6 +74,7 @@ class ModelLoad:
     load_seconds: float = 0.0
     worker_memory: int = 0
     free_memory: int = 0
+    fitting: float = math.inf  # more workers that the GPUs have room for
     cores: float = math.inf  # that workers may use
     cores_of_worker: float = 0.0  # that one at work uses
     unused: float = 0.0  # since its last request
@@ -170,7 +171,8 @@ def _when_not(seen: ModelLoad, then: History) -> tuple[Scaling, History]:
 
 
 def _fitting(seen: ModelLoad) -> int:
-    return seen.workers + (max(0, seen.free_memory) // seen.worker_memory if seen.worker_memory else seen.maximum)
+    fitting = max(0, seen.free_memory) // seen.worker_memory if seen.worker_memory else seen.maximum
+    return int(seen.workers + min(fitting, seen.fitting))
 
 
 def _cores(seen: ModelLoad) -> int:

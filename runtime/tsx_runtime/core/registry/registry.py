@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.elastic.controller import ElasticController
-from tsx_runtime.core.elastic.memory import MemoryBudget
+from tsx_runtime.core.elastic.memory import GpuProcesses, MemoryBudget, no_gpus
 from tsx_runtime.core.environments.venvs import Environments
 from tsx_runtime.core.isolation.config import check_isolation
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders, hidden_variables
@@ -56,10 +56,12 @@ class Registry:
         starter: Starter | None = None,
         *,
         replaces: bool = False,
+        gpu_processes: GpuProcesses = no_gpus,
     ) -> None:
         """`worker_files`: how many files a worker may have open; as many as this process if not set. `worker_output`: see `LoadOrder`.
 
         `starter`: of workers that are no processes of their own. `replaces`: another server runs at the addresses, and ends soon.
+        `gpu_processes`: what processes hold of each GPU.
         """
         check_isolation(settings)
         self.settings = settings
@@ -86,7 +88,7 @@ class Registry:
         self._starter = starter or ProcessStarter(
             preload=settings.worker_preload, worker_files=worker_files, hidden=hidden_variables(settings, os.environ)
         )
-        self.memory = MemoryBudget(settings.model_memory, self._versions, table.all)
+        self.memory = MemoryBudget(settings.model_memory, self._versions, table.all, settings.model_gpu_memory, self.gpus, gpu_processes)
         host = ServerResources(
             settings,
             self._starter,

@@ -31,6 +31,7 @@ from tsx_runtime.http.app import ServerApp, build_apps
 from tsx_runtime.http.asgi_lane.stored_requests import make_jobs
 from tsx_runtime.http.semantics.messages import PlatformHook
 from tsx_runtime.jobs.service import Jobs
+from tsx_runtime.metrics.gpu import gpu_processes
 from tsx_runtime.metrics.torchserve_log import metric_tasks
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.log_format import is_terminal, writes_json
@@ -155,7 +156,8 @@ async def serve_async(
         if not options.answer_first and options.hosted is None:
             check_models(models, settings)
         output = held.enter_context(_worker_output(settings))
-        registry = Registry(settings, worker_files, output, replaces=before is not None)  # before ports: a plugin may be missing
+        # before ports: a plugin may be missing
+        registry = Registry(settings, worker_files, output, replaces=before is not None, gpu_processes=gpu_processes)
         bound = held.enter_context(listeners(settings, passed if before is None else before.sockets | passed))
         keys = held.enter_context(_keys(settings, before, stopping.replaced))
         if before is None:
