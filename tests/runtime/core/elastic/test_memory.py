@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.clients.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
 from tsx_runtime.core.elastic.memory import MEGA, MemoryBudget, least_recently_used
+from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadOutOfMemory
 
@@ -217,6 +218,28 @@ def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_request(
         assert len(loaded()) <= 2
 
     with_registry(test, model_memory=250 * MEGA)
+
+
+@pytest.mark.usefixtures("processes")
+def test_200_models_are_registered_where_20_fit_and_whichever_is_asked_answers(tmp_path, monkeypatch):
+    """Processes are real, and their sizes are made up."""
+    monkeypatch.setattr("tsx_runtime.core.elastic.memory.memory_of", lambda workers: 10 * MEGA * len(list(workers)))
+
+    async def test(registry):
+        names = [f"m{number}" for number in range(200)]
+        for name in names:
+            config = RegisterOrder(url=name, model_name=name, initial_workers=0)
+            await registry.register_path(talker(tmp_path / name, name=name, config="scaleToZero: 1h\n"), config)
+        models = [registry.find(name) for name in names]
+        assert all(model.asleep and model.ready for model in models)
+        asked = models[::8]
+        assert await asyncio.gather(*(ask(model, model.name) for model in asked)) == [model.name for model in asked]
+        await until(lambda: sum(bool(model.workers) for model in models) == 20)
+        assert await ask(models[199], "last") == "last"
+        assert registry.memory.free() == 0
+        assert sum(bool(model.workers) for model in models) == 20
+
+    with_registry(test, model_memory=200 * MEGA)
 
 
 def test_a_process_that_takes_over_from_another_does_not_double_what_its_model_needs(monkeypatch):
