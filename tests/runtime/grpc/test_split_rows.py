@@ -89,7 +89,7 @@ def test_a_request_of_more_parts_than_the_queue_holds_is_refused(served: Running
         httpx.post(f"{served.address('predictions')}/v2/models/{name}/infer", json={"inputs": [tensor]}) for name in ("whole", "parts")
     ]
     assert [answer.status_code for answer in answers] == [200, 413]
-    assert "101 parts of 2 rows (splitRows), but the queue holds 100" in answers[1].json()["error"]
+    assert "202 rows, in 101 parts of 2 (splitRows), and the queue holds 100" in answers[1].json()["error"]
 
 
 def test_an_error_of_a_part_is_the_answer(served: Running) -> None:

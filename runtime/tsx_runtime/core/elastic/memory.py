@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -43,10 +43,6 @@ def least_recently_used(idle: Iterable[tuple[float, int, VersionT]], excess: int
     return chosen if excess <= 0 else None
 
 
-async def no_gpus() -> Mapping[int, Mapping[int, int]]:
-    return {}
-
-
 class MemoryBudget:
     """Asked before a process loads a model: its worker needs room in the budget of the machine, and in those of its GPUs."""
 
@@ -57,31 +53,32 @@ class MemoryBudget:
         everyone: Versions,
         gpu_bound: int | None = None,
         gpus: int = 0,
-        read: GpuProcesses = no_gpus,
+        read: GpuProcesses | None = None,
     ) -> None:
         """`versions` may be unloaded; `everyone` has also those that come and go. `gpu_bound` is that of each GPU."""
-        self._host = _DeviceBudget("model_memory", bound, versions, everyone, _of_machine)
-        self._gpus = [
-            _DeviceBudget("model_gpu_memory", gpu_bound, versions, everyone, partial(_of_gpu, number, read)) for number in range(gpus)
-        ]
+        self._loading: set[Worker] = set()
+        budget = partial(_DeviceBudget, versions, everyone, self._loading)
+        self._host = budget("model_memory", bound, _of_machine)
+        self._gpus = [budget("model_gpu_memory", gpu_bound, partial(_of_gpu, number, read)) for number in range(gpus)]
 
     @asynccontextmanager
     async def room(self, version: ModelVersion, worker: Worker) -> AsyncIterator[None]:
         """Open while a process of the worker loads the model. Raises LoadOutOfMemory where no idle model can be unloaded for it."""
-        asked = [(self._host, 1), *((self._gpus[number], len(worker.gpus)) for number in worker.gpus if number < len(self._gpus))]
-        budgets = [(budget, share) for budget, share in asked if budget.bound is not None]
+        budgets = [budget for budget in (self._host, *self._on(sorted(worker.gpus))) if budget.bound is not None]
         try:
-            for budget, share in budgets:
-                await budget.begin(version, worker, share)
+            for budget in budgets:  # all in the same order, and none waits for those that are still here once it has loaded
+                await budget.begin(version, worker, 1 if budget is self._host else len(worker.gpus))
+            self._loading.add(worker)
             yield
-            for budget, _ in budgets:
+            for budget in budgets:
                 await budget.settle(version, worker)
         except LoadOutOfMemory:
-            for budget, _ in budgets:
-                budget.forget(worker)
+            for budget in budgets:
+                budget.used.pop(worker, None)
             raise
         finally:
-            for budget, _ in budgets:
+            self._loading.discard(worker)
+            for budget in budgets:
                 budget.end(worker)
 
     def free(self) -> int | None:
@@ -90,7 +87,7 @@ class MemoryBudget:
 
     def fitting(self, version: ModelVersion) -> float:
         """How many more workers of it its GPUs have room for."""
-        budgets = [self._gpus[number] for number in version.plan.gpus if number < len(self._gpus)]
+        budgets = self._on(version.plan.gpus)
         return sum(budget.fitting(version) for budget in budgets) if budgets else math.inf
 
     async def measure(self) -> None:
@@ -98,25 +95,30 @@ class MemoryBudget:
         for budget in (self._host, *self._gpus):
             await budget.measure()
 
+    def _on(self, gpus: Iterable[int]) -> list[_DeviceBudget]:
+        return [self._gpus[number] for number in gpus if number < len(self._gpus)]
+
 
 class _DeviceBudget:
     """Counts what workers use once they have loaded, and reserves it before. Decisions are made between two turns of the event loop."""
 
     def __init__(
         self,
-        name: str,
-        bound: int | None,
         versions: Versions,
         everyone: Versions,
+        loading: Collection[Worker],
+        name: str,
+        bound: int | None,
         measure: Callable[[Sequence[Worker]], Awaitable[list[int | None]]],
     ) -> None:
-        """`measure`: the bytes of each of these workers; None where that is not known."""
+        """`loading`: workers that have room on all devices. `measure`: the bytes of each of these workers; None where that is not known."""
         self.name = name  # of the setting
         self.bound = bound
         self._versions = versions
         self._everyone = everyone
+        self._loading = loading
         self._measure = measure
-        self._used: WeakKeyDictionary[Worker, int] = WeakKeyDictionary()
+        self.used: WeakKeyDictionary[Worker, int] = WeakKeyDictionary()
         self._needs: WeakKeyDictionary[ModelVersion, int] = WeakKeyDictionary()  # of one worker, once one has loaded
         self._reserved: dict[Worker, int] = {}  # for processes that load; 0 once one has loaded and waits for room
         self._least = 0  # bytes of the smallest worker so far; 0 before one has loaded
@@ -126,7 +128,7 @@ class _DeviceBudget:
         """`share`: the devices over which the worker spreads its model."""
         assert self.bound is not None
         if worker.state is not WorkerState.READY:
-            self.forget(worker)  # its last process
+            self.used.pop(worker, None)  # of its last process
         size = await asyncio.to_thread(size_of_files, version.archive.directory) // share
         while not self._least and self._reserved and not worker.stopping.is_set():  # the first one shows what a process takes
             await self._next_release(worker)
@@ -136,15 +138,12 @@ class _DeviceBudget:
         """A process has loaded."""
         assert self.bound is not None
         (used,) = await self._measure([worker])
-        self._used[worker] = used = self._reserved[worker] if used is None else used
+        self.used[worker] = used = self._reserved[worker] if used is None else used
         if worker.successor is None:  # else it is that of two processes
             self._needs[version] = used
         self._least = min(self._least or used, used)
         self._reserved[worker] = 0
         await self._make_room(self.bound, version, worker, 0)
-
-    def forget(self, worker: Worker) -> None:
-        self._used.pop(worker, None)
 
     def end(self, worker: Worker) -> None:
         if self._reserved.pop(worker, None) is not None:
@@ -161,9 +160,9 @@ class _DeviceBudget:
     async def measure(self) -> None:
         if self.bound is None:
             return
-        workers = [worker for version in self._everyone() for worker in version.workers if worker in self._used]
+        workers = [worker for version in self._everyone() for worker in version.workers if worker in self.used]
         sizes = await self._measure(workers)
-        self._used.update((worker, size) for worker, size in zip(workers, sizes, strict=True) if size is not None)
+        self.used.update((worker, size) for worker, size in zip(workers, sizes, strict=True) if size is not None)
         await self._unload(self._idle(None), self._taken() - self.bound)
 
     async def _make_room(self, bound: int, version: ModelVersion, worker: Worker, need: int) -> None:
@@ -174,7 +173,7 @@ class _DeviceBudget:
                 self._reserved[worker] = need or 1  # not 0: it will be done, whatever others do
                 await self._unload(idle, excess)
                 return
-            loading = [other for other, size in self._reserved.items() if size or worker not in self._reserved]
+            loading = [other for other, size in self._reserved.items() if worker not in self._reserved or (size and other in self._loading)]
             if not loading or worker.stopping.is_set():
                 raise LoadOutOfMemory(self._no_room(bound, version, need))
             await self._next_release(worker)
@@ -189,7 +188,7 @@ class _DeviceBudget:
 
     def _idle(self, version: ModelVersion | None) -> list[tuple[float, int, ModelVersion]]:
         idle = [each for each in self._versions() if each is not version and each.workers and each.is_idle]
-        sizes = [(each.last_used, sum(self._used.get(worker, 0) for worker in each.workers), each) for each in idle]
+        sizes = [(each.last_used, sum(self.used.get(worker, 0) for worker in each.workers), each) for each in idle]
         return [each for each in sizes if each[1]]  # others are not on this device
 
     async def _unload(self, idle: list[tuple[float, int, ModelVersion]], excess: int) -> None:
@@ -198,7 +197,7 @@ class _DeviceBudget:
         await asyncio.gather(*(version.adapt(0, self.name, numbers) for version in chosen))
 
     def _taken(self) -> int:
-        used = sum(self._used.get(worker, 0) for version in self._everyone() for worker in version.workers)
+        used = sum(self.used.get(worker, 0) for version in self._everyone() for worker in version.workers)
         return used + sum(self._reserved.values())
 
     def _no_room(self, bound: int, version: ModelVersion, need: int) -> str:
@@ -234,8 +233,8 @@ async def _of_machine(workers: Sequence[Worker]) -> list[int | None]:
     return await asyncio.to_thread(lambda: [memory_of([worker]) for worker in workers])
 
 
-async def _of_gpu(number: int, read: GpuProcesses, workers: Sequence[Worker]) -> list[int | None]:
+async def _of_gpu(number: int, read: GpuProcesses | None, workers: Sequence[Worker]) -> list[int | None]:
     """None where a process lives and the driver does not name it, as in a container whose numbers of processes are its own."""
-    held = (await read()).get(number, {})
+    held = {} if read is None else (await read()).get(number, {})
     pids = await asyncio.to_thread(lambda: [[process.pid for process in _processes_of([worker])] for worker in workers])
     return [sum(held.get(pid, 0) for pid in each) or (None if each else 0) for each in pids]

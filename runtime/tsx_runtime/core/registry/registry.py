@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.elastic.controller import ElasticController
-from tsx_runtime.core.elastic.memory import GpuProcesses, MemoryBudget, no_gpus
+from tsx_runtime.core.elastic.memory import GpuProcesses, MemoryBudget
 from tsx_runtime.core.environments.venvs import Environments
 from tsx_runtime.core.isolation.config import check_isolation
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders, hidden_variables
@@ -56,7 +56,7 @@ class Registry:
         starter: Starter | None = None,
         *,
         replaces: bool = False,
-        gpu_processes: GpuProcesses = no_gpus,
+        gpu_processes: GpuProcesses | None = None,
     ) -> None:
         """`worker_files`: how many files a worker may have open; as many as this process if not set. `worker_output`: see `LoadOrder`.
 

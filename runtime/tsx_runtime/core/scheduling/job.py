@@ -62,7 +62,19 @@ class ClientJob(Job, Protocol):
 
 
 class UncountedJob:
-    """A job whose answer may be of no request of its own."""
+    """In the place of another job: its answer may be that of no request."""
+
+    def __init__(self, job: Job) -> None:
+        self.meta = job.meta
+        self.body: Body = job.body
+        self.arrived = job.arrived
+        self.deadline = job.deadline
+        self.priority = job.priority
+        self.gone = False
+
+    @property
+    def request_id(self) -> bytes:
+        return self.meta.partition(b"\r")[0]
 
     def takes(self, item: Item) -> bool:
         """Whether the answer goes no further, and is not counted."""
@@ -72,19 +84,9 @@ class UncountedJob:
 class LateJob(UncountedJob):
     """Takes the place of a running request that was refused at its deadline: what its worker answers goes nowhere."""
 
-    __slots__ = ("arrived", "body", "deadline", "gone", "meta", "priority")
-
     def __init__(self, job: Job) -> None:
-        self.meta = job.meta
-        self.body: Body = b""
-        self.arrived = job.arrived
-        self.deadline: float | None = None
-        self.priority = job.priority
-        self.gone = True
-
-    @property
-    def request_id(self) -> bytes:
-        return self.meta.partition(b"\r")[0]
+        super().__init__(job)
+        self.body, self.deadline, self.gone = b"", None, True
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         pass

@@ -162,6 +162,25 @@ def test_a_model_that_grows_on_its_gpu_has_others_unloaded_there(monkeypatch):
     asyncio.run(main())
 
 
+def test_one_that_has_loaded_does_not_wait_for_one_that_waits_for_its_gpu(monkeypatch):
+    memory = {"now": 10}
+    monkeypatch.setattr("tsx_runtime.core.elastic.memory.memory_of", lambda workers: memory["now"])
+    monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 40)
+    models = [GpuModel(0, 10), GpuModel(0, 50), GpuModel(0, 10)]
+
+    async def main():
+        budget = gpu_budget(models, 85, host=100)
+        await load_gpu(budget, models, 0)
+        memory["now"] = 75
+        models[0].workers[0].state = WorkerState.LOADING
+        found = await asyncio.wait_for(
+            asyncio.gather(load_gpu(budget, models, 1), load_gpu(budget, models, 2), return_exceptions=True), TIMEOUT
+        )
+        assert [type(each) for each in found] == [LoadOutOfMemory, type(None)]
+
+    asyncio.run(main())
+
+
 def test_200_models_that_load_at_once_on_two_gpus_keep_all_three_budgets(monkeypatch):
     monkeypatch.setattr("tsx_runtime.core.elastic.memory.memory_of", lambda workers: 10)
     monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 0)

@@ -7,12 +7,11 @@ import re
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Flow, Job, LateJob, UncountedJob
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
-from tsx_runtime.core.scheduling.rows.tensors import PartAnswer, RowsPart, join, split
+from tsx_runtime.core.scheduling.rows.tensors import RowsPart, join, split
 from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.errors import ClientLeft, PayloadTooLarge, PredictionFailed, QueueFull, TsxError
-from tsx_runtime.wire import TENSORS_HEAD, V2_META, Buffer, Item, Parts
+from tsx_runtime.wire import TENSORS_HEAD, V2_META, Buffer, Item
 
-LONGEST = 2 << 20  # bytes of JSON that are split, in about 20 ms: longer ones would hold up the event loop
 _HEAD = re.compile(rb"^(%b: *)(\d{1,15})(?=\r?$)" % TENSORS_HEAD, re.IGNORECASE | re.MULTILINE)  # in header lines
 _COST = re.compile(rb"^(x-tsx-cost: *)(\d{1,15})(?=\r?$)", re.IGNORECASE | re.MULTILINE)
 _WHOLE = re.compile(rb"^(explain|describe): true\r?$", re.IGNORECASE | re.MULTILINE)  # requests for something else than a prediction
@@ -28,11 +27,13 @@ class RowsDispatcher(Dispatcher):
         self._requests: dict[Job, SplitRequest] = {}
 
     def submit(self, job: Job) -> None:
-        parts = self._parts(job)
+        try:
+            parts = self._parts(job)
+        except (PayloadTooLarge, QueueFull) as error:
+            self._reject(job, error)
+            return
         if parts is None:
             super().submit(job)
-        elif (error := self._no_place(job, parts)) is not None:
-            self._reject(job, error)
         else:
             request = self._requests[job] = SplitRequest(self, job, parts)
             for part in request.parts:
@@ -76,29 +77,27 @@ class RowsDispatcher(Dispatcher):
             super()._refuse(job, error)
 
     def _parts(self, job: Job) -> list[RowsPart] | None:
+        """None where it stays whole. Raises PayloadTooLarge, and QueueFull: all parts fit into the queue, or none is accepted."""
         head = _HEAD.search(job.meta)
-        length = len(job.body) if head is None else int(head[2])
-        if length > LONGEST or (head is None and V2_META not in job.meta) or _WHOLE.search(job.meta):
+        if (head is None and V2_META not in job.meta) or _WHOLE.search(job.meta):
             return None
-        body = b"".join(job.body.pieces) if isinstance(job.body, Parts) else job.body
-        return split(body, None if head is None else length, self._rows)
-
-    def _no_place(self, job: Job, parts: list[RowsPart]) -> TsxError | None:
-        """All parts fit into the queue, or none is accepted."""
+        bounds, queue = self.bounds, self.queue
+        parts = split(job.body, None if head is None else int(head[2]), self._rows, bounds.items)
+        if parts is None:
+            return None
         if self._flush_due:
             self._flush()
-        bounds, queue = self.bounds, self.queue
         size = sum(len(part.body) for part in parts)
-        text = f"{self.label} takes the request in {len(parts)} parts of {self._rows} rows (splitRows)"
-        if len(parts) > bounds.items or size > bounds.size:
-            most = f"the queue holds {bounds.items} (jobQueueSize) and {bounds.size} bytes (maxQueueBytes)"
-            return PayloadTooLarge(f"{text}, but {most}. Send fewer rows, or raise one of these.")
+        if size > bounds.size:
+            text = f"The parts of the request (splitRows) have {size} bytes, and the queue holds {bounds.size} (maxQueueBytes)."
+            raise PayloadTooLarge(f"{text} Send fewer rows, or raise maxQueueBytes.")
         lower = sum(other.priority < job.priority for other in queue.jobs)  # which give way
-        if len(queue.jobs) - lower + len(parts) <= bounds.items and queue.size + size <= bounds.size:
-            return None
-        seconds = self._seconds_to_empty()
-        text = f"{text}, and {len(queue.jobs)} of {bounds.items} requests (jobQueueSize) wait; try again in {seconds} s."
-        return QueueFull(text, retry_after=seconds, status=bounds.overload_status)
+        if len(queue.jobs) - lower + len(parts) > bounds.items or queue.size + size > bounds.size:
+            seconds = self._seconds_to_empty()
+            text = f"{self.label} takes the request in {len(parts)} parts of {self._rows} rows (splitRows), and {len(queue.jobs)} of"
+            text = f"{text} {bounds.items} requests (jobQueueSize) wait; try again in {seconds} s."
+            raise QueueFull(text, retry_after=seconds, status=bounds.overload_status)
+        return parts
 
 
 class SplitRequest:
@@ -107,7 +106,7 @@ class SplitRequest:
         self.job = job
         self.over = False
         self.parts = [RowsJob(self, part, sum(each.rows for each in parts)) for part in parts]
-        self.answers: dict[RowsJob, tuple[bytes, PartAnswer]] = {}  # headers and body
+        self.answers: dict[RowsJob, tuple[bytes, RowsPart]] = {}  # with their headers
 
 
 class RowsJob(UncountedJob):
@@ -115,21 +114,13 @@ class RowsJob(UncountedJob):
 
     def __init__(self, request: SplitRequest, part: RowsPart, rows: int) -> None:
         """`rows`: of the request."""
-        job = request.job
+        super().__init__(request.job)
         self.request = request
         self.rows = part.rows
-        self.meta = _HEAD.sub(rb"\g<1>%d" % part.head, job.meta)
+        self.meta = _HEAD.sub(rb"\g<1>%d" % (part.head or 0), self.meta)
         self.meta = _COST.sub(lambda found: b"%b%d" % (found[1], -(-int(found[2]) * part.rows // rows)), self.meta)
         self.body = part.body
-        self.arrived = job.arrived
-        self.deadline = job.deadline
-        self.priority = job.priority
-        self.gone = False
         self._final: tuple[Buffer, Buffer] | None = None  # headers and body of the request's answer
-
-    @property
-    def request_id(self) -> bytes:
-        return self.request.job.request_id
 
     def takes(self, item: Item) -> bool:
         """All but the answer that ends the request."""
@@ -142,17 +133,16 @@ class RowsJob(UncountedJob):
             request.dispatcher.end(request, self)
             return False
         head = _HEAD.search(bytes(headers))
-        request.answers[self] = bytes(headers), PartAnswer(self.rows, None if head is None else int(head[2]), bytes(body))
+        request.answers[self] = bytes(headers), RowsPart(self.rows, None if head is None else int(head[2]), bytes(body))
         if len(request.answers) < len(request.parts):
             return True
-        first, answers = request.answers[request.parts[0]][0], [request.answers[part][1] for part in request.parts]
         try:
-            length, whole = join(answers)
+            length, whole = join([request.answers[part][1] for part in request.parts])
         except ValueError as error:
             text = f"The answers to the parts of the request cannot be joined: {error}. Remove splitRows from the model's configuration."
             request.dispatcher.fail(request, PredictionFailed(text))
             return True
-        self._final = _HEAD.sub(rb"\g<1>%d" % length, first), whole
+        self._final = _HEAD.sub(rb"\g<1>%d" % length, request.answers[request.parts[0]][0]), whole
         request.dispatcher.end(request, self)
         return False
 

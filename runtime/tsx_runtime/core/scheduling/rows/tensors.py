@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+from tsx_runtime.errors import PayloadTooLarge
 from tsx_runtime.wire import COPIED, Body, Buffer, Parts
 
-MOST_TEXTS = 1 << 16  # elements of BYTES that are split, for the same reason as `dispatcher.LONGEST`
+LONGEST = 2 << 20  # bytes of JSON that are split, or repeated for parts, in about 20 ms: longer ones would hold up the event loop
+MOST_TEXTS = 1 << 16  # elements of BYTES that are split, for the same reason
 SIZE = "binary_data_size"
 _DATA = re.compile(rb'"data"\s*:\s*\[([-+.\d\[\]\seE,truefalsnNIity]*)\]')  # numbers, booleans and null
 _MARK = "\0"  # stands in the JSON for what was cut out of it
@@ -23,34 +25,40 @@ _LENGTH = struct.Struct("<I")  # before each element of BYTES
 
 
 class RowsPart(NamedTuple):
-    rows: int
-    head: int  # bytes of JSON that the body begins with
+    """Of a request, or the answer to it."""
+
+    rows: int  # of the request
+    head: int | None  # bytes of JSON that the body begins with; None: all of it
     body: Body
-
-
-class PartAnswer(NamedTuple):
-    rows: int  # of its part of the request
-    head: int | None  # as in RowsPart; None: all of it
-    body: bytes
 
 
 class _Message(NamedTuple):
     json: dict[str, Any]
     tensors: list[dict[str, Any]]
     data: list[Any]  # of each: the text between its brackets, a view of its bytes, or a list
+    indent: int | None
 
 
-def split(body: Buffer, head: int | None, most: int) -> list[RowsPart] | None:
+def split(body: Body, head: int | None, most: int, room: int) -> list[RowsPart] | None:
     """In parts of `most` rows. None for what has no more rows, or is left for the worker to report: see docs/batching.md.
 
-    A tensor's rows are along its first dimension, in which all must agree. `head`: bytes of JSON; None where there is nothing else.
+    A tensor's rows are along its first dimension, in which all must agree. `head`: as in RowsPart. Raises PayloadTooLarge for more than
+    `room` parts.
     """
     try:
-        message = _read(body, len(body) if head is None else head, "inputs")
+        if not 0 < (len(body) if head is None else head) <= min(len(body), LONGEST):
+            return None
+        message = _read(RowsPart(0, head, body), "inputs")
         sizes = {tensor["shape"][0] for tensor in message.tensors}
         rows = sizes.pop()
         flat = any(len(tensor["shape"]) == 1 and tensor["datatype"] != "BYTES" for tensor in message.tensors)  # more likely one row
         if sizes or flat or type(rows) is not int or rows <= most:
+            return None
+        count = -(-rows // most)
+        if count > room:
+            text = f"The request has {rows} rows, in {count} parts of {most} (splitRows), and the queue holds {room} (jobQueueSize)."
+            raise PayloadTooLarge(f"{text} Send fewer rows, or raise one of the two.")
+        if count * len(json.dumps(message.json | {"inputs": [tensor | {"data": None} for tensor in message.tensors]})) > LONGEST:
             return None
         cuts = [_cutter(tensor, data, rows) for tensor, data in zip(message.tensors, message.data, strict=True)]
         spans = [(start, min(start + most, rows)) for start in range(0, rows, most)]
@@ -59,10 +67,10 @@ def split(body: Buffer, head: int | None, most: int) -> list[RowsPart] | None:
         return None
 
 
-def join(answers: Sequence[PartAnswer]) -> tuple[int, bytes]:
+def join(answers: Sequence[RowsPart]) -> tuple[int, bytes]:
     """The bytes of JSON that the body begins with, and the body, as if one call had answered all rows. Raises ValueError."""
     try:
-        messages = [_read(body, len(body) if head is None else head, "outputs") for _, head, body in answers]
+        messages = [_read(answer, "outputs") for answer in answers]
         texts: list[bytes] = []
         raw: list[memoryview] = []
         outputs = []
@@ -79,22 +87,22 @@ def join(answers: Sequence[PartAnswer]) -> tuple[int, bytes]:
             else:
                 output["data"] = [*chain.from_iterable(json.loads(b"[%b]" % each) if type(each) is bytes else each for each in data)]
             outputs.append(output)
-        text = _written(messages[0].json | {"outputs": outputs}, texts, 2 if answers[0].body.startswith(b"{\n") else None)
+        text = _written(messages[0].json | {"outputs": outputs}, texts, messages[0].indent)
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise ValueError(f"one is not an answer of the Open Inference Protocol, {type(error).__name__}: {error}") from error
     return len(text), b"".join([text, *raw])
 
 
-def _read(body: Buffer, head: int, key: str) -> _Message:
-    texts: list[bytes] = []
+def _read(part: RowsPart, key: str) -> _Message:
+    body, texts = b"".join(part.body.pieces) if isinstance(part.body, Parts) else part.body, list[bytes]()
 
     def cut_out(found: re.Match[bytes]) -> bytes:
         texts.append(found[1])
         return b'"data":' + _MARKED
 
-    view = memoryview(body)
-    content = json.loads(_DATA.sub(cut_out, bytes(view[:head])))
-    tensors, rest, data = content[key], view[head:], list[Any]()
+    head = len(body) if part.head is None else part.head
+    content = json.loads(_DATA.sub(cut_out, bytes(body[:head])))
+    tensors, rest, data = content[key], memoryview(body)[head:], list[Any]()
     left = iter(texts)
     for tensor in tensors:
         size = (tensor.get("parameters") or {}).get(SIZE)
@@ -107,7 +115,7 @@ def _read(body: Buffer, head: int, key: str) -> _Message:
             data.append(next(left, None) if tensor["data"] == _MARK else tensor["data"])
     if rest or None in data or next(left, None) is not None:
         raise ValueError("its data do not belong to its tensors")
-    return _Message(content, tensors, data)
+    return _Message(content, tensors, data, 2 if bytes(body[:2]) == b"{\n" else None)
 
 
 def _cutter(tensor: dict[str, Any], data: Any, rows: int) -> Callable[[int, int], Any]:

@@ -134,7 +134,7 @@ def test_all_parts_are_accepted_or_none():
         dispatcher.submit(first)
         frame = await peer.read()
         dispatcher.submit(huge)
-        refused(huge, PayloadTooLarge, "25 parts of 2 rows .splitRows., but the queue holds 10")
+        refused(huge, PayloadTooLarge, "50 rows, in 25 parts of 2 .splitRows., and the queue holds 10")
         waits = [job(1) for _ in range(5)]
         for each in waits:
             dispatcher.submit(each)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.scheduling.rows.tensors import PartAnswer, RowsPart, join, split
+from tsx_runtime.core.scheduling.rows.tensors import RowsPart, join, split
+from tsx_runtime.errors import PayloadTooLarge
 from tsx_runtime.wire import Parts
 from tsx_runtime.worker.codecs import v2_binary
 from tsx_runtime.worker.codecs.json_text import to_compact_json, to_json
@@ -49,7 +50,7 @@ def read(part: RowsPart, raw: bool) -> list[Any]:
 def test_a_worker_reads_the_same_rows_in_parts(array, form, other, most, indent):
     raw: list[bytes] = []
     head = json.dumps({"id": "é", "inputs": [tensor(array, form, raw), tensor(array * 1, other, raw)]}, indent=indent).encode()
-    parts = split(b"".join([head, *raw]), len(head) if raw else None, most)
+    parts = split(b"".join([head, *raw]), len(head) if raw else None, most, 99)
     if len(array) <= most:
         assert parts is None
         return
@@ -61,11 +62,11 @@ def test_a_worker_reads_the_same_rows_in_parts(array, form, other, most, indent)
 
 @given(arrays, st.integers(1, 5), st.sampled_from(["compact", "indented", "binary"]))
 def test_joined_answers_are_the_bytes_of_one_answer(array, most, form):
-    def answer(rows: np.ndarray[Any, Any]) -> PartAnswer:
+    def answer(rows: np.ndarray[Any, Any]) -> RowsPart:
         raw: list[bytes] = []
         outputs = [tensor(rows, "binary" if form == "binary" else "flat", raw), output_tensor("text", [str(row) for row in rows])]
         text = (to_json if form == "indented" else to_compact_json)({"model_name": "m", "id": "ü", "outputs": outputs}).encode()
-        return PartAnswer(len(rows), len(text) if raw else None, b"".join([text, *raw]))
+        return RowsPart(len(rows), len(text) if raw else None, b"".join([text, *raw]))
 
     whole = answer(array)
     head, body = join([answer(array[start : start + most]) for start in range(0, len(array), most)])
@@ -78,12 +79,12 @@ def test_texts_are_split_by_elements_and_large_bodies_are_not_copied():
     raw = b"".join(len(text).to_bytes(4, "little") + text for text in texts)
     made = {"name": "x", "datatype": "BYTES", "shape": [3], "parameters": {"binary_data_size": len(raw)}}
     head = json.dumps({"inputs": [made]}).encode()
-    parts = split(head + raw, len(head), 1)
+    parts = split(head + raw, len(head), 1, 99)
     assert parts is not None
     assert [v2_binary.read(str(part.head), bytes_of(part))[0]["inputs"][0]["data"] for part in parts] == [[text] for text in texts]
     assert isinstance(parts[2].body, Parts)
     as_json = json.dumps({"inputs": [{**made, "parameters": {}, "data": ["a, [", "b", 'c"']}]}).encode()
-    parts = split(as_json, None, 2)
+    parts = split(as_json, None, 2, 99)
     assert parts is not None
     assert [json.loads(bytes_of(part))["inputs"][0]["data"] for part in parts] == [["a, [", "b"], ['c"']]
 
@@ -106,12 +107,28 @@ def test_texts_are_split_by_elements_and_large_bodies_are_not_copied():
     ],
 )
 def test_what_cannot_be_split_with_certainty_stays_whole(body):
-    assert split(body, None, 1) is None
+    assert split(body, None, 1, 99) is None
+
+
+def test_a_head_that_ends_behind_the_body_is_left_to_the_worker_to_refuse():
+    body = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [4, 1], "data": [1, 2, 3, 4]}]}'
+    assert split(body, len(body), 1, 99) is not None
+    assert split(body, len(body) + 1, 1, 99) is None
+
+
+def test_a_small_request_does_not_become_parts_without_end():
+    """Neither in their number nor in what they repeat."""
+    many = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [100_000, 1], "data": [0] * 100_000}]}).encode()
+    with pytest.raises(PayloadTooLarge, match=r"100000 rows, in 100000 parts of 1 .splitRows., and the queue holds 100"):
+        split(many, None, 1, 100)
+    wide = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [100, 1], "data": [0] * 100}], "parameters": {"x": "y" * 30_000}}
+    assert split(json.dumps(wide).encode(), None, 1, 100) is None
+    assert split(json.dumps(wide).encode(), None, 2, 100) is not None
 
 
 @given(st.binary(max_size=200), st.none() | st.integers(0, 300), st.integers(1, 4))
 def test_no_bytes_make_it_fail(body, head, most):
-    assert split(body, head, most) is None
+    assert split(body, head, most, 99) is None
 
 
 @pytest.mark.parametrize(
@@ -129,4 +146,4 @@ def test_no_bytes_make_it_fail(body, head, most):
 def test_answers_that_do_not_fit_each_other_are_not_joined(second, why):
     first = b'{"outputs": [{"name": "x", "datatype": "INT64", "shape": [2, 1], "data": [1, 2]}]}'
     with pytest.raises(ValueError, match=why):
-        join([PartAnswer(2, None, first), PartAnswer(2, None, second)])
+        join([RowsPart(2, None, first), RowsPart(2, None, second)])
