@@ -128,20 +128,24 @@ def _averaged(seen: ModelLoad, before: History) -> History:
 
 
 def _is_pressed(seen: ModelLoad, then: History) -> bool:
-    if (bound := seen.bound) is not None:
-        late = (1 - bound.curve.quantile) * seen.arrived
-        return seen.refused > late or bound.workers(then.recent_rate, SATURATED, seen.workers + 1) > seen.workers
-    if seen.refused:
+    if _refuses(seen):
         return True
+    if seen.bound is not None:
+        return seen.bound.workers(then.recent_rate, SATURATED, seen.workers + 1) > seen.workers
     if seen.working < seen.workers or seen.waiting < seen.places * seen.workers:
         return False
     return seen.waiting >= PATIENCE * seen.rate * seen.workers or then.recent >= SATURATED * seen.workers
 
 
+def _refuses(seen: ModelLoad) -> bool:
+    """More than the target, where there is one, allows to be late."""
+    return seen.refused > (0.0 if seen.bound is None else (1 - seen.bound.curve.quantile) * seen.arrived)
+
+
 def _when_pressed(seen: ModelLoad, then: History) -> tuple[Scaling, History]:
     since = seen.now if then.pressed_since is None else then.pressed_since
     then = then._replace(pressed_since=since, quiet_since=None)
-    if (seen.bound is not None or not seen.refused) and seen.now - since < max(LOOK / 2, min(seen.load_seconds, LONGEST_PATIENCE)):
+    if not _refuses(seen) and seen.now - since < max(LOOK / 2, min(seen.load_seconds, LONGEST_PATIENCE)):
         return Scaling(seen.workers), then
     if seen.bound is not None:
         wanted, reason = max(seen.workers + 1, seen.bound.workers(then.recent_rate, SATURATED, 2 * seen.workers)), "slo"

@@ -162,7 +162,7 @@ BOUND = bound_of(0.01, 0.001, 0.05)
         ({"workers": 2, "arrived": 2500, "worker_memory": 100, "free_memory": 99}, 3, (2, "memory")),
         ({"workers": 5}, 9, (5, "")),
         ({"arrived": 10, "waiting": 999}, 9, (1, "")),  # what waits is answered in time, or it would have been refused
-        ({"arrived": 10, "refused": 1}, 2, (2, "slo")),
+        ({"arrived": 10, "refused": 1}, 1, (2, "slo")),
         ({"arrived": 200, "refused": 1}, 2, (1, "")),  # the target allows as many to be late
         ({"arrived": 10, "refused": 9, "starting": 1}, 3, (1, "")),
         ({"arrived": 10, "workers": 4, "working": 4}, 120, (4, "")),
