@@ -120,28 +120,18 @@ def _read(part: RowsPart, key: str) -> _Message:
 
 def _cutter(tensor: dict[str, Any], data: Any, rows: int) -> Callable[[int, int], Any]:
     """Gives the data of the rows from one up to another."""
+    take: Callable[[int, int], Any] = lambda start, end: data[start:end]  # noqa: E731  # as the others
+    count = len(data)
     if isinstance(data, memoryview) and tensor["datatype"] == "BYTES":
         ends = _ends(data)
-        step = _step(len(ends) - 1, rows)
-        return lambda start, end: data[ends[start * step] : ends[end * step]]
-    if isinstance(data, bytes):
+        count, take = len(ends) - 1, lambda start, end: data[ends[start] : ends[end]]
+    elif isinstance(data, bytes):
         numbers = data.split(b",")
-        step = _step(len(numbers), rows)
-        return lambda start, end: _whole(b",".join(numbers[start * step : end * step]))
-    step = _step(len(data), rows)
-    return lambda start, end: data[start * step : end * step]
-
-
-def _step(count: int, rows: int) -> int:
-    if count % rows:
+        count, take = len(numbers), lambda start, end: b",".join(numbers[start:end])
+    step, odd = divmod(count, rows)
+    if odd:
         raise ValueError(f"{count} values are not {rows} rows")
-    return count // rows
-
-
-def _whole(text: bytes) -> bytes:
-    if text.count(b"[") != text.count(b"]"):
-        raise ValueError("its lists are not its rows")
-    return text
+    return lambda start, end: take(start * step, end * step)
 
 
 def _ends(data: memoryview) -> list[int]:
@@ -164,6 +154,8 @@ def _part(message: _Message, rows: int, pieces: Iterable[Any]) -> RowsPart:
             raw.append(piece)
             part["parameters"] = {**tensor["parameters"], SIZE: len(piece)}
         elif isinstance(piece, bytes):
+            if piece.count(b"[") != piece.count(b"]"):
+                raise ValueError("its lists are not its rows")
             texts.append(piece)
         else:
             part["data"] = piece
