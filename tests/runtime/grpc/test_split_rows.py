@@ -9,28 +9,35 @@ from typing import Any
 
 import grpc
 import httpx
+import numpy as np
 import pytest
-import torch
 
 from tests.runtime.grpc.conftest import TIMEOUT
+from tests.support.models import make_model
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving
-from tsx_archiver import ArchiveSpec, write_archive
 from tsx_runtime.grpc.protos import grpc_predict_v2_pb2 as messages
 
 ROWS = [[float(row * 3 + column) / 8 for column in range(3)] for row in range(9)]
 
 
+HANDLER = """
+import numpy
+
+
+def handle(data, context):
+    return None if data is None else [(numpy.asarray(tensor["data"]) * [2, 3, 4]).tolist() for tensor in data]
+"""
+
+
 @pytest.fixture(scope="module")
 def served(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     directory = tmp_path_factory.mktemp("rows")
-    layer = torch.nn.Linear(3, 2, bias=False)
-    layer.weight.data = torch.tensor([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]])
-    torch.export.save(torch.export.export(layer, (torch.zeros(1, 3),)), directory / "sums.pt2")
     for name in ("whole", "parts"):
-        write_archive(ArchiveSpec(name, handler="base_handler", serialized_file=directory / "sums.pt2"), directory)
+        make_model(directory / f"{name}.mar", HANDLER)
     models = ["--set", "models.parts.split_rows=2", "--set", "models.parts.workers=2", "--set", "models.parts.batch_size=2"]
     words = ["serve", directory / "whole.mar", directory / "parts.mar", *models, *FREE_PORTS, *FREE_GRPC_PORTS]
-    with serving(words, directory, {"TSX_CACHE_DIR": str(directory / "cache")}) as running:
+    environment = {"TSX_CACHE_DIR": str(directory / "cache"), "TSX_WORKER_PRELOAD": "false", "TSX_SERVICE_ENVELOPE": "kservev2"}
+    with serving(words, directory, environment) as running:
         yield running
 
 
@@ -47,8 +54,9 @@ def test_rest_clients_cannot_tell_the_difference(served: Running, form: str, lan
     parameters = {} if form == "json" else {"binary_data_output": True}
     headers = {"content-type": "application/json"}
     if form == "bytes":
-        raw = torch.tensor(ROWS).numpy().tobytes()
-        head = json.dumps({"inputs": [tensor | {"parameters": {"binary_data_size": len(raw)}}], "parameters": parameters}).encode()
+        raw = np.array(ROWS, "float32").tobytes()
+        sized = tensor | {"parameters": {"binary_data_size": len(raw)}}
+        head = json.dumps({"id": "7", "inputs": [sized], "parameters": parameters}).encode()
         body, headers = head + raw, {"inference-header-content-length": str(len(head))}
     else:
         body = json.dumps({"id": "7", "inputs": [tensor | {"data": [*chain(*ROWS)]}], "parameters": parameters}).encode()
@@ -67,8 +75,8 @@ def test_rest_clients_cannot_tell_the_difference(served: Running, form: str, lan
 @pytest.mark.parametrize("raw", [True, False])
 def test_grpc_clients_cannot_either(served: Running, raw: bool) -> None:
     tensor: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [9, 3]}
-    numbers = torch.tensor(ROWS)
-    more: dict[str, Any] = {"raw_input_contents": [numbers.numpy().tobytes()]} if raw else {}
+    numbers = np.array(ROWS, "float32")
+    more: dict[str, Any] = {"raw_input_contents": [numbers.tobytes()]} if raw else {}
     if not raw:
         tensor["contents"] = {"fp32_contents": numbers.ravel().tolist()}
     with grpc.insecure_channel(served.address("gRPC predictions")) as channel:
@@ -80,20 +88,22 @@ def test_grpc_clients_cannot_either(served: Running, raw: bool) -> None:
         ]
     answers[1].model_name = "whole"
     assert answers[0] == answers[1]
-    assert list(answers[0].outputs[0].shape) == [9, 2]
+    assert list(answers[0].outputs[0].shape) == [9, 3]
+
+
+def refusals(served: Running, tensor: dict[str, Any]) -> list[httpx.Response]:
+    urls = [f"{served.address('predictions')}/v2/models/{name}/infer" for name in ("whole", "parts")]
+    return [httpx.post(url, json={"inputs": [tensor]}) for url in urls]
 
 
 def test_a_request_of_more_parts_than_the_queue_holds_is_refused(served: Running) -> None:
-    tensor = {"name": "x", "datatype": "FP32", "shape": [202, 3], "data": [1] * 606}
-    answers = [
-        httpx.post(f"{served.address('predictions')}/v2/models/{name}/infer", json={"inputs": [tensor]}) for name in ("whole", "parts")
-    ]
+    answers = refusals(served, {"name": "x", "datatype": "FP32", "shape": [202, 3], "data": [1] * 606})
     assert [answer.status_code for answer in answers] == [200, 413]
     assert "202 rows, in 101 parts of 2 (splitRows), and the queue holds 100" in answers[1].json()["error"]
 
 
 def test_an_error_of_a_part_is_the_answer(served: Running) -> None:
-    tensor = {"name": "x", "datatype": "FP32", "shape": [3, 2], "data": [1, 2, 3, 4, 5, 6]}
-    answer = httpx.post(f"{served.address('predictions')}/v2/models/parts/infer", json={"inputs": [tensor]})
-    assert answer.status_code == 400
-    assert "shape" in answer.json()["error"]
+    answers = refusals(served, {"name": "x", "datatype": "FP99", "shape": [3, 3], "data": [1] * 9})
+    assert [answer.status_code for answer in answers] == [400, 400]
+    assert answers[0].content == answers[1].content
+    assert "FP99" in answers[0].text
