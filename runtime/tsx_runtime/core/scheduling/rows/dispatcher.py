@@ -60,9 +60,9 @@ class RowsDispatcher(Dispatcher):
         request.over = True
         del self._requests[request.job]
         for part in request.parts:
-            late = LateJob(part)
             if part is but or part in request.answers:
                 continue
+            late = LateJob(part)
             if any(channel.replace(part, late) for channel in self._all_channels):
                 self._due.pop(part, None)
                 self._due[late] = NEVER
