@@ -92,7 +92,7 @@ def _observe(
     arrived, watched.arrived = max(0, count - watched.arrived) if watched.history.looked > 0 else 0, count
     bound = None
     if report is not None and report.curve is not None and report.curve.known:
-        bound = LatencyBound(report.target.text, report.seconds, report.curve)
+        bound = LatencyBound(report.target, report.seconds, report.curve)
     used = {worker: each for worker, each in usage.items() if each is not None and worker in version.workers}
     _learn_cores(version, watched, used)
     return ModelLoad(
@@ -134,7 +134,8 @@ def _numbers(seen: ModelLoad, then: History) -> str:
     bound = ""
     if seen.bound is not None:
         rate, size = seen.bound.capacity(then.recent_rate, seen.workers)
-        bound = f"{then.recent_rate:.3g} requests/s arrive, of which these answer {rate:.3g} within {seen.bound.text}, in batches of {size}"
+        slo = seen.bound.target.text
+        bound = f"{then.recent_rate:.3g} requests/s arrive, of which these answer {rate:.3g} within {slo}, in batches of {size}"
     parts = [
         bound,
         f"{seen.waiting} requests wait",

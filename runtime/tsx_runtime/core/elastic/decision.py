@@ -24,6 +24,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tsx_archiver.metadata.slo import LatencyTarget
 from tsx_runtime.core.slo.curve import LatencyCurve
 from tsx_runtime.core.slo.decision import aim
 
@@ -40,7 +41,7 @@ RECENT, USUAL = 1.0, 20.0  # seconds over which the share of workers at work is 
 class LatencyBound(NamedTuple):
     """A latency target, with what its version has learned."""
 
-    text: str
+    target: LatencyTarget
     seconds: float  # within which requests are accepted
     curve: LatencyCurve  # that is known
 
@@ -139,7 +140,7 @@ def _is_pressed(seen: ModelLoad, then: History) -> bool:
 
 def _refuses(seen: ModelLoad) -> bool:
     """More than the target, where there is one, allows to be late."""
-    return seen.refused > (0.0 if seen.bound is None else (1 - seen.bound.curve.quantile) * seen.arrived)
+    return seen.refused > (0.0 if seen.bound is None else (1 - seen.bound.target.quantile) * seen.arrived)
 
 
 def _when_pressed(seen: ModelLoad, then: History) -> tuple[Scaling, History]:

@@ -43,7 +43,7 @@ class SloDispatcher(Dispatcher):
     def report(self) -> SloReport:
         control = self.control
         report = self.attainment.report(control.target, control.aim.size, max(1, self.bounds.items, self.pending))
-        return report._replace(curve=control.curve, seconds=control.target.seconds * control.margin)
+        return report._replace(curve=control.curve, seconds=control.target.seconds * min(control.margin, 1.0))
 
     def submit(self, job: Job) -> None:
         self.control.offered()

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.runtime.core.slo.simulation import Case, with_target
+from tsx_archiver.metadata.slo import LatencyTarget
 from tsx_runtime.core.elastic.decision import CALM, LOOK, SATURATED, History, LatencyBound, ModelLoad, Scaling, decide
 from tsx_runtime.core.slo.curve import LatencyCurve
 
@@ -115,7 +116,7 @@ def test_under_a_constant_load_no_worker_is_started_again_once_one_was_stopped(l
 
 def bound_of(first: float, each: float, seconds: float) -> LatencyBound:
     curve = LatencyCurve(0.99, [(size, first + each * (size - 1)) for size in (1, 2, 4, 8, 16, 32, 64, 128)])
-    return LatencyBound("p99<50ms", seconds, curve)
+    return LatencyBound(LatencyTarget("p99<50ms", 0.99, seconds), seconds, curve)
 
 
 bounds = st.builds(bound_of, st.floats(0.001, 0.03), st.floats(0.0, 0.01), st.floats(0.02, 0.2))
