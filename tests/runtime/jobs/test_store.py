@@ -323,6 +323,7 @@ def test_calls_that_wait_for_one_connection_fail_together(tmp_path: Path) -> Non
     assert store.tries < 5
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_lost_connection_is_made_again(database: str) -> None:
     import psycopg  # here, where its server is
 
