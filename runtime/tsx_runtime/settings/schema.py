@@ -105,6 +105,9 @@ def _check_absolute(paths: list[Path]) -> list[Path]:
 
 
 IsolationPaths = Annotated[list[Path], AfterValidator(_check_absolute), Accepts("absolute paths: a list, or a string with commas")]
+BatchBuckets = Annotated[
+    list[Annotated[int, Field(ge=1)]], Accepts("numbers of requests, each at least 1: a list, or a string with commas")
+]
 IsolationCpus = Annotated[float, Field(ge=0, le=4096), Accepts("a number from 0 to 4096")]
 
 
@@ -148,7 +151,7 @@ class ModelSettings(BaseModel):
     scale_to_zero: IdleTime | None = Field(None, description="time without a request after which it is unloaded, such as 10m; 0 = never")
     pass_env: list[str] | None = Field(None, description="additional credentials in the server's environment that its workers can read")
     pass_headers: list[str] | None = Field(None, description="additional headers with clients' credentials that its handler can read")
-    batch_buckets: list[Annotated[int, Field(ge=1)]] | None = Field(None, description="preferred numbers of requests in a batch")
+    batch_buckets: BatchBuckets | None = Field(None, description="preferred numbers of requests in a batch")
     cache: Cache | None = Field(None, description="how its answers are cached, in place of what its archive says; see caching.md")
     traffic: Traffic | None = Field(None, description="how requests are split between its versions; see routing.md")
     isolation: Literal["off", "on"] | None = Field(None, description="whether its workers are isolated; see security.md")

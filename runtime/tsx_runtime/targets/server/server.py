@@ -208,7 +208,7 @@ def _keys(settings: Settings, before: Predecessor | None, replaced: asyncio.Even
     try:
         yield keys
     finally:
-        if not replaced.is_set() and (before is None or before.replaced):
+        if not replaced.is_set() and (before is None or before.replaced or before.has_ended):
             keys.remove()
 
 
@@ -243,7 +243,7 @@ async def _answer(
                 for listener in listeners:
                     listener.take_over()
                 if jobs is not None:
-                    jobs.store.patience = settings.drain_timeout + PATIENCE
+                    jobs.store.follow(settings.drain_timeout + PATIENCE)
             await servers.start()
             if jobs is not None:  # its models are there, so that it is known which ones are not
                 await jobs.resume()
@@ -253,11 +253,17 @@ async def _answer(
             gc.freeze()  # modules, routes and schemas stay: collections, which block the loop, need not look at them again
             meeting = meeting_point(settings) if options.hosted is None else None
             tokens = partial(made_up_tokens, parts.keys, settings)  # of the moment: clients renew them
-            async with replaceable(meeting, listeners, tokens, stopping.asked.set) as handover:
+
+            def replaced() -> None:
+                stopping.replaced.set()
+                if jobs is not None:
+                    jobs.store.hand_over()
+                stopping.asked.set()
+
+            async with replaceable(meeting, listeners, tokens, replaced) as handover:
                 on_ready(servers.addresses)
                 failure = await _failure_to_load(hosted, models, stopping)
             if handover.is_taken:
-                stopping.replaced.set()
                 servers.leave()
                 handover.confirm()
                 logger.info("replaced by another server: a connection ends with its next answer, within %d s", settings.drain_timeout)
@@ -274,6 +280,8 @@ async def _answer(
             await asyncio.gather(
                 servers.stop(registry, stopping.hurry, drain), *([] if jobs is None else [jobs.stop(drain, stopping.hurry)])
             )
+            if handover.is_awaited:
+                stopping.replaced.set()
     finally:
         if jobs is not None:
             await jobs.close()
