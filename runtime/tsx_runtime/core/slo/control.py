@@ -10,9 +10,10 @@ from tsx_archiver.metadata.slo import LatencyTarget
 from tsx_runtime.core.slo.curve import LatencyCurve
 from tsx_runtime.core.slo.decision import admission, aim, batch_size, expected_end
 
-STEP = 0.01  # of the target, by which the margin changes for each miss
-LARGEST = 0.05  # for a batch
-LEAST, MOST = 0.5, 0.95  # margin
+STEP = 0.05  # by which the margin changes for a batch that misses as a whole
+LEAST, MOST = 0.5, 1.45  # margin
+FULL = 0.95  # of the target, that requests are accepted by at most
+RISK = 20  # how much more often than the target allows a request may be expected to be late, for each 1 of margin beyond that
 MEMORY = 1.0  # seconds after which an arrival weighs about a third of what it did
 
 
@@ -29,8 +30,8 @@ class SloControl:
     def __init__(self, target: LatencyTarget, curve: LatencyCurve) -> None:
         self.target = target
         self.curve = curve
-        self.margin = MOST  # the share of the target that requests are accepted by; the rest is for what the curve does not tell
-        self.aim = aim(curve, target.seconds * self.margin, 0.0, 1)
+        self.margin = FULL  # the share of the target that requests are accepted by; the rest is for what the curve does not tell
+        self.aim = aim(curve, target.seconds * FULL, 0.0, 1)
         self.waiting = 0  # requests that may wait, as far as was asked
         self.opens = 0.0  # when one more may
         self._arrivals = 0.0
@@ -51,12 +52,15 @@ class SloControl:
         """A batch was answered, `missed` of its requests too late.
 
         A miss makes the margin smaller by much, an answer in time larger by little: in overload the share of misses comes to what the
-        target allows. A batch that takes longer than the target by itself does not count, since no admission could avoid that.
+        target allows. A batch does not count where a request alone would have taken longer than the target, since no admission could
+        avoid that. A margin beyond FULL accepts requests which are late more often than the target allows: as only those that wait for
+        longest are, all together keep it.
         """
         self.curve.add(size, seconds, now)
-        if seconds <= self.target.seconds:
-            change = STEP * ((1 - self.target.quantile) * size - missed)
-            self.margin = min(MOST, max(LEAST, self.margin + max(change, -LARGEST)))
+        if seconds * self.curve.typical(1) <= self.target.seconds * self.curve.typical(size):
+            change = STEP * ((1 - self.target.quantile) * size - missed) / max(size, self.aim.size)
+            self.margin = min(MOST, max(LEAST, self.margin + change))
+            self.curve.quantile = 1 - (1 - self.target.quantile) * (1 + RISK * max(0.0, self.margin - FULL))
         self._renew(now, workers)
 
     def sent(self, size: int, *, cut: bool) -> None:
@@ -95,5 +99,5 @@ class SloControl:
 
     def _renew_aim(self, workers: int) -> None:
         self._workers = workers
-        self.aim = aim(self.curve, self.target.seconds * self.margin, self._arrivals, workers)
+        self.aim = aim(self.curve, self.target.seconds * min(self.margin, FULL), self._arrivals, workers)
         self.changed()

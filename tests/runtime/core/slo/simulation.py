@@ -1,4 +1,4 @@
-"""Simulates workers that take batches of a synthetic model: with a latency target, and with every fixed batch size and queue length."""
+"""Simulates workers that take batches of a synthetic model: with a latency target, and with fixed batch sizes, queue lengths and delays."""
 
 from __future__ import annotations
 
@@ -20,15 +20,31 @@ Service = Callable[[int, float], float]  # seconds of a batch of that size that 
 class Case(NamedTuple):
     kind: str
     first: float  # seconds for one request
-    each: float  # and for each further one
+    each: float  # and for each further one; of a concave curve, the exponent
     limit: float  # of batches: of what hardware takes at once
     bound: float
     workers: int
     load: float  # of capacity
     seed: int
 
-    def typical(self, size: int) -> float:
+    def typical(self, size: float) -> float:
+        if self.kind == "concave":
+            return self.first * size**self.each
         return self.first + self.each * (size - 1)
+
+    @property
+    def largest(self) -> int:
+        """The largest batch that takes no longer than the bound."""
+        return self._largest(self.bound)
+
+    @property
+    def rate(self) -> float:
+        """Requests a second: `load` times what all workers can do with half of the bound for a batch: the other half is for the queue."""
+        half = self._largest(self.bound / 2)
+        return self.load * self.workers * half / self.typical(half)
+
+    def _largest(self, seconds: float) -> int:
+        return bisect_right(range(2, int(self.limit) + 1), seconds, key=self.typical) + 1
 
     def service(self) -> Service:
         chance = np.random.default_rng(self.seed)
@@ -48,9 +64,9 @@ class Case(NamedTuple):
 
         return seconds
 
-    def arrivals(self, rate: float, seconds: float) -> list[float]:
+    def arrivals(self, count: int) -> list[float]:
         chance = np.random.default_rng(self.seed + 1)
-        return np.cumsum(chance.exponential(1 / rate, int(rate * seconds))).tolist()
+        return np.cumsum(chance.exponential(1 / self.rate, count)).tolist()
 
 
 def iter_of(more: Callable[[], np.ndarray]) -> Iterator[float]:
@@ -63,7 +79,6 @@ class Outcome(NamedTuple):
     accepted: int
     kept: int  # answered within the bound
     seconds: float
-    latencies: list[float]
 
     @property
     def goodput(self) -> float:
@@ -74,13 +89,12 @@ class Outcome(NamedTuple):
         return self.kept / max(1, self.accepted)
 
 
-def static(case: Case, arrivals: list[float], size: int, queue: int, warm: float) -> Outcome:
-    """Batches of up to `size`, and a queue of `queue`: what comes beyond is refused."""
+def static(case: Case, arrivals: list[float], size: int, queue: int, delay: float, warm: float) -> Outcome:
+    """Batches of up to `size`, for which a worker waits up to `delay`, and a queue of `queue`: what comes beyond is refused."""
     service = case.service()
     free = [0.0] * case.workers
     waiting: list[float] = []
-    position = accepted = kept = offered = 0
-    latencies: list[float] = []
+    position = accepted = kept = 0
     end = arrivals[-1]
     while position < len(arrivals) or waiting:
         start = free[0]
@@ -95,16 +109,20 @@ def static(case: Case, arrivals: list[float], size: int, queue: int, warm: float
             start = arrivals[position]
             waiting.append(start)
             position += 1
+        if len(waiting) < size and waiting[0] + delay > start:
+            more = bisect_right(arrivals, waiting[0] + delay, position, min(len(arrivals), position + size - len(waiting)))
+            waiting += arrivals[position:more]
+            position = more
+            start = waiting[-1] if len(waiting) >= size else waiting[0] + delay
         batch = waiting[:size]
         del waiting[:size]
         done = start + service(len(batch), start)
         heapq.heapreplace(free, done)
-        counted = batch if warm <= done <= end else []
-        accepted += len(counted)
-        kept += len(counted) - bisect_left(counted, done - case.bound)
-        latencies += [done - arrived for arrived in counted]
+        if warm <= done <= end:
+            accepted += len(batch)
+            kept += len(batch) - bisect_left(batch, done - case.bound)
     offered = len(arrivals) - bisect_left(arrivals, warm)
-    return Outcome(offered, accepted, kept, end - warm, latencies)
+    return Outcome(offered, accepted, kept, end - warm)
 
 
 def with_target(case: Case, arrivals: list[float], quantile: float, warm: float, curve: LatencyCurve | None = None) -> Outcome:
@@ -114,7 +132,6 @@ def with_target(case: Case, arrivals: list[float], quantile: float, warm: float,
     workers: list[tuple[float, float, int, int]] = []  # busy ones: end, begin, size, requests that will be late
     waiting: list[float] = []
     accepted = kept = 0
-    latencies: list[float] = []
     end = arrivals[-1]
 
     def begin(now: float) -> None:
@@ -126,10 +143,9 @@ def with_target(case: Case, arrivals: list[float], quantile: float, warm: float,
             done = now + service(len(batch), now)
             heapq.heappush(workers, (done, now, len(batch), bisect_left(batch, done - case.bound)))
             control.sent(len(batch), cut=len(batch) < size and bool(waiting))
-            counted = batch if warm <= done <= end else []
-            accepted += len(counted)
-            kept += len(counted) - bisect_left(counted, done - case.bound)
-            latencies.extend([done - arrived for arrived in counted])
+            if warm <= done <= end:
+                accepted += len(batch)
+                kept += len(batch) - bisect_left(batch, done - case.bound)
 
     def until(now: float) -> None:
         while workers and workers[0][0] <= now:
@@ -145,4 +161,4 @@ def with_target(case: Case, arrivals: list[float], quantile: float, warm: float,
             waiting.append(now)
             begin(now)
     offered = len(arrivals) - bisect_left(arrivals, warm)
-    return Outcome(offered, accepted, kept, end - warm, latencies)
+    return Outcome(offered, accepted, kept, end - warm)
