@@ -63,7 +63,7 @@ class LatencyCurve:
         self._levels = Window()
         self._level = 1.0
         self._last = 0.0  # logarithm of the last ratio
-        self._scatter = 0.0  # of these, the mean difference from batch to batch: drift does not count
+        self.scatter = 0.0  # of these, the mean difference from batch to batch: drift does not count
         self._ratios = Window()
         for size, seconds in sorted(measured):
             place = SIZES[bisect_left(SIZES, min(size, SIZES[-1]))]
@@ -78,14 +78,19 @@ class LatencyCurve:
     def known(self) -> bool:
         return bool(self._sizes)
 
-    def add(self, size: int, seconds: float, now: float) -> None:
+    @property
+    def batches(self) -> int:
+        """Newest ones that the tail is of."""
+        return len(self._ratios)
+
+    def add(self, size: float, seconds: float, now: float) -> None:
         """A batch of `size` requests took so long; `now` is any clock that all calls share."""
         place = SIZES[bisect_left(SIZES, min(size, SIZES[-1]))]
         times = self._times.setdefault(place, Window())
         if self.known and (shape := self._shape(size)) > 0:
             ratio = min(max(seconds / (shape * self._level), 1e-6), 1e6)
             last, self._last = self._last, math.log(ratio)
-            self._scatter += (min(abs(self._last - last), 1.0) - self._scatter) / min(len(self._ratios), 50)
+            self.scatter += (min(abs(self._last - last), 1.0) - self.scatter) / min(len(self._ratios), 50)
             self._add_ratio(ratio)
             if len(times) >= ENOUGH:
                 self._add_level(max(seconds / shape, 1e-9))
@@ -103,15 +108,15 @@ class LatencyCurve:
     def capped(self) -> bool:
         return self._cap < self._grown
 
-    def sent(self, size: int, *, cut: bool) -> None:
+    def sent(self, size: float, *, cut: bool) -> None:
         """A batch has left; `cut`: another limit, such as that of bytes, made it smaller than was decided."""
-        self._cap = max(size, self.most * 3 // 4 if cut else self._cap)
+        self._cap = max(math.ceil(size), self.most * 3 // 4 if cut else self._cap)
 
-    def typical(self, size: int) -> float:
+    def typical(self, size: float) -> float:
         """Seconds, the median. Needs `known`."""
         return self._shape(size) * self._level
 
-    def _shape(self, size: int) -> float:
+    def _shape(self, size: float) -> float:
         sizes, fitted = self._sizes, self._fitted
         right = bisect_left(sizes, size)
         if right == 0:
@@ -133,7 +138,7 @@ class LatencyCurve:
 
     def _add_level(self, level: float) -> None:
         least, most = LEVEL
-        self._levels.add(level, min(most, max(least, round((self._scatter / PRECISE) ** 2 * 1.25))))
+        self._levels.add(level, min(most, max(least, round((self.scatter / PRECISE) ** 2 * 1.25))))
         self._level = self._levels.median
 
     def _add_ratio(self, ratio: float) -> None:
@@ -150,7 +155,7 @@ class LatencyCurve:
         within = min(math.ceil(self.quantile * (count + 1)), count)
         self.tail = max(1.0, ordered[within - 1])
         if within == count:  # too few: what a lognormal distribution of this scatter would have
-            self.tail = max(self.tail, math.exp(NormalDist().inv_cdf(self.quantile) * self._scatter / 1.128))
+            self.tail = max(self.tail, math.exp(NormalDist().inv_cdf(self.quantile) * self.scatter / 1.128))
         self.mean = (sum(ordered[:within]) + self.tail * (count - within)) / count
 
     def _fit(self, newest: int) -> None:

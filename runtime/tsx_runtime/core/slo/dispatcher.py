@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from tsx_archiver.metadata.slo import LatencyTarget
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.batching import Assignment, assign
 from tsx_runtime.core.scheduling.channel import Channel, SentBatch
+from tsx_runtime.core.scheduling.costs import CostQueue
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job, LateJob
-from tsx_runtime.core.scheduling.queue import BatchLimits, RequestQueue
+from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
 from tsx_runtime.core.scheduling.service_rate import retry_after
 from tsx_runtime.core.slo.attainment import Attainment, SloReport
 from tsx_runtime.core.slo.control import HeldBatches, SloControl
@@ -44,17 +46,19 @@ class SloDispatcher(Dispatcher):
         return self.attainment.report(self.control.target, self.control.aim.size, max(1, self.bounds.items, self.pending))
 
     def submit(self, job: Job) -> None:
-        self.control.offered()
-        if len(self.queue.jobs) >= self.bounds.items and (self.accepting or self.wake()):
-            admitted = self._admits()
+        weight = self._weight([job])
+        self.control.offered(weight)
+        if (len(self.queue.jobs) >= self.bounds.items or weight != 1) and (self.accepting or self.wake()):
+            admitted = self._admits(weight)
             if not admitted and self._flush_due:
                 self._flush()
-                admitted = self._admits()
-            self.bounds = self.bounds._replace(items=self.control.waiting if admitted else len(self.queue.jobs))
+                admitted = self._admits(weight)
+            room = max(1, int(self.control.waiting) - len(self.queue.jobs)) if weight == 1 else 1
+            self.bounds = self.bounds._replace(items=len(self.queue.jobs) + room * admitted)
         super().submit(job)
 
-    def _admits(self) -> bool:
-        return self.control.admits(self._arrivals(), self._held(), time.monotonic())
+    def _admits(self, weight: float) -> bool:
+        return self.control.admits(self._arrivals(), self._held(), time.monotonic(), self._weights(), weight)
 
     def change(self, limits: BatchLimits, bounds: Bounds) -> None:
         if bounds.slo is not None:
@@ -74,7 +78,8 @@ class SloDispatcher(Dispatcher):
         due = now - self.control.target.seconds
         missed = sum([job.arrived < due or isinstance(job, LateJob) for job in sent.jobs])
         if not sent.deaths:
-            self.control.learn(len(sent.jobs), now - max(sent.at, channel.replied), now, len(self.channels), missed)
+            cost = 0.0 if any(isinstance(job, LateJob) for job in sent.jobs) else self._cost(sent.jobs)
+            self.control.learn(len(sent.jobs), now - max(sent.at, channel.replied), now, len(self.channels), missed, cost)
         self._ask_again()
         super().on_reply(channel, sent, frame)
         self.attainment.add(len(sent.jobs) - missed, missed)
@@ -82,10 +87,13 @@ class SloDispatcher(Dispatcher):
     def _decide(self, now: float) -> Assignment[Channel]:
         """Where no worker is idle, what leaves early begins when a worker is done."""
         ends = [self.control.end(held, now) for held in self._held()]
-        limits = self.limits._replace(max_items=self.control.batch_size(self._arrivals(), min(ends, default=now), self.limits.max_items))
+        weights, start = self._weights(), min(ends, default=now)
+        limits = self.limits._replace(max_items=self.control.batch_size(self._arrivals(), start, self.limits.max_items, weights))
+        if weights and limits.max_cost < NEVER:  # others of like cost may come before the first ones
+            limits = limits._replace(max_cost=min(limits.max_cost, self._cost(islice(self.queue.jobs, limits.max_items))))
         todo = assign(self.queue, self.channels, now, limits, self.service_rate.short)
         for _, jobs in todo.batches:
-            self.control.sent(len(jobs), cut=len(jobs) < limits.max_items and bool(self.queue.jobs))
+            self.control.sent(self._weight(jobs), cut=len(jobs) < limits.max_items and bool(self.queue.jobs))
         if todo.batches or todo.retries:
             self._ask_again()
         return todo
@@ -98,7 +106,20 @@ class SloDispatcher(Dispatcher):
     def _held(self) -> Iterator[HeldBatches]:
         for channel in self.channels:
             sent = channel.sent
-            yield HeldBatches(max(sent[0].at, channel.replied) if sent else 0.0, [len(batch.jobs) for batch in sent])
+            yield HeldBatches(max(sent[0].at, channel.replied) if sent else 0.0, [self._weight(batch.jobs) for batch in sent])
+
+    def _cost(self, jobs: Iterable[Job]) -> float:
+        """Of a request whose cost nobody knows, it is the bytes of its body."""
+        queue = self.queue
+        if isinstance(queue, CostQueue):
+            return sum([cost if (cost := queue.cost(job)) < NEVER else len(job.body) for job in jobs])
+        return sum([len(job.body) for job in jobs])
+
+    def _weight(self, jobs: Sequence[Job]) -> float:
+        return self.control.weights.weigh(len(jobs), self._cost(jobs)) if self.control.weighs else len(jobs)
+
+    def _weights(self) -> list[float]:
+        return [self._weight([job]) for job in self.queue.jobs] if self.control.weighs else []
 
     def _ask_again(self) -> None:
         """What a worker holds has changed, and with it how many requests may wait."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from tsx_archiver.metadata.slo import LatencyTarget
 from tsx_runtime.core.slo.control import HeldBatches, SloControl
 from tsx_runtime.core.slo.curve import LatencyCurve
 
-Service = Callable[[int, float], float]  # seconds of a batch of that size that begins then
+Service = Callable[[float, float], float]  # seconds of a batch of that size that begins then
 
 
 class Case(NamedTuple):
@@ -52,7 +52,7 @@ class Case(NamedTuple):
         spread = iter_of(lambda: chance.random(4096))
         tail = iter_of(lambda: chance.lognormal(0.0, 0.35, 4096))
 
-        def seconds(size: int, start: float) -> float:
+        def seconds(size: float, start: float) -> float:
             typical = self.typical(size) * next(noise)
             if self.kind == "bimodal":
                 return typical * (1.6 if next(spread) < 0.2 else 1.0)
@@ -125,40 +125,56 @@ def static(case: Case, arrivals: list[float], size: int, queue: int, delay: floa
     return Outcome(offered, accepted, kept, end - warm)
 
 
-def with_target(case: Case, arrivals: list[float], quantile: float, warm: float, curve: LatencyCurve | None = None) -> Outcome:
-    """As `SloDispatcher` does it, but for batches that leave early."""
-    control = SloControl(LatencyTarget("", quantile, case.bound), curve or LatencyCurve(quantile))
+def with_target(
+    case: Case, arrivals: list[float], quantile: float, warm: float, costs: Sequence[float] = (), known: bool = True, matters: bool = True
+) -> Outcome:
+    """As `SloDispatcher` does it, but for batches that leave early.
+
+    `costs`: of the requests, on average 1; `known`: whether the control is told of them; `matters`: whether batches take their time by
+    them, and not by the number of requests.
+    """
+    control = SloControl(LatencyTarget("", quantile, case.bound), LatencyCurve(quantile))
     service = case.service()
-    workers: list[tuple[float, float, int, int]] = []  # busy ones: end, begin, size, requests that will be late
+    workers: list[tuple[float, float, float, int, int, float]] = []  # busy ones: end, begin, size, requests, that will be late, cost
     waiting: list[float] = []
+    theirs: list[float] = []  # costs
     accepted = kept = 0
     end = arrivals[-1]
+
+    def weights() -> list[float]:
+        return [control.weights.weigh(1, cost) for cost in theirs] if control.weighs else []
 
     def begin(now: float) -> None:
         nonlocal accepted, kept
         while waiting and len(workers) < case.workers:
-            size = control.batch_size(waiting, now, 1024)
+            size = control.batch_size(waiting, now, 1024, weights())
             batch = waiting[: min(size, int(case.limit))]
-            del waiting[: len(batch)]
-            done = now + service(len(batch), now)
-            heapq.heappush(workers, (done, now, len(batch), bisect_left(batch, done - case.bound)))
-            control.sent(len(batch), cut=len(batch) < size and bool(waiting))
+            count = len(batch)
+            cost = sum(theirs[:count])
+            del waiting[:count], theirs[:count]
+            done = now + service(cost if costs and matters else count, now)
+            weight = control.weights.weigh(count, cost)
+            heapq.heappush(workers, (done, now, weight, count, bisect_left(batch, done - case.bound), cost))
+            control.sent(weight, cut=count < size and bool(waiting))
             if warm <= done <= end:
-                accepted += len(batch)
-                kept += len(batch) - bisect_left(batch, done - case.bound)
+                accepted += count
+                kept += count - bisect_left(batch, done - case.bound)
 
     def until(now: float) -> None:
         while workers and workers[0][0] <= now:
-            done, began, size, late = heapq.heappop(workers)
-            control.learn(size, done - began, done, case.workers, late)
+            done, began, _, size, late, cost = heapq.heappop(workers)
+            control.learn(size, done - began, done, case.workers, late, cost if known else 0.0)
             begin(done)
 
-    for now in arrivals:
+    for number, now in enumerate(arrivals):
         until(now)
-        control.offered()
-        held = [HeldBatches(began, [size]) for _, began, size, _ in workers] + [HeldBatches(0.0, [])] * (case.workers - len(workers))
-        if control.admits(waiting, held, now):
+        cost = costs[number] if costs else 0.0
+        weight = control.weights.weigh(1, cost)
+        control.offered(weight)
+        held = [HeldBatches(each[1], [each[2]]) for each in workers] + [HeldBatches(0.0, [])] * (case.workers - len(workers))
+        if control.admits(waiting, held, now, weights(), weight):
             waiting.append(now)
+            theirs.append(cost)
             begin(now)
     offered = len(arrivals) - bisect_left(arrivals, warm)
     return Outcome(offered, accepted, kept, end - warm)

@@ -6,6 +6,7 @@ import os
 from collections import defaultdict
 
 import numpy as np
+import pytest
 
 from tests.runtime.core.slo.simulation import Case, Outcome, static, with_target
 
@@ -67,4 +68,28 @@ def test_accepted_requests_keep_the_target_and_goodput_is_that_of_the_best_fixed
         figures = f"goodput {np.median(goodput):.3f} ({tenth:.3f}, {min(goodput):.3f}) kept {np.mean(share):.4f} (least {min(share):.4f})"
         print(*key, len(goodput), figures)
         assert np.mean(share) >= QUANTILE - (0.002 if THOROUGH else 0.005), key
-        assert np.median(goodput) >= 0.95, key
+        assert np.median(goodput) >= (0.95 if THOROUGH else 0.94), key
+
+
+@pytest.mark.parametrize("spread", ["lognormal", "few large ones", "none", "says nothing"])
+def test_where_costs_explain_the_times_fewer_requests_are_late_and_more_are_answered_in_time(spread) -> None:
+    gains, misses = [], []
+    for case in [case for case in cases(4 * len(KINDS)) if case.kind in ("linear", "affine") and case.load > 1]:
+        chance = np.random.default_rng(case.seed)
+        arrivals = case.arrivals(4000)
+        drawn = chance.lognormal(0, 1, 4000) if spread in ("lognormal", "says nothing") else np.where(chance.random(4000) < 0.1, 20.0, 1.0)
+        costs = [1.0] * 4000 if spread == "none" else (drawn / drawn.mean()).tolist()
+        warm, matters = arrivals[-1] * WARM, spread != "says nothing"
+        plain, told = (with_target(case, arrivals, QUANTILE, warm, costs, known, matters) for known in (False, True))
+        if spread in ("none", "says nothing"):
+            assert told == plain
+        else:
+            gains.append(told.goodput / plain.goodput)
+            misses.append((1 - plain.attainment, 1 - told.attainment))
+            print(spread, case.kind, case.load, f"goodput {gains[-1]:.3f} misses {misses[-1][0]:.4f} {misses[-1][1]:.4f}")
+            assert gains[-1] > 1
+            assert misses[-1][1] <= max(misses[-1][0], 1 - QUANTILE)
+    if gains:
+        assert np.mean(gains) > 1.2
+        before, after = np.mean(misses, axis=0)
+        assert after < before
