@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from tsx_runtime.core.slo.weights import RequestWeights
 STEP = 0.05  # by which the margin changes for a batch that misses as a whole
 LEAST, MOST = 0.5, 1.45  # margin
 FULL = 0.95  # of the target, that requests are accepted by at most
+CAUTION = 8.0  # for each 1 of margin below that
 RISK = 20  # how much more often than the target allows a request may be expected to be late, for each 1 of margin beyond that
 MEMORY = 1.0  # seconds after which an arrival weighs about a third of what it did
 
@@ -52,6 +53,11 @@ class SloControl:
     def weighs(self) -> bool:
         return self.weights.share > 0
 
+    @property
+    def caution(self) -> float:
+        """Between 0 and 1: the more accepted requests miss the target."""
+        return min(1.0, max(0.0, (FULL - self.margin) * CAUTION))
+
     def retarget(self, target: LatencyTarget) -> None:
         self.target = target
         self.weights.retarget(target.quantile)
@@ -87,22 +93,41 @@ class SloControl:
         self.waiting, self.opens = 0.0, 0.0
 
     def admits(
-        self, arrivals: Sequence[float], held: Iterable[HeldBatches], now: float, weights: Sequence[float] = (), weight: float = 1.0
+        self,
+        arrivals: Sequence[float],
+        held: Iterable[HeldBatches],
+        now: float,
+        weights: Sequence[float] = (),
+        weight: float = 1.0,
+        outlook: Callable[[float], tuple[float, float]] = lambda now: (now, 0.0),
     ) -> bool:
-        """Whether a request that arrives now, behind those that wait, is answered in time; `opens` says when one could be."""
+        """Whether a request that arrives now, behind those that wait, is answered in time; `opens` says when one could be.
+
+        `outlook`: when other models leave the device to this one, and for how long they take it after each of its batches.
+        """
         waiting = len(arrivals)
         large = weight > self.aim.size
         if large or (waiting + weight > self.waiting and now >= self.opens):
-            free = [self.end(each, now) for each in held]
+            start, between = outlook(now)
+            free = [max(start, self.end(each, now)) for each in held]
             aimed = self.aim
             if large:  # than the batches that requests are accepted for: it has to begin earlier
                 seconds = self.target.seconds
                 own = self.curve.typical(weight) * factor(self.curve, seconds)
                 aimed = aimed._replace(wait=max(0.0, seconds * min(self.margin, FULL) - own))
-            self.waiting, self.opens = admission(self.curve, self.target.seconds, aimed, arrivals, free, now, weights, weight)
+            self.waiting, self.opens = admission(self.curve, self.target.seconds, aimed, arrivals, free, now, weights, weight, between)
         admitted = waiting + weight <= self.waiting
         self.waiting -= (weight - 1) * admitted
         return admitted
+
+    def ahead(self, waiting: float) -> float:
+        """Seconds that the next batch is expected to take, of so much that waits."""
+        curve = self.curve
+        return curve.typical(min(waiting, self.aim.size)) * curve.mean if curve.known else self.aim.ahead
+
+    def longest(self, size: float) -> float:
+        """Seconds that a batch takes at its quantile; 0 where none was measured."""
+        return self.curve.typical(size) * self.curve.tail if self.curve.known else 0.0
 
     def end(self, held: HeldBatches, now: float) -> float:
         return expected_end(held.began, held.sizes, self.curve, now)

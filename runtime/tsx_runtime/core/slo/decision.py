@@ -99,8 +99,10 @@ def admission(
     now: float,
     weights: Sequence[float] = (),
     weight: float = 1,
+    between: float = 0.0,
 ) -> QueueRoom:
     """`arrivals`: as for `batch_size`; `free`: when each worker is done with what it has, not before `now`; `weight`: of whom asks.
+    `between`: seconds from the end of a batch to the start of the next one, in which other models have the device.
 
     What waits already is batched as it will be. A request that no other waits before and that an idle worker, or none, is there for
     has room in any case.
@@ -116,7 +118,7 @@ def admission(
         size = batch_size(curve, target, islice(arrivals, places, None), start, aimed.size, own)
         count, total = fill(size, weights, places, waiting)
         places, room = places + count, size - total
-        heapq.heapreplace(ends, start + (curve.typical(max(size, total)) * curve.mean if curve.known else aimed.ahead))
+        heapq.heapreplace(ends, start + between + (curve.typical(max(size, total)) * curve.mean if curve.known else aimed.ahead))
     if room >= weight:  # in a batch that it can join
         return QueueRoom(waiting + room, now)
     latest = now + aimed.wait
