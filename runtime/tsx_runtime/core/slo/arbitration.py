@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from tsx_runtime.core.scheduling.channel import Channel
 
-TIGHTER = 0.5  # of a batch of a model with a shorter target, that nothing waits for: how much of one is expected to come first
+IDLE = 0.5  # of a batch of a model that nothing waits for, which would come first: how much of one is expected to
 LATE = 3.0  # times the longest time that a batch is expected to take, after which no one waits for it any more
 RENEW = 1.0  # seconds after which it is looked up again how many cores workers have
 
@@ -25,28 +25,30 @@ class Claim(NamedTuple):
     ahead: float  # seconds that its batch is expected to take
 
     @property
-    def latest(self) -> float:
-        """When it has to start."""
-        return self.arrived + self.target - self.ahead
+    def deadline(self) -> float:
+        return self.arrived + self.target
 
 
 def urgency(claims: Sequence[Claim], now: float) -> list[float]:
-    """The least is nearest to missing its target.
+    """The least is nearest to missing its target: that with the earliest deadline.
 
-    One that is late in any case goes by the longest target of all: it makes no other late as well, and has its turn in the end.
+    The least slack (to when a batch has to start) would let long batches overtake short ones. One that is late in any case goes by the
+    longest target of all: it makes no other late as well, and has its turn in the end.
     """
     longest = max((claim.target for claim in claims), default=0.0)
-    return [claim.latest if claim.latest >= now else claim.arrived + max(longest, 2 * claim.target) - claim.ahead for claim in claims]
+    return [claim.deadline if claim.deadline - claim.ahead >= now else claim.arrived + max(longest, 2 * claim.target) for claim in claims]
 
 
 def expected_wait(own: Claim, others: Iterable[Claim], idle: Iterable[Claim], caution: float) -> float:
     """Seconds of batches that start before one that is claimed now.
 
-    Of `others` that wait, those that have to start earlier, and, of models for which nothing waits (`idle`), a part of those with a
-    shorter target, which may come yet. With a `caution` of 1, also all that need not start earlier.
+    Of `others` that wait, those with an earlier deadline, and, of models for which nothing waits (`idle`), a part of those with a
+    shorter target, which may come yet. With a `caution` of 1, also all that wait, and those with the same target.
     """
-    waiting = sum(each.ahead * (1.0 if each.latest < own.latest else caution) for each in others)
-    return waiting + max(caution, TIGHTER) * sum(each.ahead for each in idle if each.target < own.target)
+    waiting = sum(each.ahead * (1.0 if each.deadline < own.deadline else caution) for each in others)
+    return waiting + sum(
+        each.ahead * (max(IDLE, caution) if each.target < own.target else caution) for each in idle if each.target <= own.target
+    )
 
 
 class Rival(Protocol):
@@ -60,6 +62,7 @@ class Rival(Protocol):
     def next_batch(self, now: float) -> Claim:
         """The claim of a request that would come now."""
 
+    @property
     def caution(self) -> float:
         """Between 0 and 1: the more accepted requests miss the target."""
 
@@ -140,7 +143,10 @@ class DeviceArbiter:
         waiting = [claim for claim in claims.values() if claim is not None]
         idle = [each.next_batch(now) for each, claim in claims.items() if claim is None]
         between = sum(each.next_batch(now).ahead for each, claim in claims.items() if claim is not None or each in busy)
-        return start + expected_wait(rival.next_batch(now), waiting, idle, rival.caution()) / at_once, between / at_once
+        if not running and not waiting:
+            return now, between / at_once
+        caution = max(each.caution for each in (rival, *others))  # of all: one that is cautious alone would be left with nothing
+        return start + expected_wait(rival.next_batch(now), waiting, idle, caution) / at_once, between / at_once
 
     def _grants(self, now: float) -> dict[Rival, Channel]:
         """In the order of their urgency, one batch each. Who is later takes no room that an earlier one waits for."""

@@ -15,7 +15,6 @@ from tsx_runtime.core.slo.weights import RequestWeights
 STEP = 0.05  # by which the margin changes for a batch that misses as a whole
 LEAST, MOST = 0.5, 1.45  # margin
 FULL = 0.95  # of the target, that requests are accepted by at most
-CAUTION = 8.0  # for each 1 of margin below that
 RISK = 20  # how much more often than the target allows a request may be expected to be late, for each 1 of margin beyond that
 MEMORY = 1.0  # seconds after which an arrival weighs about a third of what it did
 
@@ -56,7 +55,7 @@ class SloControl:
     @property
     def caution(self) -> float:
         """Between 0 and 1: the more accepted requests miss the target."""
-        return min(1.0, max(0.0, (FULL - self.margin) * CAUTION))
+        return max(0.0, (FULL - self.margin) / (FULL - LEAST))
 
     def retarget(self, target: LatencyTarget) -> None:
         self.target = target

@@ -100,6 +100,7 @@ class SloDispatcher(Dispatcher):
     def next_batch(self, now: float) -> Claim:
         return Claim(now, self.control.target.seconds, self.control.aim.ahead)
 
+    @property
     def caution(self) -> float:
         return self.control.caution
 

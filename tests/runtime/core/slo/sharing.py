@@ -17,7 +17,7 @@ from tsx_runtime.core.slo.curve import LatencyCurve
 
 QUANTILE = 0.99
 TURNS = (
-    "slack",
+    "deadline",
     "first come",
 )  # rules by which one batch runs at a time; "at once": all run, each as much slower as there are; "shares": each has its part
 
@@ -101,16 +101,18 @@ class SharedDevice:
         waiting = [each.claim(each.waiting[0]) for each in others if each.waiting]
         idle = [each.next_batch(now) for each in others if not each.waiting]
         between = sum(each.control.aim.ahead for each in others if each.batch or each.waiting)
-        if self.rule != "slack":
+        if self.rule != "deadline":
             return start + sum(claim.ahead for claim in waiting), between
-        return start + expected_wait(model.next_batch(now), waiting, idle, model.control.caution), between
+        if not waiting and not any(each.batch for each in others):
+            return now, between
+        return start + expected_wait(model.next_batch(now), waiting, idle, max(each.control.caution for each in self.models)), between
 
     def _start(self) -> None:
         while ready := [model for model in self.models if model.waiting and not model.batch]:
             if self.rule in TURNS and any(model.batch for model in self.models):
                 return
             claims = [model.claim(model.waiting[0]) for model in ready]
-            keys = urgency(claims, self.now) if self.rule == "slack" else [claim.arrived for claim in claims]
+            keys = urgency(claims, self.now) if self.rule == "deadline" else [claim.arrived for claim in claims]
             model = ready[keys.index(min(keys))]
             size = model.control.batch_size(model.waiting, self.now, 1024)
             model.batch = model.waiting[:size]
