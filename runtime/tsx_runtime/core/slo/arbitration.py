@@ -12,7 +12,8 @@ from tsx_runtime.core.scheduling.channel import Channel
 
 IDLE = 0.5  # of a batch of a model that nothing waits for, which would come first: how much of one is expected to
 LATE = 3.0  # times the longest time that a batch is expected to take, after which no one waits for it any more
-RENEW = 1.0  # seconds after which it is looked up again how many cores workers have
+RENEW = 1.0  # seconds after which it is looked up again who is at work, and how many cores workers have
+RECENT = 3.0  # seconds without a batch after which a worker is not at work
 
 Device = int | None  # a GPU's number, or the CPU
 
@@ -83,8 +84,10 @@ class DeviceArbiter:
     """
 
     def __init__(self, cores: int) -> None:
+        self.held_up = False  # whether a model may wait for its turn
         self._cores = cores
         self._members: dict[Rival, None] = {}
+        self._active: set[Rival] = set()
         self._crowded: set[Device] = set()
         self._renewed = -math.inf
         self._timer: asyncio.TimerHandle | None = None
@@ -95,6 +98,7 @@ class DeviceArbiter:
 
     def leave(self, rival: Rival) -> None:
         self._members.pop(rival, None)
+        self._active.discard(rival)
         self.changed()
 
     def changed(self) -> None:
@@ -104,17 +108,25 @@ class DeviceArbiter:
             asyncio.get_running_loop().call_soon(self.turn)
 
     def crowded(self, rival: Rival, now: float) -> bool:
+        """Whether it shares a device with others that have been at work lately, and there is not room for all."""
         if len(self._members) < 2:
             return False
-        if now - self._renewed > RENEW:
-            self._renewed = now
-            self._crowded = set()
-            for device in {channel.gpu for each in self._members for channel in each.channels}:
-                needs = [self._need(channel) for each in self._members for channel in each.channels if channel.gpu == device]
-                several = sum(any(channel.gpu == device for channel in each.channels) for each in self._members) > 1
-                if several and sum(needs) > self._room(device):
-                    self._crowded.add(device)
+        if rival not in self._active or now - self._renewed > RENEW:
+            self._renew(rival, now)
         return any(channel.gpu in self._crowded for channel in rival.channels)
+
+    def _renew(self, rival: Rival, now: float) -> None:
+        self._renewed = now
+        self._active = {
+            each
+            for each in self._members
+            if each is rival or each.claim(now) is not None or any(it.batches or now - it.replied < RECENT for it in each.channels)
+        }
+        self._crowded = set()
+        for device in {channel.gpu for each in self._active for channel in each.channels}:
+            workers = [(each, channel) for each in self._active for channel in each.channels if channel.gpu == device]
+            if len({each for each, _ in workers}) > 1 and sum(self._need(channel) for _, channel in workers) > self._room(device):
+                self._crowded.add(device)
 
     def granted(self, rival: Rival, now: float) -> Channel | None:
         """The idle worker that it may send a batch to now."""
@@ -130,7 +142,7 @@ class DeviceArbiter:
     def outlook(self, rival: Rival, now: float) -> tuple[float, float]:
         """When a batch of a request that comes now may start at the earliest, and for how long others have the device after each batch."""
         device = rival.channels[0].gpu
-        others = [each for each in self._members if each is not rival and any(channel.gpu == device for channel in each.channels)]
+        others = [each for each in self._active if each is not rival and any(channel.gpu == device for channel in each.channels)]
         running = [(each, channel) for each in others for channel in self._busy(each, device, now)]
         need = self._need(rival.channels[0])
         used = sum(self._need(channel) for _, channel in running)
@@ -167,6 +179,7 @@ class DeviceArbiter:
                     break
             else:
                 used |= {channel.gpu: math.inf for channel in idle}
+        self.held_up = len(found) < len(members)
         return found
 
     def _busy(self, rival: Rival, device: Device, now: float) -> list[Channel]:

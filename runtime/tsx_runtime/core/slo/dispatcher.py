@@ -122,7 +122,7 @@ class SloDispatcher(Dispatcher):
             cost = 0.0 if any(isinstance(job, LateJob) for job in sent.jobs) else self._cost(sent.jobs)
             self.control.learn(len(sent.jobs), now - max(sent.at, channel.replied), now, len(self.channels), missed, cost)
         self._ask_again()
-        if self._arbiter.crowded(self, now):
+        if self._arbiter.held_up:
             self._arbiter.turn()
         super().on_reply(channel, sent, frame)
         self.attainment.add(len(sent.jobs) - missed, missed)

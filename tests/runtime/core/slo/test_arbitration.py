@@ -170,3 +170,20 @@ def test_all_cores_are_used_where_there_are_fewer_than_workers():
         await models[2][1].read()
 
     asyncio.run(main())
+
+
+def test_a_model_that_waits_starts_when_workers_need_fewer_cores_than_before():
+    async def main():
+        (first, one), (second, two) = await sharing(gpu=None, cores=1)
+        (running,) = submit(first, b"x")
+        frame = await one.read()
+        (waits,) = submit(second, b"x")
+        assert await silent(two)
+        second._arbiter._cores = 2
+        second._arbiter.join(second)  # and it is looked up again
+        await one.reply(frame)
+        await answer(running)
+        await two.reply(await two.read())
+        assert await answer(waits) == b"x"
+
+    asyncio.run(main())
