@@ -33,6 +33,7 @@ from tsx_runtime.core.rollouts.controller import RolloutController
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.scheduling.channel import Channel
 from tsx_runtime.core.shadowing.manager import ShadowManager
+from tsx_runtime.core.slo.arbitration import DeviceArbiter
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.core.workers.forked import ProcessStarter, Starter
 from tsx_runtime.core.workers.worker import Worker, WorkerState
@@ -89,10 +90,11 @@ class Registry:
             preload=settings.worker_preload, worker_files=worker_files, hidden=hidden_variables(settings, os.environ)
         )
         self.memory = MemoryBudget(settings.model_memory, self._versions, table.all, settings.model_gpu_memory, self.gpus, gpu_processes)
+        hardware = machine(settings.cpu_launcher_enable, settings.cpu_launcher_args, os.environ, settings.cpus)
         host = ServerResources(
             settings,
             self._starter,
-            machine(settings.cpu_launcher_enable, settings.cpu_launcher_args, os.environ, settings.cpus),
+            hardware,
             itertools.count(FIRST_WORKER_ID),
             self.gpus,
             self._choose_gpus,
@@ -100,6 +102,7 @@ class Registry:
             lambda: sum(len(version.workers) for version in table.all()),
             self.memory.room,
             self._background,
+            DeviceArbiter(hardware.cores),
             worker_output,
         )
         self.cores = CoreSharing(host.machine.cores, self._serving)
