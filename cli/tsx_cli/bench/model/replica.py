@@ -18,11 +18,12 @@ from tsx_runtime.core.slo.control import SloControl
 from tsx_runtime.core.slo.curve import SIZES, LatencyCurve
 
 REQUESTS = 4_000  # that are simulated of a load that is compared
+TAIL_REQUESTS = 12_000  # where their p99 is
 CALM = 0.5  # of what it can do: a rate below this finds idle workers, one above it tells how they do in a row
 SCALES = (0.5, 3.0)  # what a server may take of the time that its curve says; beyond them something else was measured
 SURE, UNSURE, MOST_UNSURE = 0.03, 0.1, 0.5  # of a batch's time: what it is never better known than, in one round, and never worse
 KEEPS_UP = 0.9  # of the rate: a server that answers less is overloaded, and its latency is the time that the load has lasted
-CROWDED = (0.0, *(0.5 * 1.3**step for step in range(14)))  # that are tried
+MOST_CROWDED = 20.0
 STEPS = 6  # halvings on the way to a figure
 TWICE = 1.96  # standard deviations, within which 95 % are
 LONGEST_WAY = 0.25  # of the time of a request, that the way to a worker which has idled takes longer at most
@@ -134,11 +135,11 @@ def served(
     )
 
 
-def resimulated(replica: Replica, seen: Observation, seed: int = 1) -> SimulationResult:
+def resimulated(replica: Replica, seen: Observation, seed: int = 1, requests: int = REQUESTS) -> SimulationResult:
     """What the simulation says of a load that was measured."""
     if seen.offered.mode == "open":
-        return served(replica, poisson(seen.offered.rate or seen.throughput, REQUESTS, seed), seed)
-    return served(replica, range(REQUESTS), seed, connections=seen.offered.connections, rate=seen.throughput)
+        return served(replica, poisson(seen.offered.rate or seen.throughput, requests, seed), seed)
+    return served(replica, range(requests), seed, connections=seen.offered.connections, rate=seen.throughput)
 
 
 def fitted(replica: Replica, loads: Sequence[Observation], alone: Sequence[float] = (), transport_ms: float | None = None) -> Replica:
@@ -240,11 +241,13 @@ def _crowded(replica: Replica, loads: Sequence[Observation]) -> Replica:
     if not seen or not replica.extra_ms:
         return replica
 
-    def error(times: float) -> float:
-        tried = replica._replace(crowded=times)
-        return fmean(abs(math.log(resimulated(tried, each).p99_ms / each.p99_ms)) for each in seen)
-
-    return replica._replace(crowded=min(CROWDED, key=error))
+    low, high = 0.0, MOST_CROWDED
+    for _ in range(STEPS):
+        replica = replica._replace(crowded=(low + high) / 2)
+        ratios = [resimulated(replica, each, requests=TAIL_REQUESTS).p99_ms / each.p99_ms for each in seen]
+        too_much = fmean(map(math.log, ratios)) > 0
+        low, high = (low, replica.crowded) if too_much else (replica.crowded, high)
+    return replica
 
 
 def _drift(replica: Replica, loads: Sequence[Observation]) -> float | None:
