@@ -49,7 +49,7 @@ from tsx_cli.bench.model.results import Curve, OfferedLoad, Round
 from tsx_cli.bench.model.simulate import SimulationResult, poisson
 from tsx_cli.bench.model.slo import parse_slo
 from tsx_cli.bench.model.statistics import latency
-from tsx_cli.bench.storage.archive_record import observation_of, quantiles_of
+from tsx_cli.bench.storage.archive_record import observation_of, quantiles_of, tells
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_runtime.core.placement.devices import cpu_count
 from tsx_runtime.core.scheduling.queue import BatchLimits
@@ -143,7 +143,9 @@ def learned_by(
         alone.append(once.round)
         transports.append(once.stages.transport_ms)
         for offered in (most, at_random(CALM * capacity), at_random(BUSY * capacity)):
-            learned.append(observation_of(configuration, offered, undisturbed(candidate, offered)))
+            found = undisturbed(candidate, offered)
+            if tells(offered, found):
+                learned.append(observation_of(configuration, offered, found))
         between(candidate, capacity)
     timing = timing_of(curve)
     assert timing is not None
@@ -195,7 +197,10 @@ def promises(
             rounds[rate] = [undisturbed(candidate, at_random(rate)) for _ in range(options.rounds)]
             noise.sample()
             tails = ", ".join(f"{each.latency.p99_ms:.1f}" for each in rounds[rate])
-            print(f"{bound} at {rate:,.0f}/s: p99 {tails} ms, {sum(each.refused for each in rounds[rate])} refused", file=sys.stderr)
+            print(
+                f"{bound} at {rate:,.0f}/s: p99 {tails} ms, {sum(each.refused for each in rounds[rate])} refused", end="", file=sys.stderr
+            )
+            print("; ".join(["", *{each.generator.limited for each in rounds[rate] if each.generator.limited}]), file=sys.stderr)
             refused = sum(each.refused for each in rounds[rate]) / sum(each.sent for each in rounds[rate])
             if slo.broken(latency(rounds[rate]).model_dump(), refused):
                 broke, share = rate, share / STEP

@@ -20,6 +20,7 @@ from tsx_cli.bench.model.results import (
     CurvePoint,
     Environment,
     Figure,
+    GeneratorSide,
     Inputs,
     Latency,
     ModelInfo,
@@ -27,12 +28,13 @@ from tsx_cli.bench.model.results import (
     OfferedLoad,
     Point,
     Results,
+    Round,
     ServedBatches,
     Trial,
 )
 from tsx_cli.bench.model.simulate import poisson, simulate
 from tsx_cli.bench.model.slo import parse_slo
-from tsx_cli.bench.storage.archive_record import record_of
+from tsx_cli.bench.storage.archive_record import record_of, tells
 from tsx_cli.main import main
 from tsx_runtime.core.placement.hardware import hardware
 from tsx_runtime.core.scheduling.queue import BatchLimits
@@ -197,6 +199,12 @@ def test_a_benchmark_without_answers_and_of_another_configuration_teaches_nothin
     nothing = Observation(workers=2, batch_size=4, offered=OfferedLoad(), throughput=0, p50_ms=0, p99_ms=0)
     other = seen(replica(Configuration(workers=1, batch_size=4)), CLOSED)
     assert fitted(replica(), [nothing, other]) == replica()
+
+
+def test_an_open_loop_whose_generator_had_no_time_left_teaches_nothing_of_the_server() -> None:
+    busy = Round(seconds=1, sent=9, ok=9, throughput=9, latency=Latency(), generator=GeneratorSide(cpu=0.6, starved=0.4))
+    idle = busy.model_copy(update={"generator": GeneratorSide(cpu=0.3)})
+    assert [tells(BUSY, busy), tells(BUSY, idle), tells(CLOSED, busy)] == [False, True, True]
 
 
 def seen(server: Replica, offered: OfferedLoad) -> Observation:
