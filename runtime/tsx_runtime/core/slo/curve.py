@@ -76,7 +76,7 @@ class LatencyCurve:
         """A batch has left; `cut`: another limit, such as that of bytes, made it smaller than was decided."""
         self._cap = max(size, self.most * 3 // 4 if cut else self._cap)
 
-    def typical(self, size: int) -> float:
+    def typical(self, size: float) -> float:
         """Seconds, the median; beyond the largest known size the last slope goes on. Needs `known`."""
         sizes, fitted = self._sizes, self._fitted
         right = bisect_left(sizes, size)
