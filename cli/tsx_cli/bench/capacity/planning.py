@@ -104,7 +104,7 @@ def highest(replica: Replica, slo: Slo | None, seed: int = 0) -> float:
     low, high, slo = 0.0, replica.capacity, slo_of(replica, slo)
     for _ in range(STEPS):
         rate = (low + high) / 2
-        low, high = (rate, high) if _keeps(served(replica, poisson(rate, REQUESTS // 2, seed), seed), slo) else (low, rate)
+        low, high = (rate, high) if _keeps(served(replica, poisson(rate, REQUESTS, seed), seed), slo) else (low, rate)
     return low
 
 

@@ -162,7 +162,7 @@ def test_what_single_requests_took_tells_how_batches_differ() -> None:
 def test_what_holds_up_batches_longer_under_load_is_learned_from_the_tail_of_requests_that_come_at_random(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(planning, "REQUESTS", 24_000)
+    monkeypatch.setattr(planning, "REQUESTS", 12_000)
     alone = [12.5] * 95 + [16.5] * 5
     server = replica()._replace(extra_ms=(0.0,) * 95 + (4.0,) * 5, crowded=8.0, overhead_ms=0.5)
     found = fitted(replica(), [seen(server, each) for each in (CLOSED, BUSY, CALM)], alone, 0.5)
