@@ -73,7 +73,8 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         if nbytes <= PIECE:
             self._take(self._buffer[:nbytes])
             return
-        self._yield_turn()
+        if nbytes == BUFFER:
+            self._yield_turn()
         for start in range(0, nbytes, PIECE):
             if not self._plain.is_closing():
                 self._take(self._buffer[start : min(start + PIECE, nbytes)])
