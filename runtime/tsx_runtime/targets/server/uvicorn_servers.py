@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import socket
 import ssl
-import sys
 import time
-from collections.abc import Awaitable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any
 
 import uvicorn
@@ -19,9 +18,9 @@ from tsx_runtime.http.fast_lane.uvicorn_compat import http_protocol
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.server.grpc_listeners import Port
 from tsx_runtime.targets.server.listeners import BACKLOG, Listener
+from tsx_runtime.targets.server.tls_transport import TlsListener
 
 LAST_WORDS = 5  # seconds that clients may take to read their errors once the time to drain is over
-TLS_GOODBYE = 2  # seconds that a client may take to agree that a TLS connection is closed; an idle one does not read, so never does
 
 
 class ServerGroup:
@@ -127,15 +126,15 @@ class _Server(uvicorn.Server):
         self.app = app
         self.listener = listener
         self.up = asyncio.Event()
-        self.options: dict[str, Any] = {}
-        if listener.address.scheme == "https":
-            self.options = {"ssl": tls, "ssl_handshake_timeout": settings.header_timeout}
-            if sys.version_info >= (3, 11) or sys.platform != "win32":  # uvloop has it always
-                self.options["ssl_shutdown_timeout"] = TLS_GOODBYE
+        self._tls = tls if listener.address.scheme == "https" else None
+        self._handshake_timeout = settings.header_timeout
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
-        server = await asyncio.get_running_loop().create_server(self._connection, sock=self.listener.sock, backlog=BACKLOG, **self.options)
+        connection: Callable[[], asyncio.BaseProtocol] = self._connection
+        if self._tls is not None:
+            connection = TlsListener(self._tls, connection, self._handshake_timeout)
+        server = await asyncio.get_running_loop().create_server(connection, sock=self.listener.sock, backlog=BACKLOG)
         self.servers.append(server)
         self.up.set()
 

@@ -1,0 +1,351 @@
+"""TLS connections: every byte arrives once, at the connection that it was meant for, whatever the other connections do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import random
+import ssl
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import cast
+
+import pytest
+
+from tests.support.certificates import Pair, make_certificate
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.targets.server.tls import tls_context
+from tsx_runtime.targets.server.tls_transport import BUFFER, TlsListener
+
+SIZES = (1, 100, 16 << 10, (16 << 10) + 1, 100_000, 1 << 20)
+TIMEOUT = 20.0
+
+
+@pytest.fixture(scope="module")
+def pair(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+class Echo(asyncio.Protocol):
+    """Sends back what it gets."""
+
+    def __init__(self, made: list[Echo]) -> None:
+        made.append(self)
+        self.received = 0
+        self.events: list[str] = []
+        self.paused = asyncio.Event()
+        self.lost = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.received += len(data)
+        self.transport.write(data)
+
+    def eof_received(self) -> None:
+        self.events.append("eof")
+
+    def pause_writing(self) -> None:
+        self.paused.set()
+        self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.events.append("resume")
+        self.transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set_result(exc)
+
+
+class Sink(Echo):
+    """Sends nothing back."""
+
+    def data_received(self, data: bytes) -> None:
+        self.received += len(data)
+
+
+class Server:
+    """An echo over TLS, on a port of its own."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        self.made: list[Echo] = []
+        self.port = 0
+
+    @asynccontextmanager
+    async def run(self, kind: type[Echo] = Echo, handshake_timeout: float = 60.0, goodbye: float = 2.0) -> AsyncIterator[None]:
+        context = tls_context(
+            Settings(inference_address="https://127.0.0.1:1", certificate_file=self.pair.certificate, private_key_file=self.pair.key)
+        )
+        assert context is not None
+        listener = TlsListener(context, lambda: kind(self.made), handshake_timeout, goodbye)
+        server = await asyncio.get_running_loop().create_server(listener, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield
+            for echo in self.made:
+                echo.transport.abort()
+            assert listener.incoming.pending == listener.outgoing.pending == 0
+        finally:
+            server.close()
+
+    def trust(self, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self.pair.certificate)
+        context.minimum_version = context.maximum_version = version
+        return context
+
+    async def connect(self, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port, ssl=self.trust(version))
+
+
+class RawClient:
+    """A client that decides itself when which of its encrypted bytes are sent."""
+
+    def __init__(self, server: Server) -> None:
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = server.trust().wrap_bio(self.incoming, self.outgoing, server_hostname="127.0.0.1")
+        self.server = server
+
+    async def connect(self) -> RawClient:
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        return self
+
+    async def shake_hands(self, *, send_last: bool = True) -> None:
+        while True:
+            try:
+                self.tls.do_handshake()
+            except ssl.SSLWantReadError:
+                self.writer.write(self.outgoing.read())
+                self.incoming.write(await self.reader.read(65536))
+            else:
+                break
+        if send_last:
+            self.writer.write(self.outgoing.read())
+            self.incoming.write(await self.reader.read(65536))  # session tickets: the server has shaken hands as well
+
+    def encrypt(self, data: bytes) -> bytes:
+        self.tls.write(data)
+        return self.outgoing.read()
+
+    async def read_exactly(self, size: int) -> bytes:
+        found = b""
+        while len(found) < size:
+            try:
+                found += self.tls.read(65536)
+            except ssl.SSLWantReadError:
+                more = await self.reader.read(65536)
+                assert more
+                self.incoming.write(more)
+        return found
+
+
+def on_both_loops(test: Callable[[Server], Awaitable[None]]) -> Callable[[Pair, str], None]:
+    @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+    @functools.wraps(test)
+    def run(pair: Pair, loop: str) -> None:
+        async def bounded() -> None:
+            await asyncio.wait_for(test(Server(pair)), TIMEOUT)
+
+        if loop == "asyncio":
+            asyncio.run(bounded())
+        elif sys.platform == "win32":
+            pytest.skip("uvloop does not exist for Windows")
+        else:
+            import uvloop
+
+            uvloop.run(bounded())
+
+    del run.__wrapped__  # type: ignore[attr-defined]  # pytest would take its arguments for fixtures
+    return run
+
+
+@on_both_loops
+async def test_what_is_sent_comes_back_with_each_version_of_tls(server: Server) -> None:
+    async with server.run():
+        for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+            reader, writer = await server.connect(version)
+            for size in SIZES:
+                data = random.Random(size).randbytes(size)
+                writer.write(data)
+                assert await reader.readexactly(size) == data
+            writer.close()
+            await server.made[-1].lost
+
+
+@on_both_loops
+async def test_connections_that_send_at_once_get_each_its_own(server: Server) -> None:
+    async def talk(number: int) -> None:
+        reader, writer = await server.connect()
+        chance = random.Random(number)
+        for _ in range(10):
+            data = chance.randbytes(chance.choice(SIZES) // 2 + 1)
+            writer.write(data)
+            assert await reader.readexactly(len(data)) == data
+        writer.close()
+
+    async with server.run():
+        await asyncio.gather(*map(talk, range(20)))
+        for echo in server.made:
+            await echo.lost
+
+
+@on_both_loops
+async def test_records_that_come_in_bits_are_put_together(server: Server) -> None:
+    async with server.run():
+        clients = [await RawClient(server).connect() for _ in range(3)]
+        for client in clients:
+            await client.shake_hands()
+        texts = [bytes([65 + number]) * 50 for number in range(3)]
+        bits = [client.encrypt(text) for client, text in zip(clients, texts, strict=True)]
+        for position in range(max(map(len, bits))):
+            for client, each in zip(clients, bits, strict=True):
+                client.writer.write(each[position : position + 1])
+            await asyncio.sleep(0)
+        for client, text in zip(clients, texts, strict=True):
+            assert await client.read_exactly(len(text)) == text
+            client.writer.close()
+
+
+@on_both_loops
+async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(server: Server) -> None:
+    async with server.run():
+        client = await RawClient(server).connect()
+        await client.shake_hands(send_last=False)
+        client.writer.write(client.encrypt(b"first") + client.encrypt(b"second")[:7])  # with the client's Finished before it
+        assert await client.read_exactly(5) == b"first"
+        client.writer.close()
+
+
+@on_both_loops
+async def test_a_connection_that_sends_garbage_ends_alone(server: Server) -> None:
+    async with server.run():
+        good = await RawClient(server).connect()
+        await good.shake_hands()
+        whole = good.encrypt(b"x" * 1000)
+        good.writer.write(whole[:500])
+        bad = await RawClient(server).connect()
+        await bad.shake_hands()
+        bad.writer.write(b"\x17\x03\x03\x00\x20" + bytes(32) + b"and what follows" * 1000)
+        await server.made[1].lost
+        assert server.made[1].received == 0
+        plain_reader, plain_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        plain_writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"HTTP" not in await plain_reader.read()
+        good.writer.write(whole[500:])
+        assert await good.read_exactly(1000) == b"x" * 1000
+        for writer in (good.writer, bad.writer, plain_writer):
+            writer.close()
+
+
+@on_both_loops
+async def test_close_sends_what_is_unsent_and_the_end_of_tls(server: Server) -> None:
+    async with server.run(goodbye=0.2):
+        client = await RawClient(server).connect()
+        await client.shake_hands()
+        transport = server.made[0].transport
+        transport.write(bytes(3 << 20))
+        transport.close()
+        assert transport.is_closing()
+        transport.write(b"too late")
+        assert await client.read_exactly(3 << 20) == bytes(3 << 20)
+        while more := await client.reader.read(65536):  # the client does not answer, so it ends after a while
+            client.incoming.write(more)
+        assert client.tls.read(1) == b""  # close_notify: without it, this would raise
+        assert await server.made[0].lost is None
+        client.writer.close()
+
+
+@on_both_loops
+async def test_a_client_of_asyncio_gets_all_of_the_last_answer(server: Server) -> None:
+    """It loses what it has not read where the connection ends behind it at once."""
+    async with server.run():
+        reader, writer = await server.connect()
+        writer.write(b"x")
+        await reader.readexactly(1)
+        server.made[0].transport.write(bytes(3 << 20))
+        server.made[0].transport.close()
+        assert await reader.read() == bytes(3 << 20)
+        writer.close()
+        await server.made[0].lost
+
+
+@on_both_loops
+async def test_what_comes_after_the_close_is_thrown_away_and_a_client_that_agrees_ends_it(server: Server) -> None:
+    async with server.run(goodbye=60):
+        client = await RawClient(server).connect()
+        await client.shake_hands()
+        server.made[0].transport.pause_reading()
+        server.made[0].transport.close()
+        client.writer.writelines([client.encrypt(bytes(16 << 10)) for _ in range(100)])
+        with contextlib.suppress(ssl.SSLError):
+            client.tls.unwrap()
+        client.writer.write(client.outgoing.read())
+        assert await server.made[0].lost is None
+        assert server.made[0].received == 0
+        assert server.made[0].events == []
+        client.writer.close()
+
+
+@on_both_loops
+async def test_the_end_of_the_client_is_told_once(server: Server) -> None:
+    async with server.run():
+        client = await RawClient(server).connect()
+        await client.shake_hands()
+        with contextlib.suppress(ssl.SSLWantReadError):
+            client.tls.unwrap()
+        client.writer.write(client.outgoing.read() + b"anything")
+        while await client.reader.read(65536):
+            pass
+        assert await server.made[0].lost is None
+        assert server.made[0].events == ["eof"]
+        client.writer.close()
+
+
+@on_both_loops
+async def test_a_client_that_does_not_shake_hands_is_let_go(server: Server) -> None:
+    async with server.run(handshake_timeout=0.05):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        assert not server.made
+        writer.close()
+        _, slow = await server.connect()  # and one that has is not
+        await asyncio.sleep(0.1)
+        assert not server.made[0].lost.done()
+        slow.close()
+
+
+@on_both_loops
+async def test_a_client_that_reads_nothing_stops_the_protocol_which_goes_on_later(server: Server) -> None:
+    async with server.run():
+        client = await RawClient(server).connect()
+        await client.shake_hands()
+        size = 12 << 20
+        client.writer.writelines([client.encrypt(bytes(16 << 10)) for _ in range(size >> 14)])
+        await server.made[0].paused.wait()
+        received = server.made[0].received
+        for _ in range(100):
+            await asyncio.sleep(0)  # a turn
+        assert server.made[0].received - received <= BUFFER  # the rest of what was read already
+        assert received < size
+        assert server.made[0].transport.get_write_buffer_size() < 2 * BUFFER
+        assert await client.read_exactly(size) == bytes(size)
+        assert "resume" in server.made[0].events
+        client.writer.close()
+
+
+@on_both_loops
+async def test_a_large_upload_leaves_the_others_their_turns(server: Server) -> None:
+    async with server.run(Sink):
+        client = await RawClient(server).connect()
+        await client.shake_hands()
+        size, most, last = 32 << 20, 0, 0
+        client.writer.writelines([client.encrypt(bytes(16 << 10)) for _ in range(size >> 14)])
+        while last < size:
+            await asyncio.sleep(0)  # a turn
+            most, last = max(most, server.made[0].received - last), server.made[0].received
+        assert most <= 2 * BUFFER
+        client.writer.close()
