@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from tsx_runtime import wire
+from tsx_runtime.shared.native import mypyc_attr
 from tsx_runtime.wire import Buffer, Frame, Kind
 
 SMALL = 256 << 10  # frames up to this size are read without an allocation of their own
@@ -20,6 +21,7 @@ JOINED = 32 << 10  # up to this size one copy is cheaper than a list of pieces f
 OutFrame: TypeAlias = "tuple[Kind, int, Sequence[tuple[int, Buffer, Buffer]], Buffer]"  # kind, batch, items, extra
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class FrameSocket:
     """One thread reads; one other may read ahead while a batch is answered; any thread may send."""
 
