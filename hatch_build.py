@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +17,24 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).parent
 RUNTIME = ROOT / "runtime"
-LIBRARY = "tsx_runtime.hot_path"  # the extension that holds the code of all compiled modules
-MODULES = (
+LIBRARY = "tsx_runtime.hot_path"  # the extension that holds the code of all modules; `version.is_compiled` looks for it
+MODULES = (  # docs/architecture.md says how they were chosen
     "core/scheduling/channel",
-    "http/fast_lane/exchange",
-    "http/fast_lane/response_heads",
     "wire",
     "worker/channel",
+    "worker/codecs/requests",
     "worker/codecs/responses",
     "worker/execution/batch",
-)  # docs/architecture.md says how they were chosen
-OPTIONS = (
-    "--config-file=",
-    "--no-site-packages",  # which would take minutes to read, and are not there when a wheel is built
-    "--ignore-missing-imports",
-    "--follow-imports=silent",
-    "--explicit-package-bases",
-    "--namespace-packages",
 )
+# Packages are not read: that would take minutes, and where a wheel is built they are not there.
+CONFIG = """[mypy]
+mypy_path = {path}
+explicit_package_bases = true
+namespace_packages = true
+no_site_packages = true
+ignore_missing_imports = true
+follow_imports = silent
+"""
 
 
 class CompiledHotPath(BuildHookInterface[Any]):
@@ -46,36 +47,37 @@ class CompiledHotPath(BuildHookInterface[Any]):
         self._built = tempfile.TemporaryDirectory()  # until the wheel is written
         compile_into(Path(self._built.name))
         build_data.update(pure_python=False, infer_tag=True)
-        build_data["force_include"] |= {str(path): str(path.relative_to(self._built.name)) for path in libraries(Path(self._built.name))}
+        build_data["force_include"] |= {str(path): str(path.relative_to(self._built.name)) for path in extensions(Path(self._built.name))}
 
     def _is_wanted(self) -> bool:
-        return os.environ.get("TSX_COMPILE", "0") not in ("", "0")
+        return os.environ.get("TSX_COMPILE", "") not in ("", "0")
 
 
-def compile_into(target: Path) -> None:
-    """Put the extensions where the import finds them before the modules: `target` is, or will be, a directory of packages."""
+def compile_into(target: Path, modules: Iterable[str] = MODULES) -> None:
+    """Put the extensions where the packages are, or will be: an import finds them before the modules."""
     try:
         from mypyc.build import mypycify  # here, because pure wheels are built without it
         from setuptools import Distribution
         from setuptools.command.build_ext import build_ext
     except ImportError as error:
-        sys.exit(f"compiling tsx needs mypy and setuptools: pip install mypy setuptools ({error})")
-    os.environ["MYPYPATH"] = os.pathsep.join(str(ROOT / room) for room in ("archiver", "runtime", "cli", "templates"))
+        sys.exit(f"tsx cannot be compiled: {error}. `pip install mypy setuptools`, or build a pure wheel without TSX_COMPILE.")
     with tempfile.TemporaryDirectory() as temporary:
-        paths = [str(RUNTIME / "tsx_runtime" / f"{module}.py") for module in MODULES]
-        extensions = mypycify([*OPTIONS, *paths], target_dir=temporary, group_name=LIBRARY, debug_level="0")
-        command = build_ext(Distribution({"ext_modules": extensions}))
+        config = Path(temporary, "mypy.ini")
+        config.write_text(CONFIG.format(path=":".join(str(ROOT / room) for room in ("archiver", "runtime", "cli", "templates"))))
+        sources = [str(RUNTIME / "tsx_runtime" / f"{module}.py") for module in modules]
+        made = mypycify([f"--config-file={config}", *sources], target_dir=temporary, group_name=LIBRARY, debug_level="0")
+        command = build_ext(Distribution({"ext_modules": made}))
         command.build_lib, command.build_temp = str(target), temporary
         command.ensure_finalized()
         command.run()
 
 
-def libraries(directory: Path) -> list[Path]:
+def extensions(directory: Path) -> list[Path]:
     return [path for path in directory.glob("tsx_runtime/**/*") if path.suffix in (".so", ".pyd")]
 
 
 if __name__ == "__main__":
-    for path in libraries(RUNTIME):
+    for path in extensions(RUNTIME):
         path.unlink()
     if "--remove" not in sys.argv:
         compile_into(RUNTIME)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tsx_runtime.api.headers import new_request_id
 from tsx_runtime.core.scheduling.channel import SMALL
 from tsx_runtime.core.scheduling.job import Flow, Job
+from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.fast_lane.heads import Head
 from tsx_runtime.http.fast_lane.response_heads import CLOSE
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.server_timing import TimingRequest, timing_header
 from tsx_runtime.http.semantics.urls import speaks_v2
-from tsx_runtime.shared.native import mypyc_attr
 from tsx_runtime.wire import JSON_HEADER, Body, Buffer
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tsx_runtime.http.fast_lane.lane import Lane
 
 LARGE = SMALL  # an answer beyond this size lies in memory of its own (see `core.channel`) and is sent from there, uncopied
-
-Boxed: TypeAlias = Any  # a `Batch`, which compiled code would take apart, and make anew for each request
 
 logger = logging.getLogger("tsx.http")
 
@@ -55,7 +53,6 @@ class Connection(Protocol):
         """End a streamed answer without its end, so that the client can tell."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Exchange:
     """Writes its answer to the connection that it came from, which handles one at a time."""
 
@@ -79,7 +76,7 @@ class Exchange:
         self.arrived = arrived
         self.keep_alive = self.plain = head.keep_alive
 
-    def answer(self, status: int, headers: Buffer, body: Buffer, batch: Boxed) -> None:
+    def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         connection = self.connection
         lane = connection.lane
         if status == 200 and self.plain and len(body) <= LARGE and (not headers or headers == JSON_HEADER):  # nearly every answer
@@ -125,7 +122,7 @@ class Exchange:
         self.plain = False
         self.go_on()
 
-    def _answer_otherwise(self, status: int, headers: Buffer, body: Buffer, batch: Boxed) -> None:
+    def _answer_otherwise(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         timing = b"" if self._timing is None else timing_header(self._timing, self.served_by().stats, self, status, batch)
         if self._flow is not None:
             self._end_stream(status, body)
