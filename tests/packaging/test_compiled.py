@@ -16,7 +16,12 @@ import pytest
 from tsx_runtime.version import __version__
 
 ROOT = Path(__file__).parents[2]
-SAYS = "from tsx_runtime import wire; from tsx_cli.main import main; print(wire.__file__, wire.encode(wire.Kind.PING, 7)); main(['--version'])"
+SAYS = """
+from tsx_cli.main import main
+from tsx_runtime import wire
+print(wire.__file__, wire.encode(wire.Kind.PING, 7))
+main(["--version"])
+"""
 
 
 @pytest.fixture(scope="module")
