@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from mypy_extensions import mypyc_attr  # which comes with mypy alone
+    from mypy_extensions import mypyc_attr as mypyc_attr  # which comes with mypy alone
 else:
     ClassT = TypeVar("ClassT", bound=type)
 
