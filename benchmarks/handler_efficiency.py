@@ -172,6 +172,7 @@ def load(directory: Path, batch: int) -> ServedModel:
             worker="bare",
             gpu_id=None,
             batch_size=batch,
+            max_batch_cost=0,
             response_timeout=120,
             threads=THREADS,
             shares_cores=False,

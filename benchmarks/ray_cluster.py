@@ -39,6 +39,7 @@ from tsx_runtime.targets.ray.application import build
 
 HTTP = 18_000
 DEADLINE = 120.0
+WARM_UP = 20  # seconds
 HANDLER = """
 import hashlib, time
 
@@ -222,10 +223,10 @@ def throughput(nodes: Nodes, place: Path) -> dict[str, Any]:
     for count in (1, 2):
         deploy(place, models, replicas=count, replica=RESOURCES)
         until(lambda count=count: replicas() == count)
-        load = Load(4 * count, lambda client, number: ("all", ask_model(client, x_work="100")))
-        time.sleep(2)
+        load = Load(4 * count, lambda client, number: ("all", ask_model(client, x_work="500")))
+        time.sleep(WARM_UP)  # the nodes start processes ahead of time, on the same cores
         before, begun = sum(load.answers.values()), time.monotonic()
-        time.sleep(8)
+        time.sleep(25)
         rates[count] = (sum(load.answers.values()) - before) / (time.monotonic() - begun)
         assert set(load.stop()) == {("all", 200)}
     ratio = rates[2] / rates[1]

@@ -34,7 +34,7 @@ HANDLER_API = WORKER_BASE | {"tsx_runtime.worker.handler_api"}
 CODECS = HANDLER_API | {"tsx_runtime.worker.diagnostics", "tsx_runtime.worker.codecs"}
 HANDLERS = CODECS | {"tsx_runtime.worker.forms", "tsx_runtime.worker.handlers"}
 EXECUTION = HANDLERS | {"tsx_runtime.worker.execution"}
-ARCHIVER_BASE = {"tsx_archiver.errors", "tsx_archiver.limits", "tsx_archiver.names"}
+ARCHIVER_BASE = {"tsx_archiver.errors", "tsx_archiver.limits", "tsx_archiver.names", "tsx_archiver.quantities"}
 CORE = SETTINGS | PRELOADS | {"tsx_runtime.sources", "tsx_runtime.core", "tsx_runtime.worker.launch.entry"}
 WORKFLOWS = CORE | {"tsx_runtime.workflows"}
 JOBS = WORKFLOWS | {"tsx_runtime.jobs"}
@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_archiver.errors": set(),
     "tsx_archiver.limits": set(),
     "tsx_archiver.names": {"tsx_archiver.errors"},
+    "tsx_archiver.quantities": set(),
     "tsx_archiver.storage": ARCHIVER_BASE,
     "tsx_archiver.containers": ARCHIVER_BASE | {"tsx_archiver.storage"},
     "tsx_archiver.metadata": ARCHIVER_BASE | {"tsx_archiver.containers"},

@@ -35,7 +35,7 @@ def prune(
     config: Config = None,
 ) -> None:
     """Remove what no process uses; it is unpacked or installed again when a model needs it."""
-    from tsx_runtime.shared.quantities import parse_seconds
+    from tsx_archiver.quantities import parse_seconds
 
     age = 0.0 if older_than is None else read_option(parse_seconds, older_than, "--older-than", "a time such as 12h or 7d")
     place = _place(config)

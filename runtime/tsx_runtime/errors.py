@@ -37,6 +37,7 @@
     │   ├── NoWorker
     │   ├── QueueFull            (429 and TooManyRequestsException where overload_status = 429)
     │   ├── DeadlinePassed
+    │   │   └── AnswerLate       504  GatewayTimeoutException
     │   ├── NoRoom
     │   ├── JobsFull
     │   ├── StoreUnavailable
@@ -304,6 +305,13 @@ class QueueFull(Unavailable):
 
 class DeadlinePassed(Unavailable):
     """No worker started the request before the deadline of its client or model."""
+
+
+class AnswerLate(DeadlinePassed):
+    """A worker has started the request, and not answered it before the deadline: it may have had an effect."""
+
+    status = 504
+    type = "GatewayTimeoutException"
 
 
 class NoRoom(Unavailable):

@@ -31,8 +31,8 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
     PING      front     none                                                    empty
     PONG      worker    none; answers a PING, between batches                   empty
     CANCEL    front     none: no client waits for this batch now. A worker    empty
-                        that takes one batch after the other gets it once
-                        the batch streams; it is still closed by a REPLY
+                        that takes one batch after the other stops at the
+                        next part of a stream; a REPLY still closes it
     THREADS   front     none; in place of the batch's number: the threads   empty
                         that torch may use from the next batch on
     REPORT    worker    none; at any time: what was raised and printed since    {"errors": [{"message", "traceback",
@@ -66,6 +66,7 @@ MAX_ITEMS = 1 << 16
 MAX_SIZE = 1 << 36
 MAX_FIELD = (1 << 32) - 1
 COPIED = 64 << 10  # payloads up to this size are copied once and cut into bytes, which is quicker than making views
+BATCH_COST = "tsx_batch_cost_total"  # the metric by which a worker reports what a batch has cost
 INPUTS = (
     b"application/vnd.tsx.inputs"  # the content type of a body of named inputs: u32 length of the name, u64 length, name, value; and so on
 )
@@ -127,6 +128,7 @@ class LoadOrder(TypedDict):
     worker: str  # its number among the server's workers
     gpu_id: int | None
     batch_size: int
+    max_batch_cost: int  # of one call of the handler, by its own `cost`; 0: no limit
     response_timeout: float  # seconds that the front end gives a batch
     threads: int | None  # torch's threads within one operation; None leaves torch's own choice
     shares_cores: bool  # `threads` is its share of the cores, which THREADS frames change

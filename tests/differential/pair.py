@@ -60,6 +60,11 @@ class Side(NamedTuple):
             answer = connection.getresponse()
             return Seen(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
 
+    def wait_until_gone(self, model: str) -> None:
+        deadline = time.monotonic() + ANSWER
+        while self.send(Case("GET", f"/models/{model}", management=True)).status != 404 and time.monotonic() < deadline:
+            time.sleep(0.1)
+
 
 @contextlib.contextmanager
 def serving(command: Sequence[str | Path], directory: Path, store: Path, ports: list[int], path: str) -> Iterator[Side]:

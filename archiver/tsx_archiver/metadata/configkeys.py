@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
+from tsx_archiver.metadata.caching import read_cache
 from tsx_archiver.metadata.forms import NAME
 from tsx_archiver.metadata.model_limits import LIMITS
 from tsx_archiver.names import normal, path_fault
@@ -76,6 +77,12 @@ def shape(value: Any) -> tuple[tuple[int | None, ...] | None, str | None]:
     return None, "it must be a list of the sizes of one row, such as [3, 224, 224], with null where any size fits"
 
 
+def batch_sizes(value: Any) -> tuple[tuple[int, ...] | None, str | None]:
+    if isinstance(value, list) and value and all(whole(1)(size)[0] is not None for size in value):
+        return tuple(value), None
+    return None, "it must be a list of numbers of requests, such as [1, 2, 4, 8]"
+
+
 def mapping(value: Any) -> tuple[dict[Any, Any] | None, str | None]:
     return (value, None) if isinstance(value, dict) else (None, "it must be a mapping of keys to values")
 
@@ -144,6 +151,8 @@ TORCHSERVE_KEYS = (
 # What tsx adds; TorchServe passes over these.
 TSX_KEYS = (
     ConfigKey("batchPolicy", "batch_policy", text),
+    ConfigKey("batchBuckets", "batch_buckets", batch_sizes),
+    ConfigKey("cache", "cache", read_cache),
     ConfigKey("overlapPreprocessing", "overlap_preprocessing", flag_or_auto),
     ConfigKey("retryFailedBatch", "retry_failed_batch", flag),
     ConfigKey("weightsOnly", "weights_only", flag),

@@ -40,6 +40,12 @@ class ModelLimits(Generic[ValueT]):
     max_batch_bytes: ValueT = row(
         "maxBatchBytes", "maximum bytes of all bodies in one batch; a single body may be larger", 64 << 20, below=BYTES
     )
+    max_batch_cost: ValueT = row(
+        "maxBatchCost", "maximum cost of all requests in one batch; 0 = no limit", 0, minimum=0, below=BYTES, changeable=False
+    )
+    max_batch_tokens: ValueT = row(
+        "maxBatchTokens", "the same in tokens, which are never guessed from bytes", 0, minimum=0, below=BYTES, changeable=False
+    )
     max_batch_delay: ValueT = row(
         "maxBatchDelay", "with `batchPolicy: wait`, maximum milliseconds that a request waits for others", 100, minimum=0, saved=True
     )

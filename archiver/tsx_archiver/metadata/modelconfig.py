@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from tsx_archiver.errors import InvalidConfig
+from tsx_archiver.metadata.caching import CacheConfig
 from tsx_archiver.metadata.configkeys import BACKEND_KEYS, KEYS, TORCHRUN_KEYS, WARM_UP_KEYS, ConfigKey
 from tsx_archiver.metadata.model_limits import ModelLimits
 from tsx_archiver.metadata.safeyaml import load_yaml_file
@@ -80,6 +81,8 @@ class ModelConfig(ModelLimits["int | None"]):
     max_num_sequence: int | None = None
     use_venv: bool | None = None
     batch_policy: str | None = None  # "wait", or a plugin's name
+    batch_buckets: tuple[int, ...] | None = None
+    cache: CacheConfig | None = None
     overlap_preprocessing: bool | str | None = None  # or "auto"
     retry_failed_batch: bool | None = None
     weights_only: bool | None = None

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from tsx_archiver.quantities import parse_seconds
 from tsx_cli.batch.rows import RowResult
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import read_option
@@ -16,7 +17,6 @@ from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.sqlite import SqliteStore
 from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey, StoredAnswer
 from tsx_runtime.settings.jobs import POSTGRES, SQLITE
-from tsx_runtime.shared.quantities import parse_seconds
 from tsx_runtime.wire import header_block
 
 PREFIX = "jobs+"  # of an output that is such a store

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import typer
 
 from tsx_archiver import open_archive
+from tsx_archiver.quantities import parse_share
 from tsx_cli.batch.journal import BatchJournal
 from tsx_cli.batch.local import open_local
 from tsx_cli.batch.precomputed import is_jobs_store, open_precomputed
@@ -33,7 +34,6 @@ from tsx_cli.common.output import print_json
 from tsx_cli.deploy.ray.spec import RAY_ADDRESS
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.log_format import escaped
-from tsx_runtime.shared.quantities import parse_share
 
 SAGEMAKER = "sagemaker"
 STOPPING = b"\nstopping; Ctrl-C again stops at once\n"

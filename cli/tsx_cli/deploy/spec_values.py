@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
+from tsx_archiver.quantities import parse_percent, parse_seconds, where_text
 from tsx_cli.common.failure import UsageError
-from tsx_runtime.shared.quantities import parse_percent, parse_seconds, where_text
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from tsx_archiver.quantities import parse_percent, parse_seconds, parse_share
 from tsx_cli.common.client import RequestFailed, Server, path
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.options import AsJson, Config, ModelName, Url, management, read_option
 from tsx_cli.common.output import one_line, print_json, print_table
-from tsx_runtime.shared.quantities import parse_percent, parse_seconds, parse_share
 
 LOOK_APART = 1.0  # seconds
 P99 = "a factor such as 1.2x, or a time such as 250ms"

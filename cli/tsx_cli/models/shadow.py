@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from tsx_archiver.quantities import parse_percent
 from tsx_cli.common.client import path
 from tsx_cli.common.compare_option import Ignore, in_words, read_compare
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import AsJson, Config, Force, ModelName, Url, management, read_option
 from tsx_cli.common.output import one_line, print_result, print_table
-from tsx_runtime.shared.quantities import parse_percent
 
 WIDE = 100  # characters of a line of a body
 

@@ -34,6 +34,7 @@ def serve_command(
     workers: Annotated[int | None, typer.Option(min=1, help="Number of workers per model.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests in a batch.")] = None,
     device: Annotated[Literal["cpu", "gpu"] | None, typer.Option(help="Where the models run.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Take the addresses over from the server that runs there.")] = False,
     config: Config = None,
     assignments: Assignments = None,
 ) -> None:
@@ -48,4 +49,4 @@ def serve_command(
     settings = server.with_addresses(settings, host, {"inference": port, "management": management_port, "metrics": metrics_port})
     settings = server.with_grpc_addresses(settings, host, {"grpc_inference": grpc_port, "grpc_management": grpc_management_port})
     chosen = {"initial_workers": workers, "batch_size": batch_size, "device_type": device}
-    server.serve_words(models or [], settings, HandlerFiles(handler, model_file, split_list(extra_files)), chosen)
+    server.serve_words(models or [], settings, HandlerFiles(handler, model_file, split_list(extra_files)), chosen, replaces=replace)

@@ -35,7 +35,9 @@ from tsx_runtime.targets.server.startup import (
 )
 
 
-def serve_words(words: Sequence[str], settings: Settings, parts: HandlerFiles, chosen: Mapping[str, object]) -> None:
+def serve_words(
+    words: Sequence[str], settings: Settings, parts: HandlerFiles, chosen: Mapping[str, object], *, replaces: bool = False
+) -> None:
     """The files and directories that are named, else what the settings name. `chosen` is for each model; None leaves it open."""
     if chosen.get("device_type") == "gpu" and not gpu_count():
         raise UsageError("--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); omit --device to run on the CPU")
@@ -52,7 +54,8 @@ def serve_words(words: Sequence[str], settings: Settings, parts: HandlerFiles, c
         if orders and of_workflows and not starts:
             raise UsageError("--workers, --batch-size and --device apply to models; a workflow's specification sets them for its models")
         try:
-            run_server(settings, [replace(start, order=replace(start.order, **orders)) for start in starts], flows)
+            options = ServeOptions(replace=replaces)
+            run_server(settings, [replace(start, order=replace(start.order, **orders)) for start in starts], flows, options=options)
         except Conflict as error:
             raise CliError(f"{error.message.rstrip('.')}; give each file its own name, as NAME=FILE") from error
 

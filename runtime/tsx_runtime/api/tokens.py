@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from tsx_archiver.storage.atomic_file import whole_file
 from tsx_archiver.storage.private_directory import warn_if_replaceable
@@ -25,11 +25,14 @@ KINDS = ("management", "inference")  # that a client can renew
 class BearerToken:
     """One token. `lifetime` (seconds) makes it one that expires and can be renewed; `clock` is monotonic."""
 
-    def __init__(self, token: str, lifetime: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, token: str, lifetime: float | None = None, clock: Callable[[], float] = time.monotonic, left: float | None = None
+    ) -> None:
+        """`left`: seconds of its lifetime that are left of one that another server has made up."""
         self.token = token
         self.lifetime = lifetime
         self._clock = clock
-        self._until = None if lifetime is None else clock() + lifetime
+        self._until = None if lifetime is None else clock() + (lifetime if left is None else left)
         self.on_change: list[Callable[[], None]] = []  # called when what was right is wrong now
 
     @classmethod
@@ -101,22 +104,34 @@ class Keys(NamedTuple):
                 self.file.unlink()
 
 
-def build_keys(settings: Settings, clock: Callable[[], float] = time.monotonic) -> Keys:
-    """Nothing is written yet: see `start_keys`."""
+HandedTokens: TypeAlias = Mapping[str, tuple[str, float | None]]  # by kind: a token that was made up, and the seconds that it has left
+
+
+def build_keys(settings: Settings, clock: Callable[[], float] = time.monotonic, handed: HandedTokens | None = None) -> Keys:
+    """Nothing is written yet: see `start_keys`. `handed`: tokens of the server that this one replaces, which stay valid."""
     if settings.disable_token_authorization:
         return Keys()
     given = {kind: BearerToken(token) for kind in (*KINDS, "api") if (token := getattr(settings, f"{kind}_token"))}
     if not settings.generate_tokens:
         return Keys(given.get("inference"), given.get("management"), given.get("api"))
     lifetime = settings.token_expiration_min * 60
-    inference, management = (given.get(kind) or BearerToken.made_up(lifetime, clock) for kind in ("inference", "management"))
     all_given = len(given) == len(KINDS) + 1
-    return Keys(inference, management, given.get("api") or BearerToken.made_up(), None if all_given else settings.key_file.absolute())
+    for kind, lasts in (("management", lifetime), ("inference", lifetime), ("api", None)):
+        if kind not in given:
+            token, left = (handed or {}).get(kind, ("", None))
+            given[kind] = BearerToken(token, lasts, clock, left) if token else BearerToken.made_up(lasts, clock)
+    return Keys(given["inference"], given["management"], given["api"], None if all_given else settings.key_file.absolute())
 
 
-def start_keys(settings: Settings) -> Keys:
+def made_up_tokens(keys: Keys, settings: Settings) -> HandedTokens:
+    """Those that another server cannot have from its settings."""
+    made_up = {kind: key for kind in (*KINDS, "api") if (key := getattr(keys, kind)) and not getattr(settings, f"{kind}_token")}
+    return {kind: (key.token, key.seconds_left) for kind, key in made_up.items()}
+
+
+def start_keys(settings: Settings, handed: HandedTokens | None = None) -> Keys:
     """The keys, and their file where some were made up. Raises SettingError where it cannot be written."""
-    keys = build_keys(settings)
+    keys = build_keys(settings, handed=handed)
     try:
         keys.write()
     except OSError as error:

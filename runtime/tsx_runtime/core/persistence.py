@@ -19,17 +19,19 @@ from tsx_archiver.storage.private_directory import check_directory, private_dire
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
 
+LOCK = "lock"  # the file that the server which writes there has locked
+
 logger = logging.getLogger("tsx.state")
 
 
 class StateStore:
     """The saved state of each model, by part. Not thread safe: for the event loop; a separate thread writes."""
 
-    def __init__(self, directory: Path | None) -> None:
+    def __init__(self, directory: Path | None, *, replaces: bool = False) -> None:
         """Without a directory, or where it cannot be written, it is kept as long as the server runs.
 
         Of several servers with one directory the first one writes there. Another one starts with what it finds, and writes
-        what it has to once the first one has ended: in a rolling update it is started before that.
+        what it has to once the first one has ended: in a rolling update it is started before that. `replaces`: the first one ends soon.
         """
         self.directory = directory
         self._lock: FileLock | None = None  # held by the server that writes there
@@ -49,7 +51,7 @@ class StateStore:
                 pass
         if directory is not None:
             self._models = _read_all(directory / "models")
-            if directory.is_dir():
+            if (directory / LOCK).exists() and not replaces:
                 self._own(directory)
 
     def load(self, name: str) -> dict[str, Any]:
@@ -115,7 +117,7 @@ class StateStore:
         if self._lock is not None:
             return True
         try:
-            lock = FileLock(directory / "lock")
+            lock = FileLock(directory / LOCK)
         except OSError:  # what is to be written there fails as well, and is logged then
             return True
         try:

@@ -60,10 +60,15 @@ class GrpcServer:
         target: str,
         certificate: tuple[bytes, bytes] | None,
         counts: ResponseCounts,
+        *,
+        shares_port: bool = False,
     ):
-        """`target`: HOST:PORT. `certificate`: private key and chain, PEM. `counts`: those of the HTTP servers."""
+        """`target`: HOST:PORT. `certificate`: private key and chain, PEM. `counts`: those of the HTTP servers.
+
+        `shares_port`: with another server of this user that shares it too. Without it, a second one fails.
+        """
         logging.getLogger("grpc._cython.cygrpc").addFilter(CLIENTS_LEAVE)
-        self.server = grpc.aio.server(options=options(settings, roles))
+        self.server = grpc.aio.server(options=[*options(settings, roles), ("grpc.so_reuseport", int(shares_port))])
         self.log = access_log(settings)
         clients = client_limits(settings, is_local=all(is_loopback_host(getattr(settings, f"{role}_address")) for role in roles))
         ledger = Ledger(counts, self.log, registry.tracer, clients)
@@ -146,7 +151,6 @@ def options(settings: Settings, roles: Collection[str]) -> list[tuple[str, Any]]
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", KEEPALIVE),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT),
-        ("grpc.so_reuseport", 0),  # a second server on the port fails: it is in use
     ]
     if age is not None:
         chosen.append(("grpc.max_connection_age_ms", age))

@@ -102,6 +102,7 @@ class ServerApp(FastAPI):
         self.max_header_size = settings.max_header_size
         self.max_headers = settings.max_headers
         self.lane: Lane | None = None  # made by its first connection
+        self.leaving = False  # another server accepts the connections from now on: those that are here end with their next answer
         self.predictions: Predictions | None = None
         self.server_timing_share = settings.server_timing_share
         self.cors = cors_headers(settings)

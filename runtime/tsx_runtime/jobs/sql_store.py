@@ -36,6 +36,7 @@ class SqlStore(SqlThread):
     """All methods raise `StoreFull` and `StoreUnavailable`, and none blocks the event loop."""
 
     shared: bool  # whether other servers may work on the same queue
+    patience = 0.0  # seconds for which a server that ends may still have it to itself
 
     def exists(self) -> bool:
         """Whether it may have jobs, without opening it."""

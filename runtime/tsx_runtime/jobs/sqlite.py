@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from pathlib import Path
 
 from tsx_archiver.errors import CacheError
@@ -13,6 +14,7 @@ from tsx_runtime.jobs.sql_store import REQUEUE, SqlStore
 from tsx_runtime.jobs.sql_thread import Session
 
 PAGE = 4096  # bytes
+LOOK = 0.05  # seconds between two looks whether the other server has ended
 MOST_PAGES = 4_294_967_294  # of SQLite itself
 LARGEST_LOG = 64 << 20  # bytes that the write-ahead log keeps of the disk
 
@@ -84,7 +86,11 @@ class SqliteStore(SqlStore):
     def _own(self) -> None:
         """A lock beside the file, which ends with this process. Raises StoreUnavailable, OSError, CacheError."""
         lock = FileLock(self.path.with_name(self.path.name + ".lock"))
-        if not lock.own(wait=False):
+        end = time.monotonic() + self.patience
+        while not lock.own(wait=False):
+            if time.monotonic() < end:
+                time.sleep(LOOK)  # in the store's thread
+                continue
             lock.close()
             text = f"jobs_store, {self.path}, is in use by another running server."
             raise StoreUnavailable(f"{text} Name another file, or a postgresql:// URL, which servers can share.")

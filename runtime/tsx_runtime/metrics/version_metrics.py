@@ -17,7 +17,8 @@ from tsx_runtime.metrics.gpu import Gpu
 
 MICRO, MILLI = 1e6, 1e3
 RECYCLED = ("requests", "memory", "age", "cores")
-REFUSED = ("DeadlinePassed", "NoWorker", "QueueFull", "WorkerDied")  # from the start: of a series that begins at 9 no rate counts these
+# From the start: of a series that begins at 9 no rate counts these
+REFUSED = ("AnswerLate", "DeadlinePassed", "NoWorker", "QueueFull", "WorkerDied")
 STUCK = ("stopped", "silent")
 
 
@@ -26,6 +27,11 @@ def add_version(families: Families, version: ModelVersion, host: str, usage: Map
     _add_requests(families, version, labels)
     _add_times(families, version, labels, host)
     _add_batch_sizes(families, version, labels)
+    if (cache := version.cache) is not None:
+        families.add("tsx_cache_hits_total", "counter", "requests answered from the reply cache", [(labels, cache.hits)])
+        families.add("tsx_cache_misses_total", "counter", "requests that the reply cache could not answer", [(labels, cache.misses)])
+        families.add("tsx_cache_evictions_total", "counter", "answers removed from the reply cache for others", [(labels, cache.evictions)])
+        families.add("tsx_cache_bytes", "gauge", "bytes of the answers in the reply cache", [(labels, cache.size)])
     _add_workers(families, version, labels)
     for worker in version.workers:
         if worker.id in usage:

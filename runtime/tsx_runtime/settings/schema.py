@@ -7,21 +7,23 @@ A server may override it for a model: `[models.NAME]` in `tsx.toml`, `--set mode
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from tsx_archiver import Limits
+from tsx_archiver.metadata.caching import CacheConfig, read_cache
 from tsx_archiver.metadata.model_limits import LIMITS
+from tsx_archiver.quantities import parse_share
 from tsx_runtime.settings.addresses import FORMS, parse_address
 from tsx_runtime.settings.jobs import JobsStore
 from tsx_runtime.settings.model_limits import Accepts, OneOf, server_default, with_limits
 from tsx_runtime.settings.torchserve import Snapshot, Versions
 from tsx_runtime.settings.traffic_policy import Traffic
-from tsx_runtime.shared.quantities import parse_share
 from tsx_runtime.wire import MAX_FIELD
 
 ROLES = ("inference", "management", "metrics")  # what a server does at the address of that name
@@ -110,6 +112,23 @@ def _check_networks(values: list[str]) -> list[str]:
 Networks = Annotated[list[str], AfterValidator(_check_networks), Accepts("addresses and networks, such as 10.0.0.7 or 10.0.0.0/8")]
 
 
+def _cache(value: Any) -> CacheConfig:
+    """Of a table of TOML; as text, it is JSON."""
+    if isinstance(value, CacheConfig):
+        return value
+    found, fault = read_cache(json.loads(value) if isinstance(value, str) else value)
+    if found is None:
+        raise ValueError(fault)
+    return found
+
+
+Cache = Annotated[
+    CacheConfig,
+    BeforeValidator(_cache),
+    Accepts('a table such as {size = "64MiB", ttl = "60s", key = ["x-user"]}; size = 0 for none'),
+]
+
+
 @with_limits()
 class ModelSettings(BaseModel):
     """What a server sets for one model, over what the archive says. A registration that names it itself goes before."""
@@ -120,6 +139,8 @@ class ModelSettings(BaseModel):
     device: Literal["cpu", "gpu"] | None = Field(None, description="where the model runs")
     pass_env: list[str] | None = Field(None, description="additional credentials in the server's environment that its workers can read")
     pass_headers: list[str] | None = Field(None, description="additional headers with clients' credentials that its handler can read")
+    batch_buckets: list[Annotated[int, Field(ge=1)]] | None = Field(None, description="preferred numbers of requests in a batch")
+    cache: Cache | None = Field(None, description="how its answers are cached, in place of what its archive says; see caching.md")
     traffic: Traffic | None = Field(None, description="how requests are split between its versions; see routing.md")
     isolation: Literal["off", "on"] | None = Field(None, description="whether its workers are isolated; see security.md")
     isolation_network: bool | None = Field(None, description="whether isolated workers may use the network")

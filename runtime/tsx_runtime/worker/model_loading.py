@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,8 @@ def load_model(order: LoadOrder) -> ServedModel:
     context.json_nan, context.guess_content_type = order["json_nan"], order["guess_content_type"]
     context.header_key_sequence_id, context.header_key_sequence_start, context.header_key_sequence_end = order["sequence_headers"]
     coroutines = Coroutines()
-    entry = with_micro_batches(load_entry(order["handler"], model_dir, context, coroutines), context)
+    loaded = load_entry(order["handler"], model_dir, context, coroutines)
+    entry = with_micro_batches(loaded, context)
     if order["envelope"]:
         entry = _enveloped(entry, order["envelope"], coroutines)
     has_steps = step_times.watch(entry.instance)
@@ -91,8 +92,17 @@ def load_model(order: LoadOrder) -> ServedModel:
         threads=tuning_of(order["threads"], tunes=order["mode"] == "batch") if order["shares_cores"] and order["threads"] else None,
         error_status=order["handler_error_status"],
         has_steps=has_steps,
+        cost=_cost_of(loaded) if order["max_batch_cost"] else None,
+        max_cost=order["max_batch_cost"],
     )
     return model._replace(stops=model.mode == "batch" and model.alone and not order["stateful"] and not overlaps(model))
+
+
+def _cost_of(entry: LoadedHandler) -> Callable[[Any], float] | None:
+    """`cost(request)` of the handler's class, or of the module of its function."""
+    functions = getattr(entry.call, "__globals__", {})
+    cost = functions.get("cost") if entry.instance is None else getattr(entry.instance, "cost", None)
+    return cost if callable(cost) else None
 
 
 def _enveloped(entry: LoadedHandler, envelope: str, coroutines: Coroutines) -> LoadedHandler:

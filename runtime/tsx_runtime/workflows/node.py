@@ -11,7 +11,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Answer, WaitingJob
 from tsx_runtime.core.telemetry.tracing import current
-from tsx_runtime.errors import DeadlinePassed, NodeFailed, OutOfResources, TsxError, Unavailable, read_error
+from tsx_runtime.errors import AnswerLate, DeadlinePassed, NodeFailed, OutOfResources, TsxError, Unavailable, read_error
 from tsx_runtime.workflows.schedule import Output
 
 EXCERPT = 1000  # characters of a node's own words in an error
@@ -94,7 +94,7 @@ async def _attempt(node: RunningNode, meta: bytes, body: wire.Body, request: Wor
         raise
     except (TimeoutError, asyncio.TimeoutError):
         if end == request.deadline:
-            raise DeadlinePassed("the deadline of the request has passed") from None
+            raise AnswerLate("the deadline of the request has passed") from None
         raise _AttemptTimeout(f"it did not answer within {node.timeout * 1000:.0f} ms (timeout-ms)") from None
     finally:
         if not over:  # also where its answer streams: a worker that can stop gets a message

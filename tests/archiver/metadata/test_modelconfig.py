@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_archiver import InvalidConfig, ModelConfig, WarmUp, load_model_config, parse_model_config
+from tsx_archiver.metadata.caching import CacheConfig
 from tsx_archiver.metadata.configkeys import KEYS, TORCHRUN_KEYS
 from tsx_archiver.metadata.modelconfig import TorchRun
 from tsx_archiver.metadata.safeyaml import MAX_BYTES, load_yaml
@@ -44,6 +45,10 @@ maxBatchBytes: 1000
 maxQueueBytes: 8589934592
 overloadStatus: 429
 batchPolicy: wait
+maxBatchCost: 100
+maxBatchTokens: 100
+batchBuckets: [1, 2, 4]
+cache: {size: 1MiB, ttl: 10m, key: X-User}
 overlapPreprocessing: auto
 retryFailedBatch: false
 weightsOnly: false
@@ -66,6 +71,7 @@ def test_every_key_of_the_table_is_read_without_a_problem() -> None:
     assert [name for name, value in values.items() if value is None] == []
     assert (config.batch_size, config.device_ids, config.batch_policy, config.weights_only, config.threads) == (8, (0, 1), "wait", False, 2)
     assert config.torchrun == TorchRun(1, 2, "c10d", "x:1", "a", 5, 0, 1)
+    assert config.cache == CacheConfig(1 << 20, 600.0, ("x-user",))
     assert config.raw["handler"] == {"profile": True}
 
 
@@ -101,6 +107,15 @@ def test_the_table_and_the_dataclasses_have_the_same_fields() -> None:
         ("init_args: {deep: [{data: !!binary aGk=}]}", "init_args", "numbers, strings"),
         ("init_args: {a-b: 1}", "init_args", "argument names"),
         ("torchrun: {rdzv-backend: 1}", "batch_size", "it must be a string"),
+        ("batchBuckets: 4", "batch_buckets", r"such as \[1, 2, 4, 8\]"),
+        ("batchBuckets: [0, 1]", "batch_buckets", "list of numbers of requests"),
+        ("cache: 64MiB", "cache", r"a mapping such as \{size: 64MiB, ttl: 60s"),
+        ("cache: {sise: 1MB}", "cache", "sise is not a known key; the known keys are size, ttl, key"),
+        ("cache: {size: much}", "cache", "size must be a number of bytes such as 64MiB"),
+        ("cache: {size: 1.5}", "cache", "size must be"),
+        ("cache: {ttl: 0}", "cache", "ttl a time greater than 0"),
+        ("cache: {size: true}", "cache", "size must be"),
+        ("cache: {key: [x user]}", "cache", "key must be names of headers"),
     ],
 )
 def test_a_wrong_value_is_a_problem_and_counts_as_absent(line: str, field: str, words: str) -> None:

@@ -14,11 +14,11 @@ import pytest
 
 from tests.support.models import make_model
 from tests.support.servers import serving
+from tsx_archiver.quantities import parse_percent
 from tsx_cli.common.compare_option import read_compare
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import read_option
 from tsx_cli.models.shadow import _body, _show_example
-from tsx_runtime.shared.quantities import parse_percent
 
 NUMBER = """
 def handle(data, context):

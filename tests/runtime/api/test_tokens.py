@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 import httpx
 import pytest
 
-from tsx_runtime.api.tokens import BearerToken, Keys, build_keys, start_keys
+from tsx_runtime.api.tokens import BearerToken, Keys, build_keys, made_up_tokens, start_keys
 from tsx_runtime.errors import BadRequest, InvalidToken, SettingError, TsxError
 from tsx_runtime.settings.schema import Settings
 
@@ -76,6 +76,18 @@ def test_where_another_user_could_replace_the_file_it_is_reported(tmp_path, capl
 def test_a_file_that_cannot_be_written_stops_the_start(tmp_path):
     with pytest.raises(SettingError, match="key_file"):
         start_keys(made_up(tmp_path, key_file=tmp_path / "nowhere" / "key_file.json"))
+
+
+def test_tokens_that_were_made_up_stay_valid_in_the_server_that_replaces_this_one_and_end_as_they_would_have(tmp_path):
+    clock = Clock()
+    settings = made_up(tmp_path, token_expiration_min=1, management_token="mine")
+    keys = build_keys(settings, clock)
+    clock.now += 40
+    handed = made_up_tokens(keys, settings)
+    assert handed == {"inference": (keys.inference.token, 20), "api": (keys.api.token, None)}
+    following = build_keys(settings, clock, handed)
+    assert [key.token for key in following[:3]] == [key.token for key in keys[:3]]
+    assert (following.inference.lifetime, following.inference.seconds_left, following.api.seconds_left) == (60, 20, None)
 
 
 def test_a_token_ends_and_a_new_one_takes_its_place(tmp_path):

@@ -258,8 +258,9 @@ def test_of_two_servers_with_one_directory_the_second_writes_when_the_first_has_
     first = StateStore(tmp_path)
     first.save("digits", traffic={"weights": {"1.0": 1}})
     asyncio.run(first.written())
-    second = StateStore(tmp_path)
+    second = StateStore(tmp_path, replaces=True)
     assert second.load("digits") == {"traffic": {"weights": {"1.0": 1}}}
+    assert caplog.records == []  # the first one ends soon
     second.save("digits", traffic={"weights": {"2.0": 1}})
     second.save("faces", traffic={})
     asyncio.run(second.written())

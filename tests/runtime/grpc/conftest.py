@@ -92,6 +92,15 @@ def shown(value):
     return value.decode("latin-1") if isinstance(value, (bytes, bytearray)) else value
 """
 
+COUNTING = """
+calls = 0
+
+def handle(data, context):
+    global calls
+    calls += len(data or [])
+    return [str(calls)] * len(data or [])
+"""
+
 
 class Client(NamedTuple):
     """Stubs for one server, and the modules of their messages."""
@@ -143,6 +152,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         STATEFUL,
         config="sequenceBatching: true\nsequenceMaxIdleMSec: 60000\nmaxNumSequence: 10\nmaxSequenceJobQueueSize: 10\nbatchSize: 4\n",
     )
+    make_model(directory / "cached.mar", COUNTING, config="cache: {ttl: 1h}\n")
     make_model(directory / "broken.mar", "def handle(data, context):\n    import no_such_module_anywhere\n")
     return directory
 

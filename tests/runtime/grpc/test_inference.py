@@ -24,23 +24,23 @@ def refused(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
     return caught.value.code(), caught.value.details()
 
 
+RANKED = (("x-tsx-priority", "1"),)
+
+
 @contextmanager
 def busy(client: Client, directory: Path, until: Callable[[Callable[[], object]], None]) -> Iterator[None]:
-    """The only worker is at work, and the next request is with it already."""
+    """The only worker is at work. What has a deadline or a priority waits; of others, one may be with it already."""
     begun, file = directory / "begun", directory / "go"
     request = client.messages.PredictionsRequest(
         model_name="talker", input={"do": b"wait", "begun": str(begun).encode(), "file": str(file).encode()}
     )
     answer: Future[Any] = client.predictions.Predictions.future(request, timeout=TIMEOUT)
     until(begun.exists)
-    next_one = client.predictions.Predictions.future(client.messages.PredictionsRequest(model_name="talker"), timeout=TIMEOUT)
-    until(lambda: client.pending() == 0)
     try:
         yield
     finally:
         file.touch()
     assert answer.result(TIMEOUT).prediction == b"waited"
-    assert next_one.result(TIMEOUT).prediction
 
 
 def test_ping_says_what_rest_says(client: Client) -> None:
@@ -72,6 +72,14 @@ def test_what_a_handler_says_beside_its_answer_is_metadata(client: Client) -> No
     assert reported["x-name"] == "caf%C3%A9"
     assert reported["x-request-id"] == dict(call.trailing_metadata())["x-request-id"]
     assert not any(key.startswith("content-") for key in reported)
+
+
+def test_an_equal_request_is_answered_from_the_reply_cache(client: Client) -> None:
+    order = client.management.RegisterModelRequest(url="cached.mar", initial_workers=1, synchronous=True)
+    client.models.RegisterModel(order, timeout=TIMEOUT)
+    asked = [client.ask("cached", data=data) for data in (b"a", b"a", b"b")]
+    assert [prediction for prediction, _ in asked] == [b"1", b"1", b"2"]
+    assert [dict(call.initial_metadata()).get("x-cache") for _, call in asked] == [None, "hit", None]
 
 
 def test_a_status_that_a_handler_sets_ends_no_call(client: Client) -> None:
@@ -150,7 +158,7 @@ def test_requests_over_one_stream_are_answered_in_order_and_one_that_fails_ends_
 def test_a_client_that_cancels_leaves_its_place_in_the_queue(client: Client, tmp_path: Path, until: Any) -> None:
     with busy(client, tmp_path, until):
         request = client.messages.PredictionsRequest(model_name="talker", input={"data": b"x"})
-        waiting = client.predictions.Predictions.future(request, timeout=TIMEOUT)
+        waiting = client.predictions.Predictions.future(request, metadata=RANKED, timeout=TIMEOUT)
         until(lambda: client.pending() == 1)
         waiting.cancel()
         until(lambda: client.pending() == 0)
@@ -163,10 +171,23 @@ def test_a_call_s_deadline_is_its_request_s(client: Client, tmp_path: Path, unti
         until(lambda: client.pending() == 0)
 
 
+def test_a_deadline_holds_for_a_request_that_runs(client: Client, tmp_path: Path, until: Any) -> None:
+    begun, file = tmp_path / "begun", tmp_path / "go"
+    inputs = {"do": b"wait", "begun": str(begun).encode(), "file": str(file).encode()}
+    try:
+        code, text = refused(lambda: client.ask(metadata=[("x-tsx-timeout-ms", "700")], **inputs))
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "before its deadline" in text
+        until(begun.exists)  # the handler waits for the file, which is not there yet
+    finally:
+        file.touch()
+    assert client.ask(data=b"x")[0]
+
+
 def test_a_stream_whose_client_leaves_gives_up_all_its_places(client: Client, tmp_path: Path, until: Any) -> None:
     with busy(client, tmp_path, until):
         requests = [client.messages.PredictionsRequest(model_name="talker", input={"data": b"x"}) for _ in range(AHEAD + 5)]
-        answers = client.predictions.StreamPredictions2(iter(requests), timeout=TIMEOUT)
+        answers = client.predictions.StreamPredictions2(iter(requests), metadata=RANKED, timeout=TIMEOUT)
         until(lambda: client.pending() == AHEAD)
         answers.cancel()
         until(lambda: client.pending() == 0)

@@ -77,6 +77,30 @@ def test_a_deadline_is_kept_while_the_worker_is_busy(blocked, lane):
 
 
 @both_lanes
+def test_a_deadline_holds_for_a_request_that_runs(start_server, tmp_path, until, lane):
+    """Its handler ends only after the answer, and nobody gets what that returns: the next one on the connection has its own."""
+    gate, wait = tmp_path / "open", f"x-do: wait\r\nx-file: {tmp_path / 'open'}\r\n"
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(start_server())
+        stack.callback(gate.touch)
+        server.register("talker.mar", initial_workers=1, batch_size=2)
+        version = server.registry.find("talker")
+        host, port = server.inference.base_url.host, server.inference.base_url.port
+        sock = stack.enter_context(socket.create_connection((host, port), timeout=60))
+        sock.sendall(b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nx-tsx-timeout-ms: 300\r\n" + wait.encode() + LANES[lane])
+        status, headers, body = answer_on(sock)
+        assert (status, int(headers["retry-after"]) >= 1) == (504, True)
+        assert "did not answer the request before its deadline;" in body
+        assert version.stats.refusals == {"AnswerLate": 1}
+        sock.sendall(b"POST /predictions/talker HTTP/1.1\r\nHost: localhost\r\nx-do: bytes\r\n" + LANES[lane])
+        until(lambda: version.stats.requests == 2)
+        gate.touch()
+        assert answer_on(sock)[::2] == (200, "x")
+        server.call(version.finished)
+        assert (version.stats.answers, version.stats.refusals) == ({200: 1}, {"AnswerLate": 1})
+
+
+@both_lanes
 def test_the_models_own_limit_holds_where_it_is_the_sooner_one(blocked, lane):
     blocked.server.management.put("/models/talker", params={"client_timeout": 30})
     assert answer_on(blocked.ask(lane))[0] == 503

@@ -501,6 +501,13 @@ def test_a_client_that_leaves_cancels_its_request(server: Any, until: Any) -> No
     assert "gone" in ask(server, "engine", "cancelled").json()
 
 
+def test_a_request_that_is_late_for_its_client_is_refused_and_cancelled(server: Any, error_of: Any, until: Any) -> None:
+    late = ask(server, "engine", "wait late", **{"x-tsx-timeout-ms": "300"})
+    assert late.status_code == 504
+    assert "did not answer the request before its deadline" in error_of(late)[1]
+    until(lambda: "late" in ask(server, "engine", "cancelled").json())
+
+
 def test_an_overdue_request_is_refused_and_its_neighbours_live(server: Any, error_of: Any, until: Any) -> None:
     version = version_of(server, "hurried")
     pid = version.workers[0].pid
@@ -603,7 +610,7 @@ def test_a_plain_stream_goes_on_while_anybody_of_its_batch_is_there(server: Any,
         stays = pool.submit(ask, server, "plain", tmp_path / "second")
         until(lambda: version.pending == 1)
         leaves = pool.submit(leave_after_a_part, server, "plain")
-        until(lambda: version.workers[0].channel.batches == 2)
+        until(lambda: version.in_flight == 3)
         (tmp_path / "first").touch()
         held.result()
         leaves.result()

@@ -232,6 +232,20 @@ def test_a_callback_is_claimed_once_and_comes_again_after_a_while(make_store: Ma
     run(make_store(), test)
 
 
+def test_the_server_that_replaces_another_waits_for_its_file(tmp_path: Path) -> None:
+    async def test(store: SqlStore) -> None:
+        await store.add(new("a"), MOST)
+        following = SqliteStore(tmp_path / "jobs.sqlite")
+        following.patience = 60
+        asked = asyncio.ensure_future(following.get("a"))
+        await asyncio.sleep(0)
+        await store.close()
+        assert (await asked).id == "a"
+        await following.close()
+
+    run(SqliteStore(tmp_path / "jobs.sqlite"), test)
+
+
 def test_a_killed_server_leaves_its_file_and_its_jobs_to_the_next_one(tmp_path: Path) -> None:
     async def test(store: SqlStore) -> None:
         await store.add(new("a"), MOST)

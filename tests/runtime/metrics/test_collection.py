@@ -382,7 +382,7 @@ def test_a_metric_that_is_reported_as_two_kinds_is_two_metrics():
 
 
 def version_with(stats):
-    return SimpleNamespace(name="m", version="1", stats=stats, workers=[], pending=0, queue_capacity=100, in_flight=0, forms={})
+    return SimpleNamespace(name="m", version="1", stats=stats, workers=[], pending=0, queue_capacity=100, in_flight=0, forms={}, cache=None)
 
 
 def delta(name, **labels):

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from tsx_archiver import inspect_archive
 from tsx_archiver.errors import ArchiveTooLarge
+from tsx_archiver.metadata.caching import CacheConfig
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.sources import accepted, find_config, load_settings
@@ -206,9 +207,22 @@ def test_a_model_may_have_settings_of_its_own(tmp_path: Path) -> None:
     assert origins["models.resnet.device"] == str(toml)
 
 
+def test_the_cache_of_a_model_is_a_table_or_json(tmp_path: Path) -> None:
+    toml = write(tmp_path, '[models.a.cache]\nsize = "2MiB"\nkey = ["X-User"]\n[models.b]\ncache = {ttl = 5}\n')
+    settings, _ = load_settings({"models.b.cache": '{"size": 0}'}, {}, toml)
+    assert settings.models["a"].cache == CacheConfig(2 << 20, 60.0, ("x-user",))
+    assert settings.models["b"].cache == CacheConfig(size=0)
+    assert settings.model_dump(mode="json")["models"]["b"]["cache"] == {"size": 0, "ttl": 60.0, "key": []}
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
+        (
+            '[models.m.cache]\nsize = "big"',
+            "models.m.cache cannot be {{'size': 'big'}} (from {toml}): it takes a table such as "
+            '{{size = "64MiB", ttl = "60s", key = ["x-user"]}}; size = 0 for none',
+        ),
         ("[models.m]\nbatchsize = 1", "unknown setting 'batchsize' in [models.m] of {toml}; did you mean 'batch_size'?"),
         ("[models.m]\nbatch_size = -1", "models.m.batch_size cannot be -1 (from {toml}): it takes a whole number, at least 0"),
         ('[models.m]\ndevice = "tpu"', "models.m.device cannot be 'tpu' (from {toml}): it takes cpu or gpu"),

@@ -191,6 +191,7 @@ ORDER = {
     "worker": "9000",
     "gpu_id": None,
     "batch_size": 8,
+    "max_batch_cost": 0,
     "response_timeout": 120,
     "threads": 1,
     "shares_cores": False,

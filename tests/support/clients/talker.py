@@ -54,8 +54,9 @@ def talker(directory: Path, handler: str = HANDLER, **what: str) -> Path:
     return make_model(directory, handler, **{"name": "talker", **what})
 
 
-def submit(version: ModelVersion, word: str) -> WaitingJob:
-    job = WaitingJob(wire.request_meta("id", b"", []), word.encode(), time.monotonic())
+def submit(version: ModelVersion, word: str, timeout: float | None = None) -> WaitingJob:
+    now = time.monotonic()
+    job = WaitingJob(wire.request_meta("id", b"", []), word.encode(), now, None if timeout is None else now + timeout)
     version.submit(job)
     return job
 

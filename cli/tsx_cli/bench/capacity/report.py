@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_archiver import ModelConfig, inspect_archive
+from tsx_archiver.quantities import parse_share
 from tsx_cli.bench.capacity.planning import CapacityPlan
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.points import cost_per_million
@@ -23,7 +24,6 @@ from tsx_cli.common.output import milliseconds, number, print_table
 from tsx_runtime.core.placement.hardware import describe
 from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.recordings import NotARecording, read
-from tsx_runtime.shared.quantities import parse_share
 
 QUEUE = 100  # requests that may wait where the model says nothing
 STEEP = 1.3  # times the p99 that the slowest round would have had more than the quickest: the prediction is then unreliable

@@ -33,6 +33,8 @@ def lay_out(archive: OpenArchive, configuration: Configuration, place: Path, *, 
     keys = changes(configuration, archive.config.raw)
     if archive.config.job_queue_size is None:
         keys["jobQueueSize"] = QUEUE
+    if archive.config.cache is not None:
+        keys["cache"] = None  # the model is measured, with the same requests again and again
     if forms is not None:
         keys["forms"] = [form.name for form in forms.forms] or None
         (directory / FORMS_FILE).write_bytes(forms.content())

@@ -44,6 +44,7 @@ def load_order(
         worker=worker,
         gpu_id=place.gpu_id,
         batch_size=chosen.batch_size or 1,
+        max_batch_cost=chosen.batch_cost,
         response_timeout=chosen.response_timeout,
         threads=place.threads,
         shares_cores=place.shares_cores,

@@ -16,6 +16,7 @@ from tsx_runtime.core.models.benchmark_record import read_benchmark_record
 from tsx_runtime.core.models.handlers import chosen_handler, handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order
 from tsx_runtime.core.models.plan import RegisterOrder, VersionPlan, check_workers
+from tsx_runtime.core.models.reply_cache import ReplyCache
 from tsx_runtime.core.placement.placement import Machine, WorkerPlacement, placement_of
 from tsx_runtime.core.scheduling.job import Headers, Job
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
@@ -115,8 +116,9 @@ class ModelVersion:
             settings.heartbeat_timeout,
         )
         self._supervisor = Supervisor(self._supervision, ids=host.ids, next_gpus=lambda: host.choose_gpus(chosen))
-        self.submit: Callable[[Job], None] = entrance(self._dispatcher, chosen.strategy, chosen.response_timeout)
-        self.leave: Callable[[Job], None] = self._dispatcher.leave
+        self.cache = None if chosen.cache is None else ReplyCache(chosen.cache, self._dispatcher)
+        self.submit: Callable[[Job], None] = self._entrance()
+        self.leave: Callable[[Job], None] = self._dispatcher.leave if self.cache is None else self.cache.leave
 
     @property
     def config(self) -> ModelConfig:
@@ -222,7 +224,9 @@ class ModelVersion:
         """Values for names of CHANGEABLE, from now on: what is on its way to a worker goes as it was."""
         before, self.plan = self.plan, replace(self.plan, **changes)
         if bool(before.response_timeout) != bool(self.plan.response_timeout):
-            self.submit = entrance(self._dispatcher, self.plan.strategy, self.plan.response_timeout)
+            self.submit = self._entrance()
+        if self.cache is not None:
+            self.cache.clear()
         self.changed |= changes
         self.client_timeout = self.plan.client_timeout / 1000
         self._dispatcher.response_timeout = self.plan.response_timeout
@@ -260,9 +264,15 @@ class ModelVersion:
         self._closed = True
         await self._supervisor.scale(0, drain=False)
         self._dispatcher.close()
+        if self.cache is not None:
+            self.cache.clear()
         self.archive.close()
         if self._environment is not None:
             self._environment.close()
+
+    def _entrance(self) -> Callable[[Job], None]:
+        submit = entrance(self._dispatcher, self.plan.strategy, self.plan.response_timeout)
+        return submit if self.cache is None else self.cache.before(submit)
 
     def _place(self, worker: Worker) -> WorkerPlacement:
         workers = self.workers

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tsx_archiver import ModelConfig
+from tsx_archiver.metadata.caching import CacheConfig
 from tsx_archiver.metadata.model_limits import LIMITS, ModelLimits
 from tsx_runtime import wire
 from tsx_runtime.core.placement.devices import candidates, gpus_for
 from tsx_runtime.core.placement.parallelism import Parallel, parallel_of
 from tsx_runtime.core.scheduling.dispatcher import Bounds
-from tsx_runtime.core.scheduling.queue import BatchLimits
+from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits
 from tsx_runtime.core.scheduling.strategies import MOST_AT_ONCE, Strategy, strategy
 from tsx_runtime.core.workers.health import Recycling
 from tsx_runtime.errors import BadRequest
@@ -37,6 +38,8 @@ class RegisterOrder(ModelLimits["int | None"]):
     archive_first: bool = False  # initial_workers only where the archive has no minWorkers, as in TorchServe's API
     default_workers: int | None = None  # at start, where nothing else says how many
     device_type: str | None = None
+    batch_buckets: tuple[int, ...] | None = None
+    cache: CacheConfig | None = None
     loaded_at_startup: bool = False
     workflow: str = ""  # whose node it is; a node without a url is a function of the workflow's own
     s3_sse_kms: bool = False
@@ -47,9 +50,11 @@ def with_own_settings(order: RegisterOrder, own: ModelSettings | None) -> Regist
     """The order, filled up with what the settings say of this model."""
     if own is None:
         return order
-    own_values = {name: getattr(own, name) for name in LIMITS if getattr(order, name) is None}
+    own_values: dict[str, Any] = {name: getattr(own, name) for name in LIMITS if getattr(order, name) is None}
     workers = own.workers if order.initial_workers is None else order.initial_workers
-    return replace(order, initial_workers=workers, device_type=order.device_type or own.device, **own_values)
+    buckets = None if own.batch_buckets is None else tuple(own.batch_buckets)
+    own_values |= {"device_type": order.device_type or own.device, "batch_buckets": buckets, "cache": own.cache}
+    return replace(order, initial_workers=workers, **own_values)
 
 
 @dataclass(frozen=True)
@@ -67,12 +72,20 @@ class VersionPlan(ModelLimits[int]):
     wait: bool
     strategy: Strategy
     policy: BatchPolicy | None = None  # a plugin's; then `wait` is true
+    cache: CacheConfig | None = None
+    batch_buckets: tuple[int, ...] = ()
 
     @property
     def limits(self) -> BatchLimits:
         wait = self.max_batch_delay / 1000 if self.wait else None
         items = MOST_AT_ONCE if self.strategy.mode == "async" else self.batch_size or 1
-        return BatchLimits(min(items, wire.MAX_ITEMS), min(self.max_batch_bytes, wire.MAX_SIZE // 2), wait, self.policy)
+        size, cost = min(self.max_batch_bytes, wire.MAX_SIZE // 2), self.batch_cost or NEVER
+        return BatchLimits(min(items, wire.MAX_ITEMS), size, wait, self.policy, cost, self.batch_buckets)
+
+    @property
+    def batch_cost(self) -> int:
+        """0 where there is no limit."""
+        return self.max_batch_cost or self.max_batch_tokens
 
     @property
     def bounds(self) -> Bounds:
@@ -97,6 +110,7 @@ def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: in
         name: _first(*(getattr(source, name, None) for source in (order, config, own)), getattr(settings, limit.setting, limit.default))
         for name, limit in LIMITS.items()
     }
+    buckets = order.batch_buckets or config.batch_buckets or ()
     return VersionPlan(
         max_retry_timeout=_first(config.max_retry_timeout, 300),
         min_workers=workers,
@@ -107,9 +121,31 @@ def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: in
         parallel=parallel,
         gpus=tuple(candidates(config.device_ids or (), gpus, parallel.gpus)),
         wait=config.batch_policy == "wait",
-        strategy=strategy(config),
+        strategy=_with_costs(strategy(config), limits["max_batch_cost"], limits["max_batch_tokens"], buckets),
+        batch_buckets=buckets,
+        cache=_cache(order, config),
         **limits,
     )
+
+
+def _with_costs(chosen: Strategy, cost: int, tokens: int, buckets: tuple[int, ...]) -> Strategy:
+    if not (cost or tokens or buckets):
+        return chosen
+    if chosen.mode != "batch" or chosen.sequences is not None:
+        text = "maxBatchCost, maxBatchTokens and batchBuckets do not apply to sequences, continuous batching and asynchronous handlers"
+        raise BadRequest(f"{text}: their requests are not gathered in batches. Remove them.")
+    if cost and tokens:
+        raise BadRequest("maxBatchCost and maxBatchTokens are two names of one bound. Remove one.")
+    return chosen._replace(cost_per_byte=NEVER if tokens else 1.0)
+
+
+def _cache(order: RegisterOrder, config: ModelConfig) -> CacheConfig | None:
+    chosen = order.cache or config.cache
+    if chosen is None or not chosen.size:
+        return None
+    if config.sequence_batching:
+        raise BadRequest("cache does not apply to a model with sequenceBatching: what it answers depends on earlier requests. Remove one.")
+    return chosen
 
 
 def check_workers(count: int) -> None:

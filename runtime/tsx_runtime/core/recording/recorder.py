@@ -18,14 +18,13 @@ from urllib.parse import unquote_plus
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from tsx_archiver.quantities import parse_bytes, parse_percent, parse_seconds, where_text
 from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.recording.segments import Segments, StoredSize
-from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.traffic.observer import ObservedJob
+from tsx_runtime.core.scheduling.job import Job, ObservedJob
 from tsx_runtime.errors import TsxError
 from tsx_runtime.recordings import Headers, Recorded, encode
-from tsx_runtime.shared.quantities import parse_bytes, parse_percent, parse_seconds, where_text
 from tsx_runtime.shared.redaction import is_identifying_header, is_secret_header
 from tsx_runtime.wire import Body, Buffer, Parts
 

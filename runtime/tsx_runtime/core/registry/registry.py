@@ -45,17 +45,23 @@ class Registry:
     """All models of this server. Not thread safe: it lives on the event loop."""
 
     def __init__(
-        self, settings: Settings, worker_files: int | None = None, worker_output: str = "", starter: Starter | None = None
+        self,
+        settings: Settings,
+        worker_files: int | None = None,
+        worker_output: str = "",
+        starter: Starter | None = None,
+        *,
+        replaces: bool = False,
     ) -> None:
         """`worker_files`: how many files a worker may have open; as many as this process if not set. `worker_output`: see `LoadOrder`.
 
-        `starter`: of workers that are no processes of their own.
+        `starter`: of workers that are no processes of their own. `replaces`: another server runs at the addresses, and ends soon.
         """
         check_isolation(settings)
         self.settings = settings
         self.bytes_in_flight = ByteBudget(max(settings.max_inflight_bytes, 2 * settings.max_request_size))
         self.hidden_headers = HiddenHeaders(settings)
-        self.state = StateStore(state_directory(settings))
+        self.state = StateStore(state_directory(settings), replaces=replaces)
         self.plugins = load_plugins(settings.plugins)
         self._downloads = Downloads(settings, self.plugins.sources)
         self._background = TaskGroup()

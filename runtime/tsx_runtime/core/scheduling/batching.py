@@ -40,7 +40,7 @@ class Assignment(Generic[SlotT]):
     wake: float  # when to ask again although nothing arrives: for a deadline, or where requests wait to fill a batch
 
 
-def assign(queue: RequestQueue, workers: Sequence[SlotT], now: float, limits: BatchLimits) -> Assignment[SlotT]:
+def assign(queue: RequestQueue, workers: Sequence[SlotT], now: float, limits: BatchLimits, early: bool = True) -> Assignment[SlotT]:
     """Take from `queue` what is to be done now; its only effect is that what it returns has left the queue.
 
     Requests whose client is gone or whose deadline has passed are skipped, whether a worker is there for them or not.
@@ -53,6 +53,9 @@ def assign(queue: RequestQueue, workers: Sequence[SlotT], now: float, limits: Ba
        arrivals still join the next. With several workers a batch sent early could wait behind a slow one while another
        worker idles, so it stays in the queue, unless the worker would prepare it meanwhile and no other is idle. Behind
        suspects it stays as well: should the worker die, it is not to be asked which of the two batches did it.
+       No rule of the queue reaches what was sent. So nothing is sent early while a request there has a deadline or a priority,
+       nor where `early` is not set, except to a worker that prepares it: that saves a share of each batch, however long it is,
+       and not only the way to the worker.
     3. Otherwise it takes nothing.
     """
     batches: list[tuple[SlotT, list[Job]]] = []
@@ -71,13 +74,17 @@ def assign(queue: RequestQueue, workers: Sequence[SlotT], now: float, limits: Ba
                 break
             else:
                 batches.append((worker, queue.take(limits)))
-        elif held == 1 and len(workers) == 1 and not worker.suspected and queue.fills(limits):
+        elif held == 1 and len(workers) == 1 and (early or worker.prefetch) and _may_go_early(queue, worker, limits):
             batches.append((worker, queue.take(limits)))
     if len(workers) > 1 and queue.fills(limits):  # after the loop: no worker is idle now
         for worker in workers:
-            if worker.batches == 1 and worker.prefetch and not worker.suspected and queue.fills(limits):
+            if worker.batches == 1 and worker.prefetch and _may_go_early(queue, worker, limits):
                 batches.append((worker, queue.take(limits)))
     return Assignment(batches, retries, skipped, wake if wake < queue.earliest else queue.earliest)
+
+
+def _may_go_early(queue: RequestQueue, worker: Slot, limits: BatchLimits) -> bool:
+    return not queue.ordered and not worker.suspected and queue.fills(limits)
 
 
 def apart(jobs: list[Job]) -> list[Suspects]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 from tsx_runtime import wire
-from tsx_runtime.core.scheduling.job import Job
+from tsx_runtime.core.scheduling.job import Job, LateJob
 from tsx_runtime.errors import LoadFailed, LoadOutOfMemory
 from tsx_runtime.shared.native import mypyc_attr
 
@@ -149,6 +149,23 @@ class Channel(asyncio.BufferedProtocol):
             self.began = time.monotonic()
             self._transport.resume_reading()
 
+    def cancel(self, job: Job) -> None:
+        """No client waits for this answer any more. Once that is so for all of its batch, the worker is told."""
+        if self.sent and job in self.sent[0].jobs:
+            self._call_off()
+
+    def replace(self, job: Job, late: LateJob) -> bool:
+        """Whether it holds `job`, and its answer has not begun: then `late` gets it."""
+        for sent in self.sent:
+            if job in sent.jobs:
+                position = sent.jobs.index(job)
+                if sent is self.sent[0] and position in self.streaming:
+                    return False
+                sent.jobs[position] = late
+                self.cancel(late)
+                return True
+        return False
+
     @property
     def held(self) -> bool:
         return bool(self._held)
@@ -243,8 +260,8 @@ class Channel(asyncio.BufferedProtocol):
                 self.streaming.add(position)
                 job = sent.jobs[position]
                 job.piece(self.owner.on_begun(job, meta) if meta else meta, body, self)
-                if job.gone and not self._called_off and all(each.gone for each in sent.jobs):
-                    self._call_off(frame.batch)
+                if job.gone:
+                    self._call_off()
         elif frame.kind in (wire.Kind.LOADED, wire.Kind.FAILED) and not self.loaded.done():
             self._on_loaded(frame)
         elif frame.kind is wire.Kind.PONG and self.pings:
@@ -257,11 +274,13 @@ class Channel(asyncio.BufferedProtocol):
         else:
             raise wire.FrameError(f"a worker does not send {frame.kind.name} here")
 
-    def _call_off(self, batch: int) -> None:
-        """All clients have left: the handler stops at its next part. The batch is still closed by a reply."""
+    def _call_off(self) -> None:
+        """Where no client of the first batch waits: the handler stops at its next part. The batch is still closed by a reply."""
         assert self._transport is not None
-        self._called_off = True
-        self._transport.writelines(wire.encode(wire.Kind.CANCEL, batch))
+        first = self.sent[0]
+        if not self._called_off and all(job.gone for job in first.jobs) and not self._transport.is_closing():
+            self._called_off = True
+            self._transport.writelines(wire.encode(wire.Kind.CANCEL, first.batch))
 
     def _expect(self, frame: wire.Frame) -> SentBatch:
         if not self.sent or self.sent[0].batch != frame.batch:
@@ -307,3 +326,13 @@ def arrivals(jobs: Sequence[Job]) -> bytes:
         return _PACK[1](jobs[0].arrived)
     pack = _PACK[count] if count < len(_PACK) else struct.Struct(f"{count}d").pack
     return pack(*[job.arrived for job in jobs])
+
+
+def without_late(sent: SentBatch, frame: wire.Frame) -> tuple[list[Job], bytes, Sequence[int], list[wire.Item]]:
+    """The jobs of an answered batch that were not refused while it ran, with their arrivals, statuses and answers."""
+    _, jobs, _, _, _, arrived = sent
+    left = [position for position, job in enumerate(jobs) if not isinstance(job, LateJob)]
+    if len(left) == len(jobs):
+        return jobs, arrived, frame.codes, frame.items
+    kept = [jobs[position] for position in left]
+    return kept, arrivals(kept), [frame.codes[position] for position in left], [frame.items[position] for position in left]

@@ -14,7 +14,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.scheduling.batching import Assignment, SlotT, halves
 from tsx_runtime.core.scheduling.channel import Channel, SentBatch
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
-from tsx_runtime.core.scheduling.job import Job
+from tsx_runtime.core.scheduling.job import Job, LateJob
 from tsx_runtime.core.scheduling.multiplexed_channel import OpenChannel
 from tsx_runtime.core.scheduling.queue import BatchLimits, RequestQueue, Suspects
 from tsx_runtime.errors import TsxError, WorkerDied
@@ -76,15 +76,12 @@ class JoiningDispatcher(Dispatcher):
 
     def __init__(self, label: str, limits: BatchLimits, bounds: Bounds) -> None:
         super().__init__(label, limits, bounds)
-        self._open_channels: set[OpenChannel] = set()
         self._watch: asyncio.TimerHandle | None = None  # for answers that are overdue
         self._deaths: Counter[Job] = Counter()  # workers that have died with a request
         self._blamed: set[Job] = set()  # they were in quarantine when a worker died
 
     def new_channel(self) -> Channel:
-        channel = OpenChannel(self)
-        self._open_channels.add(channel)
-        return channel
+        return OpenChannel(self)
 
     def close(self) -> None:
         super().close()
@@ -93,7 +90,6 @@ class JoiningDispatcher(Dispatcher):
 
     def on_closed(self, channel: Channel) -> None:
         assert isinstance(channel, OpenChannel)
-        self._open_channels.discard(channel)
         self._blamed |= channel.quarantine
         super().on_closed(channel)
 
@@ -140,13 +136,13 @@ class JoiningDispatcher(Dispatcher):
         self._blamed.discard(job)
         super()._refuse(job, error)
 
+    def _refuse_running(self, job: Job, late: LateJob) -> None:
+        del self._deaths[job]
+        self._blamed.discard(job)
+        super()._refuse_running(job, late)
+
     def room(self) -> int:
         return sum(self.limits.max_items - channel.batches for channel in self.channels) - self.pending
-
-    def leave(self, job: Job) -> None:
-        super().leave(job)
-        for channel in self._open_channels:
-            channel.cancel(job)
 
     def change(self, limits: BatchLimits, bounds: Bounds) -> None:
         super().change(limits, bounds)
@@ -162,7 +158,7 @@ class JoiningDispatcher(Dispatcher):
         self._watch_answers()
 
     def _watch_answers(self) -> None:
-        if self._watch is None and any(channel.flights for channel in self._open_channels):
+        if self._watch is None and any(channel.batches for channel in self._all_channels):
             self._watch = self._loop.call_later(self.response_timeout, self._refuse_overdue)
 
     def _refuse_overdue(self) -> None:
@@ -173,7 +169,8 @@ class JoiningDispatcher(Dispatcher):
         self._watch = None
         before = time.monotonic() - self.response_timeout
         oldest: float | None = None
-        for channel in list(self._open_channels):
+        for channel in list(self._all_channels):
+            assert isinstance(channel, OpenChannel)
             if channel.began > before and not channel.held:  # nothing is read from it while a client is slow
                 for job in channel.overdue(before):
                     text = f"Worker did not answer within {self.response_timeout:g} s (responseTimeout), so the request was cancelled."

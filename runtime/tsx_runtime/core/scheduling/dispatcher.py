@@ -7,16 +7,17 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.batching import BLAMELESS, Assignment, apart, assign, halves
-from tsx_runtime.core.scheduling.channel import Channel, SentBatch
-from tsx_runtime.core.scheduling.job import Job
+from tsx_runtime.core.scheduling.channel import Channel, SentBatch, without_late
+from tsx_runtime.core.scheduling.job import Job, LateJob
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue, Suspects
 from tsx_runtime.core.scheduling.service_rate import ServiceRate, latest_start, retry_after
 from tsx_runtime.core.telemetry.batch_times import NOTHING
 from tsx_runtime.core.telemetry.version_stats import Stats
-from tsx_runtime.errors import ClientLeft, DeadlinePassed, NoWorker, QueueFull, TsxError, WorkerDied
+from tsx_runtime.errors import AnswerLate, ClientLeft, DeadlinePassed, NoWorker, QueueFull, TsxError, WorkerDied
 
 TIMES_SIZE = wire.TIMES.size
 
@@ -41,12 +42,13 @@ class Dispatcher:
     Jobs are accepted while a worker serves the version or is on its way (`accept`), and the queue has room.
     """
 
-    def __init__(self, label: str, limits: BatchLimits, bounds: Bounds) -> None:
+    def __init__(self, label: str, limits: BatchLimits, bounds: Bounds, queue: RequestQueue | None = None) -> None:
         self.label = label  # as errors name it: Model "m" [Version 1.0]
         self.limits = limits
         self.bounds = bounds
-        self.queue = RequestQueue()
+        self.queue = RequestQueue() if queue is None else queue
         self.channels: list[Channel] = []
+        self._all_channels: WeakSet[Channel] = WeakSet()  # also those that get nothing more, and may hold something
         self.stats = Stats(label, self)
         self.service_rate = ServiceRate()
         self.accepting = False
@@ -57,6 +59,7 @@ class Dispatcher:
         self._flush_due = False
         self._timer: asyncio.TimerHandle | None = None  # the one for whatever is to be done next although nothing arrives
         self._timer_at = NEVER
+        self._due: dict[Job, float] = {}  # the deadlines of accepted jobs that have one; NEVER of what took the place of a late one
         self._full: tuple[bool, str, int] | None = None  # what is said when the queue is full, by requests or by bytes
         self._open = 0  # accepted and neither answered nor refused yet
         self._idle = asyncio.Event()
@@ -81,6 +84,7 @@ class Dispatcher:
                 self._idle.clear()
             self._open += 1
             if job.deadline is not None:
+                self._watch_deadline(job, job.deadline)
                 job.deadline = latest_start(job.arrived, job.deadline, self.service_rate.answer_time)
             queue.put(job, size)
             if not self._flush_due:  # one flush a turn of the loop: what arrived together leaves together
@@ -112,6 +116,8 @@ class Dispatcher:
     def leave(self, job: Job) -> None:
         """Its client is gone. If it waits, it gives its place up in this turn of the loop and is refused; else its answer goes nowhere."""
         self.queue.leave(job)
+        for channel in self._all_channels:
+            channel.cancel(job)
         if not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self._flush)
@@ -136,6 +142,7 @@ class Dispatcher:
             return
         channel.began = time.monotonic()  # from now on it is free for a batch
         self.channels.append(channel)
+        self._all_channels.add(channel)
         self._full = None
         self._flush()
 
@@ -210,20 +217,31 @@ class Dispatcher:
         _, jobs, at, _, free, arrivals = sent  # by name, each field costs as much as all of them
         _, _, codes, items, extra = frame
         size = len(jobs)
-        times = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else _times_in(extra)
-        batch = (free, at, now, size, times, arrivals, None if codes.count(200) == size else codes)
         self.service_rate.add(size, now - max(at, channel.replied), now - at)
         channel.replied = now
+        if self._due:
+            for job in jobs:
+                self._due.pop(job, None)
+            jobs, arrivals, codes, items = without_late(sent, frame)
+            self._close(size - len(jobs))
+            size = len(jobs)
+        times = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else _times_in(extra)
+        batch = (free, at, now, size, times, arrivals, None if codes.count(200) == size else codes)
         self._full = None
         for job, (status, headers, body) in zip(jobs, items, strict=False):  # the channel has counted them
             job.answer(status, headers, body, batch)
-        self.stats.add_batch(batch, jobs)  # while the answers are on their way: no client waits for it
+        if size:
+            self.stats.add_batch(batch, jobs)  # while the answers are on their way: no client waits for it
+        else:
+            self.stats.add_late_batch(batch)
         self._close(size)
         if len(extra) > TIMES_SIZE:
             values = json.loads(bytes(extra[TIMES_SIZE:]))
             self.stats.add_handler_metrics(values)
+            if size == len(sent.jobs):  # else the bodies of late ones are gone
+                self.queue.learn(jobs, values)
             if self.stats.journal is not None:
-                self.stats.journal.add_values(values, [job.request_id for job in jobs])
+                self.stats.journal.add_values(values, [job.request_id for job in sent.jobs])
 
     def on_begun(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
         return headers
@@ -264,7 +282,7 @@ class Dispatcher:
             self._set_timer(todo.wake, now)
 
     def _decide(self, now: float) -> Assignment[Channel]:
-        return assign(self.queue, self.channels, now, self.limits)
+        return assign(self.queue, self.channels, now, self.limits, self.service_rate.short)
 
     def _set_timer(self, at: float, now: float) -> None:
         """One that is set already and goes off earlier stays: it costs one flush, and sets the next."""
@@ -276,6 +294,30 @@ class Dispatcher:
     def _on_timer(self) -> None:
         at, self._timer, self._timer_at = self._timer_at, None, NEVER
         self._flush(at)  # loops round to milliseconds, and one that is early would have to be set again
+        if self._due:
+            self._refuse_late(max(at, time.monotonic()))
+
+    def _watch_deadline(self, job: Job, due: float) -> None:
+        self._due[job] = due
+        if due < self._timer_at:
+            self._set_timer(due, time.monotonic())
+
+    def _refuse_late(self, now: float) -> None:
+        """Refuse what still runs at its deadline, unless its answer has begun: the worker is told, and what it answers goes nowhere."""
+        for job in [job for job, due in self._due.items() if due <= now]:
+            del self._due[job]
+            late = LateJob(job)
+            if not job.gone and any(channel.replace(job, late) for channel in self._all_channels):
+                self._refuse_running(job, late)
+        if (earliest := min(self._due.values(), default=NEVER)) < self._timer_at:
+            self._set_timer(earliest, now)
+
+    def _refuse_running(self, job: Job, late: LateJob) -> None:
+        """`late` is what its worker holds now; it is counted as open until that is done with it."""
+        self._due[late] = NEVER
+        seconds = self._seconds_to_empty()
+        text = f"{self.label} did not answer the request before its deadline; try again in {seconds} s."
+        self._reject(job, AnswerLate(text, retry_after=seconds))
 
     def _reject(self, job: Job, error: TsxError) -> None:
         """Refuse what was never accepted."""
@@ -327,7 +369,9 @@ class Dispatcher:
         return retry_after(len(self.queue), self.service_rate.rate, self.seconds_until_ready() or 0.0)
 
     def _refuse(self, job: Job, error: TsxError) -> None:
-        self._reject(job, error)
+        self._due.pop(job, None)
+        if not isinstance(job, LateJob):  # that is refused already
+            self._reject(job, error)
         self._close(1)
 
     def _close(self, jobs: int) -> None:

@@ -61,6 +61,33 @@ class ClientJob(Job, Protocol):
         """Set `routed`, and have header lines of the server's own go out with the answer."""
 
 
+class LateJob:
+    """Takes the place of a running request that was refused at its deadline: what its worker answers goes nowhere."""
+
+    __slots__ = ("arrived", "body", "deadline", "gone", "meta", "priority")
+
+    def __init__(self, job: Job) -> None:
+        self.meta = job.meta
+        self.body: Body = b""
+        self.arrived = job.arrived
+        self.deadline: float | None = None
+        self.priority = job.priority
+        self.gone = True
+
+    @property
+    def request_id(self) -> bytes:
+        return self.meta.partition(b"\r")[0]
+
+    def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
+        pass
+
+    def refuse(self, error: TsxError) -> None:
+        pass
+
+    def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
+        pass
+
+
 class Answer:
     """What a `WaitingJob` yields. A streamed answer is there from its first piece on; its parts come from `parts()`."""
 
@@ -210,6 +237,65 @@ class WaitingJob:
         elif not self.done.done():
             self._rest = _Rest(self, flow)
             self.done.set_result(Answer(200, bytes(headers) + self._added, bytes(body), self._rest))
+
+
+class ObservedJob:
+    """Stands in a queue in place of a job, and sees its answer, once the client has got it: the base of what observers make of a job."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.meta = job.meta
+        self.body: Body = job.body
+        self.arrived = job.arrived
+        self.deadline = job.deadline
+        self.priority = job.priority
+
+    def seen_answer(self, status: int, headers: Buffer, body: Buffer) -> None:
+        """The answer, or the last part of one that streamed. The buffers are valid during the call."""
+
+    def seen_piece(self, headers: Buffer, body: Buffer) -> None:
+        """A part of an answer that streams."""
+
+    def seen_refusal(self, error: TsxError) -> None:
+        """There is no answer, and why."""
+
+    @property
+    def request_id(self) -> bytes:
+        return self.job.request_id
+
+    @property
+    def gone(self) -> bool:
+        return self.job.gone
+
+    @gone.setter
+    def gone(self, gone: bool) -> None:
+        self.job.gone = gone
+
+    def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
+        self.job.answer(status, headers, body, batch)
+        self.seen_answer(status, headers, body)
+
+    def refuse(self, error: TsxError) -> None:
+        self.job.refuse(error)
+        self.seen_refusal(error)
+
+    def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
+        self.job.piece(headers, body, _Flow(flow, self))
+        self.seen_piece(headers, body)
+
+
+class _Flow:
+    """The worker's end knows the watched job, the client's end the one inside."""
+
+    def __init__(self, flow: Flow, watched: ObservedJob) -> None:
+        self._flow = flow
+        self._watched = watched
+
+    def hold(self, job: Job) -> None:
+        self._flow.hold(self._watched)
+
+    def release(self, job: Job) -> None:
+        self._flow.release(self._watched)
 
 
 class Route(Protocol):

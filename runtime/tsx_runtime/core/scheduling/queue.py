@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.plugins import BatchPolicy, Waiting
+from tsx_runtime.wire import MetricDelta
 
 NEVER = math.inf
 
@@ -19,6 +20,8 @@ class BatchLimits(NamedTuple):
     max_bytes: int = 64 << 20
     wait: float | None = None  # seconds a request may wait to fill a batch; None: never
     policy: BatchPolicy | None = None  # a plugin, which may end that earlier
+    max_cost: float = NEVER  # of a batch; one request alone may exceed it
+    buckets: tuple[int, ...] = ()  # preferred numbers of requests
 
 
 class Suspects(NamedTuple):
@@ -123,6 +126,9 @@ class RequestQueue:
         if not jobs:
             self._emptied()
         return batch
+
+    def learn(self, jobs: Sequence[Job], metrics: Sequence[MetricDelta]) -> None:
+        """What a worker measured of a batch. Where batches have no cost, there is nothing to learn."""
 
     def take_suspects(self) -> Suspects:
         group = self.suspects.popleft()

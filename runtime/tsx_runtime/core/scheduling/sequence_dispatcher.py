@@ -12,7 +12,7 @@ from tsx_runtime import wire
 from tsx_runtime.core.scheduling.channel import Channel, SentBatch
 from tsx_runtime.core.scheduling.continuous import JoiningDispatcher
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
-from tsx_runtime.core.scheduling.job import Job
+from tsx_runtime.core.scheduling.job import Job, LateJob
 from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.scheduling.sequences import LONGEST_REMEMBERED, Refusal, SequenceConfig, SequenceMark, Sequences
 from tsx_runtime.errors import BadRequest, TsxError, Unavailable
@@ -133,6 +133,8 @@ class SequenceDispatcher(Dispatcher):
         if not self._open:
             self._idle.clear()
         self._open += 1
+        if job.deadline is not None:
+            self._watch_deadline(job, job.deadline)
         if made_up:
             self._given.add(job)
         if not self._flush_due:
@@ -178,6 +180,11 @@ class SequenceDispatcher(Dispatcher):
         self._given.discard(job)
         self._refuse_each(self.sequences.answered(job, time.monotonic()))
         super()._refuse(job, error)
+
+    def _refuse_running(self, job: Job, late: LateJob) -> None:
+        self._given.discard(job)
+        self.sequences.replace(job, late)
+        super()._refuse_running(job, late)
 
     def _refusal(self, why: str) -> Unavailable:
         return Unavailable(f"{self._no_worker().message}. {why}")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 
 MEMORY = 5.0  # seconds of work after which a measurement weighs about a third of what it did
+SHORT = 0.01  # seconds; of a longer batch the way to the worker, some 100 microseconds, is less than a hundredth
 LONGEST = 3600  # seconds; a client should give up rather than wait longer than this
 
 
 class ServiceRate:
     """Exponentially weighted means over the time that workers were busy, updated once a batch."""
 
-    __slots__ = ("_batches", "_busy", "_deviation", "_items", "_spent")
+    __slots__ = ("_batches", "_busy", "_deviation", "_items", "_spent", "short")
 
     def __init__(self) -> None:
         self._items = 0.0
@@ -19,6 +20,7 @@ class ServiceRate:
         self._busy = 0.0
         self._spent = 0.0
         self._deviation = 0.0
+        self.short = False  # whether a batch is known to take less than `SHORT`
 
     def add(self, items: int, busy: float, spent: float) -> None:
         """A batch of `items` kept its worker busy for `busy` seconds, and was answered `spent` seconds after it had left the queue."""
@@ -28,6 +30,7 @@ class ServiceRate:
         self._busy = self._busy * keep + busy
         self._spent = self._spent * keep + spent
         self._deviation = self._deviation * keep + abs(spent - self._spent / self._batches)
+        self.short = self._busy < SHORT * self._batches
 
     @property
     def rate(self) -> float:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from tsx_archiver import ModelConfig
 from tsx_runtime.core.scheduling.continuous import JoiningDispatcher
+from tsx_runtime.core.scheduling.costs import CostQueue
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import BatchLimits
@@ -33,6 +34,7 @@ class Strategy(NamedTuple):
     mode: str = "batch"  # the worker's loop: batch, continuous or async
     sequences: SequenceConfig | None = None  # of a stateful model
     tickets: bool = False
+    cost_per_byte: float | None = None  # where batches have a cost, or preferred sizes: see `CostQueue`
 
 
 def strategy(config: ModelConfig) -> Strategy:
@@ -71,7 +73,9 @@ def make_dispatcher(label: str, limits: BatchLimits, bounds: Bounds, chosen: Str
     joins = chosen.mode != "batch"
     if chosen.sequences is not None:
         return (JoiningSequenceDispatcher if joins else SequenceDispatcher)(label, limits, bounds, chosen.sequences, names)
-    return (JoiningDispatcher if joins else Dispatcher)(label, limits, bounds)
+    if joins:
+        return JoiningDispatcher(label, limits, bounds)
+    return Dispatcher(label, limits, bounds, None if chosen.cost_per_byte is None else CostQueue(chosen.cost_per_byte))
 
 
 def entrance(dispatcher: Dispatcher, chosen: Strategy, response_timeout: float) -> Callable[[Job], None]:

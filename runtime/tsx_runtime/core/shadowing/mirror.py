@@ -15,10 +15,9 @@ from typing import Any, Literal, NamedTuple
 from tsx_runtime import wire
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.scheduling.job import Flow, Job
+from tsx_runtime.core.scheduling.job import Flow, Job, ObservedJob
 from tsx_runtime.core.shadowing.report import EXAMPLES, ShadowReport
 from tsx_runtime.core.telemetry.batch_times import Batch
-from tsx_runtime.core.traffic.observer import ObservedJob
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import TsxError, Unavailable
 from tsx_runtime.plugins import ComparedAnswer

@@ -181,6 +181,11 @@ class Stats:
         if self.journal is not None:
             self.journal.add_batch(newest, [job.request_id for job in jobs])
 
+    def add_late_batch(self, batch: Batch) -> None:
+        """One whose requests were all refused while it ran: its worker was busy all the same."""
+        times = times_of(batch)
+        self._aggregator.totals().busy_seconds += times.answered - times.began
+
     def times(self, batch: Batch) -> BatchTimes:
         """Computed once for the requests of a batch."""
         if self._times is None or self._timed is not batch:

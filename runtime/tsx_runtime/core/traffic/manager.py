@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.persistence import StateStore
 from tsx_runtime.core.scheduling.job import Headers, Route
-from tsx_runtime.core.traffic.observer import Observer
 from tsx_runtime.core.traffic.routing import choose, make_table, resolve_label, unknown_versions
-from tsx_runtime.core.traffic.splitter import Splitter
+from tsx_runtime.core.traffic.splitter import Observer, Splitter
 from tsx_runtime.errors import BadRequest, Conflict, ModelNotFound, ModelVersionNotFound
 from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
 from tsx_runtime.shared.suggestions import suggestion, suggestion_among_many

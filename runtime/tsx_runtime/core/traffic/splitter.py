@@ -7,13 +7,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import ClientJob, Headers, Job
-from tsx_runtime.core.traffic.observer import Observer
 from tsx_runtime.core.traffic.routing import Table, by_rule, draw, key_in_body, key_in_head, pick_sticky
 
 HEADER = b"x-tsx-model-version"  # of answers that came through a splitter: the version
+
+
+class Observer(Protocol):
+    """Sees some of the requests that a splitter sends on, with their answers."""
+
+    def wants(self, draw: float) -> bool:
+        """`draw` is random, from 0 up to but not including 1, and another one for each observer."""
+
+    def watch(self, job: Job, version: ModelVersion) -> Job:
+        """What is submitted to the version in the job's place, such as an `ObservedJob`."""
 
 
 class Splitter:

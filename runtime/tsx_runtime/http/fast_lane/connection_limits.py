@@ -49,7 +49,8 @@ class LimitedConnection(PipeliningProtocol):
         self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.lane = lane_of(cast("LaneApp", config.app), server_state)  # `config.loaded_app` may be wrapped
+        self._app = cast("LaneApp", config.app)  # `config.loaded_app` may be wrapped
+        self.lane = lane_of(self._app, server_state)
         self.turns = self.lane.turns
         self._phase = BETWEEN
         self._ticks = 0  # seconds in this phase
@@ -65,6 +66,7 @@ class LimitedConnection(PipeliningProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
+        self._closing = self._app.leaving
         self.lane.clock.start()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -47,6 +47,7 @@ class LaneApp(Protocol):
     """The ASGI application of a listener."""
 
     lane: Lane | None
+    leaving: bool
 
     def lane_config(self) -> LaneConfig: ...
 

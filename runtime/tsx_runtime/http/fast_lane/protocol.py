@@ -89,11 +89,11 @@ class FastLane(LimitedConnection):
             self._turn()
 
     def shutdown(self) -> None:
-        """uvicorn's word that the server stops: answer what has begun, then close."""
+        """uvicorn's word that the server stops: answer what has begun, then close. Where it was replaced, answer one more request first."""
         self._closing = True
         if self._exchange is not None:
             self._exchange.close_after()
-        elif self._phase not in (BODY, REFUSED):
+        elif self._phase not in (BODY, REFUSED) and not (self._app.leaving and (self.cycle is None or self.cycle.response_complete)):
             super().shutdown()
 
     # Reading
@@ -271,6 +271,11 @@ class FastLane(LimitedConnection):
         if self._phase is UVICORN and not self._reading and not self.pipeline and (self.cycle is None or self.cycle.response_complete):
             self._set_phase(BETWEEN)
             self._turn()
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if self._closing and self.cycle is not None:
+            self.cycle.keep_alive = False
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

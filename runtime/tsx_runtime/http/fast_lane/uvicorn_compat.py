@@ -43,7 +43,7 @@ RELIED_ON = {
         "shutdown",
         "_unset_keepalive_if_required",
     ),
-    "RequestResponseCycle": ("response_complete", "response_started", "transport"),
+    "RequestResponseCycle": ("keep_alive", "response_complete", "response_started", "transport"),
     "FlowControl": ("pause_reading", "read_paused", "resume_reading", "write_paused"),
 }
 NAMES_NEED = ("on_message_begin", "on_header", "headers", "scope")  # of HttpToolsProtocol, to keep header names as they were sent

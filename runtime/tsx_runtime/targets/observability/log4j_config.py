@@ -11,8 +11,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from tsx_archiver import InvalidConfig, load_yaml_file
+from tsx_archiver.quantities import parse_bytes
 from tsx_runtime.errors import SettingError
-from tsx_runtime.shared.quantities import parse_bytes
 
 OWN_WAY = frozenset({".yaml", ".yml", ".json"})
 LEVELS = {

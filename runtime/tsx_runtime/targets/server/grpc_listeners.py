@@ -58,17 +58,21 @@ def check_free(addresses: GrpcAddresses) -> None:
                 pass
 
 
-def bind(registry: Registry, settings: Settings, keys: Keys, addresses: GrpcAddresses, counts: ResponseCounts) -> list[Port]:
-    """A server for each address, which counts its calls together with HTTP requests."""
+def bind(
+    registry: Registry, settings: Settings, keys: Keys, addresses: GrpcAddresses, counts: ResponseCounts, *, replaces: bool = False
+) -> list[Port]:
+    """A server for each address, which counts its calls together with HTTP requests. `replaces`: another one may have the port still."""
     if not addresses:
         return []
+    if not replaces:
+        check_free(addresses)  # again: gRPC's own sockets share their port, so that another server can take it over
     from tsx_runtime.grpc.server import GrpcServer  # here, because it is an extra
 
     pair = read_pem(settings, "enable_grpc_ssl") if settings.enable_grpc_ssl else None
     ports = []
     for address, roles in addresses:
         host = f"[{address.host}]" if ":" in address.host else address.host
-        server = GrpcServer(registry, settings, keys, roles, f"{host}:{address.port}", pair, counts)
+        server = GrpcServer(registry, settings, keys, roles, f"{host}:{address.port}", pair, counts, shares_port=True)
         ports.append(Port(f"{host}:{server.port}", roles, server))
     return ports
 

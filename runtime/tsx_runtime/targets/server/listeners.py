@@ -7,8 +7,9 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from tsx_archiver.storage.private_directory import warn_if_replaceable
 from tsx_runtime.errors import SettingError
@@ -18,18 +19,28 @@ from tsx_runtime.settings.schema import GRPC_ROLES, ROLES, Settings
 BACKLOG = 2048  # connections that may wait to be accepted
 
 
+class PassedSocket(NamedTuple):
+    """A socket that listens already, made by systemd or by the server that this one replaces."""
+
+    sock: socket.socket
+    owned: bool  # whether the file of a unix socket is this server's to remove
+
+
 class Listener:
-    """A bound socket that does not listen yet: no client waits in its backlog while models load.
+    """A bound socket that does not listen yet: no client waits in its backlog while models load. (One that was passed listens.)
 
     Raises SettingError, which says what to change.
     """
 
-    def __init__(self, address: Address, roles: list[str]) -> None:
+    def __init__(self, address: Address, roles: list[str], passed: PassedSocket | None = None) -> None:
         self.roles = roles
+        self._passed = passed
         self._file: os.stat_result | None = None  # of a unix socket
-        if address.scheme == "unix":
+        if passed is not None:
+            self.address, self.sock = address, passed.sock
+        elif address.scheme == "unix":
             self.address = address
-            self.sock = _bind_unix(address.path, self._names)
+            self.sock = bind_unix(address.path, self._names)
             warn_if_replaceable(self._names, Path(address.path))
             self._file = Path(address.path).stat()
         else:
@@ -53,9 +64,23 @@ class Listener:
                 Path(self.address.path).unlink()
         self._file = None
 
+    def hand_over(self) -> None:
+        """Another server has the socket from now on, and its file."""
+        self._file = None
+
+    def take_over(self) -> None:
+        """The server that passed the socket has let go of it."""
+        if self._passed is not None and self._passed.owned:
+            with contextlib.suppress(OSError):
+                self._file = Path(self.address.path).stat()
+
     def close(self) -> None:
         self.leave()
         self.sock.close()
+
+    @property
+    def owns_file(self) -> bool:
+        return self._file is not None
 
     @property
     def _names(self) -> str:
@@ -69,10 +94,22 @@ class Listener:
 
 
 @contextlib.contextmanager
-def listeners(settings: Settings) -> Iterator[list[Listener]]:
-    """All that the settings ask for, bound."""
+def listeners(settings: Settings, passed: Mapping[str, PassedSocket] | None = None) -> Iterator[list[Listener]]:
+    """All that the settings ask for, bound. `passed`: sockets to use instead of new ones, by `place`."""
+    left = dict(passed or {})
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(contextlib.closing(Listener(address, roles))) for address, roles in addresses(settings)]
+        made = [
+            stack.enter_context(contextlib.closing(Listener(address, roles, left.pop(place(address), None))))
+            for address, roles in addresses(settings)
+        ]
+        for unused in left.values():
+            unused.sock.close()  # or clients would wait in its backlog
+        yield made
+
+
+def place(address: Address) -> str:
+    """What a socket is bound to; http and https do not differ in it."""
+    return address.path or f"{address.host}:{address.port}"
 
 
 def addresses(settings: Settings) -> list[tuple[Address, list[str]]]:
@@ -105,7 +142,7 @@ def _bind_tcp(address: Address, names: str) -> socket.socket:
     return sock
 
 
-def _bind_unix(path: str, names: str) -> socket.socket:
+def bind_unix(path: str, names: str) -> socket.socket:
     """Only this user may connect: the file's mode is set before any client can."""
     if not hasattr(socket, "AF_UNIX"):
         raise SettingError(f"{names}: this system has no unix sockets. Use http://127.0.0.1:PORT.")

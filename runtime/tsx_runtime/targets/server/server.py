@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from tsx_archiver import ArchiveError
 from tsx_runtime.api.auth import required_tokens
-from tsx_runtime.api.tokens import Keys, start_keys
+from tsx_runtime.api.tokens import Keys, made_up_tokens, start_keys
 from tsx_runtime.core.concurrency.periodic import repeat, running
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.placement.file_limits import raise_limit
@@ -38,6 +38,7 @@ from tsx_runtime.targets.observability.otlp import tracing
 from tsx_runtime.targets.observability.server_log import server_log
 from tsx_runtime.targets.observability.worker_output import worker_output
 from tsx_runtime.targets.server.grpc_listeners import GrpcAddresses, bind, check_free, grpc_addresses, prepare
+from tsx_runtime.targets.server.handover import PATIENCE, Predecessor, meeting_point, predecessor, replaceable
 from tsx_runtime.targets.server.listeners import Listener, listeners
 from tsx_runtime.targets.server.snapshots import Snapshots
 from tsx_runtime.targets.server.startup import (
@@ -51,6 +52,7 @@ from tsx_runtime.targets.server.startup import (
     register_all,
     watched_loading,
 )
+from tsx_runtime.targets.server.systemd import passed_sockets, use_sockets
 from tsx_runtime.targets.server.tls import tls_context
 from tsx_runtime.targets.server.uvicorn_servers import ServerGroup
 from tsx_runtime.workflows.manager import Workflow, Workflows
@@ -81,6 +83,7 @@ class HostedPlatform(PlatformHook, Protocol):
 class ServeOptions:
     """Options of a server's start that differ from `tsx serve`."""
 
+    replace: bool = False  # take the addresses over from the server that runs there
     answer_first: bool = False  # models load while the server already answers, and it continues without those that fail
     snapshots: Snapshots | None = None
     on_bound: Callable[[], None] = lambda: None  # called once the addresses are bound
@@ -103,6 +106,7 @@ class _ServerParts:
     grpc: GrpcAddresses
     tls: ssl.SSLContext | None
     jobs: Jobs | None
+    predecessor: Predecessor | None
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,7 @@ class _StopEvents:
 
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     hurry: asyncio.Event = field(default_factory=asyncio.Event)  # by a second Ctrl-C
+    replaced: asyncio.Event = field(default_factory=asyncio.Event)  # another server has the addresses, and asks for the stop
 
 
 def serve(
@@ -135,6 +140,7 @@ async def serve_async(
     options: ServeOptions,
     to_load: Sequence[StartWorkflow],
 ) -> None:
+    settings, passed = use_sockets(settings, passed_sockets(os.environ))
     required_tokens(settings)
     log_privileges(settings, os.environ, platform_decides=options.hosted is not None)
     worker_files = raise_limit()
@@ -142,13 +148,17 @@ async def serve_async(
     tls = tls_context(settings)
     _stop_on_signals(stopping)
     read_metrics_config(settings.metrics_config)
-    if not options.answer_first and options.hosted is None:
-        check_models(models, settings)
     grpc = grpc_addresses(settings)
     with contextlib.ExitStack() as held:
-        registry = Registry(settings, worker_files, held.enter_context(_worker_output(settings)))  # before ports: a plugin may be missing
-        bound, keys = held.enter_context(listeners(settings)), held.enter_context(_keys(settings))
-        check_free(grpc)  # after the HTTP ports: of two servers with the same settings, users know those
+        before = held.enter_context(predecessor(settings)) if options.replace else None
+        if not options.answer_first and options.hosted is None:
+            check_models(models, settings)
+        output = held.enter_context(_worker_output(settings))
+        registry = Registry(settings, worker_files, output, replaces=before is not None)  # before ports: a plugin may be missing
+        bound = held.enter_context(listeners(settings, passed if before is None else before.sockets | passed))
+        keys = held.enter_context(_keys(settings, before, stopping.replaced))
+        if before is None:
+            check_free(grpc)  # after the HTTP ports: of two servers with the same settings, users know those
         jobs = None if options.hosted else make_jobs(registry, settings)
         options.on_bound()
         registry.tracer = held.enter_context(tracing(settings, os.environ))
@@ -165,7 +175,7 @@ async def serve_async(
             if versions is None or await _unless(stopping.asked, load_workflows(workflows, to_load, or_log=options.answer_first)) is None:
                 return
             started = partial(RunningServer, versions=versions, workflows=list(workflows.workflows.values()), registry=registry)
-            parts = _ServerParts(settings, registry, workflows, keys, bound, grpc, tls, jobs)
+            parts = _ServerParts(settings, registry, workflows, keys, bound, grpc, tls, jobs, before)
             await _answer(parts, stopping, options, models, lambda addresses: on_ready(started(addresses)))
         finally:
             workflows.close()
@@ -187,15 +197,16 @@ def _worker_output(settings: Settings) -> contextlib.AbstractContextManager[str]
 
 
 @contextlib.contextmanager
-def _keys(settings: Settings) -> Generator[Keys, None, None]:
-    """Their file exists as long as the server."""
-    keys = start_keys(settings)
+def _keys(settings: Settings, before: Predecessor | None, replaced: asyncio.Event) -> Generator[Keys, None, None]:
+    """Their file exists as long as the server; servers that follow each other have the same tokens."""
+    keys = start_keys(settings, None if before is None else before.tokens)
     if keys.file is not None:
         logger.info("requests need tokens, which are in %s; send 'Authorization: Bearer TOKEN', or disable_token_authorization", keys.file)
     try:
         yield keys
     finally:
-        keys.remove()
+        if not replaced.is_set() and (before is None or before.replaced):
+            keys.remove()
 
 
 async def _answer(
@@ -215,12 +226,20 @@ async def _answer(
     apps = build_apps(registry, settings, roles, parts.keys, parts.workflows, series, addresses, parts.jobs)
     hosted = _hosted(options, registry, apps)
     counts = apps[0].counts
-    servers = ServerGroup(settings, apps, listeners, bind(registry, settings, parts.keys, parts.grpc, counts), parts.tls)
+    before = parts.predecessor
+    ports = bind(registry, settings, parts.keys, parts.grpc, counts, replaces=before is not None)
+    servers = ServerGroup(settings, apps, listeners, ports, parts.tls)
     try:
         async with (
             metric_tasks(registry, counts, apps[0].system, settings),
             running("charts stand still, or cores are not shared anew,", repeat(1.0, series.sample), repeat(1.0, registry.cores.share)),
         ):
+            if before is not None:
+                await before.take_over()
+                for listener in listeners:
+                    listener.take_over()
+                if jobs is not None:
+                    jobs.store.patience = settings.drain_timeout + PATIENCE
             await servers.start()
             if jobs is not None:  # its models are there, so that it is known which ones are not
                 await jobs.resume()
@@ -228,15 +247,24 @@ async def _answer(
                 snapshots.begin(registry)
             gc.collect()
             gc.freeze()  # modules, routes and schemas stay: collections, which block the loop, need not look at them again
-            on_ready(servers.addresses)
-            failure = await _failure_to_load(hosted, models, stopping)
-            registry.stop()
+            meeting = meeting_point(settings) if options.hosted is None else None
+            async with replaceable(meeting, listeners, made_up_tokens(parts.keys, settings), stopping.asked.set) as handover:
+                on_ready(servers.addresses)
+                failure = await _failure_to_load(hosted, models, stopping)
+            if handover.is_taken:
+                stopping.replaced.set()
+                servers.leave()
+                handover.confirm()
+                logger.info("replaced by another server: a connection ends with its next answer, within %d s", settings.drain_timeout)
+            else:
+                registry.stop()
             if snapshots is not None:
                 snapshots.end(registry)
-            await _delay(0 if failure else settings.shutdown_delay, stopping.hurry)
-            if failure is None:
-                text = "stopping: no new requests; accepted requests are answered within %d s. Press Ctrl-C again to stop at once"
-                logger.info(text, settings.drain_timeout)
+            if not handover.is_taken:
+                await _delay(0 if failure else settings.shutdown_delay, stopping.hurry)
+                if failure is None:
+                    text = "stopping: no new requests; accepted requests are answered within %d s. Press Ctrl-C again to stop at once"
+                    logger.info(text, settings.drain_timeout)
             drain = 0 if failure else settings.drain_timeout
             await asyncio.gather(
                 servers.stop(registry, stopping.hurry, drain), *([] if jobs is None else [jobs.stop(drain, stopping.hurry)])

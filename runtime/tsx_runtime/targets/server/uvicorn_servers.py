@@ -43,6 +43,7 @@ class ServerGroup:
         ]
         self._ports = ports
         self._running: dict[_Server, asyncio.Task[None]] = {}
+        self._leaving = False
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -57,17 +58,23 @@ class ServerGroup:
         for port in self._ports:
             await port.server.start()
 
+    def leave(self) -> None:
+        """Accept no more connections: another server has the sockets. Those that are there may send one more request."""
+        self._leaving = True
+        for server in self._running:
+            server.leave()
+
     async def stop(self, registry: Registry, hurry: asyncio.Event, seconds: float) -> None:
         """Refuse new connections. Accepted requests are answered within `seconds`, or until `hurry` is set; then they are refused.
 
-        Health checks and metrics are answered until the last prediction is.
+        Health checks and metrics are answered until the last prediction is. After `leave`, all connections end alike.
         """
         end = time.monotonic() + seconds
-        predicting = [server for server in self._running if "inference" in server.listener.roles]
+        predicting = [server for server in self._running if self._leaving or "inference" in server.listener.roles]
         others = [server for server in self._running if server not in predicting]
         calls = [port.server.stop(seconds + LAST_WORDS) for port in self._ports]
-        await _drain([*self._end(predicting), *calls], registry, hurry, seconds)
-        await _drain(self._end(others), registry, hurry, max(0.0, end - time.monotonic()))
+        await self._drain([*self._end(predicting), *calls], registry, hurry, seconds)
+        await self._drain(self._end(others), registry, hurry, max(0.0, end - time.monotonic()))
 
     def _end(self, servers: Sequence[_Server]) -> list[asyncio.Task[None]]:
         for server in servers:
@@ -75,15 +82,17 @@ class ServerGroup:
             server.should_exit = True
         return [self._running[server] for server in servers]
 
-
-async def _drain(ending: Sequence[Awaitable[Any]], registry: Registry, hurry: asyncio.Event, timeout: float) -> None:
-    answering = asyncio.gather(*ending)
-    hurried: asyncio.Future[Any] = asyncio.ensure_future(hurry.wait())
-    await asyncio.wait([answering, hurried], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-    hurried.cancel()
-    if not answering.done():
-        await registry.close()  # refuses waiting requests and ends the workers, so each request gets an answer
-    await answering
+    async def _drain(self, ending: Sequence[Awaitable[Any]], registry: Registry, hurry: asyncio.Event, timeout: float) -> None:
+        answering = asyncio.gather(*ending)
+        hurried: asyncio.Future[Any] = asyncio.ensure_future(hurry.wait())
+        await asyncio.wait([answering, hurried], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if not answering.done():
+            if self._leaving:
+                for server in self._running:
+                    server.end_connections(after_next=False)
+            await registry.close()  # refuses waiting requests and ends the workers, so each request gets an answer
+        await answering
 
 
 async def _listening(up: asyncio.Event, running: asyncio.Task[None]) -> None:
@@ -115,6 +124,7 @@ class _Server(uvicorn.Server):
 
     def __init__(self, app: Any, http: Any, settings: Settings, listener: Listener, tls: ssl.SSLContext | None) -> None:
         super().__init__(_uvicorn_config(app, http, settings))
+        self.app = app
         self.listener = listener
         self.up = asyncio.Event()
         self.options: dict[str, Any] = {}
@@ -128,6 +138,18 @@ class _Server(uvicorn.Server):
         server = await asyncio.get_running_loop().create_server(self._connection, sock=self.listener.sock, backlog=BACKLOG, **self.options)
         self.servers.append(server)
         self.up.set()
+
+    def leave(self) -> None:
+        self.listener.hand_over()
+        for server in self.servers:
+            server.close()
+        self.end_connections(after_next=True)
+
+    def end_connections(self, *, after_next: bool) -> None:
+        """Those that wait for nothing end now, or after their next answer; the others with the present one."""
+        self.app.leaving = after_next
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
 
     def _connection(self) -> asyncio.Protocol:
         protocol: Any = self.config.http_protocol_class

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tsx_runtime.errors import BadRequest, PredictionFailed, error_body
-from tsx_runtime.wire import JSON_HEADER, Buffer, Item
+from tsx_runtime.wire import BATCH_COST, JSON_HEADER, Buffer, Item
 from tsx_runtime.worker.codecs.requests import read_row
 from tsx_runtime.worker.codecs.responses import (
     GONE,
@@ -62,6 +63,8 @@ class ServedModel(NamedTuple):
     stops: bool = False  # whether a streaming handler is stopped once all clients of its batch have disconnected
     threads: ThreadTuning | None = None  # None: their number stays as it is
     has_steps: bool = True  # whose time is measured (`step_times.watch`)
+    cost: Callable[[Any], float] | None = None  # the handler's, of one request; None where batches have no limit of it
+    max_cost: int = 0
 
 
 class Outcome(NamedTuple):
@@ -133,7 +136,8 @@ def answer_batch(
     else:
         requests = read_requests(items, range(len(items)), model, batch.answers)
         for group in groups(requests) if len(items) > 1 else [requests]:
-            batch.answer(group)
+            for part in [group] if model.cost is None else _by_cost(model, group, model.cost, batch.answers):
+                batch.answer(part)
     model.context.end()
     answers = batch.answers
     return Outcome([answers[position] for position in range(len(items))], batch.lost)
@@ -172,6 +176,28 @@ def groups(requests: RequestLists) -> list[RequestLists]:
     alone = [idx for idx, meta in enumerate(requests.metas) if any(wish in meta.lower() for wish in WISHES)]
     others = [idx for idx in range(len(requests.metas)) if idx not in alone]
     return [_only(requests, group) for group in ([others] if others else []) + [[idx] for idx in alone]]
+
+
+def _by_cost(model: ServedModel, requests: RequestLists, cost_of: Callable[[Any], float], refused: dict[int, Answer]) -> list[RequestLists]:
+    """Parts that cost no more than the limit, or are one request. The front end learns their cost, to form such batches."""
+    parts: list[list[int]] = [[]]
+    total = room = 0.0
+    for idx, row in enumerate(requests.rows):
+        try:
+            cost = float(cost_of(row))
+            if not 0.0 <= cost < math.inf:
+                raise ValueError(f"the handler's cost of a request is {cost}; it must be a number from 0 on")
+        except Exception as error:  # the boundary to a user's code
+            log_failure([requests.metas[idx].partition("\r\n")[0]], error)
+            refused[requests.positions[idx]] = failure(error, model.error_status)
+            continue
+        if cost > room and parts[-1]:
+            parts.append([])
+        room = (room if parts[-1] else model.max_cost) - cost
+        parts[-1].append(idx)
+        total += cost
+    model.metrics.add_counter(BATCH_COST, total, dimensions=[Dimension("worker", model.worker)])
+    return [requests] if len(parts[0]) == len(requests.rows) else [_only(requests, part) for part in parts]
 
 
 def may_ask_explain(meta: str) -> bool:

@@ -51,6 +51,8 @@ def overlaps(model: ServedModel) -> bool:
     wanted = model.context.model_yaml_config.get("overlapPreprocessing", "auto")
     handler = model.entry.instance
     base = getattr(sys.modules.get(BASE), "BaseHandler", None)
+    if model.cost is not None:  # a batch may have to be cut before it is preprocessed
+        return False
     if wanted is False or not model.alone or profiling.is_wanted() or (wanted is not True and not _is_cuda(handler)):
         return False
     own = base is None or not isinstance(handler, base) or model.entry.call != base.handle.__get__(handler)

@@ -207,6 +207,19 @@ def test_the_queue_is_plain_again_once_it_was_empty():
     assert (queue.ordered, queue.earliest) == (False, NEVER)
 
 
+@given(queues, workers, limits, st.booleans())
+def test_nothing_is_sent_early_while_a_request_has_a_deadline_or_a_priority(queued, some, caps, early):
+    batches = assign(waiting(queued), some, NOW, caps, early).batches
+    if any(job.deadline is not None or job.priority for job in queued):
+        assert all(worker.batches == 0 for worker, _ in batches)
+    assert len({id(worker) for worker, _ in batches}) == len(batches)
+
+
+@given(queues, workers, limits)
+def test_where_batches_are_long_only_a_worker_that_prepares_ahead_gets_one_early(queued, some, caps):
+    assert all(worker.batches == 0 or worker.prefetch for worker, _ in assign(waiting(queued), some, NOW, caps, early=False).batches)
+
+
 @given(st.lists(st.lists(urgent, min_size=1, max_size=5), max_size=4), queues, workers)
 def test_suspects_go_first_to_idle_workers_and_among_themselves(groups, queued, idle):
     queue = waiting(queued)

@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runtime.core.scheduling.test_batching import NOW, FakeJob, FakeWorker, ids, is_over, queues, waiting
-from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, answer, connect, submit
+from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, answer, connect, counts, soon, submit
+from tests.runtime.core.scheduling.test_dispatcher import job as new_job
 from tests.support.clients.talker import until
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.continuous import JoiningDispatcher, blame, join
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.multiplexed_channel import OpenChannel
 from tsx_runtime.core.scheduling.queue import BatchLimits, Suspects, urgency
-from tsx_runtime.errors import WorkerDied
+from tsx_runtime.errors import DeadlinePassed, WorkerDied
 
 workers = st.lists(st.builds(FakeWorker, batches=st.integers(0, 4), suspected=st.just(False)), max_size=4)
 limits = st.builds(BatchLimits, max_items=st.integers(1, 4))
@@ -187,5 +188,35 @@ def test_while_a_slow_client_holds_a_worker_nobodys_time_runs():
         assert len(await anext(parts)) == 5 << 20
         assert not channel.held
         assert not channel.overdue(time.monotonic() - 500)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_late_request_is_cancelled_and_holds_its_place_until_the_worker_is_done_with_it(dies):
+    async def main():
+        dispatcher, channel, peer = await serving()
+        late, other = new_job(b"late", soon()), new_job(b"other")
+        for each in (late, other):
+            dispatcher.submit(each)
+        frames = [await peer.read(), await peer.read()]
+        with pytest.raises(DeadlinePassed, match="did not answer"):
+            await answer(late)
+        cancelled = await peer.read()
+        place = next(place for place, frame in enumerate(frames) if frame.items[0][2] == b"late")
+        assert (cancelled.kind, cancelled.batch) == (wire.Kind.CANCEL, frames[place].batch)
+        assert channel.batches == 2
+        if dies:
+            dispatcher.retry_lost(await die(channel, peer), channel.streaming, ERROR)
+            channel, peer = await one_more(dispatcher)
+            await peer.reply(await peer.read())
+        else:
+            await peer.reply(frames[place])
+            await until(lambda: channel.batches == 1)
+            await peer.reply(frames[1 - place])
+        assert await answer(other) == b"other"
+        await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
+        assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
+        assert (channel.batches, dispatcher._due, dispatcher._deaths) == (0, {}, {})
 
     asyncio.run(main())

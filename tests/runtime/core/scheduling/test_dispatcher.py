@@ -63,6 +63,7 @@ async def connect(dispatcher: Dispatcher) -> tuple[Channel, Peer]:
 
 async def started(limits: BatchLimits = BatchLimits(4), bounds: Bounds = Bounds()) -> tuple[Dispatcher, Channel, Peer]:  # noqa: B008  # an immutable tuple
     dispatcher = Dispatcher('Model "m" [Version 1.0]', limits, bounds)
+    dispatcher.service_rate.short = True  # as measured, until it is: a batch may be sent early
     dispatcher.accept(True)
     channel, peer = await connect(dispatcher)
     dispatcher.add(channel)
@@ -431,8 +432,6 @@ def test_who_is_refused_while_workers_load_is_notified_when_one_will_serve():
         dispatcher.seconds_until_ready = lambda: 1000.0
         dispatcher.add(channel)
         await peer.read()
-        submit(dispatcher, b"early")
-        await peer.read()
         submit(dispatcher, b"waits")
         [refused] = submit(dispatcher, b"too many")
         with pytest.raises(QueueFull) as caught:
@@ -479,10 +478,8 @@ def test_the_more_urgent_is_served_first():
     async def main():
         dispatcher, _, peer = await started(BatchLimits(1))
         now = time.monotonic()
-        frames = []
-        for _ in range(2):  # what the worker takes at once
-            submit(dispatcher, b"before")
-            frames.append(await peer.read())
+        submit(dispatcher, b"before")
+        frames = [await peer.read()]
         for each in (job(b"3"), job(b"2", now + 90), job(b"1", now + 60), job(b"0", priority=1), job(b"4", now + 30, -1)):
             dispatcher.submit(each)
         order = []
@@ -561,6 +558,146 @@ def test_who_leaves_while_its_request_runs_is_counted_once():
         assert await answer(staying) == b"2"
         await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
         assert (dispatcher.stats.answers, dispatcher.stats.refusals) == ({200: 2}, {})
+
+    asyncio.run(main())
+
+
+def test_nothing_is_sent_early_where_it_would_escape_the_queues_rules():
+    async def main():
+        dispatcher, channel, peer = await started(BatchLimits(1))
+        submit(dispatcher, b"running")
+        frame = await peer.read()
+        patient, hurried, important = job(b"patient"), job(b"hurried", time.monotonic() + 600), job(b"important", priority=1)
+        for each in (patient, hurried, important):
+            dispatcher.submit(each)
+        dispatcher._flush()
+        assert channel.batches == 1
+        order = []
+        for _ in range(3):
+            await peer.reply(frame)
+            frame = await peer.read()
+            order.append(bytes(frame.items[0][2]))
+        assert order == [b"important", b"hurried", b"patient"]
+        dispatcher.service_rate.short = False  # longer batches gain nothing by it
+        submit(dispatcher, b"plain")
+        dispatcher._flush()
+        assert channel.batches == 1
+
+    asyncio.run(main())
+
+
+def counts(dispatcher: Dispatcher) -> tuple[int, dict[int, int], dict[str, int]]:
+    stats = dispatcher.stats
+    return stats.requests, dict(stats.answers), dict(stats.refusals)
+
+
+def soon() -> float:
+    return time.monotonic() + 0.3
+
+
+@pytest.mark.parametrize("retired", [False, True])
+def test_a_request_that_runs_past_its_deadline_is_refused_then_and_the_others_of_its_batch_answered(retired):
+    async def main():
+        dispatcher, channel, peer = await started()
+        late, patient = job(b"late", soon()), job(b"patient")
+        for each in (late, patient):
+            dispatcher.submit(each)
+        frame = await peer.read()
+        if retired:
+            dispatcher.remove(channel)
+        with pytest.raises(DeadlinePassed, match="did not answer the request before its deadline; try again in 1 s") as refused:
+            await answer(late)
+        assert refused.value.retry_after == 1
+        assert not patient.done.done()
+        assert counts(dispatcher) == (2, {}, {"AnswerLate": 1})
+        assert dispatcher.in_flight == 2  # the worker is not done with it
+        await peer.reply(frame)
+        assert await answer(patient) == b"patient"
+        assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
+        assert (dispatcher.in_flight, dispatcher._due) == (0, {})
+        await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
+
+    asyncio.run(main())
+
+
+def test_a_batch_for_which_no_client_waits_any_more_is_called_off():
+    async def main():
+        dispatcher, _, peer = await started()
+        late, leaving = job(b"late", soon()), job(b"leaving")
+        for each in (late, leaving):
+            dispatcher.submit(each)
+        frame = await peer.read()
+        with pytest.raises(DeadlinePassed):
+            await answer(late)
+        dispatcher.leave(leaving)
+        called_off = await peer.read()
+        assert (called_off.kind, called_off.batch) == (wire.Kind.CANCEL, frame.batch)
+        await peer.reply(frame)
+        assert (await answer(leaving), counts(dispatcher)) == (b"leaving", (2, {200: 1}, {"AnswerLate": 1}))
+        dispatcher.submit(alone := job(b"alone", soon()))
+        frame = await peer.read()
+        with pytest.raises(DeadlinePassed):
+            await answer(alone)
+        assert (await peer.read()).kind is wire.Kind.CANCEL
+        before = dispatcher.stats.busy_seconds
+        await peer.reply(frame)
+        await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
+        assert counts(dispatcher) == (3, {200: 1}, {"AnswerLate": 2})
+        assert dispatcher.stats.busy_seconds > before  # the worker was, and the pace is learned from it
+        assert dispatcher.service_rate.answer_time > 0
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_has_begun_to_stream_is_not_broken_off_at_the_deadline():
+    async def main():
+        dispatcher, _, peer = await started()
+        begun, late = job(b"begun", now := soon()), job(b"late", now)
+        for each in (begun, late):
+            dispatcher.submit(each)
+        frame = await peer.read()
+        await peer.write(*wire.encode(wire.Kind.PIECE, frame.batch, [(0, b"", b"one ")]))
+        first = await asyncio.wait_for(begun.done, TIMEOUT)
+        with pytest.raises(DeadlinePassed):
+            await answer(late)
+        await peer.write(*wire.encode(wire.Kind.PIECE, frame.batch, [(1, b"", b"to nobody")]))
+        await peer.write(*wire.encode(wire.Kind.REPLY, frame.batch, [(200, b"", b"two"), (200, b"", b"to nobody")]))
+        assert [part async for part in first.parts()] == [b"one ", b"two"]
+        assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("dies", ["before the deadline", "after the deadline"])
+@pytest.mark.parametrize("end", ["retry_lost", "requeue"])
+def test_a_worker_that_dies_with_a_late_request_loses_and_doubles_nothing(dies, end):
+    async def main():
+        dispatcher, channel, peer = await started()
+        late, first, second = job(b"late", soon()), job(b"first"), job(b"second")
+        for each in (late, first, second):
+            dispatcher.submit(each)
+        await peer.read()
+        if dies == "before the deadline":
+            peer.close()
+            await channel.closed
+        with pytest.raises(DeadlinePassed):
+            await answer(late)
+        if dies == "after the deadline":
+            peer.close()
+            await channel.closed
+        getattr(dispatcher, end)(channel.sent.popleft(), channel.streaming, WorkerDied("Worker died."))
+        other, peer = await connect(dispatcher)
+        dispatcher.add(other)
+        seen = []
+        while not (first.done.done() and second.done.done()):
+            frame = await peer.read()
+            seen += [bytes(body) for _, _, body in frame.items]
+            await peer.reply(frame)
+            await asyncio.wait([first.done, second.done], timeout=TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+        assert seen == [b"first", b"second"]
+        await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
+        assert counts(dispatcher) == (3, {200: 2}, {"AnswerLate": 1})
+        assert not dispatcher._due
 
     asyncio.run(main())
 

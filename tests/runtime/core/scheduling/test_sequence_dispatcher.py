@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, answer, connect, job, submit
+import pytest
+
+from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, answer, connect, counts, job, soon, submit
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.channel import Channel
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
 from tsx_runtime.core.scheduling.sequences import SequenceConfig
+from tsx_runtime.errors import DeadlinePassed
 
 
 async def serving() -> tuple[SequenceDispatcher, Channel, Peer]:
@@ -46,5 +49,28 @@ def test_a_process_that_retires_is_let_go_where_its_worker_is_taken_away():
         assert not retiring.done()
         dispatcher.remove(channel)
         await asyncio.wait_for(retiring, TIMEOUT)
+
+    asyncio.run(main())
+
+
+def test_a_sequence_goes_on_only_once_its_worker_is_done_with_a_late_request():
+    async def main():
+        dispatcher, channel, peer = await serving()
+        late, following = job(b"late", soon()), job(b"following")
+        for each in (late, following):
+            each.meta += wire.header_block([(b"ts_request_sequence_id", b"a")])
+        dispatcher.submit(late)
+        frame = await peer.read()
+        dispatcher.submit(following)
+        with pytest.raises(DeadlinePassed, match="did not answer"):
+            await answer(late)
+        assert (await peer.read()).kind is wire.Kind.CANCEL
+        dispatcher._flush()
+        assert (channel.batches, dispatcher.pending) == (1, 1)
+        await peer.reply(frame)
+        await peer.reply(await peer.read())
+        assert await answer(following) == b"following"
+        assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
+        assert not dispatcher._due
 
     asyncio.run(main())

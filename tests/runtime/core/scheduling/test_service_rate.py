@@ -8,14 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.core.scheduling.service_rate import LONGEST, MEMORY, ServiceRate, latest_start, retry_after
+from tsx_runtime.core.scheduling.service_rate import LONGEST, MEMORY, SHORT, ServiceRate, latest_start, retry_after
 
 seconds = st.floats(0.0001, 100)
 batches = st.lists(st.tuples(st.integers(1, 64), seconds), min_size=1, max_size=30)
 
 
 def test_before_the_first_batch_nothing_is_known():
-    assert (ServiceRate().rate, ServiceRate().answer_time) == (0.0, 0.0)
+    assert (ServiceRate().rate, ServiceRate().answer_time, ServiceRate().short) == (0.0, 0.0, False)
+
+
+@given(batches)
+def test_batches_are_short_where_the_worker_needs_less_than_the_bound_for_one(measured):
+    pace = ServiceRate()
+    for items, busy in measured:
+        pace.add(items, busy, busy)
+    longest, shortest = max(busy for _, busy in measured), min(busy for _, busy in measured)
+    assert pace.short if longest < SHORT * 0.999 else not pace.short if shortest > SHORT * 1.001 else True
 
 
 @given(batches)

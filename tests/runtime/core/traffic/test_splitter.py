@@ -14,8 +14,7 @@ import pytest
 from tests.support.models import make_model
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.scheduling.job import Flow, Job, WaitingJob
-from tsx_runtime.core.traffic.observer import ObservedJob
+from tsx_runtime.core.scheduling.job import Flow, Job, ObservedJob, WaitingJob
 from tsx_runtime.core.traffic.routing import make_table
 from tsx_runtime.core.traffic.splitter import Splitter
 from tsx_runtime.errors import Conflict

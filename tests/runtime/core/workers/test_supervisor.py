@@ -21,6 +21,7 @@ from tsx_runtime.core.workers.lifecycle import SAME_LOAD_ERROR
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import (
     BadRequest,
+    DeadlinePassed,
     LoadFailed,
     NoWorker,
     OutOfResources,
@@ -127,6 +128,23 @@ def test_a_request_that_kills_its_worker_does_not_take_its_batch_along(tmp_path)
         )
         assert [answer.body.decode() for answer in answers] == ["0", "1", "3", "4", "5", "6", "7"]
         assert version.workers[0].restarts == 3
+
+    with_registry(test)
+
+
+def test_a_worker_that_dies_with_a_late_request_loses_and_doubles_nothing(tmp_path):
+    async def test(registry):
+        gate = tmp_path / "gate"
+        version = await registry.register_path(talker(tmp_path / "m"), order(batch_size=2))
+        late, other = submit(version, f"until {gate}", timeout=0.5), submit(version, f"until {gate}")
+        with pytest.raises(DeadlinePassed, match="did not answer the request before its deadline"):
+            await asyncio.wait_for(late.done, TIMEOUT)
+        os.kill(version.workers[0].pid, signal.SIGKILL)
+        await until(lambda: version.workers[0].restarts)
+        gate.touch()
+        assert (await asyncio.wait_for(other.done, TIMEOUT)).body.decode() == f"until {gate}"
+        stats = version.stats
+        assert (stats.requests, stats.answers, stats.batch_sizes, stats.refusals) == (2, {200: 1}, {1: 1}, {"AnswerLate": 1})
 
     with_registry(test)
 

@@ -17,8 +17,7 @@ import pytest
 from tests.runtime.conftest import RunningServer, make_settings, running_server
 from tests.support.models import STATEFUL, make_model
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.traffic.observer import ObservedJob
+from tsx_runtime.core.scheduling.job import Job, ObservedJob
 from tsx_runtime.errors import TsxError
 from tsx_runtime.settings.traffic_policy import NOTHING, Traffic, parse_traffic
 from tsx_runtime.wire import Buffer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -261,7 +262,7 @@ def test_the_clients_own_time_is_kept_through_the_nodes(flows: RunningServer, tm
     response = call(flows, "sequence", do="wait@m1", x_file=tmp_path / "go", x_tsx_timeout_ms=1500)  # enough for `pre`
     (tmp_path / "go").touch()
     assert (response.status_code, error_of(response)[0]) == (503, "ServiceUnavailableException")
-    assert "Error executing m1: the deadline of the request has passed" in response.text
+    assert re.search("Error executing m1: .* deadline", response.text)
     assert error_of(call(flows, "sequence", x_tsx_timeout_ms="soon"))[0] == "BadRequestException"
 
 

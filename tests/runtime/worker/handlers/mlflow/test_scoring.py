@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 import mlflow.onnx
 import mlflow.pyfunc
 import mlflow.pytorch
+import mlflow.transformers
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from mlflow.models import infer_signature
 from mlflow.pyfunc.scoring_server import invocations
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast, pipeline
 
 from tsx_archiver.metadata.mlmodel import DIRECTORY, FILE
 from tsx_runtime.wire import request_meta
@@ -163,6 +165,19 @@ def test_each_form_of_request_is_answered_as_by_mlflows_own_server(
             assert answer.data == own
         else:
             np.testing.assert_allclose(answer.data["predictions"], own["predictions"], rtol=1e-6)
+
+
+def test_a_pipeline_of_transformers_is_answered_as_by_mlflows_own_server(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]))
+    config = BertConfig(vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    tokenizer = BertTokenizerFast(str(tmp_path / "vocab.txt"))
+    classifier = pipeline("text-classification", model=BertForSequenceClassification(config).eval(), tokenizer=tokenizer)
+    signature = infer_signature("good film", [{"label": "LABEL_0", "score": 0.5}])
+    mlflow.transformers.save_model(classifier, str(tmp_path / DIRECTORY), signature=signature, pip_requirements=["transformers"])
+    asked, model = Asked(MLflowPyfunc, tmp_path), mlflow.pyfunc.load_model(str(tmp_path / DIRECTORY))
+    for body in ('{"inputs": ["good film", "bad"]}', '{"inputs": "bad film"}', '{"dataframe_split": {"columns": [0], "data": [["good"]]}}'):
+        own = json.loads(invocations(body, JSON, model, model.metadata.get_input_schema()).response)
+        assert asked.batch((body, JSON)) == [Answer(200, own)]
 
 
 def test_rows_of_several_requests_run_in_one_call_and_a_bad_request_fails_alone(

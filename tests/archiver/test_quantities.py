@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tsx_runtime.shared.quantities import parse_bytes, parse_percent, parse_seconds, parse_share, where_text
+from tsx_archiver.quantities import parse_bytes, parse_percent, parse_seconds, parse_share, where_text
 
 
 def test_times_have_units_and_a_bare_number_is_one_of_seconds() -> None:
@@ -15,6 +15,7 @@ def test_times_have_units_and_a_bare_number_is_one_of_seconds() -> None:
 def test_sizes_count_in_thousands_or_in_what_the_format_says() -> None:
     assert [parse_bytes(text) for text in ("10", "10B", "1.5 kB", "100MB", "2gb", "1T")] == [10, 10, 1500, 10**8, 2 * 10**9, 10**12]
     assert parse_bytes("10M", kilo=1024) == 10 << 20
+    assert [parse_bytes(text) for text in ("64MiB", "1 GiB")] == [64 << 20, 1 << 30]
 
 
 def test_a_share_is_of_one_and_a_percentage_of_a_hundred() -> None:

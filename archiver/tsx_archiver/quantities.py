@@ -19,6 +19,7 @@ def parse_seconds(text: str) -> float:
 
 def parse_bytes(text: str, *, kilo: int = 1000) -> int:
     sizes = {unit: kilo**power for unit, power in _POWERS.items()}
+    sizes |= {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)}
     return int(_parse(text, sizes, "it must be a number of bytes, or a string such as 100MB or 2GB"))
 
 

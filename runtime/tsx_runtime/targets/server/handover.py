@@ -1,0 +1,220 @@
+"""Hands the listening sockets of a running server to the one that replaces it (`tsx serve --replace`).
+
+They meet at a unix socket in the state directory, `ADDRESS.sock`. The new server shows that it may read that directory by the secret in
+`ADDRESS.key`: an isolated worker, which could connect, may not.
+
+    new    the secret, and once it has its answer it loads its models
+    old    {"format", "version", "sockets": [[place, owned] ...], "tokens"}, JSON on one line, and with it the sockets' descriptors
+    new    "ready": from now on it could answer. The end of the connection before that: it did not start, and the old server goes on
+    old    "yours": it accepts no more connections. What comes meanwhile waits in the sockets' backlogs
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import os
+import re
+import secrets
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+from tsx_archiver.storage.atomic_file import whole_file
+from tsx_archiver.storage.private_directory import private_directory
+from tsx_runtime.api.tokens import HandedTokens
+from tsx_runtime.core.persistence import state_directory
+from tsx_runtime.errors import SettingError
+from tsx_runtime.settings.addresses import parse_address
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.targets.server.listeners import Listener, PassedSocket, bind_unix, place
+from tsx_runtime.version import __version__
+
+FORMAT = 1  # of the messages: the two servers may be of different releases
+PATIENCE = 30.0  # seconds for an answer of the other server
+MOST = 64 << 10  # bytes of a line
+MOST_SOCKETS = 16
+READY, YOURS = b"ready\n", b"yours\n"
+
+logger = logging.getLogger("tsx.server")
+
+
+class Predecessor:
+    """The running server, which this one replaces."""
+
+    def __init__(self, connection: socket.socket, sockets: dict[str, PassedSocket], tokens: HandedTokens, version: str) -> None:
+        self.sockets = sockets  # by `place`
+        self.tokens = tokens
+        self.version = version
+        self.replaced = False
+        self._connection = connection
+
+    async def take_over(self) -> None:
+        """Returns once it accepts no more connections."""
+        await asyncio.to_thread(self._take_over)
+        self.replaced = True
+
+    def _take_over(self) -> None:
+        with suppress(OSError):  # it has ended: what it had is this server's all the same
+            self._connection.sendall(READY)
+            self._connection.recv(len(YOURS))
+
+    def close(self) -> None:
+        self._connection.close()
+        if not self.replaced:
+            for passed in self.sockets.values():
+                passed.sock.close()
+
+
+@contextmanager
+def predecessor(settings: Settings) -> Iterator[Predecessor | None]:
+    """The running server at the same address, as long as this one runs; None where there is none. Raises SettingError."""
+    path = meeting_point(settings)
+    if path is None:
+        text = "--replace finds the running server by its inference_address and state directory: name a port, and state_dir"
+        raise SettingError(text)
+    found = _connect(path)
+    if found is None:
+        logger.info("there is no server to replace: none is running at %s", path)
+    try:
+        yield found
+    finally:
+        if found is not None:
+            if not found.replaced:
+                logger.error("this server has not started, so the running one (tsx %s) was not replaced and goes on", found.version)
+            found.close()
+
+
+def _connect(path: Path) -> Predecessor | None:
+    with ExitStack() as held:
+        connection = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        connection.settimeout(PATIENCE)
+        try:
+            secret = path.with_suffix(".key").read_bytes()
+            connection.connect(os.fspath(path))
+            connection.sendall(secret + b"\n")
+            line, descriptors = _receive(connection)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None
+        except OSError as error:
+            raise SettingError(f"--replace: the running server at {path} cannot be reached: {error.strerror or error}") from error
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+        sockets = [held.enter_context(socket.socket(fileno=descriptor)) for descriptor in descriptors]
+        if not line.endswith(b"\n"):
+            raise SettingError("--replace: the running server is just being replaced, or is stopping; try again once it has ended")
+        said = json.loads(line)
+        if said["format"] != FORMAT:
+            version = said["version"]
+            raise SettingError(f"--replace: tsx {version} is running, which this release cannot replace. Stop it, then start this one.")
+        passed = {name: PassedSocket(sock, owned) for (name, owned), sock in zip(said["sockets"], sockets, strict=True)}
+        tokens = {kind: (token, left) for kind, (token, left) in said["tokens"].items()}
+        held.pop_all()
+        return Predecessor(connection, passed, tokens, said["version"])
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+    line, descriptors = b"", []
+    while not line.endswith(b"\n"):
+        data, more, _, _ = socket.recv_fds(connection, MOST, MOST_SOCKETS)
+        descriptors += more
+        if not data:
+            break
+        line += data
+    return line, descriptors
+
+
+class SocketHandover:
+    """Waits for a server that replaces this one. `is_taken` once there is one, and it is ready."""
+
+    def __init__(self, listeners: Sequence[Listener], tokens: HandedTokens, on_ready: Callable[[], None]) -> None:
+        self.is_taken = False
+        self._listeners = listeners
+        self._tokens = tokens
+        self._on_ready = on_ready
+        self._path: Path | None = None
+        self._secret = secrets.token_hex().encode()
+        self._server: asyncio.AbstractServer | None = None
+        self._successor: asyncio.StreamWriter | None = None
+
+    async def open(self, path: Path) -> None:
+        """Raises OSError, SettingError."""
+        private_directory(path.parent)
+        sock = bind_unix(os.fspath(path), "state_dir")
+        self._path = path
+        with whole_file(path.with_suffix(".key"), mode=0o600, durable=False) as file:
+            file.write(self._secret)
+        self._server = await asyncio.start_unix_server(self._serve, sock=sock)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            said = await reader.readline()
+            if self._successor is not None or self.is_taken or not hmac.compare_digest(said.strip(), self._secret):
+                return
+            self._successor = writer
+            sockets = [[place(listener.address), listener.owns_file] for listener in self._listeners]
+            message = {"format": FORMAT, "version": __version__, "sockets": sockets, "tokens": self._tokens}
+            with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as connection:
+                line = json.dumps(message).encode() + b"\n"
+                socket.send_fds(connection, [line], [listener.sock.fileno() for listener in self._listeners])
+            if await reader.readline() == READY:
+                self.is_taken = True
+                self._on_ready()
+            else:
+                self._successor = None
+                logger.warning("the server that was to replace this one did not start; this one goes on")
+        except (OSError, ValueError) as error:
+            logger.warning("this server could not be replaced: %s", error)
+            self._successor = None
+        finally:
+            if not self.is_taken or self._successor is not writer:
+                writer.close()
+
+    def confirm(self) -> None:
+        """This server accepts no more connections: the other one may."""
+        self.close()
+        if self._successor is not None:
+            self._successor.write(YOURS)
+            self._successor.close()
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self._path is not None:
+            for file in (self._path, self._path.with_suffix(".key")):
+                with suppress(OSError):
+                    file.unlink()
+            with suppress(OSError):  # where it holds something else
+                self._path.parent.rmdir()
+            self._path = None
+
+
+@asynccontextmanager
+async def replaceable(
+    path: Path | None, listeners: Sequence[Listener], tokens: HandedTokens, on_ready: Callable[[], None]
+) -> AsyncIterator[SocketHandover]:
+    """As long as it lasts, another server can replace this one; `on_ready` is called when one is about to."""
+    handover = SocketHandover(listeners, tokens, on_ready)
+    try:
+        if path is not None:
+            try:
+                await handover.open(path)
+            except (OSError, SettingError) as error:
+                logger.info("`tsx serve --replace` cannot replace this server: %s", getattr(error, "message", error))
+        yield handover
+    finally:
+        handover.close()
+
+
+def meeting_point(settings: Settings) -> Path | None:
+    """The path of the unix socket; None where no other server could find it."""
+    address = parse_address(settings.inference_address)
+    directory = state_directory(settings)
+    if directory is None or sys.platform == "win32" or not (address.port or address.path):
+        return None
+    return directory / (re.sub(r"[^A-Za-z0-9.]+", "_", place(address)).strip("_") + ".sock")

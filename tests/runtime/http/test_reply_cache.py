@@ -1,0 +1,134 @@
+"""A model with a reply cache, served: both lanes share it, and what a version answered is never another's answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.runtime.conftest import RunningServer, make_settings, running_server
+from tests.support.models import make_model
+
+COUNTING = """
+import json
+calls = 0
+
+def handle(data, context):
+    global calls
+    answers = []
+    for idx, row in enumerate(data or []):
+        calls += 1
+        if context.get_request_header(idx, "x-status"):
+            context.set_response_status(int(context.get_request_header(idx, "x-status")), "", idx)
+        if context.get_request_header(idx, "x-stream"):
+            from ts.handler_utils.utils import send_intermediate_predict_response
+            send_intermediate_predict_response(["part "], {idx: context.get_request_id(idx)}, "", 200, context)
+        answers.append(json.dumps({"call": calls, "version": context.manifest["model"]["modelVersion"]}))
+    return answers
+"""
+CACHE = "batchSize: 4\ncache: {size: 1MiB, ttl: 1h, key: [x-user]}\n"
+
+
+@pytest.fixture(scope="module")
+def served(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    store = tmp_path_factory.mktemp("cached")
+    for number in ("1.0", "2.0"):
+        make_model(store / f"counting-{number}.mar", COUNTING, name="counting", version=number, config=CACHE)
+    make_model(store / "plain.mar", COUNTING)
+    make_model(store / "off.mar", COUNTING, config=CACHE)
+    make_model(store / "sequences.mar", COUNTING, config=CACHE + "sequenceBatching: true\nsequenceMaxIdleMSec: 1000\n")
+    models = {"plain": {"cache": {"size": "1MB"}}, "off": {"cache": '{"size": 0}'}}
+    with running_server(make_settings(store, models=models)) as running:
+        for file in ("counting-1.0.mar", "counting-2.0.mar", "plain.mar", "off.mar"):
+            running.register(file, initial_workers=1)
+        yield running
+
+
+def ask(server: RunningServer, body: bytes, model: str = "counting", *, lane: str = "fast", **headers: str) -> httpx.Response:
+    return server.ask(body, f"/predictions/{model}", lane=lane, **headers)
+
+
+def call(answer: httpx.Response) -> int:
+    answer.raise_for_status()
+    return int(json.loads(answer.text.removeprefix("part "))["call"])
+
+
+def test_both_lanes_share_one_answer(served: RunningServer) -> None:
+    first = ask(served, b"lanes")
+    again = [ask(served, b"lanes", lane=lane) for lane in ("fast", "asgi", "fast")]
+    assert {call(answer) for answer in again} == {call(first)}
+    assert "x-cache" not in first.headers
+    for answer in again:
+        assert answer.headers["x-cache"] == "hit"
+        assert int(answer.headers["age"]) >= 0
+        assert answer.headers["x-request-id"] != first.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("lane", ["fast", "asgi"])
+def test_a_cached_answer_can_be_timed(served: RunningServer, lane: str) -> None:
+    ask(served, b"timed")
+    answer = ask(served, b"timed", lane=lane, x_tsx_timing="1")
+    assert answer.headers["x-cache"] == "hit"
+    assert "total;dur=" in answer.headers["server-timing"]
+    assert "nan" not in answer.headers["server-timing"]
+
+
+def test_no_cache_errors_streams_and_other_users_run(served: RunningServer) -> None:
+    first = call(ask(served, b"runs"))
+    calls = [call(ask(served, b"runs", Cache_Control="no-cache")), call(ask(served, b"runs", X_User="ada"))]
+    assert len({first, *calls}) == 3
+    assert call(ask(served, b"runs", X_User="ada")) == calls[1]
+    for headers in ({"x_status": "418"}, {"x_stream": "1"}):
+        two = [ask(served, b"unstored" + json.dumps(headers).encode(), **headers) for _ in range(2)]
+        assert len({answer.text for answer in two}) == 2
+
+
+def test_settings_switch_it_on_and_off(served: RunningServer) -> None:
+    assert call(ask(served, b"x", "plain")) == call(ask(served, b"x", "plain"))
+    assert call(ask(served, b"x", "off")) != call(ask(served, b"x", "off"))
+    assert served.registry.models["off"].versions["1.0"].cache is None
+
+
+def test_a_split_picks_the_version_first(served: RunningServer) -> None:
+    told = served.management.put("/models/counting/traffic?force=true", json={"weights": {"2.0": 1}})
+    told.raise_for_status()
+    try:
+        one, two = ask(served, b"split", "counting/1.0"), ask(served, b"split")
+        assert [answer.json()["version"] for answer in (one, two)] == ["1.0", "2.0"]
+        assert ask(served, b"split").headers["x-cache"] == "hit"
+    finally:
+        served.management.put("/models/counting/traffic", json={}).raise_for_status()
+
+
+def test_a_change_and_a_replacement_empty_it(served: RunningServer) -> None:
+    first = call(ask(served, b"emptied"))
+    served.management.put("/models/counting/1.0?batch_size=2").raise_for_status()
+    changed = call(ask(served, b"emptied"))
+    assert changed != first
+    served.register("counting-1.0.mar", replaces=True, version="1.0")
+    assert "x-cache" not in ask(served, b"emptied").headers
+
+
+def test_metrics_count_it(served: RunningServer) -> None:
+    def metrics() -> dict[str, float]:
+        lines = served.metrics.get("/metrics").text.splitlines()
+        ours = [line for line in lines if line.startswith("tsx_cache_") and 'model_name="plain"' in line]
+        return {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in ours}
+
+    before = metrics()
+    for _ in range(3):
+        ask(served, b"counted", "plain")
+    after = metrics()
+    assert after["tsx_cache_misses_total"] - before["tsx_cache_misses_total"] == 1
+    assert after["tsx_cache_hits_total"] - before["tsx_cache_hits_total"] == 2
+    assert after["tsx_cache_bytes"] > before["tsx_cache_bytes"]
+    assert after["tsx_cache_evictions_total"] == 0
+
+
+def test_sequences_have_none(served: RunningServer, tmp_path: Path) -> None:
+    answer = served.management.post("/models?url=sequences.mar")
+    assert answer.status_code == 400
+    assert "cache does not apply to a model with sequenceBatching" in answer.text

@@ -1,0 +1,261 @@
+"""One server replaces another at the same addresses while clients go on, and a server that systemd passes its sockets to."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.support.clients.rawhttp import RawConnection, request
+from tests.support.models import make_model
+from tests.support.servers import DEADLINE, Running, clean, serving, tsx
+from tsx_runtime.errors import SettingError
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.targets.server.systemd import passed_sockets, use_sockets
+
+ECHO = "def handle(data, context):\n    return None if data is None else [%r] * len(data)\n"
+AS_SYSTEMD = """
+import os, sys
+for place, passed in enumerate(sys.argv[1:3], 3):
+    os.dup2(int(passed), place)
+os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2", "LISTEN_FDNAMES": "inference:management"}
+os.execv(sys.executable, [sys.executable, "-m", "tsx_cli", *sys.argv[3:]])
+"""
+BROKEN = "import no_such_library\n\ndef handle(data, context):\n    return data\n"
+
+
+class Server:
+    """Servers of one address, state directory and key file, one after the other."""
+
+    def __init__(self, place: Path, ports: list[int], held: ExitStack) -> None:
+        self.place, self.ports, self._held = place, ports, held
+        self.key_file, self.metrics = place / "keys.json", place / "m.sock"
+        self.more: dict[str, object] = {}
+
+    def words(self, handler: str, *more: str) -> tuple[list[object], Path]:
+        place = self.place / handler.partition(" ")[0]
+        make_model(place / "echo", BROKEN if handler == "broken" else ECHO % handler)
+        settings = {
+            "generate_tokens": "true",
+            "key_file": self.key_file,
+            "metrics_address": f"unix:{self.metrics}",
+            "state_dir": self.place / "state",
+            "cache_dir": self.place / "cache",
+            **self.more,
+        }
+        ports: list[object] = ["--port", self.ports[0], "--management-port", self.ports[1]]
+        if len(self.ports) > 2:
+            ports += ["--set=enable_grpc=true", "--grpc-port", self.ports[2], "--grpc-management-port", self.ports[2]]
+        return ["serve", place / "echo", *ports, *more, *(f"--set={name}={value}" for name, value in settings.items())], place
+
+    def start(self, handler: str, *more: str) -> Running:
+        words, place = self.words(handler, *more)
+        return self._held.enter_context(serving(words, place, {}))
+
+    def fails_to_start(self, handler: str, *more: str) -> str:
+        words, place = self.words(handler, *more)
+        ended = tsx(words, place, {})
+        assert ended.returncode != 0
+        return ended.stderr
+
+    @property
+    def token(self) -> str:
+        return str(json.loads(self.key_file.read_text())["inference"]["key"])
+
+    def ask(self, connection: http.client.HTTPConnection | None = None) -> tuple[int, bytes]:
+        connection = connection or http.client.HTTPConnection("127.0.0.1", self.ports[0], timeout=DEADLINE)
+        connection.request("POST", "/predictions/echo", b"x", {"Authorization": f"Bearer {self.token}"})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
+@pytest.fixture
+def server(processes: None, short_path: Path, free_ports: Callable[[int], list[int]]) -> Iterator[Server]:
+    with ExitStack() as held:
+        yield Server(short_path, free_ports(2), held)
+
+
+class Load(threading.Thread):
+    """Requests one after the other, over connections that are kept or over one each, and what came of them."""
+
+    def __init__(self, port: int, method: str, path: str, token: str, *, keep: bool) -> None:
+        super().__init__()
+        self.port, self.method, self.path, self.keep = port, method, path, keep
+        self.headers = {"Authorization": f"Bearer {token}"}
+        self.outcomes: Counter[str] = Counter()
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        connection = None
+        while not self.over.wait(0.005):
+            try:
+                if connection is None or not self.keep:
+                    connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE)
+                connection.request(self.method, self.path, b"x" if self.method == "POST" else None, self.headers)
+                answer = connection.getresponse()
+                body = answer.read()
+                self.outcomes[f"{answer.status} {body.decode() if self.method == 'POST' else ''}".strip()] += 1
+            except (OSError, http.client.HTTPException) as error:
+                self.outcomes[repr(error)] += 1
+                connection = None
+            if not self.keep and connection is not None:
+                connection.close()
+
+
+class GrpcLoad(Load):
+    """Calls one after the other over one channel."""
+
+    def run(self) -> None:
+        with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
+            ping = channel.unary_unary("/org.pytorch.serve.grpc.inference.InferenceAPIsService/Ping")
+            while not self.over.wait(0.001):
+                try:
+                    ping(b"", timeout=DEADLINE, wait_for_ready=True)
+                    self.outcomes["OK"] += 1
+                except grpc.RpcError as error:
+                    self.outcomes[str(error)] += 1
+
+
+def test_a_server_is_replaced_under_load_and_no_request_fails(
+    server: Server, free_ports: Callable[[int], list[int]], until: Callable[[Callable[[], object]], None]
+) -> None:
+    server.ports += free_ports(1)
+    old = server.start("old")
+    token = server.token
+    idle = http.client.HTTPConnection("127.0.0.1", server.ports[0], timeout=DEADLINE)
+    assert server.ask(idle) == (200, b"old")
+    load = [Load(server.ports[0], "POST", "/predictions/echo", token, keep=keep) for keep in (True, True, False, False)]
+    load += [Load(server.ports[0], "GET", "/readyz", token, keep=keep) for keep in (True, False)]
+    load.append(GrpcLoad(server.ports[2], "", "", "", keep=True))
+    for each in load:
+        each.start()
+    try:
+        server.start("new", "--replace")
+        assert server.ask(idle) == (200, b"old")  # the one request that a connection of the old server still has
+        assert old.process.wait(DEADLINE) == 0
+        after = [sum(each.outcomes.values()) for each in load]
+        until(lambda: all(sum(each.outcomes.values()) >= count + 5 for each, count in zip(load, after, strict=True)))
+    finally:
+        for each in load:
+            each.over.set()
+            each.join()
+    assert {outcome for each in load for outcome in each.outcomes} == {"200 old", "200 new", "200", "OK"}
+    assert all(each.outcomes["200 new"] >= 5 for each in load[:4])
+    assert "Traceback" not in old.log
+    assert server.token == token
+    with socket.socket(socket.AF_UNIX) as connection:  # its file is the new server's
+        connection.settimeout(DEADLINE)
+        connection.connect(str(server.metrics))
+        connection.sendall(request(b"GET", b"/livez", [(b"Connection", b"close")]))
+        assert connection.recv(12) == b"HTTP/1.1 200"
+
+
+def test_a_server_that_does_not_start_replaces_nothing_and_one_that_was_replaced_can_be_replaced_again(server: Server) -> None:
+    server.more = {"drain_timeout": 1}
+    first = server.start("first")
+    error = server.fails_to_start("broken", "--replace")
+    assert "no_such_library" in error
+    assert "the running one" in error
+    assert "was not replaced and goes on" in error
+    assert server.ask() == (200, b"first")
+    assert server.metrics.exists()
+    assert "the server that was to replace this one did not start" in first.log
+    assert "in use" in server.fails_to_start("taken")
+    assert server.ask() == (200, b"first")
+    with socket.socket(socket.AF_UNIX) as stranger:  # who cannot read the secret beside the socket
+        stranger.settimeout(DEADLINE)
+        stranger.connect(str(next((server.place / "state").glob("*.sock"))))
+        stranger.sendall(b"guess\n")
+        assert socket.recv_fds(stranger, 100, 10)[:2] == (b"", [])
+    with RawConnection(("127.0.0.1", server.ports[0])) as silent:
+        silent.send(request(b"GET", b"/ping"))
+        assert silent.answer(b"GET") is not None
+        second = server.start("second", "--replace")
+        assert silent.answer() is None  # it sent nothing more within drain_timeout
+    assert first.process.wait(DEADLINE) == 0
+    third = server.start("third", "--replace")
+    assert second.process.wait(DEADLINE) == 0
+    assert server.ask() == (200, b"third")
+    assert third.stop() == 0
+    assert not server.metrics.exists()
+    assert not server.key_file.exists()
+    assert list((server.place / "state").glob("*.sock")) == list((server.place / "state").glob("*.key")) == []
+
+
+def test_without_a_running_server_it_starts_as_usual(server: Server) -> None:
+    only = server.start("only", "--replace")
+    assert server.ask() == (200, b"only")
+    assert "no server to replace" in only.log
+
+
+def test_a_free_port_cannot_be_replaced(server: Server) -> None:
+    server.ports[0] = 0
+    assert "--replace finds the running server by its inference_address" in server.fails_to_start("free", "--replace")
+
+
+def test_sockets_of_systemd_are_used_and_clients_wait_in_their_backlog_while_models_load(processes: None, short_path: Path) -> None:
+    make_model(short_path / "echo", ECHO % "hello")
+    with socket.create_server(("127.0.0.1", 0)) as inference, socket.socket(socket.AF_UNIX) as management:
+        management.bind(str(short_path / "m.sock"))
+        management.listen()
+        early = RawConnection(inference.getsockname())
+        early.send(request(target=b"/predictions/echo", body=b"x"))
+        settings = [f"--set=cache_dir={short_path / 'cache'}", "--set=enable_metrics_api=false"]
+        descriptors = [inference.fileno(), management.fileno()]
+        process = subprocess.Popen(
+            [sys.executable, "-c", AS_SYSTEMD, *map(str, descriptors), "serve", "echo", *settings],
+            cwd=short_path,
+            env=clean({}),
+            pass_fds=descriptors,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            with early:
+                answer = early.answer()
+                assert answer is not None
+                assert (answer.status, answer.body) == (200, b"hello")
+            process.terminate()
+            shown = process.communicate(timeout=DEADLINE)[0]
+            assert process.returncode == 0
+            assert f"http://127.0.0.1:{inference.getsockname()[1]}" in shown
+            assert f"unix:{short_path / 'm.sock'}" in shown
+            assert (short_path / "m.sock").exists()  # it is systemd's
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_a_role_with_the_same_address_as_a_passed_socket_goes_with_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as inference, socket.create_server(("127.0.0.1", 0)) as metrics:
+        same = Settings(inference_address="https://10.0.0.1:443", management_address="https://10.0.0.1:443")
+        settings, passed = use_sockets(same, {"inference": inference, "metrics": metrics})
+        addresses = [f"127.0.0.1:{sock.getsockname()[1]}" for sock in (inference, metrics)]
+        assert settings.inference_address == settings.management_address == f"https://{addresses[0]}"
+        assert settings.metrics_address == f"http://{addresses[1]}"
+        assert list(passed) == addresses
+
+
+@pytest.mark.parametrize(("name", "error"), [("tsx.socket", "a socket named 'tsx.socket'.*FileDescriptorName"), ("", "FileDescriptorName")])
+def test_a_passed_socket_without_a_role_is_an_error(name: str, error: str) -> None:
+    environment = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": name}
+    with pytest.raises(SettingError, match=error):
+        passed_sockets(environment)
+    assert environment == {}
+
+
+def test_sockets_that_are_passed_to_another_process_are_left_alone() -> None:
+    environment = {"LISTEN_PID": "1", "LISTEN_FDS": "1", "LISTEN_FDNAMES": "inference"}
+    assert passed_sockets(environment) == {}
+    assert len(environment) == 3
