@@ -19,7 +19,6 @@ ROOT = Path(__file__).parent
 RUNTIME = ROOT / "runtime"
 LIBRARY = "tsx_runtime.hot_path"  # the extension that holds the code of all modules; `version.is_compiled` looks for it
 MODULES = (  # docs/architecture.md says how they were chosen
-    "core/scheduling/channel",
     "wire",
     "worker/channel",
     "worker/codecs/requests",

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Protocol, cast
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.job import Job, LateJob
 from tsx_runtime.errors import LoadFailed, LoadOutOfMemory
-from tsx_runtime.shared.native import mypyc_attr
 
 SMALL = 256 << 10  # frames up to this size are read without an allocation of their own
 MOST_FACTS = 8 << 20  # bytes of a report: what a worker bounds itself to is smaller, and an archive may have written its own
@@ -54,7 +53,6 @@ class Owner(Protocol):
         """Nothing more is to be sent on it."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Channel(asyncio.BufferedProtocol):
     """Holds at most a few batches, in order; the worker runs the first, the others have not started.
 
