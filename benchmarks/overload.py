@@ -1,24 +1,34 @@
 """What overload does: goodput and latency at 50 to 200 % of what a model can do, in open loop.
 
-    python benchmarks/overload.py [--seconds 4] [--rounds 3]
+    python benchmarks/overload.py [--seconds 4] [--rounds 3] [--slo 'p99<50ms']
 
 The handler sleeps 20 ms for a batch of any size, so that its capacity is far below the front end's and the generator's: what
 falls is the model's goodput, and nothing else. Capacity is measured first, by asking for more than the sleep allows. Then each load
 is offered by clients that wait for ever, and by clients that name the time they have (`x-tsx-timeout-ms`): there, only an answer
 within that time counts. What was promised: at 200 %, goodput within 10 % of its peak, and a bounded p99.
+
+With --slo, a latency target is compared with fixed batch sizes and queues, in turn, under arrivals that step up, rise and come in
+bursts, from 50 to 200 % of what batches of half the target's time can do. Each request adds --request-ms to its batch.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import machine
 import openloop
 import servers
+
+from tsx_archiver.metadata.slo import latency_target
+from tsx_cli.bench.generator.plan import LoadPlan
+from tsx_cli.bench.generator.run import measure as generate
+from tsx_cli.bench.workload.payloads import Payload
 
 LOADS = (50, 80, 100, 150, 200)  # % of capacity
 HANDLER = Path(__file__).parent / "models" / "slow.py"
@@ -74,6 +84,53 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+SHAPES: dict[str, Callable[[float], float]] = {  # the share of the capacity that is offered, by the share of the time
+    "step": lambda at: 0.5 if at < 0.3 else 1.5,
+    "ramp": lambda at: 0.5 + 1.5 * at,
+    "bursts": lambda at: 2.0 if at * 10 % 2 < 0.8 else 0.5,
+}
+
+
+def arrivals(shape: Callable[[float], float], capacity: float, seconds: float) -> list[float]:
+    """At random, at a rate that changes: those of the highest rate, thinned out."""
+    chance, at, found = random.Random(22), 0.0, []
+    while (at := at + chance.expovariate(2 * capacity)) < seconds:
+        if chance.random() < shape(at / seconds) / 2:
+            found.append(at)
+    return found
+
+
+def compare_with_target(directory: Path, body: bytes, options: argparse.Namespace) -> None:
+    """One server at a time. The target's curve is learned in the first seconds of its first shape."""
+    target = latency_target(options.slo)
+    first, each = options.batch_ms / 1000, options.request_ms / 1000
+    half = max(1, int((target.seconds / 2 - first) / each))
+    capacity = half / (first + each * half)
+    print(f"{machine.describe()}; a batch of n takes {options.batch_ms:g} + {options.request_ms:g} n ms; 100 %: {capacity:,.0f}/s\n")
+    print("| setting | arrivals | offered/s | accepted within the target | goodput/s | refused/s | p99 ms |")
+    print("|---|---|---|---|---|---|---|", flush=True)
+    settings: list[dict[str, object]] = [{"slo": options.slo}]
+    settings += [{"batchSize": size, "jobQueueSize": queue} for size, queue in ((1, 100), (half, half), (half, 100), (2 * half, half))]
+    for number, setting in enumerate(settings):
+        config = {"minWorkers": 1, "maxWorkers": 1} | setting
+        packed = servers.archive(*(directory, f"slow{number}", "--handler", HANDLER), config=config)
+        name = ", ".join(f"{key} {value}" for key, value in setting.items())
+        with servers.tsx(directory, packed) as server:
+            servers.first_answer(server, f"/predictions/slow{number}", body)
+            for shape, share in SHAPES.items():
+                due = arrivals(share, capacity, options.seconds)
+                payloads = [Payload(body, None, (), at=at) for at in due]
+                url = f"{server.inference}/predictions/slow{number}"
+                plan = LoadPlan(
+                    url, "", payloads, "post", mode="open", connections=512, arrivals="recorded", seconds=options.seconds, warm_up=0.0
+                )
+                found = openloop.row(plan, generate(plan), target.seconds * 1000)
+                assert not found.errors, found.errors
+                kept = found.goodput * found.seconds / max(1, found.accepted)
+                cells = f"{name} | {shape} | {len(due) / options.seconds:,.0f} | {kept:.1%} | {found.goodput:,.0f}"
+                print(f"| {cells} | {found.refused / options.seconds:,.0f} | {found.p99:.1f} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=4, help="of load in each round")
@@ -82,12 +139,19 @@ def main() -> None:
     parser.add_argument("--batch-ms", type=float, default=20, help="that a batch takes")
     parser.add_argument("--queue", type=int, default=100, help="requests that may wait")
     parser.add_argument("--timeout-ms", type=int, default=150, help="that the client with a deadline waits")
+    parser.add_argument("--slo", help="compare this latency target, such as p99<50ms, with fixed settings")
+    parser.add_argument("--request-ms", type=float, default=0.5, help="with --slo, that each request adds to its batch")
     options = parser.parse_args()
     cases = [
         Case("clients wait for ever", (), None),
         Case(f"clients wait {options.timeout_ms} ms", (f"x-tsx-timeout-ms: {options.timeout_ms}",), options.timeout_ms),
     ]
     os.environ["BENCHMARK_BATCH_SECONDS"] = str(options.batch_ms / 1000)  # for the handler
+    if options.slo:
+        os.environ["BENCHMARK_REQUEST_SECONDS"] = str(options.request_ms / 1000)
+        with tempfile.TemporaryDirectory() as name:
+            compare_with_target(Path(name), b'{"x":1}', options)
+        return
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         body = directory / "body"

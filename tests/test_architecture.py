@@ -99,10 +99,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 FLOORS: dict[str, list[set[str]]] = {
     "tsx_runtime.core": [
         {"registry"},
-        {"rollouts", "shadowing", "recording"},
+        {"rollouts", "shadowing", "recording", "elastic"},
         {"traffic"},
         {"models"},
-        {"workers"},
+        {"workers", "slo"},
         {"scheduling"},
         {"telemetry", "placement", "environments", "isolation", "concurrency", "persistence"},
     ],

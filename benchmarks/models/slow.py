@@ -1,13 +1,17 @@
-"""Takes the same time for a batch of any size, as a GPU nearly does, without using the processor: its capacity is known."""
+"""Takes the same time for a batch of any size, as a GPU nearly does, without using the processor: its capacity is known.
+
+With BENCHMARK_REQUEST_SECONDS, each request adds to it.
+"""
 
 import os
 import time
 
 SECONDS = float(os.environ.get("BENCHMARK_BATCH_SECONDS", "0.020"))
+EACH = float(os.environ.get("BENCHMARK_REQUEST_SECONDS", "0"))
 
 
 def handle(data, context):
     if data is None:
         return None
-    time.sleep(SECONDS)
+    time.sleep(SECONDS + EACH * len(data))
     return ["OK"] * len(data)

@@ -16,7 +16,9 @@ import yaml
 from prometheus_client import ProcessCollector
 
 from tests.support.batches import FakeJob, count
+from tsx_archiver.metadata.slo import latency_target
 from tsx_cli.deploy.kubernetes.resources import serving_runtime
+from tsx_runtime.core.slo.attainment import SloReport
 from tsx_runtime.core.telemetry.histogram import SHOWN
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.workers.instance import ResourceUsage
@@ -77,7 +79,14 @@ def test_each_kind_of_alert_is_tested() -> None:
         for test in yaml.safe_load((INFRA / "prometheus" / "tsx.rules.test.yml").read_text())["tests"]
         for case in test["alert_rule_test"]
     }
-    assert {"TsxErrorBudgetBurnsFast", "TsxLatencyBudgetBurnsFast", "TsxQueueSaturated", "TsxCrashLoop", "TsxNoWorkerReady"} <= tested
+    assert {
+        "TsxErrorBudgetBurnsFast",
+        "TsxLatencyBudgetBurnsFast",
+        "TsxQueueSaturated",
+        "TsxCrashLoop",
+        "TsxNoWorkerReady",
+        "TsxSloBudgetBurnsFast",
+    } <= tested
     assert tested <= {rule.get("alert") for rule in rules()}
 
 
@@ -112,9 +121,11 @@ def rendered() -> dict[str, set[str]]:
     version = SimpleNamespace(
         name="m", version="1", stats=stats, workers=[worker], pending=0, queue_capacity=100, in_flight=0, forms={"reference": 1}
     )
+    version.slo = version.cache = None
+    slo = SloReport(latency_target("p99<50ms"), 4, 8, 1, 0, 0, 1.0, 1.0)
     reading = Reading(
         "host",
-        [SimpleNamespace(versions={"1": version})],  # type: ignore[list-item]  # of a model, all that is read
+        [SimpleNamespace(versions={"1": version, "2": SimpleNamespace(**vars(version) | {"version": "2", "slo": slo})})],  # type: ignore[list-item]  # of a model, all that is read
         ResponseCounts(),
         read_system(),
         {0: Gpu("0", "GPU-1", 1, 1, 1, 2, {1: 1})},

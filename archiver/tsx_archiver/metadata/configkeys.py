@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
 from tsx_archiver.metadata.caching import read_cache
 from tsx_archiver.metadata.forms import NAME
 from tsx_archiver.metadata.model_limits import LIMITS
+from tsx_archiver.metadata.slo import read_target
 from tsx_archiver.names import normal, path_fault
+from tsx_archiver.quantities import parse_seconds
 
 # A reader gives the value, or None and the reason why it cannot be used.
 Read: TypeAlias = Callable[[Any], "tuple[Any, str | None]"]
@@ -35,6 +38,14 @@ def flag(value: Any) -> tuple[bool | None, str | None]:
 
 def flag_or_auto(value: Any) -> tuple[bool | str | None, str | None]:
     return (value, None) if isinstance(value, bool) or value == "auto" else (None, "it must be true, false or auto")
+
+
+def idle_time(value: Any) -> tuple[float | None, str | None]:
+    """In seconds; 0 is never."""
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        with suppress(ValueError):
+            return parse_seconds(str(value)), None
+    return None, "it must be a number of seconds, or a time such as 30s, 10m or 2h"
 
 
 def text(value: Any) -> tuple[str | None, str | None]:
@@ -151,6 +162,8 @@ TORCHSERVE_KEYS = (
 # What tsx adds; TorchServe passes over these.
 TSX_KEYS = (
     ConfigKey("batchPolicy", "batch_policy", text),
+    ConfigKey("slo", "slo", read_target),
+    ConfigKey("scaleToZero", "scale_to_zero", idle_time),
     ConfigKey("batchBuckets", "batch_buckets", batch_sizes),
     ConfigKey("cache", "cache", read_cache),
     ConfigKey("overlapPreprocessing", "overlap_preprocessing", flag_or_auto),

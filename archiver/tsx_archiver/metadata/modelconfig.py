@@ -81,6 +81,8 @@ class ModelConfig(ModelLimits["int | None"]):
     max_num_sequence: int | None = None
     use_venv: bool | None = None
     batch_policy: str | None = None  # "wait", or a plugin's name
+    slo: str | None = None  # a latency target, such as p99<50ms
+    scale_to_zero: float | None = None  # seconds without a request after which it is unloaded; 0: never
     batch_buckets: tuple[int, ...] | None = None
     cache: CacheConfig | None = None
     overlap_preprocessing: bool | str | None = None  # or "auto"

@@ -61,6 +61,7 @@ def register(
     workers: Annotated[int | None, typer.Option(min=0, help="Workers to start, if the archive has no minWorkers.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Maximum number of requests in a batch.")] = None,
     max_batch_delay: Annotated[int | None, typer.Option(min=0, help="Maximum milliseconds that a request waits for its batch.")] = None,
+    slo: Annotated[str | None, typer.Option(help="Latency target, such as p99<50ms, in place of a batch size.")] = None,
     response_timeout: Annotated[int | None, typer.Option(min=1, help="Seconds a worker may take for a batch.")] = None,
     startup_timeout: Annotated[int | None, typer.Option(min=1, help="Seconds a worker may take to load the model.")] = None,
     no_wait: NoWait = False,
@@ -77,6 +78,7 @@ def register(
         initial_workers=workers,
         batch_size=batch_size,
         max_batch_delay=max_batch_delay,
+        slo=slo,
         response_timeout=response_timeout,
         startup_timeout=startup_timeout,
         synchronous=not no_wait,
@@ -176,8 +178,8 @@ def _changes(values: list[str]) -> dict[str, str]:
         if not equals or not value:
             raise UsageError(f"`tsx models set` takes NAME=VALUE, such as batch_size=8, not '{text}'")
         name = BY_KEY.get(name, name)
-        if name not in CHANGEABLE:
-            hint = suggestion(name, CHANGEABLE) or f"; it can be {', '.join(CHANGEABLE)}"
+        if name not in (known := (*CHANGEABLE, "slo")):
+            hint = suggestion(name, known) or f"; it can be {', '.join(known)}"
             raise UsageError(f"'{name}' cannot be changed while a model is served{hint}")
         changes[name] = value
     return changes
@@ -224,6 +226,7 @@ def _devices(workers: list[dict[str, Any]]) -> str:
 def _print_version(answer: dict[str, Any]) -> None:
     facts = [(name, value) for name, value in answer.items() if not isinstance(value, (dict, list)) and name not in ("status", "lastError")]
     facts += [(f"measured {name}", value) for name, value in answer.get("measured", {}).items()]
+    facts += [(f"slo {name}", value) for name, value in answer.get("slo", {}).items()]
     queue = answer.get("jobQueueStatus", {})
     facts += [(name, queue[name]) for name in queue]
     print_table([answer["modelName"], answer["modelVersion"]], facts)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from tsx_archiver.metadata.model_limits import LIMITS
-from tsx_runtime.api.schemas import DescribedMeasurement, DescribedModel, DescribedWorker, JobQueue, ListedModel, ModelList, NotReadyModel
+from tsx_runtime.api.schemas import (
+    DescribedMeasurement,
+    DescribedModel,
+    DescribedSlo,
+    DescribedWorker,
+    JobQueue,
+    ListedModel,
+    ModelList,
+    NotReadyModel,
+)
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.metrics.gpu import Gpu
 
@@ -14,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tsx_runtime.core.models.model import Model, ModelVersion
+    from tsx_runtime.core.slo.attainment import SloReport
 
 PAGE = 100
 
@@ -31,6 +42,7 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
     plan = version.plan
     pending = version.pending
     limits: dict[str, Any] = {name: getattr(plan, name) or (0 if limit.changeable else None) for name, limit in LIMITS.items()}
+    limits |= limits_now(version)
     return DescribedModel(
         model_name=version.name,
         model_version=version.version,
@@ -53,16 +65,29 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
         device_ids=list(plan.device_ids) or None,
         loaded_at_startup=version.loaded_at_startup,
         workers=[describe_worker(worker, gpus, memory.get(worker, 0)) for worker in version.workers],
-        job_queue_status=JobQueue(remaining_capacity=max(0, plan.job_queue_size - pending), pending_requests=pending),
+        job_queue_status=JobQueue(remaining_capacity=max(0, version.queue_capacity - pending), pending_requests=pending),
         worker_restarts=version.stats.restarts,
         worker_recycles=dict(version.stats.recycled) or None,
+        scale_to_zero=plan.scale_to_zero or None,
+        asleep=version.asleep or None,
+        last_scaling=version.last_scaling,
         last_error=version.last_error,
         isolation=None if version.isolation is None else version.isolation.describe(),
         form=", ".join(version.forms) or None,
         forms_passed_over=version.forms_passed_over or None,
         measured=None if version.measured is None else DescribedMeasurement(**version.measured._asdict()),
+        slo=None if version.slo is None else describe_slo(version.slo),
         **limits,
     )
+
+
+def limits_now(version: ModelVersion) -> dict[str, int]:
+    """What a latency target changes with the load."""
+    return {} if version.slo is None else {"batch_size": version.batch_size, "job_queue_size": version.queue_capacity}
+
+
+def describe_slo(slo: SloReport) -> DescribedSlo:
+    return DescribedSlo(**slo._asdict() | {"target": slo.target.text})
 
 
 def describe_worker(worker: Worker, gpus: dict[int, Gpu], memory: int) -> DescribedWorker:
@@ -98,17 +123,18 @@ def page_of(ordered: Sequence[ItemT], limit: int, start: int) -> tuple[Sequence[
 
 def not_ready(models: Iterable[Model]) -> list[NotReadyModel]:
     """The default versions that cannot serve now. One that is to have no workers is not waited for."""
-    waiting = []
+    waiting, now = [], time.monotonic()
     for model in models:
         version = model.versions.get(model.default)
-        if version is None or not version.min_workers:
+        if version is None or not version.min_workers or version.ready:
             continue
         states = Counter(worker.state for worker in version.workers)
-        if not states[WorkerState.READY]:
-            held = ", ".join(f"{count} {state.value}" for state, count in states.items()) or "none"
-            waiting.append(
-                NotReadyModel(model_name=version.name, model_version=version.version, reason=f"no worker is ready; workers: {held}")
-            )
+        held = ", ".join(f"{count} {state.value}" for state, count in states.items()) or "none"
+        reason = f"no worker is ready; workers: {held}"
+        if states[WorkerState.FAILED]:
+            left = min(worker.next_start - now for worker in version.workers if worker.state is WorkerState.FAILED)
+            reason += f"; the next attempt is in {max(0.0, left):.0f} s"
+        waiting.append(NotReadyModel(model_name=version.name, model_version=version.version, reason=reason))
     return waiting
 
 

@@ -73,7 +73,7 @@ class ManagementService:
     async def change(self, model: str, version: str | None, wanted: ScaleParameters, given: Iterable[str]) -> tuple[Status, int]:
         """Limits, workers or both; `given` are all parameters' names. With neither, TorchServe scales to one worker, and so does this."""
         _check_names(given)
-        changes = {name: value for name in CHANGEABLE if (value := getattr(wanted, name)) is not None}
+        changes = {name: value for name in (*CHANGEABLE, "slo") if (value := getattr(wanted, name)) is not None}
         scales = not changes or wanted.min_worker is not None or wanted.max_worker is not None
         if not scales:
             found = self.registry.change(model, version, changes)
@@ -139,9 +139,11 @@ def _order(parameters: RegisterParameters) -> RegisterOrder:
         handler=parameters.handler,
         runtime=parameters.runtime,
         initial_workers=parameters.initial_workers,
+        max_workers=parameters.max_workers,
         archive_first=not parameters.replace,
         s3_sse_kms=parameters.s3_sse_kms,
         replaces=parameters.replace,
+        slo=parameters.slo,
         **{name: getattr(parameters, name) for name in CHANGEABLE},
     )
 

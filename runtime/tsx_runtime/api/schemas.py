@@ -9,6 +9,7 @@ from pydantic.alias_generators import to_camel
 
 from tsx_archiver.metadata.model_limits import CHANGEABLE, LIMITS
 from tsx_runtime.settings.model_limits import described, with_limits
+from tsx_runtime.settings.schema import SloText
 from tsx_runtime.version import __version__
 
 _IGNORED = "accepted for TorchServe's clients; has no effect in TorchServe or tsx"
@@ -78,6 +79,12 @@ class RegisterParameters(BaseModel):
     runtime: str | None = Field(None, description="the archive's own if not given")
     handler: str | None = Field(None, description="the archive's own if not given")
     initial_workers: int | None = Field(None, ge=0, description="if the archive has no minWorkers; default_workers_per_model if not given")
+    slo: SloText | None = Field(None, description="latency target, such as p99<50ms, in place of batch_size and job_queue_size")
+    max_workers: int | None = Field(
+        None,
+        ge=0,
+        description="most workers, which come and go with the load; initial_workers if not given; not used if the archive has minWorkers",
+    )
     synchronous: Flag = Field(True, description="answer when the workers are ready")
     replace: Flag = Field(
         False,
@@ -89,7 +96,8 @@ class RegisterParameters(BaseModel):
 @with_limits(CHANGEABLE)
 class ScaleParameters(BaseModel):
     min_worker: int | None = Field(None, ge=0, description="least workers; 1 if nothing at all is given")
-    max_worker: int | None = Field(None, ge=0, description="most workers; min_worker if not given")
+    max_worker: int | None = Field(None, ge=0, description="most workers, which come and go with the load; min_worker if not given")
+    slo: SloText | None = Field(None, description="another latency target for a version that has one")
     synchronous: Flag = Field(False, description="answer when it is done")
     model_version: str | None = Field(None, description="this version instead of the default one")
     number_gpu: str | None = Field(None, deprecated=True, description=_IGNORED)
@@ -152,6 +160,18 @@ class DescribedMeasurement(Camel):
     slo: str | None = Field(None, description="the bounds that were set")
 
 
+class DescribedSlo(Camel):
+    """A latency target, and how well it is kept."""
+
+    target: str
+    batch_size: int = Field(description="size of the batches that requests are accepted for at present")
+    attained: int = Field(description="accepted requests that were answered within the target, since the start")
+    missed: int = Field(description="accepted requests that were not")
+    refused: int = Field(description="requests refused on arrival")
+    attainment: float | None = Field(None, description="share of the accepted requests of the last 5 minutes that were answered in time")
+    budget_left: float = Field(description="share of the allowed misses that is left in the last 60 minutes; below 0, there were more")
+
+
 class _TorchServeDescription(Camel):
     """What TorchServe describes, in its order."""
 
@@ -193,11 +213,15 @@ class DescribedModel(_TorchServeDescription):
 
     worker_restarts: int = Field(0, description="how often a worker of this version was restarted")
     worker_recycles: dict[str, int] | None = Field(None, description="how often workers were replaced, by the limit that they reached")
+    scale_to_zero: float | None = Field(None, description="seconds without a request after which it is unloaded")
+    asleep: bool | None = Field(None, description="true while it is unloaded: the next request loads it")
+    last_scaling: str | None = Field(None, description="why its number of workers was last changed by the server itself, with the numbers")
     last_error: str | None = Field(None, description="why a worker last failed to load the model, or how it ended")
     isolation: dict[str, str | int | float | bool] | None = Field(
         None, description="how its workers are isolated, and their limits; only if they are isolated"
     )
     measured: DescribedMeasurement | None = None
+    slo: DescribedSlo | None = Field(None, description="only if the version has a latency target")
     form: str | None = Field(
         None, description="the form of the model that its workers run, by its name in tsx-forms.json; reference: the original"
     )

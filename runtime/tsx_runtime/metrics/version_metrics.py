@@ -8,6 +8,7 @@ from itertools import accumulate
 
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.shadowing.mirror import Mirror
+from tsx_runtime.core.slo.attainment import SloReport
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig
 from tsx_runtime.core.telemetry.version_stats import BATCH_SIZE_BOUNDS, VALUE_BOUNDS, HandlerMetric, MetricKey
 from tsx_runtime.core.workers.instance import ResourceUsage
@@ -19,6 +20,7 @@ MICRO, MILLI = 1e6, 1e3
 RECYCLED = ("requests", "memory", "age", "cores")
 # From the start: of a series that begins at 9 no rate counts these
 REFUSED = ("AnswerLate", "DeadlinePassed", "NoWorker", "QueueFull", "WorkerDied")
+SCALED = ("queue", "refused", "quiet", "unused", "request", "model_memory", "memory", "cores")
 STUCK = ("stopped", "silent")
 
 
@@ -33,6 +35,8 @@ def add_version(families: Families, version: ModelVersion, host: str, usage: Map
         families.add("tsx_cache_evictions_total", "counter", "answers removed from the reply cache for others", [(labels, cache.evictions)])
         families.add("tsx_cache_bytes", "gauge", "bytes of the answers in the reply cache", [(labels, cache.size)])
     _add_workers(families, version, labels)
+    if version.slo is not None:
+        _add_slo(families, version.slo, labels)
     for worker in version.workers:
         if worker.id in usage:
             _add_usage(families, labels | {"worker": worker.id}, usage[worker.id], gpus)
@@ -60,7 +64,8 @@ def _add_requests(families: Families, version: ModelVersion, model: Labels) -> N
     text = "values that a handler reported beyond the limits, by the name of the metric"
     families.add("tsx_handler_metric_drops_total", "counter", text, dropped)
     families.add("tsx_queue_depth", "gauge", "requests that wait for a worker", [(model, version.pending)])
-    families.add("tsx_queue_capacity", "gauge", "requests that may wait (jobQueueSize)", [(model, version.queue_capacity)])
+    if version.slo is None:  # with a latency target, it is a different one after each batch
+        families.add("tsx_queue_capacity", "gauge", "requests that may wait (jobQueueSize)", [(model, version.queue_capacity)])
     families.add("tsx_requests_in_flight", "gauge", "requests accepted and not answered yet", [(model, version.in_flight)])
 
 
@@ -105,6 +110,10 @@ def _add_workers(families: Families, version: ModelVersion, model: Labels) -> No
         text = "workers that do not run the first form that is configured"
         families.add("tsx_model_form_fallback", "gauge", text, [(model, fallen_back)])
     families.add("tsx_worker_restarts_total", "counter", "worker restarts", [(model, stats.restarts)])
+    families.add("tsx_workers_desired", "gauge", "workers that the load, or minWorkers, asks for", [(model, len(version.workers))])
+    scaled = [(model | {"reason": reason}, stats.scalings[reason]) for reason in SCALED]
+    text = "changes of the number of workers by the server itself, and workers that memory or cores kept away"
+    families.add("tsx_worker_scalings_total", "counter", text, scaled)
     recycled = [(model | {"reason": reason}, stats.recycled[reason]) for reason in RECYCLED]
     families.add(
         "tsx_worker_recycles_total", "counter", "workers replaced because they reached a limit of requests, memory or age", recycled
@@ -113,6 +122,18 @@ def _add_workers(families: Families, version: ModelVersion, model: Labels) -> No
     families.add("tsx_worker_stuck_total", "counter", "workers killed because they stopped responding", stuck)
     text = "time in which workers processed batches"
     families.add("tsx_worker_busy_seconds_total", "counter", text, [(model, stats.busy_seconds)])
+
+
+def _add_slo(families: Families, slo: SloReport, model: Labels) -> None:
+    for name, kind, text, value in (
+        ("tsx_slo_target_seconds", "gauge", "latency target of a version", slo.target.seconds),
+        ("tsx_slo_target_ratio", "gauge", "share of the accepted requests that are to be answered within the target", slo.target.quantile),
+        ("tsx_slo_attained_total", "counter", "accepted requests that were answered within the latency target", slo.attained),
+        ("tsx_slo_missed_total", "counter", "accepted requests that were answered later, or not at all", slo.missed),
+        ("tsx_slo_refused_total", "counter", "requests refused on arrival, since they would have been late", slo.refused),
+        ("tsx_slo_batch_size", "gauge", "size of the batches that requests are accepted for at present", slo.batch_size),
+    ):
+        families.add(name, kind, text, [(model, value)])
 
 
 def _add_usage(families: Families, worker: Labels, usage: ResourceUsage, gpus: Mapping[int, Gpu]) -> None:

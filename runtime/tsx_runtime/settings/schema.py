@@ -18,7 +18,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from tsx_archiver import Limits
 from tsx_archiver.metadata.caching import CacheConfig, read_cache
 from tsx_archiver.metadata.model_limits import LIMITS
-from tsx_archiver.quantities import parse_share
+from tsx_archiver.metadata.slo import checked_target
+from tsx_archiver.quantities import parse_bytes, parse_seconds, parse_share, where_text
 from tsx_runtime.settings.addresses import FORMS, parse_address
 from tsx_runtime.settings.jobs import JobsStore
 from tsx_runtime.settings.model_limits import Accepts, OneOf, server_default, with_limits
@@ -69,6 +70,10 @@ def _share(value: object) -> object:
     return float(value) if isinstance(value, bool | int) else value
 
 
+Size = Annotated[int, BeforeValidator(where_text(parse_bytes)), Field(ge=1), Accepts("a number of bytes, or a size such as 100MB or 8GB")]
+IdleTime = Annotated[
+    float, BeforeValidator(where_text(parse_seconds)), Field(ge=0), Accepts("a number of seconds, or a time such as 30s, 10m or 2h")
+]
 LogShare = Annotated[float, BeforeValidator(_share), Field(ge=0, le=1), Accepts("true, false, a number from 0 to 1, or a percentage")]
 
 
@@ -109,6 +114,7 @@ def _check_networks(values: list[str]) -> list[str]:
     return values
 
 
+SloText = Annotated[str, AfterValidator(checked_target), Accepts("one percentile and a time, such as p99<50ms")]
 Networks = Annotated[list[str], AfterValidator(_check_networks), Accepts("addresses and networks, such as 10.0.0.7 or 10.0.0.0/8")]
 
 
@@ -136,7 +142,10 @@ class ModelSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     workers: int | None = Field(None, ge=0, description="workers to start")
+    max_workers: int | None = Field(None, ge=0, description="workers that it may have under load; as many as are started if not set")
     device: Literal["cpu", "gpu"] | None = Field(None, description="where the model runs")
+    slo: SloText | None = Field(None, description="latency target, such as p99<50ms, in place of batch_size and job_queue_size; see slo.md")
+    scale_to_zero: IdleTime | None = Field(None, description="time without a request after which it is unloaded, such as 10m; 0 = never")
     pass_env: list[str] | None = Field(None, description="additional credentials in the server's environment that its workers can read")
     pass_headers: list[str] | None = Field(None, description="additional headers with clients' credentials that its handler can read")
     batch_buckets: list[Annotated[int, Field(ge=1)]] | None = Field(None, description="preferred numbers of requests in a batch")
@@ -345,6 +354,12 @@ class Settings(BaseModel):
     )
     heartbeat_timeout: int = Field(
         60, ge=0, description="time without a heartbeat after which an idle worker is killed, in seconds; 0 = never"
+    )
+    restart_when_dead: bool = Field(
+        False, description="/livez fails while a model has only workers that were given up, so that an orchestrator restarts the server"
+    )
+    model_memory: Size | None = Field(
+        None, description="memory that the workers of all models may use, such as 8GB; no limit if not set; see elastic.md"
     )
     shutdown_delay: int = Field(
         0, ge=0, description="time in which a stopping server reports that it is not ready but still accepts requests, in seconds"

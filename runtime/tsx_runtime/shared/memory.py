@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 
+CGROUP = Path("/sys/fs/cgroup")
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -17,3 +18,13 @@ def container_memory() -> int:
         with suppress(OSError, ValueError):  # another system, or no limit
             found.append(int(file.read_text()))
     return int(min(found))
+
+
+def free_memory() -> int:
+    """What processes may still take: of the machine, and of the container's limit. Files that the system caches count as free."""
+    free = int(psutil.virtual_memory().available)
+    with suppress(OSError, ValueError):
+        limit, current = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        cached = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        free = min(free, limit - current + int(cached.get("inactive_file", 0)))
+    return max(0, free)

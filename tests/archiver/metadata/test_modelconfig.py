@@ -45,6 +45,8 @@ maxBatchBytes: 1000
 maxQueueBytes: 8589934592
 overloadStatus: 429
 batchPolicy: wait
+slo: p99<50ms
+scaleToZero: 10m
 maxBatchCost: 100
 maxBatchTokens: 100
 batchBuckets: [1, 2, 4]
@@ -70,6 +72,7 @@ def test_every_key_of_the_table_is_read_without_a_problem() -> None:
     values = dataclasses.asdict(config)
     assert [name for name, value in values.items() if value is None] == []
     assert (config.batch_size, config.device_ids, config.batch_policy, config.weights_only, config.threads) == (8, (0, 1), "wait", False, 2)
+    assert config.scale_to_zero == 600.0
     assert config.torchrun == TorchRun(1, 2, "c10d", "x:1", "a", 5, 0, 1)
     assert config.cache == CacheConfig(1 << 20, 600.0, ("x-user",))
     assert config.raw["handler"] == {"profile": True}
@@ -95,6 +98,8 @@ def test_the_table_and_the_dataclasses_have_the_same_fields() -> None:
         ("deviceIds: [a]", "device_ids", r"\[0, 1\]"),
         ("useJobTicket: 'yes'", "use_job_ticket", "true or false"),
         ("batchPolicy: 3", "batch_policy", "it must be a string"),
+        ("scaleToZero: soon", "scale_to_zero", "it must be a number of seconds, or a time such as 30s, 10m or 2h"),
+        ("scaleToZero: true", "scale_to_zero", "it must be a number of seconds, or a time such as 30s, 10m or 2h"),
         ("torchrun: 4", "torchrun", "mapping of keys"),
         ("torchrun: {nnodes: x}", "batch_size", "torchrun.nnodes"),
         ("warmup: 3", "warmup", "must be a list"),

@@ -382,7 +382,8 @@ def test_a_metric_that_is_reported_as_two_kinds_is_two_metrics():
 
 
 def version_with(stats):
-    return SimpleNamespace(name="m", version="1", stats=stats, workers=[], pending=0, queue_capacity=100, in_flight=0, forms={}, cache=None)
+    figures = {"pending": 0, "queue_capacity": 100, "slo": None, "in_flight": 0, "forms": {}, "cache": None}
+    return SimpleNamespace(name="m", version="1", stats=stats, workers=[], **figures)
 
 
 def delta(name, **labels):

@@ -7,9 +7,9 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tsx_archiver.metadata.slo import Slo
 from tsx_cli.bench.model.replica import Replica, served
 from tsx_cli.bench.model.simulate import SimulationResult, constant, poisson, recorded
-from tsx_cli.bench.model.slo import Slo
 
 REQUESTS = 40_000  # that are simulated
 MOST = 100_000  # replicas

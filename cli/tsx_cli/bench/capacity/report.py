@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_archiver import ModelConfig, inspect_archive
+from tsx_archiver.metadata.slo import Slo
 from tsx_archiver.quantities import parse_share
 from tsx_cli.bench.capacity.planning import CapacityPlan
 from tsx_cli.bench.model.configuration import Configuration
@@ -15,7 +16,6 @@ from tsx_cli.bench.model.points import cost_per_million
 from tsx_cli.bench.model.predict import timing_of
 from tsx_cli.bench.model.replica import Replica, fitted
 from tsx_cli.bench.model.results import read_results
-from tsx_cli.bench.model.slo import Slo
 from tsx_cli.bench.search.run_options import finite
 from tsx_cli.bench.storage.archive_record import ArchiveRecord, read_record, record_of
 from tsx_cli.common.failure import CliError, UsageError

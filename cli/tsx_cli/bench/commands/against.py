@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 
+from tsx_archiver.metadata.slo import Slo
 from tsx_cli.bench.generator.plan import Arrivals, LoadPlan
 from tsx_cli.bench.generator.run import LoadProgress, measure, most_connections
 from tsx_cli.bench.measure.environment import environment
 from tsx_cli.bench.model.parts import PinnedCores
 from tsx_cli.bench.model.points import best_point, knee_of, open_loops, with_round
 from tsx_cli.bench.model.results import ModelInfo, Point, Results, Round, Trial, now
-from tsx_cli.bench.model.slo import Slo
 from tsx_cli.bench.model.statistics import FEWEST
 from tsx_cli.bench.report import details, facts, shown
 from tsx_cli.bench.search.ramp import to_the_knee

@@ -16,7 +16,7 @@ _ENDS_OF_LINES = re.compile("[\x85\u2028\u2029]")  # PyYAML reads them as such w
 
 def changes(configuration: Configuration, raw: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that are to be set, None for those that are to go; `raw` is what the archive's own configuration says."""
-    keys = configuration.keys()
+    keys = configuration.keys() | {"slo": None}  # a batch size of its own is measured
     if "pt2" in keys:
         keys["pt2"] = _compiled(raw.get("pt2"), enable=configuration.compiled is True)
     return {key: value for key, value in keys.items() if value is not None or key in raw}

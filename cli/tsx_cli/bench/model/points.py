@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from tsx_archiver.metadata.slo import Slo
 from tsx_cli.bench.model import statistics
 from tsx_cli.bench.model.disturbance import worth
 from tsx_cli.bench.model.results import OfferedLoad, PairedComparison, Point, Round, Trial, counted
-from tsx_cli.bench.model.slo import Slo
 
 CHANCE = 0.9  # of the throughput of a load that was measured once: one of another load that is less is not that by chance
 LUCK = 0.7  # of a throughput that was measured once: all that is above this may be luck

@@ -7,9 +7,9 @@ from bisect import bisect_left
 from functools import lru_cache
 from typing import NamedTuple
 
+from tsx_archiver.metadata.slo import Slo
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Curve, OfferedLoad, Prediction
-from tsx_cli.bench.model.slo import Slo
 
 OVERHEAD_MS = 0.3  # of a request, outside its worker: the client, the front end and the way between them
 BETWEEN_MS = 0.1  # from a batch's answers to the next batch's start

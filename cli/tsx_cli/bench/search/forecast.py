@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+from tsx_archiver.metadata.slo import Slo
 from tsx_cli.bench.model.configuration import Configuration, Variant
 from tsx_cli.bench.model.disturbance import correction, worth
 from tsx_cli.bench.model.points import confirmed_best
 from tsx_cli.bench.model.predict import OVERHEAD_MS, best_connections, best_rate, latency_of, predict
 from tsx_cli.bench.model.results import Curve, OfferedLoad, Point, Prediction, Trial
-from tsx_cli.bench.model.slo import Slo
 
 UNSURE = (0.25, 0.35)  # of the logarithm of a prediction before anything was measured: of the throughput, of the p99
 WRONG = (-1.4, 0.7)  # the same, of one measurement at most: what is further off tells of a curve that was disturbed, and nothing of others

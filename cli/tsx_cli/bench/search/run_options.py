@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 from tsx_archiver import ModelConfig
 from tsx_archiver.metadata.forms import REFERENCE, FormRecord
+from tsx_archiver.metadata.slo import Slo
 from tsx_archiver.quantities import parse_seconds, parse_share
 from tsx_cli.bench.measure.accuracy import parse_tolerance
 from tsx_cli.bench.model.configuration import AS_IS, PRECISIONS, Configuration, parse_numbers
-from tsx_cli.bench.model.slo import Slo, parse_slo
+from tsx_cli.bench.model.slo import parse_slo
 from tsx_cli.common.failure import UsageError
 from tsx_runtime.settings.traffic_policy import Compare
 

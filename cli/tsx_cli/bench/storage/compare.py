@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from tsx_archiver.metadata.slo import PERCENTILES
 from tsx_cli.bench.model import statistics
 from tsx_cli.bench.model.results import Figure, Point, Results, Trial
-from tsx_cli.bench.model.slo import PERCENTILES
 from tsx_cli.bench.report import shown
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.output import milliseconds, number, one_line, print_json, print_table

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
+from tsx_archiver.metadata.slo import Bound
 from tsx_archiver.storage.atomic_file import whole_file
 from tsx_cli.bench.model.results import Point, Results
-from tsx_cli.bench.model.slo import Bound, parse_slo
+from tsx_cli.bench.model.slo import parse_slo
 from tsx_cli.bench.report import facts, shown
 from tsx_cli.bench.storage.compare import Compared
 from tsx_cli.common.failure import CliError, UsageError

@@ -42,6 +42,8 @@ def write(path: Path, results: Results, cache: Path | None) -> str:
             raise CliError(f"nothing was written into {path}: it has changed since it was measured. Measure it again")
         name = config_name(archive)
         keys = changes(configuration, archive.config.raw)
+        if archive.config.slo is not None:  # it stays, and begins with what was measured
+            keys |= {"slo": archive.config.slo, "batchSize": None}
         if keys.get("forms"):  # the winner first; the others for where it does not fit
             keys["forms"] += [form for form in archive.config.forms or () if form not in (configuration.form, REFERENCE)]
         config = with_keys(config_text(archive), keys).encode()

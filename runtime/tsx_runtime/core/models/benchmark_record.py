@@ -13,6 +13,7 @@ from tsx_runtime.core.placement.hardware import describe, hardware
 FILE = "tsx-bench.json"  # in the archive
 FORMAT = 1
 LARGEST = 1 << 20  # bytes; more is not read
+VARIANT = ("device", "precision", "compiled", "threads", "form")
 _LONGEST = 200  # characters of a text
 
 logger = logging.getLogger("tsx.server")
@@ -26,6 +27,7 @@ class BenchmarkRecord(NamedTuple):
     throughput: float  # accepted answers per second
     p99_ms: float
     slo: str | None  # the bounds that it was to keep
+    curve: tuple[tuple[int, float], ...] = ()  # of that configuration: sizes of batches and the seconds that one worker takes for them
 
     def __str__(self) -> str:
         bound = f" under {self.slo}" if self.slo else ""
@@ -66,9 +68,18 @@ def parse_measured(content: bytes) -> BenchmarkRecord | None:
             _number(best["throughput"]),
             _number(best["p99_ms"]),
             _text(given["slo"]) if given.get("slo") else None,
+            _curve(given.get("curves") or [], best.get("configuration") or {}),
         )
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
+
+
+def _curve(curves: list[Any], configuration: dict[str, Any]) -> tuple[tuple[int, float], ...]:
+    """That of the configuration's variant of the model, if there is one."""
+    for curve in curves:
+        if all(curve.get(name) == configuration.get(name, curve.get(name)) for name in VARIANT):
+            return tuple((int(_number(point["batch_size"])), _number(point["median_ms"]) / 1000) for point in curve["points"][:_LONGEST])
+    return ()
 
 
 def _text(value: object) -> str:

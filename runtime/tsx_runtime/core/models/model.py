@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from tsx_archiver import ModelConfig, OpenArchive
 from tsx_archiver.metadata.forms import form_precision
@@ -15,38 +17,27 @@ from tsx_runtime.core.isolation.config import Sandbox, isolation_of
 from tsx_runtime.core.models.benchmark_record import read_benchmark_record
 from tsx_runtime.core.models.handlers import chosen_handler, handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order
-from tsx_runtime.core.models.plan import RegisterOrder, VersionPlan, check_workers
+from tsx_runtime.core.models.plan import KNOBS, RegisterOrder, VersionPlan, check_workers
 from tsx_runtime.core.models.reply_cache import ReplyCache
-from tsx_runtime.core.placement.placement import Machine, WorkerPlacement, placement_of
+from tsx_runtime.core.models.resources import ServerResources
+from tsx_runtime.core.placement.placement import WorkerPlacement, placement_of
+from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.scheduling.job import Headers, Job
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
 from tsx_runtime.core.scheduling.service_rate import retry_after
-from tsx_runtime.core.scheduling.strategies import entrance, make_dispatcher
+from tsx_runtime.core.scheduling.strategies import entrance, make_dispatcher, queue_of
+from tsx_runtime.core.slo.attainment import SloReport
+from tsx_runtime.core.slo.dispatcher import SloDispatcher
 from tsx_runtime.core.telemetry.metric_journal import MetricJournal
 from tsx_runtime.core.telemetry.version_stats import Stats
-from tsx_runtime.core.workers.forked import Starter
 from tsx_runtime.core.workers.launch import Launch, launch_of
 from tsx_runtime.core.workers.lifecycle import SupervisionConfig
 from tsx_runtime.core.workers.supervisor import Supervisor
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, TsxError
-from tsx_runtime.plugins import BatchPolicy
-from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.redaction import redacted
 
-
-class ServerResources(NamedTuple):
-    """Resources that all versions of this server share."""
-
-    settings: Settings
-    starter: Starter
-    machine: Machine
-    ids: Iterator[int]  # of workers
-    gpus: int  # that this server uses
-    choose_gpus: Callable[[VersionPlan], tuple[int, ...]]  # for one more worker
-    batch_policies: Mapping[str, BatchPolicy]  # of plugins
-    count_workers: Callable[[], int]  # of all versions
-    worker_output: str = ""  # see `LoadOrder.output`
+logger = logging.getLogger("tsx.supervisor")
 
 
 class ModelVersion:
@@ -88,16 +79,18 @@ class ModelVersion:
         self.predecessors: list[ModelVersion] = []  # whose places it has taken, and which have sequences that are not over
         self.min_workers = chosen.min_workers
         self.max_workers = chosen.max_workers
+        self.last_scaling: str | None = None  # why its number of workers was last changed by itself, with the numbers
         self.client_timeout = chosen.client_timeout / 1000  # s; 0: none
         self.max_response_size = settings.max_response_size
         self._host = host
         self._environment = environment
         self._closed = False
+        self._wakes = False  # it has been scaled, and is not closed
         self._names = HeaderNames(
             settings.ts_header_key_sequence_id, settings.ts_header_key_sequence_start, settings.ts_header_key_sequence_end
         )
         self.label = label = f'Model "{name}" [Version {version}]'
-        self._dispatcher = make_dispatcher(label, chosen.limits, chosen.bounds, chosen.strategy, self._names)
+        self._dispatcher = self._make_dispatcher(chosen)
         self._dispatcher.response_timeout = chosen.response_timeout
         if settings.metrics_mode != "prometheus":
             self.stats.journal = MetricJournal()
@@ -114,11 +107,26 @@ class ModelVersion:
             chosen.recycling,
             settings.heartbeat_interval,
             settings.heartbeat_timeout,
+            lambda worker: host.room(self, worker),
         )
         self._supervisor = Supervisor(self._supervision, ids=host.ids, next_gpus=lambda: host.choose_gpus(chosen))
+        self._dispatcher.wake = self._wake
+        self._unloaded_at = time.monotonic()  # or registered
         self.cache = None if chosen.cache is None else ReplyCache(chosen.cache, self._dispatcher)
         self.submit: Callable[[Job], None] = self._entrance()
         self.leave: Callable[[Job], None] = self._dispatcher.leave if self.cache is None else self.cache.leave
+
+    def _make_dispatcher(self, chosen: VersionPlan) -> Dispatcher:
+        bounds = chosen.bounds
+        if bounds.slo is None:
+            return make_dispatcher(self.label, chosen.limits, bounds, chosen.strategy, self._names)
+        points = self.measured.curve if self.measured is not None and self.measured.here else ()
+        return SloDispatcher(self.label, chosen.limits, bounds, bounds.slo, points, queue_of(chosen.strategy))
+
+    @property
+    def slo(self) -> SloReport | None:
+        """Its latency target, and how well it is kept."""
+        return self._dispatcher.report if isinstance(self._dispatcher, SloDispatcher) else None
 
     @property
     def config(self) -> ModelConfig:
@@ -130,12 +138,12 @@ class ModelVersion:
 
     @property
     def batch_size(self) -> int:
-        return self.plan.batch_size
+        return self.plan.batch_size if self.slo is None else self.slo.batch_size
 
     @property
     def batch_places(self) -> int:
         """Requests that fit into a batch; 0 where a batch has one, or workers take requests while they work on others."""
-        return self.plan.batch_size if self.plan.batch_size > 1 and self.plan.strategy.mode == "batch" else 0
+        return self.batch_size if self.batch_size > 1 and self.plan.strategy.mode == "batch" else 0
 
     @property
     def workers(self) -> list[Worker]:
@@ -152,8 +160,43 @@ class ModelVersion:
 
     @property
     def ready(self) -> bool:
-        """Whether a worker serves it now."""
-        return any(worker.state is WorkerState.READY for worker in self.workers)
+        """Whether a worker serves it now; or it was unloaded, and requests load it."""
+        states = [worker.state for worker in self.workers]
+        return self.asleep or WorkerState.READY in states or (self._dispatcher.cold_starts.is_waking and WorkerState.LOADING in states)
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it has no worker, and the next request starts one."""
+        return not self.workers and self.max_workers > 0 and self._wakes
+
+    @property
+    def adapts(self) -> bool:
+        """Whether its number of workers changes with its load."""
+        return self.max_workers > self.min_workers or self.plan.scale_to_zero > 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all its workers could end now, and nothing would be lost."""
+        return self._dispatcher.unused and all(worker.state is WorkerState.READY for worker in self.workers)
+
+    @property
+    def last_used(self) -> float:
+        """time.monotonic() of its last answer, or when it was loaded; now where it has requests or sequences."""
+        if not self._dispatcher.unused:
+            return time.monotonic()
+        return max([max(worker.since, worker.channel.replied) for worker in self.workers if worker.channel], default=self._unloaded_at)
+
+    @property
+    def can_shrink(self) -> bool:
+        """Where workers hold the state of sequences, only while there is none."""
+        return self.plan.strategy.sequences is None or self._dispatcher.unused
+
+    def pressure(self) -> tuple[int, int, float]:
+        """Requests that no worker works on yet, workers that work on some, and requests per second of one of these."""
+        working = [channel.sent[0].jobs for channel in self._dispatcher.channels if channel.sent]
+        joins = self.plan.strategy.mode != "batch" or self.plan.strategy.sequences is not None
+        waiting = self.pending if joins else self.in_flight - sum(map(len, working))
+        return waiting, len(working), self._dispatcher.service_rate.rate
 
     @property
     def forms(self) -> Counter[str]:
@@ -178,7 +221,7 @@ class ModelVersion:
     @property
     def queue_capacity(self) -> int:
         """Requests that may wait."""
-        return self.plan.job_queue_size
+        return self.plan.job_queue_size if self.slo is None else self.slo.waiting
 
     @property
     def stats(self) -> Stats:
@@ -217,11 +260,41 @@ class ModelVersion:
         Raises BadRequest at once, LoadFailed when awaited.
         """
         check_workers(min_workers)
-        self.min_workers, self.max_workers = min_workers, max_workers
+        self.min_workers, self.max_workers, self._wakes = min_workers, max_workers, True
         return self._supervisor.scale(min(max(len(self.workers), min_workers), max_workers))
 
+    def adapt(self, count: int, reason: str, numbers: str) -> Coroutine[Any, Any, None]:
+        """Have `count` workers for a reason that the log, the description and the metrics tell."""
+        self.last_scaling = f"from {len(self.workers)} to {count} workers ({reason}): {numbers}"
+        logger.info("%s: %s", self.label, self.last_scaling)
+        self.stats.scalings[reason] += 1
+        if not count:
+            self._unloaded_at = time.monotonic()
+        return self._supervisor.scale(count, retry=False)
+
+    def hold(self, reason: str, numbers: str) -> None:
+        """More workers are needed than memory or cores allow: tell it once."""
+        self.last_scaling = f"kept at {len(self.workers)} workers ({reason}): {numbers}"
+        logger.warning("%s: %s", self.label, self.last_scaling)
+        self.stats.scalings[reason] += 1
+
+    def _wake(self) -> bool:
+        if not self.asleep:
+            return False
+        self._dispatcher.cold_starts.begin()
+        self._host.background.load(self.adapt(max(1, self.min_workers), "request", "the model was not loaded"))
+        return True
+
+    def check_changes(self, changes: Mapping[str, Any]) -> None:
+        """Raises BadRequest where a latency target and what it stands in place of come together."""
+        unfit = KNOBS if self.plan.slo is not None else ("slo",)
+        if names := [name for name in unfit if name in changes]:
+            has = f"its slo is {self.plan.slo}" if self.plan.slo is not None else "it was registered without an slo"
+            text = f"{self.label} cannot be given {', '.join(names)} while it is served, since {has}"
+            raise BadRequest(f"{text}. Register it with what you want: POST /models?url=...&replace=true&slo=...")
+
     def change(self, changes: Mapping[str, Any]) -> None:
-        """Values for names of CHANGEABLE, from now on: what is on its way to a worker goes as it was."""
+        """Values for names of CHANGEABLE, from now on: what is on its way to a worker goes as it was. See `check_changes`."""
         before, self.plan = self.plan, replace(self.plan, **changes)
         if bool(before.response_timeout) != bool(self.plan.response_timeout):
             self.submit = self._entrance()
@@ -261,7 +334,7 @@ class ModelVersion:
         """End all workers at once; what they hold is refused."""
         if self._closed:
             return
-        self._closed = True
+        self._closed, self._wakes = True, False
         await self._supervisor.scale(0, drain=False)
         self._dispatcher.close()
         if self.cache is not None:

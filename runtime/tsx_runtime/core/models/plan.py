@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tsx_archiver import ModelConfig
 from tsx_archiver.metadata.caching import CacheConfig
 from tsx_archiver.metadata.model_limits import LIMITS, ModelLimits
+from tsx_archiver.metadata.slo import latency_target
 from tsx_runtime import wire
 from tsx_runtime.core.placement.devices import candidates, gpus_for
 from tsx_runtime.core.placement.parallelism import Parallel, parallel_of
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits
 from tsx_runtime.core.scheduling.strategies import MOST_AT_ONCE, Strategy, strategy
+from tsx_runtime.core.slo.curve import SIZES
 from tsx_runtime.core.workers.health import Recycling
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.plugins import BatchPolicy
@@ -21,6 +24,7 @@ from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.torchserve import VersionSettings
 
 NOTHING_OWN = VersionSettings()
+KNOBS = ("batch_size", "max_batch_delay", "job_queue_size")  # what a latency target is in place of
 MOST_WORKERS = 1024  # of one version: a slip of the keyboard must not fill the machine with processes
 
 
@@ -34,23 +38,32 @@ class RegisterOrder(ModelLimits["int | None"]):
     handler: str | None = None
     runtime: str | None = None
     initial_workers: int | None = None
-    max_workers: int | None = None  # with initial_workers; as many if not set
+    max_workers: int | None = None  # as many as at first if not set
     archive_first: bool = False  # initial_workers only where the archive has no minWorkers, as in TorchServe's API
     default_workers: int | None = None  # at start, where nothing else says how many
     device_type: str | None = None
+    scale_to_zero: float | None = None  # seconds
     batch_buckets: tuple[int, ...] | None = None
     cache: CacheConfig | None = None
     loaded_at_startup: bool = False
     workflow: str = ""  # whose node it is; a node without a url is a function of the workflow's own
     s3_sse_kms: bool = False
+    slo: str | None = None  # a latency target, in place of KNOBS
     replaces: bool = False  # takes the place of the version of its number, else of the default one; just registers where there is none
+
+
+def addable(order: RegisterOrder, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of these values, those that the order leaves open: with a latency target no KNOBS, and the other way round."""
+    decided = KNOBS if order.slo is not None else ("slo",) if any(getattr(order, name) is not None for name in KNOBS) else ()
+    return {name: value for name, value in values.items() if name not in decided and getattr(order, name) is None}
 
 
 def with_own_settings(order: RegisterOrder, own: ModelSettings | None) -> RegisterOrder:
     """The order, filled up with what the settings say of this model."""
     if own is None:
         return order
-    own_values: dict[str, Any] = {name: getattr(own, name) for name in LIMITS if getattr(order, name) is None}
+    own_values = addable(order, {name: getattr(own, name) for name in (*LIMITS, "slo")})
+    own_values |= {name: getattr(own, name) for name in ("max_workers", "scale_to_zero") if getattr(order, name) is None}
     workers = own.workers if order.initial_workers is None else order.initial_workers
     buckets = None if own.batch_buckets is None else tuple(own.batch_buckets)
     own_values |= {"device_type": order.device_type or own.device, "batch_buckets": buckets, "cache": own.cache}
@@ -64,6 +77,7 @@ class VersionPlan(ModelLimits[int]):
     max_retry_timeout: int  # s
     min_workers: int
     max_workers: int
+    scale_to_zero: float  # seconds without a request after which it is unloaded; 0: never
     device_type: str | None
     device_ids: tuple[int, ...]
     threads: int | None
@@ -72,6 +86,7 @@ class VersionPlan(ModelLimits[int]):
     wait: bool
     strategy: Strategy
     policy: BatchPolicy | None = None  # a plugin's; then `wait` is true
+    slo: str | None = None  # a latency target; KNOBS then mean nothing
     cache: CacheConfig | None = None
     batch_buckets: tuple[int, ...] = ()
 
@@ -89,7 +104,8 @@ class VersionPlan(ModelLimits[int]):
 
     @property
     def bounds(self) -> Bounds:
-        return Bounds(self.job_queue_size, self.max_queue_bytes, self.overload_status)
+        target = None if self.slo is None else latency_target(self.slo)
+        return Bounds(self.job_queue_size, self.max_queue_bytes, self.overload_status, target)
 
     @property
     def recycling(self) -> Recycling:
@@ -105,27 +121,57 @@ def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: in
     gpus = gpus_for(device_type, gpus)
     parallel = parallel_of(config, gpus)
     workers, most = _workers(order, config, settings, gpus // parallel.gpus, own)
+    most = max(most, order.max_workers or 0)
+    scale_to_zero = order.scale_to_zero if order.scale_to_zero is not None else config.scale_to_zero or 0.0
+    if scale_to_zero and config.use_job_ticket:
+        raise BadRequest(
+            "scaleToZero needs requests to wait while the model is loaded, and with useJobTicket no request waits. Remove one of the two."
+        )
     check_workers(workers)
+    chosen = strategy(config)
+    slo = _slo(order, config, own, chosen)
     limits: dict[str, Any] = {
         name: _first(*(getattr(source, name, None) for source in (order, config, own)), getattr(settings, limit.setting, limit.default))
         for name, limit in LIMITS.items()
     }
+    if slo is not None:
+        limits |= {"batch_size": SIZES[-1], "max_batch_delay": 0}
     buckets = order.batch_buckets or config.batch_buckets or ()
     return VersionPlan(
         max_retry_timeout=_first(config.max_retry_timeout, 300),
         min_workers=workers,
-        max_workers=most,
+        max_workers=max(most, 1) if scale_to_zero else most,
+        scale_to_zero=scale_to_zero,
         device_type=device_type,
         device_ids=tuple(config.device_ids or ()),
         threads=config.threads,
         parallel=parallel,
         gpus=tuple(candidates(config.device_ids or (), gpus, parallel.gpus)),
         wait=config.batch_policy == "wait",
-        strategy=_with_costs(strategy(config), limits["max_batch_cost"], limits["max_batch_tokens"], buckets),
+        slo=slo,
+        strategy=_with_costs(chosen, limits["max_batch_cost"], limits["max_batch_tokens"], buckets),
         batch_buckets=buckets,
         cache=_cache(order, config),
         **limits,
     )
+
+
+def _slo(order: RegisterOrder, config: ModelConfig, own: VersionSettings, chosen: Strategy) -> str | None:
+    """Of the first source that says anything: a target, or the KNOBS that it is in place of."""
+    for source in (order, config, own):
+        slo: str | None = getattr(source, "slo", None)
+        knobs = [LIMITS[name].key for name in KNOBS if getattr(source, name, None) is not None]
+        if slo is None and not knobs:
+            continue
+        if slo is not None:
+            others = {"batchPolicy": config.batch_policy, "sequenceBatching": chosen.sequences, "useJobTicket": chosen.tickets}
+            others |= {"continuousBatching or asyncCommunication": chosen.mode != "batch"}
+            if unfit := [*knobs, *(name for name, value in others.items() if value)]:
+                raise BadRequest(
+                    f"slo: {slo} stands in place of {', '.join(unfit)}: the server then forms the batches. Remove one of the two."
+                )
+        return slo
+    return None
 
 
 def _with_costs(chosen: Strategy, cost: int, tokens: int, buckets: tuple[int, ...]) -> Strategy:
@@ -156,7 +202,7 @@ def check_workers(count: int) -> None:
 def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings) -> tuple[int, int]:
     """`gpus`: for how many workers there are GPUs."""
     if order.initial_workers is not None:
-        return order.initial_workers, max(order.initial_workers, order.max_workers or 0)
+        return order.initial_workers, order.initial_workers
     if config.min_workers and has_workers(config):
         return config.min_workers, config.max_workers or config.min_workers
     if own.min_workers is not None:

@@ -16,6 +16,7 @@ from tsx_runtime.core.isolation.hidden_credentials import HEADERS as CREDENTIALS
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.scheduling.job import Flow, Job, ObservedJob
 from tsx_runtime.core.telemetry.batch_times import NOTHING, Batch
+from tsx_runtime.core.telemetry.cold_starts import without_cold_start
 from tsx_runtime.errors import ClientLeft, DeadlinePassed, TsxError
 from tsx_runtime.wire import Buffer
 
@@ -99,6 +100,7 @@ class ReplyCache:
     def answered(self, miss: _Miss, headers: bytes, body: bytes) -> None:
         """Others may get the answer too."""
         now = self._clock()
+        headers = without_cold_start(headers)
         reply = _Reply(headers, body, now, len(headers) + len(body) + OVERHEAD)
         for job in self.release(miss):
             self._answer(job, reply, now)

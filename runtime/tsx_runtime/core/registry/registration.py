@@ -12,8 +12,9 @@ from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_na
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.environments.venvs import Environments, ModelEnvironment
 from tsx_runtime.core.isolation.config import isolation_of
-from tsx_runtime.core.models.model import ModelVersion, ServerResources
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import NOTHING_OWN, RegisterOrder, VersionPlan, has_workers, plan, with_own_settings
+from tsx_runtime.core.models.resources import ServerResources
 from tsx_runtime.core.registry.downloads import Downloads
 from tsx_runtime.core.registry.model_table import ModelTable
 from tsx_runtime.core.registry.replacement import Replacer, in_place_of
@@ -146,7 +147,7 @@ class Registrar:
         environment: ModelEnvironment | None,
     ) -> ModelVersion:
         if order.archive_first and has_workers(archive.config):
-            order = replace(order, initial_workers=None)
+            order = replace(order, initial_workers=None, max_workers=None)
         if old is not None:
             order = in_place_of(old, order, archive.config)
         order = with_own_settings(order, self._settings.models.get(name))

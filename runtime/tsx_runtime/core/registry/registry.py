@@ -9,14 +9,18 @@ import zipfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from tsx_runtime.core.concurrency.task_group import TaskGroup
+from tsx_runtime.core.elastic.controller import ElasticController
+from tsx_runtime.core.elastic.memory import MemoryBudget
 from tsx_runtime.core.environments.venvs import Environments
 from tsx_runtime.core.isolation.config import check_isolation
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders, hidden_variables
-from tsx_runtime.core.models.model import ModelVersion, ServerResources
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder, VersionPlan
+from tsx_runtime.core.models.resources import ServerResources
 from tsx_runtime.core.persistence import StateStore, state_directory
 from tsx_runtime.core.placement.core_sharing import CoreSharing
 from tsx_runtime.core.placement.devices import gpu_count, least_used
@@ -82,6 +86,7 @@ class Registry:
         self._starter = starter or ProcessStarter(
             preload=settings.worker_preload, worker_files=worker_files, hidden=hidden_variables(settings, os.environ)
         )
+        self.memory = MemoryBudget(settings.model_memory, self._versions, table.all)
         host = ServerResources(
             settings,
             self._starter,
@@ -91,9 +96,12 @@ class Registry:
             self._choose_gpus,
             self.plugins.batch_policies,
             lambda: sum(len(version.workers) for version in table.all()),
+            self.memory.room,
+            self._background,
             worker_output,
         )
         self.cores = CoreSharing(host.machine.cores, self._serving)
+        self.elastic = ElasticController(self._versions, self.memory, host.machine.cores, self._background.load)
         self._environments = Environments(
             settings.cache_dir, timeout=settings.install_timeout, size=settings.max_environments_size, hidden=self._starter.hidden
         )
@@ -141,6 +149,7 @@ class Registry:
         if min_workers < 0 or most < min_workers:
             raise BadRequest("max_worker cannot be less than min_worker.")
         found = self.find(name, version)
+        found.check_changes(changes or {})
         scaling = found.scale(min_workers, most)
         found.scaled = True
         if changes:
@@ -152,8 +161,9 @@ class Registry:
         self._table.tell_managed()
 
     def change(self, name: str, version: str | None, changes: Mapping[str, int]) -> ModelVersion:
-        """Values for names of CHANGEABLE. Raises ModelNotFound, ModelVersionNotFound."""
+        """Values for names of CHANGEABLE. Raises BadRequest, ModelNotFound, ModelVersionNotFound."""
         found = self.find(name, version)
+        found.check_changes(changes)
         found.change(changes)
         self._table.tell_managed()
         return found
@@ -190,7 +200,10 @@ class Registry:
 
     def workers(self) -> list[Worker]:
         """Of all versions that requests find."""
-        return [worker for model in self.models.values() for version in model.versions.values() for worker in version.workers]
+        return [worker for version in self._versions() for worker in version.workers]
+
+    def _versions(self) -> list[ModelVersion]:
+        return [version for model in self.models.values() for version in model.versions.values()]
 
     def _choose_gpus(self, plan: VersionPlan) -> tuple[int, ...]:
         """For one more worker: those with the fewest workers of all models."""
@@ -219,6 +232,9 @@ async def open_model(
     registry = Registry(settings)
     registry.warm_up([path])
     order = RegisterOrder(url=path.name, handler=handler, batch_size=batch_size, initial_workers=workers, loaded_at_startup=True)
+    order = replace(
+        order, job_queue_size=settings.job_queue_size
+    )  # instead of a latency target: nothing is refused that no client waits for
     try:
         yield await registry.register_path(path, order)
     finally:

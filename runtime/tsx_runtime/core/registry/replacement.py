@@ -12,7 +12,7 @@ from tsx_archiver import ModelConfig
 from tsx_archiver.metadata.model_limits import LIMITS
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.models.plan import RegisterOrder
+from tsx_runtime.core.models.plan import RegisterOrder, addable
 from tsx_runtime.core.registry.model_table import ModelTable
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.errors import Conflict, LoadFailed
@@ -25,10 +25,9 @@ def in_place_of(old: ModelVersion, order: RegisterOrder, config: ModelConfig) ->
 
     `config` is the new archive's own. It sets the number of workers where neither the order nor a scaling did.
     """
-    kept = {name: getattr(old.order, name) for name in (*LIMITS, "device_type") if getattr(order, name) is None}
-    kept |= {name: value for name, value in old.changed.items() if getattr(order, name) is None}
+    kept = addable(order, {name: getattr(old.order, name) for name in (*LIMITS, "device_type", "slo")} | old.changed)
     if order.initial_workers is None and (old.scaled or not config.min_workers):
-        kept |= {"initial_workers": old.min_workers, "max_workers": old.max_workers}
+        kept |= {"initial_workers": old.min_workers, "max_workers": old.max_workers if order.max_workers is None else order.max_workers}
     return replace(order, loaded_at_startup=old.loaded_at_startup, **kept)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
+from tsx_archiver.metadata.slo import LatencyTarget
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.batching import BLAMELESS, Assignment, apart, assign, halves
 from tsx_runtime.core.scheduling.channel import Channel, SentBatch, without_late
@@ -16,6 +17,7 @@ from tsx_runtime.core.scheduling.job import Job, LateJob
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue, Suspects
 from tsx_runtime.core.scheduling.service_rate import ServiceRate, latest_start, retry_after
 from tsx_runtime.core.telemetry.batch_times import NOTHING
+from tsx_runtime.core.telemetry.cold_starts import ColdStarts
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.errors import AnswerLate, ClientLeft, DeadlinePassed, NoWorker, QueueFull, TsxError, WorkerDied
 
@@ -34,6 +36,7 @@ class Bounds(NamedTuple):
     items: int = 100
     size: int = 1 << 30  # bytes of bodies; one request alone may exceed it
     overload_status: int = 503
+    slo: LatencyTarget | None = None  # of a version whose dispatcher has one
 
 
 class Dispatcher:
@@ -54,6 +57,8 @@ class Dispatcher:
         self.accepting = False
         self.why_not = ""
         self.seconds_until_ready: Callable[[], float | None] = lambda: None  # the supervisor knows
+        self.wake: Callable[[], bool] = lambda: False  # have an unloaded model loaded; False where there is none
+        self.cold_starts = ColdStarts()
         self.response_timeout = 120.0  # seconds; the supervisor holds workers to it
         self._loop = asyncio.get_running_loop()
         self._flush_due = False
@@ -75,7 +80,7 @@ class Dispatcher:
             if self._flush_due:  # a burst may fill the queue while workers idle, and jobs whose clients have left hold a place until now
                 self._flush()
             full = len(queue.jobs) >= bounds.items or (queue.size > 0 and queue.size + size > bounds.size)
-        if not self.accepting:
+        if not self.accepting and not self.wake():
             self._reject(job, self._no_worker())
         elif full and not self._displace_for(job):
             self._reject(job, self._queue_full())
@@ -113,6 +118,11 @@ class Dispatcher:
         """Where `responseTimeout` is 0: TorchServe's words, without the end of a worker for each request."""
         self._reject(job, WorkerDied("Worker died. Cause: it did not answer within 0 s (responseTimeout). Set a longer time."))
 
+    @property
+    def unused(self) -> bool:
+        """Whether nothing would be lost without workers."""
+        return not self._open
+
     def leave(self, job: Job) -> None:
         """Its client is gone. If it waits, it gives its place up in this turn of the loop and is refused; else its answer goes nowhere."""
         self.queue.leave(job)
@@ -141,6 +151,7 @@ class Dispatcher:
         if channel.closed.done():  # its worker has died since it was ready
             return
         channel.began = time.monotonic()  # from now on it is free for a batch
+        self.cold_starts.end(channel.began)
         self.channels.append(channel)
         self._all_channels.add(channel)
         self._full = None
@@ -214,6 +225,8 @@ class Dispatcher:
     def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None:
         now = time.monotonic()
         self._flush()  # the next batch leaves before this one's answers are written
+        if self.cold_starts.until:
+            frame = self.cold_starts.with_headers(sent.jobs, frame)
         _, jobs, at, _, free, arrivals = sent  # by name, each field costs as much as all of them
         _, _, codes, items, extra = frame
         size = len(jobs)
@@ -244,7 +257,7 @@ class Dispatcher:
                 self.stats.journal.add_values(values, [job.request_id for job in sent.jobs])
 
     def on_begun(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
-        return headers
+        return self.cold_starts.with_header(job, headers)
 
     def on_report(self, channel: Channel, facts: dict[str, Any]) -> None:
         self.stats.error_log.add_report(channel.worker, facts)

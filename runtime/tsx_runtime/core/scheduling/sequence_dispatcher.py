@@ -50,7 +50,7 @@ class SequenceDispatcher(Dispatcher):
 
     def submit(self, job: Job) -> None:
         mark = read_mark(job.meta, self._names)
-        if not self.accepting:
+        if not self.accepting and not self.wake():
             self._reject(job, self._no_worker())
         elif len(mark.id) > LONGEST_REMEMBERED:
             self._reject(job, BadRequest(f"The sequence's id has {len(mark.id)} characters; the limit is {LONGEST_REMEMBERED}."))
@@ -65,6 +65,10 @@ class SequenceDispatcher(Dispatcher):
     def carries(self, job: Job) -> bool:
         """Whether it belongs to a sequence that is under way."""
         return self.sequences.is_active(read_mark(job.meta, self._names).id)
+
+    @property
+    def unused(self) -> bool:
+        return super().unused and not self.sequences.active
 
     async def wait_drained(self) -> None:
         while self.sequences.active:
@@ -111,7 +115,7 @@ class SequenceDispatcher(Dispatcher):
         super().on_reply(channel, sent, frame)
 
     def on_begun(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
-        return self._with_id(job, headers)
+        return self._with_id(job, super().on_begun(job, headers))
 
     def on_closed(self, channel: Channel) -> None:
         self._refuse_each(self.sequences.lost(channel, "is over: the worker that held its state has died. Start a new sequence"))

@@ -20,7 +20,7 @@ from tsx_runtime.core.scheduling.continuous import JoiningDispatcher
 from tsx_runtime.core.scheduling.costs import CostQueue
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job
-from tsx_runtime.core.scheduling.queue import BatchLimits
+from tsx_runtime.core.scheduling.queue import BatchLimits, RequestQueue
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, JoiningSequenceDispatcher, SequenceDispatcher
 from tsx_runtime.core.scheduling.sequences import SequenceConfig
 from tsx_runtime.errors import BadRequest
@@ -75,7 +75,12 @@ def make_dispatcher(label: str, limits: BatchLimits, bounds: Bounds, chosen: Str
         return (JoiningSequenceDispatcher if joins else SequenceDispatcher)(label, limits, bounds, chosen.sequences, names)
     if joins:
         return JoiningDispatcher(label, limits, bounds)
-    return Dispatcher(label, limits, bounds, None if chosen.cost_per_byte is None else CostQueue(chosen.cost_per_byte))
+    return Dispatcher(label, limits, bounds, queue_of(chosen))
+
+
+def queue_of(chosen: Strategy) -> RequestQueue | None:
+    """None for the plain one."""
+    return None if chosen.cost_per_byte is None else CostQueue(chosen.cost_per_byte)
 
 
 def entrance(dispatcher: Dispatcher, chosen: Strategy, response_timeout: float) -> Callable[[Job], None]:

@@ -115,6 +115,7 @@ class Stats:
         "recycled",
         "refusals",
         "restarts",
+        "scalings",
         "stuck",
     )
 
@@ -130,6 +131,7 @@ class Stats:
         self._times: BatchTimes | None = None  # of that
         self.recent = RecentRequests()
         self.restarts = 0
+        self.scalings: Counter[str] = Counter()  # changes of the number of workers that the load made, by reason
         self.recycled: Counter[str] = Counter()  # workers that were replaced for their requests, memory, age or cores
         self.stuck: Counter[str] = Counter()  # workers that were killed because they were stopped or silent
         self.handler_metrics: dict[MetricKey, HandlerMetric] = {}

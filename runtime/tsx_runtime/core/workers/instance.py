@@ -36,7 +36,8 @@ class WorkerInstance:
         self.process = process
         self.channel = channel
         self.began = began
-        self.load_seconds: float | None = None
+        self.load_seconds: float | None = None  # with the start of its process, and of the fork server where it was the first
+        self.model_seconds = 0.0  # of these, after the start
         self.device: str | None = None  # what the loaded model runs on, by its own account: cpu, cuda:0
         self.input: str | None = None  # what the handler takes, where it says so: image, text, json, file
         self.example = False  # whether the handler's description has an example of a request
@@ -72,10 +73,12 @@ class WorkerInstance:
 
     async def load(self, order: wire.LoadOrder, timeout: float) -> None:
         """Raises LoadError (the worker's own report), EOFError (it ended), TimeoutError."""
+        started = self.age
         self.channel.load(order)
         self.cores = order["cores"]
         facts = await asyncio.wait_for(asyncio.shield(self.channel.loaded), timeout)
         self.load_seconds, self.device = self.age, str(facts["device"])
+        self.model_seconds = self.load_seconds - started
         self.input, self.example = facts.get("input"), facts.get("example") is True
         self.form, self.forms_passed_over = facts.get("form"), tuple(map(str, facts.get("forms_passed_over", ())))
         self.loaded_memory = self.memory()

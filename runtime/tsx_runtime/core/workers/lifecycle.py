@@ -3,7 +3,8 @@
 The end of the stream on the channel is a process's death, whatever killed it. Restarts back off as TorchServe's do, and give
 up visibly: after the same load error three times in a row, or when the next wait would go past `maxRetryTimeoutInSec`
 without a process that was of use. One that has answered a batch was: a request that kills workers must not shut out the
-others by being sent again and again.
+others by being sent again and again. A worker that was given up is tried again after pauses of minutes, since the cause may
+be gone: a file is there again, or memory is free.
 
 Two things give no event, so each process is looked at every `heartbeat` seconds: that it is stuck (it is killed, and what
 it held is answered by another), and that it has served for long enough (`Recycling`). Then its successor starts and loads
@@ -16,6 +17,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
@@ -31,6 +33,7 @@ from tsx_runtime.errors import LoadFailed, LoadOutOfMemory
 
 BACK_OFF = (0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987, 1597)  # seconds
 SAME_LOAD_ERROR = 3
+GIVEN_UP_PAUSES = (60, 120, 300, 600)  # seconds until a worker that was given up is tried again; the last one repeats
 SERVED_WELL = 60.0  # seconds; a worker that ran this long resets its back-off, even without a request
 TRY_AGAIN = 30.0  # seconds until a worker that could not be replaced is tried to be replaced again
 NOT_NEEDED = "it is no longer needed"
@@ -54,6 +57,7 @@ class SupervisionConfig:
     recycling: Recycling
     heartbeat: float
     heartbeat_timeout: float
+    room: Callable[[Worker], AbstractAsyncContextManager[None]] = lambda worker: nullcontext()  # open while a process loads the model
     on_state: Callable[[], None] = lambda: None  # a worker's has changed
     last_error: str | None = None
     logged_form: tuple[str, ...] = ()  # the form that the log named last, with the reasons why others are not used
@@ -88,7 +92,7 @@ class SupervisionConfig:
 
 
 class WorkerLifecycle:
-    """`run` returns when the worker is stopped or has failed."""
+    """`run` returns when the worker is stopped."""
 
     def __init__(self, worker: Worker, config: SupervisionConfig) -> None:
         self._worker = worker
@@ -96,25 +100,27 @@ class WorkerLifecycle:
 
     async def run(self) -> None:
         errors: list[str] = []
-        waits = iter(BACK_OFF)
+        waits, pauses = iter(BACK_OFF), iter(GIVEN_UP_PAUSES)
         waited = 0.0
         while not self._worker.stopping.is_set():
             served = await self._serve_once(errors)
             if self._worker.stopping.is_set():
                 return
             if served:
-                waits, waited = iter(BACK_OFF), 0.0
-            wait = next(waits, BACK_OFF[-1])
+                waits, pauses, waited = iter(BACK_OFF), iter(GIVEN_UP_PAUSES), 0.0
+            wait, state = next(waits, BACK_OFF[-1]), WorkerState.BACKING_OFF
             waited += wait
-            if waited > self._config.max_retry_timeout or (len(errors) >= SAME_LOAD_ERROR and len(set(errors[-SAME_LOAD_ERROR:])) == 1):
-                text = "%s: worker %s is not restarted; the last error is in its description. Once its cause is removed: %s"
-                logger.error(text, self._config.label, self._worker.id, self._config.way_back)
-                self._config.set_state(self._worker, WorkerState.FAILED)
-                return
-            self._count_restart()
+            same = len(errors) >= SAME_LOAD_ERROR and len(set(errors[-SAME_LOAD_ERROR:])) == 1
+            if self._worker.given_up or waited > self._config.max_retry_timeout or same:
+                wait, state = next(pauses, GIVEN_UP_PAUSES[-1]), WorkerState.FAILED
+                self._worker.given_up = True
+                text = "%s: worker %s is given up and tried again in %d s; the last error is in its description. To try again at once: %s"
+                logger.error(text, self._config.label, self._worker.id, wait, self._config.way_back)
             self._worker.next_start = time.monotonic() + wait
-            self._config.set_state(self._worker, WorkerState.BACKING_OFF)
+            self._config.set_state(self._worker, state)
             await _wait(self._worker.stopping, wait)
+            if not self._worker.stopping.is_set():
+                self._count_restart()
 
     def _count_restart(self) -> None:
         self._worker.restarts += 1
@@ -127,17 +133,18 @@ class WorkerLifecycle:
         """
         self._config.set_state(self._worker, WorkerState.LOADING)
         self._worker.started = datetime.now(timezone.utc)
+        instance: WorkerInstance | None = None
         try:
-            self._worker.instance = instance = await self._begin()
-        except (OSError, EOFError) as error:
-            self._note_failure(_cannot_start(error), [])  # which is no fault of the model, and may pass
-            return False
-        if self._worker.stopping.is_set():
-            instance.kill(NOT_NEEDED)
-        try:
-            await instance.load(self._config.order(self._worker), self._config.startup_timeout)
-        except (LoadFailed, EOFError, TimeoutError, asyncio.TimeoutError) as error:
-            self._note_failure(await self._why_not_loaded(instance, error), errors)
+            async with self._config.room(self._worker):
+                self._worker.instance = instance = await self._begin()
+                if self._worker.stopping.is_set():
+                    instance.kill(NOT_NEEDED)
+                await instance.load(self._config.order(self._worker), self._config.startup_timeout)
+        except (LoadFailed, EOFError, OSError, TimeoutError, asyncio.TimeoutError) as error:
+            if instance is None:
+                self._note_failure(_cannot_start(error), [])  # which is no fault of the model, and may pass
+            else:
+                self._note_failure(await self._why_not_loaded(instance, error), errors)
             return False
         errors.clear()
         last: WorkerInstance | None = instance
@@ -157,6 +164,7 @@ class WorkerLifecycle:
         if self._worker.stopping.is_set():
             return
         self._worker.instance = instance
+        self._worker.given_up = False
         self._config.load_seconds = instance.load_seconds
         self._config.set_state(self._worker, WorkerState.READY)
         ready = "%s: worker %s (pid %s) is ready on %s after %.2f s"
@@ -271,10 +279,11 @@ class WorkerLifecycle:
             return None
         self._config.replacing = True
         try:
-            successor = self._worker.successor = await self._begin()
-            if self._worker.stopping.is_set():
-                successor.kill(NOT_NEEDED)
-            await successor.load(self._config.order(self._worker), self._config.startup_timeout)
+            async with self._config.room(self._worker):
+                successor = self._worker.successor = await self._begin()
+                if self._worker.stopping.is_set():
+                    successor.kill(NOT_NEEDED)
+                await successor.load(self._config.order(self._worker), self._config.startup_timeout)
         except (LoadFailed, EOFError, OSError, TimeoutError, asyncio.TimeoutError) as error:
             await self._put_off(instance, error)
             return None
@@ -341,6 +350,8 @@ def _with_outline(why: LoadFailed) -> str:
 
 def _cannot_start(error: Exception) -> LoadFailed:
     """Out of descriptors or memory, or the fork server was ended."""
+    if isinstance(error, LoadFailed):  # there is no room
+        return error
     return LoadFailed(f"its process could not be started: {error!r}")
 
 

@@ -16,10 +16,12 @@ from tsx_runtime.errors import LoadFailed
 
 _STOPPED = "it was stopped before it answered"
 _GIVEN_UP = (
-    ". Its workers are no longer restarted, because they could not load the model or kept dying: "
+    ". Its workers were given up, because they could not load the model or kept dying: "
     "the model's description (GET /models/MODEL, or tsx models describe MODEL) has the last error. "
-    "Once its cause is removed, start one again: "
+    "The server tries them again after some minutes. To try again at once: "
 )
+
+_NOT_STARTED = (WorkerState.FAILED, WorkerState.BACKING_OFF)
 
 logger = logging.getLogger("tsx.supervisor")
 
@@ -43,14 +45,15 @@ class Supervisor:
         left = [worker.seconds_until_ready(now, self._config.load_seconds) for worker in self.workers]
         return min((seconds for seconds in left if seconds is not None), default=None)
 
-    def scale(self, count: int, *, drain: bool = True) -> Coroutine[Any, Any, None]:
+    def scale(self, count: int, *, drain: bool = True, retry: bool = True) -> Coroutine[Any, Any, None]:
         """Have `count` workers, from now on: requests are accepted at once. What is returned waits until they are ready or gone.
 
-        Those that end answer what they hold first, unless `drain` is off.
+        Those that end answer what they hold first, unless `drain` is off. With `retry`, new ones take the places of those that
+        failed, whose next attempt would be later.
 
         Raises `LoadFailed` when a new worker could not load the model; workers that could go on.
         """
-        failed = [worker for worker in self.workers if worker.state is WorkerState.FAILED]  # new ones take their places
+        failed = [worker for worker in self.workers if retry and (worker.given_up or worker.state in _NOT_STARTED)]
         going_on = [worker for worker in self.workers if worker not in failed]
         ending, new = failed + going_on[count:], []
         self.workers = going_on[:count]

@@ -7,7 +7,7 @@ import enum
 from datetime import datetime, timezone
 
 from tsx_runtime.core.scheduling.channel import Channel
-from tsx_runtime.core.workers.instance import WorkerInstance
+from tsx_runtime.core.workers.instance import ResourceUsage, WorkerInstance
 from tsx_runtime.errors import TsxError
 
 
@@ -28,8 +28,9 @@ class Worker:
         self.state = WorkerState.LOADING
         self.started = datetime.now(timezone.utc)
         self.since = now  # time.monotonic() when it came into its state
-        self.next_start = 0.0  # the same clock: where it backs off, when its next process is started
+        self.next_start = 0.0  # the same clock: where it backs off or was given up, when its next process is started
         self.restarts = 0
+        self.given_up = False  # it failed too often, and has not loaded the model since
         self.instance: WorkerInstance | None = None
         self.successor: WorkerInstance | None = None  # it loads while `instance` serves
         self.retiring: dict[WorkerInstance, asyncio.Task[None]] = {}  # a successor serves; they answer what they hold
@@ -95,6 +96,10 @@ class Worker:
     def memory(self) -> int:
         """Resident bytes; 0 where there is no process. To be called from any thread."""
         return self.instance.memory() if self.instance else 0
+
+    def usage(self) -> ResourceUsage | None:
+        """None where there is no process. To be called from any thread."""
+        return self.instance.usage() if self.instance else None
 
     def kill(self, because: str) -> None:
         """What serves, or is to serve. Processes that retire end by themselves."""

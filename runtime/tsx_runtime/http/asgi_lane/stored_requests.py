@@ -48,7 +48,7 @@ class RequestExecutor:
             found = self._registry.find(name, version or None)
         except TsxError:
             return None
-        return math.ceil(len(found.workers) * max(1, found.batch_size) * self._share)
+        return math.ceil(max(len(found.workers), found.asleep) * max(1, found.batch_size) * self._share)
 
     async def answer(self, job: JobRecord) -> StoredAnswer:
         if job.deadline is not None and job.deadline < time.time():

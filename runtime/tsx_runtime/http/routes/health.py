@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from fastapi import APIRouter, Response
 
-from tsx_runtime.api.describe import is_healthy, not_ready
+from tsx_runtime.api.describe import is_given_up, is_healthy, not_ready
 from tsx_runtime.api.schemas import Health, Readiness
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.routes.responses import json_answer
@@ -19,7 +19,8 @@ def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
     router = APIRouter(tags=["health"])
 
     async def livez() -> Response:
-        return json_answer(Health(status="Alive"))
+        dead = registry.settings.restart_when_dead and any(is_given_up(model.versions[model.default]) for model in registry.models.values())
+        return json_answer(Health(status="Dead" if dead else "Alive"), 503 if dead else 200)
 
     async def readyz() -> Response:
         waiting = not_ready(registry.models.values())
@@ -31,7 +32,8 @@ def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
         healthy = is_healthy(registry.models.values())
         return json_answer(Health(status="Healthy" if healthy else "Unhealthy"), 200 if healthy else 500)
 
-    router.add_api_route("/livez", livez, methods=["GET"], summary="Is the server alive", response_model=Health)
+    summary = "Is the server alive"
+    router.add_api_route("/livez", livez, methods=["GET"], summary=summary, response_model=Health, responses={503: {"model": Health}})
     router.add_api_route("/livez", livez, methods=["HEAD"], include_in_schema=False)
     summary = "Is the default version of every model ready"
     router.add_api_route(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_archiver import ARCHIVE_SUFFIXES
-from tsx_runtime.api.describe import Memory
+from tsx_runtime.api.describe import Memory, describe_slo, limits_now
 from tsx_runtime.api.samples import MOST_LISTED, input_of
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.registry.registry import Registry
@@ -71,9 +71,11 @@ def describe_version(version: ModelVersion, memory: Memory) -> dict[str, Any]:
         "form": ", ".join(version.forms) or None,
         "formsPassedOver": version.forms_passed_over,
         "measured": None if version.measured is None else str(version.measured),
-        "limits": {name: getattr(version.plan, name) for name in LIMITS},
+        "limits": {name: getattr(version.plan, name) for name in LIMITS} | limits_now(version),
+        "slo": None if version.slo is None else describe_slo(version.slo).model_dump(by_alias=True),
         "minWorkers": version.min_workers,
         "maxWorkers": version.max_workers,
+        "lastScaling": version.last_scaling,
         "workers": [describe_worker(worker, memory.get(worker, 0)) for worker in version.workers],
         "waiting": version.pending,
         "requests": stats.requests,
@@ -96,13 +98,16 @@ def describe_worker(worker: Worker, memory: int) -> dict[str, Any]:
 
 
 def state_of(version: ModelVersion) -> str:
-    """ready: all its workers serve. degraded: some do. loading, failed: none does yet, or none will. idle: it has none."""
+    """ready: all its workers serve. degraded: some do. loading, failed: none does yet, or none will. idle: it has none.
+
+    asleep: it has none, and the next request starts one.
+    """
     states = [worker.state for worker in version.workers]
     ready = states.count(WorkerState.READY)
     if ready:
         return "ready" if ready >= version.min_workers else "degraded"
     if not states:
-        return "idle"
+        return "asleep" if version.asleep else "idle"
     return "loading" if WorkerState.LOADING in states else "failed" if WorkerState.FAILED in states else "loading"
 
 

@@ -18,6 +18,7 @@ from ray.serve.metrics import Gauge
 from tsx_archiver import ArchiveError
 from tsx_runtime.api.describe import is_given_up
 from tsx_runtime.core.concurrency.periodic import repeat, running
+from tsx_runtime.core.elastic.decision import LOOK
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import InvalidModel, TsxError
@@ -127,7 +128,7 @@ class ModelReplica:
         held.push_async_callback(self._grpc.close)
         await held.enter_async_context(metric_tasks(registry, counts, system, settings))
         pushing = partial(feed_once, "ray", RayMetrics(), reader(registry, counts, system))
-        works = repeat(1.0, registry.cores.share), repeat(settings.metrics_push_interval, pushing)
+        works = repeat(1.0, registry.cores.share), repeat(LOOK, registry.elastic.look), repeat(settings.metrics_push_interval, pushing)
         await held.enter_async_context(running("cores are not shared again, or Ray gets no metrics,", *works))
 
     async def http(self, scope: Scope, body: bytes, model: str) -> AsyncGenerator[Messages, None]:

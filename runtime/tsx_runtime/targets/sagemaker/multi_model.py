@@ -9,17 +9,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from tsx_archiver import ArchiveError, is_model_name
+from tsx_runtime.core.elastic.memory import MEGA, memory_of, size_of_files
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.errors import BadRequest, Conflict, LoadOutOfMemory, ModelNotFound, OutOfResources, SettingError
 from tsx_runtime.shared.memory import container_memory
 from tsx_runtime.targets.server.startup import StartModel
@@ -27,7 +23,6 @@ from tsx_runtime.targets.server.startup import StartModel
 PAGE = 100
 SHARE = 0.8  # of the container's memory for models, where no bound is set
 LONGEST_NAME = 100
-MEGA = 1 << 20
 
 logger = logging.getLogger("tsx.server")
 
@@ -118,21 +113,7 @@ def registry_name(name: str) -> str:
 
 
 def size_of(directory: Path) -> int:
-    """Bytes of the files: a loaded model takes at least as much memory. Raises BadRequest."""
+    """Raises BadRequest."""
     if not directory.is_dir():
         raise BadRequest(f"The model's url is {directory}, which is not a directory.")
-    return sum(os.lstat(Path(place, name)).st_size for place, _, names in os.walk(directory) for name in names)
-
-
-def memory_of(workers: Iterable[Worker]) -> int:
-    """The memory of their processes; shared pages count in proportion, where the system tells."""
-    total = 0
-    for worker in workers:
-        running = worker.instance
-        if running is None:
-            continue
-        with suppress(psutil.Error, OSError):  # it has gone
-            for process in running.process.members():
-                full = process.memory_full_info()
-                total += getattr(full, "pss", full.rss)
-    return total
+    return size_of_files(directory)

@@ -20,6 +20,7 @@ from tsx_archiver import ArchiveError
 from tsx_runtime.api.auth import required_tokens
 from tsx_runtime.api.tokens import Keys, made_up_tokens, start_keys
 from tsx_runtime.core.concurrency.periodic import repeat, running
+from tsx_runtime.core.elastic.decision import LOOK
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.placement.file_limits import raise_limit
 from tsx_runtime.core.registry.registry import Registry
@@ -233,6 +234,7 @@ async def _answer(
         async with (
             metric_tasks(registry, counts, apps[0].system, settings),
             running("charts stand still, or cores are not shared anew,", repeat(1.0, series.sample), repeat(1.0, registry.cores.share)),
+            running("models keep their number of workers", repeat(LOOK, registry.elastic.look)),
         ):
             if before is not None:
                 await before.take_over()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tsx_archiver.metadata.slo import Slo
 from tsx_cli.bench.capacity import planning
 from tsx_cli.bench.capacity.planning import CapacityPlan
 from tsx_cli.bench.model.configuration import Configuration
@@ -30,7 +31,7 @@ from tsx_cli.bench.model.results import (
     Trial,
 )
 from tsx_cli.bench.model.simulate import poisson, simulate
-from tsx_cli.bench.model.slo import Slo, parse_slo
+from tsx_cli.bench.model.slo import parse_slo
 from tsx_cli.bench.storage.archive_record import record_of
 from tsx_cli.main import main
 from tsx_runtime.core.placement.hardware import hardware

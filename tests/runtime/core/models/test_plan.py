@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tsx_archiver import parse_model_config
-from tsx_runtime.core.models.plan import RegisterOrder, plan, with_own_settings
+from tsx_runtime.core.models.plan import RegisterOrder, addable, plan, with_own_settings
 from tsx_runtime.core.placement.devices import count_visible, cpu_count
 from tsx_runtime.core.traffic.routing import choose
 from tsx_runtime.errors import BadRequest, ModelVersionNotFound
@@ -58,6 +58,10 @@ def test_more_workers_than_any_machine_has_room_for_are_refused(order, yaml):
         ({}, {"minWorkers": 3, "maxWorkers": 1}, 0, (0, 0)),
         ({"initial_workers": 5}, {"minWorkers": 2}, 0, (5, 5)),
         ({"initial_workers": 0}, {"minWorkers": 2}, 0, (0, 0)),
+        ({"initial_workers": 1, "max_workers": 3}, {}, 0, (1, 3)),
+        ({"max_workers": 3}, {"minWorkers": 2, "maxWorkers": 2}, 0, (2, 3)),
+        ({"initial_workers": 2, "max_workers": 1}, {}, 0, (2, 2)),
+        ({}, {"scaleToZero": "10m"}, 0, (0, 1)),
     ],
 )
 def test_how_many_workers_a_model_starts_with(order, yaml, gpus, workers):
@@ -65,9 +69,59 @@ def test_how_many_workers_a_model_starts_with(order, yaml, gpus, workers):
     assert (chosen.min_workers, chosen.max_workers) == workers
 
 
+def test_a_server_says_for_a_model_how_many_workers_it_may_have_and_when_it_is_unloaded():
+    own = ModelSettings(workers=1, max_workers=4, scale_to_zero="10m")
+    config, _ = parse_model_config({"scaleToZero": 30})
+    chosen = plan(with_own_settings(RegisterOrder(url="m.mar"), own), config, Settings(), 0)
+    assert (chosen.min_workers, chosen.max_workers, chosen.scale_to_zero) == (1, 4, 600.0)
+    never = plan(with_own_settings(RegisterOrder(url="m.mar"), ModelSettings(scale_to_zero=0)), config, Settings(), 0)
+    assert never.scale_to_zero == 0
+    assert Settings(model_memory="8GB").model_memory == 8 * 10**9
+    for wrong in ({"model_memory": "much"}, {"models": {"m": {"scale_to_zero": "soon"}}}):
+        with pytest.raises(ValueError, match=r"such as"):
+            Settings(**wrong)
+
+
 def test_waiting_for_company_exists_only_by_name():
     assert not planned(yaml={"batchSize": 4, "maxBatchDelay": 500}).wait
     assert planned(yaml={"batchSize": 4, "batchPolicy": "wait"}).wait
+
+
+def test_the_first_source_that_says_anything_chooses_between_a_target_and_knobs():
+    assert planned(yaml={"slo": "p99<50ms"}).slo == "p99<50ms"
+    assert planned({"slo": "p95<1s"}, {"slo": "p99<50ms"}).slo == "p95<1s"
+    assert planned({"slo": "p95<1s"}, {"batchSize": 4}).slo == "p95<1s"
+    assert planned({"batch_size": 4}, {"slo": "p99<50ms"}).slo is None
+    assert planned({"batch_size": 4}, {"slo": "p99<50ms"}).limits.max_items == 4
+    bounds = planned(yaml={"slo": "p99<50ms"}).bounds
+    assert bounds.slo is not None
+    assert (bounds.slo.quantile, bounds.slo.seconds) == (0.99, 0.05)
+    assert planned().bounds.slo is None
+
+
+@pytest.mark.parametrize(
+    ("order", "yaml", "named"),
+    [
+        ({"slo": "p99<1s", "batch_size": 2, "max_batch_delay": 3}, {}, "batchSize, maxBatchDelay"),
+        ({}, {"slo": "p99<1s", "jobQueueSize": 2}, "jobQueueSize"),
+        ({"slo": "p99<1s"}, {"batchPolicy": "wait"}, "batchPolicy"),
+        ({"slo": "p99<1s"}, {"sequenceBatching": True, "sequenceMaxIdleMSec": 1000}, "sequenceBatching"),
+        ({"slo": "p99<1s"}, {"continuousBatching": True}, "continuousBatching or asyncCommunication"),
+        ({"slo": "p99<1s"}, {"useJobTicket": True}, "useJobTicket"),
+    ],
+)
+def test_a_target_and_what_it_stands_in_place_of_are_refused_together(order, yaml, named):
+    with pytest.raises(BadRequest, match=f"slo: p99<1s stands in place of {named}: .* Remove one of the two"):
+        planned(order, yaml)
+
+
+def test_a_registration_with_a_target_takes_no_knobs_of_the_settings_and_the_other_way_round():
+    own = ModelSettings(batch_size=4, max_batch_delay=5)
+    assert with_own_settings(RegisterOrder(url="m.mar", slo="p99<1s"), own).batch_size is None
+    assert with_own_settings(RegisterOrder(url="m.mar", batch_size=2), own).max_batch_delay == 5
+    assert with_own_settings(RegisterOrder(url="m.mar", batch_size=2), ModelSettings(slo="p99<1s")).slo is None
+    assert with_own_settings(RegisterOrder(url="m.mar"), ModelSettings(slo="p99<1s")).slo == "p99<1s"
+    assert addable(RegisterOrder(url="m.mar", slo="p99<1s"), {"batch_size": 4, "response_timeout": 9}) == {"response_timeout": 9}
 
 
 @pytest.mark.parametrize(("value", "count"), [("", 0), ("-1", 0), ("0", 1), ("0,1", 2), ("1,-1,2", 1), ("GPU-8f,GPU-9e", 2), ("0,,1", 1)])

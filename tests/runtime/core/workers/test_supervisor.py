@@ -188,7 +188,7 @@ def test_a_load_error_that_stays_the_same_is_given_up_visibly(tmp_path):
         assert "ZeroDivisionError" in version.last_error
         assert version.workers[0].restarts == 2
         for job in (waiting, submit(version, "y")):
-            with pytest.raises(NoWorker, match=r"no longer restarted.*has the last error"):
+            with pytest.raises(NoWorker, match=r"were given up.*has the last error"):
                 await asyncio.wait_for(job.done, TIMEOUT)
 
     with_registry(test)
@@ -210,6 +210,42 @@ def test_scaling_is_the_way_back_of_workers_that_were_given_up(tmp_path, monkeyp
         flag.touch()
         await version.scale(1, 1)
         assert [worker.state for worker in version.workers] == [WorkerState.READY]
+
+    with_registry(test)
+
+
+def test_a_worker_that_was_given_up_is_tried_again_and_serves_once_the_cause_is_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.SAME_LOAD_ERROR", 1)
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.GIVEN_UP_PAUSES", (0.01,))
+    flag = tmp_path / "weights"
+    handler = f"open({str(flag)!r})\ndef handle(data, context): return data and ['x'] * len(data)\n"
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", handler), order(), wait=False)
+        [worker] = version.workers
+        await until(lambda: worker.restarts >= 2)
+        assert worker.given_up
+        flag.touch()
+        await until(lambda: version.ready)
+        assert not worker.given_up
+        assert await ask(version, "x") == "x"
+
+    with_registry(test)
+
+
+def test_whoever_asks_for_workers_does_not_wait_for_one_that_backs_off(tmp_path, monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.workers.lifecycle.BACK_OFF", (250,))
+    flag = tmp_path / "weights"
+    handler = f"open({str(flag)!r})\ndef handle(data, context): return data and ['x'] * len(data)\n"
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", handler), order(), wait=False)
+        await until(lambda: version.workers[0].state is WorkerState.BACKING_OFF)
+        with pytest.raises(LoadFailed, match="No such file"):
+            await version.scale(1, 1)
+        flag.touch()
+        await version.scale(1, 1)
+        assert version.ready
 
     with_registry(test)
 

@@ -7,11 +7,11 @@ import { live } from "./live.js";
 
 export const STAGES = ["queue", "batch", "preprocess", "inference", "postprocess", "other"];
 const WORDS = {
-  ready: "ready", degraded: "degraded", loading: "loading", failed: "failed", idle: "no workers",
+  ready: "ready", degraded: "degraded", loading: "loading", failed: "failed", idle: "no workers", asleep: "asleep",
   READY: "ready", LOADING: "loading", UNLOADING: "ending", BACKING_OFF: "backing off", FAILED: "failed",
 };
-const CLASSES = { ready: "good", READY: "good", done: "good", queued: "busy", running: "busy", cancelled: "off", expired: "off", loading: "busy", LOADING: "busy", UNLOADING: "busy", idle: "off" };
-const WORST = ["failed", "degraded", "loading", "idle", "ready"];
+const CLASSES = { ready: "good", READY: "good", done: "good", queued: "busy", running: "busy", cancelled: "off", expired: "off", loading: "busy", LOADING: "busy", UNLOADING: "busy", idle: "off", asleep: "off" };
+const WORST = ["failed", "degraded", "loading", "idle", "asleep", "ready"];
 const MOST = 600; // seconds that are kept
 
 /** A state as a word with a colour; `update(state)`. */
@@ -136,7 +136,9 @@ export function workersOf(versions) {
 
 export function workersText(versions) {
   const { workers, ready } = workersOf(versions);
-  return ready === workers.length ? number(ready) : `${ready} of ${workers.length}`;
+  const now = ready === workers.length ? number(ready) : `${ready} of ${workers.length}`;
+  const [{ minWorkers, maxWorkers } = {}, ...more] = versions;
+  return more.length || !(maxWorkers > minWorkers) ? now : `${now} (${minWorkers} to ${maxWorkers})`;
 }
 
 export function memoryText(versions) {

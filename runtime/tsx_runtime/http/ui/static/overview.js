@@ -18,6 +18,7 @@ const LIMITS = [
   ["response_timeout", "Response timeout, seconds", "a worker that takes longer for a batch is replaced", 1],
   ["client_timeout", "Deadline of a request, ms", "0: none", 0],
 ];
+const BY_SLO = ["batch_size", "max_batch_delay", "job_queue_size"]; // what a latency target is in place of
 
 export function overviewTab(name) {
   const tiles = stateTiles();
@@ -90,15 +91,17 @@ function versionCard(name, { version }) {
   const remove = h("button", { class: "danger", onclick: async () => {
     if (await ask(`Unregister version ${version} of ${name}? Accepted requests are answered first; the archive is kept.`, "Unregister")) act(remove, "DELETE", where());
   } }, "Unregister");
-  const none = h("p", { class: "quiet" }, "No workers: requests are refused until some are added in Scaling and limits.");
+  const none = h("p", { class: "quiet" });
+  const scaling = h("p", { class: "quiet small", hidden: true });
   const about = h("p", { class: "quiet small" });
   const measured = h("p", { class: "quiet small", hidden: true });
+  const slo = h("p", { class: "small", hidden: true });
   const passedOver = h("p", { class: "quiet small", hidden: true });
   const why = h("p", { hidden: true }, "Not all of its workers are ready. ", h("a", { href: `#/model/${encodeURIComponent(name)}/errors` }, "Errors and log"), " shows why.");
   const workers = h("details", {}, h("summary", {}, "Workers"), list.node);
   const node = h("section", { class: "card", "aria-label": `Version ${version}` },
     h("div", { class: "row" }, h("h3", {}, `Version ${version}`), state.node, isDefault, h("span", { class: "grow" }), settings, makeDefault, remove),
-    about, measured, passedOver, why,
+    about, slo, measured, passedOver, scaling, why,
     h("dl", { class: "facts" }, Object.entries(FACTS).map(([key, label]) => h("div", {}, h("dt", {}, label), facts[key]))),
     none, workers);
   return {
@@ -112,10 +115,15 @@ function versionCard(name, { version }) {
       say(passedOver, `Forms that are not used: ${now.formsPassedOver.join("; ")}`);
       show(why, now.errors && ["failed", "degraded"].includes(now.state));
       say(measured, now.measured ?? "");
+      show(slo, now.slo);
+      say(slo, now.slo ? sloText(now.slo) : "");
       const devices = [...new Set(now.workers.map(({ device }) => device).filter(Boolean))];
       const texts = { workers: workersText([now]), device: devices.join(", ") || "–", memory: memoryText([now]), batch: number(now.limits.batch_size), waiting: number(now.waiting), requests: number(now.requests), failed: number(now.failed), restarts: number(now.restarts) };
       for (const [key, text] of Object.entries(texts)) say(facts[key], text);
       show(none, !now.workers.length);
+      say(none, now.state === "asleep" ? "Unloaded: the next request loads the model and waits for it." : "No workers: requests are refused until some are added in Scaling and limits.");
+      show(scaling, now.lastScaling);
+      say(scaling, `Last scaled ${now.lastScaling}`);
       show(workers, now.workers.length);
       keyed(list.body, now.workers, ({ id }) => id, workerRow);
     },
@@ -126,6 +134,11 @@ function versionCard(name, { version }) {
       show(remove, server.modelApi && !model.workflow && (only || model.default !== version));
     },
   };
+}
+
+function sloText({ target, attainment, budgetLeft, refused, batchSize }) {
+  const kept = attainment === null ? "no request in the last 5 minutes" : `kept for ${percent(attainment, 2)} of the requests of the last 5 minutes`;
+  return `Target ${target}: ${kept}; ${percent(budgetLeft, 0)} of the hour's error budget is left; ${number(refused)} refused on arrival; batches of up to ${number(batchSize)}`;
 }
 
 function workerRow() {
@@ -159,20 +172,23 @@ function defaultDialog(name, version, where) {
 /** One call for all that is changed; what is not changed is not sent. */
 function settingsDrawer(name, now, where) {
   const input = (value, min, max) => h("input", { type: "number", min, max, required: true, value: String(value) });
-  const workers = input(now.minWorkers, 0, 1024);
-  const limits = LIMITS.map(([key, label, hint, min]) => ({ key, label, hint, input: input(now.limits[key], min) }));
-  const texts = (value, of) => Object.fromEntries([["Workers", value], ...limits.map(({ label, key, input }) => [label, of(key, input)])]);
+  const workers = input(now.minWorkers, 0, 1024), most = input(now.maxWorkers, 0, 1024);
+  const limits = LIMITS.filter(([key]) => !now.slo || !BY_SLO.includes(key)).map(([key, label, hint, min]) => ({ key, label, hint, input: input(now.limits[key], min) }));
+  const texts = (value, top, of) => Object.fromEntries([["Workers", value], ["Most workers", top], ...limits.map(({ label, key, input }) => [label, of(key, input)])]);
   return formDialog({
     title: `Version ${now.version}: scaling and limits`,
     about: `Applies to ${name} at once; no request is lost. The archive is not changed.`,
     drawer: true,
     submit: "Apply",
-    body: [field("Workers", workers, `${workersText([now])} ready now; each holds one copy of the model`), ...limits.map(({ label, input, hint }) => field(label, input, hint))],
-    changes: () => differences(texts(String(now.minWorkers), (key) => String(now.limits[key])), texts(workers.value, (_, { value }) => value)),
+    body: [field("Workers", workers, `${workersText([now])} ready now; each holds one copy of the model`), field("Most workers", most, "workers come and go with the load up to this number; none do where it is not greater"), ...limits.map(({ label, input, hint }) => field(label, input, hint))],
+    changes: () => differences(texts(String(now.minWorkers), String(now.maxWorkers), (key) => String(now.limits[key])), texts(workers.value, most.value, (_, { value }) => value)),
     work: async () => {
       const changed = limits.filter(({ key, input }) => input.value !== String(now.limits[key]));
       const query = Object.fromEntries(changed.map(({ key, input }) => [key, input.value]));
-      if (workers.value !== String(now.minWorkers)) Object.assign(query, { min_worker: workers.value, max_worker: workers.value, synchronous: "true" });
+      if (workers.value !== String(now.minWorkers) || most.value !== String(now.maxWorkers)) {
+        const top = most.value === String(now.maxWorkers) && now.maxWorkers === now.minWorkers ? workers.value : Math.max(workers.value, most.value);
+        Object.assign(query, { min_worker: workers.value, max_worker: top, synchronous: "true" });
+      }
       return (await call("PUT", where, { query })).status;
     },
   });

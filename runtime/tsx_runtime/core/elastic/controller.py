@@ -1,0 +1,133 @@
+"""Looks at the models whose number of workers may change, decides, and scales them: one periodic task per server."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tsx_runtime.core.elastic.decision import History, ModelLoad, decide
+from tsx_runtime.core.elastic.memory import MEGA, MemoryBudget
+from tsx_runtime.core.models.model import ModelVersion
+from tsx_runtime.core.models.plan import MOST_WORKERS
+from tsx_runtime.core.workers.instance import ResourceUsage
+from tsx_runtime.core.workers.worker import Worker, WorkerState
+from tsx_runtime.shared.memory import free_memory
+
+MEASURE_EVERY = 10  # looks between two measurements of the budget
+BUSY_ENOUGH = 1.0  # seconds of work from which the cores that a worker uses are computed
+
+
+@dataclass
+class _Watched:
+    """What is remembered of one version."""
+
+    history: History = field(default_factory=History)
+    refusals: int = 0
+    workers: frozenset[Worker] = frozenset()  # since when the two sums are counted
+    cpu_seconds: float = 0.0
+    busy_seconds: float = 0.0
+    cores_of_worker: float = 1.0
+    held: str = ""  # what kept workers away, as told last
+
+
+class ElasticController:
+    def __init__(
+        self,
+        versions: Callable[[], Iterable[ModelVersion]],
+        budget: MemoryBudget,
+        cores: int,
+        begin: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        """`versions` are those that requests find. `begin` runs a scaling beside this."""
+        self._versions = versions
+        self._budget = budget
+        self._cores = cores
+        self._begin = begin
+        self.clock = time.monotonic
+        self._watched: dict[ModelVersion, _Watched] = {}
+        self._looks = itertools.count(1)
+
+    async def look(self) -> None:
+        if next(self._looks) % MEASURE_EVERY == 0:
+            await self._budget.measure()
+        adaptive = [version for version in self._versions() if version.adapts and version.workers]
+        if not adaptive:
+            self._watched.clear()
+            return
+        serving = [worker for version in adaptive for worker in version.workers if worker.state is WorkerState.READY]
+        usage, memory = await asyncio.to_thread(lambda: ({worker: worker.usage() for worker in serving}, free_memory()))
+        left = self._budget.free()
+        free = memory if left is None else min(memory, left)
+        adaptive = [version for version in self._versions() if version in adaptive]  # some may have gone meanwhile
+        self._watched = {version: self._watched.get(version) or _Watched() for version in adaptive}
+        for version, watched in self._watched.items():
+            self._apply(version, watched, _observe(version, watched, self.clock(), usage, free, self._cores))
+
+    def _apply(self, version: ModelVersion, watched: _Watched, seen: ModelLoad) -> None:
+        decision, watched.history = decide(seen, watched.history)
+        if decision.workers == len(version.workers):
+            if decision.reason and decision.reason != watched.held:
+                version.hold(decision.reason, _numbers(seen))
+            watched.held = decision.reason or watched.held
+            return
+        if decision.workers < len(version.workers) and not version.can_shrink:
+            return
+        watched.held = ""
+        self._begin(version.adapt(decision.workers, decision.reason, _numbers(seen)))
+
+
+def _observe(
+    version: ModelVersion, watched: _Watched, now: float, usage: dict[Worker, ResourceUsage | None], free: int, cores: int
+) -> ModelLoad:
+    waiting, working, rate = version.pressure()
+    states = [worker.state for worker in version.workers]
+    refusals = version.stats.refusals["QueueFull"] + (version.stats.refusals["NoWorker"] if version.plan.strategy.tickets else 0)
+    refused, watched.refusals = max(0, refusals - watched.refusals) if watched.history.looked > 0 else 0, refusals
+    used = {worker: each for worker, each in usage.items() if each is not None and worker in version.workers}
+    _learn_cores(version, watched, used)
+    return ModelLoad(
+        now=now,
+        minimum=version.min_workers,
+        maximum=min(version.max_workers, MOST_WORKERS),
+        workers=len(states),
+        starting=states.count(WorkerState.LOADING),
+        failing=states.count(WorkerState.BACKING_OFF) + states.count(WorkerState.FAILED),
+        working=working,
+        waiting=waiting,
+        refused=refused,
+        places=version.batch_places or 1,
+        rate=rate,
+        load_seconds=min((worker.instance.model_seconds for worker in version.workers if worker.instance), default=0.0),
+        worker_memory=max((each.memory for each in used.values()), default=0),
+        free_memory=free,
+        cores=cores,
+        cores_of_worker=0.0 if version.plan.gpus else watched.cores_of_worker,
+        unused=max(0.0, now - version.last_used),
+        scale_to_zero=version.plan.scale_to_zero,
+    )
+
+
+def _learn_cores(version: ModelVersion, watched: _Watched, used: dict[Worker, ResourceUsage]) -> None:
+    """Of a worker at work: at most one, as more workers get fewer threads each. Where it waits for others, it uses less."""
+    cpu, busy = sum(each.cpu_seconds for each in used.values()), version.stats.busy_seconds
+    if watched.workers != frozenset(used):
+        watched.workers, watched.cpu_seconds, watched.busy_seconds = frozenset(used), cpu, busy
+    elif busy - watched.busy_seconds > BUSY_ENOUGH:
+        watched.cores_of_worker = min(1.0, (cpu - watched.cpu_seconds) / (busy - watched.busy_seconds))
+
+
+def _numbers(seen: ModelLoad) -> str:
+    parts = [
+        f"{seen.waiting} requests wait",
+        f"{seen.refused} refused" if seen.refused else "",
+        f"{seen.working} of {seen.workers} workers are at work",
+        f"{seen.rate:.3g} requests/s each",
+        f"a worker loads in {seen.load_seconds:.2g} s and uses {seen.worker_memory // MEGA} MB of {seen.free_memory // MEGA} MB free",
+        f"it uses {seen.cores_of_worker:.2g} of {seen.cores:g} cores at work" if seen.cores_of_worker else "",
+        f"no request for {seen.unused:.0f} s" if seen.unused >= 1 else "",
+    ]
+    return ", ".join(filter(None, parts))

@@ -1,0 +1,104 @@
+"""Real workers that come with the load and go when idle, down to none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+from tests.support.clients.talker import HANDLER, TIMEOUT, ask, order, submit, talker, until, with_registry
+from tsx_runtime.core.elastic.decision import CALM
+from tsx_runtime.core.models.plan import RegisterOrder
+from tsx_runtime.core.workers.worker import WorkerState
+from tsx_runtime.errors import BadRequest
+
+pytestmark = pytest.mark.usefixtures("processes")
+
+
+async def look_until(registry, condition) -> None:
+    end = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        await registry.elastic.look()
+        await asyncio.sleep(0.02)
+
+
+def pass_time(registry, seconds: float) -> None:
+    before = registry.elastic.clock
+    registry.elastic.clock = lambda: before() + seconds
+
+
+def test_workers_come_under_load_and_go_when_it_is_over_and_no_request_is_lost(tmp_path):
+    go = tmp_path / "go"
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m"), order(max_workers=3))
+        fixed = await registry.register_path(talker(tmp_path / "n", name="fixed"), order(model_name="fixed"))
+        jobs = [submit(each, f"until {go}") for each in (version, fixed) for _ in range(6)]
+        await look_until(registry, lambda: len(version.workers) == 3 and version.ready)
+        await until(lambda: all(worker.state is WorkerState.READY for worker in version.workers))
+        assert len(fixed.workers) == 1
+        assert "requests wait" in version.last_scaling
+        assert version.stats.scalings["queue"] == 2
+        go.touch()
+        for job in jobs:
+            await asyncio.wait_for(job.done, TIMEOUT)
+        for _ in range(3):
+            await registry.elastic.look()
+            pass_time(registry, CALM + 1)
+        await look_until(registry, lambda: len(version.workers) == 1)
+        assert version.stats.scalings["quiet"] == 1
+        assert await ask(version, "still") == "still"
+
+    with_registry(test, cpus=8)
+
+
+def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_even_if_the_process_dies_meanwhile(tmp_path):
+    flag = tmp_path / "flag"
+    flag.touch()
+    handler = f"import time\nfrom pathlib import Path\nwhile not Path({str(flag)!r}).exists():\n    time.sleep(0.01)\n{HANDLER}"
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", handler, config="scaleToZero: 10m\n"), order())
+        await ask(version, "a")
+        pass_time(registry, 590)
+        await registry.elastic.look()
+        assert len(version.workers) == 1
+        pass_time(registry, 20)
+        await registry.elastic.look()
+        assert version.asleep
+        assert version.ready
+        flag.unlink()
+        jobs = [submit(version, word) for word in ("b", "c")]
+        await until(lambda: version.workers and version.workers[0].pid)
+        assert version.retry_after() >= 1
+        os.kill(version.workers[0].pid, signal.SIGKILL)
+        await until(lambda: version.workers[0].restarts == 1)
+        flag.touch()
+        answers = [await asyncio.wait_for(job.done, TIMEOUT) for job in jobs]
+        assert [answer.body for answer in answers] == [b"b", b"c"]
+        assert all(float(answer.headers.decode().partition("x-tsx-cold-start: ")[2]) > 0 for answer in answers)
+        later = await asyncio.wait_for(submit(version, "d").done, TIMEOUT)
+        assert b"cold-start" not in later.headers
+        assert version.stats.scalings == {"unused": 1, "request": 1}
+        await version.scale(0, 0)
+        assert not version.asleep  # no workers at all, as was asked for
+
+    with_registry(test)
+
+
+def test_a_model_registered_without_workers_is_loaded_by_its_first_request_only_if_it_may_scale_to_zero(tmp_path):
+    async def test(registry):
+        config = "scaleToZero: 90\n"
+        version = await registry.register_path(talker(tmp_path / "m", config=config), RegisterOrder(url="m", initial_workers=0))
+        assert (version.min_workers, version.max_workers, version.asleep) == (0, 1, True)
+        assert await ask(version, "a") == "a"
+        with pytest.raises(BadRequest, match="useJobTicket"):
+            await registry.register_path(
+                talker(tmp_path / "n", name="n", config=config + "useJobTicket: true\n"), RegisterOrder(url="n", model_name="n")
+            )
+
+    with_registry(test)

@@ -1,0 +1,173 @@
+"""How many workers a model should have: properties of the decision, and simulated loads."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsx_runtime.core.elastic.decision import CALM, LOOK, History, ModelLoad, Scaling, decide
+
+MODEL = ModelLoad(
+    now=1000.0, minimum=1, maximum=8, workers=1, starting=0, failing=0, working=1, waiting=40, rate=20.0, load_seconds=0.02, cores=8.0
+)
+
+
+def look(seen: ModelLoad, times: int = 1, history: History | None = None, pause: float = LOOK) -> tuple[Scaling, History]:
+    decision, history = decide(seen, history or History())
+    for number in range(1, times):
+        decision, history = decide(replace(seen, now=seen.now + number * pause), history)
+    return decision, history
+
+
+@pytest.mark.parametrize(
+    ("change", "decision"),
+    [
+        ({}, (2, "queue")),
+        ({"workers": 2, "working": 2, "waiting": 60}, (4, "queue")),  # at most as many again
+        ({"workers": 4, "working": 4, "waiting": 45}, (7, "queue")),  # as many as do it in a second
+        ({"workers": 4, "working": 4, "waiting": 45, "maximum": 5}, (5, "queue")),
+        ({"workers": 8, "working": 8, "waiting": 90}, (8, "")),
+        ({"working": 0, "waiting": 0}, (1, "")),
+        ({"waiting": 40, "places": 64}, (1, "")),  # the next batch takes them all
+        ({"starting": 1, "workers": 2}, (2, "")),
+        ({"failing": 1, "workers": 2}, (2, "")),
+        ({"load_seconds": 30.0}, (1, "")),  # not yet
+        ({"worker_memory": 100, "free_memory": 99}, (1, "memory")),
+        ({"cores": 2.0, "cores_of_worker": 0.9, "workers": 2, "working": 2, "waiting": 60}, (2, "cores")),
+        (
+            {"cores": 2.0, "cores_of_worker": 0.5, "workers": 2, "working": 2, "waiting": 60},
+            (4, "queue"),
+        ),
+    ],
+)
+def test_workers_come_when_the_queue_stays_and_something_allows_more(change, decision):
+    assert look(replace(MODEL, **change), 2)[0] == decision
+
+
+def test_one_look_at_a_burst_is_not_enough_but_a_refused_request_is():
+    assert look(MODEL)[0] == (1, "")
+    assert look(replace(MODEL, refused=3))[0] == (2, "refused")
+
+
+def test_where_a_worker_loads_for_long_the_queue_must_last_longer():
+    assert look(replace(MODEL, load_seconds=30.0), 11)[0] == (2, "queue")
+
+
+def test_an_unused_model_is_unloaded_only_where_it_says_so():
+    unused = replace(MODEL, working=0, waiting=0, unused=601.0)
+    assert look(unused)[0] == (1, "")
+    assert look(replace(unused, scale_to_zero=600.0))[0] == (0, "unused")
+    assert look(replace(unused, scale_to_zero=602.0))[0] == (1, "")
+
+
+def test_workers_go_after_a_minute_in_which_fewer_had_sufficed():
+    idle = replace(MODEL, workers=4, working=0, waiting=0)
+    assert look(idle, round(CALM / LOOK))[0] == (4, "")
+    assert look(idle, round(CALM / LOOK) + 1)[0] == (1, "quiet")
+    assert look(replace(idle, minimum=2), round(CALM / LOOK) + 1)[0] == (2, "quiet")
+    assert look(replace(idle, working=2), round(CALM / LOOK) + 1)[0] == (4, "")
+
+
+@given(
+    st.integers(0, 8), st.integers(0, 8), st.integers(0, 500), st.integers(0, 50), st.floats(0, 1e4), st.integers(1, 4), st.integers(0, 20)
+)
+@settings(max_examples=60, deadline=None)
+def test_a_decision_stays_in_the_range_at_most_doubles_and_has_a_reason(workers, working, waiting, refused, rate, minimum, more):
+    seen = replace(MODEL, workers=workers, working=min(workers, working), waiting=waiting, refused=refused, rate=rate)
+    seen = replace(seen, minimum=minimum, maximum=minimum + more)
+    decision, _ = look(seen, 130)
+    if decision.workers > workers:
+        assert workers < decision.workers <= min(seen.maximum, 2 * workers)
+    elif decision.workers < workers:
+        assert decision.workers >= minimum
+    assert decision.workers == workers or decision.reason
+
+
+@given(st.floats(0.05, 7.5), st.floats(0.5, 500), st.floats(0.01, 3), st.integers(0, 2**16))
+@settings(max_examples=25, deadline=None)
+def test_under_a_constant_load_no_worker_is_started_again_once_one_was_stopped(load, rate, load_seconds, seed):
+    """`load`: of how many workers. Requests come evenly; at a look, a worker is at work with a probability."""
+    dice, history, waiting, workers, changes = random.Random(seed), History(), 0.0, 1, []
+    for number in range(2400):
+        waiting += (load - workers) * LOOK * rate
+        refused = max(0, math.ceil(waiting - 100))
+        waiting = min(max(0.0, waiting), 100.0)
+        share = 1.0 if waiting else load / workers
+        working = sum(dice.random() < share for _ in range(workers))
+        seen = replace(MODEL, now=number * LOOK, workers=workers, working=working, waiting=int(waiting), refused=refused)
+        decision, history = decide(replace(seen, rate=rate, load_seconds=load_seconds), history)
+        if decision.workers != workers:
+            changes.append(decision.workers - workers)
+            workers = decision.workers
+    downs = [number for number, change in enumerate(changes) if change < 0]
+    assert not downs or all(change < 0 for change in changes[downs[0] :])
+    assert workers >= min(8, load)
+
+
+@dataclass
+class Day:
+    """What came of a simulated load."""
+
+    worker_seconds: float = 0.0
+    waits: list[float] = field(default_factory=list)
+    changes: int = 0
+
+    def misses(self, bound: float) -> int:
+        return sum(wait > bound for wait in self.waits)
+
+
+def simulate(arrivals: list[float], service: float, end: float, minimum: int, maximum: int, load: float = 0.02) -> Day:
+    """First come, first served; all that is decided is how many workers there are."""
+    day, history, queue, coming = Day(), History(), deque(), deque(arrivals)
+    free = [0.0] * minimum  # when each worker is next without work
+    now = 0.0
+    while now < end:
+        now += LOOK
+        while coming and coming[0] <= now:
+            queue.append(coming.popleft())
+        while queue and max(queue[0], free[0]) <= now:
+            begun = max(queue[0], free[0])
+            day.waits.append(begun - queue.popleft())
+            heapq.heapreplace(free, begun + service)
+        day.worker_seconds += LOOK * len(free)
+        working = sum(each > now for each in free)
+        seen = ModelLoad(now, minimum, maximum, len(free), 0, 0, working, len(queue), rate=1 / service, load_seconds=load)
+        decision, history = decide(seen, history)
+        if decision.workers != len(free):
+            day.changes += 1
+            free = sorted(free)[-decision.workers :] if decision.workers < len(free) else free
+            free += [now + load] * (decision.workers - len(free))
+            heapq.heapify(free)
+    return day
+
+
+def poisson(rate, end: float, most: float, seed: int) -> list[float]:
+    """`rate(now)` a second, at most `most`."""
+    dice, now, arrivals = random.Random(seed), 0.0, []
+    while (now := now + dice.expovariate(most)) < end:
+        if dice.random() * most < rate(now):
+            arrivals.append(now)
+    return arrivals
+
+
+def test_over_a_day_few_requests_wait_and_workers_run_only_while_they_are_needed():
+    end, service = 2400.0, 0.1
+    arrivals = poisson(lambda now: 14 - 13 * math.cos(2 * math.pi * now / end), end, 27.0, seed=1)  # 0.1 to 2.7 workers
+    one, most, elastic = (simulate(arrivals, service, end, *bounds) for bounds in ((1, 1), (4, 4), (1, 4)))
+    assert most.misses(1.0) == 0
+    assert one.misses(1.0) > len(arrivals) / 2
+    assert elastic.misses(1.0) < len(arrivals) / 200
+    assert elastic.worker_seconds < 0.75 * most.worker_seconds
+    assert elastic.changes < 12
+
+
+def test_a_load_that_needs_a_second_worker_now_and_then_does_not_start_and_stop_it_again_and_again():
+    arrivals = poisson(lambda now: 1.1, 14400.0, 1.1, seed=2)
+    assert simulate(arrivals, 0.5, 14400.0, 1, 4).changes < 24

@@ -1,0 +1,129 @@
+"""The budget of memory for all models: which are unloaded, and real workers that come and go under it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import OrderedDict
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.clients.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
+from tsx_runtime.core.elastic.memory import MEGA, MemoryBudget, least_recently_used
+from tsx_runtime.core.workers.worker import Worker, WorkerState
+from tsx_runtime.errors import LoadOutOfMemory
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 50)), max_size=20), st.integers(-10, 300))
+def test_no_more_than_the_least_recently_used_are_unloaded(models, excess):
+    idle = [(used, memory, number) for number, (used, memory) in enumerate(models)]
+    chosen = least_recently_used(idle, excess)
+    if chosen is None:
+        assert sum(memory for _, memory in models) < excess
+        return
+    freed = [models[number][1] for number in chosen]
+    assert sum(freed) >= excess
+    assert not freed or sum(freed[:-1]) < excess
+    kept = [used for number, (used, _) in enumerate(models) if number not in chosen]
+    assert all(models[number][0] <= used for number in chosen for used in kept)
+
+
+@given(st.lists(st.integers(0, 199), max_size=400))
+def test_of_200_models_the_20_that_fit_are_those_used_last(requests):
+    loaded: dict[int, float] = {}
+    expected: OrderedDict[int, None] = OrderedDict()
+    for now, model in enumerate(requests):
+        if model not in loaded:
+            for gone in least_recently_used([(used, 10, number) for number, used in loaded.items()], 10 * (len(loaded) + 1) - 200) or []:
+                del loaded[gone]
+        loaded[model] = now
+        expected[model] = None
+        expected.move_to_end(model)
+    assert set(loaded) == set(list(expected)[-20:])
+
+
+class Rester:
+    """A model as the budget sees it, which is idle as soon as it has loaded."""
+
+    label = "m"
+    archive = SimpleNamespace(directory="")
+
+    def __init__(self) -> None:
+        self.workers: list = []
+        self.last_used = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return all(worker.state is WorkerState.READY for worker in self.workers)
+
+    def adapt(self, count: int, reason: str, numbers: str) -> Coroutine[Any, Any, None]:
+        self.workers = []
+        return asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("size", [0, 10])
+def test_of_200_models_that_load_at_once_all_load_and_20_stay(size, monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.elastic.memory.memory_of", lambda workers: 10)
+    monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: size)
+    models = [Rester() for _ in range(200)]
+    ready = itertools.count(1)
+
+    async def load(budget, model, turns):
+        worker = Worker("1", (), 0.0)
+        model.workers = [worker]
+        async with budget.room(model, worker):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        worker.state, model.last_used = WorkerState.READY, next(ready)
+        assert sum(model.is_idle for model in models if model.workers) <= 20
+
+    async def main():
+        budget = MemoryBudget(200, lambda: models, lambda: models)
+        loads = [load(budget, model, number * 7 % 5) for number, model in enumerate(models)]
+        await asyncio.wait_for(asyncio.gather(*loads), TIMEOUT)
+        assert budget.free() == 0
+
+    asyncio.run(main())
+    assert {model for model in models if model.workers} == set(sorted(models, key=lambda model: model.last_used)[-20:])
+
+
+@pytest.mark.usefixtures("processes")
+def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_request(tmp_path, monkeypatch):
+    """The sizes are made up: what the system tells of processes that share memory depends on how many there are."""
+    monkeypatch.setattr("tsx_runtime.core.elastic.memory.memory_of", lambda workers: 100 * MEGA * len(list(workers)))
+    names = ["a", "b", "c", "d", "e", "f"]
+
+    async def test(registry):
+        def loaded() -> str:
+            return "".join(name for name in names if registry.find(name).workers)
+
+        await asyncio.gather(*(registry.register_path(talker(tmp_path / name, name=name), order(model_name=name)) for name in names))
+        assert len(loaded()) == 2
+        for name in names:
+            assert await ask(registry.find(name), name) == name
+            assert len(loaded()) <= 2
+        assert loaded() == "ef"
+        await ask(registry.find("e"), "again")
+        await ask(registry.find("a"), "x")
+        assert loaded() == "ae"
+        assert registry.find("f").asleep
+        assert registry.find("f").ready
+        assert "model_memory" in registry.find("f").last_scaling
+        go = tmp_path / "go"
+        busy = [submit(registry.find(name), f"until {go}") for name in "ae"]
+        waits = submit(registry.find("b"), "b")
+        await until(lambda: registry.find("b").last_error)
+        assert "There is no room" in registry.find("b").last_error
+        with pytest.raises(LoadOutOfMemory, match="model_memory is 250 MB"):
+            await registry.register_path(talker(tmp_path / "g", name="g"), order(model_name="g"))
+        go.touch()
+        for job in (*busy, waits):
+            await asyncio.wait_for(job.done, TIMEOUT)
+        assert len(loaded()) <= 2
+
+    with_registry(test, model_memory=250 * MEGA)

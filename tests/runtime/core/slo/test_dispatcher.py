@@ -1,0 +1,165 @@
+"""The dispatcher of a version with a latency target, against a peer at the other end of a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, answer, connect, job, submit
+from tsx_archiver.metadata.slo import latency_target
+from tsx_runtime.core.scheduling.dispatcher import Bounds
+from tsx_runtime.core.scheduling.queue import BatchLimits
+from tsx_runtime.core.slo.dispatcher import SloDispatcher
+from tsx_runtime.errors import QueueFull, WorkerDied
+
+PATIENT = latency_target("p99<60s")
+KNOWN = [(1, 1.0), (8, 2.0), (64, 4.0)]  # seconds of a benchmark
+
+
+async def started(target=PATIENT, points=KNOWN, workers=1) -> tuple[SloDispatcher, list[Peer]]:
+    dispatcher = SloDispatcher('Model "m" [Version 1.0]', BatchLimits(1024), Bounds(), target, points)
+    dispatcher.accept(True)
+    peers = []
+    for _ in range(workers):
+        channel, peer = await connect(dispatcher)
+        dispatcher.add(channel)
+        peers.append(peer)
+    return dispatcher, peers
+
+
+async def refused(each) -> QueueFull:
+    with pytest.raises(QueueFull) as found:
+        await answer(each)
+    return found.value
+
+
+async def sizes(dispatcher, peer, count: int) -> list[int]:
+    """Of the batches that are sent for so many requests, each answered at once."""
+    waiting, found = submit(dispatcher, *[b"x"] * count), []
+    await asyncio.sleep(0)
+    while not all(each.done.done() for each in waiting):
+        frame = await peer.read()
+        found.append(len(frame.items))
+        await peer.reply(frame)
+        await asyncio.wait([each.done for each in waiting], timeout=0.05, return_when=asyncio.ALL_COMPLETED)
+    [each.done.exception() for each in waiting]
+    return found
+
+
+def test_a_batch_is_as_large_as_the_target_allows():
+    async def main(seconds):
+        dispatcher, (peer,) = await started(latency_target(f"p99<{seconds}s"))
+        return (await sizes(dispatcher, peer, 30))[0]
+
+    assert asyncio.run(main(60)) == 30
+    assert 4 <= asyncio.run(main(2)) <= 8
+
+
+def test_what_would_be_late_is_refused_on_arrival_and_told_when_to_return():
+    async def main():
+        dispatcher, (peer,) = await started(latency_target("p99<5s"))
+        taken = submit(dispatcher, *[b"x"] * 64)
+        frame = await peer.read()
+        error = await refused(submit(dispatcher, b"x")[0])
+        assert error.status == 503
+        assert 1 <= error.retry_after <= 5
+        assert "would not be answered in time (slo: p99<5s)" in error.message
+        assert dispatcher.report.refused == 1
+        await peer.reply(frame)
+        assert [await answer(each) for each in taken] == [b"x"] * 64
+        assert dispatcher.report[3:7] == (64, 0, 1, 1.0)
+
+    asyncio.run(main())
+
+
+def test_an_idle_worker_takes_a_request_whatever_the_curve_says():
+    async def main():
+        dispatcher, (peer,) = await started(latency_target("p99<1ms"))
+        for _ in range(2):
+            (each,) = submit(dispatcher, b"x")
+            frame = await peer.read()
+            await refused(submit(dispatcher, b"y")[0])
+            time.sleep(0.002)  # noqa: ASYNC251  # the target passes
+            await peer.reply(frame)
+            assert await answer(each) == b"x"
+        assert (dispatcher.report.attained, dispatcher.report.missed) == (0, 2)
+        assert dispatcher.report.budget_left < 0
+
+    asyncio.run(main())
+
+
+def test_without_a_benchmark_batches_begin_at_one_and_grow():
+    async def main():
+        dispatcher, (peer,) = await started(points=())
+        submit(dispatcher, *[b"x"] * 4)
+        sizes = []
+        while sum(sizes) < 100:
+            frame = await peer.read()
+            sizes.append(len(frame.items))
+            submit(dispatcher, *[b"x"] * 20)
+            await peer.reply(frame)
+        assert sizes[0] == 1
+        assert max(sizes) > 5
+
+    asyncio.run(main())
+
+
+def test_while_workers_start_one_request_waits_and_others_return_when_they_are_ready():
+    async def main():
+        dispatcher, _ = await started(workers=0)
+        dispatcher.seconds_until_ready = lambda: 7.0
+        first, second = submit(dispatcher, b"x", b"y")
+        assert (await refused(second)).retry_after == 7
+        channel, peer = await connect(dispatcher)
+        dispatcher.add(channel)
+        await peer.reply(await peer.read())
+        assert await answer(first) == b"x"
+
+    asyncio.run(main())
+
+
+def test_a_greater_priority_takes_the_place_of_a_request_that_waits():
+    async def main():
+        dispatcher, (peer,) = await started(latency_target("p99<20s"), [(1, 4.0)])
+        submit(dispatcher, b"x")
+        await peer.read()
+        waiting = []
+        while not waiting or not waiting[-1].done.done():
+            waiting += submit(dispatcher, b"y")
+        await refused(waiting.pop())
+        urgent = job(b"urgent", priority=1)
+        dispatcher.submit(urgent)
+        assert [each for each in waiting if each.done.done()] == waiting[-1:]
+        await refused(waiting[-1])
+        assert not urgent.done.done()
+        assert (dispatcher.report.refused, dispatcher.report.missed) == (2, 0)
+
+    asyncio.run(main())
+
+
+def test_a_request_that_its_worker_takes_with_it_is_a_miss():
+    async def main():
+        dispatcher, (peer,) = await started()
+        (each,) = submit(dispatcher, b"x")
+        await peer.read()
+        channel = dispatcher.channels[0]
+        peer.close()
+        await asyncio.wait_for(channel.closed, TIMEOUT)
+        dispatcher.retry_lost(channel.sent[0]._replace(deaths=3), (), WorkerDied("It died."))
+        with pytest.raises(WorkerDied):
+            await answer(each)
+        assert dispatcher.report.missed == 1
+
+    asyncio.run(main())
+
+
+def test_another_target_holds_from_now_on():
+    async def main():
+        dispatcher, (peer,) = await started()
+        dispatcher.change(BatchLimits(1024), Bounds(slo=latency_target("p99<2s")))
+        assert 4 <= (await sizes(dispatcher, peer, 30))[0] <= 8
+        assert dispatcher.report.target.text == "p99<2s"
+
+    asyncio.run(main())
