@@ -1,24 +1,30 @@
 """The .mar archive: manifest, write, open, verify. Imports neither torch nor another room."""
 
-from tsx_archiver.errors import (
-    ArchiveError,
-    ArchiveNotFound,
-    CacheError,
-    InvalidConfig,
-)
-from tsx_archiver.inspecting import Finding, Inspection, inspect_archive, read_member, verify_archive
-from tsx_archiver.limits import Limits
-from tsx_archiver.metadata.manifest import Manifest, handler_fault, split_handler
-from tsx_archiver.metadata.modelconfig import ModelConfig, TorchRun, WarmUp, load_model_config, parse_model_config
-from tsx_archiver.metadata.modelfile import ModelFile, describe_model_file
-from tsx_archiver.metadata.safejson import load_json
-from tsx_archiver.metadata.safeyaml import load_yaml_file
-from tsx_archiver.names import ARCHIVE_SUFFIXES, DEFAULT_VERSION, default_model_name, is_inside, is_model_name, shown
-from tsx_archiver.opening import OpenArchive, open_archive, refuse_foreign_link
-from tsx_archiver.packing import BUILTIN_HANDLERS, ArchiveSpec, plan_archive
-from tsx_archiver.rewriting import rewrite_archive
-from tsx_archiver.storage.cache import default_cache
-from tsx_archiver.writing import Format, write_archive
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tsx_archiver.errors import (
+        ArchiveError,
+        ArchiveNotFound,
+        CacheError,
+        InvalidConfig,
+    )
+    from tsx_archiver.inspecting import Finding, Inspection, inspect_archive, read_member, verify_archive
+    from tsx_archiver.limits import Limits
+    from tsx_archiver.metadata.manifest import Manifest, handler_fault, split_handler
+    from tsx_archiver.metadata.modelconfig import ModelConfig, TorchRun, WarmUp, load_model_config, parse_model_config
+    from tsx_archiver.metadata.modelfile import ModelFile, describe_model_file
+    from tsx_archiver.metadata.safejson import load_json
+    from tsx_archiver.metadata.safeyaml import load_yaml_file
+    from tsx_archiver.names import ARCHIVE_SUFFIXES, DEFAULT_VERSION, default_model_name, is_inside, is_model_name, shown
+    from tsx_archiver.opening import OpenArchive, open_archive, refuse_foreign_link
+    from tsx_archiver.packing import BUILTIN_HANDLERS, ArchiveSpec, plan_archive
+    from tsx_archiver.rewriting import rewrite_archive
+    from tsx_archiver.storage.cache import default_cache
+    from tsx_archiver.writing import Format, write_archive
 
 __all__ = [
     "ARCHIVE_SUFFIXES",
@@ -60,3 +66,30 @@ __all__ = [
     "verify_archive",
     "write_archive",
 ]
+
+# Imported when one of their names is asked for: for their help, commands need a light module of this package and none of these.
+_MODULES = (
+    "errors",
+    "inspecting",
+    "limits",
+    "metadata.manifest",
+    "metadata.modelconfig",
+    "metadata.modelfile",
+    "metadata.safejson",
+    "metadata.safeyaml",
+    "names",
+    "opening",
+    "packing",
+    "rewriting",
+    "storage.cache",
+    "writing",
+)
+
+
+def __getattr__(name: str) -> Any:
+    for module in _MODULES if name in __all__ else ():
+        names = vars(import_module(f"{__name__}.{module}"))
+        if name in names:
+            globals()[name] = names[name]
+            return names[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -28,7 +28,7 @@ HEAVY = (
     "jinja2",
     "asyncio",
     "tsx_runtime.settings.schema",
-    "tsx_archiver",
+    "tsx_archiver.opening",
 )
 
 
@@ -55,7 +55,7 @@ from tsx_cli.main import Commands
 for module, _ in Commands.entries.values():
     importlib.import_module(module)
 """
-    needed = (*HEAVY, "tsx_archiver", "tsx_runtime.settings.schema", "tsx_runtime.core")
+    needed = (*HEAVY, "tsx_archiver.opening", "tsx_runtime.settings.schema", "tsx_runtime.core")
     assert python(f"{code}print([name for name in {needed} if name in sys.modules])").splitlines()[-1] == "[]"
 
 

@@ -6,12 +6,13 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from tsx_archiver.metadata.model_limits import SAVED
+from tsx_archiver.metadata.slo import checked_target
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.model_limits import with_limits
 from tsx_runtime.settings.properties import parse_properties
@@ -91,6 +92,7 @@ class VersionSettings(_CamelModel):
     min_workers: int | None = Field(default=None, ge=0)
     max_workers: int | None = Field(default=None, ge=0)
     runtime_type: str | None = None
+    slo: Annotated[str, AfterValidator(checked_target)] | None = None  # tsx's own: then what it is in place of is for TorchServe alone
 
 
 Versions = dict[str, dict[str, VersionSettings]]  # by model, then by version

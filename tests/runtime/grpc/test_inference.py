@@ -78,6 +78,7 @@ def test_an_equal_request_is_answered_from_the_reply_cache(client: Client) -> No
     order = client.management.RegisterModelRequest(url="cached.mar", initial_workers=1, synchronous=True)
     client.models.RegisterModel(order, timeout=TIMEOUT)
     asked = [client.ask("cached", data=data) for data in (b"a", b"a", b"b")]
+    client.models.UnregisterModel(client.management.UnregisterModelRequest(model_name="cached"), timeout=TIMEOUT)
     assert [prediction for prediction, _ in asked] == [b"1", b"1", b"2"]
     assert [dict(call.initial_metadata()).get("x-cache") for _, call in asked] == [None, "hit", None]
 

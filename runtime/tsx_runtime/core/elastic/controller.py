@@ -13,7 +13,7 @@ from tsx_runtime.core.elastic.decision import History, ModelLoad, decide
 from tsx_runtime.core.elastic.memory import MEGA, MemoryBudget
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import MOST_WORKERS
-from tsx_runtime.core.workers.instance import ResourceUsage
+from tsx_runtime.core.workers.instance import ResourceUsage, WorkerInstance
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.shared.memory import free_memory
 
@@ -27,7 +27,7 @@ class _Watched:
 
     history: History = field(default_factory=History)
     refusals: int = 0
-    workers: frozenset[Worker] = frozenset()  # since when the two sums are counted
+    processes: frozenset[WorkerInstance | None] = frozenset()  # since when the two sums are counted
     cpu_seconds: float = 0.0
     busy_seconds: float = 0.0
     cores_of_worker: float = 1.0
@@ -114,8 +114,9 @@ def _observe(
 def _learn_cores(version: ModelVersion, watched: _Watched, used: dict[Worker, ResourceUsage]) -> None:
     """Of a worker at work: at most one, as more workers get fewer threads each. Where it waits for others, it uses less."""
     cpu, busy = sum(each.cpu_seconds for each in used.values()), version.stats.busy_seconds
-    if watched.workers != frozenset(used):
-        watched.workers, watched.cpu_seconds, watched.busy_seconds = frozenset(used), cpu, busy
+    processes = frozenset(worker.instance for worker in used)  # one that was restarted has used nothing yet
+    if watched.processes != processes:
+        watched.processes, watched.cpu_seconds, watched.busy_seconds = processes, cpu, busy
     elif busy - watched.busy_seconds > BUSY_ENOUGH:
         watched.cores_of_worker = min(1.0, (cpu - watched.cpu_seconds) / (busy - watched.busy_seconds))
 

@@ -67,7 +67,9 @@ class MemoryBudget:
         await self._make_room(bound, version, worker, need)
         try:
             yield
-            self._used[worker] = self._needs[version] = await asyncio.to_thread(memory_of, [worker])
+            self._used[worker] = used = await asyncio.to_thread(memory_of, [worker])
+            if worker.successor is None:  # else it is that of two processes
+                self._needs[version] = used
             self._least = min(self._least or self._used[worker], self._used[worker])
             self._reserved[worker] = 0
             await self._make_room(bound, version, worker, 0)

@@ -17,7 +17,7 @@ from tsx_runtime.core.isolation.config import Sandbox, isolation_of
 from tsx_runtime.core.models.benchmark_record import read_benchmark_record
 from tsx_runtime.core.models.handlers import chosen_handler, handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order
-from tsx_runtime.core.models.plan import KNOBS, RegisterOrder, VersionPlan, check_workers
+from tsx_runtime.core.models.plan import RegisterOrder, VersionPlan, check_workers
 from tsx_runtime.core.models.reply_cache import ReplyCache
 from tsx_runtime.core.models.resources import ServerResources
 from tsx_runtime.core.placement.placement import WorkerPlacement, placement_of
@@ -176,8 +176,8 @@ class ModelVersion:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all its workers could end now, and nothing would be lost."""
-        return self._dispatcher.unused and all(worker.state is WorkerState.READY for worker in self.workers)
+        """Whether all its workers could end now, and nothing would be lost: its next request may wait for one."""
+        return self._dispatcher.unused and not self.plan.strategy.tickets and {each.state for each in self.workers} <= {WorkerState.READY}
 
     @property
     def last_used(self) -> float:
@@ -287,8 +287,7 @@ class ModelVersion:
 
     def check_changes(self, changes: Mapping[str, Any]) -> None:
         """Raises BadRequest where a latency target and what it stands in place of come together."""
-        unfit = KNOBS if self.plan.slo is not None else ("slo",)
-        if names := [name for name in unfit if name in changes]:
+        if names := [name for name in self.plan.unfit if name in changes]:
             has = f"its slo is {self.plan.slo}" if self.plan.slo is not None else "it was registered without an slo"
             text = f"{self.label} cannot be given {', '.join(names)} while it is served, since {has}"
             raise BadRequest(f"{text}. Register it with what you want: POST /models?url=...&replace=true&slo=...")

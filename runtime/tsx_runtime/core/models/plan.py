@@ -98,6 +98,11 @@ class VersionPlan(ModelLimits[int]):
         return BatchLimits(min(items, wire.MAX_ITEMS), size, wait, self.policy, cost, self.batch_buckets)
 
     @property
+    def unfit(self) -> tuple[str, ...]:
+        """What a version cannot be given while it is served: a latency target and KNOBS exclude each other."""
+        return KNOBS if self.slo is not None else ("slo",)
+
+    @property
     def batch_cost(self) -> int:
         """0 where there is no limit."""
         return self.max_batch_cost or self.max_batch_tokens

@@ -74,7 +74,7 @@ class ReplyCache:
             return
         running = self._running.get(key)
         if running is not None and running.is_soon_enough_for(job):
-            running.followers.append(job)
+            running.followers[job] = None
             self._waiting[job] = running
             return
         self.misses += 1
@@ -85,11 +85,16 @@ class ReplyCache:
         self._submit(miss)
 
     def leave(self, job: Job) -> None:
-        """Its client is gone. A request that others wait for goes on."""
+        """Its client is gone. A request that others wait for goes on; one that waits for another is refused at once, and not kept."""
         job.gone = True
         miss = self._waiting.get(job)
         if miss is None or miss.gone:
             self._dispatcher.leave(miss or job)
+        elif job in miss.followers:
+            del miss.followers[job], self._waiting[job]
+            error = ClientLeft("The client disconnected while its request waited for the answer of an equal one.")
+            self._dispatcher.stats.add_refusal(job, error, self._clock())
+            job.refuse(error)
 
     def clear(self) -> None:
         self._replies.clear()
@@ -131,7 +136,7 @@ class ReplyCache:
         """The jobs that waited for it: from now on none does."""
         if self._running.get(miss.key) is miss:
             del self._running[miss.key]
-        followers, miss.followers = miss.followers, []
+        followers, miss.followers = list(miss.followers), {}
         for job in (miss.job, *followers) if over else followers:
             del self._waiting[job]
         return followers
@@ -168,7 +173,7 @@ class _Miss(ObservedJob):
     def __init__(self, job: Job, key: bytes, cache: ReplyCache) -> None:
         super().__init__(job)
         self.key = key
-        self.followers: list[Job] = []
+        self.followers: dict[Job, None] = {}  # in the order of their arrival
         self.streamed = False
         self._cache = cache
 

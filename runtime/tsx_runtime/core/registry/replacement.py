@@ -45,7 +45,8 @@ class Adjustments(NamedTuple):
 def catch_up(old: ModelVersion, new: ModelVersion, before: Adjustments) -> Coroutine[Any, Any, None] | None:
     """Apply what was set on the old version since `before`. Returns the scaling, where its number of workers was changed."""
     now = Adjustments.of(old)
-    since = {name: value for name, value in now.limits.items() if name not in before.limits or before.limits[name] != value}
+    unseen = object()
+    since = {name: value for name, value in now.limits.items() if name not in new.plan.unfit and before.limits.get(name, unseen) != value}
     if since:
         new.change(since)
     if new.version == old.version:

@@ -376,7 +376,7 @@ def _failure(version: ModelVersion) -> str:
     """Why none of its workers will ever serve again, if so."""
     workers = version.workers
     if not workers:
-        return "it has no workers"
+        return "" if version.asleep else "it has no workers"
     if all(worker.state is WorkerState.FAILED for worker in workers):
         return f"its workers failed: {(version.last_error or 'no reason is known').strip().splitlines()[-1]}"
     return ""

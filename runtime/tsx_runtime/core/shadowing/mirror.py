@@ -179,11 +179,21 @@ class Copy:
         self.meta = self.request_id + job.meta[job.meta.index(b"\r\n") :] + TOLD
         self.body: Body = job.body
         self.arrived = time.monotonic()
-        self.deadline: float | None = self.arrived + PATIENCE
+        self._deadline: float | None = self.arrived + PATIENCE + target.plan.response_timeout
         self.priority = LAST
         self.gone = False
         self._mirror = mirror
         self._buffer = ResponseBuffer()
+
+    @property
+    def deadline(self) -> float | None:
+        return self._deadline
+
+    @deadline.setter
+    def deadline(self, latest_start: float | None) -> None:
+        """The dispatcher's: a model that is slow has time to answer, but no more than others to begin."""
+        assert latest_start is not None
+        self._deadline = min(latest_start, self.arrived + PATIENCE)
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         self._return(self._buffer.whole(status, headers, body))

@@ -45,7 +45,7 @@ class SloDispatcher(Dispatcher):
 
     def submit(self, job: Job) -> None:
         self.control.offered()
-        if len(self.queue.jobs) >= self.bounds.items and self.accepting:
+        if len(self.queue.jobs) >= self.bounds.items and (self.accepting or self.wake()):
             admitted = self._admits()
             if not admitted and self._flush_due:
                 self._flush()

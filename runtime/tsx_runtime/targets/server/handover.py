@@ -36,6 +36,7 @@ from tsx_runtime.version import __version__
 
 FORMAT = 1  # of the messages: the two servers may be of different releases
 PATIENCE = 30.0  # seconds for an answer of the other server
+INTRODUCTION = 5.0  # seconds that another server has for its secret
 MOST = 64 << 10  # bytes of a line
 MOST_SOCKETS = 16
 READY, YOURS = b"ready\n", b"yours\n"
@@ -131,7 +132,7 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
 class SocketHandover:
     """Waits for a server that replaces this one. `is_taken` once there is one, and it is ready."""
 
-    def __init__(self, listeners: Sequence[Listener], tokens: HandedTokens, on_ready: Callable[[], None]) -> None:
+    def __init__(self, listeners: Sequence[Listener], tokens: Callable[[], HandedTokens], on_ready: Callable[[], None]) -> None:
         self.is_taken = False
         self._listeners = listeners
         self._tokens = tokens
@@ -152,12 +153,12 @@ class SocketHandover:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            said = await reader.readline()
+            said = await asyncio.wait_for(reader.readline(), INTRODUCTION)
             if self._successor is not None or self.is_taken or not hmac.compare_digest(said.strip(), self._secret):
                 return
             self._successor = writer
             sockets = [[place(listener.address), listener.owns_file] for listener in self._listeners]
-            message = {"format": FORMAT, "version": __version__, "sockets": sockets, "tokens": self._tokens}
+            message = {"format": FORMAT, "version": __version__, "sockets": sockets, "tokens": self._tokens()}
             with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as connection:
                 line = json.dumps(message).encode() + b"\n"
                 socket.send_fds(connection, [line], [listener.sock.fileno() for listener in self._listeners])
@@ -167,9 +168,12 @@ class SocketHandover:
             else:
                 self._successor = None
                 logger.warning("the server that was to replace this one did not start; this one goes on")
+        except (TimeoutError, asyncio.TimeoutError):  # whoever it was has said nothing
+            return
         except (OSError, ValueError) as error:
             logger.warning("this server could not be replaced: %s", error)
-            self._successor = None
+            if self._successor is writer:
+                self._successor = None
         finally:
             if not self.is_taken or self._successor is not writer:
                 writer.close()
@@ -196,7 +200,7 @@ class SocketHandover:
 
 @asynccontextmanager
 async def replaceable(
-    path: Path | None, listeners: Sequence[Listener], tokens: HandedTokens, on_ready: Callable[[], None]
+    path: Path | None, listeners: Sequence[Listener], tokens: Callable[[], HandedTokens], on_ready: Callable[[], None]
 ) -> AsyncIterator[SocketHandover]:
     """As long as it lasts, another server can replace this one; `on_ready` is called when one is about to."""
     handover = SocketHandover(listeners, tokens, on_ready)

@@ -69,10 +69,17 @@ class Listener:
         self._file = None
 
     def take_over(self) -> None:
-        """The server that passed the socket has let go of it."""
-        if self._passed is not None and self._passed.owned:
-            with contextlib.suppress(OSError):
-                self._file = Path(self.address.path).stat()
+        """The server that passed the socket has let go of it. Raises SettingError."""
+        if self._passed is None or not self._passed.owned:
+            return
+        path = Path(self.address.path)
+        if not path.exists():  # it was stopped meanwhile, and has removed it
+            self.sock.close()
+            self.sock = bind_unix(self.address.path, self._names)
+            self.sock.setblocking(False)
+            self.listen()
+        with contextlib.suppress(OSError):
+            self._file = path.stat()
 
     def close(self) -> None:
         self.leave()

@@ -250,7 +250,8 @@ async def _answer(
             gc.collect()
             gc.freeze()  # modules, routes and schemas stay: collections, which block the loop, need not look at them again
             meeting = meeting_point(settings) if options.hosted is None else None
-            async with replaceable(meeting, listeners, made_up_tokens(parts.keys, settings), stopping.asked.set) as handover:
+            tokens = partial(made_up_tokens, parts.keys, settings)  # of the moment: clients renew them
+            async with replaceable(meeting, listeners, tokens, stopping.asked.set) as handover:
                 on_ready(servers.addresses)
                 failure = await _failure_to_load(hosted, models, stopping)
             if handover.is_taken:

@@ -102,6 +102,7 @@ def _saved(version: ModelVersion, is_default: bool, store: Path | None) -> Versi
         min_workers=version.min_workers,
         max_workers=version.max_workers,
         runtime_type=version.runtime,
+        slo=version.plan.slo,
         **{name: getattr(version.plan, name) for name in SAVED},
     )
 

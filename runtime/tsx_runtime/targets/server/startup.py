@@ -18,7 +18,7 @@ from tsx_archiver.metadata.model_limits import SAVED
 from tsx_runtime.api.describe import memory_of
 from tsx_runtime.core.isolation.hidden_credentials import SERVERS, hidden_variables
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.models.plan import RegisterOrder
+from tsx_runtime.core.models.plan import KNOBS, RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import Conflict, LoadFailed, SettingError, TsxError
@@ -178,7 +178,8 @@ def _restored(name: str, number: str, saved: VersionSettings, store: Path | None
         runtime=saved.runtime_type,
         initial_workers=1 if saved.min_workers is None else saved.min_workers,
         max_workers=saved.max_workers,
-        **{name: getattr(saved, name) for name in SAVED},
+        slo=saved.slo,
+        **{name: getattr(saved, name) for name in SAVED if saved.slo is None or name not in KNOBS},
     )
     return replace(_from_entry(name, saved.mar_name, store), order=order, default=saved.default_version)
 

@@ -6,13 +6,16 @@ import asyncio
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from tests.support.clients.talker import HANDLER, TIMEOUT, ask, order, submit, talker, until, with_registry
+from tsx_runtime.core.elastic.controller import _learn_cores, _Watched
 from tsx_runtime.core.elastic.decision import CALM
 from tsx_runtime.core.models.plan import RegisterOrder
-from tsx_runtime.core.workers.worker import WorkerState
+from tsx_runtime.core.workers.instance import ResourceUsage
+from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest
 
 pytestmark = pytest.mark.usefixtures("processes")
@@ -102,3 +105,14 @@ def test_a_model_registered_without_workers_is_loaded_by_its_first_request_only_
             )
 
     with_registry(test)
+
+
+def test_what_a_worker_used_before_it_was_restarted_does_not_count():
+    async def main():
+        version, watched, worker = SimpleNamespace(stats=SimpleNamespace()), _Watched(), Worker("1", (), 0.0)
+        for process, busy, cpu in [(1, 10.0, 50.0), (2, 12.0, 0.1), (2, 14.0, 1.1)]:
+            worker.instance, version.stats.busy_seconds = process, busy
+            _learn_cores(version, watched, {worker: ResourceUsage((1,), 0, cpu, 0)})
+        assert watched.cores_of_worker == pytest.approx(0.5)
+
+    asyncio.run(main())

@@ -127,3 +127,37 @@ def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_request(
         assert len(loaded()) <= 2
 
     with_registry(test, model_memory=250 * MEGA)
+
+
+def test_a_process_that_takes_over_from_another_does_not_double_what_its_model_needs(monkeypatch):
+    monkeypatch.setattr(
+        "tsx_runtime.core.elastic.memory.memory_of", lambda workers: sum(10 + 10 * bool(each.successor) for each in workers)
+    )
+    monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 0)
+    model, other = Rester(), Rester()
+
+    async def load(budget, version, successor=None):
+        (worker,) = version.workers = version.workers or [Worker("1", (), 0.0)]
+        worker.successor = successor
+        async with budget.room(version, worker):
+            pass
+        worker.state, worker.successor = WorkerState.READY, None
+
+    async def main():
+        budget = MemoryBudget(25, lambda: [], lambda: [model, other])
+        await load(budget, model)
+        await load(budget, model, successor="a process that has loaded beside it")
+        model.workers = []
+        await load(budget, other)
+        await load(budget, model)
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_model_for_which_no_request_may_wait_is_not_unloaded_for_others(tmp_path):
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", config="useJobTicket: true\n"), order())
+        assert not version.is_idle
+
+    with_registry(test)

@@ -289,3 +289,14 @@ def test_whatever_happens_each_request_is_answered_once_and_rightly(steps: list[
         assert all(body == b"of " + bytes(cast(bytes, client.body)) for _, _, body in client.answers)
     assert not made.cache._waiting
     assert not made.cache._running
+
+
+def test_a_request_that_waits_for_another_is_not_kept_once_its_client_has_left() -> None:
+    made = model()
+    first, second, third = Client(), Client(), Client()
+    made.send(first, second, third)
+    made.cache.leave(second)
+    assert isinstance(second.refusals[0], ClientLeft)
+    assert set(made.cache._waiting) == {first, third}
+    made.answer()
+    assert (len(first.answers), second.answers, len(third.answers)) == (1, [], 1)

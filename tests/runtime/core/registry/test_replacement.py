@@ -144,6 +144,21 @@ def test_limits_and_workers_that_were_set_stay(tmp_path):
     with_registry(test)
 
 
+def test_what_a_latency_target_is_in_place_of_does_not_follow_to_a_version_that_has_one(tmp_path):
+    async def test(registry):
+        await registry.register_path(talker(tmp_path / "1"), order())
+        waits = make_model(tmp_path / "2", WAITS + WHO.format(who="new"), name="talker")
+        replacing = asyncio.create_task(registry.register_path(waits, replaces(slo="p99<60s")))
+        await until((waits / "began").exists)
+        registry.change("talker", None, {"batch_size": 5, "client_timeout": 800})  # while the new one loads
+        (waits / "go").touch()
+        new = await asyncio.wait_for(replacing, TIMEOUT)
+        assert (new.plan.slo, new.plan.client_timeout) == ("p99<60s", 800)
+        assert "batch_size" not in new.changed
+
+    with_registry(test)
+
+
 def test_an_archive_says_its_own_where_nobody_else_did(tmp_path):
     async def test(registry):
         one = await registry.register_path(

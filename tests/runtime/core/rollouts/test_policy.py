@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tsx_runtime.core.models.model import ModelVersion
+from tsx_runtime.core.rollouts.controller import _failure
 from tsx_runtime.core.rollouts.policy import Action, Counts, RolloutPlan, StepObservation, decide, slower
 from tsx_runtime.core.telemetry.histogram import FINE, quantile
 
@@ -172,3 +176,8 @@ def test_a_plan_that_means_nothing_is_refused(given: dict[str, object]) -> None:
 
 def test_steps_end_with_all_requests() -> None:
     assert RolloutPlan(version="2", steps=(1, 10)).steps == (1, 10, 100)
+
+
+@pytest.mark.parametrize(("asleep", "why"), [(True, ""), (False, "it has no workers")])
+def test_a_version_that_its_next_request_loads_has_not_failed(asleep: bool, why: str) -> None:
+    assert _failure(cast(ModelVersion, SimpleNamespace(workers=[], asleep=asleep))) == why

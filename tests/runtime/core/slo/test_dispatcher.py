@@ -163,3 +163,18 @@ def test_another_target_holds_from_now_on():
         assert dispatcher.report.target.text == "p99<2s"
 
     asyncio.run(main())
+
+
+def test_the_request_that_wakes_an_unloaded_model_waits_for_it():
+    async def main():
+        dispatcher = SloDispatcher('Model "m" [Version 1.0]', BatchLimits(1024), Bounds(), PATIENT)
+        dispatcher.wake = lambda: dispatcher.accept(True) is None
+        first, second = submit(dispatcher, b"x", b"y")
+        assert dispatcher.pending == 1
+        await refused(second)
+        channel, peer = await connect(dispatcher)
+        dispatcher.add(channel)
+        await peer.reply(await peer.read())
+        assert await answer(first) == b"x"
+
+    asyncio.run(main())

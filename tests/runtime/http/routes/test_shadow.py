@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -250,6 +251,19 @@ def test_a_shadow_that_hangs_keeps_nobody_waiting(twins: RunningServer, tmp_path
     report = settled(twins, until, 10)
     assert report["agreed"] + report["disagreed"] == report["requests"]["copied"] >= 1
     assert report["errors"]["shadow"] == 0
+
+
+def test_a_shadow_may_take_longer_to_answer_than_a_copy_may_wait_for_it(
+    twins: RunningServer, tmp_path: Path, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tsx_runtime.core.shadowing.mirror.PATIENCE", 0.3)
+    begin(twins)
+    ask(twins, str(tmp_path / "go"))
+    until(lambda: reported(twins)["requests"]["under_way"])
+    time.sleep(0.6)
+    (tmp_path / "go").touch()
+    report = settled(twins, until)
+    assert (report["requests"]["shed"], report["requests"]["copied"]) == ({}, report["agreed"] + report["disagreed"])
 
 
 def test_copies_that_hang_are_let_go_when_the_shadow_is_turned_off(twins: RunningServer, tmp_path: Path, until: Until) -> None:

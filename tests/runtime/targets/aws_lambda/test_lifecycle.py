@@ -12,6 +12,7 @@ import boto3
 import pytest
 
 from tests.runtime.targets.aws_lambda.test_function import ECHO, JSON, lay
+from tests.support.platforms.aws import Account
 from tests.support.platforms.lambda_api import answer_of, function, function_url, messages
 from tests.support.servers import DEADLINE
 
@@ -161,10 +162,11 @@ def test_a_stop_ends_the_environment_in_order(shared: Any) -> None:
     assert running.stop(DEADLINE) == 0
 
 
-def test_answers_of_messages_go_where_they_are_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_of_messages_go_where_they_are_wanted(account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real clients of boto3 against moto, whose start takes a second."""
     from moto.server import ThreadedMotoServer
 
+    account.emptied()  # moto has one account in a process
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

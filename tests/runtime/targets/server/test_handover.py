@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -12,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -20,8 +22,12 @@ import pytest
 from tests.support.clients.rawhttp import RawConnection, request
 from tests.support.models import make_model
 from tests.support.servers import DEADLINE, Running, clean, serving, tsx
+from tsx_runtime.api.tokens import build_keys, made_up_tokens
 from tsx_runtime.errors import SettingError
+from tsx_runtime.settings.addresses import Address
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.targets.server.handover import _connect, replaceable
+from tsx_runtime.targets.server.listeners import Listener, PassedSocket
 from tsx_runtime.targets.server.systemd import passed_sockets, use_sockets
 
 ECHO = "def handle(data, context):\n    return None if data is None else [%r] * len(data)\n"
@@ -259,3 +265,33 @@ def test_sockets_that_are_passed_to_another_process_are_left_alone() -> None:
     environment = {"LISTEN_PID": "1", "LISTEN_FDS": "1", "LISTEN_FDNAMES": "inference"}
     assert passed_sockets(environment) == {}
     assert len(environment) == 3
+
+
+def test_the_tokens_that_are_handed_over_are_those_of_the_moment(short_path: Path) -> None:
+    settings = Settings(generate_tokens=True, key_file=short_path / "keys.json")
+    keys, path = build_keys(settings), short_path / "state" / "m.sock"
+
+    async def main() -> None:
+        async with replaceable(path, [], partial(made_up_tokens, keys, settings), lambda: None):
+            keys.renew("inference")
+            successor = await asyncio.to_thread(_connect, path)
+            assert successor is not None
+            successor.close()
+            assert keys.inference is not None
+            assert successor.tokens["inference"][0] == keys.inference.token
+
+    asyncio.run(main())
+
+
+def test_the_file_of_a_unix_socket_is_made_again_where_the_other_server_was_stopped_meanwhile(short_path: Path) -> None:
+    address = Address("", 0, "unix", str(short_path / "i.sock"))
+    old = Listener(address, ["inference"])
+    old.listen()
+    new = Listener(address, ["inference"], PassedSocket(old.sock.dup(), owned=True))
+    old.close()
+    new.take_over()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(address.path)
+        new.sock.accept()[0].close()
+    new.close()
+    assert not Path(address.path).exists()

@@ -55,7 +55,7 @@ def test_what_was_served_is_what_the_next_server_serves(tmp_path: Path) -> None:
         await registry.register(RegisterOrder(url="noop2.0.mar", initial_workers=0))
         with pytest.raises(ModelNotFound):
             await registry.register(RegisterOrder(url="none.mar"))
-        await registry.register_path(elsewhere, RegisterOrder(url="elsewhere"))
+        await registry.register_path(elsewhere, RegisterOrder(url="elsewhere", slo="p99<1s"))
         registry.set_default("noop", "2.0")
         await registry.scale("noop", "1.0", 0, 3)
         registry.change("noop", "1.0", {"max_batch_delay": 9})
@@ -85,6 +85,7 @@ def test_what_was_served_is_what_the_next_server_serves(tmp_path: Path) -> None:
             9,
             5,
         )
+        assert described["elsewhere", "1.0"].plan.slo == "p99<1s"
         assert (first.url, first.loaded_at_startup) == ("noop1.0.mar", False)
         assert registry.find("noop").version == "2.0"
 
