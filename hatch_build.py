@@ -1,6 +1,7 @@
 """The build hook: with TSX_COMPILE=1 a wheel has the hot path compiled by mypyc beside the same modules as Python.
 
-TSX_COMPILE=1 python -m build --wheel    a wheel for this Python and this platform; without the variable it is pure, for all of them
+TSX_COMPILE=1 python -m build --wheel    a wheel for this Python and this platform; without the variable, or without a
+                                         C compiler, it is pure, for all of them
 scripts/compile [--remove]               compiles the hot path of this checkout in place, or makes it pure Python again
 """
 
@@ -44,7 +45,11 @@ class CompiledHotPath(BuildHookInterface[Any]):
         if self.target_name != "wheel" or version == "editable" or not self._is_wanted():
             return
         self._built = tempfile.TemporaryDirectory()  # until the wheel is written
-        compile_into(Path(self._built.name))
+        try:
+            compile_into(Path(self._built.name))
+        except NoCompiler as error:
+            self.app.display_warning(f"{error} This wheel is pure Python: it does the same, and needs more of the processor for each request.")
+            return
         build_data.update(pure_python=False, infer_tag=True)
         build_data["force_include"] |= {str(path): str(path.relative_to(self._built.name)) for path in extensions(Path(self._built.name))}
 
@@ -52,14 +57,19 @@ class CompiledHotPath(BuildHookInterface[Any]):
         return os.environ.get("TSX_COMPILE", "") not in ("", "0")
 
 
+class NoCompiler(Exception):
+    """Something is not on this machine that compiling needs; the text says what helps."""
+
+
 def compile_into(target: Path, modules: Iterable[str] = MODULES) -> None:
-    """Put the extensions where the packages are, or will be: an import finds them before the modules."""
+    """Put the extensions where the packages are, or will be: an import finds them before the modules. Raises NoCompiler."""
     try:
         from mypyc.build import mypycify  # here, because pure wheels are built without it
         from setuptools import Distribution
         from setuptools.command.build_ext import build_ext
+        from setuptools.errors import BaseError, CCompilerError
     except ImportError as error:
-        sys.exit(f"tsx cannot be compiled: {error}. `pip install mypy setuptools`, or build a pure wheel without TSX_COMPILE.")
+        raise NoCompiler(f"The hot path is not compiled: {error}. `pip install mypy setuptools`.") from error
     with tempfile.TemporaryDirectory() as temporary:
         config = Path(temporary, "mypy.ini")
         config.write_text(CONFIG.format(path=":".join(str(ROOT / room) for room in ("archiver", "runtime", "cli", "templates"))))
@@ -68,7 +78,11 @@ def compile_into(target: Path, modules: Iterable[str] = MODULES) -> None:
         command = build_ext(Distribution({"ext_modules": made}))
         command.build_lib, command.build_temp = str(target), temporary
         command.ensure_finalized()
-        command.run()
+        try:
+            command.run()
+        except (BaseError, CCompilerError) as error:
+            needs = "It needs a C compiler and the headers of this Python (on Debian: `apt install gcc python3-dev`)."
+            raise NoCompiler(f"The hot path is not compiled: {error}. {needs}") from error
 
 
 def extensions(directory: Path) -> list[Path]:
@@ -79,4 +93,7 @@ if __name__ == "__main__":
     for path in extensions(RUNTIME):
         path.unlink()
     if "--remove" not in sys.argv:
-        compile_into(RUNTIME)
+        try:
+            compile_into(RUNTIME)
+        except NoCompiler as error:
+            sys.exit(str(error))

@@ -67,6 +67,19 @@ def test_with_the_variable_a_wheel_holds_the_extensions_for_this_python(hatch_bu
     )
 
 
+def test_without_a_compiler_the_wheel_is_pure_and_the_build_says_so(
+    hatch_build: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compile_into(target: Path) -> None:
+        raise hatch_build.NoCompiler("There is no cc.")
+
+    monkeypatch.setattr(hatch_build, "compile_into", compile_into)
+    monkeypatch.setenv("TSX_COMPILE", "1")
+    assert build_data(hatch_build, "standard")[1] == {"pure_python": True, "infer_tag": False, "force_include": {}}
+    output = capsys.readouterr()
+    assert "There is no cc. This wheel is pure Python" in " ".join((output.out + output.err).split())
+
+
 def test_all_modules_that_are_to_be_compiled_exist(hatch_build: ModuleType) -> None:
     assert [name for name in hatch_build.MODULES if not (ROOT / "runtime" / "tsx_runtime" / f"{name}.py").is_file()] == []
 
@@ -78,9 +91,12 @@ def test_a_compiled_module_works_as_the_pure_one_and_the_version_tells_them_apar
     if shutil.which(compiler) is None or not Path(sysconfig.get_path("include"), "Python.h").is_file():
         pytest.skip("there is no C compiler, or there are no headers of Python")
 
-    def run(code: str, **variables: str) -> list[str]:
+    def start(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT, env=environment | variables)
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT, env=environment | variables)
+
+    def run(code: str, **variables: str) -> list[str]:
+        done = start(code, **variables)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
@@ -89,7 +105,9 @@ def test_a_compiled_module_works_as_the_pure_one_and_the_version_tells_them_apar
     where, pure = run(SAYS, PYTHONPATH=str(tmp_path))
     assert where.split(" ", 1)[0].endswith("wire.py")
     assert pure == f"tsx {__version__} (pure Python)"
-    run(f"import pathlib, hatch_build; hatch_build.compile_into(pathlib.Path({str(tmp_path)!r}), ['wire'])")
+    build = f"import pathlib, hatch_build; hatch_build.compile_into(pathlib.Path({str(tmp_path)!r}), ['wire'])"
+    assert "It needs a C compiler" in start(build, CC="no-such-compiler").stderr
+    run(build)
     there, compiled = run(SAYS, PYTHONPATH=str(tmp_path))
     assert not there.split(" ", 1)[0].endswith(".py")
     assert there.split(" ", 1)[1] == where.split(" ", 1)[1]
