@@ -48,7 +48,9 @@ class CompiledHotPath(BuildHookInterface[Any]):
         try:
             compile_into(Path(self._built.name))
         except NoCompiler as error:
-            self.app.display_warning(f"{error} This wheel is pure Python: it does the same, and needs more of the processor for each request.")
+            self.app.display_warning(
+                f"{error} This wheel is pure Python: it does the same, and needs more of the processor for each request."
+            )
             return
         build_data.update(pure_python=False, infer_tag=True)
         build_data["force_include"] |= {str(path): str(path.relative_to(self._built.name)) for path in extensions(Path(self._built.name))}

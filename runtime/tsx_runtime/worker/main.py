@@ -20,7 +20,7 @@ from typing import cast
 from tsx_runtime.shared.nonblocking_output import keep_going, send_output_to
 from tsx_runtime.wire import Buffer, Frame, FrameError, Item, Kind, LoadOrder
 from tsx_runtime.worker import model_loading
-from tsx_runtime.worker.channel import FrameSocket
+from tsx_runtime.worker.channel import CAN_POLL, FrameSocket
 from tsx_runtime.worker.codecs.responses import is_out_of_memory
 from tsx_runtime.worker.diagnostics import printing, profiling
 from tsx_runtime.worker.diagnostics.memory import Idle, keep_freed_memory
@@ -170,6 +170,7 @@ def _serve_ahead(channel: FrameSocket, model: ServedModel, idle: Idle, reply: Ca
 
 
 def _serve_in_turn(channel: FrameSocket, model: ServedModel, idle: Idle, reply: Callable[..., bool]) -> None:
+    channel.polls = CAN_POLL and threading.current_thread() is threading.main_thread()  # else the front end's thread is beside it
     while (frame := channel.read()) is not None:
         if frame.kind is not Kind.BATCH:
             _on_other(model, idle, channel, frame)
