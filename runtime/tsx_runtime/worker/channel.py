@@ -18,7 +18,7 @@ from tsx_runtime.wire import Buffer, Frame, Kind
 SMALL = 256 << 10  # frames up to this size are read without an allocation of their own
 KEPT = 32 << 20  # a larger frame gets memory of its own, which does not stay
 JOINED = 32 << 10  # up to this size one copy is cheaper than a list of pieces for the kernel
-POLL = 100e-6  # seconds; to fall asleep and to be woken costs about as much
+POLL = 200e-6  # seconds; to fall asleep and to be woken costs about half of that
 CAN_POLL = (
     hasattr(socket, "MSG_DONTWAIT") and hasattr(os, "sched_yield") and (os.cpu_count() or 1) > 1
 )  # on one core nobody else could send
