@@ -252,7 +252,8 @@ async def test_what_tls_answers_by_itself_reaches_no_other_connection(server: Se
         client = await asyncio.create_subprocess_exec(
             openssl, "s_client", "-connect", address, "-tls1_2", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
-        assert client.stdin is not None and client.stdout is not None
+        assert client.stdin is not None
+        assert client.stdout is not None
         reader, writer = await server.connect()
         await client.stdout.readuntil(b"Verify return code")
         client.stdin.write(b"R\n")
