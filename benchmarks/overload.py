@@ -7,8 +7,9 @@ falls is the model's goodput, and nothing else. Capacity is measured first, by a
 is offered by clients that wait for ever, and by clients that name the time they have (`x-tsx-timeout-ms`): there, only an answer
 within that time counts. What was promised: at 200 %, goodput within 10 % of its peak, and a bounded p99.
 
-With --slo, a latency target is compared with fixed batch sizes and queues, in turn, under arrivals that step up, rise and come in
-bursts, from 50 to 200 % of what batches of half the target's time can do. Each request adds --request-ms to its batch.
+With --slo, a latency target is compared with fixed batch sizes and queues, of tsx, TorchServe and Mosec, in turn, under arrivals that step
+up, rise and come in bursts, from 50 to 200 % of what batches of half the target's time can do. Each request adds --request-ms to its batch.
+The peers have environments of their own, as in `benchmarks/peers`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +32,9 @@ from tsx_archiver.metadata.slo import latency_target
 from tsx_cli.bench.generator.plan import LoadPlan
 from tsx_cli.bench.generator.run import measure as generate
 from tsx_cli.bench.workload.payloads import Payload
+
+sys.path.append(str(Path(__file__).parents[1]))  # where the package `benchmarks` is
+from benchmarks.peers import environments
 
 LOADS = (50, 80, 100, 150, 200)  # % of capacity
 HANDLER = Path(__file__).parent / "models" / "slow.py"
@@ -100,35 +106,83 @@ def arrivals(shape: Callable[[float], float], capacity: float, seconds: float) -
     return found
 
 
-def compare_with_target(directory: Path, body: bytes, options: argparse.Namespace) -> None:
-    """One server at a time. The target's curve is learned in the first seconds of its first shape."""
+class Setting(NamedTuple):
+    """A server that takes part: its name, and what is said of its batches and its queue."""
+
+    server: str
+    config: dict[str, object]
+
+    def __str__(self) -> str:
+        return ", ".join([self.server, *(f"{key} {value}" for key, value in self.config.items())])
+
+
+def settings_of(target: str, half: int) -> list[Setting]:
+    """tsx with the target and with fixed settings; of the peers those two of the same sizes that do best."""
+    sizes = ((1, 100), (half, half), (half, 100), (2 * half, half))
+    fixed = [{"batchSize": size, "jobQueueSize": queue} for size, queue in sizes]
+    peers = [Setting(peer, config) for peer in ("TorchServe", "Mosec") for config in fixed[1:3]]
+    return [Setting("tsx", {"slo": target}), *(Setting("tsx", config) for config in fixed), *peers]
+
+
+@contextmanager
+def serving(setting: Setting, directory: Path) -> Iterator[tuple[servers.Server, str]]:
+    """The server and the path of its model. Raises Missing where the peer is not to be had."""
+    config = {"minWorkers": 1, "maxWorkers": 1} | setting.config
+    place = environments.default_place()
+    if setting.server == "Mosec":
+        environment, port = environments.made("Mosec", place), servers.free_ports(1)[0]
+        command: list[str | Path] = [environment / "bin" / "python", Path(__file__).parent / "peers" / "mosec_server.py"]
+        command += ["--address", "127.0.0.1", "--port", str(port), "--log-level", "error", "--capacity", str(config["jobQueueSize"])]
+        path = f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        variables = {"PATH": path, "BENCHMARK_MODEL": str(HANDLER), "BENCHMARK_BATCH": str(config["batchSize"]), "TMPDIR": str(directory)}
+        with servers.running(command, directory, servers.foreign_environment() | variables, "mosec", patience=5) as process:
+            yield servers.Server("Mosec", process, f"http://127.0.0.1:{port}", ""), "/inference"
+        return
+    if setting.server == "TorchServe":
+        environments.program("java", "openjdk-17-jre-headless")
+        packed = servers.archive(directory, "slow", "--handler", HANDLER, config=config | {"maxBatchDelay": 1})
+        with servers.torchserve(directory, packed, environments.made("TorchServe", place)) as server:
+            yield server, "/predictions/slow"
+        return
+    with servers.tsx(directory, servers.archive(directory, "slow", "--handler", HANDLER, config=config)) as server:
+        yield server, "/predictions/slow"
+
+
+def compare_with_target(body: bytes, options: argparse.Namespace) -> None:
+    """One server at a time, after a warm-up at half of the capacity, in which a target's curve is learned and Java compiles."""
     target = latency_target(options.slo)
     first, each = options.batch_ms / 1000, options.request_ms / 1000
     half = max(1, int((target.seconds / 2 - first) / each))
     capacity = half / (first + each * half)
     print(f"{machine.describe()}; a batch of n takes {options.batch_ms:g} + {options.request_ms:g} n ms; 100 %: {capacity:,.0f}/s\n")
-    print("| setting | arrivals | offered/s | accepted within the target | goodput/s | refused/s | p99 ms |")
-    print("|---|---|---|---|---|---|---|", flush=True)
-    settings: list[dict[str, object]] = [{"slo": options.slo}]
-    settings += [{"batchSize": size, "jobQueueSize": queue} for size, queue in ((1, 100), (half, half), (half, 100), (2 * half, half))]
-    for number, setting in enumerate(settings):
-        config = {"minWorkers": 1, "maxWorkers": 1} | setting
-        packed = servers.archive(*(directory, f"slow{number}", "--handler", HANDLER), config=config)
-        name = ", ".join(f"{key} {value}" for key, value in setting.items())
-        with servers.tsx(directory, packed) as server:
-            servers.first_answer(server, f"/predictions/slow{number}", body)
-            for shape, share in SHAPES.items():
-                due = arrivals(share, capacity, options.seconds)
-                payloads = [Payload(body, None, (), at=at) for at in due]
-                url = f"{server.inference}/predictions/slow{number}"
-                plan = LoadPlan(
-                    url, "", payloads, "post", mode="open", connections=512, arrivals="recorded", seconds=options.seconds, warm_up=0.0
-                )
-                found = openloop.row(plan, generate(plan), target.seconds * 1000)
-                assert not found.errors, found.errors
-                kept = found.goodput * found.seconds / max(1, found.accepted)
-                cells = f"{name} | {shape} | {len(due) / options.seconds:,.0f} | {kept:.1%} | {found.goodput:,.0f}"
-                print(f"| {cells} | {found.refused / options.seconds:,.0f} | {found.p99:.1f} |", flush=True)
+    print("| server | arrivals | offered/s | of all within the target | of the accepted | goodput/s | refused/s | p99 ms |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    for setting in settings_of(options.slo, half):
+        if setting.server not in options.servers.split(","):
+            continue
+        try:
+            with tempfile.TemporaryDirectory() as name, serving(setting, Path(name)) as (server, path):
+                servers.first_answer(server, path, body)
+                offered_by("warm-up", server.inference + path, body, capacity, target.seconds, options)
+                for shape in options.arrivals.split(","):
+                    print(
+                        f"| {setting} | {offered_by(shape, server.inference + path, body, capacity, target.seconds, options)} |", flush=True
+                    )
+        except environments.Missing as missing:
+            print(f"{setting} is left out: {missing}", flush=True)
+
+
+def offered_by(shape: str, url: str, body: bytes, capacity: float, bound: float, options: argparse.Namespace) -> str:
+    due = arrivals(SHAPES.get(shape, lambda at: 0.5), capacity, options.seconds)
+    payloads = [Payload(body, "application/octet-stream", (), at=at) for at in due]
+    plan = LoadPlan(url, "", payloads, "post", mode="open", connections=512, arrivals="recorded", seconds=options.seconds, warm_up=0.0)
+    found = openloop.row(plan, generate(plan), bound * 1000)
+    failed = f" ({', '.join(f'{count} times {error}' for error, count in found.errors.items())})" if found.errors else ""
+    kept = found.goodput * found.seconds
+    cells = (
+        f"{shape} | {len(due) / options.seconds:,.0f} | {kept / len(due):.1%} | {kept / max(1, found.accepted):.1%} | {found.goodput:,.0f}"
+    )
+    return f"{cells} | {found.refused / options.seconds:,.0f}{failed} | {found.p99:.1f}"
 
 
 def main() -> None:
@@ -141,6 +195,8 @@ def main() -> None:
     parser.add_argument("--timeout-ms", type=int, default=150, help="that the client with a deadline waits")
     parser.add_argument("--slo", help="compare this latency target, such as p99<50ms, with fixed settings")
     parser.add_argument("--request-ms", type=float, default=0.5, help="with --slo, that each request adds to its batch")
+    parser.add_argument("--servers", default="tsx,TorchServe,Mosec", help="with --slo: those that take part")
+    parser.add_argument("--arrivals", default=",".join(SHAPES), help="with --slo: how requests arrive")
     options = parser.parse_args()
     cases = [
         Case("clients wait for ever", (), None),
@@ -149,8 +205,7 @@ def main() -> None:
     os.environ["BENCHMARK_BATCH_SECONDS"] = str(options.batch_ms / 1000)  # for the handler
     if options.slo:
         os.environ["BENCHMARK_REQUEST_SECONDS"] = str(options.request_ms / 1000)
-        with tempfile.TemporaryDirectory() as name:
-            compare_with_target(Path(name), b'{"x":1}', options)
+        compare_with_target(b'{"x":1}', options)
         return
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)

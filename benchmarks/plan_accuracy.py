@@ -13,6 +13,9 @@ be. `range` is what `tsx plan` says itself: the same if batches take as long as 
 from. `as it was` is the error that is left where batches take as long as the server says they did in these very rounds: the simulation's
 own, without what the machine did meanwhile.
 
+With `--bounds`, the highest rate under each bound is compared: what a plan promises, and the highest at which an open loop of the real
+server keeps it in most rounds. What was promised: they agree within 10 %.
+
 `steady` waits as long as its batch tells, so that what differs is the simulation's fault alone. `convolution` computes on the processor,
 and its times follow whatever else the machine does. The exit code is 1 where a p50 or p99 is more than 15 % off and out of the range too.
 """
@@ -21,40 +24,48 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import machine
 import servers
-from models import convolution, steady
+from models import convolution, mlp, steady, transformer
 
 from tsx_archiver import open_archive
+from tsx_cli.bench.capacity.planning import highest
 from tsx_cli.bench.generator.plan import poisson as due
 from tsx_cli.bench.measure.latency_curve import measure_curve
+from tsx_cli.bench.measure.noise import Watch
 from tsx_cli.bench.measure.trial import RunningCandidate, Servers, TrialTarget
 from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.disturbance import judge
 from tsx_cli.bench.model.predict import timing_of
 from tsx_cli.bench.model.replica import TURNS, Replica, _in_a_row, fitted, served
 from tsx_cli.bench.model.results import Curve, OfferedLoad, Round
 from tsx_cli.bench.model.simulate import SimulationResult, poisson
+from tsx_cli.bench.model.slo import parse_slo
 from tsx_cli.bench.model.statistics import latency
-from tsx_cli.bench.storage.archive_record import observation_of, quantiles_of
+from tsx_cli.bench.storage.archive_record import observation_of, quantiles_of, tells
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_runtime.core.placement.devices import cpu_count
 from tsx_runtime.core.scheduling.queue import BatchLimits
 
 PROMISED = 0.15
 LOADS = "0.3,0.5,0.7,0.8"  # of what the configuration can do
-CALM = 0.3  # of it: the load that is learned from
+CALM, BUSY = 0.3, 0.8  # of it: the loads that are learned from
 APART = 10.0  # simulated seconds between rounds
 OTHERS = 20  # times as many other arrivals
 SIZES = (1, 2, 4, 8)
+STEP = 1.07  # times the rate that is tried before
 BUDGET = 10.0  # seconds for the curve
 CONFIGURATIONS = tuple(Configuration(threads=1, workers=workers, batch_size=size) for workers, size in ((1, 1), (1, 8), (2, 4)))
-MODELS = {"steady": steady, "convolution": convolution}
+MODELS = {"steady": steady, "convolution": convolution, "mlp": mlp, "transformer": transformer}
+DIGITS = Path(__file__).parents[1] / "examples" / "digits"
+PROMISED_SIZES = (1, 2, 4, 8, 16, 32)
 
 
 class Sent(NamedTuple):
@@ -105,29 +116,98 @@ def rows_of(archive: Path, payloads: Sequence[Payload], options: argparse.Namesp
 
 
 def in_turns(running: Servers, curve: Curve, configuration: Configuration, options: argparse.Namespace, noise: machine.Noise) -> list[Row]:
-    candidate, loads = running.get(configuration), [float(each) for each in options.loads.split(",")]
-    single = running.get(CONFIGURATIONS[0], beside=True)
+    loads = [float(each) for each in options.loads.split(",")]
+    sent: dict[float, list[Sent]] = {load: [] for load in loads}
+
+    def between(candidate: RunningCandidate, capacity: float) -> None:
+        for load in loads:
+            sent[load].append(open_loop(candidate, load * capacity))
+            noise.sample()
+
+    replica, capacity = learned_by(running, curve, configuration, options.rounds, between)
+    return [row(replica, load, load * capacity, rounds) for load, rounds in sent.items()]
+
+
+def learned_by(
+    running: Servers, curve: Curve, configuration: Configuration, rounds: int, between: Callable[[RunningCandidate, float], None]
+) -> tuple[Replica, float]:
+    """What `tsx plan` learns, and the throughput of the closed loop; `between` is called in each turn."""
+    candidate, single = running.get(configuration), running.get(CONFIGURATIONS[0], beside=True)
     most = OfferedLoad(connections=(configuration.workers + 1) * configuration.batch_size)
     candidate.load(most)  # the warm-up
     capacity = candidate.load(most).round.throughput
     single.load(OfferedLoad(connections=1))
     learned, alone, transports = [], [], []
-    sent: dict[float, list[Sent]] = {load: [] for load in loads}
-    for _ in range(options.rounds):
+    for _ in range(rounds):
         once = single.load(OfferedLoad(connections=1))
         alone.append(once.round)
         transports.append(once.stages.transport_ms)
-        for offered in (most, at_random(CALM * capacity)):
-            learned.append(observation_of(configuration, offered, candidate.load(offered).round))
-        for load in loads:
-            sent[load].append(open_loop(candidate, load * capacity))
-            noise.sample()
+        for offered in (most, at_random(CALM * capacity), at_random(BUSY * capacity)):
+            found = undisturbed(candidate, offered)
+            if tells(offered, found):
+                learned.append(observation_of(configuration, offered, found))
+        between(candidate, capacity)
     timing = timing_of(curve)
     assert timing is not None
     plain = Replica(timing, configuration, cpu_count(), BatchLimits(max_items=configuration.batch_size))
     replica = fitted(plain, learned, quantiles_of(alone), sum(transports) / len(transports))
     print(f"{configuration}: {learns(replica, capacity)}", file=sys.stderr)
-    return [row(replica, load, load * capacity, rounds) for load, rounds in sent.items()]
+    return replica, capacity
+
+
+def undisturbed(candidate: RunningCandidate, offered: OfferedLoad) -> Round:
+    """A round in which nothing else was at work, if one of two is such."""
+    for _ in range(2):
+        with Watch([]) as watch:
+            found = candidate.load(offered).round
+        if not (disturbed := judge(watch.noise, cpu_count())):
+            break
+        print(f"disturbed: {'; '.join(disturbed)}", file=sys.stderr)
+    return found
+
+
+class Promise(NamedTuple):
+    """Requests per second under a bound."""
+
+    configuration: str
+    bound: str
+    closed: float
+    promised: float
+    held: float  # the highest rate of the open loop at which the bound held
+
+    @property
+    def error(self) -> float:
+        return self.promised / self.held - 1 if self.held else math.inf
+
+
+def promises(
+    running: Servers, curve: Curve, configuration: Configuration, options: argparse.Namespace, noise: machine.Noise
+) -> list[Promise]:
+    """A rate holds if its rounds together do. The search goes up or down by STEP, until one holds and the next one does not."""
+    found = []
+    replica, closed = learned_by(running, curve, configuration, options.rounds, lambda *_: None)
+    candidate = running.get(configuration)
+    rounds: dict[float, list[Round]] = {}
+    for bound in options.bounds.split(","):
+        slo = parse_slo(bound)
+        promised = highest(replica, slo)
+        held, broke, share = 0.0, math.inf, 0.9
+        while not (held and broke < math.inf) and 0.3 < share < 2:
+            rate = float(f"{share * promised:.3g}")
+            rounds[rate] = [undisturbed(candidate, at_random(rate)) for _ in range(options.rounds)]
+            noise.sample()
+            tails = ", ".join(f"{each.latency.p99_ms:.1f}" for each in rounds[rate])
+            print(
+                f"{bound} at {rate:,.0f}/s: p99 {tails} ms, {sum(each.refused for each in rounds[rate])} refused", end="", file=sys.stderr
+            )
+            print("; ".join(["", *{each.generator.limited for each in rounds[rate] if each.generator.limited}]), file=sys.stderr)
+            refused = sum(each.refused for each in rounds[rate]) / sum(each.sent for each in rounds[rate])
+            if slo.broken(latency(rounds[rate]).model_dump(), refused):
+                broke, share = rate, share / STEP
+            else:
+                held, share = rate, share * STEP
+        found.append(Promise(str(configuration), bound, closed, promised, held))
+    return found
 
 
 def at_random(rate: float) -> OfferedLoad:
@@ -143,7 +223,7 @@ def learns(replica: Replica, capacity: float) -> str:
     low, high = (each.scale for each in replica.quickest_and_slowest)
     times = f"{replica.scale:.2f} times its curve ({low:.2f} to {high:.2f})"
     idle = f"{replica.cold_ms:.2f} ms more on a worker that has idled, {replica.wake_ms:.2f} ms on the way there"
-    return f"{capacity:.0f} requests/s at most, {times}; {idle}, {replica.overhead_ms:.2f} ms outside"
+    return f"{capacity:.0f} requests/s at most, {times}, crowded {replica.crowded:.2f}; {idle}, {replica.overhead_ms:.2f} ms outside"
 
 
 def row(replica: Replica, load: float, rate: float, rounds: Sequence[Sent]) -> Row:
@@ -172,6 +252,34 @@ def _both(reported: SimulationResult) -> tuple[float, float]:
     return reported.p50_ms, reported.p99_ms
 
 
+def promises_of(archive: Path, payloads: Sequence[Payload], options: argparse.Namespace, noise: machine.Noise) -> list[Promise]:
+    configuration = Configuration(threads=1, workers=options.workers, batch_size=PROMISED_SIZES[-1])
+    with open_archive(archive) as opened:
+        curve = measure_curve(opened, Configuration(threads=1), PROMISED_SIZES, payloads, budget_seconds=BUDGET / 2)
+        print("t(n):", ", ".join(f"{point.batch_size}: {point.median_ms:.2f} ms" for point in curve.points), f"spread {curve.spread:.0%}")
+        running = Servers(TrialTarget(opened, payloads, options.seconds, seed=options.seed, warm_up=0.0))
+        try:
+            return promises(running, curve, configuration, options, noise)
+        finally:
+            running.close()
+
+
+def show_promises(found: Sequence[Promise]) -> None:
+    print("| configuration | bound | closed loop/s | promised/s | held/s | |\n|---|---|---|---|---|---|")
+    for each in found:
+        print(f"| {each.configuration} | {each.bound} | {each.closed:,.0f} | {each.promised:,.0f} | {each.held:,.0f} | {each.error:+.0%} |")
+
+
+def packed(place: Path, name: str) -> tuple[Path, Payload]:
+    if name == "digits":
+        files = ("--serialized-file", DIGITS / "digits.pth", "--model-file", DIGITS / "model.py", "--handler", DIGITS / "handler.py")
+        image = min((DIGITS / "images").iterdir())
+        more = ("--extra-files", DIGITS / "index_to_name.json")
+        return servers.archive(place, name, *files, *more, config={}), Payload(image.read_bytes(), "image/png")
+    handler = Path(__file__).parent / "models" / f"{name}.py"
+    return servers.archive(place, name, "--handler", handler, config={}), Payload(MODELS[name].sample(), "application/octet-stream")
+
+
 def show(rows: Sequence[Row]) -> bool:
     """Whether all are as promised, or within what the plan says of itself."""
     print(f"{'configuration':<24}{'load':>5}{'rate':>6}{'n':>6} |{'p50':>7}{'reported':>7}{'':>6}{'range':>14}{'as it was':>10}", end="")
@@ -195,7 +303,11 @@ def show(rows: Sequence[Row]) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=MODELS, default="steady")
+    parser.add_argument("--model", choices=(*MODELS, "digits"), default="steady")
+    parser.add_argument(
+        "--bounds", help="compare the highest rate that a plan promises under each, such as p99<10ms,p99<50ms, with a real one"
+    )
+    parser.add_argument("--workers", type=int, default=1, help="with --bounds")
     parser.add_argument("--seconds", type=float, default=6, help="of a round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--loads", default=LOADS, help="shares of what a configuration can do")
@@ -207,10 +319,14 @@ def main() -> None:
         print(busy)
     noise = machine.Noise()
     noise.sample()
-    handler = Path(__file__).parent / "models" / f"{options.model}.py"
     with tempfile.TemporaryDirectory() as place:
-        archive = servers.archive(Path(place), options.model, "--handler", handler, config={})
-        rows = rows_of(archive, [Payload(MODELS[options.model].sample(), "application/octet-stream")], options, noise)
+        archive, payload = packed(Path(place), options.model)
+        if options.bounds:
+            found = promises_of(archive, [payload], options, noise)
+            print(noise)
+            show_promises(found)
+            return
+        rows = rows_of(archive, [payload], options, noise)
     print(noise)
     good = show(rows)
     if options.json:

@@ -69,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.worker.launch.preload_export": {"tsx_runtime.worker", *PRELOADS},
     "tsx_runtime.worker.launch.preload": {"tsx_runtime.worker"},
     "tsx_runtime.worker.exceptions": {"tsx_runtime.errors"},
-    "tsx_runtime.worker.channel": WIRE,
+    "tsx_runtime.worker.channel": WIRE | {"tsx_runtime.shared"},
     # TorchServe's module names, for modules of every room; and its functions, of which one asks a handler's module.
     "tsx_runtime.worker.handler_api.ts_shim": {"tsx_runtime.worker", "tsx_runtime.version"},
     "tsx_runtime.worker.handler_api.utils": WORKER_BASE | {"tsx_runtime.worker.handlers"},

@@ -8,9 +8,9 @@ import os
 import re
 import resource
 import signal
+import subprocess
 import sys
 import time
-import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -42,10 +42,9 @@ class Counted(NamedTuple):
 
 @dataclass
 class Server:
-    """Started by `start`. Its processes carry a mark in their environment, by which also those are found that lost their parent."""
+    """Started by `start`. Its processes have a session of their own, by which also those are found that lost their parent."""
 
-    process: asyncio.subprocess.Process
-    mark: str
+    process: subprocess.Popen[bytes]
     ports: dict[str, int]
     log: Path
 
@@ -94,7 +93,13 @@ class Server:
 
     def processes(self) -> list[psutil.Process]:
         """All that are alive, whoever their parent is."""
-        return [process for process in psutil.process_iter() if self.mark in _environment(process.pid)]
+        return [process for process in psutil.process_iter() if self._has(process)]
+
+    def _has(self, process: psutil.Process) -> bool:
+        try:
+            return os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE
+        except (OSError, psutil.Error):  # it has ended
+            return False
 
     def zombies(self) -> list[int]:
         children = psutil.Process(self.process.pid).children(recursive=True)
@@ -119,7 +124,10 @@ class Server:
     async def stop(self) -> int:
         """The exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return await asyncio.wait_for(self.process.wait(), STOP_SECONDS)
+        try:
+            return await asyncio.to_thread(self.process.wait, STOP_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(str(error)) from error
 
     async def left_over(self) -> list[int]:
         """What is still there some seconds after the end: nothing should be."""
@@ -135,25 +143,21 @@ class Server:
         for process in self.processes():
             with suppress(psutil.Error):
                 process.kill()
-        await self.process.wait()
+        await asyncio.to_thread(self.process.wait)
 
 
 async def start(directory: Path, models: Sequence[str | Path], settings: Mapping[str, object], *, output: int | None = None) -> Server:
     """`tsx serve` with these models, once it is healthy. `output` takes its stdout and stderr in place of a file."""
     roles = ("inference", "management", "metrics")
     ports = dict(zip(roles, free_ports(3), strict=True))
-    mark = f"CHAOS_SERVER={uuid.uuid4().hex}"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TSX_", "TS_"))}
     environment |= {f"TSX_{role.upper()}_ADDRESS": f"http://127.0.0.1:{port}" for role, port in ports.items()}
-    environment |= {"TSX_CACHE_DIR": str(directory / "cache"), "TSX_MODEL_STORE": str(directory), "CHAOS_SERVER": mark.partition("=")[2]}
+    environment |= {"TSX_CACHE_DIR": str(directory / "cache"), "TSX_MODEL_STORE": str(directory)}
     environment["TSX_ENABLE_GRPC"] = "false"  # its ports are fixed ones
     environment |= {f"TSX_{name.upper()}": str(value) for name, value in settings.items()}
     log = directory / "server.log"
     command = [sys.executable, "-m", "tsx_cli", "serve", *map(str, models)]
-    with log.open("wb") as file:
-        out = file if output is None else output
-        process = await asyncio.create_subprocess_exec(*command, cwd=directory, env=environment, stdout=out, stderr=out)
-    server = Server(process, mark, ports, log)
+    server = Server(_begin(command, directory, environment, log, output), ports, log)
     try:
         await asyncio.wait_for(_healthy(server), START_SECONDS)
     except BaseException:
@@ -162,13 +166,21 @@ async def start(directory: Path, models: Sequence[str | Path], settings: Mapping
     return server
 
 
+def _begin(
+    command: Sequence[str], directory: Path, environment: Mapping[str, str], log: Path, output: int | None
+) -> subprocess.Popen[bytes]:
+    with log.open("wb") as file:
+        out = file if output is None else output
+        return subprocess.Popen(command, cwd=directory, env=environment, stdout=out, stderr=out, start_new_session=True)
+
+
 async def _healthy(server: Server) -> None:
     while True:
         try:
             if (await server.call("GET", "/ping")).status == 200:
                 return
         except (OSError, EOFError):
-            if server.process.returncode is not None:
+            if server.process.poll() is not None:
                 raise RuntimeError(f"the server ended with {server.process.returncode}: {server.log.read_text()[-3000:]}") from None
         await asyncio.sleep(0.02)  # its output may go nowhere, so there is no line to wait for
 
@@ -176,10 +188,3 @@ async def _healthy(server: Server) -> None:
 def _role(command: Sequence[str]) -> str:
     """What Python starts beside its own program tells itself by its command line."""
     return next((name for name in ("forkserver", "resource_tracker") if any(name in word for word in command)), "other")
-
-
-def _environment(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace")
-    except OSError:  # it has ended, or is a zombie, or somebody else's
-        return ""

@@ -27,14 +27,9 @@ threading.Timer(0.05, os._exit, [9]).start()
 
 async def kill_fork_server(trial: Trial) -> None:
     """The worker that is killed after it can only be replaced by way of a new one."""
-    (fork_server,) = fork_servers(trial)
-    fork_server.kill()
-    os.kill((await trial.server.pids("victim"))[0], signal.SIGKILL)
-
-
-def fork_servers(trial: Trial) -> list[psutil.Process]:
-    children = psutil.Process(trial.server.process.pid).children()
-    return [child for child in children if any("forkserver" in word for word in child.cmdline())]
+    worker = (await trial.server.pids("victim"))[0]
+    psutil.Process(psutil.Process(worker).ppid()).kill()
+    os.kill(worker, signal.SIGKILL)
 
 
 async def no_descriptors(trial: Trial) -> None:

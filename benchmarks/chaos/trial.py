@@ -33,7 +33,7 @@ class Scale:
     preload: bool  # workers from a process that has torch imported, as it is by default; without it a server starts sooner
 
 
-SHORT = Scale(clients=6, interval=0.05, rounds=1, slow_clients=500, megabytes=24, preload=False)
+SHORT = Scale(clients=4, interval=0.05, rounds=1, slow_clients=500, megabytes=24, preload=False)
 LONG = Scale(clients=16, interval=0.02, rounds=5, slow_clients=10_000, megabytes=256, preload=True)
 
 
@@ -103,12 +103,13 @@ class Trial:
             self.problems.append(problem)
 
     async def eventually(self, what: str, holds: Callable[[], Awaitable[bool]]) -> None:
-        """States of the server can be asked for, not waited for."""
-        end = time.monotonic() + LATE
+        """States of the server can be asked for, not waited for; what takes long is asked for ever more rarely."""
+        end, pause = time.monotonic() + LATE, 0.02
         while not await holds():
             if time.monotonic() > end:
                 raise TimeoutError(f"it did not come to this: {what}")
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, 0.2)
 
     async def all_ready(self, model: str = VICTIM) -> None:
         async def ready() -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from mosec import Server, Worker
 
 MODEL = Path(os.environ["BENCHMARK_MODEL"])
+BATCH = int(os.environ.get("BENCHMARK_BATCH", "64"))
 sys.path.insert(0, str(MODEL.parent))
 
 
@@ -25,5 +26,5 @@ class Model(Worker):
 
 if __name__ == "__main__":
     server = Server()
-    server.append_worker(Model, num=1, max_batch_size=64, max_wait_time=1)  # milliseconds, the least that it takes
+    server.append_worker(Model, num=1, max_batch_size=BATCH, max_wait_time=1)  # milliseconds, the least that it takes
     server.run()

@@ -12,7 +12,7 @@ import typer
 
 from tsx_cli.common.failure import FAILED, INTERRUPTED, report
 from tsx_cli.common.lazy import HELP_OPTIONS, LazyGroup, command_of
-from tsx_runtime.version import __version__
+from tsx_runtime.version import __version__, is_compiled
 
 
 class Commands(LazyGroup):
@@ -54,7 +54,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"tsx {__version__}")
+        typer.echo(f"tsx {__version__} ({'compiled' if is_compiled() else 'pure Python'})")
         raise typer.Exit
 
 

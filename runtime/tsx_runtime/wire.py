@@ -71,6 +71,8 @@ INPUTS = (
     b"application/vnd.tsx.inputs"  # the content type of a body of named inputs: u32 length of the name, u64 length, name, value; and so on
 )
 JSON_HEADER = b"content-type: application/json\r\n"  # the header block of an answer that a worker has written as JSON
+V2_HEADER = (b"x-tsx-protocol", b"v2")  # of a request to a route of the Open Inference Protocol: a handler may want to know
+V2_META = b"\r\n%b: %b\r\n" % V2_HEADER  # in the metadata of its requests
 TENSORS_HEAD = b"inference-header-content-length"  # the header of a body of tensors: bytes of the JSON before them
 
 Buffer: TypeAlias = bytes | bytearray | memoryview

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.chaos import clients, stop, surroundings, workers
 from benchmarks.chaos.trial import SHORT, Scenario, run_in_turn
+from tests.support import forked
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the faults, and the looks from outside, are Linux's"),
@@ -26,6 +27,11 @@ def kind(scenario: Scenario) -> str:
 
 
 TURNS = [list(group) for _, group in itertools.groupby(sorted(SCENARIOS, key=kind), key=kind)]
+
+
+@pytest.fixture(autouse=True)
+def forked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.chaos.server.subprocess", forked.SUBPROCESS)
 
 
 @pytest.mark.usefixtures("processes")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import DIGITS, Ended, Run
+from tests.support import forked
 
 pytestmark = pytest.mark.usefixtures("processes")
 
@@ -52,7 +52,7 @@ def test_the_example_passes_in_every_form(run: Run) -> None:
 def test_the_files_of_init_pass_as_they_are(run: Run, tmp_path: Path) -> None:
     assert run("init", "my-model").code == 0
     place = tmp_path / "my-model"
-    subprocess.run([sys.executable, "model.py"], cwd=place, check=True, timeout=60)
+    assert forked.run([sys.executable, "model.py"], cwd=place, timeout=60).returncode == 0
     (line,) = [line for line in (place / "README.md").read_text().splitlines() if line.startswith("    tsx archive")]
     words = line.split()[1:]
     ended = run(*[str(place / word) if (place / word).exists() else word for word in words])

@@ -60,11 +60,6 @@ class Side(NamedTuple):
             answer = connection.getresponse()
             return Seen(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
 
-    def wait_until_gone(self, model: str) -> None:
-        deadline = time.monotonic() + ANSWER
-        while self.send(Case("GET", f"/models/{model}", management=True)).status != 404 and time.monotonic() < deadline:
-            time.sleep(0.1)
-
 
 @contextlib.contextmanager
 def serving(command: Sequence[str | Path], directory: Path, store: Path, ports: list[int], path: str) -> Iterator[Side]:
@@ -75,7 +70,9 @@ def serving(command: Sequence[str | Path], directory: Path, store: Path, ports: 
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TS_", "TSX_", "PYTHONPATH"))}
     environment |= {"PATH": f"{path}{os.pathsep}{os.environ['PATH']}", "TEMP": str(directory), "LOG_LOCATION": str(directory)}
     environment["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # it ends before it has become fast
-    if command[0] == sys.executable and "PYTHONPATH" in os.environ:
+    if command[0] != sys.executable:
+        environment["PYTHONPATH"] = str(store.parent)  # see `models.TORCH`
+    elif "PYTHONPATH" in os.environ:
         environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
     arguments = ["--start", "--foreground", "--ncs", "--ts-config", properties]
     with (directory / "log").open("wb") as log:

@@ -122,10 +122,11 @@ def rendered() -> dict[str, set[str]]:
         name="m", version="1", stats=stats, workers=[worker], pending=0, queue_capacity=100, in_flight=0, forms={"reference": 1}
     )
     version.slo = version.cache = None
+    cache = SimpleNamespace(hits=1, misses=1, evictions=1, size=1)
     slo = SloReport(latency_target("p99<50ms"), 4, 8, 1, 0, 0, 1.0, 1.0)
     reading = Reading(
         "host",
-        [SimpleNamespace(versions={"1": version, "2": SimpleNamespace(**vars(version) | {"version": "2", "slo": slo})})],  # type: ignore[list-item]  # of a model, all that is read
+        [SimpleNamespace(versions={"1": version, "2": SimpleNamespace(**vars(version) | {"version": "2", "slo": slo, "cache": cache})})],  # type: ignore[list-item]  # of a model, all that is read
         ResponseCounts(),
         read_system(),
         {0: Gpu("0", "GPU-1", 1, 1, 1, 2, {1: 1})},

@@ -56,7 +56,7 @@ def shipped_files() -> Iterator[str]:
     """Every file of every package, as it is named in a wheel."""
     for package, room in PACKAGES.items():
         for file in (ROOT / room / package).rglob("*"):
-            if file.is_file() and "__pycache__" not in file.parts:
+            if file.is_file() and "__pycache__" not in file.parts and file.suffix not in (".so", ".pyd"):  # of scripts/compile
                 yield file.relative_to(ROOT / room).as_posix()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,14 @@ from tests.support.browser import installed_browser
 from tests.support.models import make_model
 from tests.support.servers import Running, serving
 
-ARGUMENTS = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+# Without the process that would draw by the processor what a graphics card draws
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-software-rasterizer",
+    "--use-fake-device-for-media-stream",
+    "--use-fake-ui-for-media-stream",
+]
 TIMEOUT = 30_000  # ms, on a machine that has other things to do
 
 LOOKS = """
@@ -122,18 +129,29 @@ def start(processes: None, store: Path, tmp_path_factory: pytest.TempPathFactory
         yield begin
 
 
-@pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    """A page of a new visitor. Whatever the browser refuses, logs as an error, or fetches from elsewhere fails the test."""
-    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"], viewport={"width": 1280, "height": 900})
+@pytest.fixture(scope="module")
+def context(browser: Any) -> Iterator[Any]:
+    """For a module: a process of the browser for each test would take longer than the test."""
+    context = browser.new_context(
+        permissions=["clipboard-read", "clipboard-write"], viewport={"width": 1280, "height": 900}, reduced_motion="reduce"
+    )
     context.set_default_timeout(TIMEOUT)
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(context: Any) -> Iterator[Any]:
+    """A page of a new visitor. Whatever the browser refuses, logs as an error, or fetches from elsewhere fails the test."""
     page = context.new_page()
     problems: list[str] = []
     page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("request", lambda request: problems.append(request.url) if not _is_own(request.url) else None)
     yield page
-    context.close()
+    with suppress(Exception):  # a test has taken it away from the page
+        page.evaluate("localStorage.clear()")
+    page.close()
     allowed = ("Failed to load resource", "net::ERR_CONNECTION_REFUSED")  # what the browser says of a status, and of a stopped server
     assert [problem for problem in problems if not any(text in problem for text in allowed)] == []
 

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support import forked
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, Running
 from tests.ui.conftest import LOOKS
@@ -35,7 +36,7 @@ def lines_of(page: Any) -> dict[str, str]:
 def run_line(tool: str, line: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[bytes]:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **more}
     command = [sys.executable, "-c", line] if tool in ("requests", "urllib") else ["bash", "-c", line]
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, timeout=60, check=False)
+    done = forked.run(command, cwd=cwd, env=environment, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr.decode()
     return done
 

@@ -46,6 +46,9 @@ class ModelLimits(Generic[ValueT]):
     max_batch_tokens: ValueT = row(
         "maxBatchTokens", "the same in tokens, which are never guessed from bytes", 0, minimum=0, below=BYTES, changeable=False
     )
+    split_rows: ValueT = row(
+        "splitRows", "rows above which a request of the Open Inference Protocol is split; 0 = never", 0, minimum=0, changeable=False
+    )
     max_batch_delay: ValueT = row(
         "maxBatchDelay", "with `batchPolicy: wait`, maximum milliseconds that a request waits for others", 100, minimum=0, saved=True
     )

@@ -226,7 +226,7 @@ def _devices(workers: list[dict[str, Any]]) -> str:
 def _print_version(answer: dict[str, Any]) -> None:
     facts = [(name, value) for name, value in answer.items() if not isinstance(value, (dict, list)) and name not in ("status", "lastError")]
     facts += [(f"measured {name}", value) for name, value in answer.get("measured", {}).items()]
-    facts += [(f"slo {name}", value) for name, value in answer.get("slo", {}).items()]
+    facts += [(f"{part} {name}", value) for part in ("slo", "cache") for name, value in answer.get(part, {}).items()]
     queue = answer.get("jobQueueStatus", {})
     facts += [(name, queue[name]) for name in queue]
     print_table([answer["modelName"], answer["modelVersion"]], facts)

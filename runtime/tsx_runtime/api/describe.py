@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from tsx_archiver.metadata.model_limits import LIMITS
 from tsx_runtime.api.schemas import (
+    DescribedCache,
     DescribedMeasurement,
     DescribedModel,
     DescribedSlo,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tsx_runtime.core.models.model import Model, ModelVersion
+    from tsx_runtime.core.models.reply_cache import ReplyCache
     from tsx_runtime.core.slo.attainment import SloReport
 
 PAGE = 100
@@ -77,6 +79,7 @@ def describe_version(version: ModelVersion, gpus: dict[int, Gpu], memory: Memory
         forms_passed_over=version.forms_passed_over or None,
         measured=None if version.measured is None else DescribedMeasurement(**version.measured._asdict()),
         slo=None if version.slo is None else describe_slo(version.slo),
+        cache=None if version.cache is None else describe_cache(version.cache),
         **limits,
     )
 
@@ -88,6 +91,18 @@ def limits_now(version: ModelVersion) -> dict[str, int]:
 
 def describe_slo(slo: SloReport) -> DescribedSlo:
     return DescribedSlo(**slo._asdict() | {"target": slo.target.text})
+
+
+def describe_cache(cache: ReplyCache) -> DescribedCache:
+    asked = cache.hits + cache.misses
+    return DescribedCache(
+        entries=len(cache),
+        size=cache.size,
+        max_size=cache.config.size,
+        hits=cache.hits,
+        misses=cache.misses,
+        hit_ratio=cache.hits / asked if asked else None,
+    )
 
 
 def describe_worker(worker: Worker, gpus: dict[int, Gpu], memory: int) -> DescribedWorker:

@@ -172,6 +172,15 @@ class DescribedSlo(Camel):
     budget_left: float = Field(description="share of the allowed misses that is left in the last 60 minutes; below 0, there were more")
 
 
+class DescribedCache(Camel):
+    entries: int
+    size: int = Field(description="bytes of the entries")
+    max_size: int
+    hits: int = Field(description="requests that it answered, since the start")
+    misses: int = Field(description="requests that it was asked for and could not answer")
+    hit_ratio: float | None = Field(None, description="hits, as a share of both")
+
+
 class _TorchServeDescription(Camel):
     """What TorchServe describes, in its order."""
 
@@ -222,6 +231,7 @@ class DescribedModel(_TorchServeDescription):
     )
     measured: DescribedMeasurement | None = None
     slo: DescribedSlo | None = Field(None, description="only if the version has a latency target")
+    cache: DescribedCache | None = Field(None, description="only if the version has a reply cache")
     form: str | None = Field(
         None, description="the form of the model that its workers run, by its name in tsx-forms.json; reference: the original"
     )

@@ -19,7 +19,6 @@ TABLES_LOCK = 0x7478_6A6F  # any number that no other application takes: servers
 class PostgresStore(SqlStore):
     """Jobs are claimed by FOR UPDATE SKIP LOCKED, and are the claiming server's while it renews their leases. Times are the database's."""
 
-    shared = True
     words = {
         "{begin}": "BEGIN",
         "{now}": "extract(epoch FROM clock_timestamp())::float8",

@@ -54,7 +54,7 @@ class Jobs:
         if self._begun:
             return
         self._begun = True
-        looking = [repeat(LOOK, self.runner.look)] if self.store.shared else []
+        looking = [repeat(LOOK, self._look)] if self.store.shared else []
         works = [self.runner.run(), self.callbacks.run(), self._tend(), repeat(TEND, self.runner.clean), *looking]
         await self._tasks.enter_async_context(running("asynchronous answers stand still", *works))
 
@@ -129,6 +129,10 @@ class Jobs:
         """A request for a job makes no store where there is none."""
         await self.resume()
         return self._begun
+
+    async def _look(self) -> None:
+        if self.store.shared:
+            await self.runner.look()
 
     async def _tend(self) -> None:
         await self.runner.tend()

@@ -35,8 +35,16 @@ BEGUN = f"{KEY} AND status IS NULL AND headers = ?"  # by this owner
 class SqlStore(SqlThread):
     """All methods raise `StoreFull` and `StoreUnavailable`, and none blocks the event loop."""
 
-    shared: bool  # whether other servers may work on the same queue
-    patience = 0.0  # seconds for which a server that ends may still have it to itself
+    @property
+    def shared(self) -> bool:
+        """Whether other servers may work on the same queue."""
+        return True
+
+    def follow(self, seconds: float) -> None:
+        """The server that this one replaces works on it too, for at most so long. To be called before the store is used."""
+
+    def hand_over(self) -> None:
+        """Another server replaces this one, which ends what it has begun."""
 
     def exists(self) -> bool:
         """Whether it may have jobs, without opening it."""

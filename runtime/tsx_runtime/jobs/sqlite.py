@@ -1,4 +1,4 @@
-"""The store in a SQLite file, which one server has to itself."""
+"""The store in a SQLite file, which one server has to itself, except while another replaces it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tsx_runtime.jobs.sql_store import REQUEUE, SqlStore
 from tsx_runtime.jobs.sql_thread import Session
 
 PAGE = 4096  # bytes
-LOOK = 0.05  # seconds between two looks whether the other server has ended
+LOOK = 0.05  # seconds between two looks whether the other server has left the file to this one
 MOST_PAGES = 4_294_967_294  # of SQLite itself
 LARGEST_LOG = 64 << 20  # bytes that the write-ahead log keeps of the disk
 
@@ -22,7 +22,6 @@ LARGEST_LOG = 64 << 20  # bytes that the write-ahead log keeps of the disk
 class SqliteStore(SqlStore):
     """WAL with synchronous=FULL: a commit is on the disk when it returns. What a killed server was running is queued again at once."""
 
-    shared = False
     words = {"{begin}": "BEGIN IMMEDIATE", "{now}": "((julianday('now') - 2440587.5) * 86400.0)", "{locked}": ""}
     types = {"serial": "INTEGER PRIMARY KEY AUTOINCREMENT", "real": "REAL", "blob": "BLOB"}
     driver_error = sqlite3.Error
@@ -33,6 +32,20 @@ class SqliteStore(SqlStore):
         self.path = path
         self._most = most
         self._lock: FileLock | None = None
+        self._is_mine = True  # until another server replaces this one
+        self._shared_until: float | None = None  # time.monotonic(); None: by no earlier server
+
+    @property
+    def shared(self) -> bool:
+        return not self._is_mine or (self._shared_until is not None and time.monotonic() < self._shared_until)
+
+    def follow(self, seconds: float) -> None:
+        self._shared_until = time.monotonic() + seconds
+
+    def hand_over(self) -> None:
+        """The lock goes to the other server at once; what this one runs stays its own, by its leases."""
+        self._is_mine = False
+        self._leave()
 
     def exists(self) -> bool:
         return self.path.exists()
@@ -62,7 +75,8 @@ class SqliteStore(SqlStore):
         return connection
 
     def prepare(self, session: Session) -> None:
-        if session.row("SELECT 1 FROM sqlite_master WHERE name = 'tsx_jobs'"):
+        alone = self._is_mine and self._shared_until is None
+        if alone and session.row("SELECT 1 FROM sqlite_master WHERE name = 'tsx_jobs'"):
             session.run(f"UPDATE tsx_jobs SET {REQUEUE} WHERE state = 'running'")
             session.run("UPDATE tsx_callbacks SET due = {now} WHERE due > {now} AND error = ''")  # the killed server was sending it
             session.run("DELETE FROM tsx_answers WHERE status IS NULL")
@@ -85,10 +99,11 @@ class SqliteStore(SqlStore):
 
     def _own(self) -> None:
         """A lock beside the file, which ends with this process. Raises StoreUnavailable, OSError, CacheError."""
+        if not self._is_mine:
+            return
         lock = FileLock(self.path.with_name(self.path.name + ".lock"))
-        end = time.monotonic() + self.patience
         while not lock.own(wait=False):
-            if time.monotonic() < end:
+            if self.shared:
                 time.sleep(LOOK)  # in the store's thread
                 continue
             lock.close()

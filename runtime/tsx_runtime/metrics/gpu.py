@@ -43,6 +43,11 @@ async def read_gpus(timeout: float = TIMEOUT) -> dict[int, Gpu]:
     return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
+async def gpu_processes() -> dict[int, Mapping[int, int]]:
+    """Bytes that processes hold, by GPU and by pid: only what NVML reports."""
+    return {number: gpu.processes for number, gpu in (await read_gpus()).items()}
+
+
 async def _ask_tool(timeout: float) -> list[Gpu]:
     command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
     try:

@@ -20,7 +20,7 @@ MICRO, MILLI = 1e6, 1e3
 RECYCLED = ("requests", "memory", "age", "cores")
 # From the start: of a series that begins at 9 no rate counts these
 REFUSED = ("AnswerLate", "DeadlinePassed", "NoWorker", "QueueFull", "WorkerDied")
-SCALED = ("queue", "refused", "quiet", "unused", "request", "model_memory", "memory", "cores")
+SCALED = ("queue", "refused", "slo", "quiet", "unused", "request", "model_memory", "model_gpu_memory", "memory", "cores")
 STUCK = ("stopped", "silent")
 
 

@@ -105,6 +105,9 @@ def _check_absolute(paths: list[Path]) -> list[Path]:
 
 
 IsolationPaths = Annotated[list[Path], AfterValidator(_check_absolute), Accepts("absolute paths: a list, or a string with commas")]
+BatchBuckets = Annotated[
+    list[Annotated[int, Field(ge=1)]], Accepts("numbers of requests, each at least 1: a list, or a string with commas")
+]
 IsolationCpus = Annotated[float, Field(ge=0, le=4096), Accepts("a number from 0 to 4096")]
 
 
@@ -148,7 +151,7 @@ class ModelSettings(BaseModel):
     scale_to_zero: IdleTime | None = Field(None, description="time without a request after which it is unloaded, such as 10m; 0 = never")
     pass_env: list[str] | None = Field(None, description="additional credentials in the server's environment that its workers can read")
     pass_headers: list[str] | None = Field(None, description="additional headers with clients' credentials that its handler can read")
-    batch_buckets: list[Annotated[int, Field(ge=1)]] | None = Field(None, description="preferred numbers of requests in a batch")
+    batch_buckets: BatchBuckets | None = Field(None, description="preferred numbers of requests in a batch")
     cache: Cache | None = Field(None, description="how its answers are cached, in place of what its archive says; see caching.md")
     traffic: Traffic | None = Field(None, description="how requests are split between its versions; see routing.md")
     isolation: Literal["off", "on"] | None = Field(None, description="whether its workers are isolated; see security.md")
@@ -360,6 +363,9 @@ class Settings(BaseModel):
     )
     model_memory: Size | None = Field(
         None, description="memory that the workers of all models may use, such as 8GB; no limit if not set; see elastic.md"
+    )
+    model_gpu_memory: Size | None = Field(
+        None, description="memory of each GPU that the workers of all models may use, such as 20GB; no limit if not set; see elastic.md"
     )
     shutdown_delay: int = Field(
         0, ge=0, description="time in which a stopping server reports that it is not ready but still accepts requests, in seconds"

@@ -12,10 +12,11 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from tsx_archiver.metadata.model_limits import BY_KEY
@@ -223,7 +224,10 @@ def _convert(found: _SourceValue) -> Any:
         return found.file.parent / value if kind is Path else value
     except ValueError as error:
         shown = "what was given" if found.name in SECRETS else redacted(repr(found.value))
-        raise SettingError(f"{found.name} cannot be {shown} (from {found.origin}): it takes {accepted(field)}") from error
+        because = ""
+        if isinstance(error, ValidationError) and isinstance(next(iter(error.errors()[0]["loc"]), None), int):  # its place in a list
+            because = f" because of {redacted(repr(error.errors()[0]['input']))}"
+        raise SettingError(f"{found.name} cannot be {shown} (from {found.origin}){because}: it takes {accepted(field)}") from error
 
 
 def _traffic(found: _SourceValue) -> Traffic:
@@ -235,12 +239,15 @@ def _traffic(found: _SourceValue) -> Traffic:
 
 
 def _from_text(value: object, kind: Any) -> object:
-    """What a variable or `--set NAME=TEXT` means: commas part a list, and no path is empty."""
+    """What a variable or `--set NAME=TEXT` means: commas part a list, unless it is JSON, and no path is empty."""
     if not isinstance(value, str):
         return value
     if typing.get_origin(kind) is Annotated:  # of `Annotated[...] | None` the marks are inside
         kind = kind.__origin__
     if typing.get_origin(kind) is list:
+        with suppress(ValueError):
+            if isinstance(items := json.loads(value), list):
+                return items
         return [part.strip() for part in value.split(",") if part.strip()]
     if kind is Path and not value:
         raise ValueError("an empty path")

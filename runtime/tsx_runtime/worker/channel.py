@@ -6,20 +6,27 @@ import os
 import selectors
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import TypeAlias
 
 from tsx_runtime import wire
+from tsx_runtime.shared.native import mypyc_attr
 from tsx_runtime.wire import Buffer, Frame, Kind
 
 SMALL = 256 << 10  # frames up to this size are read without an allocation of their own
 KEPT = 32 << 20  # a larger frame gets memory of its own, which does not stay
 JOINED = 32 << 10  # up to this size one copy is cheaper than a list of pieces for the kernel
+POLL = 200e-6  # seconds; to fall asleep and to be woken costs about half of that
+CAN_POLL = (
+    hasattr(socket, "MSG_DONTWAIT") and hasattr(os, "sched_yield") and (os.cpu_count() or 1) > 1
+)  # on one core nobody else could send
 
 OutFrame: TypeAlias = "tuple[Kind, int, Sequence[tuple[int, Buffer, Buffer]], Buffer]"  # kind, batch, items, extra
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class FrameSocket:
     """One thread reads; one other may read ahead while a batch is answered; any thread may send."""
 
@@ -35,6 +42,8 @@ class FrameSocket:
         self._aside: deque[Frame | None] = deque()  # read while a batch was answered; None is the end of the stream
         self._called_off = False  # whether all clients of the current batch have disconnected
         self._selector: selectors.BaseSelector | None = None
+        self.polls = False  # whether `read` looks for what is likely to come at once: for a process in which nothing else runs meanwhile
+        self._is_quick = False  # whether the last wait was shorter than `POLL`
 
     def read(self) -> Frame | None:
         """The next frame, or None when the front end has closed. Its buffers are valid until the next `read`."""
@@ -135,11 +144,25 @@ class FrameSocket:
             self._view[:rest] = self._view[self._start : self._end]
             self._start, self._end = 0, rest
         while self._end - self._start < size:
-            got = self._sock.recv_into(self._view[self._end :])
+            got = self._receive(self._view[self._end :])
             if not got:
                 return False
             self._end += got
         return True
+
+    def _receive(self, into: memoryview) -> int:
+        if not self.polls:
+            return self._sock.recv_into(into)
+        until = time.monotonic() + POLL
+        while self._is_quick:
+            try:
+                return self._sock.recv_into(into, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._is_quick = time.monotonic() < until
+                os.sched_yield()
+        got = self._sock.recv_into(into)
+        self._is_quick = time.monotonic() < until
+        return got
 
     def _read_large(self, header: wire.Header) -> Frame | None:
         """One request's body is read into memory of its own, which the handler gets; those of several into memory that is used again."""

@@ -20,7 +20,7 @@ from typing import cast
 from tsx_runtime.shared.nonblocking_output import keep_going, send_output_to
 from tsx_runtime.wire import Buffer, Frame, FrameError, Item, Kind, LoadOrder
 from tsx_runtime.worker import model_loading
-from tsx_runtime.worker.channel import FrameSocket
+from tsx_runtime.worker.channel import CAN_POLL, FrameSocket
 from tsx_runtime.worker.codecs.responses import is_out_of_memory
 from tsx_runtime.worker.diagnostics import printing, profiling
 from tsx_runtime.worker.diagnostics.memory import Idle, keep_freed_memory
@@ -33,6 +33,7 @@ from tsx_runtime.worker.execution.prefetch import overlaps, read_ahead
 from tsx_runtime.worker.handler_api import loader, modules
 from tsx_runtime.worker.model_loading import facts_of, load_model, warm_up_model
 
+FEW = 16  # requests of a batch; to be woken for more of them costs each little, and others have use for the core
 END_GRACE = 5.0  # seconds that a handler may take to return once the front end is gone
 
 logger = logging.getLogger("tsx.worker")
@@ -170,7 +171,9 @@ def _serve_ahead(channel: FrameSocket, model: ServedModel, idle: Idle, reply: Ca
 
 
 def _serve_in_turn(channel: FrameSocket, model: ServedModel, idle: Idle, reply: Callable[..., bool]) -> None:
+    may_poll = CAN_POLL and threading.current_thread() is threading.main_thread()  # else the front end's thread is beside it
     while (frame := channel.read()) is not None:
+        channel.polls = may_poll and len(frame.items) <= FEW
         if frame.kind is not Kind.BATCH:
             _on_other(model, idle, channel, frame)
         else:

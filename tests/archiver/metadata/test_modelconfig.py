@@ -49,6 +49,7 @@ slo: p99<50ms
 scaleToZero: 10m
 maxBatchCost: 100
 maxBatchTokens: 100
+splitRows: 32
 batchBuckets: [1, 2, 4]
 cache: {size: 1MiB, ttl: 10m, key: X-User}
 overlapPreprocessing: auto

@@ -57,6 +57,7 @@ def test_weights_need_the_network_and_say_so(run: Run, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("processes")
 def test_every_option_of_torch_model_archiver_has_its_place(run: Run, tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("")
     (tmp_path / "a.txt").write_text("a")
@@ -125,6 +126,7 @@ def test_several_files_become_several_archives(run: Run, tmp_path: Path) -> None
     assert "would both be named digits" in run("archive", "--no-import", DIGITS / "digits.pt", DIGITS / "digits.pt2").err
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_model_without_a_file_needs_a_name_and_a_handler(run: Run, tmp_path: Path) -> None:
     (tmp_path / "echo.py").write_text("def handle(data, context):\n    return data\n")
     ended = run("archive", "--handler", "echo.py")
@@ -196,6 +198,7 @@ def test_a_model_class_and_its_arguments_are_tried_as_well(run: Run, tmp_path: P
     assert run(*words, "--handler", "h.py", "--force").code == 0, "its own handler may make the class in a way of its own"
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_model_file_called_as_a_command_is_written_with_a_dot(run: Run, tmp_path: Path) -> None:
     shutil.copy(DIGITS / "digits.pt", tmp_path / "inspect")
     assert run("archive", "./inspect").code == 0
@@ -239,6 +242,7 @@ def test_a_whole_pickled_model_is_refused_with_what_to_save_instead(run: Run, tm
     assert "torch.save(model.state_dict(), FILE) and add --model-file" in ended.err
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_handler_of_ones_own_may_load_anything(run: Run, tmp_path: Path) -> None:
     whole_model(tmp_path / "whole.pt")
     state_dict(tmp_path / "weights.pt")
@@ -331,6 +335,7 @@ def test_a_doubtful_configuration_is_a_warning(run: Run, tmp_path: Path) -> None
     assert "batchSize" in ended.err
 
 
+@pytest.mark.usefixtures("processes")
 def test_inspect_shows_what_is_inside(run: Run) -> None:
     run("archive", DIGITS / "digits.pth", *WHOLE, "-c", DIGITS / "model-config.yaml")
     shown = run("archive", "inspect", "digits.mar").out
@@ -341,6 +346,7 @@ def test_inspect_shows_what_is_inside(run: Run) -> None:
     assert {"name", "size", "packed", "sha256"} == set(reported["members"][0])
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_variable_that_is_no_setting_is_named_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TSX_MAX_ARCHIVE_FILS", "7")
     assert run("archive", DIGITS / "digits.pt").err.count("TSX_MAX_ARCHIVE_FILS") == 0  # packing has no use for it

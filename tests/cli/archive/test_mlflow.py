@@ -39,6 +39,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "net"
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_directory_becomes_an_archive_that_answers_its_own_example(run: Run, saved: Path, tmp_path: Path) -> None:
     ended = run("archive", "net", "--version", "7", "--check")
     assert ended.code == 0, ended.err

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.conftest import Run
+from tests.support import forked
 from tsx_cli.common.failure import INTERRUPTED, CliError
 
 KILLS = int(os.environ.get("TSX_BATCH_KILLS", "4"))
@@ -51,7 +52,7 @@ def test_a_run_killed_at_random_moments_goes_on_and_writes_each_row_once(
     environ = os.environ | {"TSX_CACHE_DIR": str(session_cache), "ROWS_SEEN": str(tmp_path / "seen")}
     progress = []
     for kill in range(KILLS):
-        with subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        with forked.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             left = random.randint(1, 70)
             while left > 0:
                 assert select.select([seen], [], [], 60)[0], process.poll()
@@ -66,7 +67,8 @@ def test_a_run_killed_at_random_moments_goes_on_and_writes_each_row_once(
         os.set_blocking(seen, True)
     assert progress == sorted(progress)
     assert progress[0] > 0
-    ended = subprocess.run([*command, "--json"], cwd=tmp_path, env=environ, capture_output=True, check=True)
+    ended = forked.run([*command, "--json"], cwd=tmp_path, env=environ, capture_output=True)
+    assert ended.returncode == 0, ended.stderr
     os.close(seen)
     found = json.loads(ended.stdout)
     assert (found["rows"], found["rows_before"], found["errors"]) == (count, progress[-1], 0)

@@ -76,7 +76,7 @@ def test_a_rollout_is_begun_watched_and_shown_from_a_terminal(
 
     def ask() -> None:
         with httpx.Client(base_url=user_environment["TSX_INFERENCE_ADDRESS"], timeout=60) as client:
-            while not stop.is_set():
+            while not stop.wait(0.003):
                 client.post("/predictions/digits", content=b"x").raise_for_status()
 
     with serving(["serve", "--model-store", store], tmp_path, environment) as running:

@@ -6,13 +6,13 @@ import http.client
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from contextlib import closing, contextmanager
 
 import pytest
 
+from tests.support import forked
 from tests.support.models import make_model
 from tests.support.servers import screen
 from tsx_cli.serve.startup_page import progress_line
@@ -41,7 +41,7 @@ def serving(tmp_path, environment, where=None, **streams):
     make_model(tmp_path / "noisy", NOISY)
     words = [sys.executable, "-m", "tsx_cli", "serve", "noisy"]
     command = words if where is None else ["sh", "-c", f"exec {' '.join(words)} {where}"]
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, **streams)
+    process = forked.Popen(command, cwd=tmp_path, env=environment, **streams)
     address = environment["TSX_INFERENCE_ADDRESS"].removeprefix("http://")
     try:
         end = time.monotonic() + TIMEOUT

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import forked
 from tsx_runtime.api.headers import Pair
 from tsx_runtime.errors import StoreUnavailable
 from tsx_runtime.http.asgi_lane.idempotency import Idempotency, has_key, keyed_request
@@ -356,7 +356,7 @@ async def main():
 
 asyncio.run(main())
 """
-    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path / "jobs.sqlite")], check=False, timeout=60)
+    killed = forked.run([sys.executable, "-c", program, str(tmp_path / "jobs.sqlite")], timeout=60)
     assert killed.returncode == -signal.SIGKILL
 
     async def work(store: SqliteStore) -> None:

@@ -109,6 +109,7 @@ def lanes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lanes]:
             (app,) = build_apps(registry, own, [ROLES])
             http: Any = FastLane if fast else CasedProtocol
             config = uvicorn.Config(app, http=http, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False)
+            config.timeout_keep_alive = 2
             servers.append((Announced(config), sockets[token, fast]))
         await registry.register(RegisterOrder(url="echo.mar", initial_workers=1))
         running = [asyncio.create_task(server.serve([sock])) for server, sock in servers]

@@ -90,7 +90,7 @@ def while_replacing(server: RunningServer, model: str, ask: Callable[[httpx.Clie
     def go_on(client: int) -> None:
         nonlocal now
         with httpx.Client(base_url=str(server.inference.base_url), timeout=DEADLINE) as http:
-            while not stop.is_set():
+            while not stop.wait(0.003):
                 ask(http, client)
                 now = next(asked)
 

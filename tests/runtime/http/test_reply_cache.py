@@ -128,6 +128,21 @@ def test_metrics_count_it(served: RunningServer) -> None:
     assert after["tsx_cache_evictions_total"] == 0
 
 
+def test_the_description_and_the_page_show_its_state(served: RunningServer) -> None:
+    for _ in range(4):
+        ask(served, b"described", "plain")
+    described = served.management.get("/models/plain").json()[0]["cache"]
+    cache = served.registry.models["plain"].versions["1.0"].cache
+    assert cache is not None
+    assert described["entries"] == len(cache) >= 1
+    assert (described["size"], described["maxSize"]) == (cache.size, cache.config.size)
+    assert described["hitRatio"] == described["hits"] / (described["hits"] + described["misses"])
+    state = served.management.get("/ui/api/state").json()
+    shown = {model["name"]: model["versions"][0]["cache"] for model in state["models"]}
+    assert (shown["plain"], shown["off"]) == (described, None)
+    assert "cache" not in served.management.get("/models/off").json()[0]
+
+
 def test_sequences_have_none(served: RunningServer, tmp_path: Path) -> None:
     answer = served.management.post("/models?url=sequences.mar")
     assert answer.status_code == 400

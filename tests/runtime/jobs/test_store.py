@@ -232,15 +232,28 @@ def test_a_callback_is_claimed_once_and_comes_again_after_a_while(make_store: Ma
     run(make_store(), test)
 
 
-def test_the_server_that_replaces_another_waits_for_its_file(tmp_path: Path) -> None:
+def test_the_server_that_replaces_another_waits_for_its_file_and_they_share_it_until_the_other_has_ended(tmp_path: Path) -> None:
     async def test(store: SqlStore) -> None:
-        await store.add(new("a"), MOST)
+        key = AnswerKey("idempotency", "m", "k")
+        for id in ("a", "b"):
+            await store.add(new(id), MOST)
+        [first] = await store.claim({("m", ""): 1}, "me", 60)
+        assert await store.begin_answer(key, "f", "me", 60) is None
         following = SqliteStore(tmp_path / "jobs.sqlite")
-        following.patience = 60
-        asked = asyncio.ensure_future(following.get("a"))
+        following.follow(60)
+        asked = asyncio.ensure_future(following.claim({("m", ""): 5}, "other", 60))
         await asyncio.sleep(0)
-        await store.close()
-        assert (await asked).id == "a"
+        store.hand_over()
+        assert [job.id for job in await asked] == ["b"]
+        assert (await following.begin_answer(key, "f", "other", 60)).status is None  # it runs still
+        await store.add(new("c"), MOST)
+        assert await store.finish(first.id, first.attempts, "me", StoredAnswer(200, b"", b"done"), 60)
+        assert (await following.get_answer(AnswerKey(JOB, "", "a"))).body == b"done"
+        assert [job.id for job in await following.claim({("m", ""): 5}, "other", 60)] == ["c"]
+        assert store.shared
+        assert following.shared
+        with pytest.raises(StoreUnavailable, match="in use by another running server"):
+            await SqliteStore(tmp_path / "jobs.sqlite").get("a")
         await following.close()
 
     run(SqliteStore(tmp_path / "jobs.sqlite"), test)
@@ -310,6 +323,7 @@ def test_calls_that_wait_for_one_connection_fail_together(tmp_path: Path) -> Non
     assert store.tries < 5
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_lost_connection_is_made_again(database: str) -> None:
     import psycopg  # here, where its server is
 

@@ -226,6 +226,11 @@ def test_the_cache_of_a_model_is_a_table_or_json(tmp_path: Path) -> None:
         ("[models.m]\nbatchsize = 1", "unknown setting 'batchsize' in [models.m] of {toml}; did you mean 'batch_size'?"),
         ("[models.m]\nbatch_size = -1", "models.m.batch_size cannot be -1 (from {toml}): it takes a whole number, at least 0"),
         ('[models.m]\ndevice = "tpu"', "models.m.device cannot be 'tpu' (from {toml}): it takes cpu or gpu"),
+        (
+            "[models.m]\nbatch_buckets = [8, 0]",
+            "models.m.batch_buckets cannot be [8, 0] (from {toml}) because of 0: it takes numbers of requests, each at least 1: "
+            "a list, or a string with commas",
+        ),
         ("models = 1", "models in {toml} takes one table per model, as in [models.resnet]; '1' is not a table"),
         ("[models]\nm = 1", "models in {toml} takes one table per model, as in [models.resnet]; 'm' is not a table"),
     ],
@@ -238,6 +243,13 @@ def test_a_wrong_setting_of_a_model_is_named_with_the_model(tmp_path: Path, text
 def test_a_wrong_setting_of_a_model_on_the_command_line_is_named() -> None:
     assert "did you mean 'workers'?" in failure(cli={"models.m.worker": "1"})
     assert "unknown setting 'models' in the command line" in failure(cli={"models": {}})
+    assert "because of 0: it takes numbers of requests, each at least 1" in failure(cli={"models.m.batch_buckets": "[0]"})
+
+
+@pytest.mark.parametrize("text", ["8,16", "[8, 16]"])
+def test_a_list_on_the_command_line_is_json_or_has_commas(text: str) -> None:
+    settings, _ = load_settings({"models.m.batch_buckets": text}, {}, None)
+    assert settings.models["m"].batch_buckets == [8, 16]
     assert "unknown setting 'models.m' in the command line" in failure(cli={"models.m": "1"})
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from tsx_runtime import wire
 from tsx_runtime.wire import Kind
-from tsx_runtime.worker.channel import IOV_MAX, SMALL, FrameSocket, send_buffers
+from tsx_runtime.worker.channel import CAN_POLL, IOV_MAX, POLL, SMALL, FrameSocket, send_buffers
 
 
 @pytest.fixture
@@ -34,8 +36,12 @@ def bodies(found: wire.Frame | None) -> list[bytes]:
     return [bytes(body) for _, _, body in found.items]
 
 
-@given(st.lists(st.sampled_from([0, 1, 100, SMALL // 2, SMALL - 100, SMALL, SMALL * 2]), max_size=6), st.integers(1, SMALL * 2))
-def test_frames_are_read_whatever_pieces_they_come_in(sizes: list[int], chunk: int) -> None:
+@given(
+    st.lists(st.sampled_from([0, 1, 100, SMALL // 2, SMALL - 100, SMALL, SMALL * 2]), max_size=6),
+    st.integers(1, SMALL * 2),
+    st.sampled_from([False, CAN_POLL]),
+)
+def test_frames_are_read_whatever_pieces_they_come_in(sizes: list[int], chunk: int, polls: bool) -> None:
     front, back = socket.socketpair()
     data = b"".join(frame(number, bytes([number]) * size) for number, size in enumerate(sizes))
     chunk = max(chunk, len(data) // 1000)  # single bytes only of what is short
@@ -48,6 +54,7 @@ def test_frames_are_read_whatever_pieces_they_come_in(sizes: list[int], chunk: i
     with front, back, ThreadPoolExecutor(1) as pool:
         written = pool.submit(write)
         channel = FrameSocket(back)
+        channel.polls = polls
         for number, size in enumerate(sizes):
             found = channel.read()
             assert found is not None
@@ -55,6 +62,51 @@ def test_frames_are_read_whatever_pieces_they_come_in(sizes: list[int], chunk: i
             assert bodies(found) == [bytes([number]) * size]
         assert channel.read() is None
         written.result()
+
+
+class Watched(socket.socket):
+    """Tells how often it was looked at in vain, and how often it was waited at."""
+
+    looks = waits = 0
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        if not flags:
+            self.waits += 1
+            return super().recv_into(buffer)
+        try:
+            return super().recv_into(buffer, nbytes, flags)
+        except BlockingIOError:
+            self.looks += 1
+            raise
+
+
+@pytest.mark.skipif(not CAN_POLL, reason="this system has no socket that can be looked at without waiting, or one core")
+def test_a_channel_looks_in_vain_only_after_a_short_wait_and_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]  # each look at the clock takes as long as a quarter of a poll
+
+    def monotonic() -> float:
+        now[0] += POLL / 4
+        return now[0]
+
+    front, plain = socket.socketpair()
+    with front, Watched(fileno=plain.detach()) as back:
+        monkeypatch.setattr(time, "monotonic", monotonic)
+        channel = FrameSocket(back)
+        channel.polls = True
+        front.sendall(frame(1, b"a"))
+        channel.read()  # the first is waited for, and comes at once
+        assert (back.looks, back.waits) == (0, 1)
+        front.sendall(frame(2, b"b"))
+        channel.read()  # so the second is looked for, and is there
+        assert (back.looks, back.waits) == (0, 1)
+        for number in (3, 4):
+            late = threading.Timer(0.05, front.sendall, [frame(number, b"c")])
+            late.start()
+            found = channel.read()
+            assert found is not None
+            assert (found.batch, back.looks) == (number, 4)  # the third is looked for until the time is over, and the fourth not at all
+            late.join()
+        assert back.waits == 3
 
 
 @pytest.mark.parametrize("kept", [1, wire.HEADER.size - 1, wire.HEADER.size, wire.HEADER.size + 5])

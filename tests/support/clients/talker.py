@@ -81,9 +81,12 @@ def gone(pid: int) -> bool:
         return True
 
 
-def with_registry(test, **settings) -> None:
+def with_registry(test, heartbeat: float | None = None, **settings) -> None:
+    """`heartbeat`: seconds between two looks at a worker, also less than a server may be given."""
+
     async def main():
-        registry = Registry(Settings(**settings))
+        chosen = Settings(**settings)
+        registry = Registry(chosen if heartbeat is None else chosen.model_copy(update={"heartbeat_interval": heartbeat}))
         try:
             await test(registry)
         finally:

@@ -41,9 +41,9 @@ def plan_command(
     from tsx_cli.bench.search.run_options import finite
 
     measured, moments = report.measured_in(archive, results), report.moments_of(recording)
-    rate, wanted = report.rate_of(rps, moments), slo or measured.slo
-    bounds = parse_slo(wanted) if wanted else None
     replica = report.replica_of(measured, archive, workers, batch_size)
+    rate, wanted = report.rate_of(rps, moments), slo or (replica.target.text if replica.target else measured.slo)
+    bounds = parse_slo(wanted) if wanted else None
     planned = plan(replica, rate, bounds, headroom=report.share_of(headroom), moments=moments, seed=seed)
     if planned is None:
         alone = f"one request at a time takes {milliseconds(replica.times[0])} already"

@@ -7,13 +7,14 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tsx_archiver.metadata.slo import Slo
+from tsx_archiver.metadata.slo import Bound, Slo
 from tsx_cli.bench.model.replica import Replica, served
 from tsx_cli.bench.model.simulate import SimulationResult, constant, poisson, recorded
 
 REQUESTS = 40_000  # that are simulated
 MOST = 100_000  # replicas
 IDLE = 0.001  # of what it can do: hardly a request finds another one there
+STEPS = 8  # halvings on the way to the highest rate
 FULL = 0.95  # of the workers' time: beyond it, without bounds, the least burst makes a queue that does not end
 
 
@@ -22,6 +23,7 @@ class CapacityPlan(NamedTuple):
     quickest and in the slowest round that was measured, and `with_headroom` with the headroom used up."""
 
     replicas: int
+    highest: float  # requests per second with which one of them keeps the bounds
     at: SimulationResult
     quickest: SimulationResult
     slowest: SimulationResult
@@ -53,7 +55,15 @@ def plan(
 
     at, (low, high) = simulated(replica), replica.quickest_and_slowest
     with_headroom = simulated(replica, most) if headroom else at
-    return CapacityPlan(found, at, simulated(low), simulated(high), with_headroom, least(high, most, slo, arrivals, found))
+    return CapacityPlan(
+        found,
+        max(highest(replica, slo, seed), most / found),
+        at,
+        simulated(low),
+        simulated(high),
+        with_headroom,
+        least(high, most, slo, arrivals, found),
+    )
 
 
 class _Arrivals(NamedTuple):
@@ -73,6 +83,7 @@ def least(replica: Replica, most: float, slo: Slo | None, arrivals: _Arrivals, f
     def share(replicas: int) -> SimulationResult:
         return served(replica, arrivals.of_one(most, replicas), arrivals.seed)
 
+    slo = slo_of(replica, slo)
     if not _keeps(served(replica, constant(IDLE * replica.capacity, 1000), arrivals.seed), slo):
         return None  # a request that comes to an idle server is too late already
     accepted = 1 - (0.0 if slo is None else slo.errors)
@@ -86,6 +97,22 @@ def least(replica: Replica, most: float, slo: Slo | None, arrivals: _Arrivals, f
         middle = (low + high) // 2
         low, high = (low, middle) if _keeps(share(middle), slo) else (middle, high)
     return high
+
+
+def highest(replica: Replica, slo: Slo | None, seed: int = 0) -> float:
+    """The most requests a second with which one replica keeps the bounds, if they come by chance; 0 where no rate does."""
+    low, high, slo = 0.0, replica.capacity, slo_of(replica, slo)
+    for _ in range(STEPS):
+        rate = (low + high) / 2
+        low, high = (rate, high) if _keeps(served(replica, poisson(rate, REQUESTS, seed), seed), slo) else (low, rate)
+    return low
+
+
+def slo_of(replica: Replica, slo: Slo | None) -> Slo | None:
+    """A model with a latency target refuses what it cannot answer in time: as many requests as may be late."""
+    if replica.target is None or slo is None or slo.errors:
+        return slo
+    return Slo((*slo.bounds, Bound("errors", 1 - replica.target.quantile, "")))
 
 
 def _drawn(moments: Sequence[float], replicas: int, seed: int) -> list[float]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_archiver import ModelConfig, inspect_archive
-from tsx_archiver.metadata.slo import Slo
+from tsx_archiver.metadata.slo import Slo, latency_target
 from tsx_archiver.quantities import parse_share
 from tsx_cli.bench.capacity.planning import CapacityPlan
 from tsx_cli.bench.model.configuration import Configuration
@@ -90,7 +90,8 @@ def replica_of(measured: ArchiveRecord, archive: Path | None, workers: int | Non
     limits = BatchLimits(max_items=won.batch_size, wait=wait)
     replica = Replica(timing, won, measured.environment.cores, limits, config.job_queue_size or QUEUE)
     replica = fitted(replica, measured.loads or [measured.as_best()], measured.alone_ms, measured.transport_ms)
-    return replica.of(replace(won, workers=workers or won.workers, batch_size=batch_size or won.batch_size))
+    replica = replica.of(replace(won, workers=workers or won.workers, batch_size=batch_size or won.batch_size))
+    return replica if config.slo is None or batch_size else replica.under(latency_target(config.slo))
 
 
 def as_json(
@@ -106,8 +107,8 @@ def as_json(
         "replicas": planned.replicas,
         "replicas_at_slowest": planned.replicas_at_slowest,
         "configuration": replica.configuration.as_json(),
-        "describes": str(replica.configuration),
-        "share_of_most": round(rate / planned.replicas / replica.capacity, 4),
+        "describes": str(replica),
+        "share_of_most": round(rate / planned.replicas / planned.highest, 4),
         "utilisation": round(at.utilisation, 4),
         "p50_ms": round(at.p50_ms, 3),
         "p50_range_ms": [round(low.p50_ms, 3), round(high.p50_ms, 3)],
@@ -118,7 +119,7 @@ def as_json(
         "mean_batch_size": round(at.answered / batches, 2),
         "cores_left": round(_cores_left(replica), 2),
         "refused": round(at.refused / ((at.refused + at.answered) or 1), 6),
-        "most_rps_per_replica": round(replica.capacity, 1),
+        "most_rps_per_replica": round(planned.highest, 1),
         "measured": {
             "date": measured.measured,
             "on": describe(where.cpu, where.cores, tuple(where.gpus)),

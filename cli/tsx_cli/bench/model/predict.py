@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from functools import lru_cache
 from typing import NamedTuple
 
 from tsx_archiver.metadata.slo import Slo
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import Curve, OfferedLoad, Prediction
+from tsx_runtime.core.slo.curve import LatencyCurve
 
 OVERHEAD_MS = 0.3  # of a request, outside its worker: the client, the front end and the way between them
 BETWEEN_MS = 0.1  # from a batch's answers to the next batch's start
@@ -27,17 +27,13 @@ class Timing(NamedTuple):
     spread: float
 
     def batch_ms(self, size: float) -> float:
-        """Of a batch of so many, measured or between measured ones; beyond them the last slope goes on."""
-        sizes, times = self.sizes, self.times
-        if len(sizes) == 1:
-            return times[0] * max(1.0, size / sizes[0])
-        if size <= sizes[0]:
-            return times[0]
-        right = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
-        slope = (times[right] - times[right - 1]) / (sizes[right] - sizes[right - 1])
-        if size > sizes[-1]:
-            slope = max(slope, 0.0)
-        return times[right - 1] + slope * (size - sizes[right - 1])
+        return 1000 * _curve(self.sizes, self.times).typical(size)
+
+
+@lru_cache(maxsize=256)
+def _curve(sizes: tuple[int, ...], times: tuple[float, ...]) -> LatencyCurve:
+    """As the server reads it, whose batches follow from it where a model has a latency target."""
+    return LatencyCurve(0.5, [(size, milliseconds / 1000) for size, milliseconds in zip(sizes, times, strict=True)])
 
 
 def timing_of(curve: Curve) -> Timing | None:

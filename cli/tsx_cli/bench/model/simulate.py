@@ -6,11 +6,12 @@ import heapq
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tsx_runtime.core.scheduling.batching import assign
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
+from tsx_runtime.core.slo.control import HeldBatches, SloControl
 from tsx_runtime.shared.quantiles import nearest_rank
 
 UNCOUNTED = 0.1  # of the requests, at the beginning: the queue starts empty, which it is not later
@@ -52,11 +53,12 @@ class _Request:
 
 
 class _Worker:
-    __slots__ = ("batches", "ended", "held", "late")
+    __slots__ = ("batches", "began", "ended", "held", "late")
     prefetch = suspected = False
 
     def __init__(self) -> None:
         self.batches = 0
+        self.began = 0.0  # when its first batch did
         self.ended = -1.0  # when its last batch did
         self.late = 0.0  # seconds that the batch it runs was later for, on its way to a worker that idled
         self.held: deque[list[Any]] = deque()
@@ -93,27 +95,32 @@ def simulate(
     connections: int = 0,
     slow: Sequence[float] = (),
     spread: float = 0.0,
-    factors: Sequence[float] = (),
+    extra_ms: Sequence[float] = (),
     drift: float = 0.0,
     cold_ms: float = 0.0,
     wake_ms: float = 0.0,
     overhead_ms: float = 0.0,
     limits: BatchLimits | None = None,
     queue_size: int | None = None,
+    control: SloControl | None = None,
     uncounted: float = UNCOUNTED,
     seed: int = 0,
 ) -> SimulationResult:
     """`times[n - 1]` is how long a batch of n takes one worker, in milliseconds, and `slow[k]` how many times that beside k - 1 others.
 
     Requests come at `arrivals` (seconds); with `connections` the loop is closed instead: as many requests as there are arrivals, each sent
-    by a connection `overhead_ms` after its last answer. A batch's time is its median times one of the `factors`, drawn by chance; without
-    any it is lognormal, and `spread` its coefficient of variation. For seconds at a time all batches take longer or less: `drift` is the
-    standard deviation of the logarithm of that. A worker that was idle for long takes `cold_ms` longer, and the way to it and back
-    `wake_ms`. The share `uncounted` of the first answers is left out of the latencies.
+    by a connection `overhead_ms` after its last answer. A batch takes one of `extra_ms` more than its median, drawn by chance: what holds
+    up a batch (another process, a page fault) takes no longer where the batch is large. Without any its time is lognormal, and `spread` its
+    coefficient of variation. For seconds at a time all batches take longer or less: `drift` is
+    the standard deviation of the logarithm of that. A worker that was idle for long takes `cold_ms` longer, and the way to it and back
+    `wake_ms`. With a latency target its `control` decides on batches and admission. The share `uncounted` of the first answers is left out
+    of the latencies.
     """
-    run = _Run(
-        times, workers, slow, _noises(spread, factors, seed), (cold_ms, wake_ms), limits or BatchLimits(max_items=len(times)), queue_size
-    )
+    noises = [1.0] if extra_ms else _noises(spread, seed)
+    run = _Run(times, workers, slow, noises, (cold_ms, wake_ms), limits or BatchLimits(max_items=len(times)), queue_size)
+    if extra_ms:
+        run.extras = _drawn(seed, lambda chance: chance.choice(extra_ms) / 1000)
+    run.control = control
     if drift > 0:
         run.phases = _drawn(seed, lambda chance: chance.lognormvariate(-drift * drift / 2, drift))
     if connections:
@@ -123,10 +130,8 @@ def simulate(
     return run.result(overhead_ms, uncounted)
 
 
-def _noises(spread: float, factors: Sequence[float], seed: int) -> list[float]:
+def _noises(spread: float, seed: int) -> list[float]:
     """Factors whose median is 1, as a curve's times are medians."""
-    if factors:
-        return _drawn(seed, lambda chance: chance.choice(factors))
     sigma = math.sqrt(math.log1p(spread * spread))
     return _drawn(seed, lambda chance: chance.lognormvariate(0.0, sigma)) if spread > 0 else [1.0]
 
@@ -153,8 +158,10 @@ class _Run:
         self.times = [time / 1000 for time in times]
         self.slow = list(slow) or [1.0] * (workers + 1)
         self.noises = noises
+        self.extras = [0.0]
         self.phases = [1.0]
         self.limits = limits
+        self.control: SloControl | None = None
         self.queue_size = math.inf if queue_size is None else queue_size
         self.queue = RequestQueue()
         self.workers = [_Worker() for _ in range(workers)]
@@ -176,16 +183,26 @@ class _Run:
             while (running and running[0][0] <= arrival) or self.wake <= arrival:
                 self.step()
             self.now = arrival
-            if len(queue.jobs) >= self.queue_size:
+            if not self.admits():
                 self.refused += 1
                 continue
             request: Any = _Request(arrival)
             queue.put(request, 0)
             # Where every worker is at work, only a full batch may leave (see `assign`): nothing is to be asked.
-            if len(running) < len(self.workers) or (self.alone and queue.fills(self.limits)):
+            if self.control or len(running) < len(self.workers) or (self.alone and queue.fills(self.limits)):
                 self.flush()
         while running or self.wake < NEVER:
             self.step()
+
+    def admits(self) -> bool:
+        if self.control is None:
+            return len(self.queue.jobs) < self.queue_size
+        self.control.offered()
+        return self.control.admits([request.arrived for request in self.queue.jobs], self.held_batches(), self.now)
+
+    def held_batches(self) -> Iterator[HeldBatches]:
+        for worker in self.workers:
+            yield HeldBatches(worker.began, [len(batch) for batch in worker.held])
 
     def closed(self, connections: int, count: int, think: float) -> None:
         due = [think * number / connections for number in range(min(connections, count))]  # a heap, as it is in order
@@ -215,6 +232,9 @@ class _Run:
         self.late = worker.late
         over = self.now + self.late
         self.latencies += [over - request.arrived for request in answered]
+        if self.control:
+            missed = sum(self.now - request.arrived > self.control.target.seconds for request in answered)
+            self.control.learn(len(answered), self.now - worker.began, self.now, len(self.workers), missed)
         if worker.held:
             self.begin(worker)
         if self.queue.jobs:
@@ -222,16 +242,22 @@ class _Run:
         return answered
 
     def flush(self) -> None:
-        todo = assign(self.queue, self.workers, self.now, self.limits)
+        limits = self.limits
+        if self.control and self.queue.jobs:
+            ends, waiting = [self.control.end(each, self.now) for each in self.held_batches()], [job.arrived for job in self.queue.jobs]
+            limits = limits._replace(max_items=self.control.batch_size(waiting, min(ends), limits.max_items))
+        todo = assign(self.queue, self.workers, self.now, limits)
         self.wake = todo.wake
         for worker, jobs in todo.batches:
+            if self.control:
+                self.control.sent(len(jobs), cut=False)
             worker.held.append(jobs)
             worker.batches += 1
             if worker.batches == 1:
                 self.begin(worker)
 
     def begin(self, worker: _Worker) -> None:
-        size = len(worker.held[0])
+        size, worker.began = len(worker.held[0]), self.now
         self.started += 1
         idle = self.now - worker.ended
         cooled = idle / (idle + HALF)
@@ -239,6 +265,7 @@ class _Run:
         took = self.times[size - 1] + self.cold * cooled
         took *= self.slow[len(self.running) + 1] * self.noises[self.started % len(self.noises)]
         took *= self.phases[int(self.now / PHASE) % len(self.phases)]
+        took = max(took / 2, took + self.extras[self.started % len(self.extras)])
         self.work += took
         self.held += took * size
         self.sizes[size] += 1

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from tsx_archiver import read_member
+from tsx_cli.bench.generator.result import BUSY
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.parts import Part
 from tsx_cli.bench.model.results import Curve, Environment, Inputs, ModelInfo, Observation, OfferedLoad, Results, Round
@@ -113,7 +114,13 @@ def loads_of(results: Results) -> list[Observation]:
     """Of the winner, round by round."""
     assert results.winner is not None
     trial = results.trials[results.winner]
-    return [observation_of(trial.how(), point.offered, each) for point in trial.points for each in point.counted if each.ok == each.sent]
+    rounds = [(point.offered, each) for point in trial.points for each in point.counted]
+    return [observation_of(trial.how(), offered, each) for offered, each in rounds if each.ok == each.sent and tells(offered, each)]
+
+
+def tells(offered: OfferedLoad, round: Round) -> bool:
+    """Whether its latencies are the server's: those of an open loop are its generator's where that had no time left."""
+    return offered.mode == "closed" or round.generator.cpu + round.generator.starved <= BUSY
 
 
 def observation_of(configuration: Configuration, offered: OfferedLoad, round: Round) -> Observation:

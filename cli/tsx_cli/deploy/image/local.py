@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -65,7 +66,10 @@ def _built(source: Path, place: Path) -> Path | None:
     if not (source / "pyproject.toml").is_file():
         return None
     command = [sys.executable, *run_module("pip"), "wheel", "--quiet", "--no-deps", "--wheel-dir", str(place), str(source)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    pure = os.environ | {"TSX_COMPILE": "0"}
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=pure
+    )
     if done.returncode != 0:
         raise CliError(f"no wheel of tsx could be built from {source}, the source that tsx runs from: {done.stdout.strip()}")
     return next(place.glob("*.whl"))

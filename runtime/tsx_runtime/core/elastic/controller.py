@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tsx_runtime.core.elastic.decision import History, ModelLoad, decide
+from tsx_runtime.core.elastic.decision import History, LatencyBound, ModelLoad, decide
 from tsx_runtime.core.elastic.memory import MEGA, MemoryBudget
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import MOST_WORKERS
@@ -27,6 +27,7 @@ class _Watched:
 
     history: History = field(default_factory=History)
     refusals: int = 0
+    arrived: int = 0
     processes: frozenset[WorkerInstance | None] = frozenset()  # since when the two sums are counted
     cpu_seconds: float = 0.0
     busy_seconds: float = 0.0
@@ -65,28 +66,33 @@ class ElasticController:
         adaptive = [version for version in self._versions() if version in adaptive]  # some may have gone meanwhile
         self._watched = {version: self._watched.get(version) or _Watched() for version in adaptive}
         for version, watched in self._watched.items():
-            self._apply(version, watched, _observe(version, watched, self.clock(), usage, free, self._cores))
+            self._apply(version, watched, _observe(version, watched, self.clock(), usage, free, self._budget.fitting(version), self._cores))
 
     def _apply(self, version: ModelVersion, watched: _Watched, seen: ModelLoad) -> None:
         decision, watched.history = decide(seen, watched.history)
         if decision.workers == len(version.workers):
             if decision.reason and decision.reason != watched.held:
-                version.hold(decision.reason, _numbers(seen))
+                version.hold(decision.reason, _numbers(seen, watched.history))
             watched.held = decision.reason or watched.held
             return
         if decision.workers < len(version.workers) and not version.can_shrink:
             return
         watched.held = ""
-        self._begin(version.adapt(decision.workers, decision.reason, _numbers(seen)))
+        self._begin(version.adapt(decision.workers, decision.reason, _numbers(seen, watched.history)))
 
 
 def _observe(
-    version: ModelVersion, watched: _Watched, now: float, usage: dict[Worker, ResourceUsage | None], free: int, cores: int
+    version: ModelVersion, watched: _Watched, now: float, usage: dict[Worker, ResourceUsage | None], free: int, fitting: float, cores: int
 ) -> ModelLoad:
     waiting, working, rate = version.pressure()
     states = [worker.state for worker in version.workers]
     refusals = version.stats.refusals["QueueFull"] + (version.stats.refusals["NoWorker"] if version.plan.strategy.tickets else 0)
     refused, watched.refusals = max(0, refusals - watched.refusals) if watched.history.looked > 0 else 0, refusals
+    count, report = version.stats.requests + refusals, version.slo
+    arrived, watched.arrived = max(0, count - watched.arrived) if watched.history.looked > 0 else 0, count
+    bound = None
+    if report is not None and report.curve is not None and report.curve.known:
+        bound = LatencyBound(report.target, report.seconds, report.curve)
     used = {worker: each for worker, each in usage.items() if each is not None and worker in version.workers}
     _learn_cores(version, watched, used)
     return ModelLoad(
@@ -99,11 +105,14 @@ def _observe(
         working=working,
         waiting=waiting,
         refused=refused,
+        arrived=arrived,
+        bound=bound,
         places=version.batch_places or 1,
         rate=rate,
         load_seconds=min((worker.instance.model_seconds for worker in version.workers if worker.instance), default=0.0),
         worker_memory=max((each.memory for each in used.values()), default=0),
         free_memory=free,
+        fitting=fitting,
         cores=cores,
         cores_of_worker=0.0 if version.plan.gpus else watched.cores_of_worker,
         unused=max(0.0, now - version.last_used),
@@ -121,8 +130,14 @@ def _learn_cores(version: ModelVersion, watched: _Watched, used: dict[Worker, Re
         watched.cores_of_worker = min(1.0, (cpu - watched.cpu_seconds) / (busy - watched.busy_seconds))
 
 
-def _numbers(seen: ModelLoad) -> str:
+def _numbers(seen: ModelLoad, then: History) -> str:
+    bound = ""
+    if seen.bound is not None:
+        rate, size = seen.bound.capacity(then.recent_rate, seen.workers)
+        slo = seen.bound.target.text
+        bound = f"{then.recent_rate:.3g} requests/s arrive, of which these answer {rate:.3g} within {slo}, in batches of {size}"
     parts = [
+        bound,
         f"{seen.waiting} requests wait",
         f"{seen.refused} refused" if seen.refused else "",
         f"{seen.working} of {seen.workers} workers are at work",

@@ -1,11 +1,16 @@
-"""The budget of memory for the workers of all models (`model_memory`): idle models, least recently used first, are unloaded for others."""
+"""Budgets of memory for the workers of all models: of the machine (`model_memory`) and of each GPU (`model_gpu_memory`).
+
+Idle models, least recently used first, are unloaded for others.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from weakref import WeakKeyDictionary
@@ -17,6 +22,9 @@ from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadOutOfMemory
 
 MEGA = 1 << 20
+
+Versions = Callable[[], Iterable[ModelVersion]]
+GpuProcesses = Callable[[], Awaitable[Mapping[int, Mapping[int, int]]]]  # bytes that processes hold, by GPU and pid, as far as it is known
 
 VersionT = TypeVar("VersionT")
 
@@ -36,62 +44,125 @@ def least_recently_used(idle: Iterable[tuple[float, int, VersionT]], excess: int
 
 
 class MemoryBudget:
+    """Asked before a process loads a model: its worker needs room in the budget of the machine, and in those of its GPUs."""
+
+    def __init__(
+        self,
+        bound: int | None,
+        versions: Versions,
+        everyone: Versions,
+        gpu_bound: int | None = None,
+        gpus: int = 0,
+        read: GpuProcesses | None = None,
+    ) -> None:
+        """`versions` may be unloaded; `everyone` has also those that come and go. `gpu_bound` is that of each GPU."""
+        self._loading: set[Worker] = set()
+        budget = partial(_DeviceBudget, versions, everyone, self._loading)
+        self._host = budget("model_memory", bound, _of_machine)
+        self._gpus = [budget("model_gpu_memory", gpu_bound, partial(_of_gpu, number, read)) for number in range(gpus)]
+
+    @asynccontextmanager
+    async def room(self, version: ModelVersion, worker: Worker) -> AsyncIterator[None]:
+        """Open while a process of the worker loads the model. Raises LoadOutOfMemory where no idle model can be unloaded for it."""
+        budgets = [budget for budget in (self._host, *self._on(sorted(worker.gpus))) if budget.bound is not None]
+        try:
+            for budget in budgets:  # all in the same order, and none waits for those that are still here once it has loaded
+                await budget.begin(version, worker, 1 if budget is self._host else len(worker.gpus))
+            self._loading.add(worker)
+            yield
+            for budget in budgets:
+                await budget.settle(version, worker)
+        except LoadOutOfMemory:
+            for budget in budgets:
+                budget.used.pop(worker, None)
+            raise
+        finally:
+            self._loading.discard(worker)
+            for budget in budgets:
+                budget.end(worker)
+
+    def free(self) -> int | None:
+        """Bytes of the machine that are left, those of idle models not counted; None where there is no bound."""
+        return self._host.free()
+
+    def fitting(self, version: ModelVersion) -> float:
+        """How many more workers of it its GPUs have room for."""
+        budgets = self._on(version.plan.gpus)
+        return sum(budget.fitting(version) for budget in budgets) if budgets else math.inf
+
+    async def measure(self) -> None:
+        """Workers grow while they work: measure them again, and unload idle models if that is too much."""
+        for budget in (self._host, *self._gpus):
+            await budget.measure()
+
+    def _on(self, gpus: Iterable[int]) -> list[_DeviceBudget]:
+        return [self._gpus[number] for number in gpus if number < len(self._gpus)]
+
+
+class _DeviceBudget:
     """Counts what workers use once they have loaded, and reserves it before. Decisions are made between two turns of the event loop."""
 
     def __init__(
-        self, bound: int | None, versions: Callable[[], Iterable[ModelVersion]], everyone: Callable[[], Iterable[ModelVersion]]
+        self,
+        versions: Versions,
+        everyone: Versions,
+        loading: Collection[Worker],
+        name: str,
+        bound: int | None,
+        measure: Callable[[Sequence[Worker]], Awaitable[list[int | None]]],
     ) -> None:
-        """`versions` may be unloaded; `everyone` has also those that come and go."""
+        """`loading`: workers that have room on all devices. `measure`: the bytes of each of these workers; None where that is not known."""
+        self.name = name  # of the setting
         self.bound = bound
         self._versions = versions
         self._everyone = everyone
-        self._used: WeakKeyDictionary[Worker, int] = WeakKeyDictionary()
+        self._loading = loading
+        self._measure = measure
+        self.used: WeakKeyDictionary[Worker, int] = WeakKeyDictionary()
         self._needs: WeakKeyDictionary[ModelVersion, int] = WeakKeyDictionary()  # of one worker, once one has loaded
         self._reserved: dict[Worker, int] = {}  # for processes that load; 0 once one has loaded and waits for room
         self._least = 0  # bytes of the smallest worker so far; 0 before one has loaded
         self._released = asyncio.Event()  # replaced each time
 
-    @asynccontextmanager
-    async def room(self, version: ModelVersion, worker: Worker) -> AsyncIterator[None]:
-        """Open while a process of the worker loads the model. Raises LoadOutOfMemory where no idle model can be unloaded for it."""
-        bound = self.bound
-        if bound is None:
-            yield
-            return
+    async def begin(self, version: ModelVersion, worker: Worker, share: int) -> None:
+        """`share`: the devices over which the worker spreads its model."""
+        assert self.bound is not None
         if worker.state is not WorkerState.READY:
-            self._used.pop(worker, None)  # of its last process
-        size = await asyncio.to_thread(size_of_files, version.archive.directory)
+            self.used.pop(worker, None)  # of its last process
+        size = await asyncio.to_thread(size_of_files, version.archive.directory) // share
         while not self._least and self._reserved and not worker.stopping.is_set():  # the first one shows what a process takes
             await self._next_release(worker)
-        need = self._needs.get(version) or max(size, self._least)
-        await self._make_room(bound, version, worker, need)
-        try:
-            yield
-            self._used[worker] = used = await asyncio.to_thread(memory_of, [worker])
-            if worker.successor is None:  # else it is that of two processes
-                self._needs[version] = used
-            self._least = min(self._least or self._used[worker], self._used[worker])
-            self._reserved[worker] = 0
-            await self._make_room(bound, version, worker, 0)
-        except LoadOutOfMemory:
-            self._used.pop(worker, None)
-            raise
-        finally:
-            del self._reserved[worker]
+        await self._make_room(self.bound, version, worker, self._needs.get(version) or max(size, self._least))
+
+    async def settle(self, version: ModelVersion, worker: Worker) -> None:
+        """A process has loaded."""
+        assert self.bound is not None
+        (used,) = await self._measure([worker])
+        self.used[worker] = used = self._reserved[worker] if used is None else used
+        if worker.successor is None:  # else it is that of two processes
+            self._needs[version] = used
+        self._least = min(self._least or used, used)
+        self._reserved[worker] = 0
+        await self._make_room(self.bound, version, worker, 0)
+
+    def end(self, worker: Worker) -> None:
+        if self._reserved.pop(worker, None) is not None:
             released, self._released = self._released, asyncio.Event()
             released.set()  # those that wait look again once the worker is ready, so that its model may be unloaded
 
     def free(self) -> int | None:
-        """Bytes that are left, those of idle models not counted; None where there is no bound."""
         return None if self.bound is None else self.bound - self._taken()
 
+    def fitting(self, version: ModelVersion) -> float:
+        free, need = self.free(), self._needs.get(version) or self._least
+        return math.inf if free is None or not need else max(0, free) // need
+
     async def measure(self) -> None:
-        """Workers grow while they work: measure them again, and unload idle models if that is too much."""
         if self.bound is None:
             return
-        workers = [worker for version in self._everyone() for worker in version.workers if worker in self._used]
-        sizes = await asyncio.to_thread(lambda: [memory_of([worker]) for worker in workers])
-        self._used.update(zip(workers, sizes, strict=True))
+        workers = [worker for version in self._everyone() for worker in version.workers if worker in self.used]
+        sizes = await self._measure(workers)
+        self.used.update((worker, size) for worker, size in zip(workers, sizes, strict=True) if size is not None)
         await self._unload(self._idle(None), self._taken() - self.bound)
 
     async def _make_room(self, bound: int, version: ModelVersion, worker: Worker, need: int) -> None:
@@ -102,7 +173,7 @@ class MemoryBudget:
                 self._reserved[worker] = need or 1  # not 0: it will be done, whatever others do
                 await self._unload(idle, excess)
                 return
-            loading = [other for other, size in self._reserved.items() if size or worker not in self._reserved]
+            loading = [other for other, size in self._reserved.items() if worker not in self._reserved or (size and other in self._loading)]
             if not loading or worker.stopping.is_set():
                 raise LoadOutOfMemory(self._no_room(bound, version, need))
             await self._next_release(worker)
@@ -117,20 +188,21 @@ class MemoryBudget:
 
     def _idle(self, version: ModelVersion | None) -> list[tuple[float, int, ModelVersion]]:
         idle = [each for each in self._versions() if each is not version and each.workers and each.is_idle]
-        return [(each.last_used, sum(self._used.get(worker, 0) for worker in each.workers), each) for each in idle]
+        sizes = [(each.last_used, sum(self.used.get(worker, 0) for worker in each.workers), each) for each in idle]
+        return [each for each in sizes if each[1]]  # others are not on this device
 
     async def _unload(self, idle: list[tuple[float, int, ModelVersion]], excess: int) -> None:
         chosen = least_recently_used(idle, excess) or []
-        numbers = f"{self._taken() // MEGA} MB of model_memory are taken, {max(0, excess) // MEGA} MB more are needed"
-        await asyncio.gather(*(version.adapt(0, "model_memory", numbers) for version in chosen))
+        numbers = f"{self._taken() // MEGA} MB of {self.name} are taken, {max(0, excess) // MEGA} MB more are needed"
+        await asyncio.gather(*(version.adapt(0, self.name, numbers) for version in chosen))
 
     def _taken(self) -> int:
-        used = sum(self._used.get(worker, 0) for version in self._everyone() for worker in version.workers)
+        used = sum(self.used.get(worker, 0) for version in self._everyone() for worker in version.workers)
         return used + sum(self._reserved.values())
 
     def _no_room(self, bound: int, version: ModelVersion, need: int) -> str:
-        text = f"There is no room for {version.label}: it needs {(need or self._needs.get(version, 0)) // MEGA} MB at least, model_memory"
-        return f"{text} is {bound // MEGA} MB, and no model is idle that could be unloaded. Raise model_memory, or unregister models."
+        text = f"There is no room for {version.label}: it needs {(need or self._needs.get(version, 0)) // MEGA} MB at least, {self.name}"
+        return f"{text} is {bound // MEGA} MB, and no model is idle that could be unloaded. Raise {self.name}, or unregister models."
 
 
 def size_of_files(directory: Path) -> int:
@@ -141,12 +213,28 @@ def size_of_files(directory: Path) -> int:
 def memory_of(workers: Iterable[Worker]) -> int:
     """The memory of their processes; shared pages count in proportion, where the system tells. For a thread."""
     total = 0
+    for process in _processes_of(workers):
+        with suppress(psutil.Error, OSError):  # it has gone
+            full = process.memory_full_info()
+            total += getattr(full, "pss", full.rss)
+    return total
+
+
+def _processes_of(workers: Iterable[Worker]) -> list[psutil.Process]:
+    found: list[psutil.Process] = []
     for worker in workers:
         for running in (worker.instance, worker.successor, *list(worker.retiring)):
-            if running is None:
-                continue
-            with suppress(psutil.Error, OSError):  # it has gone
-                for process in running.process.members():
-                    full = process.memory_full_info()
-                    total += getattr(full, "pss", full.rss)
-    return total
+            with suppress(psutil.Error, OSError):
+                found += [] if running is None else running.process.members()
+    return found
+
+
+async def _of_machine(workers: Sequence[Worker]) -> list[int | None]:
+    return await asyncio.to_thread(lambda: [memory_of([worker]) for worker in workers])
+
+
+async def _of_gpu(number: int, read: GpuProcesses | None, workers: Sequence[Worker]) -> list[int | None]:
+    """None where a process lives and the driver does not name it, as in a container whose numbers of processes are its own."""
+    held = {} if read is None else (await read()).get(number, {})
+    pids = await asyncio.to_thread(lambda: [[process.pid for process in _processes_of([worker])] for worker in workers])
+    return [sum(held.get(pid, 0) for pid in each) or (None if each else 0) for each in pids]

@@ -121,7 +121,7 @@ class ModelVersion:
         if bounds.slo is None:
             return make_dispatcher(self.label, chosen.limits, bounds, chosen.strategy, self._names)
         points = self.measured.curve if self.measured is not None and self.measured.here else ()
-        return SloDispatcher(self.label, chosen.limits, bounds, bounds.slo, points, queue_of(chosen.strategy))
+        return SloDispatcher(self.label, chosen.limits, bounds, bounds.slo, points, queue_of(chosen.strategy), self._host.arbiter)
 
     @property
     def slo(self) -> SloReport | None:

@@ -154,7 +154,7 @@ def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: in
         gpus=tuple(candidates(config.device_ids or (), gpus, parallel.gpus)),
         wait=config.batch_policy == "wait",
         slo=slo,
-        strategy=_with_costs(chosen, limits["max_batch_cost"], limits["max_batch_tokens"], buckets),
+        strategy=_with_rows(_with_costs(chosen, limits["max_batch_cost"], limits["max_batch_tokens"], buckets), limits["split_rows"], slo),
         batch_buckets=buckets,
         cache=_cache(order, config),
         **limits,
@@ -188,6 +188,14 @@ def _with_costs(chosen: Strategy, cost: int, tokens: int, buckets: tuple[int, ..
     if cost and tokens:
         raise BadRequest("maxBatchCost and maxBatchTokens are two names of one bound. Remove one.")
     return chosen._replace(cost_per_byte=NEVER if tokens else 1.0)
+
+
+def _with_rows(chosen: Strategy, rows: int, slo: str | None) -> Strategy:
+    others = {"slo": slo, "sequenceBatching": chosen.sequences, "useJobTicket": chosen.tickets}
+    others |= {"continuousBatching or asyncCommunication": chosen.mode != "batch"}
+    if rows and (unfit := [name for name, value in others.items() if value]):
+        raise BadRequest(f"splitRows cannot be had with {', '.join(unfit)}. Remove one of the two.")
+    return chosen._replace(split_rows=rows)
 
 
 def _cache(order: RegisterOrder, config: ModelConfig) -> CacheConfig | None:

@@ -56,6 +56,9 @@ class ReplyCache:
         self._running: dict[bytes, _Miss] = {}
         self._waiting: dict[Job, _Miss] = {}  # by the client's job
 
+    def __len__(self) -> int:
+        return len(self._replies)
+
     def before(self, submit: Callable[[Job], None]) -> Callable[[Job], None]:
         """The entrance of the version: `submit` gets what the cache does not answer."""
         self._submit = submit

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.models.plan import VersionPlan
 from tsx_runtime.core.placement.placement import Machine
+from tsx_runtime.core.slo.arbitration import DeviceArbiter
 from tsx_runtime.core.workers.forked import Starter
 from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.plugins import BatchPolicy
@@ -28,4 +29,5 @@ class ServerResources(NamedTuple):
     count_workers: Callable[[], int]  # of all versions
     room: Callable[[Any, Worker], AbstractAsyncContextManager[None]]  # open while a process of the worker loads the model of a version
     background: TaskGroup
+    arbiter: DeviceArbiter
     worker_output: str = ""  # see `LoadOrder.output`

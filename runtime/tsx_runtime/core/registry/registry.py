@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.elastic.controller import ElasticController
-from tsx_runtime.core.elastic.memory import MemoryBudget
+from tsx_runtime.core.elastic.memory import GpuProcesses, MemoryBudget
 from tsx_runtime.core.environments.venvs import Environments
 from tsx_runtime.core.isolation.config import check_isolation
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders, hidden_variables
@@ -33,6 +33,7 @@ from tsx_runtime.core.rollouts.controller import RolloutController
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.scheduling.channel import Channel
 from tsx_runtime.core.shadowing.manager import ShadowManager
+from tsx_runtime.core.slo.arbitration import DeviceArbiter
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.core.workers.forked import ProcessStarter, Starter
 from tsx_runtime.core.workers.worker import Worker, WorkerState
@@ -56,10 +57,12 @@ class Registry:
         starter: Starter | None = None,
         *,
         replaces: bool = False,
+        gpu_processes: GpuProcesses | None = None,
     ) -> None:
         """`worker_files`: how many files a worker may have open; as many as this process if not set. `worker_output`: see `LoadOrder`.
 
         `starter`: of workers that are no processes of their own. `replaces`: another server runs at the addresses, and ends soon.
+        `gpu_processes`: what processes hold of each GPU.
         """
         check_isolation(settings)
         self.settings = settings
@@ -86,11 +89,12 @@ class Registry:
         self._starter = starter or ProcessStarter(
             preload=settings.worker_preload, worker_files=worker_files, hidden=hidden_variables(settings, os.environ)
         )
-        self.memory = MemoryBudget(settings.model_memory, self._versions, table.all)
+        self.memory = MemoryBudget(settings.model_memory, self._versions, table.all, settings.model_gpu_memory, self.gpus, gpu_processes)
+        hardware = machine(settings.cpu_launcher_enable, settings.cpu_launcher_args, os.environ, settings.cpus)
         host = ServerResources(
             settings,
             self._starter,
-            machine(settings.cpu_launcher_enable, settings.cpu_launcher_args, os.environ, settings.cpus),
+            hardware,
             itertools.count(FIRST_WORKER_ID),
             self.gpus,
             self._choose_gpus,
@@ -98,6 +102,7 @@ class Registry:
             lambda: sum(len(version.workers) for version in table.all()),
             self.memory.room,
             self._background,
+            DeviceArbiter(hardware.cores),
             worker_output,
         )
         self.cores = CoreSharing(host.machine.cores, self._serving)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 from tsx_runtime import wire
-from tsx_runtime.core.scheduling.job import Job, LateJob
+from tsx_runtime.core.scheduling.job import Job, LateJob, UncountedJob
 from tsx_runtime.errors import LoadFailed, LoadOutOfMemory
 
 SMALL = 256 << 10  # frames up to this size are read without an allocation of their own
@@ -70,6 +70,7 @@ class Channel(asyncio.BufferedProtocol):
         self.answered = 0  # requests
         self.threads = 0  # that its torch may use
         self.shares_cores = False  # see `LoadOrder`
+        self.gpu: int | None = None  # that the worker uses, or the first of them
         self.pings = 0  # that the worker has not answered
         self.replied = 0.0  # time.monotonic() of the last reply
         self.streaming: set[int] = set()  # positions in the first batch whose answer has begun
@@ -98,7 +99,7 @@ class Channel(asyncio.BufferedProtocol):
 
     def load(self, order: wire.LoadOrder) -> None:
         assert self._transport is not None
-        self.threads, self.shares_cores = order["threads"] or 0, order["shares_cores"]
+        self.threads, self.shares_cores, self.gpu = order["threads"] or 0, order["shares_cores"], order["gpu_id"]
         self._transport.writelines(wire.encode(wire.Kind.LOAD, 0, extra=json.dumps(order).encode()))
 
     def send(self, jobs: list[Job], now: float, deaths: int = 0) -> None:
@@ -329,8 +330,9 @@ def arrivals(jobs: Sequence[Job]) -> bytes:
 def without_late(sent: SentBatch, frame: wire.Frame) -> tuple[list[Job], bytes, Sequence[int], list[wire.Item]]:
     """The jobs of an answered batch that were not refused while it ran, with their arrivals, statuses and answers."""
     _, jobs, _, _, _, arrived = sent
-    left = [position for position, job in enumerate(jobs) if not isinstance(job, LateJob)]
+    items = frame.items
+    left = [position for position, job in enumerate(jobs) if not (isinstance(job, UncountedJob) and job.takes(items[position]))]
     if len(left) == len(jobs):
-        return jobs, arrived, frame.codes, frame.items
+        return jobs, arrived, frame.codes, items
     kept = [jobs[position] for position in left]
-    return kept, arrivals(kept), [frame.codes[position] for position in left], [frame.items[position] for position in left]
+    return kept, arrivals(kept), [frame.codes[position] for position in left], [items[position] for position in left]

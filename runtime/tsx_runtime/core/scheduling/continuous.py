@@ -129,6 +129,7 @@ class JoiningDispatcher(Dispatcher):
     def _count_death(self, jobs: list[Job]) -> list[Job]:
         """Those that may be tried once more."""
         self._deaths.update(jobs)
+        self._begun.update(self._due.keys() & jobs)
         return [job for job in jobs if self._deaths[job] < MOST_DEATHS]
 
     def _refuse(self, job: Job, error: TsxError) -> None:

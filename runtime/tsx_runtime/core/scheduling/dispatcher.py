@@ -16,7 +16,7 @@ from tsx_runtime.core.scheduling.channel import Channel, SentBatch, without_late
 from tsx_runtime.core.scheduling.job import Job, LateJob
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue, Suspects
 from tsx_runtime.core.scheduling.service_rate import ServiceRate, latest_start, retry_after
-from tsx_runtime.core.telemetry.batch_times import NOTHING
+from tsx_runtime.core.telemetry.batch_times import times_in
 from tsx_runtime.core.telemetry.cold_starts import ColdStarts
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.errors import AnswerLate, ClientLeft, DeadlinePassed, NoWorker, QueueFull, TsxError, WorkerDied
@@ -65,6 +65,7 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None  # the one for whatever is to be done next although nothing arrives
         self._timer_at = NEVER
         self._due: dict[Job, float] = {}  # the deadlines of accepted jobs that have one; NEVER of what took the place of a late one
+        self._begun: set[Job] = set()  # of those: what waits again after it had begun at a worker that was lost
         self._full: tuple[bool, str, int] | None = None  # what is said when the queue is full, by requests or by bytes
         self._open = 0  # accepted and neither answered nor refused yet
         self._idle = asyncio.Event()
@@ -184,24 +185,24 @@ class Dispatcher:
 
     def retry_lost(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
         """Try what a worker had begun when it died again, in smaller groups; refuse what cannot be, and what is found guilty."""
-        self.refuse_all([job for position, job in enumerate(lost.jobs) if position in streaming], error)
-        left = [job for position, job in enumerate(lost.jobs) if position not in streaming]
+        left = self._left_of(lost, streaming, error)
         groups = halves(Suspects(left, lost.deaths)) if len(left) == len(lost.jobs) else [Suspects([job], lost.deaths + 1) for job in left]
-        if groups and self.accepting:
-            self.queue.suspect(groups)
-            self._flush()
-        else:
-            self.refuse_all(left, error)
+        self._run_again(left, groups, error)
 
     def requeue(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> None:
-        """Run again, as it is, what a worker had begun that was stuck through no fault of its requests.
+        """Run again, as it is, what a worker had begun that was stuck through no fault of its requests; once: one may have stopped it."""
+        left = self._left_of(lost, streaming, error)
+        self._run_again(left, [Suspects(left, BLAMELESS)] if left else [], error)
 
-        Once: a request that stops its own worker would stop one after the other.
-        """
+    def _left_of(self, lost: SentBatch, streaming: Collection[int], error: TsxError) -> list[Job]:
         self.refuse_all([job for position, job in enumerate(lost.jobs) if position in streaming], error)
         left = [job for position, job in enumerate(lost.jobs) if position not in streaming]
-        if left and self.accepting:
-            self.queue.suspect([Suspects(left, BLAMELESS)])
+        self._begun.update(self._due.keys() & left)
+        return left
+
+    def _run_again(self, left: list[Job], groups: list[Suspects], error: TsxError) -> None:
+        if groups and self.accepting:
+            self.queue.suspect(groups)
             self._flush()
         else:
             self.refuse_all(left, error)
@@ -235,10 +236,11 @@ class Dispatcher:
         if self._due:
             for job in jobs:
                 self._due.pop(job, None)
+            self._begun.difference_update(jobs)
             jobs, arrivals, codes, items = without_late(sent, frame)
             self._close(size - len(jobs))
             size = len(jobs)
-        times = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else _times_in(extra)
+        times = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else times_in(extra)
         batch = (free, at, now, size, times, arrivals, None if codes.count(200) == size else codes)
         self._full = None
         for job, (status, headers, body) in zip(jobs, items, strict=False):  # the channel has counted them
@@ -318,9 +320,10 @@ class Dispatcher:
     def _refuse_late(self, now: float) -> None:
         """Refuse what still runs at its deadline, unless its answer has begun: the worker is told, and what it answers goes nowhere."""
         for job in [job for job, due in self._due.items() if due <= now]:
-            del self._due[job]
+            self._due.pop(job, None)
             late = LateJob(job)
             if not job.gone and any(channel.replace(job, late) for channel in self._all_channels):
+                self._begun.discard(job)
                 self._refuse_running(job, late)
         if (earliest := min(self._due.values(), default=NEVER)) < self._timer_at:
             self._set_timer(earliest, now)
@@ -328,9 +331,7 @@ class Dispatcher:
     def _refuse_running(self, job: Job, late: LateJob) -> None:
         """`late` is what its worker holds now; it is counted as open until that is done with it."""
         self._due[late] = NEVER
-        seconds = self._seconds_to_empty()
-        text = f"{self.label} did not answer the request before its deadline; try again in {seconds} s."
-        self._reject(job, AnswerLate(text, retry_after=seconds))
+        self._reject(job, self._late(begun=True))
 
     def _reject(self, job: Job, error: TsxError) -> None:
         """Refuse what was never accepted."""
@@ -372,17 +373,21 @@ class Dispatcher:
     def _gone_or_late(self, job: Job) -> TsxError:
         if job.gone:
             return ClientLeft(f"{self.label} did not start the request before its client disconnected.")
+        return self._late(begun=job in self._begun)
+
+    def _late(self, *, begun: bool) -> DeadlinePassed:
         seconds = self._seconds_to_empty()
-        return DeadlinePassed(f"{self.label} did not start the request before its deadline; try again in {seconds} s.", retry_after=seconds)
+        text = f"{self.label} did not {'answer' if begun else 'start'} the request before its deadline; try again in {seconds} s."
+        return (AnswerLate if begun else DeadlinePassed)(text, retry_after=seconds)
 
     def _seconds_to_empty(self) -> int:
         """What waits is done, by all workers that serve; where none does, by the first that will."""
-        if self.channels:
-            return retry_after(len(self.queue), self.service_rate.rate * len(self.channels))
-        return retry_after(len(self.queue), self.service_rate.rate, self.seconds_until_ready() or 0.0)
+        later = 0.0 if self.channels else self.seconds_until_ready() or 0.0
+        return retry_after(len(self.queue), self.service_rate.rate * (len(self.channels) or 1), later)
 
     def _refuse(self, job: Job, error: TsxError) -> None:
         self._due.pop(job, None)
+        self._begun.discard(job)
         if not isinstance(job, LateJob):  # that is refused already
             self._reject(job, error)
         self._close(1)
@@ -392,8 +397,3 @@ class Dispatcher:
         self.stats.ended += jobs
         if not self._open:
             self._idle.set()
-
-
-def _times_in(extra: wire.Buffer) -> bytes:
-    """As a copy: it outlives the frame, which may be large."""
-    return bytes(extra[:TIMES_SIZE]) if len(extra) >= TIMES_SIZE else NOTHING

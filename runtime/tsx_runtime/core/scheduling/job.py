@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.core.telemetry.tracing import JobTrace, OpenSpan
 from tsx_runtime.errors import PredictionFailed, TsxError
-from tsx_runtime.wire import Body, Buffer
+from tsx_runtime.wire import Body, Buffer, Item
 
 Headers = Collection[tuple[bytes, bytes]]  # names in lower case
 AHEAD = 1 << 20  # bytes of one streamed answer that may wait for its client
@@ -61,22 +61,32 @@ class ClientJob(Job, Protocol):
         """Set `routed`, and have header lines of the server's own go out with the answer."""
 
 
-class LateJob:
-    """Takes the place of a running request that was refused at its deadline: what its worker answers goes nowhere."""
-
-    __slots__ = ("arrived", "body", "deadline", "gone", "meta", "priority")
+class UncountedJob:
+    """In the place of another job: its answer may be that of no request."""
 
     def __init__(self, job: Job) -> None:
         self.meta = job.meta
-        self.body: Body = b""
+        self.body: Body = job.body
         self.arrived = job.arrived
-        self.deadline: float | None = None
+        self.deadline = job.deadline
         self.priority = job.priority
-        self.gone = True
+        self.gone = False
 
     @property
     def request_id(self) -> bytes:
         return self.meta.partition(b"\r")[0]
+
+    def takes(self, item: Item) -> bool:
+        """Whether the answer goes no further, and is not counted."""
+        return True
+
+
+class LateJob(UncountedJob):
+    """Takes the place of a running request that was refused at its deadline: what its worker answers goes nowhere."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self.body, self.deadline, self.gone = b"", None, True
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         pass

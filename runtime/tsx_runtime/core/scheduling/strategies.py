@@ -1,4 +1,4 @@
-"""Chooses the dispatcher of a version by its model-config.yaml: one of four, and an optional gate.
+"""Chooses the dispatcher of a version by its model-config.yaml: one of five, and an optional gate.
 
 | model-config.yaml                          | dispatcher                | the worker's loop                       |
 |--------------------------------------------|---------------------------|-----------------------------------------|
@@ -7,6 +7,7 @@
 | asyncCommunication                         | JoiningDispatcher         | async: each request is a task           |
 | sequenceBatching                           | SequenceDispatcher        | batch                                   |
 | sequenceBatching and one of the two others | JoiningSequenceDispatcher | continuous or async                     |
+| splitRows                                  | RowsDispatcher            | batch                                   |
 | useJobTicket                               | any of them, behind a Gate                                          |
 """
 
@@ -21,6 +22,7 @@ from tsx_runtime.core.scheduling.costs import CostQueue
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import BatchLimits, RequestQueue
+from tsx_runtime.core.scheduling.rows.dispatcher import RowsDispatcher
 from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, JoiningSequenceDispatcher, SequenceDispatcher
 from tsx_runtime.core.scheduling.sequences import SequenceConfig
 from tsx_runtime.errors import BadRequest
@@ -35,6 +37,7 @@ class Strategy(NamedTuple):
     sequences: SequenceConfig | None = None  # of a stateful model
     tickets: bool = False
     cost_per_byte: float | None = None  # where batches have a cost, or preferred sizes: see `CostQueue`
+    split_rows: int = 0  # of a part of a request; 0: requests stay whole
 
 
 def strategy(config: ModelConfig) -> Strategy:
@@ -75,6 +78,8 @@ def make_dispatcher(label: str, limits: BatchLimits, bounds: Bounds, chosen: Str
         return (JoiningSequenceDispatcher if joins else SequenceDispatcher)(label, limits, bounds, chosen.sequences, names)
     if joins:
         return JoiningDispatcher(label, limits, bounds)
+    if chosen.split_rows:
+        return RowsDispatcher(label, limits, bounds, chosen.split_rows, queue_of(chosen))
     return Dispatcher(label, limits, bounds, queue_of(chosen))
 
 

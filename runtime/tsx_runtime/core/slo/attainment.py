@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tsx_archiver.metadata.slo import LatencyTarget
+from tsx_runtime.core.slo.curve import LatencyCurve
 
 RECENT = 5  # minutes
 BUDGET = 60  # minutes over which the error budget is counted
@@ -24,6 +25,8 @@ class SloReport(NamedTuple):
     budget_left: (
         float  # of the misses that the target allows among the requests of BUDGET minutes, the share that is left; below 0: overspent
     )
+    curve: LatencyCurve | None = None  # as it was learned so far
+    seconds: float = 0.0  # of the target, that requests are accepted by
 
 
 class Attainment:

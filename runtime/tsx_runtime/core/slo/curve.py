@@ -6,20 +6,47 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
+from statistics import NormalDist
 
 # The sizes at which times are kept; between them the curve is linear
 SIZES: tuple[int, ...] = (*range(1, 9), 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024)
-KEPT = 15  # batches of each size, whose median counts: one outlier changes nothing, and seven batches follow a change
-RATIOS = 256  # batches of any size, of which the tail is the quantile: how many times the median they took
+SHAPE = 240  # batches of each size, whose median counts: a size's time relative to other sizes hardly changes
+LEVEL = (15, 120)  # batches of any size, whose median says how fast the machine is now: few follow a change, many where times scatter
+PRECISE = 0.04  # error of that median that is accepted
+RATIOS = 384  # batches of any size, of which the tail is the quantile: how many times the median they took
 STALE = 10.0  # seconds after which a size has to agree with the sizes that are served now
 ENOUGH = 2  # batches of the largest size, before a larger one is tried
+FEW = 8  # batches of a size, and it is tried again after STALE as if it were fast: the first ones may have been slow by chance
 FIRST_STEP = 0.25  # of a request's time alone, that a second one is expected to add: where that is wrong, one batch tells
+
+
+class Window:
+    """The newest values, and their order."""
+
+    def __init__(self, values: Iterable[float] = ()) -> None:
+        self._values = deque(values)
+        self.ordered = sorted(self._values)
+
+    def __len__(self) -> int:
+        return len(self.ordered)
+
+    def add(self, value: float, keep: int) -> None:
+        self._values.append(value)
+        insort(self.ordered, value)
+        while len(self._values) > keep:
+            del self.ordered[bisect_left(self.ordered, self._values.popleft())]
+
+    @property
+    def median(self) -> float:
+        half = len(self.ordered) // 2
+        return (self.ordered[half] + self.ordered[~half]) / 2
 
 
 class LatencyCurve:
     """Typical times by batch size, and how far batches of any size exceed them.
 
-    The two are learned apart: a few batches tell what is typical of a size, the tail takes hundreds.
+    Three things are learned apart, each from as many batches as it takes: how the times of the sizes relate (the shape), how fast the
+    machine is now, which all sizes share (the level), and the tail.
     """
 
     def __init__(self, quantile: float, measured: Iterable[tuple[int, float]] = (), spread: float = 0.0) -> None:
@@ -27,17 +54,20 @@ class LatencyCurve:
         self.quantile = quantile
         self._grown = 1  # the largest batch that may be tried
         self._cap = SIZES[-1]  # and that other limits have left room for
-        self.tail = 1.0  # how many times the typical time the quantile is; of too few batches to see it, the largest
+        self.tail = 1.0  # how many times the typical time the quantile is
         self.mean = 1.0  # and the mean; what is beyond the quantile counts as the quantile
-        self._times: dict[int, deque[float]] = {}
+        self._times: dict[int, Window] = {}  # seconds at level 1
         self._at: dict[int, float] = {}  # when a batch of the size was last answered
         self._sizes: list[int] = []
-        self._fitted: list[float] = []  # seconds, never decreasing
-        self._ratios: deque[float] = deque(maxlen=RATIOS)
-        self._ordered: list[float] = []
+        self._fitted: list[float] = []  # seconds at level 1, never decreasing
+        self._levels = Window()
+        self._level = 1.0
+        self._last = 0.0  # logarithm of the last ratio
+        self.scatter = 0.0  # of these, the mean difference from batch to batch: drift does not count
+        self._ratios = Window()
         for size, seconds in sorted(measured):
             place = SIZES[bisect_left(SIZES, min(size, SIZES[-1]))]
-            self._times[place] = deque([seconds] * ENOUGH, maxlen=KEPT)
+            self._times[place] = Window([seconds] * FEW)
             self._at[place] = -math.inf
         for ratio in (1.0, 1.0 + 3 * spread if self._times else 1.1):
             self._add_ratio(ratio)
@@ -48,18 +78,24 @@ class LatencyCurve:
     def known(self) -> bool:
         return bool(self._sizes)
 
-    def add(self, size: int, seconds: float, now: float) -> None:
+    @property
+    def batches(self) -> int:
+        """Newest ones that the tail is of."""
+        return len(self._ratios)
+
+    def add(self, size: float, seconds: float, now: float) -> None:
         """A batch of `size` requests took so long; `now` is any clock that all calls share."""
         place = SIZES[bisect_left(SIZES, min(size, SIZES[-1]))]
-        if self.known:
-            typical = self.typical(size)
-            if typical > 0:
-                self._add_ratio(min(seconds / typical, 1e6))
-                seconds *= self.typical(place) / typical
-        times = self._times.setdefault(place, deque(maxlen=KEPT))
-        if now - self._at.get(place, -math.inf) > STALE:
-            times.clear()
-        times.append(seconds)
+        times = self._times.setdefault(place, Window())
+        if self.known and (shape := self._shape(size)) > 0:
+            ratio = min(max(seconds / (shape * self._level), 1e-6), 1e6)
+            last, self._last = self._last, math.log(ratio)
+            self.scatter += (min(abs(self._last - last), 1.0) - self.scatter) / min(len(self._ratios), 50)
+            self._add_ratio(ratio)
+            if len(times) >= ENOUGH:
+                self._add_level(max(seconds / shape, 1e-9))
+            seconds *= self._shape(place) / shape
+        times.add(seconds / self._level, SHAPE)
         self._at[place] = now
         self._fit(place)
 
@@ -72,19 +108,23 @@ class LatencyCurve:
     def capped(self) -> bool:
         return self._cap < self._grown
 
-    def sent(self, size: int, *, cut: bool) -> None:
+    def sent(self, size: float, *, cut: bool) -> None:
         """A batch has left; `cut`: another limit, such as that of bytes, made it smaller than was decided."""
-        self._cap = max(size, self.most * 3 // 4 if cut else self._cap)
+        self._cap = max(math.ceil(size), self.most * 3 // 4 if cut else self._cap)
 
-    def typical(self, size: int) -> float:
-        """Seconds, the median; beyond the largest known size the last slope goes on. Needs `known`."""
+    def typical(self, size: float) -> float:
+        """Seconds, the median. Needs `known`."""
+        return self._shape(size) * self._level
+
+    def _shape(self, size: float) -> float:
         sizes, fitted = self._sizes, self._fitted
         right = bisect_left(sizes, size)
         if right == 0:
             return fitted[0]
-        if len(sizes) == 1:
-            return fitted[0] * (1 + FIRST_STEP * (size / sizes[0] - 1))
-        right = min(right, len(sizes) - 1)
+        if right == len(sizes):  # beyond the largest known size it goes on as it came
+            if right == 1:
+                return fitted[0] * (1 + FIRST_STEP * (size / sizes[0] - 1))
+            return fitted[-1] + (fitted[-1] - fitted[0]) / (sizes[-1] - sizes[0]) * (size - sizes[-1])
         slope = (fitted[right] - fitted[right - 1]) / (sizes[right] - sizes[right - 1])
         return fitted[right - 1] + slope * (size - sizes[right - 1])
 
@@ -96,12 +136,13 @@ class LatencyCurve:
             low, high = (middle, high) if self.typical(middle) <= seconds else (low, middle - 1)
         return low
 
+    def _add_level(self, level: float) -> None:
+        least, most = LEVEL
+        self._levels.add(level, min(most, max(least, round((self.scatter / PRECISE) ** 2 * 1.25))))
+        self._level = self._levels.median
+
     def _add_ratio(self, ratio: float) -> None:
-        if len(self._ratios) == RATIOS:
-            oldest = self._ratios[0]
-            del self._ordered[bisect_left(self._ordered, oldest)]
-        self._ratios.append(ratio)
-        insort(self._ordered, ratio)
+        self._ratios.add(ratio, RATIOS)
         self._summarise()
 
     def retarget(self, quantile: float) -> None:
@@ -109,28 +150,33 @@ class LatencyCurve:
         self._summarise()
 
     def _summarise(self) -> None:
-        ordered = self._ordered
+        ordered = self._ratios.ordered
         count = len(ordered)
         within = min(math.ceil(self.quantile * (count + 1)), count)
         self.tail = max(1.0, ordered[within - 1])
+        if within == count:  # too few: what a lognormal distribution of this scatter would have
+            self.tail = max(self.tail, math.exp(NormalDist().inv_cdf(self.quantile) * self.scatter / 1.128))
         self.mean = (sum(ordered[:within]) + self.tail * (count - within)) / count
 
     def _fit(self, newest: int) -> None:
-        """A larger batch takes no less time. What was measured long ago may have drifted: there, it takes no more per request either."""
+        """A larger batch takes no less time: medians that say otherwise are pooled, by the number of their batches.
+
+        What was measured long ago counts little, and takes no more per request than what is served now.
+        """
         self._sizes = sizes = sorted(self._times)
-        fitted = [sorted(self._times[size])[len(self._times[size]) // 2] for size in sizes]
         fresh = self._at[newest] - STALE
-        middle = sizes.index(newest)
-        for place in range(middle + 1, len(sizes)):
-            near, size = fitted[place - 1], sizes[place]
-            if self._at[size] < fresh:
-                fitted[place] = min(fitted[place], near * size / sizes[place - 1])
-            fitted[place] = max(fitted[place], near)
-        for place in range(middle - 1, -1, -1):
-            near, size = fitted[place + 1], sizes[place]
-            if self._at[size] < fresh:
-                fitted[place] = max(fitted[place], near * size / sizes[place + 1])
-            fitted[place] = min(fitted[place], near)
-        self._fitted = fitted
+        pooled: list[tuple[float, float, int]] = []  # seconds, weight, sizes
+        for size in sizes:
+            stale = self._at[size] < fresh
+            seconds, weight, count = self._times[size].median, 1.0 if stale else float(len(self._times[size])), 1
+            if stale and size > newest and pooled:
+                step = 1.0 if len(self._times[size]) >= FEW else FIRST_STEP
+                seconds = min(seconds, pooled[-1][0] * (1 + step * (size / sizes[sizes.index(size) - 1] - 1)))
+            while pooled and pooled[-1][0] > seconds:
+                other, more, further = pooled.pop()
+                seconds = (seconds * weight + other * more) / (weight + more)
+                weight, count = weight + more, count + further
+            pooled.append((seconds, weight, count))
+        self._fitted = [seconds for seconds, _, count in pooled for _ in range(count)]
         largest = max((size for size in sizes if len(self._times[size]) >= ENOUGH), default=0)
         self._grown = SIZES[min(bisect_left(SIZES, largest) + 1, len(SIZES) - 1)] if largest else sizes[0]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 
 from tsx_archiver.metadata.slo import LatencyTarget
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.batching import Assignment, assign
 from tsx_runtime.core.scheduling.channel import Channel, SentBatch
+from tsx_runtime.core.scheduling.costs import CostQueue
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job, LateJob
-from tsx_runtime.core.scheduling.queue import BatchLimits, RequestQueue
+from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
 from tsx_runtime.core.scheduling.service_rate import retry_after
+from tsx_runtime.core.slo.arbitration import LATE, Claim, DeviceArbiter
 from tsx_runtime.core.slo.attainment import Attainment, SloReport
 from tsx_runtime.core.slo.control import HeldBatches, SloControl
 from tsx_runtime.core.slo.curve import LatencyCurve
@@ -33,28 +37,39 @@ class SloDispatcher(Dispatcher):
         target: LatencyTarget,
         points: Iterable[tuple[int, float]] = (),
         queue: RequestQueue | None = None,
+        arbiter: DeviceArbiter | None = None,
     ) -> None:
-        """`points`: batch sizes and their seconds, as a benchmark measured them on this machine."""
+        """`points`: batch sizes and their seconds, as a benchmark measured them on this machine; `arbiter`: of all that share devices."""
         super().__init__(label, limits, bounds._replace(items=0), queue)
         self.control = SloControl(target, LatencyCurve(target.quantile, points))
         self.attainment = Attainment()
+        self._arbiter = DeviceArbiter(1) if arbiter is None else arbiter
+        self._arbiter.join(self)
 
     @property
     def report(self) -> SloReport:
-        return self.attainment.report(self.control.target, self.control.aim.size, max(1, self.bounds.items, self.pending))
+        control = self.control
+        report = self.attainment.report(control.target, control.aim.size, max(1, self.bounds.items, self.pending))
+        return report._replace(curve=control.curve, seconds=control.target.seconds * min(control.margin, 1.0))
 
     def submit(self, job: Job) -> None:
-        self.control.offered()
-        if len(self.queue.jobs) >= self.bounds.items and (self.accepting or self.wake()):
-            admitted = self._admits()
+        weight = self._weight([job])
+        self.control.offered(weight)
+        if (len(self.queue.jobs) >= self.bounds.items or weight != 1) and (self.accepting or self.wake()):
+            admitted = self._admits(weight)
             if not admitted and self._flush_due:
                 self._flush()
-                admitted = self._admits()
-            self.bounds = self.bounds._replace(items=self.control.waiting if admitted else len(self.queue.jobs))
+                admitted = self._admits(weight)
+            room = max(1, int(self.control.waiting) - len(self.queue.jobs)) if weight == 1 else 1
+            self.bounds = self.bounds._replace(items=len(self.queue.jobs) + room * admitted)
         super().submit(job)
 
-    def _admits(self) -> bool:
-        return self.control.admits(self._arrivals(), self._held(), time.monotonic())
+    def _admits(self, weight: float) -> bool:
+        now = time.monotonic()
+        if not self.control.aim.wait or not self._arbiter.crowded(self, now):  # a target that cannot be kept is not waited for
+            return self.control.admits(self._arrivals(), self._held(), now, self._weights(), weight)
+        outlook = partial(self._arbiter.outlook, self)
+        return self.control.admits(self._arrivals(), self._held(), now, self._weights(), weight, outlook)
 
     def change(self, limits: BatchLimits, bounds: Bounds) -> None:
         if bounds.slo is not None:
@@ -63,32 +78,79 @@ class SloDispatcher(Dispatcher):
 
     def add(self, channel: Channel) -> None:
         self._ask_again()
+        self._arbiter.changed()
         super().add(channel)
 
     def remove(self, channel: Channel) -> None:
         super().remove(channel)
         self._ask_again()
+        self._arbiter.changed()
+
+    def close(self) -> None:
+        super().close()
+        self._arbiter.leave(self)
+
+    # What the arbiter calls
+
+    def claim(self, now: float) -> Claim | None:
+        queue = self.queue
+        if not queue.jobs and not queue.suspects:
+            return None
+        oldest = queue.suspects[0].jobs[0] if queue.suspects else queue.jobs[0]
+        return Claim(oldest.arrived, self.control.target.seconds, self.control.ahead(max(1, len(queue.jobs))))
+
+    def next_batch(self, now: float) -> Claim:
+        return Claim(now, self.control.target.seconds, self.control.aim.ahead)
+
+    @property
+    def caution(self) -> float:
+        return self.control.caution
+
+    def expected_end(self, channel: Channel, now: float) -> float:
+        return self.control.end(self._held_by(channel), now)
+
+    def overdue(self, channel: Channel) -> float:
+        held = self._held_by(channel)
+        return held.began + LATE * max(self.control.longest(held.sizes[0]), self.control.target.seconds)
+
+    def start(self) -> None:
+        self._flush()
 
     def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None:
         now = time.monotonic()
         due = now - self.control.target.seconds
         missed = sum([job.arrived < due or isinstance(job, LateJob) for job in sent.jobs])
         if not sent.deaths:
-            self.control.learn(len(sent.jobs), now - max(sent.at, channel.replied), now, len(self.channels), missed)
+            cost = 0.0 if any(isinstance(job, LateJob) for job in sent.jobs) else self._cost(sent.jobs)
+            self.control.learn(len(sent.jobs), now - max(sent.at, channel.replied), now, len(self.channels), missed, cost)
         self._ask_again()
+        if self._arbiter.held_up:
+            self._arbiter.turn()
         super().on_reply(channel, sent, frame)
         self.attainment.add(len(sent.jobs) - missed, missed)
 
     def _decide(self, now: float) -> Assignment[Channel]:
         """Where no worker is idle, what leaves early begins when a worker is done."""
         ends = [self.control.end(held, now) for held in self._held()]
-        limits = self.limits._replace(max_items=self.control.batch_size(self._arrivals(), min(ends, default=now), self.limits.max_items))
-        todo = assign(self.queue, self.channels, now, limits, self.service_rate.short)
+        weights, start = self._weights(), min(ends, default=now)
+        limits = self.limits._replace(max_items=self.control.batch_size(self._arrivals(), start, self.limits.max_items, weights))
+        if weights and limits.max_cost < NEVER:  # others of like cost may come before the first ones
+            limits = limits._replace(max_cost=min(limits.max_cost, self._cost(islice(self.queue.jobs, limits.max_items))))
+        todo = assign(self.queue, self._free(now), now, limits, self.service_rate.short)
         for _, jobs in todo.batches:
-            self.control.sent(len(jobs), cut=len(jobs) < limits.max_items and bool(self.queue.jobs))
+            self.control.sent(self._weight(jobs), cut=len(jobs) < limits.max_items and bool(self.queue.jobs))
         if todo.batches or todo.retries:
             self._ask_again()
+            if self._arbiter.crowded(self, now) and (self.queue.jobs or self.queue.suspects):
+                self._loop.call_soon(self._arbiter.turn)
         return todo
+
+    def _free(self, now: float) -> Sequence[Channel]:
+        """The workers to choose from."""
+        if not self._arbiter.crowded(self, now):
+            return self.channels
+        channel = self._arbiter.granted(self, now)
+        return [] if channel is None else [channel]
 
     def _arrivals(self) -> list[float]:
         """In the order in which they are served; where that is another than that of arrival, as if it were not."""
@@ -96,9 +158,24 @@ class SloDispatcher(Dispatcher):
         return sorted(arrivals) if self.queue.ordered else arrivals
 
     def _held(self) -> Iterator[HeldBatches]:
-        for channel in self.channels:
-            sent = channel.sent
-            yield HeldBatches(max(sent[0].at, channel.replied) if sent else 0.0, [len(batch.jobs) for batch in sent])
+        return map(self._held_by, self.channels)
+
+    def _held_by(self, channel: Channel) -> HeldBatches:
+        sent = channel.sent
+        return HeldBatches(max(sent[0].at, channel.replied) if sent else 0.0, [self._weight(batch.jobs) for batch in sent])
+
+    def _cost(self, jobs: Iterable[Job]) -> float:
+        """Of a request whose cost nobody knows, it is the bytes of its body."""
+        queue = self.queue
+        if isinstance(queue, CostQueue):
+            return sum([cost if (cost := queue.cost(job)) < NEVER else len(job.body) for job in jobs])
+        return sum([len(job.body) for job in jobs])
+
+    def _weight(self, jobs: Sequence[Job]) -> float:
+        return self.control.weights.weigh(len(jobs), self._cost(jobs)) if self.control.weighs else len(jobs)
+
+    def _weights(self) -> list[float]:
+        return [self._weight([job]) for job in self.queue.jobs] if self.control.weighs else []
 
     def _ask_again(self) -> None:
         """What a worker holds has changed, and with it how many requests may wait."""

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from tsx_runtime.wire import TIMES
+from tsx_runtime.wire import TIMES, Buffer
 
 NAN = math.nan
 WorkerTimes: TypeAlias = tuple[float, float, float, float, float]  # as in `wire.TIMES`
@@ -23,6 +23,11 @@ WorkerTimes: TypeAlias = tuple[float, float, float, float, float]  # as in `wire
 # thousands of floats that are kept until they are counted would each lie elsewhere
 Batch: TypeAlias = tuple[float, float, float, int, bytes, bytes, Sequence[int] | None]
 NOTHING = TIMES.pack(NAN, NAN, NAN, NAN, NAN)  # of a worker that sends none
+
+
+def times_in(extra: Buffer) -> bytes:
+    """As a copy: it outlives the frame, which may be large."""
+    return bytes(extra[: TIMES.size]) if len(extra) >= TIMES.size else NOTHING
 
 
 class BatchTimes(NamedTuple):

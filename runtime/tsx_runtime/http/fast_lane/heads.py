@@ -28,7 +28,8 @@ from tsx_runtime.http.semantics.deferred import is_stored
 from tsx_runtime.http.semantics.errors import V2
 from tsx_runtime.http.semantics.messages import LONGEST_NUMBER, PlatformHook
 from tsx_runtime.http.semantics.server_timing import TimingRequest, parse_timing_request
-from tsx_runtime.http.semantics.urls import V2_META, Target, find_target, is_form, resolve, with_headers
+from tsx_runtime.http.semantics.urls import Target, find_target, is_form, resolve, with_headers
+from tsx_runtime.wire import V2_META
 
 
 class RefusalRoute:

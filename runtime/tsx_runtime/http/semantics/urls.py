@@ -15,12 +15,10 @@ from tsx_runtime.core.scheduling.job import Headers, Route
 from tsx_runtime.core.traffic.routing import resolve_label
 from tsx_runtime.errors import BadRequest, PayloadTooLarge, ResourceNotFound
 from tsx_runtime.http.semantics.errors import NOT_FOUND
-from tsx_runtime.wire import TENSORS_HEAD
+from tsx_runtime.wire import TENSORS_HEAD, V2_HEADER, V2_META
 
 _EXPLAIN: Pair = (b"explain", b"True")
 _PREDICT: Pair = (b"explain", b"False")
-_V2: Pair = (b"x-tsx-protocol", b"v2")  # a handler may want to know, and an error has a field more
-V2_META = b"\r\n%b: %b\r\n" % _V2  # in the metadata of its requests
 _MULTIPART = b"multipart/form-data"
 _FORMS = (_MULTIPART, b"application/x-www-form-urlencoded")
 _FIELD = b"model_name"
@@ -126,7 +124,7 @@ def _from_kserve_v1(path: str) -> Target | None:
 def _from_kserve_v2(path: str) -> Target | None:
     model, slash, verb = path[len("/v2/models/") :].rpartition("/")
     target = _kserve(model, verb) if slash and verb in ("infer", "explain") else None
-    return target and target._replace(headers=(*target.headers, _V2), json=True)
+    return target and target._replace(headers=(*target.headers, V2_HEADER), json=True)
 
 
 def _from_sagemaker(path: str) -> Target | None:

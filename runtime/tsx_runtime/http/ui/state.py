@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_archiver import ARCHIVE_SUFFIXES
-from tsx_runtime.api.describe import Memory, describe_slo, limits_now
+from tsx_runtime.api.describe import Memory, describe_cache, describe_slo, limits_now
 from tsx_runtime.api.samples import MOST_LISTED, input_of
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.registry.registry import Registry
@@ -73,6 +73,7 @@ def describe_version(version: ModelVersion, memory: Memory) -> dict[str, Any]:
         "measured": None if version.measured is None else str(version.measured),
         "limits": {name: getattr(version.plan, name) for name in LIMITS} | limits_now(version),
         "slo": None if version.slo is None else describe_slo(version.slo).model_dump(by_alias=True),
+        "cache": None if version.cache is None else describe_cache(version.cache).model_dump(by_alias=True),
         "minWorkers": version.min_workers,
         "maxWorkers": version.max_workers,
         "lastScaling": version.last_scaling,

@@ -26,6 +26,7 @@ from tsx_runtime.http.app import build_apps
 from tsx_runtime.http.semantics.errors import fault
 from tsx_runtime.http.semantics.messages import Message, Scope, request_id_of, send_whole
 from tsx_runtime.metrics.collection import reader
+from tsx_runtime.metrics.gpu import gpu_processes
 from tsx_runtime.metrics.torchserve_log import feed_once, metric_tasks
 from tsx_runtime.plugins.api import Sample
 from tsx_runtime.settings.schema import Settings
@@ -118,7 +119,7 @@ class ModelReplica:
         state = held.enter_context(tempfile.TemporaryDirectory(prefix="tsx-ray-"))
         settings = replica_settings(application.settings, application.replica, os.environ, Path(state))
         set_up_logging(settings)
-        self._registry = registry = Registry(settings)
+        self._registry = registry = Registry(settings, gpu_processes=gpu_processes)
         held.push_async_callback(registry.close)
         registry.tracer = held.enter_context(tracing(settings, os.environ))
         registry.warm_up()

@@ -7,6 +7,8 @@ They meet at a unix socket in the state directory, `ADDRESS.sock`. The new serve
     old    {"format", "version", "sockets": [[place, owned] ...], "tokens"}, JSON on one line, and with it the sockets' descriptors
     new    "ready": from now on it could answer. The end of the connection before that: it did not start, and the old server goes on
     old    "yours": it accepts no more connections. What comes meanwhile waits in the sockets' backlogs
+
+An old server that is stopped while the new one loads says "yours" as soon as it is asked, or ends. It leaves the file of the tokens behind.
 """
 
 from __future__ import annotations
@@ -54,6 +56,18 @@ class Predecessor:
         self.replaced = False
         self._connection = connection
 
+    @property
+    def has_ended(self) -> bool:
+        self._connection.setblocking(False)
+        try:
+            return not self._connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        finally:
+            self._connection.settimeout(PATIENCE)
+
     async def take_over(self) -> None:
         """Returns once it accepts no more connections."""
         await asyncio.to_thread(self._take_over)
@@ -86,7 +100,8 @@ def predecessor(settings: Settings) -> Iterator[Predecessor | None]:
     finally:
         if found is not None:
             if not found.replaced:
-                logger.error("this server has not started, so the running one (tsx %s) was not replaced and goes on", found.version)
+                rest = "has ended meanwhile" if found.has_ended else "was not replaced and goes on"
+                logger.error("this server has not started, so the running one (tsx %s) %s", found.version, rest)
             found.close()
 
 
@@ -142,6 +157,11 @@ class SocketHandover:
         self._server: asyncio.AbstractServer | None = None
         self._successor: asyncio.StreamWriter | None = None
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether there is a server that may become ready yet."""
+        return self._successor is not None and not self.is_taken
+
     async def open(self, path: Path) -> None:
         """Raises OSError, SettingError."""
         private_directory(path.parent)
@@ -165,6 +185,8 @@ class SocketHandover:
             if await reader.readline() == READY:
                 self.is_taken = True
                 self._on_ready()
+                if self._server is None:  # this server has been stopped meanwhile
+                    self.confirm()
             else:
                 self._successor = None
                 logger.warning("the server that was to replace this one did not start; this one goes on")

@@ -31,6 +31,7 @@ from tsx_runtime.http.app import ServerApp, build_apps
 from tsx_runtime.http.asgi_lane.stored_requests import make_jobs
 from tsx_runtime.http.semantics.messages import PlatformHook
 from tsx_runtime.jobs.service import Jobs
+from tsx_runtime.metrics.gpu import gpu_processes
 from tsx_runtime.metrics.torchserve_log import metric_tasks
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.log_format import is_terminal, writes_json
@@ -155,7 +156,8 @@ async def serve_async(
         if not options.answer_first and options.hosted is None:
             check_models(models, settings)
         output = held.enter_context(_worker_output(settings))
-        registry = Registry(settings, worker_files, output, replaces=before is not None)  # before ports: a plugin may be missing
+        # before ports: a plugin may be missing
+        registry = Registry(settings, worker_files, output, replaces=before is not None, gpu_processes=gpu_processes)
         bound = held.enter_context(listeners(settings, passed if before is None else before.sockets | passed))
         keys = held.enter_context(_keys(settings, before, stopping.replaced))
         if before is None:
@@ -206,7 +208,7 @@ def _keys(settings: Settings, before: Predecessor | None, replaced: asyncio.Even
     try:
         yield keys
     finally:
-        if not replaced.is_set() and (before is None or before.replaced):
+        if not replaced.is_set() and (before is None or before.replaced or before.has_ended):
             keys.remove()
 
 
@@ -241,7 +243,7 @@ async def _answer(
                 for listener in listeners:
                     listener.take_over()
                 if jobs is not None:
-                    jobs.store.patience = settings.drain_timeout + PATIENCE
+                    jobs.store.follow(settings.drain_timeout + PATIENCE)
             await servers.start()
             if jobs is not None:  # its models are there, so that it is known which ones are not
                 await jobs.resume()
@@ -251,11 +253,17 @@ async def _answer(
             gc.freeze()  # modules, routes and schemas stay: collections, which block the loop, need not look at them again
             meeting = meeting_point(settings) if options.hosted is None else None
             tokens = partial(made_up_tokens, parts.keys, settings)  # of the moment: clients renew them
-            async with replaceable(meeting, listeners, tokens, stopping.asked.set) as handover:
+
+            def replaced() -> None:
+                stopping.replaced.set()
+                if jobs is not None:
+                    jobs.store.hand_over()
+                stopping.asked.set()
+
+            async with replaceable(meeting, listeners, tokens, replaced) as handover:
                 on_ready(servers.addresses)
                 failure = await _failure_to_load(hosted, models, stopping)
             if handover.is_taken:
-                stopping.replaced.set()
                 servers.leave()
                 handover.confirm()
                 logger.info("replaced by another server: a connection ends with its next answer, within %d s", settings.drain_timeout)
@@ -272,6 +280,8 @@ async def _answer(
             await asyncio.gather(
                 servers.stop(registry, stopping.hurry, drain), *([] if jobs is None else [jobs.stop(drain, stopping.hurry)])
             )
+            if handover.is_awaited:
+                stopping.replaced.set()
     finally:
         if jobs is not None:
             await jobs.close()

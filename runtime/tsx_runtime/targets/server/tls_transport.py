@@ -120,6 +120,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
             return
         if incoming.pending:  # behind the client's close_notify
             incoming.read()
+        self._send()  # what OpenSSL answers by itself, such as to a new key: the next connection must not find it
         for record in records:
             if not record:
                 self.eof_received()

@@ -152,7 +152,7 @@ def read_requests(items: Sequence[Item], positions: Iterable[int], model: Served
         text = str(meta, "latin-1")
         try:
             inputs, form = read_row(text, body, decode)
-            if form:
+            if form is not None and (form or isinstance(form, OutputRequest)):  # compiled code takes each empty dict for false
                 all_parts[len(rows)] = form
                 if isinstance(form, OutputRequest) and not model.enveloped:
                     inputs = as_row(inputs)

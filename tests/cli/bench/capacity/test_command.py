@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tsx_archiver.metadata.slo import Slo
+from tsx_archiver.metadata.slo import Slo, latency_target
 from tsx_cli.bench.capacity import planning
 from tsx_cli.bench.capacity.planning import CapacityPlan
 from tsx_cli.bench.model.configuration import Configuration
@@ -20,6 +20,7 @@ from tsx_cli.bench.model.results import (
     CurvePoint,
     Environment,
     Figure,
+    GeneratorSide,
     Inputs,
     Latency,
     ModelInfo,
@@ -27,12 +28,13 @@ from tsx_cli.bench.model.results import (
     OfferedLoad,
     Point,
     Results,
+    Round,
     ServedBatches,
     Trial,
 )
 from tsx_cli.bench.model.simulate import poisson, simulate
 from tsx_cli.bench.model.slo import parse_slo
-from tsx_cli.bench.storage.archive_record import record_of
+from tsx_cli.bench.storage.archive_record import record_of, tells
 from tsx_cli.main import main
 from tsx_runtime.core.placement.hardware import hardware
 from tsx_runtime.core.scheduling.queue import BatchLimits
@@ -151,16 +153,58 @@ def test_rounds_of_a_machine_that_is_now_quicker_and_now_slower_tell_a_range() -
 def test_what_single_requests_took_tells_how_batches_differ() -> None:
     alone = [10.5] * 90 + [20.5] * 10
     found = fitted(replica(), [], alone, 0.5)
-    assert sorted(set(found.factors)) == [1.0, 2.0]
+    assert sorted(set(found.extra_ms)) == [0.0, 10.0]
     assert found.overhead_ms == 0.5
-    assert found.capacity == pytest.approx(replica().capacity / 1.1)
-    assert fitted(replica(), [], [0.1, 0.2], 0.5).factors == (), "the way took longer than the whole"
+    assert found.capacity == pytest.approx(replica().capacity * 18 / 19), "a batch of four takes 18 ms, and one in ten is held up for 10 ms"
+    assert fitted(replica(), [], [0.1, 0.2], 0.5).extra_ms == (), "the way took longer than the whole"
+
+
+def test_what_holds_up_batches_longer_under_load_is_learned_from_the_tail_of_requests_that_come_at_random(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planning, "REQUESTS", 12_000)
+    alone = [12.5] * 95 + [16.5] * 5
+    server = replica()._replace(extra_ms=(0.0,) * 95 + (4.0,) * 5, crowded=8.0, overhead_ms=0.5)
+    found = fitted(replica(), [seen(server, each) for each in (CLOSED, BUSY, CALM)], alone, 0.5)
+    assert 5 < found.crowded < 13
+    slo = parse_slo("p99<60ms")
+    truth = planning.highest(server, slo)
+    assert planning.highest(found, slo) == pytest.approx(truth, rel=0.15)
+    assert planning.highest(found._replace(crowded=0.0), slo) > 1.15 * truth, "what medians alone would promise"
+
+
+@pytest.mark.parametrize("bound", ["p99<30ms", "p99<60ms", None])
+def test_the_highest_rate_keeps_the_bounds_and_a_little_more_does_not(bound: str | None) -> None:
+    slo = parse_slo(bound) if bound else None
+    most = planning.highest(replica(), slo)
+    assert 0 < most < replica().capacity
+    fits, exceeds = plan(replica(), most, slo), plan(replica(), 1.05 * most, slo)
+    assert fits is not None
+    assert exceeds is not None
+    assert (fits.replicas, exceeds.replicas) == (1, 2)
+
+
+def test_a_model_with_a_latency_target_is_planned_with_the_batches_and_refusals_of_its_server() -> None:
+    slo = parse_slo("p99<60ms")
+    small = replica(Configuration(batch_size=1))
+    target = small.under(latency_target("p99<60ms"))
+    overloaded = served(target, poisson(3 * planning.highest(target, slo), 8000, 2), 2)
+    assert overloaded.p99_ms < 66, "what would be late is refused"
+    assert overloaded.refused > 0.4 * 8000
+    assert max(overloaded.batch_sizes) > 4
+    assert planning.highest(target, slo) > 2 * planning.highest(small, slo)
 
 
 def test_a_benchmark_without_answers_and_of_another_configuration_teaches_nothing() -> None:
     nothing = Observation(workers=2, batch_size=4, offered=OfferedLoad(), throughput=0, p50_ms=0, p99_ms=0)
     other = seen(replica(Configuration(workers=1, batch_size=4)), CLOSED)
     assert fitted(replica(), [nothing, other]) == replica()
+
+
+def test_an_open_loop_whose_generator_had_no_time_left_teaches_nothing_of_the_server() -> None:
+    busy = Round(seconds=1, sent=9, ok=9, throughput=9, latency=Latency(), generator=GeneratorSide(cpu=0.6, starved=0.4))
+    idle = busy.model_copy(update={"generator": GeneratorSide(cpu=0.3)})
+    assert [tells(BUSY, busy), tells(BUSY, idle), tells(CLOSED, busy)] == [False, True, True]
 
 
 def seen(server: Replica, offered: OfferedLoad) -> Observation:
@@ -318,6 +362,20 @@ def archive(tmp_path: Path, config: str) -> Path:
     model = {"modelName": "digits", "modelVersion": "1.0", "handler": "handler.py", "configFile": "model-config.yaml"}
     (directory / "MAR-INF" / "MANIFEST.json").write_text(json.dumps({"model": model}))
     return directory
+
+
+def test_the_target_of_an_archive_is_the_bound_of_its_plan(results_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", str(archive(tmp_path, "slo: p99<60ms\n")), "--results", str(results_file), "--rps", "900", "--json"]
+    assert main(command) == 0
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["slo"], reported["describes"]) == ("p99<60ms", "cpu, 2 workers, slo p99<60ms")
+    assert reported["p99_ms"] <= 60
+    assert reported["refused"] <= 0.01
+    assert 900 / reported["replicas"] <= reported["most_rps_per_replica"]
+    assert main([*command, "--batch-size", "4"]) == 0
+    fixed = json.loads(capsys.readouterr().out)
+    assert (fixed["slo"], fixed["describes"]) == ("p99<50ms", str(WON)), "without it, as it was measured"
+    assert fixed["most_rps_per_replica"] < reported["most_rps_per_replica"]
 
 
 def test_requests_leave_fewer_cores_to_the_workers() -> None:

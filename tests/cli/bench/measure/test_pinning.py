@@ -63,6 +63,7 @@ def test_a_system_that_cannot_pin_says_so(monkeypatch: pytest.MonkeyPatch) -> No
         chosen("0", None)
 
 
+@pytest.mark.usefixtures("processes")
 @linux
 def test_processes_that_are_started_meanwhile_have_the_cores_and_count_them() -> None:
     before = os.sched_getaffinity(0)
@@ -77,6 +78,7 @@ def test_processes_that_are_started_meanwhile_have_the_cores_and_count_them() ->
         assert os.sched_getaffinity(0) == before
 
 
+@pytest.mark.usefixtures("processes")
 @linux
 def test_the_generator_runs_on_its_own_cores() -> None:
     core = max(os.sched_getaffinity(0))

@@ -234,6 +234,7 @@ def test_a_cluster_is_reached_by_the_credentials_that_there_are(programs: Progra
     assert "Set the variable EKS_CLUSTER" in missing.stdout
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_workflow_deploys_what_the_command_line_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

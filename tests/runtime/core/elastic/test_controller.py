@@ -59,6 +59,26 @@ def test_workers_come_under_load_and_go_when_it_is_over_and_no_request_is_lost(t
     with_registry(test, cpus=8)
 
 
+def test_workers_come_for_a_latency_target_that_one_cannot_keep(tmp_path):
+    handler = "import time\n\ndef handle(data, context):\n    time.sleep(0.02 * len(data or []))\n    return data and [b'ok'] * len(data)\n"
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", handler), order(max_workers=3, slo="p99<200ms"))
+        end = time.monotonic() + TIMEOUT
+        jobs = []
+        while len(version.workers) < 2:
+            assert time.monotonic() < end
+            jobs += [submit(version, "x") for _ in range(4)]
+            await asyncio.sleep(0.02)  # 200 a second, and one worker answers 50
+            await registry.elastic.look()
+        assert "requests/s arrive, of which these answer" in version.last_scaling
+        assert "(slo)" in version.last_scaling
+        await asyncio.wait([job.done for job in jobs], timeout=TIMEOUT)
+        assert {type(job.done.exception()).__name__ for job in jobs} <= {"NoneType", "QueueFull"}
+
+    with_registry(test, cpus=8)
+
+
 def test_an_idle_model_is_unloaded_and_its_next_request_loads_it_even_if_the_process_dies_meanwhile(tmp_path):
     flag = tmp_path / "flag"
     flag.touch()

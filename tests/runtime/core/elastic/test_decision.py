@@ -12,7 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsx_runtime.core.elastic.decision import CALM, LOOK, History, ModelLoad, Scaling, decide
+from tests.runtime.core.slo.simulation import Case, with_target
+from tsx_archiver.metadata.slo import LatencyTarget
+from tsx_runtime.core.elastic.decision import CALM, LOOK, SATURATED, History, LatencyBound, ModelLoad, Scaling, decide
+from tsx_runtime.core.slo.curve import LatencyCurve
 
 MODEL = ModelLoad(
     now=1000.0, minimum=1, maximum=8, workers=1, starting=0, failing=0, working=1, waiting=40, rate=20.0, load_seconds=0.02, cores=8.0
@@ -109,6 +112,69 @@ def test_under_a_constant_load_no_worker_is_started_again_once_one_was_stopped(l
     downs = [number for number, change in enumerate(changes) if change < 0]
     assert not downs or all(change < 0 for change in changes[downs[0] :])
     assert workers >= min(8, load)
+
+
+def bound_of(first: float, each: float, seconds: float) -> LatencyBound:
+    curve = LatencyCurve(0.99, [(size, first + each * (size - 1)) for size in (1, 2, 4, 8, 16, 32, 64, 128)])
+    return LatencyBound(LatencyTarget("p99<50ms", 0.99, seconds), seconds, curve)
+
+
+bounds = st.builds(bound_of, st.floats(0.001, 0.03), st.floats(0.0, 0.01), st.floats(0.02, 0.2))
+
+
+@given(bounds, st.floats(0.0, 1e4), st.floats(1.0, 3.0), st.integers(1, 30))
+@settings(max_examples=100, deadline=None)
+def test_a_latency_target_needs_no_fewer_workers_for_more_requests_and_no_more_than_are_busy(bound, rate, more, most):
+    needed = bound.workers(rate, SATURATED, most)
+    assert 1 <= needed <= bound.workers(rate * more, SATURATED, most)
+    assert needed == most or rate <= SATURATED * bound.capacity(rate, needed)[0]
+    assert needed == 1 or rate > SATURATED * bound.capacity(rate, needed - 1)[0]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_so_many_workers_keep_the_target_and_refuse_hardly_a_request(seed):
+    dice = random.Random(seed)
+    first = dice.choice([0.005, 0.01, 0.02])
+    each, bound = first * dice.uniform(0.02, 0.5), first * dice.uniform(5, 12)
+    case = Case("linear", first, each, 1024, bound, 1, 1.0, seed)
+    wanted = bound_of(first, each, 0.95 * bound)
+    rate = dice.uniform(0.5, 4) * wanted.capacity(1e9, 1)[0]
+    workers = wanted.workers(rate, SATURATED, 99)
+    arrivals = poisson(lambda now: rate, 6000 / rate, rate, seed)
+    done = with_target(case._replace(workers=workers), arrivals, 0.99, arrivals[-1] / 4)
+    assert done.attainment >= 0.98
+    assert done.kept >= 0.97 * done.offered
+    if workers > 1:
+        less = with_target(case._replace(workers=workers - 1), arrivals, 0.99, arrivals[-1] / 4)
+        assert less.kept < done.kept
+
+
+BOUND = bound_of(0.01, 0.001, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("change", "looks", "decision"),
+    [
+        ({}, 2, (1, "")),  # not yet
+        ({}, 3, (2, "slo")),
+        ({"workers": 2, "arrived": 2500}, 3, (4, "slo")),  # at most as many again
+        ({"workers": 4, "arrived": 2500}, 4, (6, "slo")),  # as many as it takes
+        ({"workers": 2, "maximum": 3, "arrived": 2500}, 3, (3, "slo")),
+        ({"workers": 2, "arrived": 2500, "worker_memory": 100, "free_memory": 99}, 3, (2, "memory")),
+        ({"workers": 5}, 9, (5, "")),
+        ({"arrived": 10, "waiting": 999}, 9, (1, "")),  # what waits is answered in time, or it would have been refused
+        ({"arrived": 10, "refused": 1}, 1, (2, "slo")),
+        ({"arrived": 200, "refused": 1}, 2, (1, "")),  # the target allows as many to be late
+        ({"arrived": 10, "refused": 9, "starting": 1}, 3, (1, "")),
+        ({"arrived": 10, "workers": 4, "working": 4}, 120, (4, "")),
+        ({"arrived": 10, "workers": 4, "working": 4}, 121, (1, "quiet")),  # all are busy, with small batches
+        ({"arrived": 900, "workers": 4, "working": 0}, 122, (4, "")),
+    ],
+)
+def test_with_a_latency_target_the_rate_of_arrivals_decides(change, looks, decision):
+    """`arrived`: 1500 in half a second need 5 workers."""
+    seen = replace(MODEL, **{"bound": BOUND, "arrived": 1500, "working": 0, "waiting": 0, **change})
+    assert look(seen, looks)[0] == decision
 
 
 @dataclass

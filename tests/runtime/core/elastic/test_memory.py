@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.clients.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
 from tsx_runtime.core.elastic.memory import MEGA, MemoryBudget, least_recently_used
+from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadOutOfMemory
 
@@ -92,6 +93,115 @@ def test_of_200_models_that_load_at_once_all_load_and_20_stay(size, monkeypatch)
     assert {model for model in models if model.workers} == set(sorted(models, key=lambda model: model.last_used)[-20:])
 
 
+class GpuModel(Rester):
+    """Its workers are on one GPU, and hold some memory there."""
+
+    def __init__(self, gpu: int, size: int, used: int = 0) -> None:
+        super().__init__()
+        self.gpu = gpu
+        self.size = size
+        self.plan = SimpleNamespace(gpus=(gpu,))
+        self.last_used = used
+
+    def start(self, pid: int) -> Worker:
+        worker = Worker("1", (self.gpu,), 0.0)
+        worker.instance = SimpleNamespace(process=SimpleNamespace(members=lambda: [SimpleNamespace(pid=pid)]))  # type: ignore[assignment]  # all that is measured
+        self.workers = [worker]
+        return worker
+
+
+def gpu_budget(models: list[GpuModel], bound: int, *, host: int | None = None, known: bool = True) -> MemoryBudget:
+    """The driver names processes by the places of their models in the list."""
+
+    async def read() -> dict[int, dict[int, int]]:
+        return {gpu: {pid: model.size for pid, model in enumerate(models) if model.gpu == gpu and known} for gpu in (0, 1)}
+
+    return MemoryBudget(host, lambda: models, lambda: models, bound, 2, read)
+
+
+async def load_gpu(budget: MemoryBudget, models: list[GpuModel], number: int) -> None:
+    worker = models[number].start(number)
+    async with budget.room(models[number], worker):  # type: ignore[arg-type]  # as a model
+        await asyncio.sleep(0)
+    worker.state = WorkerState.READY
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_gpu_has_a_budget_of_its_own_and_models_elsewhere_stay(known, monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 60)
+    models = [GpuModel(gpu, 60, used) for used, gpu in enumerate([1, 0, 0, 0])]
+
+    async def main():
+        budget = gpu_budget(models, 130, known=known)
+        for number in range(4):
+            await load_gpu(budget, models, number)
+        assert [bool(model.workers) for model in models] == [True, False, True, True]
+        assert [budget.fitting(model) for model in models] == [1, 0, 0, 0]  # type: ignore[arg-type]
+        assert budget.free() is None
+        for model in models[2:]:
+            model.workers[0].state = WorkerState.LOADING
+        with pytest.raises(LoadOutOfMemory, match="model_gpu_memory is 0 MB"):
+            await load_gpu(budget, models, 1)
+        assert budget.fitting(models[0]) == 1  # type: ignore[arg-type]
+
+    asyncio.run(main())
+
+
+def test_a_model_that_grows_on_its_gpu_has_others_unloaded_there(monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 10)
+    models = [GpuModel(gpu, 40, used) for used, gpu in enumerate([0, 0, 1])]
+
+    async def main():
+        budget = gpu_budget(models, 100)
+        for number in range(3):
+            await load_gpu(budget, models, number)
+        models[1].size = 70
+        await budget.measure()
+        assert [bool(model.workers) for model in models] == [False, True, True]
+
+    asyncio.run(main())
+
+
+def test_one_that_has_loaded_does_not_wait_for_one_that_waits_for_its_gpu(monkeypatch):
+    memory = {"now": 10}
+    monkeypatch.setattr("tsx_runtime.core.elastic.memory.memory_of", lambda workers: memory["now"])
+    monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 40)
+    models = [GpuModel(0, 10), GpuModel(0, 50), GpuModel(0, 10)]
+
+    async def main():
+        budget = gpu_budget(models, 85, host=100)
+        await load_gpu(budget, models, 0)
+        memory["now"] = 75
+        models[0].workers[0].state = WorkerState.LOADING
+        found = await asyncio.wait_for(
+            asyncio.gather(load_gpu(budget, models, 1), load_gpu(budget, models, 2), return_exceptions=True), TIMEOUT
+        )
+        assert [type(each) for each in found] == [LoadOutOfMemory, type(None)]
+
+    asyncio.run(main())
+
+
+def test_200_models_that_load_at_once_on_two_gpus_keep_all_three_budgets(monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.elastic.memory.memory_of", lambda workers: 10)
+    monkeypatch.setattr("tsx_runtime.core.elastic.memory.size_of_files", lambda directory: 0)
+    models = [GpuModel(number % 2, 10) for number in range(200)]
+    ready = itertools.count(1)
+
+    async def load(budget, number):
+        await load_gpu(budget, models, number)
+        models[number].last_used = next(ready)
+        loaded = [model for model in models if model.workers and model.is_idle]
+        assert len(loaded) <= 25
+        assert max(sum(model.gpu == gpu for model in loaded) for gpu in (0, 1)) <= 15
+
+    async def main():
+        budget = gpu_budget(models, 150, host=250)
+        await asyncio.wait_for(asyncio.gather(*(load(budget, number) for number in range(200))), TIMEOUT)
+        assert budget.free() == 0
+
+    asyncio.run(main())
+
+
 @pytest.mark.usefixtures("processes")
 def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_request(tmp_path, monkeypatch):
     """The sizes are made up: what the system tells of processes that share memory depends on how many there are."""
@@ -127,6 +237,28 @@ def test_models_are_unloaded_for_others_and_loaded_again_for_their_next_request(
         assert len(loaded()) <= 2
 
     with_registry(test, model_memory=250 * MEGA)
+
+
+@pytest.mark.usefixtures("processes")
+def test_200_models_are_registered_where_20_fit_and_whichever_is_asked_answers(tmp_path, monkeypatch):
+    """Processes are real, and their sizes are made up."""
+    monkeypatch.setattr("tsx_runtime.core.elastic.memory.memory_of", lambda workers: 10 * MEGA * len(list(workers)))
+
+    async def test(registry):
+        names = [f"m{number}" for number in range(200)]
+        for name in names:
+            config = RegisterOrder(url=name, model_name=name, initial_workers=0)
+            await registry.register_path(talker(tmp_path / name, name=name, config="scaleToZero: 1h\n"), config)
+        models = [registry.find(name) for name in names]
+        assert all(model.asleep and model.ready for model in models)
+        asked = models[::8]
+        assert await asyncio.gather(*(ask(model, model.name) for model in asked)) == [model.name for model in asked]
+        await until(lambda: sum(bool(model.workers) for model in models) == 20)
+        assert await ask(models[199], "last") == "last"
+        assert registry.memory.free() == 0
+        assert sum(bool(model.workers) for model in models) == 20
+
+    with_registry(test, model_memory=200 * MEGA)
 
 
 def test_a_process_that_takes_over_from_another_does_not_double_what_its_model_needs(monkeypatch):

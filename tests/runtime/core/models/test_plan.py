@@ -82,6 +82,21 @@ def test_a_server_says_for_a_model_how_many_workers_it_may_have_and_when_it_is_u
             Settings(**wrong)
 
 
+@pytest.mark.parametrize(
+    ("yaml", "named"),
+    [
+        ({"slo": "p99<1s"}, "slo"),
+        ({"sequenceBatching": True, "sequenceMaxIdleMSec": 1}, "sequenceBatching"),
+        ({"useJobTicket": True}, "useJobTicket"),
+        ({"continuousBatching": True}, "continuousBatching or asyncCommunication"),
+    ],
+)
+def test_requests_are_split_by_rows_only_where_a_part_is_like_any_other_request(yaml, named):
+    assert planned(yaml={"splitRows": 8}).strategy.split_rows == 8
+    with pytest.raises(BadRequest, match=f"splitRows cannot be had with {named}. Remove one"):
+        planned(yaml={"splitRows": 8, **yaml})
+
+
 def test_waiting_for_company_exists_only_by_name():
     assert not planned(yaml={"batchSize": 4, "maxBatchDelay": 500}).wait
     assert planned(yaml={"batchSize": 4, "batchPolicy": "wait"}).wait

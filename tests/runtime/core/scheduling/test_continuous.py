@@ -18,7 +18,7 @@ from tsx_runtime.core.scheduling.continuous import JoiningDispatcher, blame, joi
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.multiplexed_channel import OpenChannel
 from tsx_runtime.core.scheduling.queue import BatchLimits, Suspects, urgency
-from tsx_runtime.errors import DeadlinePassed, WorkerDied
+from tsx_runtime.errors import AnswerLate, DeadlinePassed, WorkerDied
 
 workers = st.lists(st.builds(FakeWorker, batches=st.integers(0, 4), suspected=st.just(False)), max_size=4)
 limits = st.builds(BatchLimits, max_items=st.integers(1, 4))
@@ -218,5 +218,19 @@ def test_a_late_request_is_cancelled_and_holds_its_place_until_the_worker_is_don
         await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
         assert counts(dispatcher) == (2, {200: 1}, {"AnswerLate": 1})
         assert (channel.batches, dispatcher._due, dispatcher._deaths) == (0, {}, {})
+
+    asyncio.run(main())
+
+
+def test_a_request_that_had_begun_at_a_lost_worker_is_refused_at_its_deadline_as_begun():
+    async def main():
+        dispatcher, channel, peer = await serving()
+        dispatcher.submit(late := new_job(b"late", soon()))
+        await peer.read()
+        dispatcher.requeue(await die(channel, peer), set(), ERROR)
+        with pytest.raises(AnswerLate):
+            await answer(late)
+        assert not dispatcher._begun
+        await asyncio.wait_for(dispatcher.wait_idle(), TIMEOUT)
 
     asyncio.run(main())

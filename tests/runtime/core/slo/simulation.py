@@ -1,11 +1,11 @@
-"""Simulates workers that take batches of a synthetic model: with a latency target, and with every fixed batch size and queue length."""
+"""Simulates workers that take batches of a synthetic model: with a latency target, and with fixed batch sizes, queue lengths and delays."""
 
 from __future__ import annotations
 
 import heapq
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,21 +14,37 @@ from tsx_archiver.metadata.slo import LatencyTarget
 from tsx_runtime.core.slo.control import HeldBatches, SloControl
 from tsx_runtime.core.slo.curve import LatencyCurve
 
-Service = Callable[[int, float], float]  # seconds of a batch of that size that begins then
+Service = Callable[[float, float], float]  # seconds of a batch of that size that begins then
 
 
 class Case(NamedTuple):
     kind: str
     first: float  # seconds for one request
-    each: float  # and for each further one
+    each: float  # and for each further one; of a concave curve, the exponent
     limit: float  # of batches: of what hardware takes at once
     bound: float
     workers: int
     load: float  # of capacity
     seed: int
 
-    def typical(self, size: int) -> float:
+    def typical(self, size: float) -> float:
+        if self.kind == "concave":
+            return self.first * size**self.each
         return self.first + self.each * (size - 1)
+
+    @property
+    def largest(self) -> int:
+        """The largest batch that takes no longer than the bound."""
+        return self._largest(self.bound)
+
+    @property
+    def rate(self) -> float:
+        """Requests a second: `load` times what all workers can do with half of the bound for a batch: the other half is for the queue."""
+        half = self._largest(self.bound / 2)
+        return self.load * self.workers * half / self.typical(half)
+
+    def _largest(self, seconds: float) -> int:
+        return bisect_right(range(2, int(self.limit) + 1), seconds, key=self.typical) + 1
 
     def service(self) -> Service:
         chance = np.random.default_rng(self.seed)
@@ -36,7 +52,7 @@ class Case(NamedTuple):
         spread = iter_of(lambda: chance.random(4096))
         tail = iter_of(lambda: chance.lognormal(0.0, 0.35, 4096))
 
-        def seconds(size: int, start: float) -> float:
+        def seconds(size: float, start: float) -> float:
             typical = self.typical(size) * next(noise)
             if self.kind == "bimodal":
                 return typical * (1.6 if next(spread) < 0.2 else 1.0)
@@ -48,9 +64,9 @@ class Case(NamedTuple):
 
         return seconds
 
-    def arrivals(self, rate: float, seconds: float) -> list[float]:
+    def arrivals(self, count: int) -> list[float]:
         chance = np.random.default_rng(self.seed + 1)
-        return np.cumsum(chance.exponential(1 / rate, int(rate * seconds))).tolist()
+        return np.cumsum(chance.exponential(1 / self.rate, count)).tolist()
 
 
 def iter_of(more: Callable[[], np.ndarray]) -> Iterator[float]:
@@ -63,7 +79,6 @@ class Outcome(NamedTuple):
     accepted: int
     kept: int  # answered within the bound
     seconds: float
-    latencies: list[float]
 
     @property
     def goodput(self) -> float:
@@ -74,13 +89,12 @@ class Outcome(NamedTuple):
         return self.kept / max(1, self.accepted)
 
 
-def static(case: Case, arrivals: list[float], size: int, queue: int, warm: float) -> Outcome:
-    """Batches of up to `size`, and a queue of `queue`: what comes beyond is refused."""
+def static(case: Case, arrivals: list[float], size: int, queue: int, delay: float, warm: float) -> Outcome:
+    """Batches of up to `size`, for which a worker waits up to `delay`, and a queue of `queue`: what comes beyond is refused."""
     service = case.service()
     free = [0.0] * case.workers
     waiting: list[float] = []
-    position = accepted = kept = offered = 0
-    latencies: list[float] = []
+    position = accepted = kept = 0
     end = arrivals[-1]
     while position < len(arrivals) or waiting:
         start = free[0]
@@ -95,54 +109,72 @@ def static(case: Case, arrivals: list[float], size: int, queue: int, warm: float
             start = arrivals[position]
             waiting.append(start)
             position += 1
+        if len(waiting) < size and waiting[0] + delay > start:
+            more = bisect_right(arrivals, waiting[0] + delay, position, min(len(arrivals), position + size - len(waiting)))
+            waiting += arrivals[position:more]
+            position = more
+            start = waiting[-1] if len(waiting) >= size else waiting[0] + delay
         batch = waiting[:size]
         del waiting[:size]
         done = start + service(len(batch), start)
         heapq.heapreplace(free, done)
-        counted = batch if warm <= done <= end else []
-        accepted += len(counted)
-        kept += len(counted) - bisect_left(counted, done - case.bound)
-        latencies += [done - arrived for arrived in counted]
+        if warm <= done <= end:
+            accepted += len(batch)
+            kept += len(batch) - bisect_left(batch, done - case.bound)
     offered = len(arrivals) - bisect_left(arrivals, warm)
-    return Outcome(offered, accepted, kept, end - warm, latencies)
+    return Outcome(offered, accepted, kept, end - warm)
 
 
-def with_target(case: Case, arrivals: list[float], quantile: float, warm: float, curve: LatencyCurve | None = None) -> Outcome:
-    """As `SloDispatcher` does it, but for batches that leave early."""
-    control = SloControl(LatencyTarget("", quantile, case.bound), curve or LatencyCurve(quantile))
+def with_target(
+    case: Case, arrivals: list[float], quantile: float, warm: float, costs: Sequence[float] = (), known: bool = True, matters: bool = True
+) -> Outcome:
+    """As `SloDispatcher` does it, but for batches that leave early.
+
+    `costs`: of the requests, on average 1; `known`: whether the control is told of them; `matters`: whether batches take their time by
+    them, and not by the number of requests.
+    """
+    control = SloControl(LatencyTarget("", quantile, case.bound), LatencyCurve(quantile))
     service = case.service()
-    workers: list[tuple[float, float, int, int]] = []  # busy ones: end, begin, size, requests that will be late
+    workers: list[tuple[float, float, float, int, int, float]] = []  # busy ones: end, begin, size, requests, that will be late, cost
     waiting: list[float] = []
+    theirs: list[float] = []  # costs
     accepted = kept = 0
-    latencies: list[float] = []
     end = arrivals[-1]
+
+    def weights() -> list[float]:
+        return [control.weights.weigh(1, cost) for cost in theirs] if control.weighs else []
 
     def begin(now: float) -> None:
         nonlocal accepted, kept
         while waiting and len(workers) < case.workers:
-            size = control.batch_size(waiting, now, 1024)
+            size = control.batch_size(waiting, now, 1024, weights())
             batch = waiting[: min(size, int(case.limit))]
-            del waiting[: len(batch)]
-            done = now + service(len(batch), now)
-            heapq.heappush(workers, (done, now, len(batch), bisect_left(batch, done - case.bound)))
-            control.sent(len(batch), cut=len(batch) < size and bool(waiting))
-            counted = batch if warm <= done <= end else []
-            accepted += len(counted)
-            kept += len(counted) - bisect_left(counted, done - case.bound)
-            latencies.extend([done - arrived for arrived in counted])
+            count = len(batch)
+            cost = sum(theirs[:count])
+            del waiting[:count], theirs[:count]
+            done = now + service(cost if costs and matters else count, now)
+            weight = control.weights.weigh(count, cost)
+            heapq.heappush(workers, (done, now, weight, count, bisect_left(batch, done - case.bound), cost))
+            control.sent(weight, cut=count < size and bool(waiting))
+            if warm <= done <= end:
+                accepted += count
+                kept += count - bisect_left(batch, done - case.bound)
 
     def until(now: float) -> None:
         while workers and workers[0][0] <= now:
-            done, began, size, late = heapq.heappop(workers)
-            control.learn(size, done - began, done, case.workers, late)
+            done, began, _, size, late, cost = heapq.heappop(workers)
+            control.learn(size, done - began, done, case.workers, late, cost if known else 0.0)
             begin(done)
 
-    for now in arrivals:
+    for number, now in enumerate(arrivals):
         until(now)
-        control.offered()
-        held = [HeldBatches(began, [size]) for _, began, size, _ in workers] + [HeldBatches(0.0, [])] * (case.workers - len(workers))
-        if control.admits(waiting, held, now):
+        cost = costs[number] if costs else 0.0
+        weight = control.weights.weigh(1, cost)
+        control.offered(weight)
+        held = [HeldBatches(each[1], [each[2]]) for each in workers] + [HeldBatches(0.0, [])] * (case.workers - len(workers))
+        if control.admits(waiting, held, now, weights(), weight):
             waiting.append(now)
+            theirs.append(cost)
             begin(now)
     offered = len(arrivals) - bisect_left(arrivals, warm)
-    return Outcome(offered, accepted, kept, end - warm, latencies)
+    return Outcome(offered, accepted, kept, end - warm)

@@ -35,9 +35,9 @@ async def refused(each) -> QueueFull:
     return found.value
 
 
-async def sizes(dispatcher, peer, count: int) -> list[int]:
+async def sizes(dispatcher, peer, count: int, body: bytes = b"x") -> list[int]:
     """Of the batches that are sent for so many requests, each answered at once."""
-    waiting, found = submit(dispatcher, *[b"x"] * count), []
+    waiting, found = submit(dispatcher, *[body] * count), []
     await asyncio.sleep(0)
     while not all(each.done.done() for each in waiting):
         frame = await peer.read()
@@ -176,5 +176,18 @@ def test_the_request_that_wakes_an_unloaded_model_waits_for_it():
         dispatcher.add(channel)
         await peer.reply(await peer.read())
         assert await answer(first) == b"x"
+
+    asyncio.run(main())
+
+
+def test_a_batch_has_few_large_requests_or_many_small_ones():
+    async def main():
+        dispatcher, (peer,) = await started(latency_target("p99<20s"), ())
+        for number in range(600):  # a second for each 100 bytes
+            count, cost = number % 8 + 1, 100 * (number % 7 + 1)
+            dispatcher.control.learn(count, cost / 100, number * 10.0, 1, 0, cost)
+        assert dispatcher.control.weighs
+        large, small = [(await sizes(dispatcher, peer, 8, b"x" * size))[0] for size in (1000, 50)]
+        assert large < small == 8
 
     asyncio.run(main())

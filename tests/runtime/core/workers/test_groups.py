@@ -11,6 +11,7 @@ import sys
 import psutil
 import pytest
 
+from tests.support import forked
 from tests.support.clients.talker import TIMEOUT, ask, gone, order, submit, talker, until, with_registry
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import LoadFailed, OutOfResources
@@ -45,6 +46,12 @@ class Handler:
         return ["x" * 2_000_000 if word == "big" else json.dumps(self.told) for word in words]
 """
 TENSOR = "parallelType: tp\ntorchrun:\n  nproc-per-node: 2\n  OMP_NUMBER_THREADS: 1\n"
+
+
+@pytest.fixture(autouse=True)
+def forked_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun's own process has torch imported; the ranks that it starts import it as ever, by their own environment."""
+    monkeypatch.setattr("tsx_runtime.core.workers.subprocesses.subprocess", forked.SUBPROCESS)
 
 
 def handler(*, fails: bool = False, pipeline: bool = False) -> str:

@@ -20,7 +20,7 @@ from tsx_runtime.errors import WorkerDied
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="stops processes and reads /proc")
 
-FAST = {"heartbeat_interval": 1}
+FAST = {"heartbeat": 0.2}
 
 STUCK = """
 import os, signal, threading, time
@@ -84,7 +84,7 @@ def test_an_idle_worker_that_gives_no_sign_of_life_is_replaced(tmp_path):
         await until(lambda: version.workers[0].restarts)
         assert version.stats.stuck["silent"] >= 1
 
-    with_registry(test, heartbeat_interval=1, heartbeat_timeout=1)
+    with_registry(test, **FAST, heartbeat_timeout=1)
 
 
 NEVER = """
@@ -92,7 +92,7 @@ import ctypes, threading
 
 def handle(data, context):
     if data is None:  # a library that waits for something and keeps the interpreter's lock
-        threading.Timer(1.0, lambda: ctypes.PyDLL(None).sleep(600)).start()
+        threading.Timer(0.2, lambda: ctypes.PyDLL(None).sleep(600)).start()
         return None
     return ["OK"] * len(data)
 """
@@ -102,7 +102,7 @@ def handle(data, context):
 def test_a_worker_whose_threads_are_busy_is_left_alone(tmp_path):
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m", STUCK), order())
-        assert await ask(version, "hold 3") == "hold 3"
+        assert await ask(version, "hold 2") == "hold 2"
         channel = version.workers[0].channel
         await until(lambda: channel.pings)
         await until(lambda: not channel.pings)
@@ -239,7 +239,7 @@ def test_a_model_that_does_not_start_disturbs_no_other(tmp_path):
         for version in bad:
             assert "exit code 7" in version.last_error
 
-    with_registry(test, heartbeat_interval=1)
+    with_registry(test, **FAST)
 
 
 @pytest.mark.usefixtures("processes")

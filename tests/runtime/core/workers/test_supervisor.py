@@ -13,6 +13,7 @@ import sys
 import psutil
 import pytest
 
+from tests.support import forked
 from tests.support.clients.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
 from tsx_runtime.core.placement.devices import cpu_count
 from tsx_runtime.core.registry.registry import open_model
@@ -427,7 +428,7 @@ def test_a_worker_that_is_taken_away_answers_what_it_has_first(tmp_path):
 def test_workers_end_when_the_front_end_is_killed_even_one_whose_handler_never_returns(tmp_path):
     talker(tmp_path / "m")
     script = FRONT_END.format(directory=str(tmp_path / "m"))
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as front:
+    with forked.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as front:
         pids = [int(pid) for pid in front.stdout.readline().split()]
         front.kill()
     assert len(pids) == 2

@@ -24,9 +24,15 @@ MODULES = [protocol, connection_limits, pipelining]
 LANE = (FastLane, connection_limits.LimitedConnection, pipelining.PipeliningProtocol)
 
 
-def names_used(source: Path, *owners: str) -> set[str]:
+def source_of(file: str | None) -> str:
+    """Of a module, compiled or not."""
+    path = Path(str(file))
+    return path.with_name(f"{path.name.partition('.')[0]}.py").read_text()
+
+
+def names_used(source: str, *owners: str) -> set[str]:
     """Names of attributes that the source takes from these: `self`, `connection.flow`."""
-    nodes = ast.walk(ast.parse(source.read_text()))
+    nodes = ast.walk(ast.parse(source))
     return {node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) in owners}
 
 
@@ -37,7 +43,7 @@ def own_parts() -> set[str]:
 
 
 def code_names(kind: type) -> set[str]:
-    tree = ast.parse(Path(inspect.getfile(kind)).read_text())
+    tree = ast.parse(source_of(inspect.getfile(kind)))
     body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind.__name__)
     targets = [target for node in ast.walk(body) if isinstance(node, (ast.Assign, ast.AnnAssign)) for target in ast.walk(node)]
     own = {node.attr for node in targets if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self" and _stored(node)}
@@ -65,7 +71,7 @@ def test_this_uvicorn_has_all_that_the_fast_lane_relies_on() -> None:
 def test_everything_that_the_fast_lane_takes_from_uvicorn_is_in_the_contract(
     kind: str, owners: tuple[str, ...], modules: list[types.ModuleType]
 ) -> None:
-    used = {name for module in modules for name in names_used(Path(str(module.__file__)), *owners)}
+    used = {name for module in modules for name in names_used(source_of(module.__file__), *owners)}
     theirs = used & parts_of(getattr(httptools_impl, kind)) if kind == "HttpToolsProtocol" else used
     assert theirs - own_parts() - set(RELIED_ON[kind]) <= {"__init__"}
 

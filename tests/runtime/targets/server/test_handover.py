@@ -12,6 +12,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,15 @@ for place, passed in enumerate(sys.argv[1:3], 3):
 os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2", "LISTEN_FDNAMES": "inference:management"}
 os.execv(sys.executable, [sys.executable, "-m", "tsx_cli", *sys.argv[3:]])
 """
+HOLDING = """
+def handle(data, context):
+    if data is None:
+        return None
+    if bytes(data[0]["body"]) == b"hold":
+        open("%s").read()
+    return ["held" if bytes(row["body"]) == b"hold" else "old" for row in data]
+"""
+GATED = "open('%s').read()\n"  # until the test has opened it and closed it
 BROKEN = "import no_such_library\n\ndef handle(data, context):\n    return data\n"
 
 
@@ -48,10 +58,11 @@ class Server:
         self.place, self.ports, self._held = place, ports, held
         self.key_file, self.metrics = place / "keys.json", place / "m.sock"
         self.more: dict[str, object] = {}
+        self.code = {"broken": BROKEN}
 
     def words(self, handler: str, *more: str) -> tuple[list[object], Path]:
         place = self.place / handler.partition(" ")[0]
-        make_model(place / "echo", BROKEN if handler == "broken" else ECHO % handler)
+        make_model(place / "echo", self.code.get(handler, ECHO % handler))
         settings = {
             "generate_tokens": "true",
             "key_file": self.key_file,
@@ -79,11 +90,22 @@ class Server:
     def token(self) -> str:
         return str(json.loads(self.key_file.read_text())["inference"]["key"])
 
-    def ask(self, connection: http.client.HTTPConnection | None = None) -> tuple[int, bytes]:
+    def ask(
+        self,
+        connection: http.client.HTTPConnection | None = None,
+        path: str = "/predictions/echo",
+        body: bytes = b"x",
+        method: str = "POST",
+        **headers: str,
+    ) -> tuple[int, bytes]:
         connection = connection or http.client.HTTPConnection("127.0.0.1", self.ports[0], timeout=DEADLINE)
-        connection.request("POST", "/predictions/echo", b"x", {"Authorization": f"Bearer {self.token}"})
+        connection.request(method, path, body, {"Authorization": f"Bearer {self.token}", **headers})
         answer = connection.getresponse()
         return answer.status, answer.read()
+
+    def gate(self, name: str) -> Path:
+        os.mkfifo(self.place / name)
+        return self.place / name
 
 
 @pytest.fixture
@@ -197,6 +219,51 @@ def test_a_server_that_does_not_start_replaces_nothing_and_one_that_was_replaced
     assert not server.metrics.exists()
     assert not server.key_file.exists()
     assert list((server.place / "state").glob("*.sock")) == list((server.place / "state").glob("*.key")) == []
+
+
+def test_one_that_is_stopped_while_the_other_loads_ends_its_job_and_leaves_the_other_its_store_and_its_tokens_at_once(
+    server: Server, until: Callable[[Callable[[], object]], None]
+) -> None:
+    loading, running = server.gate("loading"), server.gate("running")
+    server.code = {"old": HOLDING % running, "new": GATED % loading + ECHO % "new"}
+    old = server.start("old")
+    status, text = server.ask(body=b"hold", Prefer="respond-async")
+    job = f"/jobs/{json.loads(text)['id']}"
+    assert status == 202
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(server.start, "new", "--replace")
+        with running.open("w"):  # each waits until the other end reads
+            with loading.open("w"):
+                old.process.terminate()
+                until(lambda: "stopping: no new requests" in old.log)
+            started.result()
+            assert old.process.poll() is None
+            assert server.ask() == (200, b"new")
+            assert server.ask(Prefer="respond-async, wait=60") == (200, b"new")
+            assert json.loads(server.ask(path=f"{job}?wait=0", body=b"", method="GET")[1])["state"] == "running"
+        assert old.process.wait(DEADLINE) == 0
+    assert server.ask(path=job, body=b"", method="GET") == (200, b"held")
+    assert server.key_file.exists()
+
+
+@pytest.mark.parametrize("becomes_ready", [True, False])
+def test_the_file_of_the_tokens_is_there_as_long_as_any_of_the_two_servers(server: Server, becomes_ready: bool) -> None:
+    loading = server.gate("loading")
+    server.code = {"new": GATED % loading + (ECHO % "new" if becomes_ready else BROKEN)}
+    old = server.start("old")
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(server.start, "new", "--replace")
+        with loading.open("w"):
+            assert old.stop() == 0
+            assert server.key_file.exists()
+        if becomes_ready:
+            new = started.result()
+            assert server.ask() == (200, b"new")
+            assert new.stop() == 0
+        else:
+            with pytest.raises(AssertionError, match=r"so the running one .* has ended meanwhile"):
+                started.result()
+    assert not server.key_file.exists()
 
 
 def test_without_a_running_server_it_starts_as_usual(server: Server) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import random
+import shutil
 import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -238,6 +239,26 @@ async def test_a_connection_that_sends_garbage_ends_alone(server: Server) -> Non
         assert await good.read_exactly(1000) == b"x" * 1000
         for writer in (good.writer, bad.writer, plain_writer):
             writer.close()
+
+
+@on_both_loops
+async def test_what_tls_answers_by_itself_reaches_no_other_connection(server: Server) -> None:
+    """To a wish for a new handshake, which is not granted, OpenSSL answers with an alert."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs the command openssl: Python's clients do not renegotiate")
+    async with server.run():
+        address = f"127.0.0.1:{server.port}"
+        client = await asyncio.create_subprocess_exec(
+            openssl, "s_client", "-connect", address, "-tls1_2", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        assert client.stdin is not None and client.stdout is not None
+        reader, writer = await server.connect()
+        await client.stdout.readuntil(b"Verify return code")
+        client.stdin.write(b"R\n")
+        await client.wait()  # it gives up at the alert
+        writer.write(b"untouched")
+        assert await reader.readexactly(9) == b"untouched"
 
 
 @on_both_loops

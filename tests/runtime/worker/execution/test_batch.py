@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tsx_runtime.wire import Item, request_meta
 from tsx_runtime.worker.exceptions import BadRows
-from tsx_runtime.worker.execution import batch
 from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
 from tsx_runtime.worker.execution.recovery import Ceiling
 from tsx_runtime.worker.handler_api.context import Context
@@ -137,14 +136,15 @@ def test_a_wish_for_an_explanation_is_seen_however_its_header_is_written() -> No
 
 
 def test_a_request_that_cannot_be_read_fails_alone_whatever_reading_it_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(meta: str, body: Any, decode: bool) -> Any:
-        if meta.startswith("id-1"):
-            raise ZeroDivisionError("nobody thought of that")
-        return {"body": bytearray(body)}, None
+    def loads(text: str) -> Any:
+        raise ZeroDivisionError("nobody thought of that")
 
-    monkeypatch.setattr(batch, "read_row", read)
+    monkeypatch.setattr(json, "loads", loads)
+    good, _, other = items(["good"] * 3)
+    bad = (0, request_meta("id-1", b"", [(b"Content-Type", b"application/json")]), b"{}")
     model = ServedModel(
         LoadedHandler(handler, "handler.py", None), Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 100, Ceiling(), Metrics()
     )
-    answers = answer_batch(model, items(["good"] * 3), lambda position, headers, body: None).answers
+    answers = answer_batch(model, [good, bad, other], lambda position, headers, body: None).answers
+    monkeypatch.undo()
     assert [status for status, _, _ in answers] == [200, 500, 200]

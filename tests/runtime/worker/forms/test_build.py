@@ -66,6 +66,7 @@ def run(given: dict[str, Any]) -> tuple[int, dict[str, Any] | None]:
     return process.returncode, json.loads(report.read_text()) if report.is_file() else None
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_survey_says_of_every_form_whether_it_can_be_built(digits: Path, tmp_path: Path) -> None:
     code, report = run(order(digits, None, tmp_path))
     assert code == 0
@@ -75,6 +76,7 @@ def test_a_survey_says_of_every_form_whether_it_can_be_built(digits: Path, tmp_p
     assert report["applies"]["torchscript"] is None
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_built_form_is_loaded_and_answers_as_the_archive_does(digits: Path, tmp_path: Path) -> None:
     code, report = run(order(digits, "torchscript", tmp_path))
     assert code == 0
@@ -86,6 +88,7 @@ def test_a_built_form_is_loaded_and_answers_as_the_archive_does(digits: Path, tm
     assert found.model(torch.rand(7, 1, 8, 8)).shape == (7, 10)
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_form_whose_results_are_not_the_models_is_not_built(digits: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     model = (digits / "model.py").read_text()
@@ -95,6 +98,7 @@ def test_a_form_whose_results_are_not_the_models_is_not_built(digits: Path, tmp_
     assert "its results have little in common with the model's" in report["reason"]
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("handler", "reason"),
     [
@@ -118,6 +122,7 @@ def test_what_keeps_an_archive_from_having_forms_is_reported(digits: Path, tmp_p
     assert reason in report["reason"]
 
 
+@pytest.mark.usefixtures("processes")
 def test_the_crash_of_a_build_leaves_no_report(digits: Path, tmp_path: Path) -> None:
     (digits / "other.py").write_text(POSTPROCESS.format("__import__('os').abort()"))
     code, report = run(order(digits, "torchscript", tmp_path, "other.py"))

@@ -96,12 +96,13 @@ function versionCard(name, { version }) {
   const about = h("p", { class: "quiet small" });
   const measured = h("p", { class: "quiet small", hidden: true });
   const slo = h("p", { class: "small", hidden: true });
+  const cache = h("p", { class: "small", hidden: true });
   const passedOver = h("p", { class: "quiet small", hidden: true });
   const why = h("p", { hidden: true }, "Not all of its workers are ready. ", h("a", { href: `#/model/${encodeURIComponent(name)}/errors` }, "Errors and log"), " shows why.");
   const workers = h("details", {}, h("summary", {}, "Workers"), list.node);
   const node = h("section", { class: "card", "aria-label": `Version ${version}` },
     h("div", { class: "row" }, h("h3", {}, `Version ${version}`), state.node, isDefault, h("span", { class: "grow" }), settings, makeDefault, remove),
-    about, slo, measured, passedOver, scaling, why,
+    about, slo, cache, measured, passedOver, scaling, why,
     h("dl", { class: "facts" }, Object.entries(FACTS).map(([key, label]) => h("div", {}, h("dt", {}, label), facts[key]))),
     none, workers);
   return {
@@ -117,6 +118,8 @@ function versionCard(name, { version }) {
       say(measured, now.measured ?? "");
       show(slo, now.slo);
       say(slo, now.slo ? sloText(now.slo) : "");
+      show(cache, now.cache);
+      say(cache, now.cache ? cacheText(now.cache) : "");
       const devices = [...new Set(now.workers.map(({ device }) => device).filter(Boolean))];
       const texts = { workers: workersText([now]), device: devices.join(", ") || "–", memory: memoryText([now]), batch: number(now.limits.batch_size), waiting: number(now.waiting), requests: number(now.requests), failed: number(now.failed), restarts: number(now.restarts) };
       for (const [key, text] of Object.entries(texts)) say(facts[key], text);
@@ -139,6 +142,11 @@ function versionCard(name, { version }) {
 function sloText({ target, attainment, budgetLeft, refused, batchSize }) {
   const kept = attainment === null ? "no request in the last 5 minutes" : `kept for ${percent(attainment, 2)} of the requests of the last 5 minutes`;
   return `Target ${target}: ${kept}; ${percent(budgetLeft, 0)} of the hour's error budget is left; ${number(refused)} refused on arrival; batches of up to ${number(batchSize)}`;
+}
+
+function cacheText({ entries, size, maxSize, hits, misses, hitRatio }) {
+  const share = hitRatio === null ? "no request yet" : `${percent(hitRatio)} of the requests answered (${number(hits)} hits, ${number(misses)} misses)`;
+  return `Reply cache: ${share}; ${number(entries)} answers, ${bytes(size)} of ${bytes(maxSize)}`;
 }
 
 function workerRow() {

@@ -32,6 +32,7 @@ def scaled_images(rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tensor_inputs(3, 9, 9)(rows)[0], {"scale": torch.full((rows, 1), 2.0)}
 
 
+@pytest.mark.usefixtures("processes")
 def test_it_answers_as_the_model_does_and_takes_images_of_any_memory_format(tmp_path: Path) -> None:
     found = compared(known_forms()["aotinductor"], scaled, scaled_images, tmp_path)
     assert found.worst < 1e-5

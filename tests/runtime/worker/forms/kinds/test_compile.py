@@ -12,6 +12,7 @@ from tests.support.forms import SIZES, built, compared, loaded, subject_of, tens
 from tsx_runtime.worker.forms.kinds import known_forms
 
 
+@pytest.mark.usefixtures("processes")
 def test_every_size_of_a_batch_runs_what_was_compiled_at_load(tmp_path: Path) -> None:
     inputs = tensor_inputs(3, 9, 9)
     built(known_forms()["compile"], images(), inputs, tmp_path)
@@ -35,6 +36,7 @@ def test_in_bf16_it_takes_several_tensors_and_gives_float32(tmp_path: Path, monk
     assert found.loaded.model(*args, **kwargs)["logits"].dtype == torch.float32
 
 
+@pytest.mark.usefixtures("processes")
 def test_it_needs_a_compiler() -> None:
     from torch._inductor import config, cpp_builder
 

@@ -33,6 +33,7 @@ def tokens_model() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64), nn.LayerNorm(64), nn.Flatten(), nn.Linear(512, 5)).eval()
 
 
+@pytest.mark.usefixtures("processes")
 def test_static_int8_answers_nearly_as_a_model_of_one_channel_for_every_batch_size(tmp_path: Path) -> None:
     assert 0 < compared(known_forms()["int8-static"], images_model, IMAGES, tmp_path).worst < 0.2  # beyond the calibrated range
 
@@ -59,6 +60,7 @@ def test_int4_weights_calculate_nearly_what_the_model_does() -> None:
         assert 0 < float((found - wanted).abs().max() / wanted.abs().max()) < 0.25
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_row_in_dynamic_int8_keeps_its_answer_beside_an_outlier(tmp_path: Path) -> None:
     found = compared(known_forms()["int8-dynamic"], tokens_model, TOKENS, tmp_path)
     assert 0 < found.worst < 0.03

@@ -50,6 +50,7 @@ class Attention(nn.Module):
         return self.answer((tokens + self.outer(functional.gelu(self.inner(tokens))))[:, 0])
 
 
+@pytest.mark.usefixtures("processes")
 def test_channels_without_effect_go_and_the_answers_stay_for_every_batch_size() -> None:
     form, model = known_forms()["pruned-50"], Residual().eval()
     assert isinstance(form, PrunedForm)

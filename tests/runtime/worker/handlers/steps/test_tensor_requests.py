@@ -186,6 +186,7 @@ def test_the_numbers_are_cast_to_the_models_type(made: Made, form: str) -> None:
         assert made("double", form).ask({"body": [1, 2, 3, 4]})[0] == NETS["double"](torch.tensor([1, 2, 3, 4]).double()).tolist()
 
 
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("form", "known"), [("eager", "[1, any, any]"), ("script", "[1, any, any]"), ("frozen", "[1, any, any]"), ("exported", "[1, 28, 28]")]
 )

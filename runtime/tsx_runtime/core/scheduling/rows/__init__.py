@@ -1,0 +1,1 @@
+"""Requests of many rows, split over batches and workers (`splitRows`)."""

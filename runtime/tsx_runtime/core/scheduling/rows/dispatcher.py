@@ -1,0 +1,162 @@
+"""The dispatcher of a version with `splitRows`: a request of many rows goes to workers in parts, and ends as one."""
+
+from __future__ import annotations
+
+import re
+
+from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
+from tsx_runtime.core.scheduling.job import Flow, Job, LateJob, UncountedJob
+from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
+from tsx_runtime.core.scheduling.rows.tensors import RowsPart, join, split
+from tsx_runtime.core.telemetry.batch_times import Batch
+from tsx_runtime.errors import ClientLeft, PayloadTooLarge, PredictionFailed, QueueFull, TsxError
+from tsx_runtime.wire import TENSORS_HEAD, V2_META, Buffer, Item
+
+_HEAD = re.compile(rb"^(%b: *)(\d{1,15})(?=\r?$)" % TENSORS_HEAD, re.IGNORECASE | re.MULTILINE)  # in header lines
+_COST = re.compile(rb"^(x-tsx-cost: *)(\d{1,15})(?=\r?$)", re.IGNORECASE | re.MULTILINE)
+_WHOLE = re.compile(rb"^(explain|describe): true\r?$", re.IGNORECASE | re.MULTILINE)  # requests for something else than a prediction
+
+
+class RowsDispatcher(Dispatcher):
+    """Parts wait and run like requests. The first that fails answers the request, and the others are given up."""
+
+    def __init__(self, label: str, limits: BatchLimits, bounds: Bounds, rows: int, queue: RequestQueue | None = None) -> None:
+        """`rows`: of a part."""
+        super().__init__(label, limits, bounds, queue)
+        self._rows = rows
+        self._requests: dict[Job, SplitRequest] = {}
+
+    def submit(self, job: Job) -> None:
+        try:
+            parts = self._parts(job)
+        except (PayloadTooLarge, QueueFull) as error:
+            self._reject(job, error)
+            return
+        if parts is None:
+            super().submit(job)
+        else:
+            request = self._requests[job] = SplitRequest(self, job, parts)
+            for part in request.parts:
+                super().submit(part)
+                if request.over:  # there is no worker, and none to come
+                    return
+                self._due.setdefault(part, NEVER)  # `on_reply` looks among these for answers that it does not count
+                self.stats.ended -= part is not request.parts[0]
+
+    def leave(self, job: Job) -> None:
+        request = self._requests.get(job)
+        if request is None:
+            super().leave(job)
+        else:
+            job.gone = True
+            self.fail(request, ClientLeft(f"{self.label} did not answer the request before its client disconnected."))
+
+    def fail(self, request: SplitRequest, error: TsxError) -> None:
+        self.end(request)
+        self._reject(request.job, error)
+
+    def end(self, request: SplitRequest, but: RowsJob | None = None) -> None:
+        """Give up what is left of it."""
+        request.over = True
+        del self._requests[request.job]
+        for part in request.parts:
+            if part is but or part in request.answers:
+                continue
+            late = LateJob(part)
+            if any(channel.replace(part, late) for channel in self._all_channels):
+                self._due.pop(part, None)
+                self._due[late] = NEVER
+            else:
+                super().leave(part)
+
+    def _refuse(self, job: Job, error: TsxError) -> None:
+        if isinstance(job, RowsJob) and job.request.over:
+            self._due.pop(job, None)
+            self._close(1)
+        else:
+            super()._refuse(job, error)
+
+    def _parts(self, job: Job) -> list[RowsPart] | None:
+        """None where it stays whole. Raises PayloadTooLarge, and QueueFull: all parts fit into the queue, or none is accepted."""
+        head = _HEAD.search(job.meta)
+        if (head is None and V2_META not in job.meta) or _WHOLE.search(job.meta):
+            return None
+        bounds, queue = self.bounds, self.queue
+        parts = split(job.body, None if head is None else int(head[2]), self._rows, bounds.items)
+        if parts is None:
+            return None
+        if self._flush_due:
+            self._flush()
+        size = sum(len(part.body) for part in parts)
+        if size > bounds.size:
+            text = f"The parts of the request (splitRows) have {size} bytes, and the queue holds {bounds.size} (maxQueueBytes)."
+            raise PayloadTooLarge(f"{text} Send fewer rows, or raise maxQueueBytes.")
+        lower = sum(other.priority < job.priority for other in queue.jobs)  # which give way
+        if len(queue.jobs) - lower + len(parts) > bounds.items or queue.size + size > bounds.size:
+            seconds = self._seconds_to_empty()
+            text = f"{self.label} takes the request in {len(parts)} parts of {self._rows} rows (splitRows), and {len(queue.jobs)} of"
+            text = f"{text} {bounds.items} requests (jobQueueSize) wait; try again in {seconds} s."
+            raise QueueFull(text, retry_after=seconds, status=bounds.overload_status)
+        return parts
+
+
+class SplitRequest:
+    def __init__(self, dispatcher: RowsDispatcher, job: Job, parts: list[RowsPart]) -> None:
+        self.dispatcher = dispatcher
+        self.job = job
+        self.over = False
+        self.parts = [RowsJob(self, part, sum(each.rows for each in parts)) for part in parts]
+        self.answers: dict[RowsJob, tuple[bytes, RowsPart]] = {}  # with their headers
+
+
+class RowsJob(UncountedJob):
+    """A part of a request, in the queue and with a worker."""
+
+    def __init__(self, request: SplitRequest, part: RowsPart, rows: int) -> None:
+        """`rows`: of the request."""
+        super().__init__(request.job)
+        self.request = request
+        self.rows = part.rows
+        self.meta = _HEAD.sub(rb"\g<1>%d" % (part.head or 0), self.meta)
+        self.meta = _COST.sub(lambda found: b"%b%d" % (found[1], -(-int(found[2]) * part.rows // rows)), self.meta)
+        self.body = part.body
+        self._final: tuple[Buffer, Buffer] | None = None  # headers and body of the request's answer
+
+    def takes(self, item: Item) -> bool:
+        """All but the answer that ends the request."""
+        request = self.request
+        status, headers, body = item
+        if request.over:
+            return True
+        if status != 200:
+            self._final = headers, body
+            request.dispatcher.end(request, self)
+            return False
+        head = _HEAD.search(bytes(headers))
+        request.answers[self] = bytes(headers), RowsPart(self.rows, None if head is None else int(head[2]), bytes(body))
+        if len(request.answers) < len(request.parts):
+            return True
+        try:
+            length, whole = join([request.answers[part][1] for part in request.parts])
+        except ValueError as error:
+            text = f"The answers to the parts of the request cannot be joined: {error}. Remove splitRows from the model's configuration."
+            request.dispatcher.fail(request, PredictionFailed(text))
+            return True
+        self._final = _HEAD.sub(rb"\g<1>%d" % length, request.answers[request.parts[0]][0]), whole
+        request.dispatcher.end(request, self)
+        return False
+
+    def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
+        if self._final is not None or not self.takes((status, headers, body)):
+            assert self._final is not None
+            self.request.job.answer(status, *self._final, batch)
+
+    def refuse(self, error: TsxError) -> None:
+        self.request.dispatcher.end(self.request, self)
+        self.request.job.refuse(error)
+
+    def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
+        if not self.request.over:
+            text = "The handler streams its answer, and answers to parts of a request can only be joined whole."
+            error = PredictionFailed(f"{text} Remove splitRows from the model's configuration.")
+            self.request.dispatcher.fail(self.request, error)

@@ -1,0 +1,203 @@
+"""Which of several models with latency targets on one device starts its next batch: the one that is nearest to missing its target."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from tsx_runtime.core.scheduling.channel import Channel
+
+IDLE = 0.5  # of a batch of a model that nothing waits for, which would come first: how much of one is expected to
+LATE = 3.0  # times the longest time that a batch is expected to take, after which no one waits for it any more
+RENEW = 1.0  # seconds after which it is looked up again who is at work, and how many cores workers have
+RECENT = 3.0  # seconds without a batch after which a worker is not at work
+
+Device = int | None  # a GPU's number, or the CPU
+
+
+class Claim(NamedTuple):
+    """A model that has a batch to start."""
+
+    arrived: float  # of its oldest request
+    target: float  # seconds
+    ahead: float  # seconds that its batch is expected to take
+
+    @property
+    def deadline(self) -> float:
+        return self.arrived + self.target
+
+
+def urgency(claims: Sequence[Claim], now: float) -> list[float]:
+    """The least is nearest to missing its target: that with the earliest deadline.
+
+    The least slack (to when a batch has to start) would let long batches overtake short ones. One that is late in any case goes by the
+    longest target of all: it makes no other late as well, and has its turn in the end.
+    """
+    longest = max((claim.target for claim in claims), default=0.0)
+    return [claim.deadline if claim.deadline - claim.ahead >= now else claim.arrived + max(longest, 2 * claim.target) for claim in claims]
+
+
+def expected_wait(own: Claim, others: Iterable[Claim], idle: Iterable[Claim], caution: float) -> float:
+    """Seconds of batches that start before one that is claimed now.
+
+    Of `others` that wait, those with an earlier deadline, and, of models for which nothing waits (`idle`), a part of those with a
+    shorter target, which may come yet. With a `caution` of 1, also all that wait, and those with the same target.
+    """
+    waiting = sum(each.ahead * (1.0 if each.deadline < own.deadline else caution) for each in others)
+    return waiting + sum(
+        each.ahead * (max(IDLE, caution) if each.target < own.target else caution) for each in idle if each.target <= own.target
+    )
+
+
+class Rival(Protocol):
+    """A dispatcher as others on its device see it."""
+
+    channels: list[Channel]
+
+    def claim(self, now: float) -> Claim | None:
+        """None where nothing waits."""
+
+    def next_batch(self, now: float) -> Claim:
+        """The claim of a request that would come now."""
+
+    @property
+    def caution(self) -> float:
+        """Between 0 and 1: the more accepted requests miss the target."""
+
+    def expected_end(self, channel: Channel, now: float) -> float: ...
+
+    def overdue(self, channel: Channel) -> float:
+        """When nobody needs to wait any longer for what the channel's worker runs."""
+
+    def start(self) -> None:
+        """Send a batch if there is one, and `DeviceArbiter.granted` says so."""
+
+
+class DeviceArbiter:
+    """Asked by the dispatchers with a target; one alone on its device, or with a core for each worker, is not held up.
+
+    A GPU runs one batch at a time, the CPU as many as there are cores for their threads. It keeps no account of grants: what runs is
+    read off the channels each time, so nothing is left over of workers that die and models that go.
+    """
+
+    def __init__(self, cores: int) -> None:
+        self.held_up = False  # whether a model may wait for its turn
+        self._cores = cores
+        self._members: dict[Rival, None] = {}
+        self._active: set[Rival] = set()
+        self._crowded: set[Device] = set()
+        self._renewed = -math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def join(self, rival: Rival) -> None:
+        self._members[rival] = None
+        self._renewed = -math.inf
+
+    def leave(self, rival: Rival) -> None:
+        self._members.pop(rival, None)
+        self._active.discard(rival)
+        self.changed()
+
+    def changed(self) -> None:
+        """Workers have come or gone, and what runs may be less."""
+        self._renewed = -math.inf
+        if len(self._members) > 1:
+            asyncio.get_running_loop().call_soon(self.turn)
+
+    def crowded(self, rival: Rival, now: float) -> bool:
+        """Whether it shares a device with others that have been at work lately, and there is not room for all."""
+        if len(self._members) < 2:
+            return False
+        if rival not in self._active or now - self._renewed > RENEW:
+            self._renew(rival, now)
+        return any(channel.gpu in self._crowded for channel in rival.channels)
+
+    def _renew(self, rival: Rival, now: float) -> None:
+        self._renewed = now
+        self._active = {
+            each
+            for each in self._members
+            if each is rival or each.claim(now) is not None or any(it.batches or now - it.replied < RECENT for it in each.channels)
+        }
+        self._crowded = set()
+        for device in {channel.gpu for each in self._active for channel in each.channels}:
+            workers = [(each, channel) for each in self._active for channel in each.channels if channel.gpu == device]
+            if len({each for each, _ in workers}) > 1 and sum(self._need(channel) for _, channel in workers) > self._room(device):
+                self._crowded.add(device)
+
+    def granted(self, rival: Rival, now: float) -> Channel | None:
+        """The idle worker that it may send a batch to now."""
+        return self._grants(now).get(rival)
+
+    def turn(self) -> None:
+        """Something has ended: who is nearest to missing its target starts."""
+        tried: set[Rival] = set()
+        while todo := [rival for rival in self._grants(time.monotonic()) if rival not in tried]:
+            tried.add(todo[0])
+            todo[0].start()
+
+    def outlook(self, rival: Rival, now: float) -> tuple[float, float]:
+        """When a batch of a request that comes now may start at the earliest, and for how long others have the device after each batch."""
+        device = rival.channels[0].gpu
+        others = [each for each in self._active if each is not rival and any(channel.gpu == device for channel in each.channels)]
+        running = [(each, channel) for each in others for channel in self._busy(each, device, now)]
+        need = self._need(rival.channels[0])
+        used = sum(self._need(channel) for _, channel in running)
+        at_once = max(1, self._room(device) // need)
+        start = (
+            min((each.expected_end(channel, now) for each, channel in running), default=now) if used + need > self._room(device) else now
+        )
+        claims = {each: each.claim(now) for each in others}
+        busy = {each for each, _ in running}
+        waiting = [claim for claim in claims.values() if claim is not None]
+        idle = [each.next_batch(now) for each, claim in claims.items() if claim is None]
+        between = sum(each.next_batch(now).ahead for each, claim in claims.items() if claim is not None or each in busy)
+        if not running and not waiting:
+            return now, between / at_once
+        caution = max(each.caution for each in (rival, *others))  # of all: one that is cautious alone would be left with nothing
+        return start + expected_wait(rival.next_batch(now), waiting, idle, caution) / at_once, between / at_once
+
+    def _grants(self, now: float) -> dict[Rival, Channel]:
+        """In the order of their urgency, one batch each. Who is later takes no room that an earlier one waits for."""
+        members = [(each, claim) for each in self._members if (claim := each.claim(now)) is not None]
+        urgent = urgency([claim for _, claim in members], now)
+        used: dict[Device, float] = {
+            device: sum(self._need(channel) for each in self._members for channel in self._busy(each, device, now))
+            for device in self._crowded
+        }
+        found: dict[Rival, Channel] = {}
+        for _, rival in sorted(zip(urgent, [each for each, _ in members], strict=True), key=lambda pair: pair[0]):
+            idle = [channel for channel in rival.channels if not channel.batches]
+            for channel in idle:
+                used.setdefault(channel.gpu, -math.inf)  # of a device that is not crowded
+                if not used[channel.gpu] or used[channel.gpu] + self._need(channel) <= self._room(channel.gpu):
+                    found[rival] = channel
+                    used[channel.gpu] += self._need(channel)
+                    break
+            else:
+                used |= {channel.gpu: math.inf for channel in idle}
+        self.held_up = len(found) < len(members)
+        return found
+
+    def _busy(self, rival: Rival, device: Device, now: float) -> list[Channel]:
+        """Its workers that run a batch; one that is long overdue has no one wait, and a timer says when it is."""
+        busy = []
+        for channel in rival.channels:
+            if channel.batches and channel.gpu == device and (until := rival.overdue(channel)) > now:
+                busy.append(channel)
+                if self._timer is None:
+                    self._timer = asyncio.get_running_loop().call_later(until - now, self._on_timer)
+        return busy
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.turn()
+
+    def _room(self, device: Device) -> int:
+        return self._cores if device is None else 1
+
+    def _need(self, channel: Channel) -> int:
+        return 1 if channel.gpu is not None else min(channel.threads or self._cores, self._cores)

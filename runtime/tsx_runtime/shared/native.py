@@ -1,0 +1,14 @@
+"""What mypyc is told of classes in the modules that `hatch_build.py` compiles; it says nothing to Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from mypy_extensions import mypyc_attr as mypyc_attr  # which comes with mypy alone
+else:
+    ClassT = TypeVar("ClassT", bound=type)
+
+    def mypyc_attr(**attributes: bool) -> Callable[[ClassT], ClassT]:
+        return lambda cls: cls

@@ -1,0 +1,256 @@
+"""A request in parts is accepted, answered, refused, given up and counted as one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+
+from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, connect
+from tsx_runtime import wire
+from tsx_runtime.core.scheduling.dispatcher import Bounds
+from tsx_runtime.core.scheduling.job import WaitingJob
+from tsx_runtime.core.scheduling.queue import BatchLimits
+from tsx_runtime.core.scheduling.rows.dispatcher import RowsDispatcher
+from tsx_runtime.errors import (
+    AnswerLate,
+    ClientLeft,
+    DeadlinePassed,
+    NoWorker,
+    PayloadTooLarge,
+    PredictionFailed,
+    QueueFull,
+    TsxError,
+    WorkerDied,
+)
+from tsx_runtime.worker.codecs.json_text import to_json
+
+
+def body(key: str, values: list[int]) -> bytes:
+    return to_json({key: [{"name": "x", "datatype": "INT64", "shape": [len(values), 1], "data": values}]}).encode()
+
+
+def job(rows: int = 6, seconds: float | None = None, priority: int = 0) -> WaitingJob:
+    now = time.monotonic()
+    meta = wire.request_meta("id", b"", [(b"explain", b"False"), wire.V2_HEADER, (b"x-tsx-cost", b"7")])
+    return WaitingJob(meta, body("inputs", [*range(rows)]), now, None if seconds is None else now + seconds, priority)
+
+
+def values(item: wire.Item) -> list[int]:
+    return list(json.loads(bytes(item[2]))["inputs"][0]["data"])
+
+
+async def reply(peer: Peer, frame: wire.Frame, *instead: tuple[int, bytes, bytes]) -> None:
+    items = [(200, wire.JSON_HEADER, body("outputs", [2 * value for value in values(item)])) for item in frame.items]
+    items[len(items) - len(instead) :] = instead
+    await peer.write(*wire.encode(wire.Kind.REPLY, frame.batch, items))
+
+
+def run(test: Any, workers: int = 1, places: int = 10, limits: BatchLimits = BatchLimits(2)) -> RowsDispatcher:  # noqa: B008  # immutable
+    """Parts have two rows, and a batch two parts."""
+
+    async def main() -> RowsDispatcher:
+        dispatcher = RowsDispatcher('Model "m" [Version 1.0]', limits, Bounds(places), 2)
+        dispatcher.accept(True)
+        peers = []
+        for _ in range(workers):
+            channel, peer = await connect(dispatcher)
+            dispatcher.add(channel)
+            peers.append(peer)
+        await asyncio.wait_for(test(dispatcher, *peers), TIMEOUT)
+        assert dispatcher.in_flight == 0
+        assert not dispatcher._requests
+        assert not dispatcher._due
+        return dispatcher
+
+    return asyncio.run(main())
+
+
+def test_parts_run_on_several_workers_and_are_one_answer_and_one_request_of_the_metrics():
+    async def test(dispatcher, one, other):
+        sent = job(7)
+        dispatcher.submit(sent)
+        assert dispatcher.stats.requests == 1
+        first, second = await one.read(), await other.read()
+        assert [values(item) for item in (*first.items, *second.items)] == [[0, 1], [2, 3], [4, 5], [6]]
+        assert b"x-tsx-cost: 2\r\n" in first.items[0][1]
+        await reply(other, second)
+        await reply(one, first)
+        answer = await sent.done
+        assert answer.body == body("outputs", [2 * value for value in range(7)])
+        assert (answer.status, answer.headers) == (200, wire.JSON_HEADER)
+        stats = dispatcher.stats
+        assert (stats.requests, stats.answers, stats.latency.count, stats.refusals) == (1, {200: 1}, 1, {})
+        assert [seen.status for seen in stats.recent.newest()] == [200]
+
+    run(test, workers=2)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_request_of_few_rows_is_not_touched(rows):
+    async def test(dispatcher, peer):
+        sent = job(rows)
+        dispatcher.submit(sent)
+        frame = await peer.read()
+        assert frame.items[0][1:] == (sent.meta, sent.body)
+        await reply(peer, frame)
+        await sent.done
+
+    run(test)
+
+
+def test_the_first_error_answers_and_parts_that_wait_do_not_run():
+    async def test(dispatcher, peer):
+        sent, next_one = job(12), job(1)
+        dispatcher.submit(sent)
+        frame = await peer.read()
+        dispatcher.submit(next_one)
+        await reply(peer, frame, (507, b"x-why: 1\r\n", b"too much"), (500, b"", b"as well"))
+        answer = await sent.done
+        assert (answer.status, answer.headers, answer.body) == (507, b"x-why: 1\r\n", b"too much")
+        frame, cancelled = await peer.read(), await peer.read()  # what had left already
+        assert (len(frame.items), cancelled.kind) == (2, wire.Kind.CANCEL)
+        await reply(peer, frame)
+        frame = await peer.read()
+        assert [values(item) for item in frame.items] == [[0]]
+        await reply(peer, frame)
+        await next_one.done
+        assert (dispatcher.stats.requests, dispatcher.stats.answers, dispatcher.stats.refusals) == (2, {507: 1, 200: 1}, {})
+
+    run(test)
+
+
+def refused(sent: WaitingJob, error: type[TsxError], match: str) -> None:
+    with pytest.raises(error, match=match):
+        sent.done.result()
+
+
+def test_all_parts_are_accepted_or_none():
+    async def test(dispatcher, peer):
+        first, second, urgent, huge = job(6), job(16), job(16, priority=1), job(50)
+        dispatcher.submit(first)
+        frame = await peer.read()
+        dispatcher.submit(huge)
+        refused(huge, PayloadTooLarge, "50 rows, in 25 parts of 2 .splitRows., and the queue holds 10")
+        waits = [job(1) for _ in range(5)]
+        for each in waits:
+            dispatcher.submit(each)
+        dispatcher.submit(second)
+        refused(second, QueueFull, "8 parts .* try again in 1 s")
+        assert dispatcher.stats.requests == 6
+        dispatcher.submit(urgent)  # in the place of others
+        for each in waits[1:]:
+            refused(each, QueueFull, "The queue is full")
+        left = [first, waits[0], urgent]
+        while not all(each.done.done() for each in left):
+            await reply(peer, frame)
+            await asyncio.wait([each.done for each in left], timeout=0.01, return_when=asyncio.FIRST_COMPLETED)
+            if dispatcher.in_flight:
+                frame = await peer.read()
+        assert [each.done.result().status for each in left] == [200] * 3
+        assert dispatcher.stats.refusals["QueueFull"] == 5
+        assert dispatcher.stats.refusals["PayloadTooLarge"] == 1
+
+    run(test)
+
+
+def test_a_client_that_leaves_takes_all_parts_out_of_the_queue():
+    async def test(dispatcher, peer):
+        sent = job(12)
+        dispatcher.submit(sent)
+        frame = await peer.read()
+        dispatcher.leave(sent)
+        refused(sent, ClientLeft, "disconnected")
+        cancelled = await peer.read()
+        assert cancelled.kind is wire.Kind.CANCEL
+        assert dispatcher.pending == 0
+        await reply(peer, frame)
+        await dispatcher.wait_idle()
+        assert (dispatcher.stats.requests, dispatcher.stats.answers, dispatcher.stats.refusals) == (1, {}, {"ClientLeft": 1})
+
+    run(test)
+
+
+@pytest.mark.parametrize(("rows", "error"), [(4, AnswerLate), (12, DeadlinePassed)])
+def test_the_deadline_is_that_of_all_parts(rows, error):
+    async def test(dispatcher, peer):
+        sent = job(rows, seconds=0.05)
+        dispatcher.submit(sent)
+        frame = await peer.read()
+        with pytest.raises(error):
+            await sent.done
+        while frame.kind is not wire.Kind.BATCH:
+            frame = await peer.read()
+        await reply(peer, frame)
+        await dispatcher.wait_idle()
+        assert (dispatcher.stats.requests, dispatcher.stats.answers, sum(dispatcher.stats.refusals.values())) == (1, {}, 1)
+
+    run(test)
+
+
+def test_without_a_worker_it_is_refused_once():
+    async def test(dispatcher, peer):
+        dispatcher.accept(False)
+        sent = job()
+        dispatcher.submit(sent)
+        refused(sent, NoWorker, "no worker")
+        dispatcher.accept(True)
+        sent = job(12)
+        dispatcher.submit(sent)
+        frame = await peer.read()
+        dispatcher.refuse_waiting(NoWorker("gone"))
+        refused(sent, NoWorker, "gone")
+        await reply(peer, frame)
+        await dispatcher.wait_idle()
+        assert (dispatcher.stats.requests, dispatcher.stats.refusals) == (1, {"NoWorker": 2})
+
+    run(test)
+
+
+def test_parts_that_died_with_their_worker_are_tried_again():
+    async def test(dispatcher, one, other):
+        sent = job(4)
+        dispatcher.submit(sent)
+        await one.read()
+        channel = next(each for each in dispatcher.channels if each.sent)
+        one.close()
+        await channel.closed
+        dispatcher.retry_lost(channel.sent[0], (), WorkerDied("died"))
+        for _ in range(2):
+            await reply(other, await other.read())
+        assert (await sent.done).body == body("outputs", [0, 2, 4, 6])
+        assert dispatcher.stats.answers == {200: 1}
+
+    run(test, workers=2)
+
+
+@pytest.mark.parametrize(("answer", "why"), [(body("outputs", [1]), "shape .1, 1. for 2 rows"), (b"text", "cannot be joined")])
+def test_answers_that_cannot_be_joined_are_an_error_that_says_why(answer, why):
+    async def test(dispatcher, peer):
+        sent = job(4)
+        dispatcher.submit(sent)
+        frame = await peer.read()
+        await reply(peer, frame, (200, b"", answer))
+        with pytest.raises(PredictionFailed, match=f"{why}.*Remove splitRows"):
+            await sent.done
+        assert (dispatcher.stats.answers, dispatcher.stats.refusals) == ({}, {"PredictionFailed": 1})
+
+    run(test)
+
+
+def test_a_handler_that_streams_is_told_that_parts_cannot_be_joined():
+    async def test(dispatcher, peer):
+        sent = job(4)
+        dispatcher.submit(sent)
+        frame = await peer.read()
+        await peer.write(*wire.encode(wire.Kind.PIECE, frame.batch, [(0, b"", b"a piece")]))
+        with pytest.raises(PredictionFailed, match="Remove splitRows"):
+            await sent.done
+        await reply(peer, frame)
+        await dispatcher.wait_idle()
+        assert (dispatcher.stats.requests, dispatcher.stats.answers) == (1, {})
+
+    run(test)

@@ -1,0 +1,189 @@
+"""Models with latency targets on one device: who is nearest to missing goes first, and none waits for what has gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, answer, connect, submit
+from tests.runtime.core.slo.sharing import SharedDevice, fleet
+from tsx_archiver.metadata.slo import latency_target
+from tsx_runtime.core.scheduling.dispatcher import Bounds
+from tsx_runtime.core.scheduling.queue import BatchLimits
+from tsx_runtime.core.slo import arbitration
+from tsx_runtime.core.slo.arbitration import Claim, DeviceArbiter, urgency
+from tsx_runtime.core.slo.dispatcher import SloDispatcher
+
+CLAIMS = st.lists(st.builds(Claim, st.floats(0, 10), st.floats(0.01, 5), st.floats(0, 5)), min_size=1, max_size=8)
+
+
+@given(CLAIMS, st.floats(0, 20))
+def test_of_those_that_can_be_in_time_the_one_with_the_earliest_deadline_is_first(claims, now):
+    keys = urgency(claims, now)
+    in_time = [(claim.deadline, key) for claim, key in zip(claims, keys, strict=True) if claim.deadline - claim.ahead >= now]
+    assert sorted(in_time) == sorted(in_time, key=lambda pair: pair[1])
+
+
+@given(CLAIMS, st.floats(0, 20), st.floats(0.01, 5), st.floats(0, 5))
+def test_one_that_is_late_in_any_case_has_its_turn_in_the_end(claims, now, target, ahead):
+    longest = max(target, *(claim.target for claim in claims))
+    old = Claim(now - 2 * longest - max(claim.ahead for claim in claims) - 0.001, target, max(ahead, 0.01))
+    fresh = [claim._replace(arrived=now) for claim in claims]
+    keys = urgency([old, *fresh], now)
+    assert keys[0] == min(keys)
+
+
+@pytest.mark.parametrize("load", [0.5, 1.0, 2.0])
+def test_more_requests_are_answered_in_time_than_by_other_rules_and_the_accepted_ones_keep_their_targets(load):
+    found: dict[str, list[tuple[float, float]]] = {}
+    for rule in ("deadline", "first come", "shares", "at once"):
+        for seed in (21, 22):
+            models = SharedDevice(fleet(load, seed), rule, 12).run()
+            accepted, kept = sum(model.accepted for model in models), sum(model.kept for model in models)
+            found.setdefault(rule, []).append((1 - kept / accepted, float(np.mean([model.kept / model.offered for model in models]))))
+    late, in_time = ({rule: float(np.mean(each, axis=0)[column]) for rule, each in found.items()} for column in (0, 1))
+    print(load, *(f"{rule}: late {late[rule]:.4f}, in time {in_time[rule]:.3f}" for rule in found), sep="  ")
+    assert late["deadline"] < 0.02
+    assert in_time["deadline"] > max(in_time["shares"], in_time["at once"])
+    assert in_time["deadline"] > 0.94 * in_time["first come"]
+
+
+async def sharing(count: int = 2, *, gpu: int | None = 0, seconds: float = 1.0, cores: int = 1) -> list[tuple[SloDispatcher, Peer]]:
+    """Models of which each has a longer target than the one before it, with one worker each on the same device."""
+    arbiter, made = DeviceArbiter(cores), []
+    for number in range(count):
+        target = latency_target(f"p99<{60 * (number + 1)}s")
+        points = [(1, seconds), (8, 2 * seconds)]
+        dispatcher = SloDispatcher(f'Model "{number}" [Version 1.0]', BatchLimits(1024), Bounds(), target, points, None, arbiter)
+        dispatcher.accept(True)
+        channel, peer = await connect(dispatcher)
+        channel.gpu, channel.threads = gpu, 1
+        dispatcher.add(channel)
+        made.append((dispatcher, peer))
+    return made
+
+
+async def silent(peer: Peer) -> bool:
+    """Nothing was sent to it in these turns of the loop."""
+    reading = asyncio.ensure_future(peer.read())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    done = reading.done()
+    reading.cancel()
+    return not done
+
+
+def test_a_batch_waits_for_another_models_and_the_earliest_deadline_goes_first():
+    async def main():
+        (first, one), (second, two), (third, three) = await sharing(3)
+        (running,) = submit(second, b"x")
+        frame = await two.read()
+        waits_longer, waits = submit(third, b"x"), submit(first, b"x")
+        assert await silent(one)
+        assert await silent(three)
+        await two.reply(frame)
+        await answer(running)
+        frame = await one.read()
+        assert await silent(three)
+        await one.reply(frame)
+        await answer(waits[0])
+        await three.reply(await three.read())
+        await answer(waits_longer[0])
+
+    asyncio.run(main())
+
+
+async def killed(dispatcher: SloDispatcher, peer: Peer) -> None:
+    channel = dispatcher.channels[0]
+    peer.close()
+    await asyncio.wait_for(channel.closed, TIMEOUT)
+
+
+async def removed(dispatcher: SloDispatcher, peer: Peer) -> None:
+    dispatcher.remove(dispatcher.channels[0])
+    dispatcher.close()
+
+
+@pytest.mark.parametrize("end", [killed, removed])
+def test_no_model_waits_for_a_worker_that_died_or_a_model_that_is_unregistered(end: Callable):
+    async def main():
+        (first, one), (second, two) = await sharing()
+        submit(first, b"x")
+        await one.read()
+        (waits,) = submit(second, b"x")
+        assert await silent(two)
+        await end(first, one)
+        await two.reply(await two.read())
+        assert await answer(waits) == b"x"
+
+    asyncio.run(main())
+
+
+def test_no_model_waits_for_long_for_a_batch_that_never_ends(monkeypatch):
+    monkeypatch.setattr(arbitration, "LATE", 0.001)
+    monkeypatch.setattr("tsx_runtime.core.slo.dispatcher.LATE", 0.001)
+
+    async def main():
+        (first, one), (second, two) = await sharing()
+        submit(first, b"x")
+        await one.read()
+        (waits,) = submit(second, b"x")
+        await two.reply(await two.read())
+        assert await answer(waits) == b"x"
+
+    asyncio.run(main())
+
+
+def test_several_workers_of_a_model_alone_and_workers_with_a_core_each_are_not_held_up():
+    async def main():
+        (first, one), (second, two) = await sharing(gpu=None, cores=2)
+        submit(first, b"x")
+        submit(second, b"x")
+        await one.read()
+        await two.read()
+        ((alone, peer),) = await sharing(1)
+        channel, other = await connect(alone)
+        channel.gpu = 0
+        alone.add(channel)
+        submit(alone, b"x")
+        await asyncio.sleep(0)
+        submit(alone, b"x")
+        await peer.read()
+        await other.read()
+
+    asyncio.run(main())
+
+
+def test_all_cores_are_used_where_there_are_fewer_than_workers():
+    async def main():
+        models = await sharing(3, gpu=None, cores=2)
+        for dispatcher, _ in models:
+            submit(dispatcher, b"x")
+        frames = [await peer.read() for _, peer in models[:2]]
+        assert await silent(models[2][1])
+        await models[1][1].reply(frames[1])
+        await models[2][1].read()
+
+    asyncio.run(main())
+
+
+def test_a_model_that_waits_starts_when_workers_need_fewer_cores_than_before():
+    async def main():
+        (first, one), (second, two) = await sharing(gpu=None, cores=1)
+        (running,) = submit(first, b"x")
+        frame = await one.read()
+        (waits,) = submit(second, b"x")
+        assert await silent(two)
+        second._arbiter._cores = 2
+        second._arbiter.join(second)  # and it is looked up again
+        await one.reply(frame)
+        await answer(running)
+        await two.reply(await two.read())
+        assert await answer(waits) == b"x"
+
+    asyncio.run(main())
