@@ -28,7 +28,7 @@ class TlsListener:
     """Makes the connections of a listening socket: a protocol factory for `create_server`."""
 
     def __init__(
-        self, context: ssl.SSLContext, new_protocol: Callable[[], asyncio.Protocol], handshake_timeout: float, goodbye: float = GOODBYE
+        self, context: ssl.SSLContext, new_protocol: Callable[[], asyncio.BaseProtocol], handshake_timeout: float, goodbye: float = GOODBYE
     ) -> None:
         self.context = context
         self.new_protocol = new_protocol
