@@ -79,7 +79,8 @@ class SloControl:
         if seconds * self.curve.typical(1) <= self.target.seconds * self.curve.typical(size):
             change = STEP * ((1 - self.target.quantile) * requests - missed) / max(requests, self.aim.size)
             self.margin = min(MOST, max(LEAST, self.margin + change))
-            self.weights.expect(1 - (1 - self.target.quantile) * (1 + RISK * max(0.0, self.margin - FULL)))
+            late = (1 - self.target.quantile) * (1 + RISK * max(0.0, self.margin - FULL))
+            self.weights.expect(1 - min(late, 0.5))  # the median, which the curve has, is as low as it goes
         self._renew(now, workers)
 
     def sent(self, size: float, *, cut: bool) -> None:

@@ -199,6 +199,17 @@ def test_misses_in_overload_make_the_margin_smaller_and_answers_in_time_larger()
     assert control.curve.quantile > relaxed
 
 
+@pytest.mark.parametrize("text", ["p50<50ms", "p90<50ms", "p95<50ms"])
+def test_a_target_that_is_always_kept_is_expected_to_take_the_median_at_least(text):
+    target = latency_target(text)
+    control = SloControl(target, LatencyCurve(target.quantile))
+    for number in range(200):
+        control.learn(1, 0.004 + 0.001 * (number % 3), number * 0.01, 1, 0)
+    assert control.curve.quantile >= 0.5
+    assert 1.0 <= control.curve.tail < 1.3
+    assert 0.8 < control.curve.mean < 1.1
+
+
 @given(curves(), st.lists(st.floats(0.1, 20), min_size=1, max_size=30), st.floats(0.1, 20), st.integers(0, 3), st.floats(0, TARGET))
 def test_room_for_requests_of_any_weight_is_found_and_a_lone_one_always_has_it(curve, weights, weight, busy, left):
     aimed = aim(curve, TARGET, 100.0, busy + 1)
