@@ -97,12 +97,13 @@ class SloControl:
         arrivals: Sequence[float],
         held: Iterable[HeldBatches],
         now: float,
-        weights: Sequence[float] = (),
+        weights: Callable[[], Sequence[float]] = tuple,
         weight: float = 1.0,
         outlook: Callable[[float], tuple[float, float]] = lambda now: (now, 0.0),
     ) -> bool:
         """Whether a request that arrives now, behind those that wait, is answered in time; `opens` says when one could be.
 
+        `weights` is called only where they must be looked at: overload is no time to weigh all that wait for each request that is refused.
         `outlook`: when other models leave the device to this one, and for how long they take it after each of its batches.
         """
         waiting = len(arrivals)
@@ -115,7 +116,7 @@ class SloControl:
                 seconds = self.target.seconds
                 own = self.curve.typical(weight) * factor(self.curve, seconds)
                 aimed = aimed._replace(wait=max(0.0, seconds * min(self.margin, FULL) - own))
-            self.waiting, self.opens = admission(self.curve, self.target.seconds, aimed, arrivals, free, now, weights, weight, between)
+            self.waiting, self.opens = admission(self.curve, self.target.seconds, aimed, arrivals, free, now, weights(), weight, between)
         admitted = waiting + weight <= self.waiting
         self.waiting -= (weight - 1) * admitted
         return admitted
