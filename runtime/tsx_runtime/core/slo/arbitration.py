@@ -91,6 +91,7 @@ class DeviceArbiter:
         self._crowded: set[Device] = set()
         self._renewed = -math.inf
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
 
     def join(self, rival: Rival) -> None:
         self._members[rival] = None
@@ -188,12 +189,15 @@ class DeviceArbiter:
         for channel in rival.channels:
             if channel.batches and channel.gpu == device and (until := rival.overdue(channel)) > now:
                 busy.append(channel)
-                if self._timer is None:
+                if until < self._timer_at:
+                    if self._timer is not None:
+                        self._timer.cancel()
+                    self._timer_at = until
                     self._timer = asyncio.get_running_loop().call_later(until - now, self._on_timer)
         return busy
 
     def _on_timer(self) -> None:
-        self._timer = None
+        self._timer, self._timer_at = None, math.inf
         self.turn()
 
     def _room(self, device: Device) -> int:

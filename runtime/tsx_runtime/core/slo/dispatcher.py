@@ -139,10 +139,11 @@ class SloDispatcher(Dispatcher):
         todo = assign(self.queue, self._free(now), now, limits, self.service_rate.short)
         for _, jobs in todo.batches:
             self.control.sent(self._weight(jobs), cut=len(jobs) < limits.max_items and bool(self.queue.jobs))
-        if todo.batches or todo.retries:
+        sent = bool(todo.batches or todo.retries)
+        if sent:
             self._ask_again()
-            if self._arbiter.crowded(self, now) and (self.queue.jobs or self.queue.suspects):
-                self._loop.call_soon(self._arbiter.turn)
+        if (todo.skipped or (sent and (self.queue.jobs or self.queue.suspects))) and self._arbiter.crowded(self, now):
+            self._loop.call_soon(self._arbiter.turn)  # others may have waited for what was skipped
         return todo
 
     def _free(self, now: float) -> Sequence[Channel]:

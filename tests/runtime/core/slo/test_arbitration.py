@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -135,6 +137,53 @@ def test_no_model_waits_for_long_for_a_batch_that_never_ends(monkeypatch):
         (waits,) = submit(second, b"x")
         await two.reply(await two.read())
         assert await answer(waits) == b"x"
+
+    asyncio.run(main())
+
+
+def test_no_model_waits_for_a_request_whose_client_leaves_before_its_batch_starts():
+    async def main():
+        (first, _), (second, two) = await sharing()
+        await asyncio.sleep(0)
+        (waits,) = submit(second, b"x")
+        (leaves,) = submit(first, b"x")
+        first.leave(leaves)
+        await two.reply(await two.read())
+        assert await answer(waits) == b"x"
+        leaves.done.exception()
+
+    asyncio.run(main())
+
+
+class Stub:
+    """Has a batch to start, or runs one that is overdue at `until`, on a GPU."""
+
+    def __init__(self, arbiter: DeviceArbiter, started: asyncio.Event | None = None, until: float = 0.0) -> None:
+        self.channels = [SimpleNamespace(gpu=0, batches=int(until > 0), replied=time.monotonic())]
+        self._started, self._until = started, until
+        arbiter.join(self)
+
+    def claim(self, now: float) -> Claim | None:
+        return None if self._started is None else Claim(now, 1.0, 0.01)
+
+    def overdue(self, channel: object) -> float:
+        return self._until
+
+    def start(self) -> None:
+        self._started.set()
+
+
+def test_a_batch_that_never_ends_is_not_waited_for_because_another_could_have_taken_longer():
+    async def main():
+        arbiter, started = DeviceArbiter(1), asyncio.Event()
+        arbiter._crowded = {0}
+        waits = Stub(arbiter, started)
+        long = Stub(arbiter, until=time.monotonic() + 1000)
+        assert arbiter.granted(waits, time.monotonic()) is None
+        arbiter.leave(long)
+        Stub(arbiter, until=time.monotonic() + 0.01)
+        assert arbiter.granted(waits, time.monotonic()) is None
+        await asyncio.wait_for(started.wait(), TIMEOUT)
 
     asyncio.run(main())
 
