@@ -14,6 +14,7 @@ SHAPE = 240  # batches of each size, whose median counts: a size's time relative
 LEVEL = (15, 120)  # batches of any size, whose median says how fast the machine is now: few follow a change, many where times scatter
 PRECISE = 0.04  # error of that median that is accepted
 RATIOS = 384  # batches of any size, of which the tail is the quantile: how many times the median they took
+SHORTEST = 1e-6  # seconds of a batch: a clock may be too coarse to tell its ends apart, and a benchmark comes from anybody
 STALE = 10.0  # seconds after which a size has to agree with the sizes that are served now
 ENOUGH = 2  # batches of the largest size, before a larger one is tried
 FEW = 8  # batches of a size, and it is tried again after STALE as if it were fast: the first ones may have been slow by chance
@@ -67,7 +68,7 @@ class LatencyCurve:
         self._ratios = Window()
         for size, seconds in sorted(measured):
             place = SIZES[bisect_left(SIZES, min(size, SIZES[-1]))]
-            self._times[place] = Window([seconds] * FEW)
+            self._times[place] = Window([max(seconds, SHORTEST)] * FEW)
             self._at[place] = -math.inf
         for ratio in (1.0, 1.0 + 3 * spread if self._times else 1.1):
             self._add_ratio(ratio)
@@ -85,6 +86,7 @@ class LatencyCurve:
 
     def add(self, size: float, seconds: float, now: float) -> None:
         """A batch of `size` requests took so long; `now` is any clock that all calls share."""
+        seconds = max(seconds, SHORTEST)
         place = SIZES[bisect_left(SIZES, min(size, SIZES[-1]))]
         times = self._times.setdefault(place, Window())
         if self.known and (shape := self._shape(size)) > 0:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_archiver.metadata.slo import LatencyTarget, latency_target
+from tsx_runtime.core.elastic.decision import LatencyBound
 from tsx_runtime.core.slo.attainment import Attainment
 from tsx_runtime.core.slo.control import HeldBatches, SloControl
 from tsx_runtime.core.slo.curve import SIZES, LatencyCurve
@@ -137,6 +138,17 @@ def test_a_benchmark_is_where_the_curve_begins():
     assert batch_size(curve, TARGET, [0.0] * 100, 0.0, 1) >= 32
     curve.add(8, 0.1, 1.0)
     assert curve.typical(8) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("points", [[], [(1, 0.0)]])
+def test_times_that_a_clock_did_not_see_are_short_ones(points):
+    curve = LatencyCurve(0.99, points)
+    for number, seconds in enumerate([0.0, 0.0, -0.0005, 0.0]):
+        curve.add(1, seconds, float(number))
+    assert curve.typical(1) > 0
+    rate, size = LatencyBound(latency_target("p99<50ms"), TARGET, curve).capacity(100.0, 1)
+    assert rate > 100
+    assert size >= 1
 
 
 def test_refusals_say_when_there_will_be_room():
