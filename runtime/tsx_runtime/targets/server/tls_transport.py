@@ -19,7 +19,7 @@ from tsx_runtime.http.fast_lane.turns import Turns
 RECORD = 16 << 10  # bytes that a TLS record holds at most
 BUFFER = 256 << 10  # bytes that are read at once at most; uvloop reads as many from a plain connection
 GOODBYE = 2.0  # seconds that a client may take to agree that the connection is closed; an idle one does not read, so never does
-PIECE = 64 << 10  # bytes that are decrypted at once: with more, a BIO would not stay in the processor's cache
+PIECE = 64 << 10  # bytes that pass a BIO at once: more would not stay in the processor's cache, and a BIO never gives memory back
 
 logger = logging.getLogger("tsx.server")
 
@@ -171,13 +171,13 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         if not data or self._is_closing:
             return
         try:
-            size, sent = len(data), self._encrypt(data)  # a record at most
-            if sent < size:
+            if len(data) <= PIECE:
+                self._encrypt(data)
+            else:
                 view = memoryview(data)
-                while sent < size:
-                    if self._outgoing.pending >= PIECE:
-                        self._send()
-                    sent += self._encrypt(view[sent:])
+                for start in range(0, len(view), PIECE):
+                    self._send()
+                    self._encrypt(view[start : start + PIECE])
         except ssl.SSLError as error:
             self._fail(error)
             return

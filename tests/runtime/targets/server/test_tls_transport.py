@@ -18,7 +18,7 @@ import pytest
 from tests.support.certificates import Pair, make_certificate
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.server.tls import tls_context
-from tsx_runtime.targets.server.tls_transport import BUFFER, TlsListener
+from tsx_runtime.targets.server.tls_transport import BUFFER, PIECE, TlsListener
 
 SIZES = (1, 100, 16 << 10, (16 << 10) + 1, 100_000, 1 << 20)
 TIMEOUT = 20.0
@@ -77,7 +77,7 @@ class Server:
         self.port = 0
 
     @asynccontextmanager
-    async def run(self, kind: type[Echo] = Echo, handshake_timeout: float = 60.0, goodbye: float = 2.0) -> AsyncIterator[None]:
+    async def run(self, kind: type[Echo] = Echo, handshake_timeout: float = 60.0, goodbye: float = 2.0) -> AsyncIterator[TlsListener]:
         context = tls_context(
             Settings(inference_address="https://127.0.0.1:1", certificate_file=self.pair.certificate, private_key_file=self.pair.key)
         )
@@ -86,7 +86,7 @@ class Server:
         server = await asyncio.get_running_loop().create_server(listener, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         try:
-            yield
+            yield listener
             for echo in self.made:
                 echo.transport.abort()
             assert listener.incoming.pending == listener.outgoing.pending == 0
@@ -260,6 +260,47 @@ async def test_what_tls_answers_by_itself_reaches_no_other_connection(server: Se
         await client.wait()  # it gives up at the alert
         writer.write(b"untouched")
         assert await reader.readexactly(9) == b"untouched"
+
+
+class Recorder(asyncio.Transport):
+    """A plain transport in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return False
+
+    def abort(self) -> None:
+        pass
+
+
+@on_both_loops
+async def test_a_large_answer_passes_the_shared_buffers_in_pieces(server: Server) -> None:
+    """A BIO never gives memory back: one that held a whole answer would weigh as much until the server ends."""
+    async with server.run() as listener:
+        client, plain = RawClient(server), Recorder()
+        connection = listener()
+        connection.connection_made(plain)
+        while not server.made:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                client.tls.do_handshake()
+            sent = client.outgoing.read()
+            connection.get_buffer(-1)[: len(sent)] = sent
+            connection.buffer_updated(len(sent))
+            client.incoming.write(b"".join(plain.written))
+            plain.written.clear()
+        data = random.Random(0).randbytes((8 << 20) + 1)
+        for answer in (data, memoryview(data)[1:]):
+            connection.write(answer)
+            assert max(map(len, plain.written)) <= PIECE + 1024
+            client.incoming.write(b"".join(plain.written))
+            plain.written.clear()
+            assert await client.read_exactly(len(answer)) == bytes(answer)
 
 
 @on_both_loops
