@@ -177,6 +177,8 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
                 view = memoryview(data)
                 for start in range(0, len(view), PIECE):
                     self._send()
+                    if self._is_closing or self._plain.is_closing():  # the client is gone, or the protocol ended it as it paused
+                        return
                     self._encrypt(view[start : start + PIECE])
         except ssl.SSLError as error:
             self._fail(error)

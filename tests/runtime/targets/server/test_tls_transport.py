@@ -34,6 +34,7 @@ class Echo(asyncio.Protocol):
 
     def __init__(self, made: list[Echo]) -> None:
         made.append(self)
+        self.made = made
         self.received = 0
         self.events: list[str] = []
         self.paused = asyncio.Event()
@@ -398,6 +399,28 @@ async def test_a_client_that_reads_nothing_stops_the_protocol_which_goes_on_late
         assert await client.read_exactly(size) == bytes(size)
         assert "resume" in server.made[0].events
         client.writer.close()
+
+
+@on_both_loops
+async def test_a_protocol_may_end_the_connection_where_it_is_paused_within_a_write(server: Server) -> None:
+    class Ends(Echo):
+        def data_received(self, data: bytes) -> None:
+            self.transport.write(bytes(32 << 20))
+
+        def pause_writing(self) -> None:
+            end = self.transport.close if len(self.made) == 1 else self.transport.abort
+            end()
+
+    async with server.run(Ends):
+        for number in range(2):
+            reader, writer = await server.connect()
+            writer.write(b"x")
+            assert len(await reader.read()) < 32 << 20
+            assert await server.made[number].lost is None
+            writer.close()
+        server.made.clear()  # they have ended
+        _, writer = await server.connect()
+        writer.close()
 
 
 @on_both_loops
