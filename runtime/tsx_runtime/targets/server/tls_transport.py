@@ -17,9 +17,9 @@ from typing import Any, cast
 from tsx_runtime.http.fast_lane.turns import Turns
 
 RECORD = 16 << 10  # bytes that a TLS record holds at most
-BUFFER = 256 << 10  # bytes that are read at once at most; uvloop reads as many from a plain connection
+BUFFER = 256 << 10  # bytes that are read at once at most, as uvloop does from a plain connection, or encrypted: a BIO keeps all its memory
 GOODBYE = 2.0  # seconds that a client may take to agree that the connection is closed; an idle one does not read, so never does
-PIECE = 64 << 10  # bytes that pass a BIO at once: more would not stay in the processor's cache, and a BIO never gives memory back
+PIECE = 64 << 10  # bytes that are decrypted at once: with more, a BIO would not stay in the processor's cache
 
 logger = logging.getLogger("tsx.server")
 
@@ -171,15 +171,15 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         if not data or self._is_closing:
             return
         try:
-            if len(data) <= PIECE:
+            if len(data) <= BUFFER:
                 self._encrypt(data)
             else:
                 view = memoryview(data)
-                for start in range(0, len(view), PIECE):
+                for start in range(0, len(view), BUFFER):
                     self._send()
                     if self._is_closing or self._plain.is_closing():  # the client is gone, or the protocol ended it as it paused
                         return
-                    self._encrypt(view[start : start + PIECE])
+                    self._encrypt(view[start : start + BUFFER])
         except ssl.SSLError as error:
             self._fail(error)
             return

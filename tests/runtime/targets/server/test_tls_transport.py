@@ -18,7 +18,7 @@ import pytest
 from tests.support.certificates import Pair, make_certificate
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.server.tls import tls_context
-from tsx_runtime.targets.server.tls_transport import BUFFER, PIECE, TlsListener
+from tsx_runtime.targets.server.tls_transport import BUFFER, TlsListener
 
 SIZES = (1, 100, 16 << 10, (16 << 10) + 1, 100_000, 1 << 20)
 TIMEOUT = 20.0
@@ -298,7 +298,7 @@ async def test_a_large_answer_passes_the_shared_buffers_in_pieces(server: Server
         data = random.Random(0).randbytes((8 << 20) + 1)
         for answer in (data, memoryview(data)[1:]):
             connection.write(answer)
-            assert max(map(len, plain.written)) <= PIECE + 1024
+            assert max(map(len, plain.written)) <= BUFFER + 1024
             client.incoming.write(b"".join(plain.written))
             plain.written.clear()
             assert await client.read_exactly(len(answer)) == bytes(answer)
