@@ -83,6 +83,14 @@ def test_a_larger_batch_never_takes_less_time(curve, one, other):
         assert curve.typical(less) <= curve.typical(more) * 1.000001
 
 
+@pytest.mark.parametrize(
+    "measured", [{1: 1.0, 100: 50.0}, {1: 1.0, 11: 11.0, 100: 100.0}, {1: 1.0, 2048: 1000.0}, {8: 8.0, 9: 9.0, 10: 10.0}]
+)
+def test_a_measured_size_takes_as_long_as_was_measured_also_where_no_times_are_kept_for_it(measured: dict[int, float]) -> None:
+    curve = LatencyCurve(0.5, measured.items())
+    assert {size: curve.typical(size) for size in measured} == pytest.approx(measured)
+
+
 def served(curve: LatencyCurve, seconds, sizes, now=0.0) -> float:
     for size in sizes:
         now += seconds(size)
