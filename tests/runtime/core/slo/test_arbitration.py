@@ -18,7 +18,7 @@ from tsx_archiver.metadata.slo import latency_target
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.slo import arbitration
-from tsx_runtime.core.slo.arbitration import Claim, DeviceArbiter, urgency
+from tsx_runtime.core.slo.arbitration import Claim, DeviceArbiter, turn_order
 from tsx_runtime.core.slo.dispatcher import SloDispatcher
 
 CLAIMS = st.lists(st.builds(Claim, st.floats(0, 10), st.floats(0.01, 5), st.floats(0, 5)), min_size=1, max_size=8)
@@ -26,7 +26,7 @@ CLAIMS = st.lists(st.builds(Claim, st.floats(0, 10), st.floats(0.01, 5), st.floa
 
 @given(CLAIMS, st.floats(0, 20))
 def test_of_those_that_can_be_in_time_the_one_with_the_earliest_deadline_is_first(claims, now):
-    keys = urgency(claims, now)
+    keys = turn_order(claims, now)
     in_time = [(claim.deadline, key) for claim, key in zip(claims, keys, strict=True) if claim.deadline - claim.ahead >= now]
     assert sorted(in_time) == sorted(in_time, key=lambda pair: pair[1])
 
@@ -36,7 +36,7 @@ def test_one_that_is_late_in_any_case_has_its_turn_in_the_end(claims, now, targe
     longest = max(target, *(claim.target for claim in claims))
     old = Claim(now - 2 * longest - max(claim.ahead for claim in claims) - 0.001, target, max(ahead, 0.01))
     fresh = [claim._replace(arrived=now) for claim in claims]
-    keys = urgency([old, *fresh], now)
+    keys = turn_order([old, *fresh], now)
     assert keys[0] == min(keys)
 
 
