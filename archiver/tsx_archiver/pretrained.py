@@ -50,7 +50,7 @@ def pretrained_spec(
     """What to pack, and lines that say what was found. `source`: a directory's name, or `hf:ORG/NAME`. Raises ArchiveError."""
     if not (directory / CONFIG).is_file() and (directory / ADAPTER_CONFIG).is_file():
         kind, base = read_adapter("adapter", directory)
-        raise CannotPack(f"{directory} is an adapter ({kind}) of {base}. Name the directory of that model, and add --adapter NAME={directory}")
+        raise CannotPack(f"{directory} is an adapter ({kind}) of {base}. Name that model, and add --adapter NAME={directory}")
     model = Pretrained(directory, list(_names(directory)))
     config = directory / DEFAULT_CONFIG if DEFAULT_CONFIG in model.names else None
     settings = None if config is None else load_model_config(config)[0].huggingface
@@ -74,11 +74,14 @@ def pretrained_spec(
         notes.append(f"adapter {label}: {kind} of {base}")
     if pickles:
         notes.append(
-            f"note: {pickles[0]} is a pickle. Workers read nothing but weights from it, and refuse it otherwise, unless model-config.yaml says "
-            "weightsOnly: false; save the model as safetensors to avoid the question"
+            f"note: {pickles[0]} is a pickle. Workers read only weights from it, and refuse it if it holds more, unless model-config.yaml "
+            "says weightsOnly: false. Save the model again to get safetensors"
         )
     if model.code:
-        notes.append(f"note: {model.code[0]} is code of the model's author. It runs only with --trust-remote-code, or where the server's setting trust_remote_code names {title}")
+        notes.append(
+            f"note: {model.code[0]} is code of the model's author. It runs only with --trust-remote-code, "
+            f"or where the server's setting trust_remote_code names {title}"
+        )
     facts = {
         "task": chosen,
         "architecture": model.architecture,
