@@ -82,7 +82,7 @@ def download(model: HubModel, *, most: int, progress: Progress | None = None, st
         total = sum(sizes[name] for name in needed)
         if total > most:
             raise DownloadFailed(f"{model} has {total} bytes to fetch, and max_archive_size is {most}")
-        done = 0
+        done = sum(sizes[name] for name in needed if (directory / name).is_file())
 
         def count(size: int) -> None:
             nonlocal done
