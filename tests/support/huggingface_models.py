@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-WORDS = ["the file is read", "a value of the list", "Return the name", "an error was raised", "this is the class"]  # known to the tokenizers
+WORDS = ["the file is read", "a value of the list", "Return the name", "an error was raised", "this is the class"]
 BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 LABELS = {"id2label": {0: "bad", 1: "neutral", 2: "good"}, "label2id": {"bad": 0, "neutral": 1, "good": 2}}
@@ -88,7 +88,7 @@ def _bert(head: str, **options: Any) -> Callable[[Path], None]:
 def _sentences(place: Path) -> None:
     _bert("BertModel")(place)
     modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
-    listed = [{"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"} for i, (kind, path) in enumerate(modules)]
+    listed = [{"name": kind, "path": path, "type": f"sentence_transformers.models.{kind}"} for kind, path in modules]
     (place / "modules.json").write_text(json.dumps(listed))
     (place / "1_Pooling").mkdir(exist_ok=True)
     (place / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}))
@@ -99,7 +99,8 @@ def _sentences(place: Path) -> None:
 def _roberta(place: Path) -> None:
     import transformers
 
-    tokenizer = byte_pairs(["<s>", "<pad>", "</s>", "<unk>", "<mask>"], pad_token="<pad>", eos_token="</s>", mask_token="<mask>", unk_token="<unk>")
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
+    tokenizer = byte_pairs(["<s>", *special.values()], **special)
     config = transformers.RobertaConfig(
         vocab_size=len(tokenizer), max_position_embeddings=66, pad_token_id=1, initializer_range=0.5, **SIZES, **LABELS
     )
@@ -221,14 +222,16 @@ def _whisper(place: Path) -> None:
         pad_token_id=end,
     )
     speech = transformers.WhisperForConditionalGeneration(config)
-    settings = speech.generation_config
-    settings.update(
+    speech.generation_config = transformers.GenerationConfig(
         lang_to_id={"<|en|>": ids["<|en|>"], "<|de|>": ids["<|de|>"]},
         task_to_id={"translate": ids["<|translate|>"], "transcribe": ids["<|transcribe|>"]},
         no_timestamps_token_id=ids["<|notimestamps|>"],
         is_multilingual=True,
         max_length=24,
-        suppress_tokens=list(range(end + 1, 0)) or None,
+        decoder_start_token_id=ids["<|startoftranscript|>"],
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
     )
     speech.save_pretrained(place)
     tokenizer.save_pretrained(place)
@@ -241,13 +244,14 @@ def _llava(place: Path) -> None:
     special = ["<unk>", "<s>", "</s>", "<pad>", "<image>"]
     tokenizer = byte_pairs(special, unk_token="<unk>", pad_token="<pad>", bos_token="<s>")
     tokenizer.eos_token, tokenizer.padding_side = "</s>", "left"
-    text = transformers.LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=256, eos_token_id=2, pad_token_id=3, initializer_range=0.5, **SIZES)
+    ids = {"eos_token_id": 2, "pad_token_id": 3, "max_position_embeddings": 256}
+    text = transformers.LlamaConfig(vocab_size=len(tokenizer), initializer_range=0.5, **ids, **SIZES)
     vision = transformers.CLIPVisionConfig(image_size=32, patch_size=16, **SIZES)
-    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_index=4, image_seq_length=4, vision_feature_select_strategy="default")
+    images = {"image_token_index": 4, "image_seq_length": 4, "vision_feature_select_strategy": "default"}
+    config = transformers.LlavaConfig(vision_config=vision, text_config=text, **images)
     transformers.LlavaForConditionalGeneration(config).save_pretrained(place)
-    images = transformers.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
     transformers.LlavaProcessor(
-        image_processor=images,
+        image_processor=transformers.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}),
         tokenizer=tokenizer,
         patch_size=16,
         vision_feature_select_strategy="default",
@@ -274,12 +278,23 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "clip": _clip,
     "detr": _detr,
     "glpn": _vision(
-        "GLPNConfig", "GLPNForDepthEstimation", "GLPNImageProcessorPil", {}, hidden_sizes=[8, 8, 20, 16], depths=[1] * 4, decoder_hidden_size=16
+        "GLPNConfig",
+        "GLPNForDepthEstimation",
+        "GLPNImageProcessorPil",
+        {},
+        hidden_sizes=[8, 8, 20, 16],
+        depths=[1] * 4,
+        decoder_hidden_size=16,
     ),
     "llava": _llava,
     "roberta-classification": _roberta,
     "segformer": _vision(
-        "SegformerConfig", "SegformerForSemanticSegmentation", "SegformerImageProcessorPil", {"size": {"height": 64, "width": 64}}, **SEGFORMER, **LABELS
+        "SegformerConfig",
+        "SegformerForSemanticSegmentation",
+        "SegformerImageProcessorPil",
+        {"size": {"height": 64, "width": 64}},
+        **SEGFORMER,
+        **LABELS,
     ),
     "sentences": _sentences,
     "t5": _t5,

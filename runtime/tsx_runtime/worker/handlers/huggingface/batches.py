@@ -39,9 +39,7 @@ def sub_batches(lengths: Sequence[int], budget: Budget) -> Iterator[list[int]]:
         yield batch
 
 
-def run_batched(
-    lengths: Sequence[int], keys: Sequence[Hashable], budget: Budget, run: Callable[[list[int]], Sequence[Any]]
-) -> list[Any]:
+def run_batched(lengths: Sequence[int], keys: Sequence[Hashable], budget: Budget, run: Callable[[list[int]], Sequence[Any]]) -> list[Any]:
     """What `run` gives for each row, in their order; only rows of equal keys run together."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for position, key in enumerate(keys):

@@ -16,6 +16,8 @@ from tsx_runtime.worker.handlers.huggingface.requests import Reader
 from tsx_runtime.worker.handlers.huggingface.tasks import Request, a_text
 from tsx_runtime.worker.handlers.huggingface.texts import Encoding, TextRow, TextTask, unzipped
 
+TOKEN_FIELDS = ("input_ids", "special_tokens_mask", "offset_mapping")
+
 
 class TextClassification(TextTask):
     parameters: Mapping[str, Reader] = {**read.FUNCTION, "truncation": read.truncation}
@@ -108,7 +110,7 @@ class TokenClassification(TextTask):
     def output(self, request: Request, encodings: list[Encoding], results: list[Any]) -> Any:
         texts: list[list[dict[str, Any]]] = []
         for encoding, logits in zip(encodings, results, strict=True):
-            tensors = {name: torch.tensor([encoding[name]]) for name in ("input_ids", "special_tokens_mask", "offset_mapping") if name in encoding}
+            tensors: dict[str, Any] = {name: torch.tensor([encoding[name]]) for name in TOKEN_FIELDS if name in encoding}
             if not encoding["part"]:
                 texts.append([])
             texts[-1].append({"offset_mapping": None, **tensors, "logits": logits[None], "sentence": encoding["sentence"]})

@@ -80,7 +80,7 @@ class HuggingFaceHandler:
                     self.task.answer([self.task.read(self.task.example())])
                 times.append(time.perf_counter() - began)
         except Exception as error:  # whatever a model raises
-            raise LoadError(f"The model is loaded, but does not answer a request of its task {self.loaded.task}: {in_words(error)}") from error
+            raise LoadError(f"The model is loaded, but cannot answer a request of {self.loaded.task}: {in_words(error)}") from error
         logger.info("warm: the first request took %.1f ms, the last %.1f ms", times[0] * 1000, times[-1] * 1000)
 
     def handle(self, data: Any, context: Context) -> list[Any]:

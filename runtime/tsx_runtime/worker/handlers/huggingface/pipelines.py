@@ -1,4 +1,4 @@
-"""Images and sounds, by transformers' own pipelines: each input is prepared and each output read as there, and the model runs them together."""
+"""Images and sounds, by transformers' own pipelines: inputs are prepared and outputs read as there, and the model runs them together."""
 
 from __future__ import annotations
 
@@ -61,11 +61,16 @@ class PipelineTask(BaseTask):
 
         for unit, output in zip(units, run_batched([_length(unit) for unit in units], keys, self.loaded.budget, run), strict=True):
             parts[unit.request][unit.input].append(output)
-        after = [{**self.pipeline._postprocess_params, **each[2]} for each in chosen]
-        return [
-            TaskResult(request.shaped([plain(self._output(each, options)) for each in found]))
-            for request, found, options in zip(requests, parts, after, strict=True)
-        ]
+        results, faults = list[TaskResult](), dict[int, str]()
+        for position, (request, found, (_, _, after)) in enumerate(zip(requests, parts, chosen, strict=True)):
+            options = {**self.pipeline._postprocess_params, **after}
+            try:
+                results.append(TaskResult(request.shaped([plain(self._output(each, options)) for each in found])))
+            except ValueError as error:  # a parameter that does not fit the model, in transformers' words
+                faults[position] = str(error)
+        if faults:
+            raise BadRows(faults)
+        return results
 
     def _prepared(self, requests: Sequence[Request]) -> tuple[list[tuple[Any, Any, Any]], list[_Unit]]:
         chosen: list[tuple[Any, Any, Any]] = []
@@ -247,7 +252,7 @@ def _with_images(message: dict[str, Any]) -> dict[str, Any]:
     content = message["content"]
     if isinstance(content, str):
         return {"role": message["role"], "content": [{"type": "text", "text": content}]}
-    parts = []
+    parts: list[dict[str, Any]] = []
     for part in content:
         if part["type"] == "text":
             parts.append({"type": "text", "text": str(part["text"])})
@@ -260,5 +265,6 @@ def _with_images(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _length(unit: _Unit) -> int:
-    """For the budget of a call: the longest dimension that may be padded, else one."""
-    return max((unit.tensors[name].shape[1] // 320 for name in PADDED if name in unit.tensors and unit.tensors[name].ndim == 2), default=1) or 1
+    """For the budget of a call: of samples of a sound the model makes a vector for each few hundred."""
+    samples = unit.tensors.get("input_values")
+    return 1 if samples is None or samples.ndim != 2 else 1 + samples.shape[1] // 320

@@ -1,7 +1,7 @@
 """Reads the body of a request of Hugging Face's inference API. https://huggingface.co/docs/inference-providers/tasks
 
-    {"inputs": ..., "parameters": {...}}, the task's own fields (`question` and `context`, `query` and `texts`) without `inputs`,
-    or the bytes of an image or a sound. Parameters may also stand beside `inputs`, as text-embeddings-inference has them.
+{"inputs": ..., "parameters": {...}}, the task's own fields (`question` and `context`, `query` and `texts`) without `inputs`,
+or the bytes of an image or a sound. Parameters may also stand beside `inputs`, as text-embeddings-inference has them.
 """
 
 from __future__ import annotations

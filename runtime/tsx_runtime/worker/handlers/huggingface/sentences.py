@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from tsx_runtime.worker.handlers.huggingface.requests import Reader
 from tsx_runtime.worker.handlers.huggingface.tasks import Request
 from tsx_runtime.worker.handlers.huggingface.texts import Encoding, TextRow, TextTask
 
-LIKENESS = {
+LIKENESS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "cosine": lambda one, others: nn.functional.cosine_similarity(one[None], others),
     "dot": lambda one, others: others @ one,
     "euclidean": lambda one, others: -torch.linalg.vector_norm(others - one, dim=-1),

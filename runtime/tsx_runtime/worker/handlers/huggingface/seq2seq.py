@@ -67,5 +67,3 @@ class TextToText(TextTask):
 
     def example(self) -> TaskRequest:
         return super().example()._replace(parameters={"max_new_tokens": 4})
-
-

@@ -92,10 +92,11 @@ class TextTask(BaseTask):
             for idx, encoding in zip(chosen, self._tokenized([rows[idx] for idx in chosen], *kind), strict=True):
                 encodings[idx] = encoding
         most = self.loaded.most_tokens
-        sizes = {row.request: len(each["input_ids"]) for row, each in zip(rows, encodings, strict=True) if len(each["input_ids"]) > (most or 1 << 40)}
-        if sizes:
-            how = f"the model takes at most {most}. Send less, or have it cut by the parameter `truncation`: true, where the task has it."
-            raise BadRows({position: f"The input has {size} tokens; {how}" for position, size in sizes.items()})
+        sizes = [(row.request, len(each["input_ids"])) for row, each in zip(rows, encodings, strict=True)]
+        how = f"the model takes at most {most}. Send less, or have it cut by the parameter `truncation`: true, where the task has it."
+        faults = {position: f"The input has {size} tokens; {how}" for position, size in sizes if most is not None and size > most}
+        if faults:
+            raise BadRows(faults)
         return rows, encodings
 
     def _tokenized(self, rows: list[TextRow], single: bool, truncation: bool | str, language: str | None) -> list[Encoding]:
@@ -111,11 +112,12 @@ class TextTask(BaseTask):
     def _padded(self, encodings: Sequence[Encoding]) -> dict[str, torch.Tensor]:
         longest = max(len(each["input_ids"]) for each in encodings)
         fills = {"input_ids": self.tokenizer.pad_token_id or 0, "token_type_ids": self.tokenizer.pad_token_type_id}
-        return {
-            name: torch.tensor([each[name] + [fills.get(name, 0)] * (longest - len(each[name])) for each in encodings]).to(self.loaded.device)
-            for name in self.tokenizer.model_input_names
-            if name in encodings[0]
-        }
+        inputs = {}
+        for name in self.tokenizer.model_input_names:
+            if name in encodings[0]:
+                fill = [fills.get(name, 0)]
+                inputs[name] = torch.tensor([each[name] + fill * (longest - len(each[name])) for each in encodings]).to(self.loaded.device)
+        return inputs
 
     def cost(self, request: Request) -> int:
         """Of a row no more than the model reads of it."""

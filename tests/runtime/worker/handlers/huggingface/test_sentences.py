@@ -37,13 +37,16 @@ def test_the_nearest_sentence_says_the_same(minilm: Served) -> None:
         {"inputs": {"source_sentence": ANIMALS[0], "sentences": [*OTHERS, ANIMALS[2], ANIMALS[1]]}},
         {"query": "finance and economy", "texts": [*ANIMALS, *OTHERS], "return_text": True, "top_n": 2},
     )
-    assert alike.index(max(alike)) == 4 and alike[3] > max(alike[:3])
-    assert {each["text"] for each in ranking} == {*OTHERS[:2]} and ranking[0]["score"] > ranking[1]["score"]
+    assert alike.index(max(alike)) == 4
+    assert alike[3] > max(alike[:3])
+    assert {each["text"] for each in ranking} == {*OTHERS[:2]}
+    assert ranking[0]["score"] > ranking[1]["score"]
 
 
 def test_one_text_gives_one_vector_and_a_list_a_list(served: Get) -> None:
     one, several = served("sentences", "feature-extraction").ok({"inputs": WORDS[0]}, {"inputs": WORDS})
-    assert np.array(one).shape == (32,) and np.array(several).shape == (len(WORDS), 32)
+    assert np.array(one).shape == (32,)
+    assert np.array(several).shape == (len(WORDS), 32)
     near(one, several[0])
     assert np.linalg.norm(one) == pytest.approx(1.0, abs=1e-5)
 
@@ -51,11 +54,16 @@ def test_one_text_gives_one_vector_and_a_list_a_list(served: Get) -> None:
 def test_prompts_and_dimensions_are_the_requests_own(served: Get) -> None:
     model = served("sentences", "feature-extraction")
     prompted, same, cut, unknown = model.ask(
-        {"inputs": "x", "prompt_name": "query"}, {"inputs": "the name: x"}, {"inputs": "x", "dimensions": 8}, {"inputs": "x", "prompt_name": "no"}
+        {"inputs": "x", "prompt_name": "query"},
+        {"inputs": "the name: x"},
+        {"inputs": "x", "dimensions": 8},
+        {"inputs": "x", "prompt_name": "no"},
     )
     near(prompted.value, same.value)
-    assert len(cut.value) == 8 and np.linalg.norm(cut.value) == pytest.approx(1.0, abs=1e-5)
-    assert unknown.status == 400 and "it has query" in unknown.message
+    assert len(cut.value) == 8
+    assert np.linalg.norm(cut.value) == pytest.approx(1.0, abs=1e-5)
+    assert unknown.status == 400
+    assert "it has query" in unknown.message
 
 
 @pytest.mark.parametrize("mode", ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"])
@@ -82,7 +90,8 @@ def test_ranking_equals_a_cross_encoder(served: Get) -> None:
     encoder = sentence_transformers.CrossEncoder(str(model.directory), device="cpu")
     texts = mixed(7, seed=9)
     wanted = encoder.predict([("the name", text) for text in texts]).tolist()
-    ranking, short = model.ok({"query": "the name", "texts": texts}, {"inputs": {"query": "the name", "texts": texts}, "parameters": {"top_n": 2}})
+    body = {"query": "the name", "texts": texts}
+    ranking, short = model.ok(body, {"inputs": body, "parameters": {"top_n": 2}})
     near(sorted(wanted, reverse=True), [each["score"] for each in ranking])
     near(wanted, [each["score"] for each in sorted(ranking, key=lambda each: each["index"])])
     near(ranking[:2], short)
@@ -98,5 +107,3 @@ def test_an_unknown_module_is_named(model_root: Path, tmp_path: Path) -> None:
     (tmp_path / "copy" / "modules.json").write_text('[{"type": "sentence_transformers.models.LSTM", "path": ""}]')
     with pytest.raises(LoadError, match="has a module 'LSTM'; Transformer"):
         start(tmp_path / "copy", "feature-extraction", tmp_path)
-
-

@@ -107,7 +107,8 @@ def test_an_answer_is_the_most_likely_span_of_whole_words(served: Get) -> None:
         score, first, last = max(pairs)
         assert answer["score"] == pytest.approx(score, rel=1e-3)
         assert answer["answer"] == context[answer["start"] : answer["end"]]
-        assert answer["start"] <= offsets[first][0] and offsets[last][1] <= answer["end"]
+        assert answer["start"] <= offsets[first][0]
+        assert offsets[last][1] <= answer["end"]
         assert context[answer["start"] - 1 : answer["start"]] in ("", " ")
 
 
@@ -116,7 +117,8 @@ def test_a_long_context_is_read_in_parts_and_several_answers_are_given(served: G
     context = " ".join(mixed(30, seed=6))
     body = {"question": "the name", "context": context, "parameters": {"top_k": 3, "doc_stride": 16}}
     short, long = model.ok({"question": "the name", "context": "the file is read"}, body)
-    assert len(long) == 3 and long == sorted(long, key=lambda each: -each["score"])
+    assert len(long) == 3
+    assert long == sorted(long, key=lambda each: -each["score"])
     assert all(each["answer"] == context[each["start"] : each["end"]] for each in long)
     near(short, model.ok({"inputs": {"question": "the name", "context": "the file is read"}})[0])
 
@@ -213,7 +215,8 @@ def test_a_bad_request_is_refused_alone(served: Get, kind: str, task: str, body:
     example = model.handler.task.example()
     good = {"inputs": example.inputs, "parameters": example.parameters}
     first, bad, last = model.ask(good, body, good)
-    assert bad.status == 400 and message in bad.message
+    assert bad.status == 400
+    assert message in bad.message
     assert first.status == last.status == 200
 
 
