@@ -95,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         path = unquote(urlsplit(self.path).path)
-        self.double.requests.append((self.command, path, dict(self.headers)))
+        self.double.requests.append((self.command, path, {name.lower(): value for name, value in self.headers.items()}))
         api, words = path.startswith("/api/models/"), path.removeprefix("/api/models").strip("/").split("/")
         repo = self.double.repos.get("/".join(words[:2]))
         if repo is None or (repo.token and self.headers.get("Authorization") != f"Bearer {repo.token}"):
