@@ -1,10 +1,10 @@
 """A server for tests of handlers: the front end in a thread of this process, the workers as real processes.
 
-    from tsx_runtime.testing import serve
+from tsx_runtime.testing import serve
 
-    def test_it_finds_a_city():
-        with serve("city.mar") as server:
-            assert server.client.post("/predictions/city", content=b"Rome").json()["position"] == [41.9, 12.5]
+def test_it_finds_a_city():
+    with serve("city.mar") as server:
+        assert server.client.post("/predictions/city", content=b"Rome").json()["position"] == [41.9, 12.5]
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ import importlib
 import inspect
 import logging
 import sys
+from collections.abc import Collection, Mapping
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +16,7 @@ ARGUMENTS = ("config", "server_state", "app_state", "_loop")  # of a protocol
 RELIED_ON = {
     "HttpToolsProtocol": (
         # attributes
+        "app_state",
         "client",
         "config",
         "connections",
@@ -21,6 +24,7 @@ RELIED_ON = {
         "flow",
         "headers",
         "loop",
+        "parser",
         "pipeline",
         "scheme",
         "server_state",
@@ -45,6 +49,32 @@ RELIED_ON = {
     ),
     "RequestResponseCycle": ("keep_alive", "response_complete", "response_started", "transport"),
     "FlowControl": ("pause_reading", "read_paused", "resume_reading", "write_paused"),
+}
+WEBSOCKETS = "uvicorn.protocols.websockets.websockets_sansio_impl"
+WEBSOCKETS_NEED = {
+    "WebSocketsSansIOProtocol": (
+        # attributes
+        "conn",
+        "frames",
+        "handshake_complete",
+        "loop",
+        "read_paused",
+        "transport",
+        # what this server calls, or does otherwise
+        "connection_made",
+        "data_received",
+        "connection_lost",
+        "handle_close",
+        "handle_parser_exception",
+        "keepalive_timeout",
+        "pause_writing",
+        "receive",
+        "resume_writing",
+        "run_asgi",
+        "schedule_ping",
+        "send",
+        "shutdown",
+    ),
 }
 NAMES_NEED = ("on_message_begin", "on_header", "headers", "scope")  # of HttpToolsProtocol, to keep header names as they were sent
 
@@ -78,6 +108,22 @@ def http_protocol(*, limited: bool = False) -> Any:
     return LimitedLane if limited else FastLane
 
 
+@cache
+def websocket_connection() -> Any:
+    """The class of WebSocket connections; None, with one warning, where the installed packages do not have what it is made of."""
+    try:
+        module = importlib.import_module(WEBSOCKETS)
+        missing = _missing(module, WEBSOCKETS_NEED)
+    except ImportError as error:
+        missing = [f"{WEBSOCKETS} ({error})"]
+    if missing:
+        logger.warning("no WebSocket is answered: this version of uvicorn, or of websockets, lacks %s; upgrade both", ", ".join(missing))
+        return None
+    from tsx_runtime.http.fast_lane.websocket import WebSocketConnection  # here, because it takes 20 ms, and most servers need none
+
+    return WebSocketConnection
+
+
 def _cased_protocol(module: ModuleType | None) -> Any:
     there = parts_of(getattr(module, "HttpToolsProtocol", object))
     if not there.issuperset(NAMES_NEED):
@@ -89,17 +135,22 @@ def _cased_protocol(module: ModuleType | None) -> Any:
 
 def missing_parts(module: ModuleType) -> list[str]:
     """What uvicorn's module does not have of that which the fast lane relies on."""
+    missing = _missing(module, RELIED_ON)
+    protocol = getattr(module, "HttpToolsProtocol", None)
+    if protocol is not None and tuple(inspect.signature(protocol).parameters) != ARGUMENTS:
+        missing.append(f"HttpToolsProtocol({', '.join(ARGUMENTS)})")
+    return missing
+
+
+def _missing(module: ModuleType, needed: Mapping[str, Collection[str]]) -> list[str]:
     missing = []
-    for name, parts in RELIED_ON.items():
+    for name, parts in needed.items():
         kind = getattr(module, name, None)
         if kind is None:
             missing.append(name)
         else:
             there = parts_of(kind)
             missing += [f"{name}.{part}" for part in parts if part not in there]
-    protocol = getattr(module, "HttpToolsProtocol", None)
-    if protocol is not None and tuple(inspect.signature(protocol).parameters) != ARGUMENTS:
-        missing.append(f"HttpToolsProtocol({', '.join(ARGUMENTS)})")
     return missing
 
 
