@@ -19,7 +19,7 @@ from tests.runtime.conftest import DEADLINE, RunningServer
 from tests.support.certificates import make_certificate
 from tsx_archiver import ArchiveSpec
 from tsx_runtime.http.asgi_lane.websockets import EventData
-from tsx_runtime.http.fast_lane import uvicorn_compat
+from tsx_runtime.http.websocket import support
 from tsx_runtime.testing import serve
 
 # Streams `count` pieces of `size` bytes, counts them in a file, or answers with server-sent events.
@@ -333,10 +333,10 @@ def test_event_data_comes_out_of_pieces_wherever_they_are_cut() -> None:
 def test_a_version_of_uvicorn_without_the_protocol_answers_no_websocket(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(uvicorn_compat, "WEBSOCKETS_NEED", {"WebSocketsSansIOProtocol": ("no_such_part",), "Gone": ()})
-    uvicorn_compat.websocket_connection.cache_clear()
+    monkeypatch.setattr(support, "WEBSOCKETS_NEED", {"WebSocketsSansIOProtocol": ("no_such_part",), "Gone": ()})
+    support.websocket_connection.cache_clear()
     try:
-        assert uvicorn_compat.websocket_connection() is None
+        assert support.websocket_connection() is None
         assert "lacks WebSocketsSansIOProtocol.no_such_part, Gone" in caplog.text
     finally:
-        uvicorn_compat.websocket_connection.cache_clear()
+        support.websocket_connection.cache_clear()

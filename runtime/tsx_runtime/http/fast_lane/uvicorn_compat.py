@@ -6,10 +6,10 @@ import importlib
 import inspect
 import logging
 import sys
-from collections.abc import Collection, Mapping
-from functools import cache
 from types import ModuleType
 from typing import Any
+
+from tsx_runtime.http.websocket.support import missing_of, parts_of
 
 MODULE = "uvicorn.protocols.http.httptools_impl"
 ARGUMENTS = ("config", "server_state", "app_state", "_loop")  # of a protocol
@@ -50,32 +50,6 @@ RELIED_ON = {
     "RequestResponseCycle": ("keep_alive", "response_complete", "response_started", "transport"),
     "FlowControl": ("pause_reading", "read_paused", "resume_reading", "write_paused"),
 }
-WEBSOCKETS = "uvicorn.protocols.websockets.websockets_sansio_impl"
-WEBSOCKETS_NEED = {
-    "WebSocketsSansIOProtocol": (
-        # attributes
-        "conn",
-        "frames",
-        "handshake_complete",
-        "loop",
-        "read_paused",
-        "transport",
-        # what this server calls, or does otherwise
-        "connection_made",
-        "data_received",
-        "connection_lost",
-        "handle_close",
-        "handle_parser_exception",
-        "keepalive_timeout",
-        "pause_writing",
-        "receive",
-        "resume_writing",
-        "run_asgi",
-        "schedule_ping",
-        "send",
-        "shutdown",
-    ),
-}
 NAMES_NEED = ("on_message_begin", "on_header", "headers", "scope")  # of HttpToolsProtocol, to keep header names as they were sent
 
 logger = logging.getLogger("tsx.http")
@@ -108,22 +82,6 @@ def http_protocol(*, limited: bool = False) -> Any:
     return LimitedLane if limited else FastLane
 
 
-@cache
-def websocket_connection() -> Any:
-    """The class of WebSocket connections; None, with one warning, where the installed packages do not have what it is made of."""
-    try:
-        module = importlib.import_module(WEBSOCKETS)
-        missing = _missing(module, WEBSOCKETS_NEED)
-    except ImportError as error:
-        missing = [f"{WEBSOCKETS} ({error})"]
-    if missing:
-        logger.warning("no WebSocket is answered: this version of uvicorn, or of websockets, lacks %s; upgrade both", ", ".join(missing))
-        return None
-    from tsx_runtime.http.fast_lane.websocket import WebSocketConnection  # here, because it takes 20 ms, and most servers need none
-
-    return WebSocketConnection
-
-
 def _cased_protocol(module: ModuleType | None) -> Any:
     there = parts_of(getattr(module, "HttpToolsProtocol", object))
     if not there.issuperset(NAMES_NEED):
@@ -135,26 +93,8 @@ def _cased_protocol(module: ModuleType | None) -> Any:
 
 def missing_parts(module: ModuleType) -> list[str]:
     """What uvicorn's module does not have of that which the fast lane relies on."""
-    missing = _missing(module, RELIED_ON)
+    missing = missing_of(module, RELIED_ON)
     protocol = getattr(module, "HttpToolsProtocol", None)
     if protocol is not None and tuple(inspect.signature(protocol).parameters) != ARGUMENTS:
         missing.append(f"HttpToolsProtocol({', '.join(ARGUMENTS)})")
     return missing
-
-
-def _missing(module: ModuleType, needed: Mapping[str, Collection[str]]) -> list[str]:
-    missing = []
-    for name, parts in needed.items():
-        kind = getattr(module, name, None)
-        if kind is None:
-            missing.append(name)
-        else:
-            there = parts_of(kind)
-            missing += [f"{name}.{part}" for part in parts if part not in there]
-    return missing
-
-
-def parts_of(kind: type) -> set[str]:
-    """The names of a class, and those that its constructor gives an instance."""
-    constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
-    return {*dir(kind), *(name for made in constructors if hasattr(made, "__code__") for name in made.__code__.co_names)}

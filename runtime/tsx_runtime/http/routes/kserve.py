@@ -48,7 +48,7 @@ class Tensor(BaseModel):
 
 
 class ModelParameters(BaseModel):
-    input: str | None = Field(None, description="image, text, json or file: what a body of its predictions is")
+    input: str | None = Field(default=None, description="image, text, json or file: what a body of its predictions is")
 
 
 class ModelMetadata(BaseModel):

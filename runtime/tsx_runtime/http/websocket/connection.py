@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.server import ServerProtocol
 
 from tsx_runtime.errors import NoRoom
-from tsx_runtime.http.fast_lane.lane import Lane
 from tsx_runtime.http.semantics.messages import CLIENT_LEFT, MOST_PIECES, CountedBytes
+from tsx_runtime.http.websocket.limits import SocketLimits
 
 if TYPE_CHECKING:
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
+OnLost: TypeAlias = "Callable[[Exception | None], None]"
 RESTART, TRY_AGAIN, TOO_SLOW = 1012, 1013, 1008  # close codes (RFC 6455, and IANA's registry of them)
 
 logger = logging.getLogger("tsx.http")
@@ -27,14 +28,19 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     """Reads one message ahead. Bytes that wait, to be read here or by the client, count against `max_inflight_bytes`."""
 
     def __init__(
-        self, config: Config, server_state: ServerState, app_state: dict[str, Any], lane: Lane, on_lost: Callable[[Exception | None], None]
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        limits: SocketLimits,
+        on_lost: Callable[[Exception | None], None],
     ) -> None:
         """`on_lost` ends the connection that this one was made of."""
         super().__init__(config, server_state, app_state)
-        self.conn = ServerProtocol(max_size=lane.max_request_size, logger=logger)
-        self._lane, self._on_lost = lane, on_lost
+        self.conn = ServerProtocol(max_size=limits.max_size, logger=logger)
+        self._limits, self._on_lost = limits, on_lost
         self._left = asyncio.Event()
-        self._counted = CountedBytes(lane.bytes_in_flight)
+        self._counted = CountedBytes(limits.bytes_in_flight)
         self._size = 0  # bytes of a message that is not complete
         self._ticks = 0  # seconds since it began
         self._unsent = self._stuck = 0  # bytes that the client had not taken at the last tick, and for how many ticks it takes none
@@ -105,14 +111,14 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
 
     def on_tick(self) -> None:
         """A second has passed (see `connection_clock.py`)."""
-        timeouts, unsent = self._lane.timeouts, self.transport.get_write_buffer_size()
+        limits, unsent = self._limits, self.transport.get_write_buffer_size()
         self._stuck = self._stuck + 1 if unsent and unsent >= self._unsent else 0
         self._unsent = unsent
-        if self._stuck > timeouts.write:
+        if self._stuck > limits.write:
             self.transport.abort()
         elif self._size and not self.read_paused:
             self._ticks += 1
-            if self._ticks > timeouts.body + self._size / timeouts.body_rate:
+            if self._ticks > limits.body + self._size / limits.body_rate:
                 self._fail(TOO_SLOW, f"The message came too slowly: {self._size} bytes in {self._ticks} s (body_timeout).")
 
     def keepalive_timeout(self) -> None:
@@ -126,7 +132,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         self.transport.abort()
 
     def _count_unread(self, size: int) -> None:
-        budget = self._lane.bytes_in_flight
+        budget = self._limits.bytes_in_flight
         budget.set_unread(self, size)
         if budget.overdrawn:
             self.loop.call_soon(budget.shed)  # not here, within a write
