@@ -8,7 +8,7 @@ import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import anyio
@@ -32,11 +32,11 @@ class Model(Generic[ClientT]):
     def __init__(self, client: ClientT, name: str) -> None:
         self.client, self.name = client, name
 
-    def predict(self, payload: Any = None, /, **inputs: Any) -> Any:
-        return self.client.predict(self.name, payload, **inputs)
+    def predict(self, *payload: Any, **inputs: Any) -> Any:
+        return self.client.predict(self.name, *payload, **inputs)
 
-    def stream(self, payload: Any = None, /, **inputs: Any) -> Any:
-        return self.client.stream(self.name, payload, **inputs)
+    def stream(self, *payload: Any, **inputs: Any) -> Any:
+        return self.client.stream(self.name, *payload, **inputs)
 
 
 class Models(Generic[ClientT]):
@@ -48,10 +48,12 @@ class Models(Generic[ClientT]):
     def __getitem__(self, name: str) -> Model[ClientT]:
         return Model(self._client, name)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self[name]
+    if not TYPE_CHECKING:  # there, stubs say which there are
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return self[name]
 
 
 class Core:

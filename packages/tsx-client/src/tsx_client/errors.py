@@ -72,9 +72,13 @@ class ServerError(RequestFailed):
 
 
 def failure(status: int, headers: Mapping[str, str], body: bytes) -> RequestFailed:
+    if b"InvalidKeyException" in body[:200]:
+        return AccessDenied(status, headers, body)
+    if b"InternalServerException" in body[:200]:  # also with 503, for a handler that failed (`handler_error_status`), and that has run
+        return ServerError(status, headers, body)
     kinds = {401: AccessDenied, 403: AccessDenied, 404: NotFound, 429: Overloaded, 503: Overloaded}
     kind: type[RequestFailed] = kinds.get(status) or (InvalidRequest if status < 500 else ServerError)
-    return (AccessDenied if b"InvalidKeyException" in body[:200] else kind)(status, headers, body)
+    return kind(status, headers, body)
 
 
 def _read(body: bytes) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import httpx
 
-from tsx_client.errors import ClientError, ConnectionFailed, DeadlineExceeded, RequestFailed, failure
+from tsx_client.errors import ClientError, ConnectionFailed, DeadlineExceeded, Overloaded, failure
 
 ResultT = TypeVar("ResultT")
 
@@ -44,10 +44,7 @@ class Retry:
     def wait(self, error: ClientError, attempt: int, draw: Callable[[], float] = random.random) -> float | None:
         """Seconds before the next attempt, behind so many; None: there is none."""
         asked = 0.0
-        if isinstance(error, RequestFailed):
-            # a server may answer 503 for a handler that failed (`handler_error_status`), and that has run
-            if error.status not in (429, 503) or error.type == "InternalServerException":
-                return None
+        if isinstance(error, Overloaded):
             asked = error.retry_after or 0.0
         elif not (isinstance(error, ConnectionFailed) and error.before_request):
             return None
