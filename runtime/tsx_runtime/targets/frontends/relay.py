@@ -1,0 +1,227 @@
+"""A front-end process: accepts connections, does their TLS, and passes bytes between them and the server's first process.
+
+It knows nothing of HTTP, models and tokens. `frames.py` says what the two tell each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from functools import partial
+from typing import cast
+from weakref import WeakSet
+
+from tsx_runtime import wire
+from tsx_runtime.targets.frontends.frames import RelayItem, RelayLink, RelayOrders
+from tsx_runtime.targets.server.keystore import Pem
+from tsx_runtime.targets.server.pem_context import load_pem, server_context
+from tsx_runtime.targets.server.tls_transport import TlsConnection, TlsListener
+
+TICK = 1.0  # seconds
+HANDSHAKES = 1.0  # seconds for the handshakes that are under way when their listener stops
+
+
+class FrontEnd(RelayLink):
+    """This process's end of the socket pair, with all of its connections."""
+
+    def __init__(self, ended: asyncio.Future[None]) -> None:
+        super().__init__()
+        self.clients: dict[int, RelayedClient] = {}
+        self._ended = ended
+        self._next = 0
+        self._listening: dict[int, _Listening] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_full = False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended.set_result(None)
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+        for client in self.clients.values():
+            client.hold()
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        for client in self.clients.values():
+            client.release()
+
+    def add(self, client: RelayedClient) -> int:
+        self._next += 1
+        self.clients[self._next] = client
+        if self._is_full:
+            client.hold()
+        return self._next
+
+    def on_item(self, code: int, number: int, body: wire.Buffer) -> None:
+        if code == RelayItem.ORDERS:
+            self._begin(json.loads(bytes(body)))
+        elif code == RelayItem.STOP:
+            self._stop(number)
+        elif (client := self.clients.get(number)) is None:  # it has ended meanwhile
+            pass
+        elif code == RelayItem.WRITE:
+            client.transport.write(body)
+        elif code == RelayItem.CLOSE:
+            client.transport.close()
+        elif code == RelayItem.ABORT:
+            client.transport.abort()
+        elif code == RelayItem.HOLD:
+            client.hold()
+        elif code == RelayItem.RELEASE:
+            client.release()
+
+    def _begin(self, orders: RelayOrders) -> None:
+        context = server_context()
+        load_pem(context, Pem(orders["certificates"].encode("latin-1"), orders["key"].encode("latin-1")))
+        for number, descriptor in orders["listeners"].items():
+            new_client = partial(RelayedClient, self, int(number))
+            tls = TlsListener(context, new_client, orders["handshake_timeout"])
+            self._listening[int(number)] = listening = _Listening(socket.socket(fileno=descriptor), tls)
+            self._listen(listening)
+        self._tick()
+        self.send(RelayItem.READY, 0)
+
+    def _listen(self, listening: _Listening) -> None:
+        if not listening.is_stopped:
+            self._loop.add_reader(listening.sock.fileno(), self._accept, listening)
+
+    def _accept(self, listening: _Listening) -> None:
+        """One connection a turn, so that the other front ends have theirs."""
+        try:
+            sock, _ = listening.sock.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # another front end was quicker, or the client has gone
+            return
+        except OSError:  # no descriptors are left
+            self._loop.remove_reader(listening.sock.fileno())
+            self._loop.call_later(TICK, self._listen, listening)
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = listening.tls()
+        listening.unopened.add(connection)
+        task = self._loop.create_task(self._connect(connection, sock))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, connection: TlsConnection, sock: socket.socket) -> None:
+        with suppress(OSError):
+            await self._loop.connect_accepted_socket(lambda: connection, sock)
+
+    def opens(self, number: int, connection: TlsConnection) -> bool:
+        """Whether the first process is to learn of a connection whose handshake is done."""
+        listening = self._listening[number]
+        listening.unopened.discard(connection)
+        if listening.is_stopped:
+            self._loop.call_soon(self._check_stopped, number)  # its OPEN comes first
+        return not listening.has_told
+
+    def _stop(self, number: int) -> None:
+        listening = self._listening[number]
+        listening.is_stopped = True
+        self._loop.remove_reader(listening.sock.fileno())
+        listening.sock.close()
+        self._check_stopped(number)
+        self._loop.call_later(HANDSHAKES, self._stopped, number)
+
+    def _check_stopped(self, number: int) -> None:
+        if all(connection.is_closing() for connection in self._listening[number].unopened):
+            self._stopped(number)
+
+    def _stopped(self, number: int) -> None:
+        listening = self._listening[number]
+        if not listening.has_told:
+            listening.has_told = True
+            self.send(RelayItem.STOPPED, number)
+
+    def _tick(self) -> None:
+        for client in self.clients.values():
+            client.tell_unread()
+        self._loop.call_later(TICK, self._tick)
+
+
+class _Listening:
+    """A listening socket."""
+
+    def __init__(self, sock: socket.socket, tls: TlsListener) -> None:
+        self.sock = sock
+        self.tls = tls
+        self.unopened: WeakSet[TlsConnection] = WeakSet()  # whose handshakes are under way, and some that have ended in it
+        self.is_stopped = False
+        self.has_told = False
+
+
+class RelayedClient(asyncio.Protocol):
+    """A client's connection, once its handshake is done."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, front_end: FrontEnd, listener: int) -> None:
+        self._front_end = front_end
+        self._send = front_end.send
+        self._listener = listener
+        self._number = 0
+        self._is_full = False
+        self._holds = 0  # reasons not to read
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        if not self._front_end.opens(self._listener, cast("TlsConnection", transport)):
+            self.transport.abort()
+            return
+        names = [transport.get_extra_info(name) for name in ("peername", "sockname")]
+        self._number = self._front_end.add(self)
+        self._send(RelayItem.OPEN, self._number, json.dumps([self._listener, *names]).encode())
+
+    def data_received(self, data: bytes) -> None:
+        self._send(RelayItem.DATA, self._number, data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._front_end.clients.pop(self._number, None) is not None:
+            self._send(RelayItem.LOST, self._number)
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+        self.tell_unread()
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        self._send(RelayItem.EMPTY, self._number)
+
+    def tell_unread(self) -> None:
+        if self._is_full or self.transport.is_closing():
+            self._send(RelayItem.FULL, self._number, b"%d" % self.transport.get_write_buffer_size())
+
+    def hold(self) -> None:
+        self._holds += 1
+        if self._holds == 1:
+            self.transport.pause_reading()
+
+    def release(self) -> None:
+        self._holds -= 1
+        if self._holds == 0:
+            self.transport.resume_reading()
+
+
+async def relay(first: socket.socket) -> None:
+    """Returns when the first process has ended, or lets go of this one."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+    first.setblocking(False)
+    await loop.connect_accepted_socket(lambda: FrontEnd(ended), first)
+    await ended
+
+
+def main() -> None:
+    """The argument is the descriptor of this end of the socket pair."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # they are the first process's to heed, and its end is the end of this one
+        signal.signal(number, signal.SIG_IGN)
+    import uvloop  # here, because it does not exist for Windows
+
+    uvloop.run(relay(socket.socket(fileno=int(sys.argv[1]))))
+    os._exit(0)  # nothing is left to be finished
