@@ -1,0 +1,250 @@
+"""A server with front ends answers https as one without: two servers over one registry, one of which has two front ends."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.runtime.http.test_lanes import ECHO, HEADERS, MALFORMED, PATHS, closes
+from tests.support.certificates import make_certificate
+from tests.support.clients.rawhttp import TIMEOUT, Answer, RawConnection, chunked, request
+from tests.support.models import make_model
+from tsx_runtime.core.models.plan import RegisterOrder
+from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.core.scheduling.byte_budget import ByteBudget
+from tsx_runtime.errors import SettingError
+from tsx_runtime.http.app import build_apps
+from tsx_runtime.settings.addresses import parse_address
+from tsx_runtime.settings.schema import ROLES, Settings
+from tsx_runtime.targets.frontends import relays
+from tsx_runtime.targets.server.listeners import Listener
+from tsx_runtime.targets.server.tls import tls_context
+from tsx_runtime.targets.server.uvicorn_servers import ServerGroup
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("processes")]
+
+WITHOUT, WITH = 1, 2  # front ends
+BACK = """
+def handle(data, context):
+    return None if data is None else [row["body"] for row in data]
+"""
+SIZE = 6 << 20  # bytes of a large body, more than the socket pair and the buffers around it hold
+
+
+class TlsRawConnection(RawConnection):
+    def __init__(self, address: tuple[str, int], context: ssl.SSLContext) -> None:
+        super().__init__(address)
+        self.sock = context.wrap_socket(self.sock, server_hostname="localhost")
+
+    def send(self, *pieces: bytes) -> None:
+        with suppress(OSError):  # as of `RawConnection`
+            super().send(*pieces)
+
+
+@dataclass
+class Served:
+    addresses: dict[int, tuple[str, int]]  # by the number of front ends
+    trust: ssl.SSLContext
+    budget: ByteBudget
+    loop: asyncio.AbstractEventLoop
+    stop: asyncio.Event
+
+    def connect(self, frontends: int = WITH) -> RawConnection:
+        return TlsRawConnection(self.addresses[frontends], self.trust)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    store = tmp_path_factory.mktemp("frontends")
+    pair = make_certificate(store)
+    make_model(store / "echo.mar", ECHO)
+    make_model(store / "back.mar", BACK)
+    common = Settings(
+        model_store=store,
+        cache_dir=store / "cache",
+        worker_preload=False,
+        inference_address="https://127.0.0.1:0",
+        certificate_file=pair.certificate,
+        private_key_file=pair.key,
+        write_timeout=1,
+        max_response_size=2 * SIZE,
+        max_request_size=2 * SIZE,
+    )
+    found: list[Served] = []
+    ready = threading.Event()
+
+    async def main() -> None:
+        registry = Registry(common)
+        for model in ("echo", "back"):
+            await registry.register(RegisterOrder(url=f"{model}.mar", initial_workers=1))
+        groups, addresses = [], {}
+        for frontends in (WITHOUT, WITH):
+            own = common.model_copy(update={"frontends": frontends})
+            listener = Listener(parse_address(own.inference_address), list(ROLES))
+            listener.listen()
+            groups.append(ServerGroup(own, build_apps(registry, own, [list(ROLES)]), [listener], [], tls_context(own)))
+            addresses[frontends] = ("127.0.0.1", listener.address.port)
+            await groups[-1].start()
+        trust = ssl.create_default_context(cafile=pair.certificate)
+        found.append(Served(addresses, trust, registry.bytes_in_flight, asyncio.get_running_loop(), asyncio.Event()))
+        ready.set()
+        await found[0].stop.wait()
+        for group in groups:
+            await group.stop(registry, asyncio.Event(), 5)
+            await group.close()
+        await registry.close()
+
+    import uvloop
+
+    thread = threading.Thread(target=lambda: uvloop.run(main()), name="frontends", daemon=True)
+    thread.start()
+    assert ready.wait(TIMEOUT)
+    try:
+        yield found[0]
+    finally:
+        found[0].loop.call_soon_threadsafe(found[0].stop.set)
+        thread.join(TIMEOUT)
+        assert not thread.is_alive()
+        assert not front_ends(os.getpid())
+
+
+def front_ends(pid: int) -> list[psutil.Process]:
+    return [child for child in psutil.Process(pid).children() if any("frontends.relay" in word for word in child.cmdline())]
+
+
+class Client:
+    """A connection, opened again where the server closes it."""
+
+    def __init__(self, served: Served, frontends: int) -> None:
+        self._new: Callable[[], RawConnection] = lambda: served.connect(frontends)
+        self._connection = self._new()
+
+    def ask(self, raw: bytes, method: bytes = b"POST") -> list[Answer | None]:
+        """The answer, and what follows where the connection ends."""
+        self._connection.send(raw)
+        answers = [self._connection.answer(method)]
+        if answers[0] is None or closes(answers[0]):
+            answers.append(self._connection.answer())
+            self.close()
+            self._connection = self._new()
+        return answers
+
+    def close(self) -> None:
+        self._connection.sock.close()
+
+
+@pytest.fixture(scope="module")
+def alike(served: Served) -> Iterator[Callable[..., None]]:
+    clients = [Client(served, frontends) for frontends in (WITHOUT, WITH)]
+
+    def check(raw: bytes, method: bytes = b"POST") -> None:
+        one, two = (client.ask(raw, method) for client in clients)
+        assert one == two, raw
+
+    yield check
+    for client in clients:
+        client.close()
+
+
+def test_with_front_ends_every_path_header_and_method_is_answered_as_without(alike: Callable[..., None]) -> None:
+    for path in PATHS:
+        alike(request(target=path, body=b"{}"))
+        alike(request(b"GET", path), b"GET")
+    for header in HEADERS:
+        alike(request(target=b"/predictions/echo", headers=[header], body=b"x"))
+        alike(request(target=b"/predictions/echo", headers=[header, (b"Transfer-Encoding", b"chunked")]) + chunked([b"a", b"bc"]))
+    for method in (b"PUT", b"DELETE", b"HEAD", b"OPTIONS", b"PROPFIND"):
+        alike(request(method, b"/predictions/echo", body=b"x"), method)
+
+
+def test_with_front_ends_what_is_wrong_is_answered_as_without(alike: Callable[..., None]) -> None:
+    for raw in MALFORMED:
+        alike(raw)
+        alike(request(target=b"/predictions/echo", headers=[(b"Connection", b"close")], body=b"x") + raw)
+
+
+def test_a_large_body_comes_back_whole_while_other_clients_are_answered(served: Served) -> None:
+    body = hashlib.shake_128(b"large").digest(SIZE)
+    with served.connect() as slow, served.connect() as other:
+        sending = threading.Thread(target=lambda: slow.send(request(target=b"/predictions/back", body=body)))
+        sending.start()
+        sending.join(TIMEOUT)
+        for _ in range(20):  # the first one reads nothing
+            other.send(request(target=b"/predictions/back", body=b"x"))
+            answer = other.answer()
+            assert answer is not None
+            assert answer.body == b"x"
+        answer = slow.answer()
+    assert answer is not None
+    assert answer.status == 200
+    assert answer.body == body
+
+
+def test_requests_that_are_sent_ahead_are_answered_in_order(served: Served) -> None:
+    with served.connect() as connection:
+        bodies = [b"%d" % number * 3000 for number in range(100)]
+        sending = threading.Thread(target=lambda: connection.send(*(request(target=b"/predictions/back", body=body) for body in bodies)))
+        sending.start()
+        for body in bodies:
+            answer = connection.answer()
+            assert answer is not None
+            assert answer.body == body
+        sending.join(TIMEOUT)
+
+
+def test_a_client_that_does_not_read_is_counted_and_cut_off(served: Served, until: Callable[[Callable[[], object]], None]) -> None:
+    with served.connect() as connection:
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+        connection.send(request(target=b"/predictions/back", body=b"x" * SIZE))
+        until(lambda: served.budget.unread)
+        until(lambda: not served.budget.used)  # after write_timeout
+        assert len(connection.read_all()) < SIZE
+
+
+def test_a_client_that_does_not_take_its_last_answer_is_cut_off(served: Served, until: Callable[[Callable[[], object]], None]) -> None:
+    with served.connect() as connection:
+        last = [(b"Connection", b"close")]
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+        connection.send(request(target=b"/predictions/back", headers=last, body=b"x" * SIZE))
+        until(lambda: served.budget.unread)
+        until(lambda: not served.budget.used)
+        assert len(connection.read_all()) < SIZE
+
+
+def test_a_job_whose_client_leaves_is_taken_back(served: Served, until: Callable[[Callable[[], object]], None]) -> None:
+    with served.connect() as connection:
+        connection.send(request(target=b"/predictions/back", body=b"x" * SIZE)[: SIZE // 2])
+        until(lambda: served.budget.used)
+    until(lambda: not served.budget.used)
+
+
+def test_a_front_end_that_does_not_start_ends_the_start(served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    pair = make_certificate(tmp_path)
+    own = Settings(inference_address="https://127.0.0.1:0", certificate_file=pair.certificate, private_key_file=pair.key, frontends=2)
+    monkeypatch.setattr(relays, "PROGRAM", "raise SystemExit(3)")
+    before = len(front_ends(os.getpid()))
+
+    async def start() -> None:
+        listener = Listener(parse_address(own.inference_address), list(ROLES))
+        listener.listen()
+        group = relays.Relays(own, [listener])
+        try:
+            await group.start()
+        finally:
+            await group.close()
+            listener.close()
+
+    with pytest.raises(SettingError, match="frontends is 2, but one of them did not start"):
+        asyncio.run(start())
+    assert len(front_ends(os.getpid())) == before
