@@ -1,1 +1,1 @@
-"""Front-end processes (`frontends`): they accept https connections, do their TLS, and pass the bytes on to the server's first process."""
+"""Relays (`frontends`): processes that accept https connections, do their TLS, and pass their bytes on to the server."""

@@ -1,27 +1,27 @@
-"""What the server's first process and a front-end process tell each other, over one socket pair.
+"""What the server and a relay tell each other, over one socket pair.
 
 A frame of `wire` (its kind is `RELAY`) has what one turn of the event loop brought, an item each: the code says what it is, meta is the
 number of the connection or of the listener (`NUMBER`), the body belongs to it.
 
-    code        from        number       body
-    ORDERS      first                    `RelayOrders`, JSON: the first item of all
-    READY       front end                empty: it accepts connections
-    OPEN        front end   connection   [number of the listener, the client's address, the server's], JSON; the handshake is done
-    DATA        front end   connection   what the client sent
-    LOST        front end   connection   empty: it has ended, whatever ended it
-    FULL        front end   connection   bytes of its answers that the client has yet to take, as text; again each second while they
-                                         are too many, and once the connection is to be closed
-    EMPTY       front end   connection   empty: the client has taken enough of them
-    STOPPED     front end   listener     empty: no further connection of it follows
-    WRITE       first       connection   bytes for the client
-    CLOSE       first       connection   empty: close it once the client has taken everything
-    ABORT       first       connection   empty: close it at once
-    HOLD        first       connection   empty: read nothing more from the client
-    RELEASE     first       connection   empty: read on
-    STOP        first       listener     empty: accept no more connections there
+    code        from      number       body
+    ORDERS      server                 `RelayOrders`, JSON: the first item of all
+    READY       relay                  empty: it accepts connections
+    OPEN        relay     connection   [number of the listener, the client's address, the server's], JSON; the handshake is done
+    DATA        relay     connection   what the client sent
+    LOST        relay     connection   empty: it has ended, whatever ended it
+    FULL        relay     connection   bytes of its answers that the client has yet to take, as text; again each second while they
+                                       are too many, and once the connection is to be closed
+    EMPTY       relay     connection   empty: the client has taken enough of them
+    STOPPED     relay     listener     empty: no further connection of it follows
+    WRITE       server    connection   bytes for the client
+    CLOSE       server    connection   empty: close it once the client has taken everything
+    ABORT       server    connection   empty: close it at once
+    HOLD        server    connection   empty: read nothing more from the client
+    RELEASE     server    connection   empty: read on
+    STOP        server    listener     empty: accept no more connections there
 
-What comes for a connection that has ended meanwhile is ignored. The front end ends when the pair does; the first process takes the end
-of the pair for the front end's death.
+What comes for a connection that has ended meanwhile is ignored. The relay ends when the pair does; the server takes the end
+of the pair for the relay's death.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RelayItem(enum.IntEnum):
 
 
 class RelayOrders(TypedDict):
-    """All that a front end needs."""
+    """All that a relay needs."""
 
     listeners: dict[str, int]  # descriptors of listening sockets that it has inherited, by number
     handshake_timeout: int
@@ -64,7 +64,7 @@ class RelayOrders(TypedDict):
     key: str  # of the certificate: the only secret that it has
 
 
-class RelayLink(asyncio.Protocol):
+class FrameLink(asyncio.Protocol):
     """One end of the socket pair: collects what is to be sent in a turn of the loop, and calls `on_item` for what arrives."""
 
     transport: asyncio.Transport

@@ -1,4 +1,4 @@
-"""A front-end process: accepts connections, does their TLS, and passes bytes between them and the server's first process.
+"""The process of a relay: accepts connections, does their TLS, and passes bytes between them and the server.
 
 It knows nothing of HTTP, models and tokens. `frames.py` says what the two tell each other.
 """
@@ -17,7 +17,7 @@ from typing import cast
 from weakref import WeakSet
 
 from tsx_runtime import wire
-from tsx_runtime.targets.frontends.frames import RelayItem, RelayLink, RelayOrders
+from tsx_runtime.targets.frontends.frames import FrameLink, RelayItem, RelayOrders
 from tsx_runtime.targets.server.keystore import Pem
 from tsx_runtime.targets.server.pem_context import load_pem, server_context
 from tsx_runtime.targets.server.tls_transport import TlsConnection, TlsListener
@@ -26,7 +26,7 @@ TICK = 1.0  # seconds
 HANDSHAKES = 1.0  # seconds for the handshakes that are under way when their listener stops
 
 
-class FrontEnd(RelayLink):
+class ServerLink(FrameLink):
     """This process's end of the socket pair, with all of its connections."""
 
     def __init__(self, ended: asyncio.Future[None]) -> None:
@@ -92,10 +92,10 @@ class FrontEnd(RelayLink):
             self._loop.add_reader(listening.sock.fileno(), self._accept, listening)
 
     def _accept(self, listening: _Listening) -> None:
-        """One connection a turn, so that the other front ends have theirs."""
+        """One connection a turn, so that the other relays have theirs."""
         try:
             sock, _ = listening.sock.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # another front end was quicker, or the client has gone
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # another relay was quicker, or the client has gone
             return
         except OSError:  # no descriptors are left
             self._loop.remove_reader(listening.sock.fileno())
@@ -114,7 +114,7 @@ class FrontEnd(RelayLink):
             await self._loop.connect_accepted_socket(lambda: connection, sock)
 
     def opens(self, number: int, connection: TlsConnection) -> bool:
-        """Whether the first process is to learn of a connection whose handshake is done."""
+        """Whether the server is to learn of a connection whose handshake is done."""
         listening = self._listening[number]
         listening.unopened.discard(connection)
         if listening.is_stopped:
@@ -161,9 +161,9 @@ class RelayedClient(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, front_end: FrontEnd, listener: int) -> None:
-        self._front_end = front_end
-        self._send = front_end.send
+    def __init__(self, server: ServerLink, listener: int) -> None:
+        self._server = server
+        self._send = server.send
         self._listener = listener
         self._number = 0
         self._is_full = False
@@ -171,18 +171,18 @@ class RelayedClient(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        if not self._front_end.opens(self._listener, cast("TlsConnection", transport)):
+        if not self._server.opens(self._listener, cast("TlsConnection", transport)):
             self.transport.abort()
             return
         names = [transport.get_extra_info(name) for name in ("peername", "sockname")]
-        self._number = self._front_end.add(self)
+        self._number = self._server.add(self)
         self._send(RelayItem.OPEN, self._number, json.dumps([self._listener, *names]).encode())
 
     def data_received(self, data: bytes) -> None:
         self._send(RelayItem.DATA, self._number, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._front_end.clients.pop(self._number, None) is not None:
+        if self._server.clients.pop(self._number, None) is not None:
             self._send(RelayItem.LOST, self._number)
 
     def pause_writing(self) -> None:
@@ -208,18 +208,18 @@ class RelayedClient(asyncio.Protocol):
             self.transport.resume_reading()
 
 
-async def relay(first: socket.socket) -> None:
-    """Returns when the first process has ended, or lets go of this one."""
+async def relay(server: socket.socket) -> None:
+    """Returns when the server has ended, or lets go of this one."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
-    first.setblocking(False)
-    await loop.connect_accepted_socket(lambda: FrontEnd(ended), first)
+    server.setblocking(False)
+    await loop.connect_accepted_socket(lambda: ServerLink(ended), server)
     await ended
 
 
 def main() -> None:
     """The argument is the descriptor of this end of the socket pair."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # they are the first process's to heed, and its end is the end of this one
+    for number in (signal.SIGINT, signal.SIGTERM):  # they are the server's to heed, and its end is the end of this one
         signal.signal(number, signal.SIG_IGN)
     import uvloop  # here, because it does not exist for Windows
 

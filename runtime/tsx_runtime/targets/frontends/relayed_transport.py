@@ -1,4 +1,4 @@
-"""A client's connection that a front end has, as the transport of its protocol in the first process."""
+"""A client's connection that a relay has, as the transport of its protocol in the server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("tsx.server")
 
 
 class Relaying(Protocol):
-    """What a connection needs of the link to its front end."""
+    """What a connection needs of the link to its relay."""
 
     connections: dict[int, RelayedTransport]
     transport: asyncio.Transport
@@ -33,15 +33,15 @@ class RelayedTransport(asyncio.Transport):
         self._protocol: Any = None
         self._context = Context()  # of its own, as each connection's is that the event loop has
         self._is_closing = False
-        self._unread = 0  # bytes of answers that the front end has, where they are many
+        self._unread = 0  # bytes of answers that the relay has, where they are many
         self._is_client_full = False
         self._is_full = False  # so the protocol was told
         self._is_paused = False
-        self._is_held = False  # so the front end was told
+        self._is_held = False  # so the relay was told
         self._waiting: list[bytes] = []  # what came while the protocol did not read
         self._waiting_size = 0
 
-    # What the front end tells
+    # What the relay tells
 
     def begin(self, protocol: asyncio.Protocol) -> None:
         self._protocol = protocol
@@ -106,7 +106,7 @@ class RelayedTransport(asyncio.Transport):
             self._link.send(RelayItem.CLOSE, self._number)
 
     def abort(self) -> None:
-        """Whether the front end answers or not."""
+        """Whether the relay answers or not."""
         if self._number in self._link.connections:
             self._is_closing = True
             self._link.send(RelayItem.ABORT, self._number)

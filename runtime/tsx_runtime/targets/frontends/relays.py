@@ -1,4 +1,4 @@
-"""The first process's side of the front ends: starts them, and has their connections as if it had accepted them itself."""
+"""The server's side of the relays: starts them, and has their connections as if it had accepted them itself."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from tsx_runtime.core.isolation.hidden_credentials import hidden_variables
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.safe_path import CLEAN
-from tsx_runtime.targets.frontends.frames import RelayItem, RelayLink, RelayOrders
+from tsx_runtime.targets.frontends.frames import FrameLink, RelayItem, RelayOrders
 from tsx_runtime.targets.frontends.relayed_transport import RelayedTransport
 from tsx_runtime.targets.server.listeners import Listener
 from tsx_runtime.targets.server.tls import read_pem
 
 PROGRAM = f"{CLEAN}from tsx_runtime.targets.frontends.relay import main; main()"
-PAUSES = (0.1, 1, 2, 5, 10, 30)  # seconds between the death of a front end and the next one; the last one repeats
-STEADY = 60.0  # seconds after which a front end that dies is followed by the next one as quickly as at first
-START = 60.0  # seconds in which a front end is to be ready
-PATIENCE = 5.0  # seconds for a front end that is to stop
+PAUSES = (0.1, 1, 2, 5, 10, 30)  # seconds between the death of a relay and the next one; the last one repeats
+STEADY = 60.0  # seconds after which a relay that dies is followed by the next one as quickly as at first
+START = 60.0  # seconds in which a relay is to be ready
+PATIENCE = 5.0  # seconds for a relay that is to stop
 
 logger = logging.getLogger("tsx.server")
 
 NewProtocol = Callable[[], asyncio.Protocol]
 
 
-class FrontEndLink(RelayLink):
-    """This process's end of a front end's socket pair, with the connections that it has accepted."""
+class RelayLink(FrameLink):
+    """This process's end of a relay's socket pair, with the connections that it has accepted."""
 
     def __init__(self, served: dict[int, NewProtocol], process: subprocess.Popen[bytes]) -> None:
         super().__init__()
         self.connections: dict[int, RelayedTransport] = {}
         self.process = process
         self.ready: asyncio.Future[bool] = self._loop.create_future()
-        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self.ended = asyncio.Event()
         self.is_full = False  # more waits to be sent over the pair than may
         self._served = served
         self._stopped: dict[int, asyncio.Future[None]] = {}
@@ -75,7 +75,7 @@ class FrontEndLink(RelayLink):
         """Done once no further connection of the listener comes."""
         if listener not in self._stopped:
             self._stopped[listener] = self._loop.create_future()
-            if self.ended.done():
+            if self.ended.is_set():
                 _resolve(self._stopped[listener])
             else:
                 self.send(RelayItem.STOP, listener)
@@ -93,12 +93,12 @@ class FrontEndLink(RelayLink):
 
     def connection_lost(self, exc: Exception | None) -> None:
         for connection in list(self.connections.values()):
-            connection.lost(ConnectionResetError("the front end of this connection has ended"))
+            connection.lost(ConnectionResetError("the relay of this connection has ended"))
         for stopped in self._stopped.values():
             _resolve(stopped)
         if not self.ready.done():
             self.ready.set_result(False)
-        self.ended.set_result(None)
+        self.ended.set()
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
@@ -107,7 +107,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 class RelayedServer(asyncio.AbstractServer):
-    """A listener whose connections the front ends accept, in place of the event loop's own."""
+    """A listener whose connections the relays accept, in place of the event loop's own."""
 
     def __init__(self, relays: Relays, number: int) -> None:
         self._relays = relays
@@ -122,7 +122,7 @@ class RelayedServer(asyncio.AbstractServer):
 
 
 class Relays:
-    """The front ends of a server."""
+    """The relays of a server."""
 
     def __init__(self, settings: Settings, listeners: Sequence[Listener]) -> None:
         """`listeners` are those of https. Raises SettingError."""
@@ -133,7 +133,7 @@ class Relays:
         key, certificates = read_pem(settings, f"{listeners[0].roles[0]}_address")
         self._pair = certificates.decode("latin-1"), key.decode("latin-1")
         self._served: dict[int, NewProtocol] = {}
-        self._links: set[FrontEndLink] = set()
+        self._links: set[RelayLink] = set()
         self._stopping: dict[int, list[asyncio.Future[None]]] = {}
         self._supervisors: list[asyncio.Task[None]] = []
 
@@ -143,7 +143,7 @@ class Relays:
         return RelayedServer(self, number)
 
     async def start(self) -> None:
-        """Once all listeners are served. Returns when the front ends accept connections. Raises SettingError."""
+        """Once all listeners are served. Returns when the relays accept connections. Raises SettingError."""
         try:
             links = [await self._spawn() for _ in range(self._settings.frontends)]
         except OSError as error:
@@ -158,12 +158,12 @@ class Relays:
             f"frontends is {self._settings.frontends}, but one of them did not start: {why}. 1 does without such processes."
         )
 
-    async def _spawn(self) -> FrontEndLink:
+    async def _spawn(self) -> RelayLink:
         """Raises OSError."""
         listening = {str(number): each.sock.fileno() for number, each in enumerate(self._listeners) if number not in self._stopping}
         process, ours = self._start_process(listening.values())
         loop = asyncio.get_running_loop()
-        _, link = await loop.connect_accepted_socket(lambda: FrontEndLink(self._served, process), ours)
+        _, link = await loop.connect_accepted_socket(lambda: RelayLink(self._served, process), ours)
         self._links.add(link)
         certificates, key = self._pair
         timeout = self._settings.header_timeout
@@ -193,17 +193,17 @@ class Relays:
         ours.setblocking(False)
         return process, ours
 
-    async def _supervise(self, link: FrontEndLink) -> None:
-        """A front end, and those that follow it."""
+    async def _supervise(self, link: RelayLink) -> None:
+        """A relay, and those that follow it."""
         pauses = iter(PAUSES)
         while True:
             begun = monotonic()
-            await link.ended
+            await link.ended.wait()
             code = await self._reap(link)
             if monotonic() - begun > STEADY:
                 pauses = iter(PAUSES)
             pause = next(pauses, PAUSES[-1])
-            logger.error("a front end ended (exit code %d), and its connections with it; another one starts in %g s", code, pause)
+            logger.error("a relay ended (exit code %d), and its connections with it; another one starts in %g s", code, pause)
             await asyncio.sleep(pause)
             while len(self._stopping) < len(self._listeners):
                 try:
@@ -211,12 +211,12 @@ class Relays:
                     break
                 except OSError as error:
                     pause = next(pauses, PAUSES[-1])
-                    logger.error("a front end cannot be started; tried again in %g s: %s", pause, error)
+                    logger.error("a relay cannot be started; tried again in %g s: %s", pause, error)
                     await asyncio.sleep(pause)
             else:
                 return
 
-    async def _reap(self, link: FrontEndLink) -> int:
+    async def _reap(self, link: RelayLink) -> int:
         self._links.discard(link)
         try:
             return await asyncio.to_thread(link.process.wait, PATIENCE)
@@ -228,14 +228,14 @@ class Relays:
         """Accept no more connections of this listener."""
         if number not in self._stopping:
             self._stopping[number] = [link.stop(number) for link in self._links]
-            self._listeners[number].sock.close()  # front ends, and a server that replaces this one, have their own descriptors of it
+            self._listeners[number].sock.close()  # relays, and a server that replaces this one, have their own descriptors of it
 
     async def stopped(self, number: int) -> None:
         if waiting := self._stopping.get(number):
             await asyncio.wait(waiting, timeout=PATIENCE)
 
     async def close(self) -> None:
-        """The front ends end, and what connections they have."""
+        """The relays end, and what connections they have."""
         for task in self._supervisors:
             task.cancel()
         for link in self._links:
