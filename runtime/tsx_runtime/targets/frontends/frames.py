@@ -12,7 +12,7 @@ number of the connection or of the listener (`NUMBER`), the body belongs to it.
     FULL        relay     connection   bytes of its answers that the client has yet to take, as text; again each second while they
                                        are too many, and once the connection is to be closed
     EMPTY       relay     connection   empty: the client has taken enough of them
-    STOPPED     relay     listener     empty: no further connection of it follows
+    STOPPED     relay     listener     empty: it accepts no more connections there
     WRITE       server    connection   bytes for the client
     CLOSE       server    connection   empty: close it once the client has taken everything
     ABORT       server    connection   empty: close it at once

@@ -14,7 +14,6 @@ import sys
 from contextlib import suppress
 from functools import partial
 from typing import cast
-from weakref import WeakSet
 
 from tsx_runtime import wire
 from tsx_runtime.targets.frontends.frames import FrameLink, RelayItem, RelayOrders
@@ -23,7 +22,6 @@ from tsx_runtime.targets.server.pem_context import load_pem, server_context
 from tsx_runtime.targets.server.tls_transport import TlsConnection, TlsListener
 
 TICK = 1.0  # seconds
-HANDSHAKES = 1.0  # seconds for the handshakes that are under way when their listener stops
 
 
 class ServerLink(FrameLink):
@@ -34,7 +32,7 @@ class ServerLink(FrameLink):
         self.clients: dict[int, RelayedClient] = {}
         self._ended = ended
         self._next = 0
-        self._listening: dict[int, _Listening] = {}
+        self._listening: dict[int, tuple[socket.socket, TlsListener]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_full = False
 
@@ -79,33 +77,31 @@ class ServerLink(FrameLink):
     def _begin(self, orders: RelayOrders) -> None:
         context = server_context()
         load_pem(context, Pem(orders["certificates"].encode("latin-1"), orders["key"].encode("latin-1")))
-        for number, descriptor in orders["listeners"].items():
-            new_client = partial(RelayedClient, self, int(number))
-            tls = TlsListener(context, new_client, orders["handshake_timeout"])
-            self._listening[int(number)] = listening = _Listening(socket.socket(fileno=descriptor), tls)
-            self._listen(listening)
+        for key, descriptor in orders["listeners"].items():
+            tls = TlsListener(context, partial(RelayedClient, self, int(key)), orders["handshake_timeout"])
+            self._listening[int(key)] = socket.socket(fileno=descriptor), tls
+            self._listen(int(key))
         self._tick()
         self.send(RelayItem.READY, 0)
 
-    def _listen(self, listening: _Listening) -> None:
-        if not listening.is_stopped:
-            self._loop.add_reader(listening.sock.fileno(), self._accept, listening)
+    def _listen(self, number: int) -> None:
+        if number in self._listening:
+            self._loop.add_reader(self._listening[number][0].fileno(), self._accept, number)
 
-    def _accept(self, listening: _Listening) -> None:
+    def _accept(self, number: int) -> None:
         """One connection a turn, so that the other relays have theirs."""
+        listening, tls = self._listening[number]
         try:
-            sock, _ = listening.sock.accept()
+            sock, _ = listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # another relay was quicker, or the client has gone
             return
         except OSError:  # no descriptors are left
-            self._loop.remove_reader(listening.sock.fileno())
-            self._loop.call_later(TICK, self._listen, listening)
+            self._loop.remove_reader(listening.fileno())
+            self._loop.call_later(TICK, self._listen, number)
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = listening.tls()
-        listening.unopened.add(connection)
-        task = self._loop.create_task(self._connect(connection, sock))
+        task = self._loop.create_task(self._connect(tls(), sock))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -113,47 +109,17 @@ class ServerLink(FrameLink):
         with suppress(OSError):
             await self._loop.connect_accepted_socket(lambda: connection, sock)
 
-    def opens(self, number: int, connection: TlsConnection) -> bool:
-        """Whether the server is to learn of a connection whose handshake is done."""
-        listening = self._listening[number]
-        listening.unopened.discard(connection)
-        if listening.is_stopped:
-            self._loop.call_soon(self._check_stopped, number)  # its OPEN comes first
-        return not listening.has_told
-
     def _stop(self, number: int) -> None:
-        listening = self._listening[number]
-        listening.is_stopped = True
-        self._loop.remove_reader(listening.sock.fileno())
-        listening.sock.close()
-        self._check_stopped(number)
-        self._loop.call_later(HANDSHAKES, self._stopped, number)
-
-    def _check_stopped(self, number: int) -> None:
-        if all(connection.is_closing() for connection in self._listening[number].unopened):
-            self._stopped(number)
-
-    def _stopped(self, number: int) -> None:
-        listening = self._listening[number]
-        if not listening.has_told:
-            listening.has_told = True
-            self.send(RelayItem.STOPPED, number)
+        """Handshakes that are under way are still done: their clients have been accepted."""
+        sock, _ = self._listening.pop(number)
+        self._loop.remove_reader(sock.fileno())
+        sock.close()
+        self.send(RelayItem.STOPPED, number)
 
     def _tick(self) -> None:
         for client in self.clients.values():
             client.tell_unread()
         self._loop.call_later(TICK, self._tick)
-
-
-class _Listening:
-    """A listening socket."""
-
-    def __init__(self, sock: socket.socket, tls: TlsListener) -> None:
-        self.sock = sock
-        self.tls = tls
-        self.unopened: WeakSet[TlsConnection] = WeakSet()  # whose handshakes are under way, and some that have ended in it
-        self.is_stopped = False
-        self.has_told = False
 
 
 class RelayedClient(asyncio.Protocol):
@@ -171,9 +137,6 @@ class RelayedClient(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        if not self._server.opens(self._listener, cast("TlsConnection", transport)):
-            self.transport.abort()
-            return
         names = [transport.get_extra_info(name) for name in ("peername", "sockname")]
         self._number = self._server.add(self)
         self._send(RelayItem.OPEN, self._number, json.dumps([self._listener, *names]).encode())
@@ -182,8 +145,8 @@ class RelayedClient(asyncio.Protocol):
         self._send(RelayItem.DATA, self._number, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._server.clients.pop(self._number, None) is not None:
-            self._send(RelayItem.LOST, self._number)
+        del self._server.clients[self._number]
+        self._send(RelayItem.LOST, self._number)
 
     def pause_writing(self) -> None:
         self._is_full = True

@@ -1,4 +1,4 @@
-"""The server's side of the relays: starts them, and has their connections as if it had accepted them itself."""
+"""Starts the relays of a server, follows those that die with others, and stops them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from time import monotonic
-from typing import Any
 
-from tsx_runtime import wire
 from tsx_runtime.core.isolation.hidden_credentials import hidden_variables
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.safe_path import CLEAN
-from tsx_runtime.targets.frontends.frames import FrameLink, RelayItem, RelayOrders
-from tsx_runtime.targets.frontends.relayed_transport import RelayedTransport
+from tsx_runtime.targets.frontends.frames import RelayItem, RelayOrders
+from tsx_runtime.targets.frontends.relayed import NewProtocol, RelayLink
 from tsx_runtime.targets.server.listeners import Listener
 from tsx_runtime.targets.server.tls import read_pem
 
@@ -27,83 +25,9 @@ PROGRAM = f"{CLEAN}from tsx_runtime.targets.frontends.relay import main; main()"
 PAUSES = (0.1, 1, 2, 5, 10, 30)  # seconds between the death of a relay and the next one; the last one repeats
 STEADY = 60.0  # seconds after which a relay that dies is followed by the next one as quickly as at first
 START = 60.0  # seconds in which a relay is to be ready
-PATIENCE = 5.0  # seconds for a relay that is to stop
+PATIENCE = 5.0  # seconds in which it is to accept no more connections
 
 logger = logging.getLogger("tsx.server")
-
-NewProtocol = Callable[[], asyncio.Protocol]
-
-
-class RelayLink(FrameLink):
-    """This process's end of a relay's socket pair, with the connections that it has accepted."""
-
-    def __init__(self, served: dict[int, NewProtocol], process: subprocess.Popen[bytes]) -> None:
-        super().__init__()
-        self.connections: dict[int, RelayedTransport] = {}
-        self.process = process
-        self.ready: asyncio.Future[bool] = self._loop.create_future()
-        self.ended = asyncio.Event()
-        self.is_full = False  # more waits to be sent over the pair than may
-        self._served = served
-        self._stopped: dict[int, asyncio.Future[None]] = {}
-
-    def on_item(self, code: int, number: int, body: wire.Buffer) -> None:
-        if code == RelayItem.OPEN:
-            self._open(number, *json.loads(bytes(body)))
-        elif code == RelayItem.STOPPED:
-            _resolve(self._stopped[number])
-        elif code == RelayItem.READY:
-            self.ready.set_result(True)
-        elif (connection := self.connections.get(number)) is None:  # it was aborted
-            pass
-        elif code == RelayItem.DATA:
-            connection.received(body if type(body) is bytes else bytes(body))
-        elif code == RelayItem.LOST:
-            connection.lost(None)
-        elif code == RelayItem.FULL:
-            connection.tell_unread(int(bytes(body)), is_full=True)
-        elif code == RelayItem.EMPTY:
-            connection.tell_unread(0, is_full=False)
-
-    def _open(self, number: int, listener: int, client: list[Any] | None, server: list[Any] | None) -> None:
-        # Of an IPv6 address host and port alone: uvicorn takes no others.
-        extra = {"peername": client and tuple(client[:2]), "sockname": server and tuple(server[:2]), "sslcontext": True}
-        self.connections[number] = connection = RelayedTransport(self, number, extra)
-        connection.begin(self._served[listener]())
-
-    def stop(self, listener: int) -> asyncio.Future[None]:
-        """Done once no further connection of the listener comes."""
-        if listener not in self._stopped:
-            self._stopped[listener] = self._loop.create_future()
-            if self.ended.is_set():
-                _resolve(self._stopped[listener])
-            else:
-                self.send(RelayItem.STOP, listener)
-        return self._stopped[listener]
-
-    def pause_writing(self) -> None:
-        self.is_full = True
-        for connection in list(self.connections.values()):
-            connection.update_flow()
-
-    def resume_writing(self) -> None:
-        self.is_full = False
-        for connection in list(self.connections.values()):
-            connection.update_flow()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        for connection in list(self.connections.values()):
-            connection.lost(ConnectionResetError("the relay of this connection has ended"))
-        for stopped in self._stopped.values():
-            _resolve(stopped)
-        if not self.ready.done():
-            self.ready.set_result(False)
-        self.ended.set()
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 class RelayedServer(asyncio.AbstractServer):
@@ -146,17 +70,13 @@ class Relays:
         """Once all listeners are served. Returns when the relays accept connections. Raises SettingError."""
         try:
             links = [await self._spawn() for _ in range(self._settings.frontends)]
+            ready, late = await asyncio.wait([link.ready for link in links], timeout=START)
+            if late or not all(each.result() for each in ready):
+                raise ChildProcessError("it was not ready within a minute" if late else "it ended, for the reason above")
         except OSError as error:
-            raise self._not_started(str(error)) from error
-        ready, late = await asyncio.wait([link.ready for link in links], timeout=START)
-        if late or not all(each.result() for each in ready):
-            raise self._not_started("its error is above" if not late else f"it was not ready within {START:g} s")
+            text = f"frontends is {self._settings.frontends}, but a relay could not be started: {error}. With 1 there are no relays."
+            raise SettingError(text) from error
         self._supervisors = [asyncio.create_task(self._supervise(link)) for link in links]
-
-    def _not_started(self, why: str) -> SettingError:
-        return SettingError(
-            f"frontends is {self._settings.frontends}, but one of them did not start: {why}. 1 does without such processes."
-        )
 
     async def _spawn(self) -> RelayLink:
         """Raises OSError."""
@@ -193,36 +113,30 @@ class Relays:
         ours.setblocking(False)
         return process, ours
 
-    async def _supervise(self, link: RelayLink) -> None:
+    async def _supervise(self, link: RelayLink | None) -> None:
         """A relay, and those that follow it."""
-        pauses = iter(PAUSES)
+        begun, pauses, why = monotonic(), iter(PAUSES), ""
         while True:
-            begun = monotonic()
-            await link.ended.wait()
-            code = await self._reap(link)
-            if monotonic() - begun > STEADY:
-                pauses = iter(PAUSES)
+            if link is not None:
+                await link.ended.wait()
+                why = f"a relay ended (exit code {await self._reap(link)}), and its connections with it"
+                if monotonic() - begun > STEADY:
+                    pauses = iter(PAUSES)
             pause = next(pauses, PAUSES[-1])
-            logger.error("a relay ended (exit code %d), and its connections with it; another one starts in %g s", code, pause)
+            logger.error("%s; another one starts in %g s", why, pause)
             await asyncio.sleep(pause)
-            while len(self._stopping) < len(self._listeners):
-                try:
-                    link = await self._spawn()
-                    break
-                except OSError as error:
-                    pause = next(pauses, PAUSES[-1])
-                    logger.error("a relay cannot be started; tried again in %g s: %s", pause, error)
-                    await asyncio.sleep(pause)
-            else:
+            if len(self._stopping) == len(self._listeners):
                 return
+            begun, link = monotonic(), None
+            try:
+                link = await self._spawn()
+            except OSError as error:
+                why = f"a relay cannot be started: {error}"
 
     async def _reap(self, link: RelayLink) -> int:
         self._links.discard(link)
-        try:
-            return await asyncio.to_thread(link.process.wait, PATIENCE)
-        except subprocess.TimeoutExpired:  # it has closed the pair, and does not end
-            link.process.kill()
-            return await asyncio.to_thread(link.process.wait)
+        link.process.kill()
+        return await asyncio.to_thread(link.process.wait)
 
     def stop(self, number: int) -> None:
         """Accept no more connections of this listener."""
@@ -238,6 +152,6 @@ class Relays:
         """The relays end, and what connections they have."""
         for task in self._supervisors:
             task.cancel()
-        for link in self._links:
-            link.transport.close()
-        await asyncio.gather(*(self._reap(link) for link in list(self._links)))
+        for link in list(self._links):
+            link.transport.abort()
+            await self._reap(link)
