@@ -1,4 +1,4 @@
-"""A server with front ends answers https as one without: two servers over one registry, one of which has two front ends."""
+"""A server with relays answers https as one without: two servers over one registry, one of which has two relays."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tsx_runtime.targets.server.uvicorn_servers import ServerGroup
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("processes")]
 
-WITHOUT, WITH = 1, 2  # front ends
+WITHOUT, WITH = 1, 2  # `frontends`
 BACK = """
 def handle(data, context):
     return None if data is None else [row["body"] for row in data]
@@ -54,7 +54,7 @@ class TlsRawConnection(RawConnection):
 
 @dataclass
 class Served:
-    addresses: dict[int, tuple[str, int]]  # by the number of front ends
+    addresses: dict[int, tuple[str, int]]  # by `frontends`
     trust: ssl.SSLContext
     budget: ByteBudget
     loop: asyncio.AbstractEventLoop
@@ -116,10 +116,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         found[0].loop.call_soon_threadsafe(found[0].stop.set)
         thread.join(TIMEOUT)
         assert not thread.is_alive()
-        assert not front_ends(os.getpid())
+        assert not relays_of(os.getpid())
 
 
-def front_ends(pid: int) -> list[psutil.Process]:
+def relays_of(pid: int) -> list[psutil.Process]:
     return [child for child in psutil.Process(pid).children() if any("frontends.relay" in word for word in child.cmdline())]
 
 
@@ -157,7 +157,7 @@ def alike(served: Served) -> Iterator[Callable[..., None]]:
         client.close()
 
 
-def test_with_front_ends_every_path_header_and_method_is_answered_as_without(alike: Callable[..., None]) -> None:
+def test_with_relays_every_path_header_and_method_is_answered_as_without(alike: Callable[..., None]) -> None:
     for path in PATHS:
         alike(request(target=path, body=b"{}"))
         alike(request(b"GET", path), b"GET")
@@ -168,7 +168,7 @@ def test_with_front_ends_every_path_header_and_method_is_answered_as_without(ali
         alike(request(method, b"/predictions/echo", body=b"x"), method)
 
 
-def test_with_front_ends_what_is_wrong_is_answered_as_without(alike: Callable[..., None]) -> None:
+def test_with_relays_what_is_wrong_is_answered_as_without(alike: Callable[..., None]) -> None:
     for raw in MALFORMED:
         alike(raw)
         alike(request(target=b"/predictions/echo", headers=[(b"Connection", b"close")], body=b"x") + raw)
@@ -222,11 +222,11 @@ def test_a_job_whose_client_leaves_is_taken_back(served: Served, until: Callable
     until(lambda: not served.budget.used)
 
 
-def test_a_front_end_that_does_not_start_ends_the_start(served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_a_relay_that_does_not_start_ends_the_start(served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     pair = make_certificate(tmp_path)
     own = Settings(inference_address="https://127.0.0.1:0", certificate_file=pair.certificate, private_key_file=pair.key, frontends=2)
     monkeypatch.setattr(relays, "PROGRAM", "raise SystemExit(3)")
-    before = len(front_ends(os.getpid()))
+    before = len(relays_of(os.getpid()))
 
     async def start() -> None:
         listener = Listener(parse_address(own.inference_address), list(ROLES))
@@ -238,6 +238,6 @@ def test_a_front_end_that_does_not_start_ends_the_start(served: Served, monkeypa
             await group.close()
             listener.close()
 
-    with pytest.raises(SettingError, match="frontends is 2, but one of them did not start"):
+    with pytest.raises(SettingError, match="frontends is 2, but a relay could not be started: it ended"):
         asyncio.run(start())
-    assert len(front_ends(os.getpid())) == before
+    assert len(relays_of(os.getpid())) == before

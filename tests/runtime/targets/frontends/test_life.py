@@ -1,4 +1,4 @@
-"""Front ends as processes: they die, stop, are replaced, and end with their server, while clients go on."""
+"""Relays as processes: they die, stop, are replaced, and end with their server, while clients go on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.runtime.targets.frontends.test_answers import TlsRawConnection, front_ends
+from tests.runtime.targets.frontends.test_answers import TlsRawConnection, relays_of
 from tests.support.certificates import Pair, make_certificate
 from tests.support.clients.rawhttp import RawConnection, request
 from tests.support.models import make_model
@@ -116,17 +116,17 @@ def place(processes: None, short_path: Path, free_ports: Callable[[int], list[in
         yield Place(short_path, free_ports(2), make_certificate(short_path), held)
 
 
-def test_a_front_end_that_is_killed_is_followed_by_another_one_and_a_stop_answers_what_was_accepted(
+def test_a_relay_that_is_killed_is_followed_by_another_one_and_a_stop_answers_what_was_accepted(
     place: Place, loads: list[Load], until: Callable[[Callable[[], object]], None]
 ) -> None:
     server = place.start("old")
-    ours = front_ends(server.process.pid)
+    ours = relays_of(server.process.pid)
     assert len(ours) == 2
     assert all("TSX_MANAGEMENT_TOKEN" not in environment_of(each.pid) for each in ours)
     gate = place.place / "gate"
     os.mkfifo(gate)
 
-    # Of the connections that wait for an answer, some are each front end's.
+    # Of the connections that wait for an answer, some are each relay's.
     waiting = [place.connect() for _ in range(12)]
     for connection in waiting:
         assert place.ask(connection) == b"old"
@@ -135,8 +135,8 @@ def test_a_front_end_that_is_killed_is_followed_by_another_one_and_a_stop_answer
         load.start()
     until(lambda: all(load.outcomes["200 old"] > 5 for load in loads))
     ours[0].send_signal(signal.SIGKILL)
-    until(lambda: len(front_ends(server.process.pid)) == 2 and ours[0].pid not in {each.pid for each in front_ends(server.process.pid)})
-    until(lambda: "a front end ended (exit code -9)" in server.log)
+    until(lambda: len(relays_of(server.process.pid)) == 2 and ours[0].pid not in {each.pid for each in relays_of(server.process.pid)})
+    until(lambda: "a relay ended (exit code -9)" in server.log)
     before = [sum(load.outcomes.values()) for load in loads]
     until(lambda: all(sum(load.outcomes.values()) > count + 20 for load, count in zip(loads, before, strict=True)))
     for load in loads:
@@ -146,7 +146,7 @@ def test_a_front_end_that_is_killed_is_followed_by_another_one_and_a_stop_answer
     left = [connection for connection in waiting if place.ask(connection) == b"old"]
     assert 0 < len(left) < len(waiting)
 
-    # Who asks is known by his address, not by the front end's.
+    # Who asks is known by his address, not by the relay's.
     port = left[0].sock.getsockname()[1]
     until(lambda: f"127.0.0.1:{port}" in server.log)
 
@@ -155,7 +155,7 @@ def test_a_front_end_that_is_killed_is_followed_by_another_one_and_a_stop_answer
     with open(gate, "w") as opened:
         server.process.send_signal(signal.SIGTERM)
         until(lambda: refused(place))
-        processes = front_ends(server.process.pid)
+        processes = relays_of(server.process.pid)
         assert len(processes) == 2
         opened.write("go on")
     answer = left[0].answer()
@@ -177,7 +177,7 @@ def refused(place: Place) -> bool:
     return False
 
 
-def test_a_server_with_front_ends_is_replaced_under_load_and_they_end_with_a_server_that_is_killed(
+def test_a_server_with_relays_is_replaced_under_load_and_they_end_with_a_server_that_is_killed(
     place: Place, loads: list[Load], until: Callable[[Callable[[], object]], None]
 ) -> None:
     old = place.start("old")
@@ -197,7 +197,7 @@ def test_a_server_with_front_ends_is_replaced_under_load_and_they_end_with_a_ser
     assert {outcome for load in loads for outcome in load.outcomes} == {"200 old", "200 new"}
     assert "Traceback" not in old.log
 
-    processes = front_ends(new.process.pid)
+    processes = relays_of(new.process.pid)
     assert len(processes) == 2
     new.process.send_signal(signal.SIGKILL)
     until(partial(all_ended, processes))
