@@ -33,7 +33,7 @@ def of_front_end() -> list[tuple[FunctionType, CodeType]]:
     from tsx_runtime.http.fast_lane.exchange import Exchange
 
     batch = {
-        "times = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else _times_in(extra)": "",
+        "times = extra if type(extra) is bytes and len(extra) == TIMES_SIZE else times_in(extra)": "",
         "batch = (free, at, now, size, times, arrivals, None if codes.count(200) == size else codes)": "batch = ()",
         "self.stats.add_batch(batch, jobs)": "pass",
     }

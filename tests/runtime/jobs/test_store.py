@@ -346,6 +346,7 @@ def test_a_lost_connection_is_made_again(database: str) -> None:
     assert "secret" not in raised.value.message
 
 
+@pytest.mark.usefixtures("processes")
 def test_servers_of_one_queue_claim_each_job_once(database: str) -> None:
     from tsx_runtime.jobs.postgres import PostgresStore  # its driver is an extra
 

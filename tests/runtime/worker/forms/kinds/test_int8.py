@@ -79,6 +79,7 @@ def assert_served_without_torchao(name: str, place: Path) -> None:
     assert done.stdout.split() == [name, "5", "False"], done.stderr
 
 
+@pytest.mark.usefixtures("processes")
 def test_forms_of_linear_layers_do_not_apply_where_the_arithmetic_is_in_convolutions() -> None:
     subject = subject_of(images_model(), IMAGES)
     for name in ("int8-dynamic", "int4-weights"):
