@@ -30,7 +30,7 @@ PATIENCE = 5.0  # seconds in which it is to accept no more connections
 logger = logging.getLogger("tsx.server")
 
 
-class RelayedServer(asyncio.AbstractServer):
+class RelayedServer:
     """A listener whose connections the relays accept, in place of the event loop's own."""
 
     def __init__(self, relays: Relays, number: int) -> None:
