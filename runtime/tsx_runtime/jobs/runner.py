@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.errors import StoreFull, StoreUnavailable, Unavailable
@@ -67,7 +68,7 @@ class Runner:
         self._held: dict[Claim, asyncio.Task[None]] = {}
         self._at_model: dict[Claim, str] = {}  # the model of each that is not answered yet
         self._seconds: dict[str, float] = {}  # that a job of a model takes, in the mean
-        self._ended: dict[str, asyncio.Event] = {}
+        self._ended: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()  # as long as somebody waits
         self._tasks = TaskGroup()
         self._wake = asyncio.Event()
         self._problem = ""  # of the store, as it was logged
@@ -123,8 +124,8 @@ class Runner:
         for claim, task in self._held.items():
             if claim[0] == id:
                 task.cancel()
-        if id in self._ended:
-            self._ended[id].set()
+        if event := self._ended.get(id):
+            event.set()
 
     def expected(self, job: JobRecord, ahead: int) -> int | None:
         """Whole seconds until it is answered, if its model goes on as it did; None where nothing is known."""
@@ -140,11 +141,8 @@ class Runner:
     async def wait(self, id: str, seconds: float) -> None:
         """Until this server has answered it, or it is cancelled, or that long."""
         event = self._ended.setdefault(id, asyncio.Event())
-        try:
-            with suppress(asyncio.TimeoutError, TimeoutError):
-                await asyncio.wait_for(event.wait(), seconds)
-        finally:
-            self._ended.pop(id, None)
+        with suppress(asyncio.TimeoutError, TimeoutError):
+            await asyncio.wait_for(event.wait(), seconds)
 
     async def stop(self, seconds: float, hurry: asyncio.Event) -> None:
         """Claim nothing more, and give the jobs at models so many seconds. What is left then, `close` queues again."""
@@ -224,8 +222,8 @@ class Runner:
         del self._held[claim]
         self._at_model.pop(claim, None)
         self._wake.set()
-        if claim[0] in self._ended:
-            self._ended[claim[0]].set()
+        if event := self._ended.get(claim[0]):
+            event.set()
 
 
 async def _insist(what: str, call: Callable[[], Awaitable[ResultT]]) -> ResultT:

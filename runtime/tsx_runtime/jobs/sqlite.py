@@ -110,3 +110,5 @@ class SqliteStore(SqlStore):
             text = f"jobs_store, {self.path}, is in use by another running server."
             raise StoreUnavailable(f"{text} Name another file, or a postgresql:// URL, which servers can share.")
         self._lock = lock
+        if not self._is_mine:  # handed over while it waited
+            self._leave()

@@ -1,4 +1,4 @@
-"""What mypyc is told of classes in the modules that `hatch_build.py` compiles; it says nothing to Python."""
+"""Marks classes for mypyc in the modules that `hatch_build.py` compiles. Without effect in pure Python."""
 
 from __future__ import annotations
 

@@ -217,6 +217,15 @@ async def test_a_client_waits_no_longer_for_a_job_that_is_cancelled_or_left_to_t
         await asyncio.wait_for(waiting[1], 30)
 
 
+async def test_a_client_that_waits_longer_than_another_for_the_same_job_is_told_of_its_end(path: Path) -> None:
+    async with working(SqliteStore(path), Model(0)) as work:
+        await work.add("a")
+        longer = asyncio.create_task(work.runner.wait("a", 600))
+        await work.runner.wait("a", 0.01)
+        work.runner.cancel("a")
+        await asyncio.wait_for(longer, 30)
+
+
 async def test_a_job_is_left_to_the_server_that_has_its_model(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SqliteStore, "shared", True)
     async with working(SqliteStore(path), Model(None), keep=0) as work:

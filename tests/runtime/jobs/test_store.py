@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -256,6 +258,32 @@ def test_the_server_that_replaces_another_waits_for_its_file_and_they_share_it_u
             await SqliteStore(tmp_path / "jobs.sqlite").get("a")
         await following.close()
 
+    run(SqliteStore(tmp_path / "jobs.sqlite"), test)
+
+
+def test_a_server_that_is_replaced_while_it_waits_for_its_file_does_not_keep_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, goes_on = threading.Event(), threading.Event()
+
+    def sleep(seconds: float) -> None:
+        waits.set()
+        goes_on.wait()
+
+    async def test(store: SqlStore) -> None:
+        await store.open()
+        waiting, last = (SqliteStore(tmp_path / "jobs.sqlite") for _ in range(2))
+        waiting.follow(60)
+        opened = asyncio.ensure_future(waiting.open())
+        await asyncio.to_thread(waits.wait)
+        waiting.hand_over()
+        store.hand_over()
+        goes_on.set()
+        await opened
+        await last.add(new("a"), MOST)
+        assert await state_of(waiting, "a") == "queued"
+        await last.close()
+        await waiting.close()
+
+    monkeypatch.setattr(time, "sleep", sleep)
     run(SqliteStore(tmp_path / "jobs.sqlite"), test)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -78,6 +81,13 @@ class Watched(socket.socket):
         except BlockingIOError:
             self.looks += 1
             raise
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores")
+def test_a_process_that_may_use_one_core_does_not_look() -> None:
+    bind = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])"
+    code = f"{bind}; from tsx_runtime.worker.channel import CAN_POLL; print(CAN_POLL)"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout == "False\n"
 
 
 @pytest.mark.skipif(not CAN_POLL, reason="this system has no socket that can be looked at without waiting, or one core")

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from tsx_runtime.core.scheduling.channel import Channel
 
 IDLE = 0.5  # of a batch of a model that nothing waits for, which would come first: how much of one is expected to
-LATE = 3.0  # times the longest time that a batch is expected to take, after which no one waits for it any more
+LATE = 3.0  # times the longest time that a batch is expected to take, after which others no longer wait for it
 RENEW = 1.0  # seconds after which it is looked up again who is at work, and how many cores workers have
 RECENT = 3.0  # seconds without a batch after which a worker is not at work
 
@@ -30,7 +30,7 @@ class Claim(NamedTuple):
         return self.arrived + self.target
 
 
-def urgency(claims: Sequence[Claim], now: float) -> list[float]:
+def turn_order(claims: Sequence[Claim], now: float) -> list[float]:
     """The least is nearest to missing its target: that with the earliest deadline.
 
     The least slack (to when a batch has to start) would let long batches overtake short ones. One that is late in any case goes by the
@@ -70,7 +70,7 @@ class Rival(Protocol):
     def expected_end(self, channel: Channel, now: float) -> float: ...
 
     def overdue(self, channel: Channel) -> float:
-        """When nobody needs to wait any longer for what the channel's worker runs."""
+        """When others no longer wait for what the channel's worker runs."""
 
     def start(self) -> None:
         """Send a batch if there is one, and `DeviceArbiter.granted` says so."""
@@ -91,6 +91,7 @@ class DeviceArbiter:
         self._crowded: set[Device] = set()
         self._renewed = -math.inf
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
 
     def join(self, rival: Rival) -> None:
         self._members[rival] = None
@@ -161,9 +162,9 @@ class DeviceArbiter:
         return start + expected_wait(rival.next_batch(now), waiting, idle, caution) / at_once, between / at_once
 
     def _grants(self, now: float) -> dict[Rival, Channel]:
-        """In the order of their urgency, one batch each. Who is later takes no room that an earlier one waits for."""
+        """In the order of `turn_order`, one batch each. A later one takes no room that an earlier one waits for."""
         members = [(each, claim) for each in self._members if (claim := each.claim(now)) is not None]
-        urgent = urgency([claim for _, claim in members], now)
+        urgent = turn_order([claim for _, claim in members], now)
         used: dict[Device, float] = {
             device: sum(self._need(channel) for each in self._members for channel in self._busy(each, device, now))
             for device in self._crowded
@@ -183,17 +184,20 @@ class DeviceArbiter:
         return found
 
     def _busy(self, rival: Rival, device: Device, now: float) -> list[Channel]:
-        """Its workers that run a batch; one that is long overdue has no one wait, and a timer says when it is."""
+        """Its workers that run a batch; for one that is long overdue the others do not wait, and a timer runs until it is."""
         busy = []
         for channel in rival.channels:
             if channel.batches and channel.gpu == device and (until := rival.overdue(channel)) > now:
                 busy.append(channel)
-                if self._timer is None:
+                if until < self._timer_at:
+                    if self._timer is not None:
+                        self._timer.cancel()
+                    self._timer_at = until
                     self._timer = asyncio.get_running_loop().call_later(until - now, self._on_timer)
         return busy
 
     def _on_timer(self) -> None:
-        self._timer = None
+        self._timer, self._timer_at = None, math.inf
         self.turn()
 
     def _room(self, device: Device) -> int:

@@ -79,7 +79,8 @@ class SloControl:
         if seconds * self.curve.typical(1) <= self.target.seconds * self.curve.typical(size):
             change = STEP * ((1 - self.target.quantile) * requests - missed) / max(requests, self.aim.size)
             self.margin = min(MOST, max(LEAST, self.margin + change))
-            self.weights.expect(1 - (1 - self.target.quantile) * (1 + RISK * max(0.0, self.margin - FULL)))
+            late = (1 - self.target.quantile) * (1 + RISK * max(0.0, self.margin - FULL))
+            self.weights.expect(1 - min(late, 0.5))  # the median, which the curve has, is as low as it goes
         self._renew(now, workers)
 
     def sent(self, size: float, *, cut: bool) -> None:
@@ -96,12 +97,13 @@ class SloControl:
         arrivals: Sequence[float],
         held: Iterable[HeldBatches],
         now: float,
-        weights: Sequence[float] = (),
+        weights: Callable[[], Sequence[float]] = tuple,
         weight: float = 1.0,
         outlook: Callable[[float], tuple[float, float]] = lambda now: (now, 0.0),
     ) -> bool:
         """Whether a request that arrives now, behind those that wait, is answered in time; `opens` says when one could be.
 
+        `weights` is called only where they must be looked at: overload is no time to weigh all that wait for each request that is refused.
         `outlook`: when other models leave the device to this one, and for how long they take it after each of its batches.
         """
         waiting = len(arrivals)
@@ -114,7 +116,7 @@ class SloControl:
                 seconds = self.target.seconds
                 own = self.curve.typical(weight) * factor(self.curve, seconds)
                 aimed = aimed._replace(wait=max(0.0, seconds * min(self.margin, FULL) - own))
-            self.waiting, self.opens = admission(self.curve, self.target.seconds, aimed, arrivals, free, now, weights, weight, between)
+            self.waiting, self.opens = admission(self.curve, self.target.seconds, aimed, arrivals, free, now, weights(), weight, between)
         admitted = waiting + weight <= self.waiting
         self.waiting -= (weight - 1) * admitted
         return admitted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import NormalDist
 
 # The sizes at which times are kept; between them the curve is linear
@@ -14,6 +14,7 @@ SHAPE = 240  # batches of each size, whose median counts: a size's time relative
 LEVEL = (15, 120)  # batches of any size, whose median says how fast the machine is now: few follow a change, many where times scatter
 PRECISE = 0.04  # error of that median that is accepted
 RATIOS = 384  # batches of any size, of which the tail is the quantile: how many times the median they took
+SHORTEST = 1e-6  # seconds of a batch: a clock may be too coarse to tell its ends apart, and a benchmark comes from anybody
 STALE = 10.0  # seconds after which a size has to agree with the sizes that are served now
 ENOUGH = 2  # batches of the largest size, before a larger one is tried
 FEW = 8  # batches of a size, and it is tried again after STALE as if it were fast: the first ones may have been slow by chance
@@ -65,9 +66,10 @@ class LatencyCurve:
         self._last = 0.0  # logarithm of the last ratio
         self.scatter = 0.0  # of these, the mean difference from batch to batch: drift does not count
         self._ratios = Window()
-        for size, seconds in sorted(measured):
+        points = sorted(dict(measured).items())
+        for size, seconds in points:
             place = SIZES[bisect_left(SIZES, min(size, SIZES[-1]))]
-            self._times[place] = Window([seconds] * FEW)
+            self._times[place] = Window([max(seconds if place == size else _seconds_at(points, place), SHORTEST)] * FEW)
             self._at[place] = -math.inf
         for ratio in (1.0, 1.0 + 3 * spread if self._times else 1.1):
             self._add_ratio(ratio)
@@ -85,6 +87,7 @@ class LatencyCurve:
 
     def add(self, size: float, seconds: float, now: float) -> None:
         """A batch of `size` requests took so long; `now` is any clock that all calls share."""
+        seconds = max(seconds, SHORTEST)
         place = SIZES[bisect_left(SIZES, min(size, SIZES[-1]))]
         times = self._times.setdefault(place, Window())
         if self.known and (shape := self._shape(size)) > 0:
@@ -180,3 +183,14 @@ class LatencyCurve:
         self._fitted = [seconds for seconds, _, count in pooled for _ in range(count)]
         largest = max((size for size in sizes if len(self._times[size]) >= ENOUGH), default=0)
         self._grown = SIZES[min(bisect_left(SIZES, largest) + 1, len(SIZES) - 1)] if largest else sizes[0]
+
+
+def _seconds_at(points: Sequence[tuple[int, float]], size: int) -> float:
+    """By the two measured sizes beside it, or the last two."""
+    if len(points) == 1:
+        only, seconds = points[0]
+        return seconds * (1 + FIRST_STEP * (size / only - 1))
+    right = min(max(bisect_left(points, (size,)), 1), len(points) - 1)
+    (low, first), (high, last) = points[right - 1 : right + 1]
+    slope = (last - first) / (high - low)
+    return last + (max(slope, 0.0) if size > high else slope) * (size - high)

@@ -101,7 +101,7 @@ def admission(
     weight: float = 1,
     between: float = 0.0,
 ) -> QueueRoom:
-    """`arrivals`: as for `batch_size`; `free`: when each worker is done with what it has, not before `now`; `weight`: of whom asks.
+    """`arrivals`: as for `batch_size`; `free`: when each worker is done with what it has, not before `now`; `weight`: of the new request.
     `between`: seconds from the end of a batch to the start of the next one, in which other models have the device.
 
     What waits already is batched as it will be. A request that no other waits before and that an idle worker, or none, is there for

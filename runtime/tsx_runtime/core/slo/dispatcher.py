@@ -67,9 +67,9 @@ class SloDispatcher(Dispatcher):
     def _admits(self, weight: float) -> bool:
         now = time.monotonic()
         if not self.control.aim.wait or not self._arbiter.crowded(self, now):  # a target that cannot be kept is not waited for
-            return self.control.admits(self._arrivals(), self._held(), now, self._weights(), weight)
+            return self.control.admits(self._arrivals(), self._held(), now, self._weights, weight)
         outlook = partial(self._arbiter.outlook, self)
-        return self.control.admits(self._arrivals(), self._held(), now, self._weights(), weight, outlook)
+        return self.control.admits(self._arrivals(), self._held(), now, self._weights, weight, outlook)
 
     def change(self, limits: BatchLimits, bounds: Bounds) -> None:
         if bounds.slo is not None:
@@ -121,7 +121,7 @@ class SloDispatcher(Dispatcher):
         due = now - self.control.target.seconds
         missed = sum([job.arrived < due or isinstance(job, LateJob) for job in sent.jobs])
         if not sent.deaths:
-            cost = 0.0 if any(isinstance(job, LateJob) for job in sent.jobs) else self._cost(sent.jobs)
+            cost = 0.0 if any(isinstance(job, LateJob) for job in sent.jobs) else sum(self._costs(sent.jobs))
             self.control.learn(len(sent.jobs), now - max(sent.at, channel.replied), now, len(self.channels), missed, cost)
         self._ask_again()
         if self._arbiter.held_up:
@@ -135,14 +135,15 @@ class SloDispatcher(Dispatcher):
         weights, start = self._weights(), min(ends, default=now)
         limits = self.limits._replace(max_items=self.control.batch_size(self._arrivals(), start, self.limits.max_items, weights))
         if weights and limits.max_cost < NEVER:  # others of like cost may come before the first ones
-            limits = limits._replace(max_cost=min(limits.max_cost, self._cost(islice(self.queue.jobs, limits.max_items))))
+            limits = limits._replace(max_cost=min(limits.max_cost, sum(self._costs(islice(self.queue.jobs, limits.max_items)))))
         todo = assign(self.queue, self._free(now), now, limits, self.service_rate.short)
         for _, jobs in todo.batches:
             self.control.sent(self._weight(jobs), cut=len(jobs) < limits.max_items and bool(self.queue.jobs))
-        if todo.batches or todo.retries:
+        sent = bool(todo.batches or todo.retries)
+        if sent:
             self._ask_again()
-            if self._arbiter.crowded(self, now) and (self.queue.jobs or self.queue.suspects):
-                self._loop.call_soon(self._arbiter.turn)
+        if (todo.skipped or (sent and (self.queue.jobs or self.queue.suspects))) and self._arbiter.crowded(self, now):
+            self._loop.call_soon(self._arbiter.turn)  # others may have waited for what was skipped
         return todo
 
     def _free(self, now: float) -> Sequence[Channel]:
@@ -164,18 +165,18 @@ class SloDispatcher(Dispatcher):
         sent = channel.sent
         return HeldBatches(max(sent[0].at, channel.replied) if sent else 0.0, [self._weight(batch.jobs) for batch in sent])
 
-    def _cost(self, jobs: Iterable[Job]) -> float:
+    def _costs(self, jobs: Iterable[Job]) -> Sequence[float]:
         """Of a request whose cost nobody knows, it is the bytes of its body."""
         queue = self.queue
         if isinstance(queue, CostQueue):
-            return sum([cost if (cost := queue.cost(job)) < NEVER else len(job.body) for job in jobs])
-        return sum([len(job.body) for job in jobs])
+            return [cost if (cost := queue.cost(job)) < NEVER else len(job.body) for job in jobs]
+        return [len(job.body) for job in jobs]
 
     def _weight(self, jobs: Sequence[Job]) -> float:
-        return self.control.weights.weigh(len(jobs), self._cost(jobs)) if self.control.weighs else len(jobs)
+        return self.control.weights.weigh(len(jobs), sum(self._costs(jobs))) if self.control.weighs else len(jobs)
 
     def _weights(self) -> list[float]:
-        return [self._weight([job]) for job in self.queue.jobs] if self.control.weighs else []
+        return [self.control.weights.weigh(1, cost) for cost in self._costs(self.queue.jobs)] if self.control.weighs else []
 
     def _ask_again(self) -> None:
         """What a worker holds has changed, and with it how many requests may wait."""

@@ -1,4 +1,4 @@
-"""How much a request counts in a batch: as one, or by its cost where that explains better how long batches take."""
+"""The weight of a request in a batch: 1, or its cost where that explains better how long batches take."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 from tsx_runtime.http.fast_lane.turns import Turns
 
 RECORD = 16 << 10  # bytes that a TLS record holds at most
-BUFFER = 256 << 10  # bytes that are read at once at most; uvloop reads as many from a plain connection
+BUFFER = 256 << 10  # bytes that are read at once at most, as uvloop does from a plain connection, or encrypted: a BIO keeps all its memory
 GOODBYE = 2.0  # seconds that a client may take to agree that the connection is closed; an idle one does not read, so never does
 PIECE = 64 << 10  # bytes that are decrypted at once: with more, a BIO would not stay in the processor's cache
 
@@ -171,13 +171,15 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         if not data or self._is_closing:
             return
         try:
-            size, sent = len(data), self._encrypt(data)  # a record at most
-            if sent < size:
+            if len(data) <= BUFFER:
+                self._encrypt(data)
+            else:
                 view = memoryview(data)
-                while sent < size:
-                    if self._outgoing.pending >= PIECE:
-                        self._send()
-                    sent += self._encrypt(view[sent:])
+                for start in range(0, len(view), BUFFER):
+                    self._send()
+                    if self._is_closing or self._plain.is_closing():  # the client is gone, or the protocol ended it as it paused
+                        return
+                    self._encrypt(view[start : start + BUFFER])
         except ssl.SSLError as error:
             self._fail(error)
             return

@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.runtime.core.slo.simulation import Case
 from tsx_archiver.metadata.slo import LatencyTarget
-from tsx_runtime.core.slo.arbitration import Claim, expected_wait, urgency
+from tsx_runtime.core.slo.arbitration import Claim, expected_wait, turn_order
 from tsx_runtime.core.slo.control import HeldBatches, SloControl
 from tsx_runtime.core.slo.curve import LatencyCurve
 
@@ -112,7 +112,7 @@ class SharedDevice:
             if self.rule in TURNS and any(model.batch for model in self.models):
                 return
             claims = [model.claim(model.waiting[0]) for model in ready]
-            keys = urgency(claims, self.now) if self.rule == "deadline" else [claim.arrived for claim in claims]
+            keys = turn_order(claims, self.now) if self.rule == "deadline" else [claim.arrived for claim in claims]
             model = ready[keys.index(min(keys))]
             size = model.control.batch_size(model.waiting, self.now, 1024)
             model.batch = model.waiting[:size]

@@ -172,7 +172,7 @@ def with_target(
         weight = control.weights.weigh(1, cost)
         control.offered(weight)
         held = [HeldBatches(each[1], [each[2]]) for each in workers] + [HeldBatches(0.0, [])] * (case.workers - len(workers))
-        if control.admits(waiting, held, now, weights(), weight):
+        if control.admits(waiting, held, now, weights, weight):
             waiting.append(now)
             theirs.append(cost)
             begin(now)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from tsx_archiver.metadata.slo import latency_target
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.slo import arbitration
-from tsx_runtime.core.slo.arbitration import Claim, DeviceArbiter, urgency
+from tsx_runtime.core.slo.arbitration import Claim, DeviceArbiter, turn_order
 from tsx_runtime.core.slo.dispatcher import SloDispatcher
 
 CLAIMS = st.lists(st.builds(Claim, st.floats(0, 10), st.floats(0.01, 5), st.floats(0, 5)), min_size=1, max_size=8)
@@ -24,7 +26,7 @@ CLAIMS = st.lists(st.builds(Claim, st.floats(0, 10), st.floats(0.01, 5), st.floa
 
 @given(CLAIMS, st.floats(0, 20))
 def test_of_those_that_can_be_in_time_the_one_with_the_earliest_deadline_is_first(claims, now):
-    keys = urgency(claims, now)
+    keys = turn_order(claims, now)
     in_time = [(claim.deadline, key) for claim, key in zip(claims, keys, strict=True) if claim.deadline - claim.ahead >= now]
     assert sorted(in_time) == sorted(in_time, key=lambda pair: pair[1])
 
@@ -34,7 +36,7 @@ def test_one_that_is_late_in_any_case_has_its_turn_in_the_end(claims, now, targe
     longest = max(target, *(claim.target for claim in claims))
     old = Claim(now - 2 * longest - max(claim.ahead for claim in claims) - 0.001, target, max(ahead, 0.01))
     fresh = [claim._replace(arrived=now) for claim in claims]
-    keys = urgency([old, *fresh], now)
+    keys = turn_order([old, *fresh], now)
     assert keys[0] == min(keys)
 
 
@@ -135,6 +137,53 @@ def test_no_model_waits_for_long_for_a_batch_that_never_ends(monkeypatch):
         (waits,) = submit(second, b"x")
         await two.reply(await two.read())
         assert await answer(waits) == b"x"
+
+    asyncio.run(main())
+
+
+def test_no_model_waits_for_a_request_whose_client_leaves_before_its_batch_starts():
+    async def main():
+        (first, _), (second, two) = await sharing()
+        await asyncio.sleep(0)
+        (waits,) = submit(second, b"x")
+        (leaves,) = submit(first, b"x")
+        first.leave(leaves)
+        await two.reply(await two.read())
+        assert await answer(waits) == b"x"
+        leaves.done.exception()
+
+    asyncio.run(main())
+
+
+class Stub:
+    """Has a batch to start, or runs one that is overdue at `until`, on a GPU."""
+
+    def __init__(self, arbiter: DeviceArbiter, started: asyncio.Event | None = None, until: float = 0.0) -> None:
+        self.channels = [SimpleNamespace(gpu=0, batches=int(until > 0), replied=time.monotonic())]
+        self._started, self._until = started, until
+        arbiter.join(self)
+
+    def claim(self, now: float) -> Claim | None:
+        return None if self._started is None else Claim(now, 1.0, 0.01)
+
+    def overdue(self, channel: object) -> float:
+        return self._until
+
+    def start(self) -> None:
+        self._started.set()
+
+
+def test_a_batch_that_never_ends_is_not_waited_for_because_another_could_have_taken_longer():
+    async def main():
+        arbiter, started = DeviceArbiter(1), asyncio.Event()
+        arbiter._crowded = {0}
+        waits = Stub(arbiter, started)
+        long = Stub(arbiter, until=time.monotonic() + 1000)
+        assert arbiter.granted(waits, time.monotonic()) is None
+        arbiter.leave(long)
+        Stub(arbiter, until=time.monotonic() + 0.01)
+        assert arbiter.granted(waits, time.monotonic()) is None
+        await asyncio.wait_for(started.wait(), TIMEOUT)
 
     asyncio.run(main())
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_archiver.metadata.slo import LatencyTarget, latency_target
+from tsx_runtime.core.elastic.decision import LatencyBound
 from tsx_runtime.core.slo.attainment import Attainment
 from tsx_runtime.core.slo.control import HeldBatches, SloControl
 from tsx_runtime.core.slo.curve import SIZES, LatencyCurve
@@ -82,6 +83,14 @@ def test_a_larger_batch_never_takes_less_time(curve, one, other):
         assert curve.typical(less) <= curve.typical(more) * 1.000001
 
 
+@pytest.mark.parametrize(
+    "measured", [{1: 1.0, 100: 50.0}, {1: 1.0, 11: 11.0, 100: 100.0}, {1: 1.0, 2048: 1000.0}, {8: 8.0, 9: 9.0, 10: 10.0}]
+)
+def test_a_measured_size_takes_as_long_as_was_measured_also_where_no_times_are_kept_for_it(measured: dict[int, float]) -> None:
+    curve = LatencyCurve(0.5, measured.items())
+    assert {size: curve.typical(size) for size in measured} == pytest.approx(measured)
+
+
 def served(curve: LatencyCurve, seconds, sizes, now=0.0) -> float:
     for size in sizes:
         now += seconds(size)
@@ -139,12 +148,23 @@ def test_a_benchmark_is_where_the_curve_begins():
     assert curve.typical(8) == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("points", [[], [(1, 0.0)]])
+def test_times_that_a_clock_did_not_see_are_short_ones(points):
+    curve = LatencyCurve(0.99, points)
+    for number, seconds in enumerate([0.0, 0.0, -0.0005, 0.0]):
+        curve.add(1, seconds, float(number))
+    assert curve.typical(1) > 0
+    rate, size = LatencyBound(latency_target("p99<50ms"), TARGET, curve).capacity(100.0, 1)
+    assert rate > 100
+    assert size >= 1
+
+
 def test_refusals_say_when_there_will_be_room():
     control = SloControl(LatencyTarget("p99<50ms", 0.99, 0.05), LatencyCurve(0.99, [(1, 0.04), (8, 0.045)]))
     busy = [HeldBatches(10.0, [8])]
     assert not control.admits([], busy, 10.0)
     assert 10.0 < control.opens < 10.1
-    assert not control.admits([], busy, (10.0 + control.opens) / 2)
+    assert not control.admits([], busy, (10.0 + control.opens) / 2, pytest.fail)  # what waits is not weighed for each
     assert control.admits([], busy, control.opens + 0.001)
 
 
@@ -197,6 +217,17 @@ def test_misses_in_overload_make_the_margin_smaller_and_answers_in_time_larger()
     assert relaxed < 0.99
     control.learn(1, 0.01, 300.0, 1, 1)
     assert control.curve.quantile > relaxed
+
+
+@pytest.mark.parametrize("text", ["p50<50ms", "p90<50ms", "p95<50ms"])
+def test_a_target_that_is_always_kept_is_expected_to_take_the_median_at_least(text):
+    target = latency_target(text)
+    control = SloControl(target, LatencyCurve(target.quantile))
+    for number in range(200):
+        control.learn(1, 0.004 + 0.001 * (number % 3), number * 0.01, 1, 0)
+    assert control.curve.quantile >= 0.5
+    assert 1.0 <= control.curve.tail < 1.3
+    assert 0.8 < control.curve.mean < 1.1
 
 
 @given(curves(), st.lists(st.floats(0.1, 20), min_size=1, max_size=30), st.floats(0.1, 20), st.integers(0, 3), st.floats(0, TARGET))

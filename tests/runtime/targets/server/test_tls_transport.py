@@ -34,6 +34,7 @@ class Echo(asyncio.Protocol):
 
     def __init__(self, made: list[Echo]) -> None:
         made.append(self)
+        self.made = made
         self.received = 0
         self.events: list[str] = []
         self.paused = asyncio.Event()
@@ -77,7 +78,7 @@ class Server:
         self.port = 0
 
     @asynccontextmanager
-    async def run(self, kind: type[Echo] = Echo, handshake_timeout: float = 60.0, goodbye: float = 2.0) -> AsyncIterator[None]:
+    async def run(self, kind: type[Echo] = Echo, handshake_timeout: float = 60.0, goodbye: float = 2.0) -> AsyncIterator[TlsListener]:
         context = tls_context(
             Settings(inference_address="https://127.0.0.1:1", certificate_file=self.pair.certificate, private_key_file=self.pair.key)
         )
@@ -86,7 +87,7 @@ class Server:
         server = await asyncio.get_running_loop().create_server(listener, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         try:
-            yield
+            yield listener
             for echo in self.made:
                 echo.transport.abort()
             assert listener.incoming.pending == listener.outgoing.pending == 0
@@ -262,6 +263,47 @@ async def test_what_tls_answers_by_itself_reaches_no_other_connection(server: Se
         assert await reader.readexactly(9) == b"untouched"
 
 
+class Recorder(asyncio.Transport):
+    """A plain transport in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return False
+
+    def abort(self) -> None:
+        pass
+
+
+@on_both_loops
+async def test_a_large_answer_passes_the_shared_buffers_in_pieces(server: Server) -> None:
+    """A BIO never gives memory back: one that held a whole answer would weigh as much until the server ends."""
+    async with server.run() as listener:
+        client, plain = RawClient(server), Recorder()
+        connection = listener()
+        connection.connection_made(plain)
+        while not server.made:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                client.tls.do_handshake()
+            sent = client.outgoing.read()
+            connection.get_buffer(-1)[: len(sent)] = sent
+            connection.buffer_updated(len(sent))
+            client.incoming.write(b"".join(plain.written))
+            plain.written.clear()
+        data = random.Random(0).randbytes((8 << 20) + 1)
+        for answer in (data, memoryview(data)[1:]):
+            connection.write(answer)
+            assert max(map(len, plain.written)) <= BUFFER + 1024
+            client.incoming.write(b"".join(plain.written))
+            plain.written.clear()
+            assert await client.read_exactly(len(answer)) == bytes(answer)
+
+
 @on_both_loops
 async def test_close_sends_what_is_unsent_and_the_end_of_tls(server: Server) -> None:
     async with server.run(goodbye=0.2):
@@ -357,6 +399,28 @@ async def test_a_client_that_reads_nothing_stops_the_protocol_which_goes_on_late
         assert await client.read_exactly(size) == bytes(size)
         assert "resume" in server.made[0].events
         client.writer.close()
+
+
+@on_both_loops
+async def test_a_protocol_may_end_the_connection_where_it_is_paused_within_a_write(server: Server) -> None:
+    class Ends(Echo):
+        def data_received(self, data: bytes) -> None:
+            self.transport.write(bytes(32 << 20))
+
+        def pause_writing(self) -> None:
+            end = self.transport.close if len(self.made) == 1 else self.transport.abort
+            end()
+
+    async with server.run(Ends):
+        for number in range(2):
+            reader, writer = await server.connect()
+            writer.write(b"x")
+            assert len(await reader.read()) < 32 << 20
+            assert await server.made[number].lost is None
+            writer.close()
+        server.made.clear()  # they have ended
+        _, writer = await server.connect()
+        writer.close()
 
 
 @on_both_loops

@@ -65,6 +65,7 @@ class RowsDispatcher(Dispatcher):
             late = LateJob(part)
             if any(channel.replace(part, late) for channel in self._all_channels):
                 self._due.pop(part, None)
+                self._begun.discard(part)
                 self._due[late] = NEVER
             else:
                 super().leave(part)
@@ -72,6 +73,7 @@ class RowsDispatcher(Dispatcher):
     def _refuse(self, job: Job, error: TsxError) -> None:
         if isinstance(job, RowsJob) and job.request.over:
             self._due.pop(job, None)
+            self._begun.discard(job)
             self._close(1)
         else:
             super()._refuse(job, error)
@@ -128,7 +130,7 @@ class RowsJob(UncountedJob):
         status, headers, body = item
         if request.over:
             return True
-        if status != 200:
+        if not 200 <= status < 300:
             self._final = headers, body
             request.dispatcher.end(request, self)
             return False

@@ -74,9 +74,11 @@ def join(answers: Sequence[RowsPart]) -> tuple[int, bytes]:
         texts: list[bytes] = []
         raw: list[memoryview] = []
         outputs = []
+        if len({len(message.tensors) for message in messages}) > 1:
+            raise ValueError("they have different numbers of outputs")
         for number, first in enumerate(messages[0].tensors):
             for (rows, *_), message in zip(answers, messages, strict=True):
-                _check(message.tensors[number], first, rows, len(message.tensors) == len(messages[0].tensors))
+                _check(message.tensors[number], first, rows)
             output = {**first, "shape": [sum(answer.rows for answer in answers), *first["shape"][1:]]}
             data = [message.data[number] for message in messages]
             if all(isinstance(each, memoryview) for each in data):
@@ -178,7 +180,7 @@ def _joined(texts: Sequence[bytes]) -> bytes:
     return before + (b"," + (before or b" ")).join([text.strip() for text in texts]) + behind
 
 
-def _check(output: dict[str, Any], first: dict[str, Any], rows: int, as_many: bool) -> None:
-    alike = as_many and all(output[key] == first[key] for key in ("name", "datatype")) and output["shape"][1:] == first["shape"][1:]
+def _check(output: dict[str, Any], first: dict[str, Any], rows: int) -> None:
+    alike = all(output[key] == first[key] for key in ("name", "datatype")) and output["shape"][1:] == first["shape"][1:]
     if not alike or output["shape"][0] != rows:
         raise ValueError(f"its output {output['name']!r} has the shape {output['shape']} for {rows} rows")

@@ -64,6 +64,7 @@ def run(test: Any, workers: int = 1, places: int = 10, limits: BatchLimits = Bat
         assert dispatcher.in_flight == 0
         assert not dispatcher._requests
         assert not dispatcher._due
+        assert not dispatcher._begun
         return dispatcher
 
     return asyncio.run(main())
@@ -225,6 +226,42 @@ def test_parts_that_died_with_their_worker_are_tried_again():
         assert dispatcher.stats.answers == {200: 1}
 
     run(test, workers=2)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_is_kept_of_parts_that_died_and_of_which_one_fails_the_next_time_or_none_runs(workers):
+    async def test(dispatcher, one, *others):
+        sent = job(4)
+        dispatcher.submit(sent)
+        await one.read()
+        channel = next(each for each in dispatcher.channels if each.sent)
+        one.close()
+        await channel.closed
+        dispatcher.retry_lost(channel.sent.popleft(), (), WorkerDied("died"))
+        for other in others:
+            await reply(other, await other.read(), (400, b"", b"bad"))
+            assert (await sent.done).status == 400
+            await reply(other, await other.read())  # it had left already
+        dispatcher.leave(sent)
+        await asyncio.wait([sent.done])
+        sent.done.exception()
+        await dispatcher.wait_idle()
+
+    run(test, workers)
+
+
+def test_an_answer_with_another_status_of_success_is_joined_as_well():
+    async def test(dispatcher, peer):
+        sent = job(4)
+        dispatcher.submit(sent)
+        frame = await peer.read()
+        answers = [(201, wire.JSON_HEADER, body("outputs", [2 * value for value in values(item)])) for item in frame.items]
+        await reply(peer, frame, *answers)
+        answer = await sent.done
+        assert (answer.status, answer.body) == (201, body("outputs", [0, 2, 4, 6]))
+        assert dispatcher.stats.answers == {201: 1}
+
+    run(test)
 
 
 @pytest.mark.parametrize(("answer", "why"), [(body("outputs", [1]), "shape .1, 1. for 2 rows"), (b"text", "cannot be joined")])

@@ -139,7 +139,7 @@ def test_no_bytes_make_it_fail(body, head, most):
             b'{"outputs": [{"name": "x", "datatype": "INT64", "shape": [3, 1], "data": [1, 2, 3]}]}',
             r"'x' has the shape \[3, 1\] for 2 rows",
         ),
-        (b'{"outputs": []}', "not an answer"),
+        (b'{"outputs": []}', "different numbers of outputs"),
         (b'{"outputs": [{"name": "y", "datatype": "INT64", "shape": [2, 1], "data": [1, 2]}]}', "'y' has the shape"),
     ],
 )
@@ -147,3 +147,5 @@ def test_answers_that_do_not_fit_each_other_are_not_joined(second, why):
     first = b'{"outputs": [{"name": "x", "datatype": "INT64", "shape": [2, 1], "data": [1, 2]}]}'
     with pytest.raises(ValueError, match=why):
         join([RowsPart(2, None, first), RowsPart(2, None, second)])
+    with pytest.raises(ValueError):  # noqa: PT011  # any of these
+        join([RowsPart(2, None, second), RowsPart(2, None, first)])
