@@ -2,24 +2,6 @@
 
 A frame of `wire` (its kind is `RELAY`) has what one turn of the event loop brought, an item each: the code says what it is, meta is the
 number of the connection or of the listener (`NUMBER`), the body belongs to it.
-
-    code        from      number       body
-    ORDERS      server                 `RelayOrders`, JSON: the first item of all
-    READY       relay                  empty: it accepts connections
-    OPEN        relay     connection   [number of the listener, the client's address, the server's], JSON; the handshake is done
-    DATA        relay     connection   what the client sent
-    LOST        relay     connection   empty: it has ended, whatever ended it
-    FULL        relay     connection   bytes of its answers that the client has yet to take, as text; again each second while they
-                                       are too many, and once the connection is to be closed
-    EMPTY       relay     connection   empty: the client has taken enough of them
-    STOPPED     relay     listener     empty: it accepts no more connections there
-    WRITE       server    connection   bytes for the client
-    CLOSE       server    connection   empty: close it once the client has taken everything
-    ABORT       server    connection   empty: close it at once
-    HOLD        server    connection   empty: read nothing more from the client
-    RELEASE     server    connection   empty: read on
-    STOP        server    listener     empty: accept no more connections there
-
 What comes for a connection that has ended meanwhile is ignored. The relay ends when the pair does; the server takes the end
 of the pair for the relay's death.
 """
@@ -39,26 +21,29 @@ UNSENT = 4 << 20  # bytes that may wait to be sent over the pair before what the
 
 
 class RelayItem(enum.IntEnum):
-    ORDERS = 1
-    READY = 2
-    OPEN = 3
-    DATA = 4
-    LOST = 5
-    FULL = 6
-    EMPTY = 7
-    STOPPED = 8
-    WRITE = 9
-    CLOSE = 10
-    ABORT = 11
-    HOLD = 12
-    RELEASE = 13
-    STOP = 14
+    # From the relay, of a connection
+    OPEN = 1  # the handshake is done: [number of the listener, the client's address, the server's], JSON
+    DATA = 2  # what the client sent
+    LOST = 3  # it has ended, whatever ended it
+    UNREAD = 4  # bytes of its answers that the client has yet to take, as text: each second while they are too many, or it closes; then 0
+    # From the server, of a connection
+    WRITE = 5  # bytes for the client
+    CLOSE = 6  # close it once the client has taken everything
+    ABORT = 7  # close it at once
+    HOLD = 8  # read nothing more from the client
+    RELEASE = 9  # read on
+    # Of the relay and its listeners
+    ORDERS = 10  # from the server, the first item of all: `RelayOrders`, JSON
+    READY = 11  # from the relay: it accepts connections
+    STOP = 12  # from the server: accept no more connections of this listener
+    STOPPED = 13  # from the relay: it accepts none there
 
 
 class RelayOrders(TypedDict):
     """All that a relay needs."""
 
     listeners: dict[str, int]  # descriptors of listening sockets that it has inherited, by number
+    backlog: int
     handshake_timeout: int
     certificates: str
     key: str  # of the certificate: the only secret that it has

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-from contextlib import suppress
 from functools import partial
 from typing import cast
 
@@ -19,7 +18,7 @@ from tsx_runtime import wire
 from tsx_runtime.targets.frontends.frames import FrameLink, RelayItem, RelayOrders
 from tsx_runtime.targets.server.keystore import Pem
 from tsx_runtime.targets.server.pem_context import load_pem, server_context
-from tsx_runtime.targets.server.tls_transport import TlsConnection, TlsListener
+from tsx_runtime.targets.server.tls_transport import TlsListener
 
 TICK = 1.0  # seconds
 
@@ -32,8 +31,9 @@ class ServerLink(FrameLink):
         self.clients: dict[int, RelayedClient] = {}
         self._ended = ended
         self._next = 0
-        self._listening: dict[int, tuple[socket.socket, TlsListener]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._listening: dict[int, asyncio.Server] = {}
+        self._begun: asyncio.Task[None]
+        self._stopping: set[asyncio.Task[None]] = set()
         self._is_full = False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -58,9 +58,9 @@ class ServerLink(FrameLink):
 
     def on_item(self, code: int, number: int, body: wire.Buffer) -> None:
         if code == RelayItem.ORDERS:
-            self._begin(json.loads(bytes(body)))
+            self._begun = self._loop.create_task(self._begin(json.loads(bytes(body))))
         elif code == RelayItem.STOP:
-            self._stop(number)
+            self._stopping.add(self._loop.create_task(self._stop(number)))
         elif (client := self.clients.get(number)) is None:  # it has ended meanwhile
             pass
         elif code == RelayItem.WRITE:
@@ -74,46 +74,20 @@ class ServerLink(FrameLink):
         elif code == RelayItem.RELEASE:
             client.release()
 
-    def _begin(self, orders: RelayOrders) -> None:
+    async def _begin(self, orders: RelayOrders) -> None:
         context = server_context()
         load_pem(context, Pem(orders["certificates"].encode("latin-1"), orders["key"].encode("latin-1")))
         for key, descriptor in orders["listeners"].items():
-            tls = TlsListener(context, partial(RelayedClient, self, int(key)), orders["handshake_timeout"])
-            self._listening[int(key)] = socket.socket(fileno=descriptor), tls
-            self._listen(int(key))
+            number, sock = int(key), socket.socket(fileno=descriptor)
+            tls = TlsListener(context, partial(RelayedClient, self, number), orders["handshake_timeout"])
+            self._listening[number] = await self._loop.create_server(tls, sock=sock, backlog=orders["backlog"])
         self._tick()
         self.send(RelayItem.READY, 0)
 
-    def _listen(self, number: int) -> None:
-        if number in self._listening:
-            self._loop.add_reader(self._listening[number][0].fileno(), self._accept, number)
-
-    def _accept(self, number: int) -> None:
-        """One connection a turn, so that the other relays have theirs."""
-        listening, tls = self._listening[number]
-        try:
-            sock, _ = listening.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):  # another relay was quicker, or the client has gone
-            return
-        except OSError:  # no descriptors are left
-            self._loop.remove_reader(listening.fileno())
-            self._loop.call_later(TICK, self._listen, number)
-            return
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        task = self._loop.create_task(self._connect(tls(), sock))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _connect(self, connection: TlsConnection, sock: socket.socket) -> None:
-        with suppress(OSError):
-            await self._loop.connect_accepted_socket(lambda: connection, sock)
-
-    def _stop(self, number: int) -> None:
+    async def _stop(self, number: int) -> None:
         """Handshakes that are under way are still done: their clients have been accepted."""
-        sock, _ = self._listening.pop(number)
-        self._loop.remove_reader(sock.fileno())
-        sock.close()
+        await self._begun
+        self._listening.pop(number).close()
         self.send(RelayItem.STOPPED, number)
 
     def _tick(self) -> None:
@@ -154,11 +128,11 @@ class RelayedClient(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_full = False
-        self._send(RelayItem.EMPTY, self._number)
+        self._send(RelayItem.UNREAD, self._number, b"0")
 
     def tell_unread(self) -> None:
         if self._is_full or self.transport.is_closing():
-            self._send(RelayItem.FULL, self._number, b"%d" % self.transport.get_write_buffer_size())
+            self._send(RelayItem.UNREAD, self._number, b"%d" % self.transport.get_write_buffer_size())
 
     def hold(self) -> None:
         self._holds += 1

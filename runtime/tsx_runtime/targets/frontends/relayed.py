@@ -46,10 +46,8 @@ class RelayLink(FrameLink):
             connection.received(body if type(body) is bytes else bytes(body))
         elif code == RelayItem.LOST:
             connection.lost(None)
-        elif code == RelayItem.FULL:
-            connection.tell_unread(int(bytes(body)), is_full=True)
-        elif code == RelayItem.EMPTY:
-            connection.tell_unread(0, is_full=False)
+        elif code == RelayItem.UNREAD:
+            connection.tell_unread(int(bytes(body)))
 
     def _open(self, number: int, listener: int, client: list[Any] | None, server: list[Any] | None) -> None:
         # Of an IPv6 address host and port alone: uvicorn takes no others.
@@ -96,7 +94,6 @@ class RelayedTransport(asyncio.Transport):
         self._context = Context()  # of its own, as each connection of the event loop has one
         self._is_closing = False
         self._unread = 0  # bytes of answers that the relay has, where they are many
-        self._is_client_full = False
         self._is_full = False  # so the protocol was told
         self._is_paused = False
         self._is_held = False  # so the relay was told
@@ -120,12 +117,12 @@ class RelayedTransport(asyncio.Transport):
             self._is_held = True
             self._link.send(RelayItem.HOLD, self._number)
 
-    def tell_unread(self, size: int, *, is_full: bool) -> None:
-        self._unread, self._is_client_full = size, is_full
+    def tell_unread(self, size: int) -> None:
+        self._unread = size
         self.update_flow()
 
     def update_flow(self) -> None:
-        is_full = self._is_client_full or self._link.is_full
+        is_full = self._unread > 0 or self._link.is_full
         if is_full != self._is_full:
             self._is_full = is_full
             (self._protocol.pause_writing if is_full else self._protocol.resume_writing)()

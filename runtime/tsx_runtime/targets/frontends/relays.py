@@ -18,7 +18,7 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.safe_path import CLEAN
 from tsx_runtime.targets.frontends.frames import RelayItem, RelayOrders
 from tsx_runtime.targets.frontends.relayed import NewProtocol, RelayLink
-from tsx_runtime.targets.server.listeners import Listener
+from tsx_runtime.targets.server.listeners import BACKLOG, Listener
 from tsx_runtime.targets.server.tls import read_pem
 
 PROGRAM = f"{CLEAN}from tsx_runtime.targets.frontends.relay import main; main()"
@@ -28,21 +28,6 @@ START = 60.0  # seconds in which a relay is to be ready
 PATIENCE = 5.0  # seconds in which it is to accept no more connections
 
 logger = logging.getLogger("tsx.server")
-
-
-class RelayedServer:
-    """A listener whose connections the relays accept, in place of the event loop's own."""
-
-    def __init__(self, relays: Relays, number: int) -> None:
-        self._relays = relays
-        self._number = number
-
-    def close(self) -> None:
-        self._relays.stop(self._number)
-
-    async def wait_closed(self) -> None:
-        """Until all connections that were accepted there are known."""
-        await self._relays.stopped(self._number)
 
 
 class Relays:
@@ -61,10 +46,8 @@ class Relays:
         self._stopping: dict[int, list[asyncio.Future[None]]] = {}
         self._supervisors: list[asyncio.Task[None]] = []
 
-    def serve(self, listener: Listener, new_protocol: NewProtocol) -> RelayedServer:
-        number = self._listeners.index(listener)
-        self._served[number] = new_protocol
-        return RelayedServer(self, number)
+    def serve(self, listener: Listener, new_protocol: NewProtocol) -> None:
+        self._served[self._listeners.index(listener)] = new_protocol
 
     async def start(self) -> None:
         """Once all listeners are served. Returns when the relays accept connections. Raises SettingError."""
@@ -87,7 +70,7 @@ class Relays:
         self._links.add(link)
         certificates, key = self._pair
         timeout = self._settings.header_timeout
-        orders: RelayOrders = {"listeners": listening, "handshake_timeout": timeout, "certificates": certificates, "key": key}
+        orders = RelayOrders(listeners=listening, backlog=BACKLOG, handshake_timeout=timeout, certificates=certificates, key=key)
         link.send(RelayItem.ORDERS, 0, json.dumps(orders).encode())
         for number in self._stopping:
             if str(number) in listening:  # meanwhile
@@ -138,14 +121,13 @@ class Relays:
         link.process.kill()
         return await asyncio.to_thread(link.process.wait)
 
-    def stop(self, number: int) -> None:
-        """Accept no more connections of this listener."""
+    async def stop(self, listener: Listener) -> None:
+        """Accept no more connections of this listener. Returns once all that were accepted are known."""
+        number = self._listeners.index(listener)
         if number not in self._stopping:
             self._stopping[number] = [link.stop(number) for link in self._links]
-            self._listeners[number].sock.close()  # relays, and a server that replaces this one, have their own descriptors of it
-
-    async def stopped(self, number: int) -> None:
-        if waiting := self._stopping.get(number):
+            listener.sock.close()  # relays, and a server that replaces this one, have their own descriptors of it
+        if waiting := self._stopping[number]:
             await asyncio.wait(waiting, timeout=PATIENCE)
 
     async def close(self) -> None:

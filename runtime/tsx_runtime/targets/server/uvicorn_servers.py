@@ -16,7 +16,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.fast_lane.uvicorn_compat import http_protocol
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.frontends.relays import RelayedServer, Relays
+from tsx_runtime.targets.frontends.relays import Relays
 from tsx_runtime.targets.server.grpc_listeners import Port
 from tsx_runtime.targets.server.listeners import BACKLOG, Listener
 from tsx_runtime.targets.server.tls_transport import TlsListener
@@ -138,35 +138,31 @@ class _Server(uvicorn.Server):
         self.up = asyncio.Event()
         self._tls = tls if listener.address.scheme == "https" else None
         self._handshake_timeout = settings.header_timeout
-        self._relayed: RelayedServer | None = None
-        if self._tls is not None and relays is not None:
-            self._relayed = relays.serve(listener, self._connection)
+        self._relays = relays if self._tls is not None else None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
-        self.servers.append(await self._listen())
-        self.up.set()
-
-    async def _listen(self) -> Any:
-        if self._relayed is not None:
-            return self._relayed
         connection: Callable[[], asyncio.BaseProtocol] = self._connection
-        if self._tls is not None:
-            connection = TlsListener(self._tls, connection, self._handshake_timeout)
-        return await asyncio.get_running_loop().create_server(connection, sock=self.listener.sock, backlog=BACKLOG)
+        if self._relays is not None:
+            self._relays.serve(self.listener, self._connection)
+        else:
+            if self._tls is not None:
+                connection = TlsListener(self._tls, connection, self._handshake_timeout)
+            server = await asyncio.get_running_loop().create_server(connection, sock=self.listener.sock, backlog=BACKLOG)
+            self.servers.append(server)
+        self.up.set()
 
     async def leave(self) -> None:
         self.listener.hand_over()
         for server in self.servers:
             server.close()
-        if self._relayed is not None:
-            await self._relayed.wait_closed()
+        if self._relays is not None:
+            await self._relays.stop(self.listener)
         self.end_connections(after_next=True)
 
     async def end(self, running: Awaitable[None]) -> None:
-        if self._relayed is not None:  # before the connections are told: none may come behind that
-            self._relayed.close()
-            await self._relayed.wait_closed()
+        if self._relays is not None:  # before the connections are told: none may come behind that
+            await self._relays.stop(self.listener)
         self.should_exit = True
         await running
 
