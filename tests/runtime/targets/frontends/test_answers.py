@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,13 @@ import psutil
 import pytest
 
 from tests.runtime.http.test_lanes import ECHO, HEADERS, MALFORMED, PATHS, closes
-from tests.support.certificates import make_certificate
+from tests.support.certificates import Pair, make_certificate
 from tests.support.clients.rawhttp import TIMEOUT, Answer, RawConnection, chunked, request
 from tests.support.models import make_model
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
+from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.errors import SettingError
 from tsx_runtime.http.app import build_apps
 from tsx_runtime.settings.addresses import parse_address
@@ -43,8 +44,8 @@ SIZE = 6 << 20  # bytes of a large body, more than the socket pair and the buffe
 
 
 class TlsRawConnection(RawConnection):
-    def __init__(self, address: tuple[str, int], context: ssl.SSLContext) -> None:
-        super().__init__(address)
+    def __init__(self, address: tuple[str, int], context: ssl.SSLContext, source: str = "") -> None:
+        super().__init__(address, source=source)
         self.sock = context.wrap_socket(self.sock, server_hostname="localhost")
 
     def send(self, *pieces: bytes) -> None:
@@ -56,12 +57,16 @@ class TlsRawConnection(RawConnection):
 class Served:
     addresses: dict[int, tuple[str, int]]  # by `frontends`
     trust: ssl.SSLContext
-    budget: ByteBudget
+    registry: Registry
     loop: asyncio.AbstractEventLoop
     stop: asyncio.Event
 
-    def connect(self, frontends: int = WITH) -> RawConnection:
-        return TlsRawConnection(self.addresses[frontends], self.trust)
+    def connect(self, frontends: int = WITH, source: str = "") -> RawConnection:
+        return TlsRawConnection(self.addresses[frontends], self.trust, source)
+
+    @property
+    def budget(self) -> ByteBudget:
+        return self.registry.bytes_in_flight
 
 
 @pytest.fixture(scope="module")
@@ -81,15 +86,23 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         max_response_size=2 * SIZE,
         max_request_size=2 * SIZE,
     )
+    with serving(common, pair, ["echo", "back"], (WITHOUT, WITH)) as found:
+        yield found
+
+
+@contextmanager
+def serving(common: Settings, pair: Pair, models: list[str], kinds: tuple[int, ...], tracer: Tracer | None = None) -> Iterator[Served]:
+    """Servers in this process over one registry, one with each number of `frontends`."""
     found: list[Served] = []
     ready = threading.Event()
 
     async def main() -> None:
         registry = Registry(common)
-        for model in ("echo", "back"):
+        registry.tracer = tracer
+        for model in models:
             await registry.register(RegisterOrder(url=f"{model}.mar", initial_workers=1))
         groups, addresses = [], {}
-        for frontends in (WITHOUT, WITH):
+        for frontends in kinds:
             own = common.model_copy(update={"frontends": frontends})
             listener = Listener(parse_address(own.inference_address), list(ROLES))
             listener.listen()
@@ -97,7 +110,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             addresses[frontends] = ("127.0.0.1", listener.address.port)
             await groups[-1].start()
         trust = ssl.create_default_context(cafile=pair.certificate)
-        found.append(Served(addresses, trust, registry.bytes_in_flight, asyncio.get_running_loop(), asyncio.Event()))
+        found.append(Served(addresses, trust, registry, asyncio.get_running_loop(), asyncio.Event()))
         ready.set()
         await found[0].stop.wait()
         for group in groups:
@@ -241,3 +254,53 @@ def test_a_relay_that_does_not_start_ends_the_start(served: Served, monkeypatch:
     with pytest.raises(SettingError, match="frontends is 2, but a relay could not be started: it ended"):
         asyncio.run(start())
     assert len(relays_of(os.getpid())) == before
+
+
+def test_a_relay_that_keeps_dying_is_followed_after_growing_pauses(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Any
+) -> None:
+    pair = make_certificate(tmp_path)
+    own = Settings(inference_address="https://127.0.0.1:0", certificate_file=pair.certificate, private_key_file=pair.key, frontends=2)
+    monkeypatch.setattr(relays, "PAUSES", (0.01, 0.02, 0.03))
+    program, others = relays.PROGRAM, {each.pid for each in relays_of(os.getpid())}
+
+    def ours() -> list[psutil.Process]:
+        return [each for each in relays_of(os.getpid()) if each.pid not in others and each.status() != psutil.STATUS_ZOMBIE]
+
+    def pauses() -> list[str]:
+        return [record.getMessage().partition("starts in ")[2] for record in caplog.records if "a relay ended" in record.getMessage()]
+
+    async def wait(condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(TIMEOUT):
+            while not condition():  # noqa: ASYNC110  # processes give no event
+                await asyncio.sleep(0.01)
+
+    async def keep_dying() -> None:
+        listener = Listener(parse_address(own.inference_address), list(ROLES))
+        listener.listen()
+        group = relays.Relays(own, [listener])
+        group.serve(listener, asyncio.Protocol)
+        try:
+            await group.start()
+            one, other = ours()
+            monkeypatch.setattr(relays, "PROGRAM", "raise SystemExit(3)")
+            one.kill()
+            await wait(lambda: len(pauses()) == 5)
+            assert pauses() == ["0.01 s", "0.02 s", "0.03 s", "0.03 s", "0.03 s"]
+            assert "(exit code -9)" in caplog.text
+            assert "(exit code 3)" in caplog.text
+            assert ours() == [other]
+            monkeypatch.setattr(relays, "PROGRAM", program)
+            await wait(lambda: len(ours()) == 2)
+            monkeypatch.setattr(relays, "STEADY", 0.0)  # as after a minute
+            dead = len(pauses())
+            next(each for each in ours() if each != other).kill()
+            await wait(lambda: len(pauses()) > dead)
+            assert pauses()[-1] == "0.01 s"
+            await wait(lambda: len(ours()) == 2)
+        finally:
+            await group.close()
+            listener.close()
+
+    asyncio.run(keep_dying())
+    assert not ours()
