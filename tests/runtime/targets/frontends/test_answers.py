@@ -136,6 +136,18 @@ def relays_of(pid: int) -> list[psutil.Process]:
     return [child for child in psutil.Process(pid).children() if any("frontends.relay" in word for word in child.cmdline())]
 
 
+def connected_to(relay: psutil.Process, server: int, connect: Callable[[], RawConnection], count: int) -> list[RawConnection]:
+    """Connections that this relay accepts: the others stand still meanwhile."""
+    others = [each for each in relays_of(server) if each != relay]
+    for each in others:
+        each.suspend()
+    try:
+        return [connect() for _ in range(count)]
+    finally:
+        for each in others:
+            each.resume()
+
+
 class Client:
     """A connection, opened again where the server closes it."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.runtime.targets.frontends.test_answers import WITH, Served, relays_of, serving
+from tests.runtime.targets.frontends.test_answers import WITH, Served, connected_to, relays_of, serving
 from tests.support.certificates import make_certificate
 from tests.support.clients.rawhttp import Answer, RawConnection, chunked, request
 from tests.support.logs import lines_of
@@ -153,21 +153,22 @@ def test_what_waits_for_the_clients_of_a_dead_relay_leaves_the_queue(
     version = served.registry.find("gated", "1.0")
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    one, other = relays_of(os.getpid())
-    held = connect("127.0.0.10")
-    ask(held, TOKEN)
-    dead, alive = (one, other) if held.sock.getsockname()[1] in ports_of(other) else (other, one)
+    alive, dead = relays_of(os.getpid())
+
+    def waiting_at(relay: psutil.Process, source: str) -> list[RawConnection]:
+        connections = connected_to(relay, os.getpid(), lambda: connect(source), 4)
+        for each in connections:
+            each.send(request(target=PREDICT, headers=[TOKEN], body=b"w"))
+        return connections
+
+    (held,) = connected_to(alive, os.getpid(), lambda: connect("127.0.0.8"), 1)
     held.send(request(target=PREDICT, headers=[TOKEN], body=os.fsencode(gate)))
     with open(gate, "w") as opened:
-        waiting: list[RawConnection] = []
-        while len(ports_of(dead) & {each.sock.getsockname()[1] for each in waiting}) < 4:
-            waiting.append(connect(f"127.0.0.{20 + len(waiting)}"))
-            waiting[-1].send(request(target=PREDICT, headers=[TOKEN], body=b"w"))
-        until(lambda: version.in_flight == len(waiting) + 1)
-        lost = ports_of(dead)
+        waiting_at(dead, "127.0.0.9")
+        left = waiting_at(alive, "127.0.0.10")
+        until(lambda: version.in_flight == 1 + 8)
         dead.kill()
-        left = [each for each in waiting if each.sock.getsockname()[1] not in lost]
-        until(lambda: version.in_flight <= len(left) + 2)  # the worker may have had one that waits, besides the one that it runs
+        until(lambda: version.in_flight <= 1 + 4 + 1)  # the worker may have had one that waits, besides the one that it runs
         opened.write("go on")
     for connection in (held, *left):
         answer = connection.answer()
@@ -178,8 +179,3 @@ def test_what_waits_for_the_clients_of_a_dead_relay_leaves_the_queue(
     until(lambda: len([each for each in relays_of(os.getpid()) if each != dead]) == 2)
     assert ask(connect("127.0.0.11"), TOKEN).status == 200
     assert alive.is_running()
-
-
-def ports_of(relay: psutil.Process) -> set[int]:
-    """Of the clients whose connections it has."""
-    return {each.raddr.port for each in relay.net_connections("tcp") if each.raddr}

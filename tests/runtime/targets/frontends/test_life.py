@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.runtime.targets.frontends.test_answers import TlsRawConnection, relays_of
+from tests.runtime.targets.frontends.test_answers import TlsRawConnection, connected_to, relays_of
 from tests.support.certificates import Pair, make_certificate
 from tests.support.clients.rawhttp import RawConnection, request
 from tests.support.models import make_model
@@ -126,9 +126,8 @@ def test_a_relay_that_is_killed_is_followed_by_another_one_and_a_stop_answers_wh
     gate = place.place / "gate"
     os.mkfifo(gate)
 
-    # Of the connections that wait for an answer, some are each relay's.
-    waiting = [place.connect() for _ in range(12)]
-    for connection in waiting:
+    lost, left = (connected_to(relay, server.process.pid, place.connect, 4) for relay in ours)
+    for connection in (*lost, *left):
         assert place.ask(connection) == b"old"
     loads += [Load(place, keep=keep) for keep in (True, True, False, False)]
     for load in loads:
@@ -143,8 +142,8 @@ def test_a_relay_that_is_killed_is_followed_by_another_one_and_a_stop_answers_wh
         load.over.set()
         load.join(DEADLINE)
     assert all(load.failed <= 2 for load in loads)  # the request under way, and one on a connection that has just ended
-    left = [connection for connection in waiting if place.ask(connection) == b"old"]
-    assert 0 < len(left) < len(waiting)
+    assert [place.ask(connection) for connection in lost] == [None] * 4
+    assert [place.ask(connection) for connection in left] == [b"old"] * 4
 
     # Who asks is known by his address, not by the relay's.
     port = left[0].sock.getsockname()[1]
