@@ -264,7 +264,7 @@ async def _answer(
                 on_ready(servers.addresses)
                 failure = await _failure_to_load(hosted, models, stopping)
             if handover.is_taken:
-                servers.leave()
+                await servers.leave()
                 handover.confirm()
                 logger.info("replaced by another server: a connection ends with its next answer, within %d s", settings.drain_timeout)
             else:
@@ -283,6 +283,7 @@ async def _answer(
             if handover.is_awaited:
                 stopping.replaced.set()
     finally:
+        await servers.close()
         if jobs is not None:
             await jobs.close()
         for app in apps:
