@@ -72,14 +72,16 @@ def _sequences(config: ModelConfig) -> SequenceConfig | None:
     )
 
 
-def make_dispatcher(label: str, limits: BatchLimits, bounds: Bounds, chosen: Strategy, names: HeaderNames) -> Dispatcher:
+def make_dispatcher(
+    label: str, limits: BatchLimits, bounds: Bounds, chosen: Strategy, names: HeaderNames, max_response_size: int
+) -> Dispatcher:
     joins = chosen.mode != "batch"
     if chosen.sequences is not None:
         return (JoiningSequenceDispatcher if joins else SequenceDispatcher)(label, limits, bounds, chosen.sequences, names)
     if joins:
         return JoiningDispatcher(label, limits, bounds)
     if chosen.split_rows:
-        return RowsDispatcher(label, limits, bounds, chosen.split_rows, queue_of(chosen))
+        return RowsDispatcher(label, limits, bounds, chosen.split_rows, max_response_size, queue_of(chosen))
     return Dispatcher(label, limits, bounds, queue_of(chosen))
 
 
