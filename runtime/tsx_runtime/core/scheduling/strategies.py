@@ -37,6 +37,7 @@ class Strategy(NamedTuple):
     sequences: SequenceConfig | None = None  # of a stateful model
     tickets: bool = False
     cost_per_byte: float | None = None  # where batches have a cost, or preferred sizes: see `CostQueue`
+    max_cost: int = 0  # of a batch; 0: no bound
     split_rows: int = 0  # of a part of a request; 0: requests stay whole
 
 
@@ -87,7 +88,7 @@ def make_dispatcher(
 
 def queue_of(chosen: Strategy) -> RequestQueue | None:
     """None for the plain one."""
-    return None if chosen.cost_per_byte is None else CostQueue(chosen.cost_per_byte)
+    return None if chosen.cost_per_byte is None else CostQueue(chosen.cost_per_byte, chosen.max_cost)
 
 
 def entrance(dispatcher: Dispatcher, chosen: Strategy, response_timeout: float) -> Callable[[Job], None]:
