@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, answer, connect, submit
+from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, add_worker, answer, submit
 from tests.runtime.core.slo.sharing import SharedDevice, fleet
 from tsx_archiver.metadata.slo import latency_target
 from tsx_runtime.core.scheduling.dispatcher import Bounds
@@ -63,9 +63,8 @@ async def sharing(count: int = 2, *, gpu: int | None = 0, seconds: float = 1.0, 
         points = [(1, seconds), (8, 2 * seconds)]
         dispatcher = SloDispatcher(f'Model "{number}" [Version 1.0]', BatchLimits(1024), Bounds(), target, points, None, arbiter)
         dispatcher.accept(True)
-        channel, peer = await connect(dispatcher)
+        channel, peer = await add_worker(dispatcher)
         channel.devices, channel.threads = (gpu,), 1
-        dispatcher.add(channel)
         made.append((dispatcher, peer))
     return made
 
@@ -196,9 +195,8 @@ def test_several_workers_of_a_model_alone_and_workers_with_a_core_each_are_not_h
         await one.read()
         await two.read()
         ((alone, peer),) = await sharing(1)
-        channel, other = await connect(alone)
+        channel, other = await add_worker(alone)
         channel.devices = (0,)
-        alone.add(channel)
         submit(alone, b"x")
         await asyncio.sleep(0)
         submit(alone, b"x")

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.runtime.core.scheduling.test_costs import measured
-from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, answer, connect, job, submit
+from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, add_worker, answer, job, submit
 from tsx_archiver.metadata.slo import latency_target
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.costs import CostQueue
@@ -26,12 +26,7 @@ KNOWN = [(1, 1.0), (8, 2.0), (64, 4.0)]  # seconds of a benchmark
 async def started(target=PATIENT, points=KNOWN, workers=1, queue=None) -> tuple[SloDispatcher, list[Peer]]:
     dispatcher = SloDispatcher('Model "m" [Version 1.0]', BatchLimits(1024), Bounds(), target, points, queue)
     dispatcher.accept(True)
-    peers = []
-    for _ in range(workers):
-        channel, peer = await connect(dispatcher)
-        dispatcher.add(channel)
-        peers.append(peer)
-    return dispatcher, peers
+    return dispatcher, [(await add_worker(dispatcher))[1] for _ in range(workers)]
 
 
 async def refused(each) -> QueueFull:
@@ -117,8 +112,7 @@ def test_while_workers_start_one_request_waits_and_others_return_when_they_are_r
         dispatcher.seconds_until_ready = lambda: 7.0
         first, second = submit(dispatcher, b"x", b"y")
         assert (await refused(second)).retry_after == 7
-        channel, peer = await connect(dispatcher)
-        dispatcher.add(channel)
+        _, peer = await add_worker(dispatcher)
         await peer.reply(await peer.read())
         assert await answer(first) == b"x"
 
@@ -177,8 +171,7 @@ def test_the_request_that_wakes_an_unloaded_model_waits_for_it():
         first, second = submit(dispatcher, b"x", b"y")
         assert dispatcher.pending == 1
         await refused(second)
-        channel, peer = await connect(dispatcher)
-        dispatcher.add(channel)
+        _, peer = await add_worker(dispatcher)
         await peer.reply(await peer.read())
         assert await answer(first) == b"x"
 

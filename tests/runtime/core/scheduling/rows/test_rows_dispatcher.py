@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, connect
+from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, add_worker
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.job import WaitingJob
@@ -55,11 +55,7 @@ def run(test: Any, workers: int = 1, most: int = 10_000) -> None:
     async def main() -> None:
         dispatcher = RowsDispatcher('Model "m" [Version 1.0]', BatchLimits(2), Bounds(10), 2, most)
         dispatcher.accept(True)
-        peers = []
-        for _ in range(workers):
-            channel, peer = await connect(dispatcher)
-            dispatcher.add(channel)
-            peers.append(peer)
+        peers = [(await add_worker(dispatcher))[1] for _ in range(workers)]
         await asyncio.wait_for(test(dispatcher, *peers), TIMEOUT)
         assert dispatcher.in_flight == 0
         assert not dispatcher._requests
