@@ -1,0 +1,104 @@
+"""What a generation handler and an engine agree on, and what the wire formats (`worker/openai`, Hugging Face's own) are given."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one sequence is continued. None: as the model's generation_config.json says, else greedily."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None  # 0: greedy
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+    top_logprobs: int = 0  # of each token, the most likely others
+    json_schema: Mapping[str, Any] | None = None  # the text is a document of this schema; {}: any JSON object
+    adapter: str | None = None
+
+
+class TokenLogprob(NamedTuple):
+    token_id: int
+    logprob: float
+    top: Sequence[tuple[int, float]] = ()
+
+
+class Tokens(NamedTuple):
+    """The next ones of a sequence, as an engine gives them."""
+
+    token_ids: Sequence[int]
+    finished: FinishReason | None = None  # of the last ones
+    logprobs: Sequence[TokenLogprob] = ()
+
+
+class TextPiece(NamedTuple):
+    """The next piece of a text. Joined, the pieces are the whole text; one may be empty while a character is incomplete or a stop string
+    may have begun."""
+
+    text: str
+    tokens: int  # that were generated since the last piece
+    finished: FinishReason | None = None
+    logprobs: Sequence[TokenLogprob] = ()
+
+
+class EngineStats(NamedTuple):
+    running: int  # sequences
+    waiting: int
+    cache_use: float  # 0 to 1
+
+
+class GenerationEngine(Protocol):
+    """Runs sequences together; each joins and leaves between two steps."""
+
+    context_length: int  # tokens of prompt and answer together
+    cache_tokens: int  # that the cache holds
+
+    def refusal(self, sampling: Sampling) -> str | None:
+        """Why this cannot be had of this engine, as a sentence for a client; None where it can."""
+
+    def generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
+        """Closing it ends the sequence within one step and frees its cache. Raises `OutOfCache` and whatever ended the engine."""
+
+    def stats(self) -> EngineStats: ...
+
+    async def close(self) -> None: ...
+
+
+class TextGenerator(Protocol):
+    """What wire formats are written against: tokenizer, chat template and engine of one model."""
+
+    context_length: int
+    adapters: Sequence[str]
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """By the chat template, ready for the assistant's turn. Raises `InvalidInput`: no template, or messages that it refuses."""
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+    def stream(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[TextPiece, None]:
+        """Raises `InvalidInput` at once for what cannot be: a prompt longer than the context, an unknown adapter, what the engine lacks;
+        `Unavailable` with `retry_after` where the cache has no room for it and too much waits already."""
+
+
+class TaskRequest(NamedTuple):
+    """A request of any wire format, as a task reads it (Hugging Face's `{"inputs": ..., "parameters": {...}}`)."""
+
+    inputs: Any
+    parameters: Mapping[str, Any]
+
+
+class TaskResult(NamedTuple):
+    """`output` is in the shape of Hugging Face's own inference API; `tokens` those that the model read, where it reads any."""
+
+    output: Any
+    tokens: int = 0
