@@ -89,6 +89,7 @@ LIMIT = "from tsx_runtime.shared import cores; from pathlib import Path; cores.Q
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores")
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("bound", [BIND, LIMIT])
 def test_a_process_that_may_use_one_core_does_not_look(bound: str, tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text("150000 100000")
