@@ -52,8 +52,8 @@ from tsx_cli.bench.model.slo import parse_slo
 from tsx_cli.bench.model.statistics import latency
 from tsx_cli.bench.storage.archive_record import observation_of, quantiles_of, tells
 from tsx_cli.bench.workload.payloads import Payload
-from tsx_runtime.core.placement.devices import cpu_count
 from tsx_runtime.core.scheduling.queue import BatchLimits
+from tsx_runtime.shared.cores import cpu_count
 
 PROMISED = 0.15
 LOADS = "0.3,0.5,0.7,0.8"  # of what the configuration can do

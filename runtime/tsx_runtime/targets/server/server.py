@@ -240,6 +240,10 @@ async def _answer(
         ):
             if before is not None:
                 await before.take_over()
+                try:
+                    parts.keys.follow(before.tokens)
+                except OSError as error:
+                    logger.error("the tokens cannot be written to %s: %s", parts.keys.file, error.strerror)
                 for listener in listeners:
                     listener.take_over()
                 if jobs is not None:
@@ -256,6 +260,7 @@ async def _answer(
 
             def replaced() -> None:
                 stopping.replaced.set()
+                parts.keys.hand_over()
                 if jobs is not None:
                     jobs.store.hand_over()
                 stopping.asked.set()
