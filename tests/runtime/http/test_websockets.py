@@ -323,11 +323,11 @@ def test_frames_that_come_with_the_handshake_are_not_lost(server: RunningServer)
 
 
 def test_event_data_comes_out_of_pieces_wherever_they_are_cut() -> None:
-    text = b": hi\r\n\r\ndata: one\r\nevent: x\r\n\r\ndata:two\ndata: three\n\ndata: [DONE]\n\n"
+    text = b": hi\r\n\r\ndata: one\r\nevent: x\r\n\r\ndata:two\ndata: three\n\ndata: [DONE]\n\ndata: four"
     for size in (1, 2, 3, 7, 100):
         events = EventData()
         found = [data for at in range(0, len(text), size) for data in events.feed(text[at : at + size])]
-        assert found == [b"one", b"two\nthree"], size
+        assert [*found, *events.feed(b"\n\n")] == [b"one", b"two\nthree", b"four"], size
 
 
 def test_a_version_of_uvicorn_without_the_protocol_answers_no_websocket(

@@ -223,30 +223,14 @@ class AsyncClient(Core):
     _http: httpx.AsyncClient
 
     async def predict(
-        self,
-        model: str,
-        payload: Any = None,
-        /,
-        *,
-        version: Text = None,
-        timeout: Seconds = None,  # noqa: ASYNC109  # a deadline, which the server gets as well
-        headers: Headers = None,
-        **inputs: Any,
+        self, model: str, payload: Any = None, /, *, version: Text = None, timeout: Seconds = None, headers: Headers = None, **inputs: Any
     ) -> Any:
         """As `Client.predict`."""
         response, deadline = await self._run(self._call(model, payload, inputs, version, timeout, headers))
         return decode(response.headers, b"".join([part async for part in self._parts(response, deadline)]))
 
     async def stream(
-        self,
-        model: str,
-        payload: Any = None,
-        /,
-        *,
-        version: Text = None,
-        timeout: Seconds = None,  # noqa: ASYNC109  # as above
-        headers: Headers = None,
-        **inputs: Any,
+        self, model: str, payload: Any = None, /, *, version: Text = None, timeout: Seconds = None, headers: Headers = None, **inputs: Any
     ) -> AsyncIterator[Event | str | bytes]:
         """As `Client.stream`."""
         response, deadline = await self._run(self._call(model, payload, inputs, version, timeout, headers))

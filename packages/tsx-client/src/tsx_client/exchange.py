@@ -15,6 +15,7 @@ import httpx
 
 from tsx_client.errors import ClientError, ConnectionFailed, DeadlineExceeded, Overloaded, failure
 
+LONGEST = 86_400_000  # ms that a server takes
 ResultT = TypeVar("ResultT")
 
 
@@ -79,7 +80,7 @@ def exchange(new_request: Callable[[], httpx.Request], retry: Retry, deadline: D
         request, left = new_request(), deadline.left()
         attempt += 1
         if left is not None:
-            request.headers["x-tsx-timeout-ms"] = str(max(1, int(left * 1000)))
+            request.headers["x-tsx-timeout-ms"] = str(min(max(1, int(left * 1000)), LONGEST))
             request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), left)
         result = yield Send(request, streams, deadline)
         error = _error(result, request, deadline)

@@ -37,7 +37,7 @@ class Pieces:
         if not self._is_events:
             yield from [text] if text else []
             return
-        text = self._rest + text
+        text = self._rest + text + ("\n\n" if last else "")  # many servers leave out the last empty line
         held = "\r" if text.endswith("\r") and not last else ""  # maybe the half of a line's end
         *blocks, rest = text[: len(text) - len(held)].replace("\r\n", "\n").replace("\r", "\n").split("\n\n")
         self._rest = rest + held

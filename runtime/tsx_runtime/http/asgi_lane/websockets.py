@@ -134,14 +134,15 @@ class SocketAnswer:
             self._events = EventData() if kind.startswith(b"text/event-stream") else None
             self._kept = b"" if self._status >= 400 and kind.startswith(b"application/json") else None
             return
-        body = bytes(message.get("body", b""))
+        body, more = bytes(message.get("body", b"")), message.get("more_body", False)
         if self._kept is not None and len(self._kept) + len(body) <= LONGEST_ERROR:
             self._kept += body
-        elif body or self._kept:
+        else:
             body, self._kept = (self._kept or b"") + body, None
-            for part in [body] if self._events is None else self._events.feed(body):
+            end = b"" if more else b"\n\n"  # which many handlers leave out
+            for part in filter(None, [body]) if self._events is None else self._events.feed(body + end):
                 await self._give({"type": "websocket.send", "bytes": part})
-        if not message.get("more_body", False):
+        if not more:
             await self.end(self._status, None if self._kept is None else _parsed(self._kept))
 
     async def end(self, status: int, error: Any = None) -> None:
