@@ -211,7 +211,8 @@ def test_stubs_name_models_and_inputs_for_type_checkers(server: ServerUnderTest,
         "async def main() -> None:\n    await AsyncClient().models.numbers.predict(images=[[0.0]], timeout='long')\n"
     )
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "stubs.py", "program.py"]
-    environment = {"MYPYPATH": str(ROOT / "packages" / "tsx-client" / "src"), "PATH": ""}
+    source = str(ROOT / "packages" / "tsx-client" / "src")
+    environment = {"MYPYPATH": source, "PYTHONPATH": source, "PATH": ""}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False)
     errors = [line.split(": ", 2) for line in done.stdout.splitlines() if ": error:" in line]
     assert [(place, text.rpartition("[")[2]) for place, _, text in errors] == [
@@ -219,7 +220,9 @@ def test_stubs_name_models_and_inputs_for_type_checkers(server: ServerUnderTest,
         ("program.py:6", "attr-defined]"),
         ("program.py:8", "arg-type]"),
     ], done.stdout
-    run = subprocess.run([sys.executable, "stubs.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(
+        [sys.executable, "stubs.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
     assert run.returncode == 0, run.stderr
 
 
