@@ -65,7 +65,12 @@ class Guard(NamedTuple):
         self.check(headers)
         named = dict(headers)
         origin = named.get(b"origin")
-        if origin and self.same_site and host_of_origin(origin) != host_of(named.get(b"host", b"")) and not self._may_call(origin):
+        if (
+            origin is not None
+            and self.same_site
+            and host_of_origin(origin) != host_of(named.get(b"host", b""))
+            and not self._may_call(origin)
+        ):
             raise self._foreign("Origin", origin)
 
     def _may_call(self, origin: bytes) -> bool:
