@@ -49,6 +49,8 @@ def stream(index, order, context):
     return b"end"
 """
 
+REFUSED = (InvalidStatus, ConnectionClosed, OSError)  # the server closes before it has read the handshake, so its answer may be lost
+
 
 def address(server: RunningServer, path: str = "/predictions/talker") -> str:
     return server.addresses["inference"].replace("http", "ws") + path
@@ -235,6 +237,24 @@ def test_limits_of_clients_count_messages(start_server: Callable[..., Any]) -> N
             first, second = (answer_on(socket)[1] for _ in range(2))
     assert (first["status"], second["status"], second["headers"]["retry-after"]) == (200, 429, "1")
     assert second["error"]["type"] == "TooManyRequestsException"
+
+
+def test_a_websocket_counts_as_a_connection_until_it_ends(start_server: Callable[..., Any], until: Callable[..., None]) -> None:
+    with start_server(max_connections_per_client=1) as server:
+        server.register("talker.mar", initial_workers=1)
+        with talk(server) as socket:
+            assert ask(socket)[1]["status"] == 200
+            with pytest.raises(REFUSED):
+                talk(server)
+
+        def is_free() -> bool:
+            try:
+                with talk(server) as socket:
+                    return bool(ask(socket)[1]["status"] == 200)
+            except REFUSED:
+                return False
+
+        until(is_free)
 
 
 @pytest.fixture(scope="module")
