@@ -42,7 +42,7 @@ COMPOSE = yaml.safe_load((INFRA / "compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
 GENERATION = dict.fromkeys(["time_to_first_token_seconds", "time_per_output_token_seconds"], "histogram")
 GENERATION |= dict.fromkeys(["prompt_tokens_total", "tokens_total"], "counter")
-GENERATION |= dict.fromkeys(["running_sequences", "waiting_sequences", "cache_use_ratio"], "gauge")  # as engines report them
+GENERATION |= dict.fromkeys(["running_sequences", "waiting_sequences", "cache_use_ratio"], "gauge")
 OF_PROMETHEUS = {"instance", "job"}  # labels that it adds
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, which scripts/install-promtool installs")
@@ -120,7 +120,7 @@ def rendered() -> dict[str, set[str]]:
     stats = Stats()
     count(stats, (1.0, 1.0, 2.0), [FakeJob(1.0)], TIMES.pack(1.0, 1.0, 0.1, 0.1, 0.1))
     stats.refusals["QueueFull"] = 1
-    labels = {"model_name": "m", "model_version": "1", "adapter": ""}
+    labels = {"ModelName": "m", "Level": "Model", "adapter": "", "worker": "9000"}  # as engines have
     for name, kind in GENERATION.items():
         stats.add_handler_metrics([{"name": f"tsx_generation_{name}", "type": kind, "unit": "", "value": 1.0, "dimensions": labels}])
     worker = SimpleNamespace(id="9000", state=WorkerState.READY, load_seconds=1.0, forms_passed_over=("why",))

@@ -7,22 +7,19 @@ CONFIG = "asyncCommunication: true\nminWorkers: 1\nmaxWorkers: 1\n"
 # `Talker` repeats the prompt's words. `max_tokens` bounds them; a prompt with `slow` pauses between them, with `break` it fails after two.
 TALKER = """
 import asyncio, json, time
-
-LABELS = ["model_name", "model_version", "adapter"]
-
+from ts.metrics.dimension import Dimension
 
 class Talker:
     input_kind = "chat"
 
     async def initialize(self, context):
-        model = context.manifest["model"]
-        self.labels = [model["modelName"], model["modelVersion"], ""]
         self.running = 0
         self.cancelled = 0
         self.context = context
 
     def report(self, name, value, kind):
-        self.context.metrics.add_metric_to_cache("tsx_generation_" + name, "", LABELS, kind).add_or_update(value, self.labels)
+        labels = [Dimension("adapter", "")] + ([Dimension("worker", "9000")] if kind == "gauge" else [])
+        self.context.metrics.add_metric("tsx_generation_" + name, value, "", None, labels, kind)
 
     async def handle(self, data, context):
         body = data[0].get("body") or data[0].get("data")

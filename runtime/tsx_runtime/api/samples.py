@@ -22,7 +22,6 @@ SAMPLES = "samples"  # the directory of an archive that holds inputs for trying 
 LONGEST_SAMPLE = 32 << 20  # bytes
 MOST_LISTED = 200
 NUMBERS = ("", "base_handler", "torchscript_handler")  # handlers that take JSON lists of numbers
-GENERATION = "huggingface_generation"  # the handler of text generation
 SIDE = 224  # pixels of a generated image
 TEXT = b"The quick brown fox jumps over the lazy dog."
 
@@ -36,7 +35,7 @@ class SampleInput(NamedTuple):
 def input_of(version: ModelVersion) -> str | None:
     """image, text, json, file or chat: what its handler takes, as its workers say, or what tsx's own handlers are known to take."""
     kind = next((worker.input for worker in version.workers if worker.input), None)
-    return kind or ("json" if version.handler in NUMBERS else "chat" if version.handler == GENERATION else None)
+    return kind or ("json" if version.handler in NUMBERS else None)
 
 
 def samples_of(version: ModelVersion) -> list[tuple[Path, int]]:

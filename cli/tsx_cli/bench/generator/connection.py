@@ -163,4 +163,9 @@ def _plain_ok(data: bytes) -> bool:
         if at < 0:
             return False
     digits = data[at + _SIZE : data.find(b"\r", at + _SIZE)]
-    return digits.isdigit() and end + 4 + int(digits) == len(data) and data.find(b"onnection: ", 12, end) < 0
+    return (
+        digits.isdigit()
+        and end + 4 + int(digits) == len(data)
+        and data.find(b"onnection: ", 12, end) < 0
+        and data.find(CONTENT_TYPE, 12, end) < 0
+    )

@@ -17,7 +17,7 @@ from tsx_cli.bench.model.parts import StreamFigures
 CONTENT_TYPE = b"text/event-stream"
 FAILED = "error event"  # the kind of error of an answer that ended with one
 TOKENS = ("completion_tokens", "output_tokens", "generated_tokens")  # of OpenAI's `usage`, of its responses, of Hugging Face's `details`
-PROMPT_TOKENS = ("prompt_tokens", "input_tokens")
+PROMPT_TOKENS = ("prompt_tokens", "input_tokens", "input_length")
 
 
 class StreamRecord(NamedTuple):

@@ -115,7 +115,8 @@ def details(results: Results) -> Iterator[str]:
         yield f"cold: ready after {line.ready}, first answer {line.first}; warm p50 {line.warm}"
     if point is not None and (stream := point.stream) is not None:
         good = "" if stream.goodput is None else f"; goodput {number(stream.goodput)} answers/s"
-        yield f"{number(stream.tokens_per_second)} tokens/s, {number(stream.prompt_tokens_per_second)} prompt tokens/s{good}"
+        prompts = f", {number(stream.prompt_tokens_per_second)} prompt tokens/s" if stream.prompt_tokens else ""
+        yield f"{number(stream.tokens_per_second)} tokens/s{prompts}{good}"
         for name, times in (("time to first token", stream.ttft), ("time per output token", stream.tpot)):
             yield f"{name}: p50 {milliseconds(times.p50_ms)}, p99 {milliseconds(times.p99_ms)}, slowest {milliseconds(times.max_ms)}"
     if point is not None and (drawn := over_time.spark_line(point)):

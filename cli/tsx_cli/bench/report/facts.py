@@ -46,7 +46,7 @@ class PointLine(NamedTuple):
 
 COLD = ("configuration", "start until ready", "first answer", "warm p50")
 SIZES = ("input", "answers", "p50", "p99")
-STREAMS = ("configuration", "load", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "tokens/s", "prompt tokens/s", "goodput")
+STREAMS = ("configuration, load", "TTFT p50, p99", "TPOT p50, p99", "tokens/s", "goodput")
 
 
 def title(results: Results) -> str:
@@ -117,7 +117,11 @@ def tiles(results: Results) -> list[Tile]:
     ]
     if (stream := point.stream) is not None:
         shown_tiles[1:3] = [
-            Tile("Tokens", f"{number(stream.tokens_per_second)}/s", f"and {number(stream.prompt_tokens_per_second)}/s of prompts"),
+            Tile(
+                "Tokens",
+                f"{number(stream.tokens_per_second)}/s",
+                f"and {number(stream.prompt_tokens_per_second)}/s of prompts" if stream.prompt_tokens else "generated",
+            ),
             Tile("TTFT p99", milliseconds(stream.ttft.p99_ms), f"time to first token, p50 {milliseconds(stream.ttft.p50_ms)}"),
             Tile("TPOT p99", milliseconds(stream.tpot.p99_ms), f"time per output token, p50 {milliseconds(stream.tpot.p50_ms)}"),
         ]
@@ -163,16 +167,15 @@ def streams(results: Results) -> list[Sequence[str]]:
     """Of each measured load; goodput is the answers per second that kept each bound by themselves."""
     return [
         (
-            shown.name(trial, results),
-            str(point.offered),
-            *(milliseconds(times[figure]) for figure in ("ttft.p50_ms", "ttft.p99_ms", "tpot.p50_ms", "tpot.p99_ms")),
-            number(point.stream.tokens_per_second),
-            number(point.stream.prompt_tokens_per_second),
-            shown.NONE if point.stream.goodput is None else f"{number(point.stream.goodput)}/s",
+            f"{shown.name(trial, results)}, {point.offered}",
+            f"{milliseconds(stream.ttft.p50_ms)}, {milliseconds(stream.ttft.p99_ms)}",
+            f"{milliseconds(stream.tpot.p50_ms)}, {milliseconds(stream.tpot.p99_ms)}",
+            number(stream.tokens_per_second),
+            shown.NONE if stream.goodput is None else f"{number(stream.goodput)}/s",
         )
         for trial in (results.trials[index] for index in shown.ordered(results))
         for point in trial.points
-        if point.stream is not None and (times := point.times)
+        if (stream := point.stream) is not None
     ]
 
 

@@ -84,7 +84,11 @@ def _openai(path: str, model: str, version: str | None, payload: Payload) -> Enc
     if "inputs" in body:
         text, own = body.pop("inputs"), body.pop("parameters", None) or {}
         named = {"max_tokens" if name == "max_new_tokens" else name: value for name, value in own.items()}
-        body |= named | ({"prompt": text} if path == COMPLETIONS else {"messages": [{"role": "user", "content": text}]})
+        body |= named | (
+            {"prompt": text}
+            if path == COMPLETIONS
+            else {"messages": text if isinstance(text, list) else [{"role": "user", "content": text}]}
+        )
     body["model"] = f"{model}:{version}" if version else model
     if body.setdefault("stream", True):
         body.setdefault("stream_options", {"include_usage": True})

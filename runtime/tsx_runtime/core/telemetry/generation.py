@@ -11,10 +11,11 @@ from tsx_runtime.core.telemetry.version_stats import VALUE_BOUNDS, HandlerMetric
 PREFIX = "tsx_generation_"
 TIMES = ("time_to_first_token_seconds", "time_per_output_token_seconds")
 COUNTERS = ("prompt_tokens_total", "tokens_total")
+GAUGES = ("running_sequences", "waiting_sequences", "cache_use_ratio")
 
 
 class GenerationSnapshot(NamedTuple):
-    """The metrics at one moment, of all adapters together."""
+    """The metrics at one moment, of all adapters and workers together; of the cache the fullest."""
 
     buckets: tuple[tuple[int, ...], ...]  # of each of TIMES
     counts: tuple[float, ...]  # of each of COUNTERS
@@ -40,16 +41,20 @@ class GenerationPoint(NamedTuple):
 def read_generation(metrics: Mapping[MetricKey, HandlerMetric]) -> GenerationSnapshot | None:
     """None for a model that generates no text."""
     found: dict[str, list[HandlerMetric]] = {}
-    for (name, *_), metric in metrics.items():
-        if name.startswith(PREFIX):
-            found.setdefault(name[len(PREFIX) :], []).append(metric)
+    gauges: dict[str, dict[str, float]] = {}  # by worker: each has its own engine, which all adapters share
+    for (name, kind, _, dimensions), metric in metrics.items():
+        if not name.startswith(PREFIX):
+            continue
+        found.setdefault(name[len(PREFIX) :], []).append(metric)
+        if kind == "gauge":
+            workers, worker = gauges.setdefault(name[len(PREFIX) :], {}), dict(dimensions).get("worker", "")
+            workers[worker] = max(metric.last, workers.get(worker, 0.0))
     if not found:
         return None
     none = (0,) * (len(VALUE_BOUNDS) + 1)
     buckets = (tuple(map(sum, zip(none, *(each.buckets for each in found.get(name, ())), strict=True))) for name in TIMES)
     counts = (sum(each.sum for each in found.get(name, ())) for name in COUNTERS)
-    last = {name: [each.last for each in found.get(name, ())] for name in ("running_sequences", "waiting_sequences", "cache_use_ratio")}
-    running, waiting, cache_use = last.values()
+    running, waiting, cache_use = (list(gauges.get(name, {}).values()) for name in GAUGES)
     return GenerationSnapshot(tuple(buckets), tuple(counts), sum(running), sum(waiting), max(cache_use, default=0.0))
 
 

@@ -73,7 +73,7 @@ def test_bounds_of_streams_need_streams(served: Running, run: Run) -> None:
 @pytest.mark.slow
 def test_an_archive_is_measured_in_tokens(run: Run, tmp_path: Path) -> None:
     make_model(tmp_path / "talker.mar", TALKER, config=CONFIG)
-    words = ("--workers", 1, "--batch-sizes", 1, "--threads", 1, "--connections", 2, "--rounds", 1, "--duration", "0.5s", "--output", "out")
+    words = ("--workers", 1, "--batch-sizes", 1, "--threads", 1, "--connections", 2, "--rounds", 1, "--duration", "0.2s", "--output", "out")
     done = run("bench", "talker.mar", "--slo", "ttft.p99<20s", "--max-tokens", 6, "--time-limit", "60s", *words)
     assert done.code == 0, done.out + done.err
     results = read_results(Path("out/results.json"))

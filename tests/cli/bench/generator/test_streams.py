@@ -60,6 +60,8 @@ def test_where_a_body_is_cut_does_not_matter_but_for_the_times(cuts: list[int], 
 def test_usage_of_the_last_event_counts_and_not_the_events() -> None:
     """One event may hold several tokens."""
     assert read_stream([(1.0, event(delta(content="a b c"))), (2.0, event(USAGE))]).tokens == 5
+    last = {"token": {"text": "x"}, "generated_text": "x", "details": {"generated_tokens": 3, "input_length": 8}}
+    assert read_stream([(1.0, event(last))]) == StreamRecord(1.0, 1.0, 3, 8)
     response = {"type": "response.completed", "response": {"usage": {"output_tokens": 4, "input_tokens": 3}, "error": None}}
     assert read_stream([(1.0, event(response))]) == StreamRecord(None, None, 4, 3)
     assert read_stream([(1.0, event({"token": {"text": ""}, "details": {"generated_tokens": 6}}))]).tokens == 6

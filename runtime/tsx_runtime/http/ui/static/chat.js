@@ -16,6 +16,9 @@ const PARAMETERS = [ // of OpenAI's API; the engine decides what is left empty
   ["seed", "Seed", { step: 1 }, "the same one, the same answer"],
 ];
 
+/** Whether a version generates text; of what chats its handler says so. */
+export const generates = ({ input, handler }) => input === "chat" || handler === "huggingface_generation";
+
 const conversations = new Map(); // messages by model, until the page is left
 
 export function chatPanel(name) {
@@ -122,7 +125,7 @@ export function chatPanel(name) {
   return {
     node: h("div", { class: "halves" }, h("section", { class: "card", "aria-label": "Chat" }, h("div", { class: "row" }, h("h2", {}, "Chat"), state.node), log, form), settings),
     update(model) {
-      const able = model.versions.filter(({ input }) => input === "chat");
+      const able = model.versions.filter(generates);
       const labels = Object.entries(model.labels).filter(([, version]) => able.some((each) => each.version === version)).map(([label]) => label);
       served = model.default;
       const now = model.versions.find(({ version }) => version === (model.labels[versions.value] ?? (versions.value || served)));
@@ -130,7 +133,7 @@ export function chatPanel(name) {
       const own = now?.huggingface ?? {};
       const key = JSON.stringify([able.map(({ version }) => version), labels, served, own]);
       if (key === known) return;
-      if (!known && own.chat === false) mode.value = "completions"; // it has no chat template
+      if (!known && now?.input !== "chat" && !own.chat) mode.value = "completions"; // it has no chat template
       known = key;
       choose(versions, [["", `default (${served})`], ...[...able.map(({ version }) => version), ...labels].map((each) => [each, each])]);
       choose(adapters, [["", "none"], ...(own.adapters ?? []).map((each) => [each, each])]);

@@ -3,7 +3,7 @@
 import { get, kept, path, saidBy, send, Unreachable } from "./api.js";
 import { fileOf, parsed, stages } from "./answer.js";
 import { answerView, raw } from "./answerview.js";
-import { chatPanel } from "./chat.js";
+import { chatPanel, generates } from "./chat.js";
 import { field, h, newId, say, show } from "./dom.js";
 import { exceptionOf } from "./errors.js";
 import { stagesList } from "./figures.js";
@@ -36,7 +36,7 @@ export function playgroundTab(name) {
   return {
     node: h("div", {}, choice, Object.values(ways).map((way) => way.node)),
     update(model) {
-      const chats = model.versions.some(({ input }) => input === "chat");
+      const chats = model.versions.some(generates);
       show(choice, chats);
       if (!chats) choose("Single request");
       else if (chosen === null) choose("Chat");
