@@ -23,27 +23,30 @@ const histories = new Map(); // entries by model, the newest first; see `run` of
 
 /** A conversation with a model that generates text, or single requests, which are all that other models have. */
 export function playgroundTab(name) {
-  const ways = { Chat: chatPanel(name), "Single request": requestPanel(name) };
-  const group = newId();
-  let chosen = null;
+  const request = requestPanel(name), place = h("div", {}, request.node), group = newId();
+  let chat = null; // once it is known that the model generates text
   const choose = (label) => {
-    chosen = label;
-    for (const [each, way] of Object.entries(ways)) show(way.node, each === label);
     radios[label].checked = true;
+    place.replaceChildren((label === "Chat" ? chat : request).node);
   };
-  const radios = Object.fromEntries(Object.keys(ways).map((label) => [label, h("input", { type: "radio", name: group, value: label, onchange: () => choose(label) })]));
-  const choice = h("fieldset", { class: "segments" }, h("legend", {}, "Playground"), Object.entries(radios).map(([label, radio]) => h("label", {}, radio, h("span", {}, label))));
+  const radios = Object.fromEntries(["Chat", "Single request"].map((label) => [label, h("input", { type: "radio", name: group, value: label, onchange: () => choose(label) })]));
+  const choice = h("fieldset", { class: "segments", hidden: true }, h("legend", {}, "Playground"), Object.entries(radios).map(([label, radio]) => h("label", {}, radio, h("span", {}, label))));
   return {
-    node: h("div", {}, choice, Object.values(ways).map((way) => way.node)),
+    node: h("div", {}, choice, place),
     update(model) {
-      const chats = model.versions.some(generates);
-      show(choice, chats);
-      if (!chats) choose("Single request");
-      else if (chosen === null) choose("Chat");
-      for (const way of Object.values(ways)) way.update(model);
+      if (!chat && model.versions.some(generates)) {
+        chat = chatPanel(name);
+        show(choice, true);
+        choose("Chat");
+      }
+      chat?.update(model);
+      request.update(model);
     },
-    rest: ways["Single request"].rest,
-    close: () => Object.values(ways).forEach((way) => way.close()),
+    rest: request.rest,
+    close() {
+      chat?.close();
+      request.close();
+    },
   };
 }
 
