@@ -61,7 +61,7 @@ PromptTokens = Annotated[
 MaxTokens = Annotated[
     str | None,
     typer.Option(
-        metavar="LENGTHS", help="Most tokens of an answer, as --prompt-tokens has them; by default 64 for prompts.", rich_help_panel=INPUTS
+        metavar="LENGTHS", help="With prompts: the most tokens of an answer, in the same forms; by default 64.", rich_help_panel=INPUTS
     ),
 ]
 ContentType = Annotated[

@@ -12,7 +12,7 @@ from pathlib import Path
 from tsx_archiver import Inspection, inspect_archive, read_member
 from tsx_archiver.limits import MIB
 from tsx_cli.bench.workload.payloads import MOST_BYTES, Payload, is_header, read_payloads
-from tsx_cli.bench.workload.prompts import Lengths, limited, parse_lengths, prompts
+from tsx_cli.bench.workload.prompts import Lengths, parse_lengths, prompts
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.options import archive_limits
@@ -66,8 +66,7 @@ def choose_payloads(
             raise UsageError("--prompt-tokens makes prompts; leave --input, --input-kind and --input-shape out, or it")
         return _prompts(prompt_tokens, answers, seed)
     if max_tokens is not None:
-        chosen = choose_payloads(archive, sources, kind=kind, shape=shape, count=count, seed=seed, content_type=content_type)
-        return limited(chosen[0], answers, seed), chosen[1]
+        raise UsageError("--max-tokens is for generated prompts: give --prompt-tokens as well; other inputs say it themselves")
     if content_type is not None and not is_header("content-type", content_type):
         raise UsageError(f"--content-type: '{content_type}' is not a content type; one looks like image/png")
     if sources:

@@ -10,16 +10,14 @@ import json
 import math
 import random
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.failure import UsageError
 
 COUNT = 256  # different prompts: one that comes again may be in a server's prefix cache
 LONGEST = 1 << 17  # tokens
-JSON = "application/json"
 _LENGTHS = re.compile(r"(?:(constant|uniform|lognormal):)?(\d+)(?:,(\d+(?:\.\d+)?))?")
 
 
@@ -57,32 +55,5 @@ def prompts(lengths: Lengths, answers: Lengths, words: Sequence[str], count: int
     for _ in range(count):
         text = " ".join(chance.choices(words, k=lengths.draw(chance)))
         body = {"inputs": text, "parameters": {"max_new_tokens": answers.draw(chance)}, "stream": True}
-        made.append(Payload(_dumped(body), JSON))
+        made.append(Payload(json.dumps(body, separators=(",", ":")).encode(), "application/json"))
     return made
-
-
-def limited(payloads: Sequence[Payload], answers: Lengths, seed: int = 0) -> list[Payload]:
-    """The same requests with so many tokens for each answer; a text becomes a prompt. Raises UsageError."""
-    chance = random.Random(seed)
-    return [_limited(payload, answers.draw(chance)) for payload in payloads]
-
-
-def _limited(payload: Payload, tokens: int) -> Payload:
-    body = None
-    with suppress(ValueError, RecursionError):
-        body = json.loads(payload.body)
-    if not isinstance(body, dict):
-        try:
-            body = {"inputs": payload.body.decode(), "stream": True}
-        except UnicodeDecodeError:
-            raise UsageError(f"--max-tokens: {payload.name or 'an input'} is no text, and no request of text generation") from None
-    if "inputs" in body:
-        own = body.get("parameters")
-        body["parameters"] = {**(own if isinstance(own, Mapping) else {}), "max_new_tokens": tokens}
-    else:
-        body["max_output_tokens" if "input" in body else "max_tokens"] = tokens
-    return payload._replace(body=_dumped(body), content_type=JSON)
-
-
-def _dumped(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, separators=(",", ":")).encode()

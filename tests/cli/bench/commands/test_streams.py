@@ -74,10 +74,10 @@ def test_bounds_of_streams_need_streams(served: Running, run: Run) -> None:
 def test_an_archive_is_measured_in_tokens(run: Run, tmp_path: Path) -> None:
     make_model(tmp_path / "talker.mar", TALKER, config=CONFIG)
     words = ("--workers", 1, "--batch-sizes", 1, "--threads", 1, "--connections", 2, "--rounds", 1, "--duration", "0.2s", "--output", "out")
-    done = run("bench", "talker.mar", "--slo", "ttft.p99<20s", "--max-tokens", 6, "--time-limit", "60s", *words)
+    done = run("bench", "talker.mar", "--slo", "ttft.p99<20s", "--prompt-tokens", 8, "--max-tokens", 6, "--time-limit", "60s", *words)
     assert done.code == 0, done.out + done.err
     results = read_results(Path("out/results.json"))
-    assert results.inputs.source == "generated: 256 different prompts of lognormal:64,0.6 words"
+    assert results.inputs.source == "generated: 256 different prompts of 8 words"
     assert results.winner is not None
     point = results.trials[results.winner].chosen
     assert point is not None

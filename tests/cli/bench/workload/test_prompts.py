@@ -12,7 +12,7 @@ import pytest
 from tests.support.models import make_model
 from tsx_cli.bench.workload.inputs import choose_payloads
 from tsx_cli.bench.workload.payloads import Payload
-from tsx_cli.bench.workload.prompts import LONGEST, Lengths, limited, parse_lengths, prompts
+from tsx_cli.bench.workload.prompts import LONGEST, Lengths, parse_lengths, prompts
 from tsx_cli.bench.workload.protocols import render
 from tsx_cli.common.failure import UsageError
 
@@ -53,21 +53,6 @@ def test_prompts_have_the_lengths_of_their_distribution() -> None:
     assert lengths_of("lognormal:64,0.6") == drawn  # the same seed
 
 
-def test_tokens_of_answers_are_set_in_each_shape_of_request() -> None:
-    own = Payload(b'{"inputs":"a","parameters":{"temperature":0.5}}', "application/json", (("x", "y"),), at=2.0)
-    chat, response = Payload(b'{"messages":[],"max_tokens":3}'), Payload(b'{"input":"a"}')
-    found = limited([own, chat, response, Payload(b"a 5")], Lengths("constant", 8))
-    assert [json.loads(each.body) for each in found] == [
-        {"inputs": "a", "parameters": {"temperature": 0.5, "max_new_tokens": 8}},
-        {"messages": [], "max_tokens": 8},
-        {"input": "a", "max_output_tokens": 8},
-        {"inputs": "a 5", "stream": True, "parameters": {"max_new_tokens": 8}},
-    ]
-    assert (found[0].headers, found[0].at) == (own.headers, 2.0)
-    with pytest.raises(UsageError, match=r"--max-tokens: a[.]png is no text"):
-        limited([Payload(b"\x89PNG", name="a.png")], Lengths("constant", 8))
-
-
 def body_of(protocol: str, payload: Payload, version: str | None = None) -> tuple[bytes, Any]:
     head, _, body = render(protocol, "http://h", "m", payload, version=version).partition(b"\r\n\r\n")
     return head.split(b" ")[1], json.loads(body)
@@ -87,9 +72,11 @@ def test_a_prompt_becomes_a_request_of_openais() -> None:
 
 def test_a_model_that_chats_gets_prompts_unless_it_has_samples(tmp_path: Path) -> None:
     made = make_model(tmp_path / "m.mar", "class Talker:\n    input_kind = 'chat'\n")
-    payloads, source = choose_payloads(made, max_tokens="5")
-    assert json.loads(payloads[0].body)["parameters"] == {"max_new_tokens": 5}
+    payloads, source = choose_payloads(made)
+    assert json.loads(payloads[0].body)["parameters"] == {"max_new_tokens": 64}
     assert source == "generated: 256 different prompts of lognormal:64,0.6 words"
     assert choose_payloads(None, prompt_tokens="3")[1] == "generated: 256 different prompts of 3 words"
+    with pytest.raises(UsageError, match="--max-tokens is for generated prompts: give --prompt-tokens as well"):
+        choose_payloads(made, max_tokens="3")
     with pytest.raises(UsageError, match="--prompt-tokens makes prompts; leave --input"):
         choose_payloads(None, [tmp_path], prompt_tokens="3")
