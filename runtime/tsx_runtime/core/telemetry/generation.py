@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
-from tsx_runtime.core.telemetry.version_stats import VALUE_BOUNDS, HandlerMetric, MetricKey
+from tsx_runtime.core.telemetry.histogram import SHOWN
+from tsx_runtime.core.telemetry.version_stats import GENERATION, HandlerMetric, MetricKey
 
-PREFIX = "tsx_generation_"
 TIMES = ("time_to_first_token_seconds", "time_per_output_token_seconds")
 COUNTERS = ("prompt_tokens_total", "tokens_total")
 GAUGES = ("running_sequences", "waiting_sequences", "cache_use_ratio")
@@ -43,15 +43,15 @@ def read_generation(metrics: Mapping[MetricKey, HandlerMetric]) -> GenerationSna
     found: dict[str, list[HandlerMetric]] = {}
     gauges: dict[str, dict[str, float]] = {}  # by worker: each has its own engine, which all adapters share
     for (name, kind, _, dimensions), metric in metrics.items():
-        if not name.startswith(PREFIX):
+        if not name.startswith(GENERATION):
             continue
-        found.setdefault(name[len(PREFIX) :], []).append(metric)
+        found.setdefault(name[len(GENERATION) :], []).append(metric)
         if kind == "gauge":
-            workers, worker = gauges.setdefault(name[len(PREFIX) :], {}), dict(dimensions).get("worker", "")
+            workers, worker = gauges.setdefault(name[len(GENERATION) :], {}), dict(dimensions).get("worker", "")
             workers[worker] = max(metric.last, workers.get(worker, 0.0))
     if not found:
         return None
-    none = (0,) * (len(VALUE_BOUNDS) + 1)
+    none = (0,) * (len(SHOWN) + 1)
     buckets = (tuple(map(sum, zip(none, *(each.buckets for each in found.get(name, ())), strict=True))) for name in TIMES)
     counts = (sum(each.sum for each in found.get(name, ())) for name in COUNTERS)
     running, waiting, cache_use = (list(gauges.get(name, {}).values()) for name in GAUGES)
@@ -82,13 +82,13 @@ def generation_between(before: GenerationSnapshot | None, after: GenerationSnaps
 
 
 def quantile_within(counts: Iterable[int], which: float) -> float | None:
-    """Of a handler's histogram, evenly within a bucket, as Prometheus's histogram_quantile; what is beyond all bounds lies at the last."""
+    """Of a histogram with the bounds SHOWN, evenly within a bucket, as histogram_quantile of Prometheus; beyond all bounds the last."""
     found = list(counts)
     total = sum(found)
     if not total:
         return None
     rank, low = which * total, 0.0
-    for below, count, bound in zip(accumulate(found), found, VALUE_BOUNDS, strict=False):
+    for below, count, bound in zip(accumulate(found), found, SHOWN, strict=False):
         if below >= rank:
             return round(low + (bound - low) * (rank - below + count) / count, 6)
         low = bound

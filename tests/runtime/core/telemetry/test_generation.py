@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tsx_runtime.core.telemetry.generation import GenerationPoint, generation_between, quantile_within, read_generation
-from tsx_runtime.core.telemetry.version_stats import VALUE_BOUNDS, Stats
+from tsx_runtime.core.telemetry.histogram import SHOWN
+from tsx_runtime.core.telemetry.version_stats import Stats
 
 
 def report(stats: Stats, name: str, kind: str, value: float, adapter: str = "") -> None:
@@ -58,11 +59,11 @@ def test_each_worker_has_an_engine_that_its_adapters_share() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "which", "found"), [([0.004], 0.5, 0.0025), ([99.0], 0.99, 10.0), ([0.3, 0.3, 0.6], 0.5, 0.4375), ([], 0.5, None)]
+    ("values", "which", "found"), [([0.004], 0.5, 0.00375), ([150.0], 0.99, 100.0), ([0.3, 0.3, 0.6], 0.5, 0.4375), ([], 0.5, None)]
 )
 def test_a_quantile_lies_evenly_in_its_bucket(values: list[float], which: float, found: float | None) -> None:
     stats = Stats()
     for value in values:
         report(stats, "time_per_output_token_seconds", "histogram", value)
-    counts = next((metric.buckets for metric in stats.handler_metrics.values()), [0] * (len(VALUE_BOUNDS) + 1))
+    counts = next((metric.buckets for metric in stats.handler_metrics.values()), [0] * (len(SHOWN) + 1))
     assert quantile_within(counts, which) == (None if found is None else pytest.approx(found))

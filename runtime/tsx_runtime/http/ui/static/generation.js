@@ -3,7 +3,7 @@
 import { chart } from "./chart.js";
 import { h, show } from "./dom.js";
 import { pointsOf } from "./figures.js";
-import { duration, number, percent } from "./format.js";
+import { duration, number } from "./format.js";
 import { live } from "./live.js";
 
 /** Each with its lines: of one version all of them, of several the first of each. The places are those of a point's `generation`. */
@@ -12,7 +12,7 @@ const CHARTS = [
   ["Time per output token", duration, { least: 0.004 }, [["p99", 3, 1], ["p50", 2, 0]]],
   ["Tokens per second", number, { least: 4 }, [["out", 5, 0], ["in", 4, 1]]],
   ["Sequences", number, { whole: true, least: 4 }, [["running", 6, 0], ["waiting", 7, 1]]],
-  ["Cache use", (share) => (share === null ? "–" : percent(share, 0)), { least: 0.04 }, [["in use", 8, 0]]],
+  ["Cache use", (share) => (share === null ? "–" : `${number(100 * share)} %`), { least: 0.04 }, [["in use", 8, 0]]],
 ];
 
 /** Shown where a version reports such metrics; `update(name, versions, span)`, with the versions that have a line. */
