@@ -135,6 +135,15 @@ def test_what_runs_no_model_is_refused_in_the_handshake(server: RunningServer, p
     assert answer.headers["x-request-id"]
 
 
+def test_chat_is_a_path_as_well_and_its_body_names_the_model(server: RunningServer) -> None:
+    pytest.importorskip("tsx_runtime.http.semantics.openai")
+    with talk(server, "/v1/chat/completions") as socket:
+        (piece,), _ = ask(socket, '{"model": "talker", "messages": []}')
+        assert json.loads(piece)["headers"]["url_path"] == "v1/chat/completions"
+        _, end = ask(socket, '{"model": "none", "messages": []}')
+    assert (end["status"], end["error"]["code"]) == (404, "model_not_found")
+
+
 def test_another_address_has_no_websocket(server: RunningServer) -> None:
     with pytest.raises(InvalidStatus):
         connect(server.addresses["management"].replace("http", "ws") + "/models", proxy=None)
