@@ -221,7 +221,7 @@ class Pretrained:
             entails = any(label.startswith("entail") for label in labels)
             return "zero-shot-classification" if entails else "text-ranking" if len(labels) == 1 else able[0]
         if "summarization" in able:
-            told = {name.partition("_")[0] for name in self.config.get("task_specific_params") or {}} & {"summarization", "translation"}
+            told = {str(name).partition("_")[0] for name in self.config.get("task_specific_params") or {}} & set(able)
             if len(told) == 1:
                 return told.pop()
             return "translation" if kind in _TRANSLATES else "summarization" if kind in _SUMMARIZES else None
