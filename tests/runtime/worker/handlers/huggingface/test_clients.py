@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -126,8 +127,6 @@ def models(start_server: Any, model_root: Path) -> Iterator[Any]:
             (place / "MAR-INF").mkdir(parents=True)
             manifest = {"runtime": "python", "model": {"modelName": name, "handler": "huggingface"}, "huggingface": {"task": task}}
             (place / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
-            import shutil
-
             shutil.copytree(directory, place / "huggingface_model")
             running.register(name, initial_workers=2 if name == "sentences" else 1)
         yield running
