@@ -166,7 +166,7 @@ class Registrar:
             order = in_place_of(old, order, archive.config)
         order = with_own_settings(order, self._settings.models.get(name))
         own = self._settings.model_versions.get(name, {}).get(number, NOTHING_OWN)
-        chosen = plan(order, archive.config, self._settings, self._host.gpus, own)
+        chosen = plan(order, archive.config, self._settings, self._host.gpus, own, order.handler or archive.manifest.handler)
         chosen = _with_policy(chosen, name, archive.config.batch_policy, self._host.batch_policies)
         return ModelVersion(name, number, archive, order, chosen, self._host, environment)
 
