@@ -22,10 +22,11 @@ LONGEST_NAME = 1000  # characters
 
 
 class ModelName(NamedTuple):
-    """`NAME[:VERSION][/ADAPTER]`; the version may be a label, and the adapter is the worker's business."""
+    """`NAME[:VERSION][/ADAPTER]`; the version may be a label, and the worker, which has the adapters, reads theirs itself."""
 
     name: str
     version: str | None
+    adapter: str | None
 
 
 def speaks_openai(path: str) -> bool:
@@ -36,8 +37,9 @@ def speaks_openai(path: str) -> bool:
 
 
 def split_name(text: str) -> ModelName:
-    name, _, version = text.partition("/")[0].partition(":")
-    return ModelName(name, version or None)
+    model, _, adapter = text.partition("/")
+    name, _, version = model.partition(":")
+    return ModelName(name, version or None, adapter or None)
 
 
 def model_in_json(body: Body) -> str | None:

@@ -122,7 +122,7 @@ def read_document(body: Any) -> Mapping[str, Any]:
 def adapter_of(asked: str | None, model: str) -> str | None:
     """Of `NAME[:VERSION][/ADAPTER]`, where that name is the model's; other names are those of clients that choose the model by the path."""
     name, _, adapter = (asked or "").partition("/")
-    return adapter or None if name.partition(":")[0] == model else None
+    return adapter or None if name.partition(":")[0] in ("", model) else None
 
 
 def shown(value: Any) -> str:

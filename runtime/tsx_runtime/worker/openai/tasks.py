@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
 from tsx_runtime.worker.openai.errors import Refused
-from tsx_runtime.worker.openai.fields import Fields, adapter_of, read_document
+from tsx_runtime.worker.openai.fields import Fields, read_document
 
 EMBEDDINGS, RERANK, TRANSCRIPTIONS = "v1/embeddings", ("v1/rerank", "v2/rerank", "rerank"), "v1/audio/transcriptions"
 PATHS = (EMBEDDINGS, *RERANK, TRANSCRIPTIONS)
@@ -42,14 +42,12 @@ class _Transcription(NamedTuple):
     format: str
 
 
-def read(path: str, headers: Mapping[str, str], body: Any, model: str = "") -> TaskRequest:
-    """`body`: that of a row, as bytes or parsed; of a form, the row itself. `model`: the served model's name, which an adapter may follow.
-
-    Raises InvalidInput.
-    """
+def read(path: str, headers: Mapping[str, str], body: Any) -> TaskRequest:
+    """`body`: that of a row, as bytes or parsed; of a form, the row itself. `headers`: of the request. Raises InvalidInput."""
     fields = _fields(path, body)
-    adapter = adapter_of(fields.model, model)
-    chosen = {} if adapter is None else {"adapter": adapter}
+    is_resolved = headers.get("x-tsx-protocol") == "openai"  # the server has found this model by the name in the body
+    adapter = (fields.model or "").partition("/")[2] if is_resolved else ""
+    chosen = {"adapter": adapter} if adapter else {}
     asked = _read(path, fields)
     if isinstance(asked, _Embeddings):
         return TaskRequest(asked.inputs, chosen)
