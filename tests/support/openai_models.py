@@ -5,7 +5,6 @@ from __future__ import annotations
 # A token is a character. The last message says what is answered: `say WORDS`, which is repeated up to `max_tokens`.
 WRITER = """
 import asyncio, os, random
-from pathlib import Path
 from tsx_runtime.errors import Unavailable
 from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.generation.interface import TextPiece, TokenLogprob
@@ -45,12 +44,10 @@ class Writer:
         most = sampling.max_tokens or len(text)
         end = min([len(text), *(at for stop in sampling.stop if (at := text.find(stop)) >= 0)])
         for place, letter in enumerate(text[: min(most, end)]):
-            if text.startswith(("exit", "wait", "break")) and place == 4:
-                if text.startswith("exit"):
-                    os._exit(7)
-                if text.startswith("break"):
-                    raise RuntimeError("the engine broke")
-                await asyncio.sleep(60)
+            if text.startswith("exit") and place == 4:
+                os._exit(7)
+            if text.startswith("break") and place == 4:
+                raise RuntimeError("the engine broke")
             last = place + 1 == min(most, end)
             tops = [(ord(letter), -0.5), (ord("x"), float("-inf"))][: sampling.top_logprobs]
             finished = ("length" if most < end else "stop") if last else None

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from tsx_runtime.worker.generation.interface import TextGenerator, TextPiece, TokenLogprob
-from tsx_runtime.worker.openai.errors import Refused
+from tsx_runtime.worker.openai.errors import RefusedField
 from tsx_runtime.worker.openai.fields import Fields
 from tsx_runtime.worker.openai.messages import encode, read_messages, read_tools, schema_of_call
 from tsx_runtime.worker.openai.sampling import MOST_CHOICES, MOST_LOGPROBS, MOST_TOKENS, continuations, read_sampling, read_schema
@@ -28,7 +28,7 @@ class ChatReply:
             schema = schema_of_call(tools, wanted)
         logprobs, top = fields.flag("logprobs"), fields.whole("top_logprobs", 0, MOST_LOGPROBS) or 0
         if top and not logprobs:
-            raise Refused("The field 'top_logprobs' needs 'logprobs': true.", "top_logprobs")
+            raise RefusedField("The field 'top_logprobs' needs 'logprobs': true.", "top_logprobs")
         sampling = read_sampling(fields, generator, model, limits[0] or limits[1])
         sampling = replace(sampling, logprobs=logprobs, top_logprobs=top, json_schema=schema)
         n = fields.whole("n", 1, MOST_CHOICES) or 1
@@ -112,7 +112,7 @@ class ChatReply:
 
 
 def read_stream_options(fields: Fields) -> bool:
-    """Whether the last event shows the usage. Raises Refused."""
+    """Whether the last event shows the usage. Raises RefusedField."""
     options = fields.object("stream_options")
     if options is None:
         return False

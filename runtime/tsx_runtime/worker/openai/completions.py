@@ -10,7 +10,7 @@ from typing import Any
 
 from tsx_runtime.worker.generation.interface import TextGenerator, TextPiece, TokenLogprob
 from tsx_runtime.worker.openai.chat import read_stream_options
-from tsx_runtime.worker.openai.errors import Refused
+from tsx_runtime.worker.openai.errors import RefusedField
 from tsx_runtime.worker.openai.fields import Fields
 from tsx_runtime.worker.openai.sampling import MOST_CHOICES, MOST_LOGPROBS, MOST_TOKENS, continuations, read_sampling, read_schema
 from tsx_runtime.worker.openai.streams import DONE, Choice, event, finite, usage
@@ -26,14 +26,14 @@ class CompletionReply:
         prompts = _prompts(fields, generator)
         n = fields.whole("n", 1, MOST_CHOICES) or 1
         if n * len(prompts) > MOST_TOGETHER:
-            raise Refused(f"{len(prompts)} prompts with n = {n} are more than {MOST_TOGETHER} texts. Send several requests.", "n")
+            raise RefusedField(f"{len(prompts)} prompts with n = {n} are more than {MOST_TOGETHER} texts. Send several requests.", "n")
         sampling = read_sampling(fields, generator, model, fields.whole("max_tokens", 1, MOST_TOKENS) or USUAL_TOKENS)
         top = fields.whole("logprobs", 0, MOST_LOGPROBS)
         schema = read_schema(fields.object("response_format"), "response_format", nested=True)
         sampling = replace(sampling, logprobs=top is not None, top_logprobs=top or 0, json_schema=schema)
         echo = fields.flag("echo")
         if echo and top is not None:
-            raise Refused("The fields 'echo' and 'logprobs' do not go together here: prompts have no logprobs.", "echo")
+            raise RefusedField("The fields 'echo' and 'logprobs' do not go together here: prompts have no logprobs.", "echo")
         self.streams = fields.flag("stream")
         self._shows_usage = read_stream_options(fields)
         fields.finish()

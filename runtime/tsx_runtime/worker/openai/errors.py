@@ -9,7 +9,7 @@ from tsx_runtime.worker.exceptions import InvalidInput, PredictionException
 from tsx_runtime.worker.handler_api.context import Context
 
 
-class Refused(InvalidInput):
+class RefusedField(InvalidInput):
     """A field of the request cannot be used as it is."""
 
     def __init__(self, message: str, param: str | None = None, *, code: str | None = None, status: int = 400) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tsx_runtime.worker.openai.errors import Refused
+from tsx_runtime.worker.openai.errors import RefusedField
 
 # What tells who asks, or how OpenAI's own service is to treat a request: the answer is the same without them.
 HARMLESS = frozenset(
@@ -91,31 +91,35 @@ class Fields:
         raise self.wrong(name, value, f"a string or a list of up to {most} strings")
 
     def finish(self) -> None:
-        """Raises Refused for a field that nothing has taken and that means something."""
+        """Raises RefusedField for a field that nothing has taken and that means something."""
         for name, value in self._left.items():
             if (name in HARMLESS and not self._within) or value in NEUTRAL.get(name, ()):
                 continue
             path = self._within + name
-            raise Refused(f"The field '{path}' is not supported here. Send the request without it.", path, code="unsupported_parameter")
+            raise RefusedField(
+                f"The field '{path}' is not supported here. Send the request without it.", path, code="unsupported_parameter"
+            )
 
-    def wrong(self, name: str, value: Any, must: str) -> Refused:
+    def wrong(self, name: str, value: Any, must: str) -> RefusedField:
         path = self._within + name
-        return Refused(f"The field '{path}' is {shown(value)}; it must be {must}.", path, code="invalid_value")
+        return RefusedField(f"The field '{path}' is {shown(value)}; it must be {must}.", path, code="invalid_value")
 
-    def missing(self, name: str, example: str) -> Refused:
+    def missing(self, name: str, example: str) -> RefusedField:
         path = self._within + name
-        return Refused(f"The field '{path}' is missing or empty. Send it, such as {example}.", path, code="missing_required_parameter")
+        return RefusedField(f"The field '{path}' is missing or empty. Send it, such as {example}.", path, code="missing_required_parameter")
 
 
 def read_document(body: Any) -> Mapping[str, Any]:
-    """A body as a handler gets it: as bytes, or parsed. Raises Refused."""
+    """A body as a handler gets it: as bytes, or parsed. Raises RefusedField."""
     if isinstance(body, bytes | bytearray | memoryview | str):
         try:
             body = json.loads(body if isinstance(body, str) else bytes(body))
         except (ValueError, RecursionError) as error:
-            raise Refused(f"The body is not JSON: {error}. Send a JSON object with the header Content-Type: application/json.") from None
+            raise RefusedField(
+                f"The body is not JSON: {error}. Send a JSON object with the header Content-Type: application/json."
+            ) from None
     if not isinstance(body, Mapping):
-        raise Refused("The body is JSON, but no object. Send a JSON object.")
+        raise RefusedField("The body is JSON, but no object. Send a JSON object.")
     return body
 
 

@@ -31,7 +31,7 @@ async def answer(path: str, body: Any, generator: TextGenerator, context: Contex
     try:
         reply = REPLIES.get(path)
         if reply is None:
-            raise errors.Refused(
+            raise errors.RefusedField(
                 f"Model {model} writes text: it has {', '.join(f'/{each}' for each in REPLIES)}, and no /{path}.", status=404
             )
         return await run(reply(Fields(read_document(body)), generator, model), generator, context)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
-from tsx_runtime.worker.openai.errors import Refused
+from tsx_runtime.worker.openai.errors import RefusedField
 from tsx_runtime.worker.openai.fields import Fields, read_document
 
 EMBEDDINGS, RERANK, TRANSCRIPTIONS = "v1/embeddings", ("v1/rerank", "v2/rerank", "rerank"), "v1/audio/transcriptions"
@@ -73,7 +73,9 @@ def _fields(path: str, body: Any) -> Fields:
     if path != TRANSCRIPTIONS:
         return Fields(read_document(body))
     if not isinstance(body, Mapping) or "file" not in body:
-        raise Refused("The form has no field 'file'. Send the audio as multipart/form-data, with the fields 'file' and 'model'.", "file")
+        raise RefusedField(
+            "The form has no field 'file'. Send the audio as multipart/form-data, with the fields 'file' and 'model'.", "file"
+        )
     return Fields({name: _form_value(name, value) for name, value in body.items()})
 
 
@@ -90,7 +92,7 @@ def _read(path: str, fields: Fields) -> _Embeddings | _Rerank | _Transcription:
         return _read_rerank(fields)
     if path == TRANSCRIPTIONS:
         return _read_transcription(fields)
-    raise Refused(f"There is no /{path} for this model; it has one of {', '.join(f'/{each}' for each in PATHS)}.", status=404)
+    raise RefusedField(f"There is no /{path} for this model; it has one of {', '.join(f'/{each}' for each in PATHS)}.", status=404)
 
 
 def _read_embeddings(fields: Fields) -> _Embeddings:
@@ -108,7 +110,9 @@ def _embeddings(asked: _Embeddings, vectors: Sequence[Sequence[float]], tokens: 
     size = asked.dimensions
     if size is not None:
         if size > len(vectors[0]):
-            raise Refused(f"The field 'dimensions' is {size}, but the model's vectors have {len(vectors[0])}. Send no more.", "dimensions")
+            raise RefusedField(
+                f"The field 'dimensions' is {size}, but the model's vectors have {len(vectors[0])}. Send no more.", "dimensions"
+            )
         vectors = [_unit(vector[:size]) for vector in vectors]
     data = [
         {"object": "embedding", "index": idx, "embedding": _packed(vector) if asked.encoding == "base64" else list(vector)}
@@ -160,9 +164,9 @@ def _read_transcription(fields: Fields) -> _Transcription:
         raise fields.missing("file", "the bytes of a sound file")
     format = fields.choice("response_format", "json", "text", "verbose_json")
     if fields.text("temperature") not in (None, "", "0", "0.0"):
-        raise Refused("The field 'temperature' is not supported here. Send the request without it.", "temperature")
+        raise RefusedField("The field 'temperature' is not supported here. Send the request without it.", "temperature")
     if fields.text("stream") not in (None, "false"):
-        raise Refused("The field 'stream' is not supported here: the text comes whole.", "stream")
+        raise RefusedField("The field 'stream' is not supported here: the text comes whole.", "stream")
     parameters: dict[str, Any] = {"return_timestamps": True} if format == "verbose_json" else {}
     if language := fields.text("language"):
         parameters["language"] = language
