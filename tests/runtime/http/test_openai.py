@@ -307,6 +307,50 @@ def test_the_openai_client_raises_the_error_of_a_stream(client):
         list(client.chat.completions.create(model="writer", messages=said("break!"), stream=True))
 
 
+@pytest.mark.parametrize(
+    ("body", "content_type", "status", "words"),
+    [
+        (b'{"model": "counter", "input": ["a"]}', "application/json", 200, "embedding"),
+        (b'{"model": "nobody", "input": ["a"]}', "application/json", 404, "Models here: counter, writer."),
+        (b'{"input": ["a"]}', "application/json", 400, "Models here: counter, writer."),
+        (b'{"model": "counter"}', "application/json", 400, "input"),
+        (b"no", "application/json", 400, "JSON"),
+        (b'{"model": "counter"}', "application/x-www-form-urlencoded", 400, "Content-Type: application/json"),
+    ],
+)
+def test_both_lanes_answer_alike(served, body, content_type, status, words):
+    headers = {"authorization": f"Bearer {TOKEN}", "content-type": content_type}
+    answers = [served.ask(body, "/v1/embeddings", lane=lane, **headers) for lane in ("fast", "other")]
+    assert [answer.status_code for answer in answers] == [status] * 2
+    assert answers[0].json() == answers[1].json()
+    assert words in answers[0].text
+    assert ("error" in answers[0].json()) == (status >= 400)
+
+
+def test_other_methods_and_addresses_say_where_to_go(served):
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    answer = served.inference.get("/v1/embeddings", headers=headers)
+    assert (answer.status_code, answer.headers["allow"], answer.json()["error"]["type"]) == (405, "POST", "invalid_request_error")
+    elsewhere = served.management.post("/v1/embeddings", json={}, headers=headers)
+    assert (elsewhere.status_code, "inference address" in elsewhere.json()["error"]["message"]) == (404, True)
+    assert served.inference.post("/v1/audio/transcriptions", json={}, headers=headers).status_code == 400
+
+
+def test_requests_for_later_and_under_a_key_have_the_model_in_the_body_too(server, store):
+    make_model(store / "counted.mar", COUNTER)
+    server.register("counted.mar", initial_workers=1)
+    try:
+        body = b'{"model": "counted:1.0", "input": "ab"}'
+        headers = {"content-type": "application/json"}
+        later = server.ask(body, "/v1/embeddings", prefer="respond-async, wait=20", **headers)
+        twice = [server.ask(body, "/v1/embeddings", idempotency_key="k", **headers) for _ in range(2)]
+        assert {answer.json()["data"][0]["embedding"][0] for answer in (later, *twice)} == {1.0}
+        alone = server.ask(b'{"input": "ab"}', "/v1/embeddings", **headers)
+        assert (alone.status_code, "Models here: counted, talker." in alone.text) == (400, True)
+    finally:
+        server.call(lambda: server.registry.unregister("counted"))
+
+
 def test_torchserves_form_of_the_paths(served):
     with openai.OpenAI(base_url=f"{served.addresses['inference']}/predictions/writer/1.0/v1", api_key=TOKEN) as client:
         assert client.chat.completions.create(model="any", messages=said("hi")).choices[0].message.content == "hi"

@@ -42,7 +42,7 @@ def read_sampling(fields: Fields, generator: TextGenerator, model: str, max_toke
 
 
 def continuations(prompts: list[list[int]], sampling: Sampling, n: int, generator: TextGenerator) -> list[Continuation]:
-    """`n` of each prompt; where there is a seed, each has another one. Raises RefusedField for a prompt that leaves no room for an answer."""
+    """`n` of each prompt; where there is a seed, each has another one. Raises RefusedField for a prompt that is too long."""
     most = generator.context_length
     for prompt in prompts:
         if len(prompt) >= most:
