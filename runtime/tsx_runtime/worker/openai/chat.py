@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,12 +10,12 @@ from tsx_runtime.worker.generation.interface import TextGenerator, TextPiece, To
 from tsx_runtime.worker.openai.errors import RefusedField
 from tsx_runtime.worker.openai.fields import Fields
 from tsx_runtime.worker.openai.messages import encode, read_messages, read_tools, schema_of_call
-from tsx_runtime.worker.openai.sampling import MOST_CHOICES, MOST_LOGPROBS, MOST_TOKENS, continuations, read_sampling, read_schema
-from tsx_runtime.worker.openai.streams import DONE, Choice, event, finite, usage
+from tsx_runtime.worker.openai.sampling import MOST_CHOICES, MOST_LOGPROBS, MOST_TOKENS, read_sampling, read_schema
+from tsx_runtime.worker.openai.streams import Choice, ChoicesReply, finite
 from tsx_runtime.worker.openai.tool_calls import ToolText
 
 
-class ChatReply:
+class ChatReply(ChoicesReply):
     def __init__(self, fields: Fields, generator: TextGenerator, model: str) -> None:
         """Raises InvalidInput."""
         messages = read_messages(fields.take("messages"), "messages")
@@ -32,50 +30,33 @@ class ChatReply:
         sampling = read_sampling(fields, generator, model, limits[0] or limits[1])
         sampling = replace(sampling, logprobs=logprobs, top_logprobs=top, json_schema=schema)
         n = fields.whole("n", 1, MOST_CHOICES) or 1
-        self.streams = fields.flag("stream")
-        self._shows_usage = read_stream_options(fields)
-        fields.finish()
-        prompt = encode(generator, messages, tools)
-        self.continuations = continuations([prompt], sampling, n, generator)
-        self._generator = generator
-        self._choices = [Choice() for _ in range(n)]
+        super().__init__(fields, generator, model, "chatcmpl", [encode(generator, messages, tools)], sampling, n)
+        self._head["object"] = "chat.completion.chunk" if self.streams else "chat.completion"
         names = [tool["function"]["name"] for tool in tools]
         self._tool_texts = [ToolText(names) for _ in range(n)] if tools else []
-        self._is_begun = [False] * n
-        self._head = {
-            "id": f"chatcmpl-{secrets.token_hex(12)}",
-            "object": "chat.completion.chunk" if self.streams else "chat.completion",
-            "created": int(time.time()),
-            "model": fields.model or model,
-        }
 
     def add(self, index: int, piece: TextPiece) -> bytes:
         choice = self._choices[index]
-        if not self.streams:
-            choice.add(piece)
-            return b""
-        begins, text = not choice.text, piece.text
+        begins, text = not choice.parts, piece.text
         choice.add(piece)
+        if not self.streams:
+            return b""
         events: list[bytes] = []
         calls: list[dict[str, Any]] = []
-        if not self._is_begun[index]:
-            self._is_begun[index] = True
-            events.append(self._chunk(index, {"role": "assistant", "content": ""}))
+        if begins:
+            events.append(self._delta(index, {"role": "assistant", "content": ""}))
         if self._tool_texts:
-            text = self._tool_texts[index].add(text, is_first=begins)
+            text = self._tool_texts[index].add(text)
             if piece.finished:
                 rest, calls = self._tool_texts[index].end()
                 text += rest
         if text or piece.logprobs:
-            events.append(self._chunk(index, {"content": text}, piece.logprobs))
+            events.append(self._delta(index, {"content": text}, piece.logprobs))
         if calls:
-            events.append(self._chunk(index, {"tool_calls": [{"index": idx} | call for idx, call in enumerate(calls)]}))
+            events.append(self._delta(index, {"tool_calls": [{"index": idx} | call for idx, call in enumerate(calls)]}))
         if piece.finished:
-            events.append(self._chunk(index, {}, finished="tool_calls" if calls else piece.finished))
+            events.append(self._delta(index, {}, finished="tool_calls" if calls else piece.finished))
         return b"".join(events)
-
-    def end(self) -> bytes:
-        return (event(self._head | {"choices": [], "usage": self._usage()}) if self._shows_usage else b"") + DONE
 
     def whole(self) -> dict[str, Any]:
         return self._head | {"choices": [self._whole(idx, choice) for idx, choice in enumerate(self._choices)], "usage": self._usage()}
@@ -84,19 +65,15 @@ class ChatReply:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         finished = choice.finished
         if self._tool_texts:
-            shown = self._tool_texts[index].add(choice.text, is_first=True)
+            shown = self._tool_texts[index].add(choice.text)
             rest, calls = self._tool_texts[index].end()
             if calls:
                 message |= {"content": (shown + rest).strip() or None, "tool_calls": calls}
                 finished = "tool_calls"
         return {"index": index, "message": message, "logprobs": self._logprobs(choice.logprobs), "finish_reason": finished}
 
-    def _chunk(self, index: int, delta: dict[str, Any], logprobs: Sequence[TokenLogprob] = (), finished: str | None = None) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": self._logprobs(logprobs), "finish_reason": finished}
-        return event(self._head | {"choices": [choice]} | ({"usage": None} if self._shows_usage else {}))
-
-    def _usage(self) -> dict[str, int]:
-        return usage(len(self.continuations[0].prompt), self._choices)
+    def _delta(self, index: int, delta: dict[str, Any], logprobs: Sequence[TokenLogprob] = (), finished: str | None = None) -> bytes:
+        return self._chunk({"index": index, "delta": delta, "logprobs": self._logprobs(logprobs), "finish_reason": finished})
 
     def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not logprobs:
@@ -109,14 +86,3 @@ class ChatReply:
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         text = self._generator.decode([token_id])
         return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}
-
-
-def read_stream_options(fields: Fields) -> bool:
-    """Whether the last event shows the usage. Raises RefusedField."""
-    options = fields.object("stream_options")
-    if options is None:
-        return False
-    shows = options.flag("include_usage")
-    options.take("include_obfuscation")
-    options.finish()
-    return shows

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from tsx_runtime.worker.generation.interface import TextGenerator, TextPiece, TokenLogprob
-from tsx_runtime.worker.openai.chat import read_stream_options
 from tsx_runtime.worker.openai.errors import RefusedField
 from tsx_runtime.worker.openai.fields import Fields
-from tsx_runtime.worker.openai.sampling import MOST_CHOICES, MOST_LOGPROBS, MOST_TOKENS, continuations, read_sampling, read_schema
-from tsx_runtime.worker.openai.streams import DONE, Choice, event, finite, usage
+from tsx_runtime.worker.openai.sampling import MOST_CHOICES, MOST_LOGPROBS, MOST_TOKENS, read_sampling, read_schema
+from tsx_runtime.worker.openai.streams import ChoicesReply, finite
 
 USUAL_TOKENS = 16  # of an answer whose request names no number, as OpenAI has it
 MOST_PROMPTS = 64
 MOST_TOGETHER = 128  # choices of all prompts
 
 
-class CompletionReply:
+class CompletionReply(ChoicesReply):
     def __init__(self, fields: Fields, generator: TextGenerator, model: str) -> None:
         """Raises InvalidInput."""
         prompts = _prompts(fields, generator)
@@ -34,21 +31,10 @@ class CompletionReply:
         echo = fields.flag("echo")
         if echo and top is not None:
             raise RefusedField("The fields 'echo' and 'logprobs' do not go together here: prompts have no logprobs.", "echo")
-        self.streams = fields.flag("stream")
-        self._shows_usage = read_stream_options(fields)
-        fields.finish()
-        self.continuations = continuations(prompts, sampling, n, generator)
-        self._generator = generator
-        self._prompt_tokens = sum(map(len, prompts))
-        self._choices = [Choice() for _ in self.continuations]
+        super().__init__(fields, generator, model, "cmpl", prompts, sampling, n)
+        self._head["object"] = "text_completion"
         self._echo = [generator.decode(each.prompt) if echo else "" for each in self.continuations]
         self._offsets = [0] * len(self._choices)  # characters before the next token
-        self._head = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": fields.model or model,
-        }
 
     def add(self, index: int, piece: TextPiece) -> bytes:
         self._choices[index].add(piece)
@@ -57,11 +43,7 @@ class CompletionReply:
         text, self._echo[index] = self._echo[index] + piece.text, ""
         if not text and not piece.finished and not piece.logprobs:
             return b""
-        shown = self._shown(index, text, piece.logprobs, piece.finished)
-        return event(self._head | {"choices": [shown]} | ({"usage": None} if self._shows_usage else {}))
-
-    def end(self) -> bytes:
-        return (event(self._head | {"choices": [], "usage": self._usage()}) if self._shows_usage else b"") + DONE
+        return self._chunk(self._shown(index, text, piece.logprobs, piece.finished))
 
     def whole(self) -> dict[str, Any]:
         choices = [
@@ -71,9 +53,6 @@ class CompletionReply:
 
     def _shown(self, index: int, text: str, logprobs: Sequence[TokenLogprob], finished: str | None) -> dict[str, Any]:
         return {"text": text, "index": index, "logprobs": self._logprobs(index, logprobs), "finish_reason": finished}
-
-    def _usage(self) -> dict[str, int]:
-        return usage(self._prompt_tokens, self._choices)
 
     def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not logprobs:

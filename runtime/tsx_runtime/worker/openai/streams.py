@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tsx_runtime.worker.generation.interface import FinishReason, TextGenerator, TextPiece, TokenLogprob
+from tsx_runtime.worker.generation.interface import FinishReason, Sampling, TextGenerator, TextPiece, TokenLogprob
 from tsx_runtime.worker.handler_api.context import Context
-from tsx_runtime.worker.openai.sampling import Continuation
+from tsx_runtime.worker.openai.fields import Fields
+from tsx_runtime.worker.openai.sampling import Continuation, continuations
 
 DONE = b"data: [DONE]\n\n"
 LEAST_LOGPROB = -9999.0  # in place of minus infinity, which JSON has not
@@ -81,13 +84,17 @@ async def _merged(streams: Sequence[AsyncGenerator[TextPiece, None]]) -> AsyncGe
 class Choice:
     """What has come of one so far."""
 
-    text: str = ""
+    parts: list[str] = field(default_factory=list)
     tokens: int = 0
     finished: FinishReason | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
     def add(self, piece: TextPiece) -> None:
-        self.text += piece.text
+        self.parts.append(piece.text)
         self.tokens += piece.tokens
         self.finished = piece.finished or self.finished
         self.logprobs += piece.logprobs
@@ -103,7 +110,29 @@ def finite(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
 
 
-def usage(prompts: int, choices: Sequence[Choice]) -> dict[str, int]:
-    """In tokens."""
-    completion = sum(choice.tokens for choice in choices)
-    return {"prompt_tokens": prompts, "completion_tokens": completion, "total_tokens": prompts + completion}
+class ChoicesReply:
+    """What chat and text completions have in common: `n` choices of each prompt."""
+
+    def __init__(
+        self, fields: Fields, generator: TextGenerator, model: str, kind: str, prompts: list[list[int]], sampling: Sampling, n: int
+    ) -> None:
+        """Takes the fields that are left. `kind`: how ids begin. Raises RefusedField."""
+        self.streams = fields.flag("stream")
+        options = fields.object("stream_options")
+        self._shows_usage = options is not None and options.flag("include_usage")
+        fields.finish()
+        self.continuations = continuations(prompts, sampling, n, generator)
+        self._generator = generator
+        self._choices = [Choice() for _ in self.continuations]
+        self._prompt_tokens = sum(map(len, prompts))
+        self._head: dict[str, Any] = {"id": f"{kind}-{secrets.token_hex(12)}", "created": int(time.time()), "model": fields.model or model}
+
+    def end(self) -> bytes:
+        return (event(self._head | {"choices": [], "usage": self._usage()}) if self._shows_usage else b"") + DONE
+
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        return event(self._head | {"choices": [choice]} | ({"usage": None} if self._shows_usage else {}))
+
+    def _usage(self) -> dict[str, int]:
+        completion = sum(choice.tokens for choice in self._choices)
+        return {"prompt_tokens": self._prompt_tokens, "completion_tokens": completion, "total_tokens": self._prompt_tokens + completion}

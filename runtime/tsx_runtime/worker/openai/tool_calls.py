@@ -16,14 +16,15 @@ class ToolText:
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
         self._held = ""
+        self._is_begun = False  # there is more than blanks
         self._is_held = False  # all that follows
 
-    def add(self, text: str, *, is_first: bool) -> str:
+    def add(self, text: str) -> str:
         """What of it can be shown."""
         self._held += text
-        if is_first and self._held.lstrip()[:1] in ("{", "["):
-            self._is_held = True
-        if self._is_held:
+        if not self._is_begun and (start := self._held.lstrip()[:1]):
+            self._is_begun, self._is_held = True, start in "{["
+        if self._is_held or not self._is_begun:
             return ""
         at = self._held.find(OPENS)
         self._is_held = at >= 0

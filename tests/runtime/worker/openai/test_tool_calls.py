@@ -14,17 +14,17 @@ PLAIN = '{"name": "f", "parameters": {}}'
 
 
 def split(text: str, sizes: list[int]) -> tuple[str, list[str]]:
-    tools, shown, seen = ToolText(["f"]), "", ""
+    tools, shown = ToolText(["f"]), ""
     for size in [*sizes, len(text)]:
         piece, text = text[:size], text[size:]
-        shown += tools.add(piece, is_first=not seen)
-        seen += piece
+        shown += tools.add(piece)
     rest, calls = tools.end()
     return shown + rest, [call["function"]["name"] for call in calls]
 
 
 @given(
-    st.sampled_from(["Hm <tool", "a < b", PLAIN, PLAIN.replace('"f"', '"g"'), "{1}", f"[{PLAIN}, {PLAIN}]"]), st.lists(st.integers(0, 5))
+    st.sampled_from(["Hm <tool", "  ", f" {PLAIN}", "a < b", PLAIN, PLAIN.replace('"f"', '"g"'), "{1}", f"[{PLAIN}, {PLAIN}]"]),
+    st.lists(st.integers(0, 5)),
 )
 def test_pieces_change_nothing(text: str, sizes: list[int]) -> None:
     assert split(text, sizes) == split(text, [])
@@ -41,6 +41,6 @@ def test_calls_are_taken_out_of_the_text(sizes: list[int]) -> None:
 
 def test_arguments_are_json() -> None:
     tools = ToolText(["f"])
-    tools.add('{"name": "f", "arguments": {"city": "Köln"}}', is_first=True)
+    tools.add('{"name": "f", "arguments": {"city": "Köln"}}')
     ((call,),) = [tools.end()[1]]
     assert json.loads(call["function"]["arguments"]) == {"city": "Köln"}
