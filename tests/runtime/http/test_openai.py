@@ -15,6 +15,7 @@ import httpx
 import openai
 import pytest
 
+from tests.support.logs import lines_of
 from tests.support.models import make_model
 from tests.support.openai_models import COUNTER, WRITER
 from tsx_runtime.settings.traffic_policy import Traffic
@@ -33,7 +34,7 @@ def served(store: Path, start_server: Any) -> Iterator[Any]:
     for version in ("1.0", "2.0"):
         make_model(store / f"writer{version}.mar", WRITER, name="writer", version=version, config=ASYNC)
     make_model(store / "counter.mar", COUNTER)
-    with start_server(inference_token=TOKEN) as server:
+    with start_server(inference_token=TOKEN, access_log=True, log_format="json") as server:
         server.register("writer1.0.mar", initial_workers=1)
         server.register("writer2.0.mar", initial_workers=1)
         server.register("counter.mar", initial_workers=1)
@@ -225,6 +226,15 @@ def test_a_name_may_have_a_version_a_label_and_an_adapter(served, client):
         served.call(lambda: served.registry.set_traffic("writer", Traffic()))
 
 
+def test_the_access_log_has_the_model_that_the_body_names(client, until):
+    with lines_of("ACCESS_LOG") as lines:
+        client.chat.completions.create(model="writer:2.0", messages=said("hi"))
+        list(client.chat.completions.create(model="writer", messages=said("hi"), stream=True))
+        until(lambda: len(lines) >= 2)
+    found = [json.loads(line) for line in lines]
+    assert [(line["model"], line["version"], line["status"]) for line in found] == [("writer", "2.0", 200), ("writer", "1.0", 200)]
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "robot"),
@@ -352,7 +362,10 @@ def test_requests_for_later_and_under_a_key_have_the_model_in_the_body_too(serve
 
 
 def test_torchserves_form_of_the_paths(served):
-    with openai.OpenAI(base_url=f"{served.addresses['inference']}/predictions/writer/1.0/v1", api_key=TOKEN) as client:
+    address = f"{served.addresses['inference']}/predictions/writer"
+    with openai.OpenAI(base_url=f"{address}//v1", api_key=TOKEN) as client:  # whichever version the traffic says
+        assert client.chat.completions.create(model="writer/loud", messages=said("hi")).choices[0].message.content == "HI"
+    with openai.OpenAI(base_url=f"{address}/1.0/v1", api_key=TOKEN) as client:
         assert client.chat.completions.create(model="any", messages=said("hi")).choices[0].message.content == "hi"
         with pytest.raises(openai.BadRequestError, match="made_up"):
             client.completions.create(model="any", prompt="x", extra_body={"made_up": 1})
